@@ -1,0 +1,1 @@
+"""Acoustic models: networks, training objectives and the Lightning module."""

@@ -1,0 +1,1 @@
+"""The `asr` command line: one file a command."""

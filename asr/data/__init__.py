@@ -1,0 +1,1 @@
+"""Corpora as lhotse manifests, features, augmentation and Lightning data modules."""

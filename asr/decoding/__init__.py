@@ -1,0 +1,1 @@
+"""First passes, on-the-fly rescoring, lattices and n-best lists."""

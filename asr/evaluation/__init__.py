@@ -1,0 +1,1 @@
+"""Error rates, timing, cache statistics and reports."""

@@ -1,0 +1,1 @@
+"""Language models: the score contract, n-gram models and recurrent networks."""

@@ -1,0 +1,57 @@
+"""What every language model answers to the search, and what the query engine asks of a network.
+
+Shapes: Q queries, S state width, H hidden width, M history words.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from asr.text.vocabulary import Vocabulary
+
+
+@runtime_checkable
+class LanguageModel(Protocol):
+    """The contract between search and language model: integer tensors in, tensors out.
+
+    Log probabilities are natural logarithms, float32. A context index stands for a word history; index and
+    word ids are int64 on `device`. Queries come in any order, with duplicates.
+    """
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The words that `word_id` numbers."""
+
+    def start(self, num_streams: int) -> Tensor:
+        """The history `<s>` for each stream, context_idx (num_streams,)."""
+
+    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        """log P(word | history) and the history extended by the word: log_prob (Q,), next_idx (Q,)."""
+
+    def final(self, context_idx: Tensor) -> Tensor:
+        """log P(</s> | history), (Q,)."""
+
+
+class StatefulNetwork(Protocol):
+    """A language model network as the query engine runs it: a state step and an output layer.
+
+    The state row holds all that the network remembers of a history, its last `hidden_size` columns being what
+    the output layer reads. `history` gives the last `num_history_words` words of a history, newest first, padded
+    with `EPSILON_ID` before `<s>`; MaxEnt features are hashed from it.
+    """
+
+    vocabulary: Vocabulary
+    state_size: int
+    hidden_size: int
+    num_history_words: int
+
+    def initial_state(self) -> Tensor:
+        """The state before `<s>` is read, (S,)."""
+
+    def step(self, state: Tensor, word_id: Tensor) -> Tensor:
+        """Reads one word: state (Q, S), word_id (Q,) -> next state (Q, S)."""
+
+    def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
+        """hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,), without any cache."""

@@ -1,0 +1,1 @@
+"""The query engine: history trie, hidden store, caches, placement."""

@@ -1,0 +1,1 @@
+"""Words, pronunciations, tokens and text normalisation."""
