@@ -1,0 +1,74 @@
+"""Every number that a first pass can be told, and how a path's score is put together."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from asr.errors import AsrError
+
+
+@dataclass(frozen=True)
+class DecodingOptions:
+    """Beams and scales. A path's score, higher is better, is
+
+        total = am_scale * am_score + graph_scale * graph_score + lm_scale * lm_score
+                + word_insertion_penalty * number of words
+
+    where `lm_score` is whatever the language model given to `decode` answers. To replace the graph's own language
+    model, give `DifferenceLM(large, small)`; to keep part of it, lower `lm_scale` as well.
+
+    Args:
+        search_beam: a partial path this much worse than the best one of its frame is dropped.
+        output_beam: a lattice arc stays if its best path is at most this much worse than the best path.
+        min_active_states: so many partial paths of an utterance survive a frame even outside the beam.
+        max_active_states: at most so many survive, ties excepted. k2 counts graph states; the torch pass counts
+            (graph state, word history) pairs.
+        am_scale: weight of the frame log-probabilities.
+        graph_scale: weight of the graph's scores.
+        lm_scale: weight of the language model's scores.
+        word_insertion_penalty: added for each word; negative for fewer words.
+        max_contexts_per_state: keep only so many word histories at a state; None keeps all (exact).
+        context_beam: drop word histories this much worse than the best at their frame during on-the-fly rescoring
+            of a lattice; None keeps all (exact).
+        blank_skip_threshold: in each run of frames whose blank probability exceeds it, keep the first only;
+            None keeps all frames (exact).
+
+    Raises:
+        AsrError: a number is out of its range.
+    """
+
+    search_beam: float = 20.0
+    output_beam: float = 8.0
+    min_active_states: int = 30
+    max_active_states: int = 7000
+    am_scale: float = 1.0
+    graph_scale: float = 1.0
+    lm_scale: float = 1.0
+    word_insertion_penalty: float = 0.0
+    max_contexts_per_state: int | None = None
+    context_beam: float | None = None
+    blank_skip_threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("search_beam", "output_beam", "context_beam", "am_scale"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise AsrError(f"decoding options: {name} is {value}; it must be above 0.")
+        for name in ("graph_scale", "lm_scale", "word_insertion_penalty"):
+            if not math.isfinite(getattr(self, name)):
+                raise AsrError(f"decoding options: {name} is {getattr(self, name)}; it must be a finite number.")
+        if self.min_active_states < 0 or self.max_active_states < max(1, self.min_active_states):
+            raise AsrError(
+                f"decoding options: min_active_states is {self.min_active_states} and max_active_states "
+                f"{self.max_active_states}; choose 0 <= min_active_states <= max_active_states and at least 1 at most."
+            )
+        if self.max_contexts_per_state is not None and self.max_contexts_per_state < 1:
+            raise AsrError(
+                f"decoding options: max_contexts_per_state is {self.max_contexts_per_state}; give at least 1 or none."
+            )
+        if self.blank_skip_threshold is not None and not 0 < self.blank_skip_threshold < 1:
+            raise AsrError(
+                f"decoding options: blank_skip_threshold is {self.blank_skip_threshold}; it is a probability "
+                "between 0 and 1, or none."
+            )
