@@ -1,0 +1,114 @@
+"""The `asr` command: one file a command, imported only when it is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from asr import __version__
+from asr.errors import AsrError
+
+# command, of one word or two -> (module, what it does), in the order in which a newcomer needs them.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "transcribe": ("asr.cli.transcribe", "turn audio files or folders into words"),
+    "doctor": ("asr.cli.doctor", "show what this installation can do, and what to install for the rest"),
+    "prepare": ("asr.cli.prepare", "make manifests from a corpus folder (AN4, LibriSpeech, speechocean762, ...)"),
+    "lm ngram": ("asr.cli.lm_ngram", "count and smooth an n-gram language model from text, or measure one"),
+    "graph": ("asr.cli.graph", "compile lexicon and small n-gram into a decoding graph"),
+    "fit": ("asr.cli.lightning", "train an acoustic or a language model from a YAML recipe"),
+    "validate": ("asr.cli.lightning", "run the validation of a recipe"),
+    "test": ("asr.cli.lightning", "run the test of a recipe"),
+    "predict": ("asr.cli.lightning", "run the prediction of a recipe"),
+    "bundle": ("asr.cli.bundle", "put trained parts together into one bundle that transcribe and torch.hub load"),
+    "evaluate": ("asr.cli.evaluate", "error rates of transcripts, or of a manifest that is decoded first"),
+}
+
+_EXAMPLES = """\
+examples:
+  asr doctor                                      what works here
+  asr transcribe talk.flac --bundle checkpoints/librispeech
+  asr transcribe folder/ --bundle checkpoints/librispeech --jsonl --output words.jsonl
+  asr evaluate words.jsonl --reference reference.txt
+  asr fit --config recipes/an4/am.yaml            train
+
+'asr COMMAND --help' explains a command. Results go to stdout, progress and warnings to stderr.
+Exit codes: 0 all well, 1 some inputs failed (the others are done), 2 the request itself is wrong.
+"""
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS)) + 2
+    lines = ["usage: asr COMMAND [OPTIONS]", "", "Speech recognition with a large language model inside the search.", ""]
+    lines += ["commands:", *(f"  {name:<{width}}{text}" for name, (_, text) in COMMANDS.items())]
+    lines += ["", "options:", "  -h, --help    show this text", "  --version     show the version", "", _EXAMPLES]
+    return "\n".join(lines)
+
+
+def _command_parser(name: str, module: ModuleType) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"asr {name}", description=module.HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    module.add_arguments(parser)
+    return parser
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command; AsrError passes through.
+
+    Args:
+        arguments: the command line without the program's name.
+
+    Returns:
+        the exit code.
+    """
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if arguments[0] == "--version":
+        print(f"asr {__version__}")
+        return 0
+    num_words = 2 if " ".join(arguments[:2]) in COMMANDS else 1
+    name, rest = " ".join(arguments[:num_words]), list(arguments[num_words:])
+    if name not in COMMANDS:
+        raise AsrError(f"asr: there is no command {' '.join(arguments[:2])!r}; there are: {', '.join(COMMANDS)}.")
+    module = _import_command(COMMANDS[name][0])
+    if module.__name__ == "asr.cli.lightning":
+        # LightningCLI reads the whole command line itself, `fit` and its kin included.
+        return int(module.run([name, *rest]))
+    return int(module.run(_command_parser(name, module).parse_args(rest)))
+
+
+def _import_command(module_name: str) -> ModuleType:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if missing.partition(".")[0] == "asr":
+            raise
+        raise AsrError(
+            f"this command needs the Python package {missing!r}, which is not installed; "
+            "run scripts/setup, or pip install 'asr[all]'."
+        ) from error
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The entry point: prints an AsrError as one sentence and returns the exit code."""
+    try:
+        return run(sys.argv[1:] if arguments is None else arguments)
+    except AsrError as error:
+        print(f"asr: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("asr: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output (head, less) has seen enough.
+        sys.stderr.close()
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""Settings of the whole test suite: few threads, Hypothesis profiles, and where corpora may lie."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("dev", deadline=None, max_examples=25)
+# CI must not fail by chance: the same examples every time, and no time limit on a busy machine.
+settings.register_profile(
+    "ci", deadline=None, max_examples=25, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+
+@pytest.fixture(scope="session")
+def corpora() -> Path:
+    """The folder that holds `an4/`, `librispeech/` and the like; tests that ask for it are skipped without one."""
+    checkout = Path(__file__).resolve().parents[1]
+    candidates = [os.environ.get("ASR_CORPORA"), checkout / "shared" / "data", checkout.parent / "shared" / "data"]
+    for candidate in candidates:
+        if candidate and Path(candidate).is_dir():
+            return Path(candidate)
+    pytest.skip("no corpora: set ASR_CORPORA to the folder that holds an4/ and librispeech/")
