@@ -1,0 +1,130 @@
+"""Pronunciations of words: CMUdict and Kaldi files, several pronunciations a word, stress kept or dropped."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import lzma
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from asr.errors import AsrError
+
+Pronunciation = tuple[str, ...]
+
+_VARIANT = re.compile(r"^(?P<word>.+)\(\d+\)$")
+_STRESSED_VOWEL = re.compile(r"^(?P<phone>[A-Z]{2})[0-2]$")
+_NUMBER = re.compile(r"^[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?$")
+
+
+class Lexicon:
+    """Words and their pronunciations, in the order in which they were read.
+
+    Args:
+        pronunciations: every word's pronunciations, first choice first; equal ones are kept once.
+        name: where they came from; named in error messages.
+
+    Raises:
+        AsrError: no word at all, a word without pronunciation, or an empty pronunciation.
+    """
+
+    def __init__(self, pronunciations: Mapping[str, Iterable[Sequence[str]]], name: str = "lexicon") -> None:
+        self.name = name
+        self.pronunciations: dict[str, list[Pronunciation]] = {}
+        for word, variants in pronunciations.items():
+            distinct = list(dict.fromkeys(tuple(phones) for phones in variants))
+            if not distinct or not all(distinct):
+                raise AsrError(f"{name}: the word {word!r} has no pronunciation; give its phones or remove it.")
+            self.pronunciations[word] = distinct
+        if not self.pronunciations:
+            raise AsrError(f"{name}: the lexicon is empty; it needs lines of the form `WORD PHONE PHONE ...`.")
+
+    @classmethod
+    def from_file(cls, path: str | Path, keep_stress: bool = False, upper_case: bool = True) -> Lexicon:
+        """Reads CMUdict's `word(2) PH PH # comment` or Kaldi's `WORD PH PH`, blanks or tabs, plain, .gz or .xz.
+
+        Args:
+            path: the file; lines that start with `;;;` and text behind ` # ` are comments.
+            keep_stress: keep the digit of ARPAbet vowels (`AH0`) instead of dropping it (`AH`).
+            upper_case: words are written in upper case, as transcripts are; `<unk>` and its like stay as they are.
+
+        Raises:
+            AsrError: the file is missing, not UTF-8, empty, or has a line without pronunciation.
+        """
+        path = Path(path)
+        pronunciations: dict[str, list[Pronunciation]] = {}
+        for line_number, line in enumerate(_read_lines(path), start=1):
+            if line.startswith(";;;"):
+                continue
+            fields = line.partition(" #")[0].split()
+            if not fields:
+                continue
+            word, phones = fields[0], fields[1:]
+            if not phones:
+                raise AsrError(
+                    f"{path}, line {line_number}: the word {word!r} has no pronunciation; give its phones or remove the line."
+                )
+            if _NUMBER.match(phones[0]):
+                raise AsrError(
+                    f"{path}, line {line_number}: {phones[0]!r} is a probability, not a phone; remove that column."
+                )
+            variant = _VARIANT.match(word)
+            word = variant["word"] if variant else word
+            if upper_case and not word.startswith("<"):
+                word = word.upper()
+            if not keep_stress:
+                phones = [_STRESSED_VOWEL.sub(r"\g<phone>", phone) for phone in phones]
+            pronunciations.setdefault(word, []).append(tuple(phones))
+        return cls(pronunciations, name=str(path))
+
+    @classmethod
+    def of_letters(cls, words: Iterable[str], name: str = "letters") -> Lexicon:
+        """A lexicon that spells: each word's one pronunciation is its characters."""
+        return cls({word: [tuple(word)] for word in words}, name=name)
+
+    @property
+    def phones(self) -> tuple[str, ...]:
+        """All phones, sorted."""
+        return tuple(sorted({phone for variants in self.pronunciations.values() for each in variants for phone in each}))
+
+    def __len__(self) -> int:
+        return len(self.pronunciations)
+
+    def __contains__(self, word: object) -> bool:
+        return word in self.pronunciations
+
+    def __getitem__(self, word: str) -> list[Pronunciation]:
+        return self.pronunciations[word]
+
+    def restricted_to(self, words: Iterable[str]) -> tuple[Lexicon, list[str]]:
+        """The part for `words`, and those of them that it lacks (each once, in the order given)."""
+        wanted = dict.fromkeys(words)
+        unknown = [word for word in wanted if word not in self.pronunciations]
+        known = {word: self.pronunciations[word] for word in wanted if word in self.pronunciations}
+        return Lexicon(known, name=self.name), unknown
+
+    def merged_with(self, other: Lexicon) -> Lexicon:
+        """Ours, then the words that only `other` has: ours win."""
+        return Lexicon({**other.pronunciations, **self.pronunciations}, name=f"{self.name} and {other.name}")
+
+    def save(self, path: str | Path) -> None:
+        """Writes Kaldi's form, one line a pronunciation."""
+        lines = [f"{word} {' '.join(phones)}\n" for word, variants in self.pronunciations.items() for phones in variants]
+        Path(path).write_text("".join(lines), encoding="utf-8")
+
+
+def _read_lines(path: Path) -> Iterable[str]:
+    try:
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+        elif path.suffix == ".xz":
+            content = lzma.decompress(content)
+        return io.StringIO(content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise AsrError(f"{path}: the lexicon is not UTF-8 (byte {error.start}); convert it first.") from error
+    except (lzma.LZMAError, gzip.BadGzipFile, EOFError) as error:
+        raise AsrError(f"{path}: the compressed lexicon is damaged ({error}); fetch it again.") from error
+    except OSError as error:
+        raise AsrError(f"{path}: the lexicon cannot be read ({error.strerror}).") from error

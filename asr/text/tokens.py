@@ -1,0 +1,91 @@
+"""The acoustic model's output symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from asr.errors import AsrError
+
+BLANK = "<blk>"
+BLANK_ID = 0
+
+
+class TokenTable:
+    """Output symbols and their ids; id 0 is the blank.
+
+    Args:
+        tokens: the symbols behind the blank: phones or characters (a leading `<blk>` is accepted).
+        name: where they came from; named in error messages.
+
+    Raises:
+        AsrError: no symbol, one that stands twice, is empty or contains white space.
+    """
+
+    def __init__(self, tokens: Iterable[str], name: str = "token table") -> None:
+        symbols = list(tokens)
+        if symbols[:1] == [BLANK]:
+            symbols = symbols[1:]
+        if not symbols:
+            raise AsrError(f"{name}: the token table is empty; it needs one symbol a line.")
+        self.name = name
+        self.tokens: tuple[str, ...] = (BLANK, *symbols)
+        self._id_of: dict[str, int] = {}
+        for token_id, token in enumerate(self.tokens):
+            if not token or token.split() != [token]:
+                raise AsrError(f"{name}: entry {token_id} is {token!r}; a token is not empty and has no white space.")
+            if token in self._id_of:
+                raise AsrError(f"{name}: the token {token!r} stands twice; remove one of the two entries.")
+            self._id_of[token] = token_id
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> TokenTable:
+        """Reads one symbol a line, blank first (as `save` writes), or Kaldi's and k2's `symbol id`.
+
+        Raises:
+            AsrError: the file is missing, empty, not UTF-8, or its ids are not 0, 1, 2, ... from the blank on.
+        """
+        path = Path(path)
+        try:
+            rows = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        except OSError as error:
+            raise AsrError(f"{path}: the token table cannot be read ({error.strerror}).") from error
+        except UnicodeDecodeError as error:
+            raise AsrError(f"{path}: the token table is not UTF-8 (byte {error.start}); convert it first.") from error
+        if rows and rows[0][0] != BLANK:
+            raise AsrError(f"{path}: the first symbol is {rows[0][0]!r}; it must be {BLANK!r}, which has the id 0.")
+        for token_id, row in enumerate(rows):
+            if len(row) > 2 or (len(row) == 2 and row[1] != str(token_id)):
+                raise AsrError(f"{path}, line {token_id + 1}: expected `symbol` or `symbol {token_id}`, not {' '.join(row)!r}.")
+        return cls((row[0] for row in rows), name=str(path))
+
+    def save(self, path: str | Path) -> None:
+        """Writes one symbol a line, blank first."""
+        Path(path).write_text("".join(f"{token}\n" for token in self.tokens), encoding="utf-8")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __contains__(self, token: object) -> bool:
+        return token in self._id_of
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TokenTable) and self.tokens == other.tokens
+
+    def __hash__(self) -> int:
+        return hash(self.tokens)
+
+    def id_of(self, token: str) -> int:
+        """The token's id.
+
+        Raises:
+            AsrError: the table does not list it.
+        """
+        try:
+            return self._id_of[token]
+        except KeyError:
+            raise AsrError(f"{self.name}: the token {token!r} is not listed; lexicon and token table do not fit.") from None
+
+    def ids_of(self, tokens: Sequence[str]) -> list[int]:
+        """The ids of several tokens."""
+        return [self.id_of(token) for token in tokens]
