@@ -41,7 +41,12 @@ Exit codes: 0 all well, 1 some inputs failed (the others are done), 2 the reques
 
 def _help() -> str:
     width = max(map(len, COMMANDS)) + 2
-    lines = ["usage: asr COMMAND [OPTIONS]", "", "Speech recognition with a large language model inside the search.", ""]
+    lines = [
+        "usage: asr COMMAND [OPTIONS]",
+        "",
+        "Speech recognition with a large language model inside the search.",
+        "",
+    ]
     lines += ["commands:", *(f"  {name:<{width}}{text}" for name, (_, text) in COMMANDS.items())]
     lines += ["", "options:", "  -h, --help    show this text", "  --version     show the version", "", _EXAMPLES]
     return "\n".join(lines)
