@@ -1,0 +1,177 @@
+"""Kaldi-compatible log mel filterbanks in plain torch, whole batches at a time.
+
+N utterances, L samples, T frames, W samples a window, B FFT bins, M mel bins, F features.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from asr.errors import AsrError
+
+WindowType = Literal["povey", "hamming", "hanning", "rectangular"]
+
+INT16_SCALE = 32768.0
+_PREEMPHASIS = 0.97
+_CHUNK = 256
+
+
+class Fbank(nn.Module):
+    """Log mel filterbank energies as Kaldi's `compute-fbank-feats` makes them, optionally led by the log energy.
+
+    Samples come in [-1, 1] and are taken to Kaldi's integer range, where `dither` and the floors are measured.
+
+    Args:
+        num_mel_bins: mel filters; 40 and 80 are usual.
+        use_energy: put each frame's log energy in front of the filters (`feature_dim` grows by one).
+        high_freq: upper edge of the band in Hz; 0 or less counts from half the sampling rate.
+        low_freq: lower edge of the band in Hz.
+        sampling_rate: of the waveforms, in Hz.
+        frame_length_ms: length of a window.
+        frame_shift_ms: from one window to the next.
+        window: its shape.
+        dither: standard deviation of the noise added to each sample, in integer units; 0 for none.
+        snip_edges: only whole windows; otherwise the ends are mirrored and T = round(samples / shift).
+    """
+
+    window: Tensor
+    mel_filters: Tensor
+
+    def __init__(
+        self,
+        num_mel_bins: int = 80,
+        use_energy: bool = False,
+        high_freq: float = 0.0,
+        low_freq: float = 20.0,
+        sampling_rate: int = 16000,
+        frame_length_ms: float = 25.0,
+        frame_shift_ms: float = 10.0,
+        window: WindowType = "povey",
+        dither: float = 0.0,
+        snip_edges: bool = False,
+    ) -> None:
+        super().__init__()
+        self.num_mel_bins = num_mel_bins
+        self.use_energy = use_energy
+        self.sampling_rate = sampling_rate
+        self.dither = dither
+        self.snip_edges = snip_edges
+        self.frame_length = int(sampling_rate * frame_length_ms / 1000)
+        self.frame_shift = int(sampling_rate * frame_shift_ms / 1000)
+        if self.frame_shift < 1 or self.frame_length < 2:
+            raise AsrError(f"Fbank: windows of {frame_length_ms} ms every {frame_shift_ms} ms hold no samples; make them longer.")
+        self.fft_length = 1 << (self.frame_length - 1).bit_length()
+        filters = mel_filters(num_mel_bins, self.fft_length, sampling_rate, low_freq, high_freq)
+        self.register_buffer("window", window_function(window, self.frame_length), persistent=False)
+        self.register_buffer("mel_filters", filters, persistent=False)
+
+    @property
+    def feature_dim(self) -> int:
+        """F."""
+        return self.num_mel_bins + int(self.use_energy)
+
+    def num_frames(self, num_samples: Tensor) -> Tensor:
+        """T of each utterance; (N,) int64 to (N,) int64."""
+        if self.snip_edges:
+            whole = torch.div(num_samples - self.frame_length, self.frame_shift, rounding_mode="floor") + 1
+            return whole.clamp(min=0)
+        return torch.div(num_samples + self.frame_shift // 2, self.frame_shift, rounding_mode="floor")
+
+    def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, L) float in [-1, 1] and (N,) int64 to features (N, T, F) float32, 0 behind each end, and (N,) int64.
+
+        What lies behind an utterance's `num_samples` has no influence.
+        """
+        num_samples = num_samples.to(device=waveform.device, dtype=torch.int64)
+        num_frames = self.num_frames(num_samples)
+        max_frames = int(num_frames.max()) if num_frames.numel() else 0
+        if max_frames == 0:
+            return waveform.new_zeros((len(waveform), 0, self.feature_dim), dtype=torch.float32), num_frames
+        with torch.autocast(device_type=waveform.device.type, enabled=False):
+            frames = self._frames(waveform.float() * INT16_SCALE, num_samples, max_frames)
+            inside = torch.arange(max_frames, device=waveform.device) < num_frames[:, None]
+            features = waveform.new_zeros((*inside.shape, self.feature_dim), dtype=torch.float32)
+            if waveform.device.type == "cpu":
+                # A few hundred windows at a time stay in the processor's cache: three times as fast as all at once.
+                for stream, num in enumerate(num_frames.tolist()):
+                    for begin in range(0, num, _CHUNK):
+                        end = min(begin + _CHUNK, num)
+                        features[stream, begin:end] = self._log_energies(frames[stream, begin:end])
+            else:
+                features[inside] = self._log_energies(frames[inside])
+        return features, num_frames
+
+    def _frames(self, waveform: Tensor, num_samples: Tensor, max_frames: int) -> Tensor:
+        """(N, L) to overlapping windows (N, T, W)."""
+        needed = (max_frames - 1) * self.frame_shift + self.frame_length
+        if self.snip_edges:
+            padded = nn.functional.pad(waveform, (0, max(0, needed - waveform.shape[1])))
+        else:
+            begin = self.frame_shift // 2 - self.frame_length // 2
+            position = torch.arange(begin, begin + needed, device=waveform.device)
+            padded = waveform.gather(1, _mirrored(position, num_samples))
+        return padded.unfold(1, self.frame_length, self.frame_shift)[:, :max_frames]
+
+    def _log_energies(self, frames: Tensor) -> Tensor:
+        """(T, W) to (T, F)."""
+        if self.dither > 0.0:
+            frames = frames + self.dither * torch.randn_like(frames)
+        frames = frames - frames.mean(dim=1, keepdim=True)
+        floor = torch.finfo(torch.float32).eps
+        previous = torch.cat([frames[:, :1], frames[:, :-1]], dim=1)
+        windowed = torch.sub(frames, previous, alpha=_PREEMPHASIS).mul_(self.window)
+        spectrum = torch.fft.rfft(windowed, n=self.fft_length)[:, :-1]
+        power = spectrum.real.square() + spectrum.imag.square()
+        features = (power @ self.mel_filters).clamp_(min=floor).log_()
+        if not self.use_energy:
+            return features
+        log_energy = frames.square().sum(dim=1, keepdim=True).clamp_(min=floor).log_()
+        return torch.cat([log_energy, features], dim=1)
+
+
+def window_function(window: WindowType, length: int) -> Tensor:
+    """The window (length,) float32."""
+    phase = 2.0 * math.pi * torch.arange(length, dtype=torch.float64) / (length - 1)
+    hanning = 0.5 - 0.5 * torch.cos(phase)
+    shapes = {
+        "povey": hanning**0.85,
+        "hamming": 0.54 - 0.46 * torch.cos(phase),
+        "hanning": hanning,
+        "rectangular": torch.ones_like(phase),
+    }
+    if window not in shapes:
+        raise AsrError(f"Fbank: the window {window!r} is unknown; take one of {', '.join(shapes)}.")
+    return shapes[window].float()
+
+
+def mel_filters(num_mel_bins: int, fft_length: int, sampling_rate: int, low_freq: float, high_freq: float) -> Tensor:
+    """Kaldi's triangles, linear on the mel axis: (B, M) float32, B = fft_length / 2 (the Nyquist bin is left out)."""
+    nyquist = sampling_rate / 2
+    high = high_freq if high_freq > 0.0 else nyquist + high_freq
+    if not 0.0 <= low_freq < high <= nyquist:
+        raise AsrError(f"Fbank: the band {low_freq} to {high} Hz does not lie within 0 to {nyquist} Hz; set low_freq, high_freq.")
+    frequency = torch.arange(fft_length // 2, dtype=torch.float64) * sampling_rate / fft_length
+    edges = torch.linspace(_mel(low_freq), _mel(high), num_mel_bins + 2, dtype=torch.float64)
+    mel = (1127.0 * torch.log1p(frequency / 700.0))[:, None]
+    left, center, right = edges[:-2], edges[1:-1], edges[2:]
+    rising = (mel - left) / (center - left)
+    falling = (right - mel) / (right - center)
+    filters = torch.minimum(rising, falling).clamp(min=0.0).float()
+    if bool((filters.sum(dim=0) == 0).any()):
+        raise AsrError(f"Fbank: {num_mel_bins} mel bins are too many for an FFT of {fft_length}; some would see no frequency.")
+    return filters
+
+
+def _mel(frequency: float) -> float:
+    return 1127.0 * math.log1p(frequency / 700.0)
+
+
+def _mirrored(position: Tensor, num_samples: Tensor) -> Tensor:
+    """Positions (P,) outside 0..num_samples-1 mirrored back inside, as often as it takes; (N, P) int64."""
+    length = num_samples.clamp(min=1)[:, None]
+    wrapped = torch.remainder(position[None, :], 2 * length)
+    return torch.minimum(wrapped, 2 * length - 1 - wrapped)
