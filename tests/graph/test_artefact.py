@@ -1,0 +1,101 @@
+"""The decoding graph's file: what is saved is loaded, and every way a file can be wrong is one clear sentence."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from asr.errors import AsrError
+from asr.graph.artefact import DecodingGraph
+from asr.graph.validation import TENSOR_DTYPES
+from asr.text.tokens import TokenTable
+from tests.reference.toy_graph import toy_graph
+
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture
+def graph() -> DecodingGraph:
+    words: dict[str, list[tuple[str, ...]]] = {"A": [("x",)], "BÉ": [("x", "y"), ("y",)]}
+    return toy_graph(words, ["x", "y"], lambda history, word: math.log(1 / 3), history_length=1)
+
+
+def test_saved_graph_is_loaded(graph: DecodingGraph, tmp_path: Path) -> None:
+    graph.save(tmp_path / "graph.safetensors")
+    loaded = DecodingGraph.load(tmp_path / "graph.safetensors", graph.tokens)
+    for name in TENSOR_DTYPES:
+        assert torch.equal(getattr(loaded, name), getattr(graph, name)), name
+    assert loaded.vocabulary == graph.vocabulary and loaded.tokens == graph.tokens and loaded.meta == graph.meta
+
+
+def test_src_state_lists_each_arcs_state(graph: DecodingGraph) -> None:
+    src_state = graph.src_state().tolist()
+    for state in range(graph.num_states):
+        begin, end = graph.arc_begin[state : state + 2].tolist()
+        assert src_state[begin:end] == [state] * (end - begin)
+
+
+def test_other_tokens_are_refused(graph: DecodingGraph, tmp_path: Path) -> None:
+    graph.save(tmp_path / "graph.safetensors")
+    with pytest.raises(AsrError, match="reads 3 tokens, the acoustic model has 2"):
+        DecodingGraph.load(tmp_path / "graph.safetensors", TokenTable(["x"]))
+    with pytest.raises(AsrError, match="column 2 is 'y' to it and 'z'"):
+        graph.require_tokens(TokenTable(["x", "z"]))
+
+
+def test_truncated_file_is_refused(graph: DecodingGraph, tmp_path: Path) -> None:
+    path = tmp_path / "graph.safetensors"
+    graph.save(path)
+    whole = path.read_bytes()
+    for size in (0, 4, 200, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(AsrError, match="the graph file is damaged or cut short"):
+            DecodingGraph.load(path)
+
+
+def test_missing_file_and_other_contents_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(AsrError, match="there is no such graph file"):
+        DecodingGraph.load(tmp_path / "none.safetensors")
+    save_file({"weight": torch.zeros(2)}, str(tmp_path / "model.safetensors"))
+    with pytest.raises(AsrError, match="not a decoding graph"):
+        DecodingGraph.load(tmp_path / "model.safetensors")
+
+
+def test_other_version_and_missing_field_are_refused(graph: DecodingGraph, tmp_path: Path) -> None:
+    path = tmp_path / "graph.safetensors"
+    graph.save(path)
+    tensors = load_file(str(path))
+    header = {"format": "asr decoding graph", "version": 99, "tokens": graph.tokens.tokens, "meta": {}}
+    save_file(tensors, str(path), metadata={"header": json.dumps(header)})
+    with pytest.raises(AsrError, match="format version 99"):
+        DecodingGraph.load(path)
+    header["version"] = 1
+    del tensors["score"]
+    save_file(tensors, str(path), metadata={"header": json.dumps(header)})
+    with pytest.raises(AsrError, match="lacks the field 'score'"):
+        DecodingGraph.load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("dst_state", lambda t: t + 1000, "'dst_state' has values"),
+        ("token_id", lambda t: t - 2, "'token_id' has values from -2"),
+        ("word_id", lambda t: t * 0, "'word_id' has values from 0"),
+        ("score", lambda t: t * float("nan"), "not finite"),
+        ("score", lambda t: t[1:], "'score' has"),
+        ("score", lambda t: t.double(), "torch.float64"),
+        ("final_score", lambda t: torch.full_like(t, -math.inf), "no state is final"),
+        ("arc_begin", lambda t: t.flip(0), "'arc_begin' does not rise"),
+    ],
+)
+def test_damaged_tensors_are_refused(graph: DecodingGraph, name: str, change: Change, message: str) -> None:
+    with pytest.raises(AsrError, match=message):
+        replace(graph, **{name: change(getattr(graph, name))}).validate()
