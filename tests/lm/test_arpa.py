@@ -1,0 +1,144 @@
+"""ARPA files in and out, and what is said about malformed ones."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asr.errors import AsrError
+from asr.lm import arpa
+from asr.lm.arpa import LN_10
+from asr.lm.ngram_arpa import read_arpa, write_arpa
+from asr.text.vocabulary import Vocabulary
+
+TINY = """\\data\\
+ngram 1=5
+ngram 2=4
+ngram 3=1
+
+\\1-grams:
+-1.0\t<unk>
+-99\t<s>\t-0.5
+-0.6\t</s>
+-0.5\ta\t-0.3
+-0.7\tb\t-0.2
+
+\\2-grams:
+-0.2\t<s> a\t-0.1
+-0.4\ta b\t0.0
+-0.3\tb </s>
+-0.9\tb a
+
+\\3-grams:
+-0.05\t<s> a b
+
+\\end\\
+"""
+
+
+def _file(folder: Path, text: str | bytes, name: str = "lm.arpa") -> Path:
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_reads_the_hand_written_model(tmp_path: Path) -> None:
+    trie = read_arpa(_file(tmp_path, TINY))
+    assert trie.vocabulary.words == ("<eps>", "<s>", "</s>", "<unk>", "a", "b")
+    assert trie.order_begin == (0, 6, 10, 11)
+    assert trie.counts == (5, 4, 1)
+    assert trie.words_of(2).tolist() == [[1, 4], [4, 5], [5, 2], [5, 4]]
+    assert trie.words_of(3).tolist() == [[1, 4, 5]]
+    np.testing.assert_allclose(trie.score[4:] / LN_10, [-0.5, -0.7, -0.2, -0.4, -0.3, -0.9, -0.05], rtol=1e-6)
+    np.testing.assert_allclose(trie.backoff[:8] / LN_10, [0, -0.5, 0, 0, -0.3, -0.2, -0.1, 0], rtol=1e-6)
+    assert trie.suffixes().tolist() == [-1] * 6 + [4, 5, 2, 4] + [7]
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress])
+def test_reads_packed_files(tmp_path: Path, pack: object) -> None:
+    assert callable(pack)
+    name = "lm.arpa.gz" if pack is gzip.compress else "lm.arpa.xz"
+    packed = _file(tmp_path, pack(TINY.encode()), name)
+    np.testing.assert_array_equal(read_arpa(packed).score, read_arpa(_file(tmp_path, TINY)).score)
+    packed.write_bytes(packed.read_bytes()[:-20])
+    with pytest.raises(AsrError, match="cannot be unpacked"):
+        read_arpa(packed)
+
+
+def test_written_file_reads_back_the_same(tmp_path: Path) -> None:
+    trie = read_arpa(_file(tmp_path, TINY))
+    write_arpa(trie, tmp_path / "again.arpa")
+    again = read_arpa(tmp_path / "again.arpa")
+    assert again.counts == trie.counts
+    np.testing.assert_allclose(again.score, trie.score, rtol=1e-6)
+    np.testing.assert_allclose(again.backoff, trie.backoff, rtol=1e-6)
+    np.testing.assert_array_equal(again.parent, trie.parent)
+
+
+def test_block_boundaries_do_not_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = _file(tmp_path, TINY.replace("\t", "  ").replace("\n", "\r\n"))
+    whole = read_arpa(path)
+    monkeypatch.setattr(arpa, "BLOCK_LINES", 2)
+    np.testing.assert_array_equal(read_arpa(path).score, whole.score)
+
+
+def test_vocabulary_given_from_outside(tmp_path: Path) -> None:
+    trie = read_arpa(_file(tmp_path, TINY), Vocabulary(["c", "a"]))
+    assert trie.counts == (4, 1, 0)
+    assert trie.words_of(2).tolist() == [[1, 5]]
+    assert not trie.listed()[4]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("ngram 2=4", "ngram 2=5", r"line 18: the header declares 5 2-grams, the section holds 4"),
+        ("ngram 2=4", "ngram 2=3", r"line 17: the header declares 3 2-grams, the section holds more"),
+        ("ngram 3=1", "ngram 3=2", r"the header declares 2 3-grams, the section holds 1"),
+        ("ngram 2=4\n", "", r"line 3: the header counts 3-grams after 1-grams; every lower order must be present"),
+        ("ngram 2=4", "ngram 2=four", r"line 3: 'ngram 2=four' is no count"),
+        ("\\end\\\n", "", r"found the end of the file where \\end\\ is due"),
+        ("\\2-grams:", "\\4-grams:", r"found '.*4-grams:' where .*2-grams: is due"),
+        ("-0.7\tb\t-0.2", "-0.7\tb", r"'b' is the context of a 2-gram but has no backoff weight"),
+        ("-0.2\t<s> a\t-0.1", "-0.2\t<s> b\t-0.1", r"the 3-gram begins with '<s> a', which is not among the 2-grams"),
+        ("-0.4\ta b\t0.0", "-0.4\ta c\t0.0", r"line 15: the word 'c' has no unigram"),
+        ("-0.4\ta b\t0.0", "-0.4\ta b\t0.0\t1", r"line 15: 5 fields where a log10 probability, 2 words and a backoff"),
+        ("-0.4\ta b\t0.0", "x\ta b\t0.0", r"line 15: the probability 'x' is not a number"),
+        ("-0.4\ta b\t0.0", "-0.4\ta b\tinf", r"line 15: the backoff weight 'inf' is not a number"),
+        ("-0.4\ta b\t0.0", "0.4\ta b\t0.0", r"line 15: the log10 probability '0.4' is above 0"),
+        ("-0.4\ta b\t0.0", "-0.4\tb a\t0.0", r"a 2-gram stands twice"),
+        ("-0.5\ta\t-0.3", "-0.5\tb\t-0.3", r"line 11: the word 'b' stands twice"),
+        ("-0.6\t</s>", "-0.6\tc", r"the unigrams lack </s>"),
+        ("\\data\\", "hello", r"no .*data.* line; this is not an ARPA file"),
+    ],
+)
+def test_malformed_file_is_one_clear_sentence(tmp_path: Path, old: str, new: str, sentence: str) -> None:
+    assert old in TINY
+    with pytest.raises(AsrError, match=sentence) as caught:
+        read_arpa(_file(tmp_path, TINY.replace(old, new)))
+    assert "lm.arpa" in str(caught.value)
+    assert str(caught.value).endswith(".")
+
+
+def test_bytes_that_are_not_utf8(tmp_path: Path) -> None:
+    with pytest.raises(AsrError, match="line 11: the line is not UTF-8"):
+        read_arpa(_file(tmp_path, TINY.replace("\tb\t", "\tb\u00e9\t").encode("latin-1")))
+
+
+def test_missing_and_empty_file(tmp_path: Path) -> None:
+    with pytest.raises(AsrError, match="cannot be read"):
+        read_arpa(tmp_path / "none.arpa")
+    with pytest.raises(AsrError, match="not an ARPA file"):
+        read_arpa(_file(tmp_path, ""))
+
+
+def test_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    trie = read_arpa(_file(tmp_path, TINY))
+    (tmp_path / "out.arpa").mkdir()
+    with pytest.raises(AsrError, match=r"out\.arpa: the file cannot be written"):
+        write_arpa(trie, tmp_path / "out.arpa")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lm.arpa", "out.arpa"]
