@@ -1,0 +1,73 @@
+"""Hidden state rows, kept in float32, float16, bfloat16 or int8 and read back as float32.
+
+Shapes: R rows, S state width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from asr.errors import AsrError
+from asr.query.row_allocator import RowAllocator
+
+HIDDEN_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
+_FIRST_ROWS = 16
+
+
+class HiddenStore:
+    """Rows of network states. int8 rows have one scale each, their largest magnitude over 127."""
+
+    def __init__(self, state_size: int, dtype: str, device: torch.device) -> None:
+        if dtype not in HIDDEN_DTYPES:
+            raise AsrError(f"hidden_dtype: {dtype!r} is not one of {', '.join(HIDDEN_DTYPES)}; choose one of these.")
+        self.state_size = state_size
+        self.device = device
+        self.dtype = HIDDEN_DTYPES[dtype]
+        self.clear()
+
+    def clear(self) -> None:
+        self.rows = RowAllocator(_FIRST_ROWS, self.device)
+        self._state = torch.empty(_FIRST_ROWS, self.state_size, dtype=self.dtype, device=self.device)
+        self._scale = torch.empty(_FIRST_ROWS if self.dtype == torch.int8 else 0, device=self.device)
+
+    @property
+    def bytes_per_row(self) -> int:
+        return self.state_size * self._state.element_size() + (4 if self.dtype == torch.int8 else 0)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.rows.capacity * self.bytes_per_row
+
+    def append(self, state: Tensor) -> Tensor:
+        """state (R, S) float32 -> the numbers of the rows that now hold it, (R,)."""
+        num = state.shape[0]
+        if num > self.rows.num_free:
+            self.reserve(num)
+        row = self.rows.take(num)
+        self.write(row, state)
+        return row
+
+    def write(self, row: Tensor, state: Tensor) -> None:
+        """Overwrites rows (R,) with state (R, S) float32."""
+        if self.dtype == torch.int8:
+            scale = state.abs().amax(dim=1).div_(127).clamp_(min=1e-12)
+            self._scale[row] = scale
+            state = torch.round(state / scale.unsqueeze(1))
+        self._state.index_copy_(0, row, state.to(self.dtype))
+
+    def read(self, row: Tensor, first_column: int = 0) -> Tensor:
+        """Rows (R,) -> their states from first_column on, (R, S - first_column) float32."""
+        state = self._state[:, first_column:].index_select(0, row).float()
+        return state.mul_(self._scale.index_select(0, row).unsqueeze(1)) if self.dtype == torch.int8 else state
+
+    def reserve(self, num_new: int) -> None:
+        """Makes room for so many more rows; the arrays at least double where they have to grow."""
+        capacity = self.rows.capacity
+        while capacity - self.rows.num_used < num_new:
+            capacity *= 2
+        added = capacity - self.rows.capacity
+        self._state = torch.cat((self._state, self._state.new_empty(added, self.state_size)))
+        if self.dtype == torch.int8:
+            self._scale = torch.cat((self._scale, self._scale.new_empty(added)))
+        self.rows.capacity = capacity

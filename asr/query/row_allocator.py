@@ -1,0 +1,38 @@
+"""Hands out row numbers of growing arrays, freed ones first."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class RowAllocator:
+    """Row numbers 0 .. capacity - 1; the owner of the arrays extends them whenever `capacity` has grown."""
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self.capacity = capacity
+        self.device = device
+        self._num_started = 0
+        self._freed = torch.empty(0, dtype=torch.int64, device=device)
+
+    @property
+    def num_used(self) -> int:
+        return self._num_started - self._freed.numel()
+
+    @property
+    def num_free(self) -> int:
+        return self.capacity - self.num_used
+
+    def take(self, num: int) -> Tensor:
+        """The numbers of so many free rows, (num,); the caller has seen to it that there are as many."""
+        if num > self.num_free:
+            raise IndexError(f"{num} rows asked for, {self.num_free} of {self.capacity} free")
+        reused, self._freed = self._freed[:num], self._freed[num:]
+        first = self._num_started
+        self._num_started += num - reused.numel()
+        fresh = torch.arange(first, self._num_started, device=self.device)
+        return torch.cat((reused, fresh)) if reused.numel() else fresh
+
+    def give_back(self, rows: Tensor) -> None:
+        """rows (R,), each in use and given once."""
+        self._freed = torch.cat((self._freed, rows))

@@ -1,0 +1,117 @@
+"""The history trie: every word history that the search has met is a node, and a context index is a node's number.
+
+A node has a parent and a last word. An edge (context, word) holds the word's score and the node that it leads to: a
+node of its own, or, where contexts are shared, one that other edges lead to as well. All are tensors; a batch is
+looked up or added at once.
+
+Shapes: Q queries, R new edges, M history words.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from asr.query.hash_table import HashTable
+from asr.query.row_allocator import RowAllocator
+from asr.text.vocabulary import BOS_ID, EPSILON_ID
+
+BEFORE_START = 0
+"""The node above `<s>`: its own parent; its hidden row is the network's initial state."""
+START = 1
+"""The node of the history `<s>`."""
+_FIRST_NODES = 64
+_FIRST_BUCKETS = 16
+
+
+class HistoryTrie:
+    """Nodes and edges.
+
+    Attributes:
+        parent, word: of each node, int32 (capacity,).
+        hidden_row: the node's row in the hidden store or -1, int32 (capacity,); the engine's.
+        num_uses: how often an edge to the node was asked for, int32 (capacity,); counted where the engine evicts.
+        edges: the table from (context, word) to slots of `edge_score` and `edge_node`.
+        edge_score, edge_node: float32 and int32 (slots,), NaN where not scored yet.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.clear()
+
+    def clear(self) -> None:
+        """Back to the two nodes BEFORE_START and START, with the arrays at their first sizes."""
+        self.nodes = RowAllocator(_FIRST_NODES, self.device)
+        self.parent = torch.zeros(_FIRST_NODES, dtype=torch.int32, device=self.device)
+        self.word = torch.zeros_like(self.parent)
+        self.hidden_row = torch.full_like(self.parent, -1)
+        self.num_uses = torch.zeros_like(self.parent)
+        self.edges = HashTable(_FIRST_BUCKETS, self.device)
+        self._view_edges()
+        start = torch.tensor([BEFORE_START, BEFORE_START], device=self.device)
+        self.new_nodes(start, torch.tensor([EPSILON_ID, BOS_ID], device=self.device))
+
+    @property
+    def num_nodes(self) -> int:
+        return self.nodes.num_used
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all arrays, as allocated."""
+        return 16 * self.nodes.capacity + self.edges.num_bytes
+
+    @staticmethod
+    def edge_key(context_idx: Tensor, word_id: Tensor) -> Tensor:
+        """(Q,), (Q,) int64 -> (Q,) int64; the pair itself, so that no two pairs collide."""
+        return torch.add(word_id, context_idx, alpha=1 << 32)
+
+    def find(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The slots (Q,) of the edges, -1 where there is none, and the positions of those (None: all are there)."""
+        return self.edges.find(self.edge_key(context_idx, word_id))
+
+    def add_edges(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        """Absent edges (Q,), duplicates allowed -> their slots (Q,), and a mask (Q,) with one query of each new edge.
+
+        Their scores and nodes are the caller's to set.
+        """
+        slot, is_first = self.edges.insert(self.edge_key(context_idx, word_id))
+        self._view_edges()
+        return slot, is_first
+
+    def _view_edges(self) -> None:
+        self.edge_score = self.edges.values.view(torch.float32)[0::2]
+        self.edge_node = self.edges.values.view(torch.int32)[1::2]
+
+    def new_nodes(self, parent: Tensor, word_id: Tensor) -> Tensor:
+        """A node for each parent (R,) and word (R,) -> node numbers (R,)."""
+        num = parent.numel()
+        if num > self.nodes.num_free:
+            self.reserve_nodes(num)
+        node = self.nodes.take(num)
+        self.parent[node] = parent.int()
+        self.word[node] = word_id.int()
+        self.hidden_row[node] = -1
+        self.num_uses[node] = 0
+        return node
+
+    def reserve_nodes(self, num_new: int) -> None:
+        """Makes room for so many more nodes; the arrays at least double where they have to grow."""
+        capacity = self.nodes.capacity
+        while capacity - self.nodes.num_used < num_new:
+            capacity *= 2
+        added = torch.zeros(capacity - self.nodes.capacity, dtype=torch.int32, device=self.device)
+        self.parent, self.word, self.hidden_row, self.num_uses = (
+            torch.cat((column, added)) for column in (self.parent, self.word, self.hidden_row, self.num_uses)
+        )
+        self.nodes.capacity = capacity
+
+    def history(self, context_idx: Tensor, num_words: int) -> Tensor:
+        """The last words of each context, newest first, EPSILON_ID before `<s>`: (Q,) -> (Q, M) int64."""
+        words = []
+        node = context_idx
+        for _ in range(num_words):
+            words.append(self.word.index_select(0, node))
+            node = self.parent.index_select(0, node)
+        if not words:
+            return torch.empty(context_idx.numel(), 0, dtype=torch.int64, device=self.device)
+        return torch.stack(words, dim=1).long()
