@@ -1,0 +1,260 @@
+"""The Lightning data module for acoustic models."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+from lhotse import CutSet
+from lhotse.dataset import DynamicBucketingSampler
+from torch.utils.data import DataLoader
+
+from asr.data.cmvn import GlobalCmvn
+from asr.data.cut_lists import LeftOut, hold_out_speakers, read_cuts, select_usable
+from asr.data.dataset import AcousticBatch, AcousticDataset, WaveformCache
+from asr.data.fbank import Fbank, WindowType
+from asr.data.noise import NoiseMixer
+from asr.data.spec_augment import SpecAugment
+from asr.errors import AsrError
+from asr.text.lexicon import Lexicon
+from asr.text.tokenizer import Tokenizer
+from asr.text.tokens import TokenTable
+
+Split = Literal["train", "valid", "test"]
+
+
+class AcousticDataModule(pl.LightningDataModule):
+    """Cuts of any prepared corpora to batches of features and tokens, bucketed by duration.
+
+    Args:
+        train_cuts: lhotse cuts (`asr prepare` writes them); several are joined.
+        valid_cuts: cuts to validate on.
+        test_cuts: cuts for `test` and `predict`.
+        valid_fraction: part of `train_cuts` held out to validate on, whole speakers at a time, if `valid_cuts` is empty.
+        lexicon: pronunciations, CMUdict's or Kaldi's form; of several the first that has a word wins. None: characters.
+        tokens: a token table to use; by default the lexicon's phones, sorted. Characters need it.
+        keep_stress: keep the stress marks of vowels.
+        random_pronunciation: draw among a word's pronunciations in training instead of taking the first.
+        num_mel_bins: see `Fbank`, as are the next six.
+        use_energy: log energy in front of the filters.
+        high_freq: upper band edge in Hz; 0 is half the sampling rate.
+        low_freq: lower band edge in Hz.
+        window: shape of the window.
+        dither: noise of the front end.
+        snip_edges: only whole windows.
+        max_batch_duration: seconds of audio in a batch, before the speed is changed.
+        max_batch_cuts: utterances in a batch; None for no limit.
+        num_buckets: groups of similar duration that batches are drawn from.
+        min_duration: shorter utterances are left out of training.
+        max_duration: longer ones, too.
+        speed_factors: one is drawn for each training utterance each epoch, such as [0.9, 1.0, 1.1].
+        spec_augment: mask time and frequency in training.
+        noise_dir: folder of noise recordings to add in training; None for none.
+        noise_probability: part of the utterances that get noise.
+        num_time_masks: see `SpecAugment`, as are the next four.
+        max_time_mask_frames: width of a time mask.
+        max_time_mask_fraction: its width as a part of the utterance.
+        num_frequency_masks: bands of features.
+        max_frequency_mask_bins: width of a band.
+        memory_gb: decoded audio is kept in memory if it needs no more than this; 0 never.
+        num_workers: processes that make batches; 0 for none beside the trainer.
+        seed: of the sampler.
+    """
+
+    def __init__(
+        self,
+        train_cuts: Sequence[str] = (),
+        valid_cuts: Sequence[str] = (),
+        test_cuts: Sequence[str] = (),
+        valid_fraction: float = 0.0,
+        lexicon: Sequence[str] = (),
+        tokens: str | None = None,
+        keep_stress: bool = False,
+        random_pronunciation: bool = False,
+        num_mel_bins: int = 80,
+        use_energy: bool = False,
+        high_freq: float = 0.0,
+        low_freq: float = 20.0,
+        window: WindowType = "povey",
+        dither: float = 0.0,
+        snip_edges: bool = False,
+        max_batch_duration: float = 200.0,
+        max_batch_cuts: int | None = None,
+        num_buckets: int = 10,
+        min_duration: float = 0.1,
+        max_duration: float = 40.0,
+        speed_factors: Sequence[float] = (1.0,),
+        spec_augment: bool = True,
+        noise_dir: str | None = None,
+        noise_probability: float = 0.5,
+        num_time_masks: int = 2,
+        max_time_mask_frames: int = 50,
+        max_time_mask_fraction: float = 0.15,
+        num_frequency_masks: int = 2,
+        max_frequency_mask_bins: int = 27,
+        memory_gb: float = 4.0,
+        num_workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.cut_paths: dict[Split, list[str]] = {
+            "train": list(train_cuts),
+            "valid": list(valid_cuts),
+            "test": list(test_cuts),
+        }
+        self.valid_fraction = valid_fraction
+        self.max_batch_duration = max_batch_duration
+        self.max_batch_cuts = max_batch_cuts
+        self.num_buckets = num_buckets
+        self.min_duration = min_duration
+        self.max_duration = max_duration
+        self.memory_gb = memory_gb
+        self.num_workers = num_workers
+        self.seed = seed
+        self.tokenizer = _tokenizer(lexicon, tokens, keep_stress)
+        self.fbank_config: dict[str, Any] = {
+            "num_mel_bins": num_mel_bins,
+            "use_energy": use_energy,
+            "high_freq": high_freq,
+            "low_freq": low_freq,
+            "window": window,
+            "dither": dither,
+            "snip_edges": snip_edges,
+        }
+        self.fbank = Fbank(**self.fbank_config)
+        self.waveforms = WaveformCache(self.fbank.sampling_rate)
+        noise = NoiseMixer(noise_dir, noise_probability) if noise_dir else None
+        masks = SpecAugment(
+            num_time_masks,
+            max_time_mask_frames,
+            max_time_mask_fraction,
+            num_frequency_masks,
+            max_frequency_mask_bins,
+        )
+        self.train_dataset = AcousticDataset(
+            self.fbank,
+            self.tokenizer,
+            self.waveforms,
+            speed_factors,
+            noise,
+            masks if spec_augment else None,
+            random_pronunciation,
+        )
+        self.plain_dataset = AcousticDataset(self.fbank, self.tokenizer, self.waveforms)
+        self.cuts: dict[Split, CutSet] = {}
+        self.left_out: dict[Split, LeftOut] = {}
+
+    @property
+    def token_table(self) -> TokenTable:
+        """The output symbols."""
+        return self.tokenizer.tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """C, blank included."""
+        return len(self.tokenizer.tokens)
+
+    @property
+    def feature_dim(self) -> int:
+        """F."""
+        return self.fbank.feature_dim
+
+    def setup(self, stage: str | None = None) -> None:
+        """Reads the manifests, reports unknown words, and takes small corpora into memory."""
+        wanted: dict[str | None, tuple[Split, ...]] = {"fit": ("train", "valid"), "validate": ("valid",)}
+        for split in wanted.get(stage, ("test",) if stage in ("test", "predict") else ("train", "valid", "test")):
+            if split not in self.cuts:
+                self._read_split(split)
+
+    def train_dataloader(self) -> DataLoader[AcousticBatch]:
+        """Shuffled, augmented batches."""
+        return self._loader("train", self.train_dataset, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader[AcousticBatch] | list[Any]:
+        """Batches in fixed order; an empty list where there is nothing to validate on."""
+        return self._loader("valid", self.plain_dataset, shuffle=False) if len(self._split("valid")) else []
+
+    def test_dataloader(self) -> DataLoader[AcousticBatch]:
+        """Batches in fixed order, every utterance in them."""
+        return self._loader("test", self.plain_dataset, shuffle=False)
+
+    def predict_dataloader(self) -> DataLoader[AcousticBatch]:
+        """The same as for `test`."""
+        return self.test_dataloader()
+
+    def num_train_batches(self) -> int:
+        """Batches in the first epoch; later ones may differ by a few, as the buckets fill differently."""
+        return sum(1 for _ in self._sampler("train", shuffle=True))
+
+    def global_cmvn(self, max_utterances: int = 2000) -> GlobalCmvn:
+        """Mean and standard deviation of training features before augmentation, over utterances drawn at random."""
+        cuts = list(self._split("train"))
+        chosen = random.Random(self.seed).sample(cuts, min(max_utterances, len(cuts)))
+        batches = (self.plain_dataset[CutSet.from_cuts(chosen[i : i + 8])] for i in range(0, len(chosen), 8))
+        return GlobalCmvn.from_batches((batch["features"], batch["num_frames"]) for batch in batches)
+
+    def _split(self, split: Split) -> CutSet:
+        if split not in self.cuts:
+            self._read_split(split)
+        return self.cuts[split]
+
+    def _read_split(self, split: Split) -> None:
+        held_out_of_train = split == "valid" and not self.cut_paths["valid"] and self.valid_fraction > 0.0
+        source: Split = "train" if held_out_of_train else split
+        if split != "valid" and not self.cut_paths[split]:
+            raise AsrError(f"{split}_cuts: no manifest is given; name at least one that `asr prepare` wrote.")
+        cuts = read_cuts(self.cut_paths[source])
+        if source == "train" and not self.cut_paths["valid"] and self.valid_fraction > 0.0:
+            rest, held_out = hold_out_speakers(cuts, self.valid_fraction, self.seed)
+            cuts = held_out if split == "valid" else rest
+        # A test utterance with an unknown word counts in the word error rate, so it stays.
+        usable, left_out = select_usable(cuts, self.tokenizer, self.min_duration, self.max_duration)
+        if split == "test":
+            usable = cuts
+        else:
+            left_out.log(split, len(cuts))
+        if cuts and not usable:
+            raise AsrError(f"{', '.join(self.cut_paths[source])}: not one utterance can be used; do lexicon and corpus fit?")
+        self.left_out[split] = left_out
+        self.cuts[split] = CutSet.from_cuts(usable)
+        gigabytes = sum(cut.duration for cut in usable) * self.fbank.sampling_rate * 2 / 2**30
+        if self.waveforms.gigabytes + gigabytes <= self.memory_gb:
+            self.waveforms.fill(self.cuts[split])
+
+    def _sampler(self, split: Split, shuffle: bool) -> DynamicBucketingSampler:
+        cuts = self._split(split)
+        with warnings.catch_warnings():
+            # lhotse warns that cuts in memory forgo the savings of lazy ones.
+            warnings.filterwarnings("ignore", message="You are using DynamicBucketingSampler with an eagerly read CutSet")
+            return DynamicBucketingSampler(
+                cuts,
+                max_duration=self.max_batch_duration,
+                max_cuts=self.max_batch_cuts,
+                num_buckets=max(1, min(self.num_buckets, len(cuts) // 2)),
+                shuffle=shuffle,
+                seed=self.seed,
+            )
+
+    def _loader(self, split: Split, dataset: AcousticDataset, shuffle: bool) -> DataLoader[AcousticBatch]:
+        return DataLoader(
+            dataset,
+            sampler=self._sampler(split, shuffle),
+            batch_size=None,
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+        )
+
+
+def _tokenizer(lexicon_paths: Sequence[str], token_path: str | None, keep_stress: bool) -> Tokenizer:
+    lexicon: Lexicon | None = None
+    for path in lexicon_paths:
+        another = Lexicon.from_file(path, keep_stress)
+        lexicon = another if lexicon is None else lexicon.merged_with(another)
+    if token_path is not None:
+        return Tokenizer(TokenTable.from_file(token_path), lexicon)
+    if lexicon is None:
+        raise AsrError("data: give a lexicon to train on phones, or tokens with one character a line to spell.")
+    return Tokenizer(TokenTable(lexicon.phones, name=lexicon.name), lexicon)

@@ -1,0 +1,168 @@
+"""Batches for acoustic models: cuts in, the dict of padded tensors out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypedDict
+
+import torch
+from lhotse import CutSet, MonoCut
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
+
+from asr.data.audio import from_int16, read_audio, to_int16
+from asr.data.cut_lists import cut_text
+from asr.data.fbank import Fbank
+from asr.data.noise import NoiseMixer
+from asr.data.resampling import change_speed
+from asr.data.spec_augment import SpecAugment
+from asr.errors import AsrError
+from asr.text.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+
+class AcousticBatch(TypedDict):
+    """N utterances, T frames, F features, U tokens."""
+
+    features: Tensor  # (N, T, F) float32
+    num_frames: Tensor  # (N,) int64
+    tokens: Tensor  # (N, U) int64, padded with 0
+    num_tokens: Tensor  # (N,) int64
+    texts: list[str]
+    cut_ids: list[str]
+
+
+class WaveformCache:
+    """Decoded recordings, kept in memory as int16 once `fill` has read them; others are read each time.
+
+    Args:
+        sampling_rate: what every recording is brought to.
+    """
+
+    def __init__(self, sampling_rate: int = 16000) -> None:
+        self.sampling_rate = sampling_rate
+        self._samples: dict[str, Tensor] = {}
+
+    @property
+    def gigabytes(self) -> float:
+        """Memory in use."""
+        return sum(samples.numel() for samples in self._samples.values()) * 2 / 2**30
+
+    def fill(self, cuts: CutSet, num_jobs: int = 2) -> None:
+        """Reads the recordings of `cuts` that are not kept yet; those that cannot be read are left to `waveform`."""
+        missing = {path: None for path in map(_source, cuts) if path not in self._samples}
+        with ThreadPoolExecutor(num_jobs) as pool:
+            for path, samples in zip(missing, pool.map(self._read_or_none, missing), strict=True):
+                if samples is not None:
+                    self._samples[path] = samples
+
+    def waveform(self, cut: MonoCut) -> Tensor:
+        """The cut's samples (L,) float32 in [-1, 1].
+
+        Raises:
+            AsrError: the recording cannot be read, or ends before the cut begins.
+        """
+        path = _source(cut)
+        samples = self._samples.get(path)
+        waveform = from_int16(samples) if samples is not None else read_audio(path, self.sampling_rate)
+        begin = round(cut.start * self.sampling_rate)
+        part = waveform[begin : begin + max(1, round(cut.duration * self.sampling_rate))]
+        if part.numel() == 0:
+            raise AsrError(f"{path}: the recording ends before {cut.start} s, where the cut {cut.id} begins; prepare the corpus anew.")
+        return part
+
+    def _read_or_none(self, path: str) -> Tensor | None:
+        try:
+            return to_int16(read_audio(path, self.sampling_rate))
+        except AsrError:
+            return None
+
+
+class AcousticDataset(Dataset[AcousticBatch]):
+    """A lhotse map dataset: the index is a batch of cuts, as a lhotse sampler gives.
+
+    Speed, noise and masks are drawn afresh each time from torch's generator, which a data loader seeds anew every epoch.
+    A recording that cannot be read is left out of its batch and logged.
+
+    Args:
+        fbank: the features.
+        tokenizer: words to tokens; of unknown words nothing is written (the data module reports them).
+        waveforms: where samples come from.
+        speed_factors: one of them is drawn for every utterance; (1.0,) changes nothing.
+        noise: adds noise, or None.
+        spec_augment: masks features, or None.
+        random_pronunciation: draw one of a word's pronunciations instead of taking the first.
+    """
+
+    def __init__(
+        self,
+        fbank: Fbank,
+        tokenizer: Tokenizer,
+        waveforms: WaveformCache | None = None,
+        speed_factors: Sequence[float] = (1.0,),
+        noise: NoiseMixer | None = None,
+        spec_augment: SpecAugment | None = None,
+        random_pronunciation: bool = False,
+    ) -> None:
+        self.fbank = fbank
+        self.tokenizer = tokenizer
+        self.waveforms = waveforms or WaveformCache(fbank.sampling_rate)
+        self.speed_factors = tuple(speed_factors)
+        self.noise = noise
+        self.spec_augment = spec_augment
+        self.random_pronunciation = random_pronunciation
+
+    def __getitem__(self, cuts: CutSet) -> AcousticBatch:  # type: ignore[override]
+        waveforms: list[Tensor] = []
+        tokens: list[Tensor] = []
+        texts: list[str] = []
+        cut_ids: list[str] = []
+        reason = "the batch has no cuts"
+        for cut in cuts:
+            try:
+                waveform = self.waveforms.waveform(cut)
+            except AsrError as error:
+                reason = str(error)
+                _log.warning("%s is left out: %s", cut.id, reason)
+                continue
+            waveforms.append(self._augmented(waveform))
+            texts.append(cut_text(cut))
+            tokens.append(torch.tensor(self._encode(texts[-1].split()), dtype=torch.int64))
+            cut_ids.append(cut.id)
+        if not waveforms:
+            raise AsrError(f"Not one recording of a batch could be read: {reason}")
+        num_samples = torch.tensor([len(waveform) for waveform in waveforms])
+        with torch.no_grad():
+            features, num_frames = self.fbank(pad_sequence(waveforms, batch_first=True), num_samples)
+            if self.spec_augment is not None:
+                features = self.spec_augment(features, num_frames)
+        return {
+            "features": features,
+            "num_frames": num_frames,
+            "tokens": pad_sequence(tokens, batch_first=True),
+            "num_tokens": torch.tensor([len(ids) for ids in tokens]),
+            "texts": texts,
+            "cut_ids": cut_ids,
+        }
+
+    def _augmented(self, waveform: Tensor) -> Tensor:
+        if self.speed_factors != (1.0,):
+            factor = self.speed_factors[int(torch.randint(len(self.speed_factors), ()))]
+            waveform = change_speed(waveform, factor)
+        return waveform if self.noise is None else self.noise(waveform)
+
+    def _encode(self, words: list[str]) -> list[int]:
+        lexicon = self.tokenizer.lexicon
+        variants = None
+        if self.random_pronunciation and lexicon is not None:
+            draws = torch.rand(len(words)).tolist()
+            variants = [int(draw * len(lexicon.pronunciations.get(word, ("",)))) for word, draw in zip(words, draws, strict=True)]
+        return self.tokenizer.encode(words, variants)[0]
+
+
+def _source(cut: MonoCut) -> str:
+    return str(cut.recording.sources[0].source)

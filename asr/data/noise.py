@@ -1,0 +1,69 @@
+"""Noise recordings added to speech at a random signal-to-noise ratio."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from asr.data.audio import find_audio_files, from_int16, read_audio, to_int16
+from asr.errors import AsrError
+
+
+class NoiseMixer:
+    """Adds a random stretch of a random noise file to some of the utterances.
+
+    Args:
+        noise_dir: a folder of noise recordings (such as MUSAN's), searched with all folders below it.
+        probability: part of the utterances that get noise.
+        min_snr_db: lowest signal-to-noise ratio.
+        max_snr_db: highest; between the two it is uniform in dB.
+        sampling_rate: of the waveforms.
+
+    Raises:
+        AsrError: the folder is missing or holds no audio.
+    """
+
+    def __init__(
+        self,
+        noise_dir: str | Path,
+        probability: float = 0.5,
+        min_snr_db: float = 10.0,
+        max_snr_db: float = 20.0,
+        sampling_rate: int = 16000,
+    ) -> None:
+        self.files = find_audio_files(Path(noise_dir))
+        if not self.files:
+            raise AsrError(f"{noise_dir}: the noise folder is missing or holds no audio; give one with recordings of noise.")
+        self.probability = probability
+        self.min_snr_db = min_snr_db
+        self.max_snr_db = max_snr_db
+        self.sampling_rate = sampling_rate
+        self._samples: dict[Path, Tensor] = {}
+
+    def __call__(self, waveform: Tensor) -> Tensor:
+        """(L,) float to (L,) float. Silence, and noise that is silent, leave it as it is."""
+        draw = torch.rand(4).tolist()
+        if draw[0] >= self.probability or waveform.numel() == 0:
+            return waveform
+        noise = self._noise(self.files[int(draw[1] * len(self.files))])
+        begin = int(draw[2] * len(noise))
+        position = torch.arange(begin, begin + len(waveform)) % len(noise)
+        stretch = from_int16(noise[position])
+        snr_db = self.min_snr_db + draw[3] * (self.max_snr_db - self.min_snr_db)
+        return add_noise(waveform, stretch, snr_db)
+
+    def _noise(self, path: Path) -> Tensor:
+        if path not in self._samples:
+            self._samples[path] = to_int16(read_audio(path, self.sampling_rate))
+        return self._samples[path]
+
+
+def add_noise(waveform: Tensor, noise: Tensor, snr_db: float) -> Tensor:
+    """(L,) + (L,) scaled so that the power of speech over that of noise is `snr_db`."""
+    speech_power = float(waveform.square().mean())
+    noise_power = float(noise.square().mean())
+    if speech_power == 0.0 or noise_power == 0.0:
+        return waveform
+    return waveform + noise * (speech_power / noise_power / 10 ** (snr_db / 10)) ** 0.5
