@@ -1,0 +1,139 @@
+"""Training of a recurrent language model under Lightning."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from asr.errors import AsrError
+from asr.lm.rnn_lm import RnnLm, RnnLmConfig
+from asr.lm.sparse_rows import AdamWithSparseRows
+from asr.lm.token_streams import TokenBatch
+from asr.text.vocabulary import Vocabulary
+
+
+class LitRnnLm(pl.LightningModule):
+    """Trains an `RnnLm`; validates by its true, normalised perplexity and by the spread of its log Z.
+
+    Args:
+        vocabulary: word list, one word a line.
+        network: the network's shape.
+        init_from: a checkpoint whose weights to start from; the optimiser starts anew.
+        lr: Adam's learning rate for the recurrent layers.
+        sparse_lr: Adagrad's learning rate for word vectors, biases and n-gram features.
+        warmup_steps: the rates rise linearly over these batches.
+        decay_start: part of the run after which the rates fall, by a half cosine, to `final_lr_factor`.
+        final_lr_factor: what is left of the rates at the run's end.
+        max_grad_norm: the recurrent layers' summed gradients are clipped to this norm, times the root of the words of
+            a batch.
+        noise_seed: seed of the noise; batch i draws the same noise in every run.
+        compute_dtype: matrix products, "float32" or "bfloat16"; parameters stay float32.
+        compile_cell: compiles the recurrent layers' element-wise work.
+    """
+
+    def __init__(
+        self,
+        vocabulary: str,
+        network: RnnLmConfig,
+        init_from: str | None = None,
+        lr: float = 2e-3,
+        sparse_lr: float = 0.1,
+        warmup_steps: int = 100,
+        decay_start: float = 0.5,
+        final_lr_factor: float = 0.02,
+        max_grad_norm: float = 5.0,
+        noise_seed: int = 1,
+        compute_dtype: str = "float32",
+        compile_cell: bool = False,
+    ) -> None:
+        super().__init__()
+        self.network = RnnLm(Vocabulary.from_file(vocabulary), network, compute_dtype, compile_cell)
+        self.init_from = init_from
+        self.lr, self.sparse_lr = lr, sparse_lr
+        self.warmup_steps, self.decay_start, self.final_lr_factor = warmup_steps, decay_start, final_lr_factor
+        self.max_grad_norm = max_grad_norm
+        self.noise_seed = noise_seed
+        self._states: list[Tensor] | None = None
+        self._validation_states: list[Tensor] | None = None
+        self._sums = torch.zeros(4, dtype=torch.float64)
+
+    def setup(self, stage: str) -> None:
+        """Takes noise and biases from the training text's counts, or weights from `init_from`."""
+        data = getattr(self.trainer, "datamodule", None)
+        if stage != "fit" or data is None:
+            return
+        if data.vocabulary != self.network.vocabulary:
+            raise AsrError("data.vocabulary and model.vocabulary are different word lists; give both the same file.")
+        data.setup(stage)
+        counts = torch.from_numpy(data.train_tokens.unigram_counts(len(data.vocabulary)))
+        self.network.output.set_unigram(counts, reset_bias=self.init_from is None)
+        if self.init_from is not None:
+            weights = torch.load(self.init_from, map_location="cpu")["state_dict"]
+            self.load_state_dict(weights)
+
+    def training_step(self, batch: TokenBatch, batch_idx: int) -> Tensor:
+        """The loss summed over the batch's words; the mean is logged."""
+        generator = torch.Generator().manual_seed(self.noise_seed + self.global_step)
+        loss, self._states = self.network(batch, self._states, generator)
+        self.log("train_loss", loss.detach() / batch.target_id.numel(), prog_bar=True, batch_size=1)
+        return loss
+
+    def configure_gradient_clipping(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        """Clips the dense gradients; Adagrad's steps are bounded anyway."""
+        dense = [p for p in self.network.parameters() if p.grad is not None and not p.grad.is_sparse]
+        words = self.trainer.datamodule.num_streams * self.trainer.datamodule.num_steps  # type: ignore[attr-defined]
+        norm = torch.nn.utils.clip_grad_norm_(dense, self.max_grad_norm * math.sqrt(words))
+        self.log("grad_norm", norm / math.sqrt(words), batch_size=1)
+
+    def on_validation_epoch_start(self) -> None:
+        """Clears the sums."""
+        self._validation_states = None
+        self._sums.zero_()
+
+    def validation_step(self, batch: TokenBatch, batch_idx: int) -> None:
+        """Adds up true log probabilities and log Z."""
+        hidden, self._validation_states = self.network.hidden_sequence(batch, self._validation_states)
+        hidden = hidden.flatten(0, 1)
+        history = batch.history.transpose(0, 1).flatten(0, 1)
+        word_id = batch.target_id.t().reshape(-1)
+        log_z = self.network.history_normalizer(hidden, history).double()
+        score = self.network.word_score(hidden, history, word_id).double()
+        deviation = log_z - self.network.output.log_z
+        values = (score - log_z).sum(), deviation.sum(), deviation.square().sum(), torch.tensor(float(len(word_id)))
+        self._sums += torch.stack([value.double().cpu() for value in values])
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs the normalised perplexity, and mean and standard deviation of log Z over its constant."""
+        log_prob, total, square, count = self._sums.tolist()
+        if count == 0:
+            return
+        mean = total / count
+        self.log("val_perplexity", math.exp(min(-log_prob / count, 50.0)), prog_bar=True)
+        self.log("val_log_z_mean", mean)
+        self.log("val_log_z_std", math.sqrt(max(0.0, square / count - mean * mean)))
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """Adam with sparse rows; warm-up, plateau, half cosine."""
+        optimizer = AdamWithSparseRows(self.network.parameters(), lr=self.lr, sparse_lr=self.sparse_lr)
+        num_steps = max(1, int(self.trainer.estimated_stepping_batches))
+
+        def factor(step: int) -> float:
+            warm = min(1.0, (step + 1) / max(1, self.warmup_steps))
+            begin = self.decay_start * num_steps
+            progress = min(1.0, max(0.0, (step - begin) / max(1.0, num_steps - begin)))
+            return warm * (self.final_lr_factor + (1 - self.final_lr_factor) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """The streams' states, so that a resumed run carries them on."""
+        checkpoint["stream_states"] = self._states
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Takes them up again."""
+        self._states = checkpoint["stream_states"]
