@@ -1,0 +1,62 @@
+"""Transcripts by utterance id: Kaldi's `id words ...` lines, or JSON Lines."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+from asr.errors import AsrError
+
+_ID_FIELDS = ("id", "cut_id", "utterance", "audio")
+
+
+def read_transcripts(path: str | Path) -> dict[str, tuple[str, ...]]:
+    """Reads one transcript a line, in either form; `.gz` is unpacked.
+
+    JSON Lines need `text` (a string, or a list of words) and one of `id`, `cut_id`, `utterance`, `audio`; of an
+    `audio` path the id is the file's name without its ending. Lines with an `error` field have no words.
+
+    Raises:
+        AsrError: the file is missing, not UTF-8, a line cannot be read, or an id stands twice.
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
+    except OSError as error:
+        raise AsrError(f"{path}: the transcripts cannot be read ({error.strerror or error}).") from error
+    except (UnicodeDecodeError, EOFError) as error:
+        raise AsrError(f"{path}: the transcripts are not UTF-8 text ({error}); convert them first.") from error
+    transcripts: dict[str, tuple[str, ...]] = {}
+    for line_number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        utt_id, words = _from_json(line, f"{path}:{line_number}") if line.lstrip()[0] == "{" else _from_kaldi(line)
+        if utt_id in transcripts:
+            raise AsrError(f"{path}:{line_number}: the utterance {utt_id!r} stands twice; keep one of the two lines.")
+        transcripts[utt_id] = words
+    return transcripts
+
+
+def _from_kaldi(line: str) -> tuple[str, tuple[str, ...]]:
+    utt_id, *words = line.split()
+    return utt_id, tuple(words)
+
+
+def _from_json(line: str, where: str) -> tuple[str, tuple[str, ...]]:
+    try:
+        record: dict[str, Any] = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise AsrError(f"{where}: the line is no JSON object ({error.msg}).") from error
+    field = next((name for name in _ID_FIELDS if name in record), None)
+    if field is None:
+        raise AsrError(f"{where}: the object names no utterance; give it one of the fields {', '.join(_ID_FIELDS)}.")
+    utt_id = Path(record[field]).stem if field == "audio" else str(record[field])
+    if "text" not in record:
+        if record.get("error"):
+            return utt_id, ()
+        raise AsrError(f"{where}: the object has no field 'text'.")
+    words = record["text"]
+    return utt_id, tuple(words.split() if isinstance(words, str) else map(str, words))

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from asr.errors import AsrError
+from asr.evaluation.transcripts import read_transcripts
+
+
+def test_kaldi_and_json_lines_say_the_same(tmp_path):
+    kaldi, lines, packed = tmp_path / "text", tmp_path / "text.jsonl", tmp_path / "text.jsonl.gz"
+    kaldi.write_text("u1 HELLO WORLD\n\nu2\n")
+    records = [{"id": "u1", "text": "HELLO WORLD"}, {"audio": "some/where/u2.flac", "error": "truncated"}]
+    lines.write_text("\n".join(map(json.dumps, records)))
+    packed.write_bytes(gzip.compress(lines.read_bytes()))
+    expected = {"u1": ("HELLO", "WORLD"), "u2": ()}
+    assert read_transcripts(kaldi) == read_transcripts(lines) == read_transcripts(packed) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"u1 A\nu1 B\n", r"text:2: the utterance 'u1' stands twice"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b'{"id": "u1"', r"text:1: the line is no JSON object"),
+        (b'{"text": "A"}', "names no utterance"),
+        (b'{"id": "u1"}', "has no field 'text'"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path, content, message):
+    path = tmp_path / "text"
+    path.write_bytes(content)
+    with pytest.raises(AsrError, match=message):
+        read_transcripts(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(AsrError, match="nowhere: the transcripts cannot be read"):
+        read_transcripts(tmp_path / "nowhere")
