@@ -1,0 +1,78 @@
+"""Back-pointers of all partial paths, collected so that memory does not grow with all that the search ever tried.
+
+Shapes: K tokens, R records.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_FIRST_COLLECTION = 1 << 20
+
+
+class Backtrace:
+    """A record says which record came before it and by which arc; record -1 is the start of a stream.
+
+    Records are appended a frame at a time, so each points to an earlier one. When the store has doubled, records that
+    no living token can be traced to are dropped and the others renumbered.
+
+    Args:
+        device: where the records live.
+        collects: False keeps all records and their numbers.
+    """
+
+    def __init__(self, device: torch.device, collects: bool = True) -> None:
+        self._previous = torch.empty(0, dtype=torch.int64, device=device)
+        self._arc = torch.empty(0, dtype=torch.int64, device=device)
+        self._block_begin: list[int] = []
+        self._collects = collects
+        self._collect_at = _FIRST_COLLECTION
+        self.num_records = 0
+
+    def add(self, previous: Tensor, arc: Tensor) -> Tensor:
+        """Appends a frame's records, previous (K,), arc (K,) -> their numbers (K,)."""
+        begin, end = self.num_records, self.num_records + len(arc)
+        if end > len(self._arc):
+            room = torch.empty(max(end, 2 * len(self._arc)) - self.num_records, dtype=torch.int64, device=arc.device)
+            self._previous = torch.cat([self._previous[:begin], room])
+            self._arc = torch.cat([self._arc[:begin], room])
+        self._previous[begin:end] = previous
+        self._arc[begin:end] = arc
+        self._block_begin.append(begin)
+        self.num_records = end
+        return torch.arange(begin, end, device=arc.device)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the store has grown enough for a collection to pay."""
+        return self._collects and self.num_records >= self._collect_at
+
+    def collect(self, living: Tensor) -> Tensor:
+        """Drops what no living record descends from; (K,) records -> (K,) their new numbers."""
+        kept = torch.zeros(self.num_records + 1, dtype=torch.bool, device=living.device)
+        kept[living] = True  # -1 marks the spare last place
+        block_end = self.num_records
+        for block_begin in reversed(self._block_begin):
+            record = kept[block_begin:block_end].nonzero().squeeze(1) + block_begin
+            kept[self._previous.index_select(0, record)] = True
+            block_end = block_begin
+        kept[-1] = False
+        number = kept.cumsum(0) - kept.to(torch.int64)
+        number[-1] = -1
+        self._block_begin = sorted(set(number[self._block_begin].tolist()))
+        record = kept.nonzero().squeeze(1)
+        self._previous = number[self._previous.index_select(0, record)]
+        self._arc = self._arc.index_select(0, record)
+        self.num_records = len(record)
+        self._collect_at = max(_FIRST_COLLECTION, 2 * self.num_records)
+        return number[living]
+
+    def path(self, record: int) -> Tensor:
+        """The arcs that lead to a record from its stream's start, (L,) int64."""
+        records = []
+        previous = self._previous[: self.num_records].cpu().numpy()
+        while record >= 0:
+            records.append(record)
+            record = int(previous[record])
+        return self._arc[torch.tensor(records[::-1], dtype=torch.int64, device=self._arc.device)]

@@ -1,0 +1,100 @@
+"""How a stream of the token search ends.
+
+Shapes: K partial paths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from asr.decoding.backtrace import Backtrace
+from asr.decoding.first_pass import Hypothesis
+from asr.decoding.options import DecodingOptions
+from asr.decoding.path import hypothesis_of_path
+from asr.decoding.search_graph import Searchable
+from asr.decoding.tokens import Tokens
+from asr.graph.artefact import DecodingGraph
+from asr.lm.contract import LanguageModel
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The best path of a stream, and all at which it may end.
+
+    Args:
+        record: back-pointer of the best path, or None where nothing is alive; -1 is the path without arcs.
+        total: its scaled score.
+        graph_score: graph score of ending there, 0 for an unfinished path.
+        lm_score: the language model's share, unscaled.
+        reached_final: whether the path is complete.
+        final: partial paths at which the stream may end.
+        final_graph_score, final_lm_score: (K,) their final scores.
+    """
+
+    record: int | None
+    total: float
+    graph_score: float
+    lm_score: float
+    reached_final: bool
+    final: Tokens
+    final_graph_score: Tensor
+    final_lm_score: Tensor
+
+    def hypothesis(
+        self, graph: DecodingGraph, options: DecodingOptions, backtrace: Backtrace, frame_of: Tensor | None
+    ) -> Hypothesis | None:
+        """The best path spelled, or None where nothing is alive."""
+        if self.record is None:
+            return None
+        arc = backtrace.path(self.record)
+        return hypothesis_of_path(graph, options, arc, self.total, self.graph_score, self.lm_score, frame_of)
+
+
+def ending_of(
+    graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, tokens: Tokens, offset: float
+) -> Ending:
+    """Ends a stream here: the best complete path, or the best unfinished one where none is complete.
+
+    Args:
+        graph: what was searched.
+        options: scales.
+        lm: asked for the end of the sentence, or None.
+        tokens: what is alive in the stream.
+        offset: to be added to the tokens' relative scores.
+    """
+    graph_score = graph.final_graph_score.index_select(0, tokens.state)
+    final = tokens.select((graph_score > -torch.inf).nonzero().squeeze(1))
+    graph_score = graph.final_graph_score.index_select(0, final.state)
+    lm_score = torch.zeros_like(graph_score)
+    if lm is not None and len(final):
+        lm_score = lm.final(final.context_idx)
+    reached_final = len(final) > 0
+    if not len(tokens):
+        return Ending(None, -torch.inf, 0.0, 0.0, False, final, graph_score, lm_score)
+    if reached_final:
+        total = final.score + graph.final_score.index_select(0, final.state) + options.lm_scale * lm_score
+        best = int(total.argmax())
+        return Ending(
+            record=int(final.record[best]),
+            total=offset + float(total[best]),
+            graph_score=float(graph_score[best]),
+            lm_score=float(final.lm_score[best]) + float(lm_score[best]),
+            reached_final=True,
+            final=final,
+            final_graph_score=graph_score,
+            final_lm_score=lm_score,
+        )
+    best = int(tokens.score.argmax())
+    return Ending(
+        record=int(tokens.record[best]),
+        total=offset + float(tokens.score[best]),
+        graph_score=0.0,
+        lm_score=float(tokens.lm_score[best]),
+        reached_final=False,
+        final=final,
+        final_graph_score=graph_score,
+        final_lm_score=lm_score,
+    )

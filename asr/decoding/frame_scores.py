@@ -1,0 +1,68 @@
+"""Frame log-probabilities on their way into a first pass: checked, and blank runs shortened where asked.
+
+Shapes: N utterances, T frames, C tokens.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from asr.errors import AsrError
+
+
+def check_log_prob(log_prob: Tensor, num_frames: Tensor, num_tokens: int) -> None:
+    """Refuses log-probabilities that no search could make sense of.
+
+    Args:
+        log_prob: (N, T, C).
+        num_frames: (N,).
+        num_tokens: C of the graph.
+
+    Raises:
+        AsrError: wrong number of dimensions or columns, frame counts that do not fit, NaN or +inf in a used frame.
+    """
+    if log_prob.dim() != 3 or num_frames.shape != log_prob.shape[:1]:
+        raise AsrError(
+            f"log-probabilities of shape {tuple(log_prob.shape)} with frame counts of shape "
+            f"{tuple(num_frames.shape)}: give (utterances, frames, tokens) and (utterances,)."
+        )
+    if log_prob.shape[2] != num_tokens:
+        raise AsrError(
+            f"the log-probabilities have {log_prob.shape[2]} columns but the graph was built for {num_tokens} tokens; "
+            "use the graph that belongs to this acoustic model."
+        )
+    if len(num_frames) and (int(num_frames.min()) < 0 or int(num_frames.max()) > log_prob.shape[1]):
+        raise AsrError(
+            f"frame counts run from {int(num_frames.min())} to {int(num_frames.max())} but the log-probabilities have "
+            f"{log_prob.shape[1]} frames."
+        )
+    bad = torch.isnan(log_prob) | (log_prob == torch.inf)
+    if bool(bad.any()):
+        used = torch.arange(log_prob.shape[1], device=log_prob.device) < num_frames.unsqueeze(1)
+        where = (bad.any(2) & used).nonzero()
+        if len(where):
+            utt_idx, frame = where[0].tolist()
+            raise AsrError(
+                f"utterance {utt_idx}, frame {frame}: the acoustic model gave NaN or infinity instead of a "
+                "log-probability; check its input features and its checkpoint."
+            )
+
+
+def skip_blanks(log_prob: Tensor, num_frames: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Keeps the first frame only of each run of frames whose blank (token 0) is more probable than `threshold`.
+
+    Returns:
+        log_prob (N, T', C), num_frames (N,) and frame (N, T') int64, the original frame of each kept one.
+    """
+    num_utts, max_frames, num_tokens = log_prob.shape
+    used = torch.arange(max_frames, device=log_prob.device) < num_frames.unsqueeze(1)
+    blank = log_prob[:, :, 0] > math.log(threshold)
+    kept = used.clone()
+    kept[:, 1:] &= ~(blank[:, 1:] & blank[:, :-1])
+    num_kept = kept.sum(1)
+    # A stable sort brings the kept frames to the front in their order.
+    frame = torch.sort((~kept).to(torch.int8), dim=1, stable=True).indices[:, : int(num_kept.max()) if num_utts else 0]
+    return log_prob.gather(1, frame.unsqueeze(2).expand(-1, -1, num_tokens)), num_kept, frame

@@ -1,0 +1,108 @@
+"""Rescoring of a lattice by a language model, frame by frame as the lattice grows.
+
+A lattice state stands for all word histories that lead to it. Here it is split by history: what is alive at a frame
+is (lattice state, context index), and all words of a frame, of all utterances, are scored in one call. With no bound
+set the result is that of scoring every path of the lattice by itself.
+
+Shapes: N utterances, S lattice states.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from asr.decoding.backtrace import Backtrace
+from asr.decoding.ending import Ending, ending_of
+from asr.decoding.lattice import Lattice, join
+from asr.decoding.lattice_build import lattice_from_lattice
+from asr.decoding.lattice_graph import LatticeGraph
+from asr.decoding.lattice_records import LatticeRecords
+from asr.decoding.lattice_scores import prune
+from asr.decoding.options import DecodingOptions
+from asr.decoding.token_search import TokenSearch
+from asr.decoding.tokens import Tokens
+from asr.lm.contract import LanguageModel
+
+
+@dataclass(frozen=True, eq=False)
+class RescoredPath:
+    """The best path of an utterance's lattice under the language model.
+
+    Args:
+        graph_arc: (L,) int64, its arcs in the decoding graph.
+        total: its scaled score.
+        final_graph_score: graph score of ending there.
+        lm_score: the language model's share, `final` included, unscaled.
+        lattice: the lattice with its states split by history and the language model's scores on it, where asked for.
+    """
+
+    graph_arc: Tensor
+    total: float
+    final_graph_score: float
+    lm_score: float
+    lattice: Lattice | None
+
+
+def rescore_on_the_fly(
+    lattices: list[Lattice],
+    options: DecodingOptions,
+    lm: LanguageModel,
+    word_map: Tensor | None = None,
+    keep_lattice: bool = False,
+) -> list[RescoredPath | None]:
+    """The best path of each lattice with the language model's scores in the place of those that it has.
+
+    Args:
+        lattices: lattices of one utterance each, on one device.
+        options: scales; `context_beam`, `max_contexts_per_state` and `max_active_states` bound what is followed.
+        lm: the language model.
+        word_map: (V,) the lattices' word ids to the language model's, or None where they are the same.
+        keep_lattice: whether to return lattices too, pruned by `output_beam`.
+
+    Returns:
+        For each lattice its best path; None where the lattice has none.
+    """
+    if not lattices:
+        return []
+    joint = join(lattices)
+    graph = LatticeGraph(joint, options)
+    device = joint.frame.device
+    unpruned = replace(
+        options,
+        search_beam=math.inf if options.context_beam is None else options.context_beam,
+        min_active_states=0,
+    )
+    backtrace = Backtrace(device, collects=not keep_lattice)
+    records = LatticeRecords(len(lattices), options.output_beam) if keep_lattice else None
+    search = TokenSearch(graph, unpruned, lm, word_map, backtrace, records)
+    stream = search.start(joint.start_state)
+    num_frames = torch.tensor([lattice.num_frames for lattice in lattices], device=device)
+    search.advance(stream, torch.zeros(len(lattices), joint.num_frames, 1, device=device), num_frames)
+    endings = [ending_of(graph, unpruned, lm, *search.alive(utt_idx)) for utt_idx in range(len(lattices))]
+    rescored: list[Lattice | None] = [None] * len(lattices)
+    if records is not None:
+        rescored = list(_rescored_lattices(joint, options, records, endings))
+    start_score = graph.start_score.tolist()
+    results: list[RescoredPath | None] = []
+    for ending, before, lattice in zip(endings, start_score, rescored, strict=True):
+        if not ending.reached_final or ending.record is None:
+            results.append(None)
+            continue
+        graph_arc = joint.graph_arc[backtrace.path(ending.record)]
+        results.append(RescoredPath(graph_arc, before + ending.total, ending.graph_score, ending.lm_score, lattice))
+    return results
+
+
+def _rescored_lattices(
+    joint: Lattice, options: DecodingOptions, records: LatticeRecords, endings: list[Ending]
+) -> list[Lattice]:
+    parts = records.collected(
+        Tokens.join([ending.final for ending in endings]),
+        torch.cat([ending.final_graph_score for ending in endings]),
+        torch.cat([ending.final_lm_score for ending in endings]),
+    )
+    return prune(lattice_from_lattice(parts, joint), options, options.output_beam).split()

@@ -1,0 +1,55 @@
+"""The partial paths that a search keeps alive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Tokens:
+    """K partial paths.
+
+    Args:
+        stream: (K,) int64, the utterance it belongs to.
+        state: (K,) int64, graph state or lattice state.
+        context_idx: (K,) int64, word history.
+        score: (K,) float32, relative to the best of its stream.
+        lm_score: (K,) float64, the language model's share of the path, unscaled.
+        record: (K,) int64, back-pointer, -1 at the start.
+    """
+
+    stream: Tensor
+    state: Tensor
+    context_idx: Tensor
+    score: Tensor
+    lm_score: Tensor
+    record: Tensor
+
+    def __len__(self) -> int:
+        return len(self.state)
+
+    @staticmethod
+    def none(device: torch.device) -> Tokens:
+        """An empty set."""
+        empty = torch.empty(0, dtype=torch.int64, device=device)
+        return Tokens(empty, empty, empty, empty.float(), empty.double(), empty)
+
+    @staticmethod
+    def starting(stream: Tensor, state: Tensor, context_idx: Tensor) -> Tokens:
+        """Paths that have read nothing yet."""
+        zeros = torch.zeros_like(stream)
+        return Tokens(stream, state, context_idx, zeros.float(), zeros.double(), zeros - 1)
+
+    def select(self, position: Tensor) -> Tokens:
+        """Some of them, in the order given."""
+        return Tokens(*(getattr(self, field.name).index_select(0, position) for field in fields(self)))
+
+    @staticmethod
+    def join(parts: list[Tokens]) -> Tokens:
+        """All of several sets, in order."""
+        if len(parts) == 1:
+            return parts[0]
+        return Tokens(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Tokens)))

@@ -1,0 +1,94 @@
+"""The first pass that needs nothing but torch: the language model sits inside the search.
+
+Shapes: N utterances, T frames, C tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from asr.decoding.backtrace import Backtrace
+from asr.decoding.ending import ending_of
+from asr.decoding.first_pass import DecodeResult
+from asr.decoding.frame_scores import check_log_prob, skip_blanks
+from asr.decoding.lattice_build import lattice_from_graph
+from asr.decoding.lattice_records import LatticeRecords
+from asr.decoding.lattice_scores import prune
+from asr.decoding.options import DecodingOptions
+from asr.decoding.search_graph import SearchGraph
+from asr.decoding.token_search import TokenSearch
+from asr.decoding.tokens import Tokens
+from asr.decoding.word_map import word_map_for
+from asr.errors import AsrError
+from asr.graph.artefact import DecodingGraph
+from asr.lm.contract import LanguageModel
+
+
+class TorchFirstPass:
+    """Token passing over whole utterances.
+
+    Args:
+        graph: decoding graph, on the device where the search shall run; arcs that read nothing are followed.
+        options: beams and scales.
+        keep_lattice: whether results carry a lattice; needs a graph without arcs that read nothing.
+    """
+
+    def __init__(
+        self, graph: DecodingGraph, options: DecodingOptions | None = None, keep_lattice: bool = False
+    ) -> None:
+        self.graph = graph
+        self.options = options if options is not None else DecodingOptions()
+        self._search_graph = SearchGraph(graph, self.options)
+        self._keep_lattice = keep_lattice
+        if keep_lattice and self._search_graph.epsilon is not None:
+            raise AsrError(
+                "the graph has arcs that read no frame, from which the torch pass makes no lattice; "
+                "build the graph without input epsilons or ask for the best path only."
+            )
+
+    def decode(self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel | None = None) -> list[DecodeResult]:
+        """log_prob (N, T, C) natural log, num_frames (N,) int64 -> one result an utterance, in order.
+
+        Raises:
+            AsrError: the log-probabilities have NaN in them or another width than the graph's tokens.
+        """
+        check_log_prob(log_prob, num_frames, len(self.graph.tokens))
+        num_utts = len(num_frames)
+        log_prob = log_prob.to(self.graph.device, torch.float32)
+        num_frames = num_frames.to(self.graph.device, torch.int64)
+        original_frame = None
+        if self.options.blank_skip_threshold is not None:
+            log_prob, num_frames, original_frame = skip_blanks(log_prob, num_frames, self.options.blank_skip_threshold)
+        backtrace = Backtrace(self.graph.device, collects=not self._keep_lattice)
+        records = LatticeRecords(num_utts, self.options.output_beam) if self._keep_lattice else None
+        word_map = word_map_for(self.graph.vocabulary, lm, self.graph.device)
+        search = TokenSearch(self._search_graph, self.options, lm, word_map, backtrace, records)
+        stream = search.start(torch.zeros_like(num_frames))
+        search.advance(stream, log_prob, num_frames)
+        endings = [
+            ending_of(self._search_graph, self.options, lm, *search.alive(utt_idx)) for utt_idx in range(num_utts)
+        ]
+        lattices = None
+        if records is not None:
+            finals = [ending.final for ending in endings]
+            parts = records.collected(
+                Tokens.join(finals) if finals else Tokens.none(self.graph.device),
+                torch.cat([ending.final_graph_score for ending in endings]),
+                torch.cat([ending.final_lm_score for ending in endings]),
+            )
+            joint = lattice_from_graph(parts, self.graph, log_prob)
+            lattices = prune(joint, self.options, self.options.output_beam).split()
+        results = []
+        for utt_idx, ending in enumerate(endings):
+            frame_of = None if original_frame is None else original_frame[utt_idx, : int(num_frames[utt_idx])]
+            hypothesis = ending.hypothesis(self.graph, self.options, backtrace, frame_of)
+            results.append(
+                DecodeResult(
+                    hypotheses=() if hypothesis is None else (hypothesis,),
+                    reached_final=ending.reached_final,
+                    num_frames=int(num_frames[utt_idx]),
+                    lattice=lattices[utt_idx] if lattices is not None and ending.reached_final else None,
+                )
+            )
+        return results

@@ -1,0 +1,124 @@
+"""On-the-fly rescoring against every path of a tiny lattice, scored by the plain language model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asr.decoding.lattice import Lattice, join
+from asr.decoding.lattice_scores import best_path, prune
+from asr.decoding.on_the_fly import rescore_on_the_fly
+from asr.decoding.options import DecodingOptions
+from asr.decoding.path import hypothesis_of_path
+from asr.decoding.torch_pass import TorchFirstPass
+from tests.decoding.random_graphs import random_graph, random_log_prob
+from tests.reference.lattice_paths import all_sentences
+from tests.reference.table_lm import TableLM
+
+OPTIONS = DecodingOptions(
+    search_beam=math.inf,
+    output_beam=6.0,
+    max_active_states=10**6,
+    am_scale=0.7,
+    graph_scale=1.3,
+    lm_scale=0.6,
+    word_insertion_penalty=-0.4,
+)
+
+
+def lattices_of(seed: int) -> tuple[list[Lattice], TableLM, TorchFirstPass]:
+    graph = random_graph(seed)
+    first_pass = TorchFirstPass(graph, OPTIONS, keep_lattice=True)
+    results = first_pass.decode(random_log_prob(seed, 3, 5), torch.tensor([5, 3, 4]))
+    lattices = [result.lattice for result in results if result.lattice is not None]
+    return lattices, TableLM(graph.vocabulary, seed), first_pass
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 10**6))
+def test_equals_scoring_every_path(seed: int) -> None:
+    lattices, lm, first_pass = lattices_of(seed)
+    for lattice, path in zip(lattices, rescore_on_the_fly(lattices, OPTIONS, lm), strict=True):
+        totals = all_sentences(lattice, OPTIONS, lm)
+        assert path is not None
+        best_words = max(totals, key=lambda words: totals[words])
+        assert path.total == pytest.approx(totals[best_words], abs=1e-4)
+        hypothesis = hypothesis_of_path(
+            first_pass.graph, OPTIONS, path.graph_arc, path.total, path.final_graph_score, path.lm_score
+        )
+        assert hypothesis.word_ids == best_words
+        assert hypothesis.lm_score == pytest.approx(lm.score_sentence(best_words), abs=1e-4)
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 10**6))
+def test_rescored_lattice_has_every_sentence_within_the_beam(seed: int) -> None:
+    lattices, lm, _ = lattices_of(seed)
+    for lattice, path in zip(lattices, rescore_on_the_fly(lattices, OPTIONS, lm, keep_lattice=True), strict=True):
+        assert path is not None and path.lattice is not None
+        expected = all_sentences(lattice, OPTIONS, lm)
+        found = all_sentences(path.lattice, OPTIONS)
+        limit = max(expected.values()) - OPTIONS.output_beam
+        for words, total in expected.items():
+            if total > limit + 1e-3:
+                assert found[words] == pytest.approx(total, abs=1e-4)
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 10**6))
+def test_a_wide_context_beam_changes_nothing_and_one_context_is_no_better(seed: int) -> None:
+    lattices, lm, _ = lattices_of(seed)
+    exact = rescore_on_the_fly(lattices, OPTIONS, lm)
+    wide = rescore_on_the_fly(lattices, replace(OPTIONS, context_beam=100.0), lm)
+    bounded = rescore_on_the_fly(lattices, replace(OPTIONS, max_contexts_per_state=1), lm)
+    for best, same, worse in zip(exact, wide, bounded, strict=True):
+        assert best is not None and same is not None and worse is not None
+        assert same.total == pytest.approx(best.total, abs=1e-4)
+        assert worse.total <= best.total + 1e-4
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 10**6))
+def test_together_equals_alone(seed: int) -> None:
+    lattices, lm, _ = lattices_of(seed)
+    together = rescore_on_the_fly(lattices, OPTIONS, lm)
+    for lattice, path in zip(lattices, together, strict=True):
+        alone = rescore_on_the_fly([lattice], OPTIONS, lm)[0]
+        assert alone is not None and path is not None
+        assert torch.equal(alone.graph_arc, path.graph_arc)
+        assert alone.total == pytest.approx(path.total, abs=1e-4)
+
+
+def test_one_call_a_frame() -> None:
+    graph = random_graph(5, max_words=1)
+    results = TorchFirstPass(graph, OPTIONS, keep_lattice=True).decode(
+        random_log_prob(5, 4, 6), torch.tensor([6, 6, 6, 6])
+    )
+    lm = TableLM(graph.vocabulary)
+    rescore_on_the_fly([result.lattice for result in results if result.lattice is not None], OPTIONS, lm)
+    assert lm.num_calls <= 6
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 10**6))
+def test_join_and_split_are_inverse(seed: int) -> None:
+    lattices, _, _ = lattices_of(seed)
+    if not lattices:
+        return
+    for before, after in zip(lattices, join(lattices).split(), strict=True):
+        for name, value in vars(before).items():
+            assert torch.equal(value, getattr(after, name)), name
+
+
+def test_prune_keeps_the_best_path() -> None:
+    lattices, _, _ = lattices_of(1)
+    for lattice in lattices:
+        found = best_path(prune(lattice, OPTIONS, 1e-3), OPTIONS)
+        expected = best_path(lattice, OPTIONS)
+        assert found is not None and expected is not None
+        assert len(found[0]) == len(expected[0])

@@ -1,0 +1,130 @@
+"""The torch pass against all paths written out, alone and in batches."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asr.decoding.lattice_scores import best_path
+from asr.decoding.options import DecodingOptions
+from asr.decoding.torch_pass import TorchFirstPass
+from asr.errors import AsrError
+from tests.decoding.random_graphs import random_graph, random_log_prob
+from tests.reference.exhaustive_search import exhaustive_search
+from tests.reference.table_lm import TableLM
+
+WIDE = {"search_beam": math.inf, "output_beam": math.inf, "min_active_states": 0, "max_active_states": 10**6}
+SCALES = {"am_scale": 0.7, "graph_scale": 1.3, "lm_scale": 0.6, "word_insertion_penalty": -0.4}
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), epsilons=st.booleans(), with_lm=st.booleans())
+def test_equals_exhaustive_search(seed: int, epsilons: bool, with_lm: bool) -> None:
+    graph = random_graph(seed, epsilons=epsilons)
+    log_prob = random_log_prob(seed, 2, 5)
+    num_frames = torch.tensor([5, 3])
+    lm = TableLM(graph.vocabulary, seed) if with_lm else None
+    results = TorchFirstPass(graph, DecodingOptions(**WIDE, **SCALES)).decode(log_prob, num_frames, lm)
+    for utt_idx, result in enumerate(results):
+        expected = exhaustive_search(graph, log_prob[utt_idx, : num_frames[utt_idx]], lm, **SCALES)
+        assert result.reached_final == bool(expected)
+        if not expected:
+            continue
+        assert result.best is not None
+        assert result.best.total == pytest.approx(expected[0].total, abs=1e-4)
+        assert result.best.word_ids == expected[0].words
+        best = result.best
+        assert best.total == pytest.approx(
+            0.7 * best.am_score + 1.3 * best.graph_score + 0.6 * best.lm_score - 0.4 * len(best.words), abs=1e-6
+        )
+        if lm is not None:
+            assert best.lm_score == pytest.approx(lm.score_sentence(best.word_ids), abs=1e-4)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6), with_lm=st.booleans())
+def test_batched_equals_single(seed: int, with_lm: bool) -> None:
+    graph = random_graph(seed, num_states=30, num_arcs=120)
+    log_prob = random_log_prob(seed, 5, 12)
+    num_frames = torch.tensor([12, 0, 7, 12, 1])
+    lm = TableLM(graph.vocabulary, seed, num_history_words=2) if with_lm else None
+    first_pass = TorchFirstPass(graph, DecodingOptions(search_beam=4.0, min_active_states=3, max_active_states=9))
+    together = first_pass.decode(log_prob, num_frames, lm)
+    for utt_idx, result in enumerate(together):
+        num = int(num_frames[utt_idx])
+        alone = first_pass.decode(log_prob[utt_idx : utt_idx + 1, :num], torch.tensor([num]), lm)[0]
+        assert result.reached_final == alone.reached_final
+        assert result.best is not None and alone.best is not None
+        assert result.best.word_ids == alone.best.word_ids
+        assert result.best.total == pytest.approx(alone.best.total, abs=1e-4)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6), with_lm=st.booleans())
+def test_lattice_holds_the_best_path_with_its_scores(seed: int, with_lm: bool) -> None:
+    graph = random_graph(seed)
+    log_prob = random_log_prob(seed, 2, 6)
+    lm = TableLM(graph.vocabulary, seed) if with_lm else None
+    options = DecodingOptions(**{**WIDE, "output_beam": 3.0}, **SCALES)
+    for result in TorchFirstPass(graph, options, keep_lattice=True).decode(log_prob, torch.tensor([6, 4]), lm):
+        if not result.reached_final:
+            assert result.lattice is None
+            continue
+        assert result.lattice is not None and result.best is not None
+        found = best_path(result.lattice, options)
+        assert found is not None
+        arc, last_state = found
+        total = result.lattice.arc_total(options)[arc].sum() + result.lattice.final_total(options)[last_state]
+        assert float(total) == pytest.approx(result.best.total, abs=1e-4)
+        assert float(result.lattice.am_score[arc].sum()) == pytest.approx(result.best.am_score, abs=1e-3)
+
+
+def test_one_context_per_state_is_a_subset_of_the_search() -> None:
+    graph = random_graph(3)
+    log_prob = random_log_prob(3, 1, 6)
+    lm = TableLM(graph.vocabulary, 3)
+    exact = exhaustive_search(graph, log_prob[0], lm)
+    bounded = TorchFirstPass(graph, DecodingOptions(**WIDE, max_contexts_per_state=1)).decode(
+        log_prob, torch.tensor([6]), lm
+    )[0]
+    assert bounded.best is not None
+    totals = {scored.words: scored.total for scored in exact}
+    assert bounded.best.total <= exact[0].total + 1e-4
+    assert bounded.best.total <= totals[bounded.best.word_ids] + 1e-4
+
+
+def test_zero_frames_end_where_the_graph_starts() -> None:
+    graph = random_graph(0)
+    graph.final_score[0] = -0.25
+    result = TorchFirstPass(graph).decode(torch.zeros(1, 0, 4), torch.tensor([0]))[0]
+    assert result.reached_final and result.best is not None
+    assert result.best.words == () and result.best.total == pytest.approx(-0.25)
+    graph.final_score[0] = -math.inf
+    result = TorchFirstPass(graph).decode(torch.zeros(1, 0, 4), torch.tensor([0]))[0]
+    assert not result.reached_final and result.best is not None and result.best.words == ()
+
+
+def test_impossible_frames_leave_no_hypothesis() -> None:
+    graph = random_graph(0)
+    results = TorchFirstPass(graph).decode(torch.full((2, 3, 4), -torch.inf), torch.tensor([3, 0]))
+    assert results[0].hypotheses == () and not results[0].reached_final
+    assert results[1].best is not None
+
+
+def test_bad_log_probabilities_are_refused() -> None:
+    first_pass = TorchFirstPass(random_graph(0))
+    with pytest.raises(AsrError, match="5 columns but the graph was built for 4"):
+        first_pass.decode(torch.zeros(1, 2, 5), torch.tensor([2]))
+    log_prob = torch.zeros(2, 3, 4)
+    log_prob[1, 2, 0] = torch.nan
+    with pytest.raises(AsrError, match="utterance 1, frame 2"):
+        first_pass.decode(log_prob, torch.tensor([3, 3]))
+    first_pass.decode(log_prob, torch.tensor([3, 2]))
+    with pytest.raises(AsrError, match="frame counts"):
+        first_pass.decode(log_prob, torch.tensor([3, 4]))
+    with pytest.raises(AsrError, match="without input epsilons"):
+        TorchFirstPass(random_graph(0, epsilons=True), keep_lattice=True)

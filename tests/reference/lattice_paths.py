@@ -1,0 +1,35 @@
+"""Every path of a lattice, one by one."""
+
+from __future__ import annotations
+
+from asr.decoding.lattice import Lattice
+from asr.decoding.options import DecodingOptions
+from tests.reference.table_lm import TableLM
+
+
+def all_sentences(
+    lattice: Lattice, options: DecodingOptions, lm: TableLM | None = None
+) -> dict[tuple[int, ...], float]:
+    """The best total of each word sequence of a lattice of one utterance; `lm` replaces the scores that it has."""
+    arc_total, final_total = lattice.arc_total(options), lattice.final_total(options)
+    if lm is not None:
+        arc_total = arc_total - options.lm_scale * lattice.lm_score.double()
+        final_total = final_total - options.lm_scale * lattice.final_lm_score.double()
+    arc_totals, final_totals = arc_total.tolist(), final_total.tolist()
+    begin, dst = lattice.arc_begin.tolist(), lattice.dst_state.tolist()
+    word_begin, word_id = lattice.word_begin.tolist(), lattice.word_id.tolist()
+    # States come in topological order, so all ways into a state are known when its turn comes.
+    ways: list[dict[tuple[int, ...], float]] = [{} for _ in final_totals]
+    ways[int(lattice.start_state[0])][()] = 0.0
+    best: dict[tuple[int, ...], float] = {}
+    for state, reached in enumerate(ways):
+        for words, total in reached.items():
+            if final_totals[state] > float("-inf"):
+                best[words] = max(best.get(words, float("-inf")), total + final_totals[state])
+            for arc in range(begin[state], begin[state + 1]):
+                longer = words + tuple(word_id[word_begin[arc] : word_begin[arc + 1]])
+                known = ways[dst[arc]].get(longer, float("-inf"))
+                ways[dst[arc]][longer] = max(known, total + arc_totals[arc])
+    if lm is not None:
+        best = {words: total + options.lm_scale * lm.score_sentence(words) for words, total in best.items()}
+    return best
