@@ -30,7 +30,9 @@ class An4:
         require_folder(corpus_dir, "AN4")
         parts = [part for part in PARTS if self._transcript(corpus_dir, part) is not None]
         if not parts:
-            raise AsrError(f"{corpus_dir}: holds no AN4; expected train.text and test.text, or etc/an4_train.transcription.")
+            raise AsrError(
+                f"{corpus_dir}: holds no AN4; expected train.text and test.text, or etc/an4_train.transcription."
+            )
         return parts
 
     def list_part(self, corpus_dir: Path, part: str) -> Listing:
@@ -47,7 +49,9 @@ class An4:
             if cmu:
                 match = _SPHINX_LINE.match(line)
                 if match is None:
-                    skipped.append(Skipped(f"{transcript.name}, line {line_number}", "the line does not end in (utterance)"))
+                    skipped.append(
+                        Skipped(f"{transcript.name}, line {line_number}", "the line does not end in (utterance)")
+                    )
                     continue
                 utterance_id, text = match["utterance"], match["text"]
             else:
@@ -67,7 +71,9 @@ class An4:
 
     def download(self, corpus_dir: Path, parts: Sequence[str]) -> None:
         if not corpus_dir.is_dir():
-            raise AsrError(f"{corpus_dir}: AN4 cannot be downloaded by this program; fetch an4_sphere.tar.gz from CMU yourself.")
+            raise AsrError(
+                f"{corpus_dir}: AN4 cannot be downloaded by this program; fetch an4_sphere.tar.gz from CMU yourself."
+            )
 
     def _transcript(self, corpus_dir: Path, part: str) -> Path | None:
         for path in (corpus_dir / f"{part}.text", corpus_dir / "etc" / f"an4_{part}.transcription"):

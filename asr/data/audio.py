@@ -23,7 +23,7 @@ def read_audio(path: str | Path, sampling_rate: int = 16000) -> Tensor:
     """A file's samples (L,) float32 in [-1, 1]: channels averaged, brought to `sampling_rate`.
 
     Raises:
-        AsrError: the file is missing, cannot be decoded, is cut short, has no samples, or has samples that are not numbers.
+        AsrError: the file is missing, cannot be decoded, is cut short, has no samples, or some that are not numbers.
     """
     samples, file_rate = _decode(Path(path))
     waveform = torch.from_numpy(samples.mean(axis=1) if samples.shape[1] > 1 else samples[:, 0])
@@ -38,7 +38,9 @@ def inspect_audio(path: str | Path) -> tuple[int, int, int]:
 
 def find_audio_files(folder: Path) -> list[Path]:
     """All audio files below a folder, sorted."""
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in AUDIO_SUFFIXES and not path.name.startswith("."))
+    return sorted(
+        path for path in folder.rglob("*") if path.suffix.lower() in AUDIO_SUFFIXES and not path.name.startswith(".")
+    )
 
 
 def to_int16(waveform: Tensor) -> Tensor:
@@ -60,7 +62,9 @@ def _decode(path: Path) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.float32
         with soundfile.SoundFile(str(path)) as file:
             announced = file.frames
             # libsndfile silently believes the file's size where a WAV header announces more samples than there are.
-            cut_short = _SHORTER_THAN_HEADER.search(file.extra_info) if file.format in ("WAV", "WAVEX", "NIST") else None
+            cut_short = (
+                _SHORTER_THAN_HEADER.search(file.extra_info) if file.format in ("WAV", "WAVEX", "NIST") else None
+            )
             samples = file.read(dtype="float32", always_2d=True)
             rate = int(file.samplerate)
     except (soundfile.SoundFileError, RuntimeError) as error:
@@ -68,9 +72,13 @@ def _decode(path: Path) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.float32
         raise AsrError(f"{path}: the audio cannot be decoded ({reason}); it is damaged or not audio.") from error
     if len(samples) == 0:
         raise AsrError(f"{path}: the audio has no samples (zero length).")
-    if cut_short or 0 < announced < 2**62 and len(samples) < announced:
-        raise AsrError(f"{path}: the audio is cut short: its header announces more than the {len(samples)} samples there are.")
+    if cut_short or (0 < announced < 2**62 and len(samples) < announced):
+        raise AsrError(
+            f"{path}: the audio is cut short: its header announces more than the {len(samples)} samples there are."
+        )
     if not np.isfinite(samples).all():
         num = int((~np.isfinite(samples)).any(axis=1).sum())
-        raise AsrError(f"{path}: {num} of {len(samples)} samples are not numbers (NaN or infinite); make the file anew.")
+        raise AsrError(
+            f"{path}: {num} of {len(samples)} samples are not numbers (NaN or infinite); make the file anew."
+        )
     return samples, rate

@@ -58,7 +58,9 @@ def read_cuts(paths: Sequence[str | Path]) -> list[MonoCut]:
         try:
             cuts += CutSet.from_file(path)
         except Exception as error:  # gzip, json and lhotse each raise their own
-            raise AsrError(f"{path}: this is not a readable manifest of lhotse cuts ({error}); make it anew.") from error
+            raise AsrError(
+                f"{path}: this is not a readable manifest of lhotse cuts ({error}); make it anew."
+            ) from error
     repeated = [cut_id for cut_id, num in Counter(cut.id for cut in cuts).items() if num > 1]
     if repeated:
         raise AsrError(f"{', '.join(map(str, paths))}: the cut {repeated[0]!r} stands twice; name each manifest once.")

@@ -19,7 +19,6 @@ from asr.data.fbank import Fbank, WindowType
 from asr.data.noise import NoiseMixer
 from asr.data.spec_augment import SpecAugment
 from asr.errors import AsrError
-from asr.text.lexicon import Lexicon
 from asr.text.tokenizer import Tokenizer
 from asr.text.tokens import TokenTable
 
@@ -34,7 +33,7 @@ class AcousticDataModule(pl.LightningDataModule):
         valid_cuts: cuts to validate on.
         test_cuts: cuts for `test` and `predict`.
         valid_fraction: part of `train_cuts` held out to validate on, whole speakers at a time, if `valid_cuts` is empty.
-        lexicon: pronunciations, CMUdict's or Kaldi's form; of several the first that has a word wins. None: characters.
+        lexicon: files in CMUdict's or Kaldi's form; of several the first that has a word wins. None: spelling.
         tokens: a token table to use; by default the lexicon's phones, sorted. Characters need it.
         keep_stress: keep the stress marks of vowels.
         random_pronunciation: draw among a word's pronunciations in training instead of taking the first.
@@ -114,7 +113,7 @@ class AcousticDataModule(pl.LightningDataModule):
         self.memory_gb = memory_gb
         self.num_workers = num_workers
         self.seed = seed
-        self.tokenizer = _tokenizer(lexicon, tokens, keep_stress)
+        self.tokenizer = Tokenizer.from_files(lexicon, tokens, keep_stress)
         self.fbank_config: dict[str, Any] = {
             "num_mel_bins": num_mel_bins,
             "use_energy": use_energy,
@@ -217,7 +216,9 @@ class AcousticDataModule(pl.LightningDataModule):
         else:
             left_out.log(split, len(cuts))
         if cuts and not usable:
-            raise AsrError(f"{', '.join(self.cut_paths[source])}: not one utterance can be used; do lexicon and corpus fit?")
+            raise AsrError(
+                f"{', '.join(self.cut_paths[source])}: not one utterance can be used; do lexicon and corpus fit?"
+            )
         self.left_out[split] = left_out
         self.cuts[split] = CutSet.from_cuts(usable)
         gigabytes = sum(cut.duration for cut in usable) * self.fbank.sampling_rate * 2 / 2**30
@@ -228,7 +229,9 @@ class AcousticDataModule(pl.LightningDataModule):
         cuts = self._split(split)
         with warnings.catch_warnings():
             # lhotse warns that cuts in memory forgo the savings of lazy ones.
-            warnings.filterwarnings("ignore", message="You are using DynamicBucketingSampler with an eagerly read CutSet")
+            warnings.filterwarnings(
+                "ignore", message="You are using DynamicBucketingSampler with an eagerly read CutSet"
+            )
             return DynamicBucketingSampler(
                 cuts,
                 max_duration=self.max_batch_duration,
@@ -246,15 +249,3 @@ class AcousticDataModule(pl.LightningDataModule):
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
         )
-
-
-def _tokenizer(lexicon_paths: Sequence[str], token_path: str | None, keep_stress: bool) -> Tokenizer:
-    lexicon: Lexicon | None = None
-    for path in lexicon_paths:
-        another = Lexicon.from_file(path, keep_stress)
-        lexicon = another if lexicon is None else lexicon.merged_with(another)
-    if token_path is not None:
-        return Tokenizer(TokenTable.from_file(token_path), lexicon)
-    if lexicon is None:
-        raise AsrError("data: give a lexicon to train on phones, or tokens with one character a line to spell.")
-    return Tokenizer(TokenTable(lexicon.phones, name=lexicon.name), lexicon)

@@ -72,7 +72,9 @@ class WaveformCache:
         begin = round(cut.start * self.sampling_rate)
         part = waveform[begin : begin + max(1, round(cut.duration * self.sampling_rate))]
         if part.numel() == 0:
-            raise AsrError(f"{path}: the recording ends before {cut.start} s, where the cut {cut.id} begins; prepare the corpus anew.")
+            raise AsrError(
+                f"{path}: the recording ends before {cut.start} s, where cut {cut.id} begins; prepare the corpus anew."
+            )
         return part
 
     def _read_or_none(self, path: str) -> Tensor | None:
@@ -85,8 +87,8 @@ class WaveformCache:
 class AcousticDataset(Dataset[AcousticBatch]):
     """A lhotse map dataset: the index is a batch of cuts, as a lhotse sampler gives.
 
-    Speed, noise and masks are drawn afresh each time from torch's generator, which a data loader seeds anew every epoch.
-    A recording that cannot be read is left out of its batch and logged.
+    Speed, noise and masks are drawn afresh each time from torch's generator, which a data loader seeds anew every
+    epoch. A recording that cannot be read is left out of its batch and logged.
 
     Args:
         fbank: the features.
@@ -116,7 +118,7 @@ class AcousticDataset(Dataset[AcousticBatch]):
         self.spec_augment = spec_augment
         self.random_pronunciation = random_pronunciation
 
-    def __getitem__(self, cuts: CutSet) -> AcousticBatch:  # type: ignore[override]
+    def __getitem__(self, cuts: CutSet) -> AcousticBatch:
         waveforms: list[Tensor] = []
         tokens: list[Tensor] = []
         texts: list[str] = []
@@ -160,7 +162,10 @@ class AcousticDataset(Dataset[AcousticBatch]):
         variants = None
         if self.random_pronunciation and lexicon is not None:
             draws = torch.rand(len(words)).tolist()
-            variants = [int(draw * len(lexicon.pronunciations.get(word, ("",)))) for word, draw in zip(words, draws, strict=True)]
+            variants = [
+                int(draw * len(lexicon.pronunciations.get(word, ("",))))
+                for word, draw in zip(words, draws, strict=True)
+            ]
         return self.tokenizer.encode(words, variants)[0]
 
 

@@ -63,7 +63,9 @@ class Fbank(nn.Module):
         self.frame_length = int(sampling_rate * frame_length_ms / 1000)
         self.frame_shift = int(sampling_rate * frame_shift_ms / 1000)
         if self.frame_shift < 1 or self.frame_length < 2:
-            raise AsrError(f"Fbank: windows of {frame_length_ms} ms every {frame_shift_ms} ms hold no samples; make them longer.")
+            raise AsrError(
+                f"Fbank: windows of {frame_length_ms} ms every {frame_shift_ms} ms hold no samples; make them longer."
+            )
         self.fft_length = 1 << (self.frame_length - 1).bit_length()
         filters = mel_filters(num_mel_bins, self.fft_length, sampling_rate, low_freq, high_freq)
         self.register_buffer("window", window_function(window, self.frame_length), persistent=False)
@@ -137,7 +139,7 @@ def window_function(window: WindowType, length: int) -> Tensor:
     """The window (length,) float32."""
     phase = 2.0 * math.pi * torch.arange(length, dtype=torch.float64) / (length - 1)
     hanning = 0.5 - 0.5 * torch.cos(phase)
-    shapes = {
+    shapes: dict[str, Tensor] = {
         "povey": hanning**0.85,
         "hamming": 0.54 - 0.46 * torch.cos(phase),
         "hanning": hanning,
@@ -153,7 +155,9 @@ def mel_filters(num_mel_bins: int, fft_length: int, sampling_rate: int, low_freq
     nyquist = sampling_rate / 2
     high = high_freq if high_freq > 0.0 else nyquist + high_freq
     if not 0.0 <= low_freq < high <= nyquist:
-        raise AsrError(f"Fbank: the band {low_freq} to {high} Hz does not lie within 0 to {nyquist} Hz; set low_freq, high_freq.")
+        raise AsrError(
+            f"Fbank: the band {low_freq} to {high} Hz does not lie within 0 to {nyquist} Hz; set low_freq, high_freq."
+        )
     frequency = torch.arange(fft_length // 2, dtype=torch.float64) * sampling_rate / fft_length
     edges = torch.linspace(_mel(low_freq), _mel(high), num_mel_bins + 2, dtype=torch.float64)
     mel = (1127.0 * torch.log1p(frequency / 700.0))[:, None]
@@ -162,7 +166,9 @@ def mel_filters(num_mel_bins: int, fft_length: int, sampling_rate: int, low_freq
     falling = (right - mel) / (right - center)
     filters = torch.minimum(rising, falling).clamp(min=0.0).float()
     if bool((filters.sum(dim=0) == 0).any()):
-        raise AsrError(f"Fbank: {num_mel_bins} mel bins are too many for an FFT of {fft_length}; some would see no frequency.")
+        raise AsrError(
+            f"Fbank: {num_mel_bins} mel bins are too many for an FFT of {fft_length}; some would see no frequency."
+        )
     return filters
 
 

@@ -49,7 +49,9 @@ class LibriSpeech:
         root = _root(corpus_dir)
         parts = [part for part in self._parts if (root / part).is_dir()]
         if not parts:
-            raise AsrError(f"{corpus_dir}: holds none of the parts {', '.join(self._parts)}; point at the folder above them.")
+            raise AsrError(
+                f"{corpus_dir}: holds none of the parts {', '.join(self._parts)}; point at the folder above them."
+            )
         return parts
 
     def list_part(self, corpus_dir: Path, part: str) -> Listing:
@@ -73,7 +75,9 @@ class LibriSpeech:
                     continue
                 texts[utterance_id] = (utterance_id.split("-")[0], normalize_librispeech(text))
         if not texts:
-            raise AsrError(f"{folder}: holds no transcript; expected <speaker>/<chapter>/<speaker>-<chapter>.trans.txt files.")
+            raise AsrError(
+                f"{folder}: holds no transcript; expected <speaker>/<chapter>/<speaker>-<chapter>.trans.txt files."
+            )
         return join(texts, audio_by_stem(folder), skipped, folder)
 
     def download(self, corpus_dir: Path, parts: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
@@ -35,7 +36,9 @@ class NoiseMixer:
     ) -> None:
         self.files = find_audio_files(Path(noise_dir))
         if not self.files:
-            raise AsrError(f"{noise_dir}: the noise folder is missing or holds no audio; give one with recordings of noise.")
+            raise AsrError(
+                f"{noise_dir}: the noise folder is missing or holds no audio; give one with recordings of noise."
+            )
         self.probability = probability
         self.min_snr_db = min_snr_db
         self.max_snr_db = max_snr_db
@@ -66,4 +69,4 @@ def add_noise(waveform: Tensor, noise: Tensor, snr_db: float) -> Tensor:
     noise_power = float(noise.square().mean())
     if speech_power == 0.0 or noise_power == 0.0:
         return waveform
-    return waveform + noise * (speech_power / noise_power / 10 ** (snr_db / 10)) ** 0.5
+    return waveform + noise * math.sqrt(speech_power / noise_power / math.pow(10.0, snr_db / 10.0))

@@ -93,7 +93,9 @@ def prepare_part(
             if on_progress is not None:
                 on_progress(done, len(listing.utterances))
     if not cuts:
-        raise AsrError(f"{corpus_dir}: none of the {len(listing.utterances)} audio files of {part} is usable: {skipped[-1].reason}")
+        raise AsrError(
+            f"{corpus_dir}: none of the {len(listing.utterances)} audio files of {part} is usable: {skipped[-1].reason}"
+        )
     report = PartReport(
         corpus=corpus.name,
         part=part,
@@ -115,7 +117,9 @@ def prepare_part(
         with _atomic(report_path) as path:
             path.write_text(report.to_json() + "\n", encoding="utf-8")
     except OSError as error:
-        raise AsrError(f"{output_dir}: the output cannot be written ({error.strerror}); choose another --output.") from error
+        raise AsrError(
+            f"{output_dir}: the output cannot be written ({error.strerror}); choose another --output."
+        ) from error
     return report
 
 
@@ -144,7 +148,12 @@ def _cut_or_reason(utterance: Utterance) -> MonoCut | Skipped:
         speaker=utterance.speaker,
     )
     return MonoCut(
-        id=utterance.utterance_id, start=0.0, duration=duration, channel=0, recording=recording, supervisions=[supervision]
+        id=utterance.utterance_id,
+        start=0.0,
+        duration=duration,
+        channel=0,
+        recording=recording,
+        supervisions=[supervision],
     )
 
 
@@ -155,6 +164,6 @@ def _atomic(path: Path) -> Iterator[Path]:
     partial = path.with_name(f".{os.getpid()}.{path.name}")
     try:
         yield partial
-        os.replace(partial, path)
+        partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ _ROLLOFF = 0.99
 
 
 def resample(waveform: Tensor, old_rate: int, new_rate: int) -> Tensor:
-    """(..., L) at `old_rate` to (..., ceil(L * new_rate / old_rate)) at `new_rate`, band-limited to the lower of the two.
+    """(..., L) at `old_rate` to (..., ceil(L * new_rate / old_rate)) at `new_rate`, band-limited to the lower one.
 
     Raises:
         AsrError: a rate is not positive.

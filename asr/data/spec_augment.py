@@ -53,7 +53,7 @@ class SpecAugment(nn.Module):
 
 
 def _bands(length: Tensor, max_width: Tensor, size: int, num_bands: int) -> Tensor:
-    """The union of `num_bands` random bands within 0..length-1, each 0..max_width wide; (N,), (N,) to (N, size) bool."""
+    """The union of `num_bands` random bands in 0..length-1, each 0..max_width wide; (N,), (N,) to (N, size) bool."""
     device = length.device
     draw = torch.rand((2, len(length), num_bands), device=device)
     width = (draw[0] * (max_width + 1)[:, None]).long()

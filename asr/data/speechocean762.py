@@ -15,7 +15,7 @@ PARTS = ("train", "test")
 class SpeechOcean762:
     """Either the distribution's layout or one audio folder a part.
 
-    - distribution: `<part>/text` of `utterance TEXT`, `<part>/wav.scp` and `<part>/utt2spk`, audio in `WAVE/SPEAKER<id>/`;
+    - distribution: `<part>/text` of `utterance TEXT`, `<part>/wav.scp`, `<part>/utt2spk`, audio in `WAVE/SPEAKER<id>/`;
     - audio folders: `<part>.text` of `speaker/utterance TEXT`, audio in `<any folder>/<part>/<speaker>/`.
     """
 
@@ -27,7 +27,9 @@ class SpeechOcean762:
         require_folder(corpus_dir, "speechocean762")
         parts = [part for part in PARTS if self._transcript(corpus_dir, part) is not None]
         if not parts:
-            raise AsrError(f"{corpus_dir}: holds no speechocean762; expected train/text with train/wav.scp, or train.text.")
+            raise AsrError(
+                f"{corpus_dir}: holds no speechocean762; expected train/text with train/wav.scp, or train.text."
+            )
         return parts
 
     def list_part(self, corpus_dir: Path, part: str) -> Listing:
@@ -51,18 +53,22 @@ class SpeechOcean762:
             texts[utterance_id] = (speaker, normalize_speechocean762(text))
         if official:
             listed = _two_columns(transcript.parent / "wav.scp")
-            audio = {utterance: corpus_dir / name for utterance, name in listed.items() if (corpus_dir / name).is_file()}
+            audio = {
+                utterance: corpus_dir / name for utterance, name in listed.items() if (corpus_dir / name).is_file()
+            }
         else:
             folders = [path for path in sorted(corpus_dir.glob(f"*/{part}")) if path.is_dir()]
             if not folders:
-                raise AsrError(f"{corpus_dir}: holds no audio of speechocean762's part {part}; expected a folder */{part}.")
+                raise AsrError(
+                    f"{corpus_dir}: holds no audio of speechocean762's part {part}; expected a folder */{part}."
+                )
             audio = audio_by_stem(folders[0])
         return join(texts, audio, skipped, corpus_dir)
 
     def download(self, corpus_dir: Path, parts: Sequence[str]) -> None:
         if not corpus_dir.is_dir():
             raise AsrError(
-                f"{corpus_dir}: speechocean762 cannot be downloaded by this program; fetch https://www.openslr.org/101 yourself."
+                f"{corpus_dir}: speechocean762 is not downloaded for you; fetch https://www.openslr.org/101 first."
             )
 
     def _transcript(self, corpus_dir: Path, part: str) -> Path | None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Splice(nn.Module):
-    """Each frame with `left` frames before and `right` behind it; an utterance's first and last frame stand in at its ends.
+    """Each frame with `left` frames before and `right` behind it; an utterance's end frames are repeated.
 
     Args:
         left: frames before.

@@ -63,7 +63,8 @@ class Lexicon:
             word, phones = fields[0], fields[1:]
             if not phones:
                 raise AsrError(
-                    f"{path}, line {line_number}: the word {word!r} has no pronunciation; give its phones or remove the line."
+                    f"{path}, line {line_number}: the word {word!r} has no pronunciation; "
+                    "give its phones or remove the line."
                 )
             if _NUMBER.match(phones[0]):
                 raise AsrError(
@@ -86,7 +87,9 @@ class Lexicon:
     @property
     def phones(self) -> tuple[str, ...]:
         """All phones, sorted."""
-        return tuple(sorted({phone for variants in self.pronunciations.values() for each in variants for phone in each}))
+        return tuple(
+            sorted({phone for variants in self.pronunciations.values() for each in variants for phone in each})
+        )
 
     def __len__(self) -> int:
         return len(self.pronunciations)
@@ -110,7 +113,9 @@ class Lexicon:
 
     def save(self, path: str | Path) -> None:
         """Writes Kaldi's form, one line a pronunciation."""
-        lines = [f"{word} {' '.join(phones)}\n" for word, variants in self.pronunciations.items() for phones in variants]
+        lines = [
+            f"{word} {' '.join(phones)}\n" for word, variants in self.pronunciations.items() for phones in variants
+        ]
         Path(path).write_text("".join(lines), encoding="utf-8")
 
 

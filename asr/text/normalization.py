@@ -3,7 +3,7 @@
 | corpus | as distributed | what changes |
 | --- | --- | --- |
 | LibriSpeech | `WORDS IN UPPER CASE`, apostrophes inside and at the end of words | white space only |
-| AN4 | `<s> WORDS </s> (speaker-utterance)` or the words alone; spelled letters are words of their own | sentence marks and the utterance name go |
+| AN4 | `<s> WORDS </s> (utterance)` or the words alone; spelled letters are words | all but the words goes |
 | speechocean762 | upper case; now and then an apostrophe of another shape | apostrophes |
 | other English text | anything | `normalize_english` |
 """
@@ -39,8 +39,8 @@ def normalize_speechocean762(text: str) -> str:
 def normalize_english(text: str) -> str:
     """Any English text: compatibility forms and apostrophes unified, hyphens and punctuation to blanks, upper case.
 
-    An apostrophe stays where it touches a letter (`DON'T`, `BOYS'`, `'TIS`); a pair of them around a word is quotation and
-    goes. Digits stay as they are: a lexicon reports them as unknown words rather than having them guessed at here.
+    An apostrophe stays where it touches a letter (`DON'T`, `BOYS'`, `'TIS`); a pair of them around words is quotation
+    and goes. Digits stay as they are: a lexicon reports them as unknown words rather than having them guessed at here.
     """
     text = unicodedata.normalize("NFKC", text).translate(_APOSTROPHES)
     text = _REPEATED_APOSTROPHE.sub(" ", text)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
+from asr.errors import AsrError
 from asr.text.lexicon import Lexicon
 from asr.text.tokens import TokenTable
 
@@ -24,6 +26,25 @@ class Tokenizer:
         self.lexicon = lexicon
         if lexicon is not None:
             tokens.ids_of(lexicon.phones)
+
+    @classmethod
+    def from_files(
+        cls, lexicons: Sequence[str | Path] = (), tokens: str | Path | None = None, keep_stress: bool = False
+    ) -> Tokenizer:
+        """Reads lexicons, of which the first that has a word wins, and a token table, by default the phones, sorted.
+
+        Raises:
+            AsrError: a file cannot be used, or neither is given.
+        """
+        lexicon: Lexicon | None = None
+        for path in lexicons:
+            another = Lexicon.from_file(path, keep_stress)
+            lexicon = another if lexicon is None else lexicon.merged_with(another)
+        if tokens is not None:
+            return cls(TokenTable.from_file(tokens), lexicon)
+        if lexicon is None:
+            raise AsrError("data: give a lexicon to train on phones, or tokens with one character a line to spell.")
+        return cls(TokenTable(lexicon.phones, name=lexicon.name), lexicon)
 
     def encode(self, words: Sequence[str], variants: Sequence[int] | None = None) -> tuple[list[int], list[str]]:
         """The token ids of the words that can be written, and the words that cannot (unknown words), in order.

@@ -56,7 +56,9 @@ class TokenTable:
             raise AsrError(f"{path}: the first symbol is {rows[0][0]!r}; it must be {BLANK!r}, which has the id 0.")
         for token_id, row in enumerate(rows):
             if len(row) > 2 or (len(row) == 2 and row[1] != str(token_id)):
-                raise AsrError(f"{path}, line {token_id + 1}: expected `symbol` or `symbol {token_id}`, not {' '.join(row)!r}.")
+                raise AsrError(
+                    f"{path}, line {token_id + 1}: expected `symbol` or `symbol {token_id}`, not {' '.join(row)!r}."
+                )
         return cls((row[0] for row in rows), name=str(path))
 
     def save(self, path: str | Path) -> None:
@@ -84,7 +86,9 @@ class TokenTable:
         try:
             return self._id_of[token]
         except KeyError:
-            raise AsrError(f"{self.name}: the token {token!r} is not listed; lexicon and token table do not fit.") from None
+            raise AsrError(
+                f"{self.name}: the token {token!r} is not listed; lexicon and token table do not fit."
+            ) from None
 
     def ids_of(self, tokens: Sequence[str]) -> list[int]:
         """The ids of several tokens."""

@@ -33,7 +33,9 @@ class Vocabulary:
         self._id_of: dict[str, int] = {}
         for word_id, word in enumerate(self.words):
             if not word or word.split() != [word]:
-                raise AsrError(f"{name}: entry {word_id} is {word!r}; a word is not empty and has no white space in it.")
+                raise AsrError(
+                    f"{name}: entry {word_id} is {word!r}; a word is not empty and has no white space in it."
+                )
             if word in self._id_of:
                 raise AsrError(f"{name}: the word {word!r} stands twice; remove one of the two entries.")
             self._id_of[word] = word_id
