@@ -1,0 +1,160 @@
+"""A trained recognizer as a folder: `bundle.json`, safetensors files and a card.
+
+`bundle.json` names for each part a class of the registry, the arguments that it was made with, and its file; and for
+each file its size and SHA-256. Numbers may be stored in half precision; they are loaded as float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from asr.bundle_manifest import read_manifest, write_manifest
+from asr.errors import AsrError
+from asr.graph.artefact import DecodingGraph
+from asr.lm.ngram import NgramLM
+from asr.lm.ngram_file import load_ngram, save_ngram
+from asr.registered_network import (
+    ACOUSTIC_MODEL_CLASSES,
+    FEATURE_CLASSES,
+    LANGUAGE_MODEL_CLASSES,
+    RegisteredNetwork,
+    build_network,
+    load_weights,
+    save_weights,
+)
+from asr.text.vocabulary import Vocabulary
+
+_CARD = "card.md"
+_GRAPH_FILE = "graph.safetensors"
+_AM_FILE = "acoustic_model.safetensors"
+_RNN_FILE = "rnn_lm.safetensors"
+_WORDS_FILE = "rnn_lm_words.txt"
+_NGRAM_FILES = {"small_ngram": "small_ngram.safetensors", "large_ngram": "large_ngram.safetensors"}
+
+
+@dataclass
+class Bundle:
+    """Everything that turns a waveform into words.
+
+    Args:
+        name: shown to users.
+        features: waveform to features.
+        acoustic_model: features to token log-probabilities.
+        graph: lexicon and small n-gram, compiled.
+        small_ngram: the model that the graph was built from; taken out again where a larger one decides.
+        large_ngram: a larger n-gram model for the same words, or None.
+        rnn_lm: the recurrent language model, or None.
+        decoding: mode (`ngram`, `on_the_fly`, `interpolated`) -> decoding options that were tuned for it.
+        card: what it was trained on and what it reaches, in Markdown.
+    """
+
+    name: str
+    features: RegisteredNetwork
+    acoustic_model: RegisteredNetwork
+    graph: DecodingGraph
+    small_ngram: NgramLM | None = None
+    large_ngram: NgramLM | None = None
+    rnn_lm: RegisteredNetwork | None = None
+    decoding: dict[str, dict[str, Any]] = field(default_factory=dict)
+    card: str = ""
+
+    @property
+    def sampling_rate(self) -> int:
+        """What the features expect, in Hz."""
+        return int(self.features.network.sampling_rate)  # type: ignore[arg-type]
+
+    def check(self) -> None:
+        """Refuses parts that do not belong together.
+
+        Raises:
+            AsrError: the acoustic model has another number of outputs than the graph reads, or its input is another
+                than the features.
+        """
+        num_tokens = int(self.acoustic_model.network.num_tokens)  # type: ignore[arg-type]
+        if num_tokens != len(self.graph.tokens):
+            raise AsrError(
+                f"bundle {self.name}: the acoustic model has {num_tokens} outputs and the decoding graph reads "
+                f"{len(self.graph.tokens)} tokens; take the graph that was built for this model."
+            )
+        feature_dim = int(self.features.network.feature_dim)  # type: ignore[arg-type]
+        num_features = self.acoustic_model.arguments.get("num_features", feature_dim)
+        if num_features != feature_dim:
+            raise AsrError(
+                f"bundle {self.name}: the acoustic model reads {num_features} features a frame and the features are "
+                f"{feature_dim}; take the feature settings that it was trained with."
+            )
+
+    def save(self, folder: str | Path, half_precision: bool = True) -> None:
+        """Writes the bundle.
+
+        Args:
+            folder: made where it is missing.
+            half_precision: store network weights as float16; n-gram and graph scores stay float32.
+
+        Raises:
+            AsrError: the parts do not belong together.
+        """
+        self.check()
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        manifest: dict[str, Any] = {
+            "name": self.name,
+            "features": {"class": self.features.class_name, "arguments": self.features.arguments},
+            "acoustic_model": _description(self.acoustic_model, file=_AM_FILE),
+            "graph": {"file": _GRAPH_FILE},
+            "decoding": self.decoding,
+        }
+        save_weights(self.acoustic_model.network, folder / _AM_FILE, half_precision)
+        self.graph.save(folder / _GRAPH_FILE)
+        for part, file_name in _NGRAM_FILES.items():
+            model: NgramLM | None = getattr(self, part)
+            if model is not None:
+                save_ngram(model, folder / file_name)
+                manifest[part] = {"file": file_name}
+        if self.rnn_lm is not None:
+            manifest["rnn_lm"] = _description(self.rnn_lm, file=_RNN_FILE, words=_WORDS_FILE)
+            save_weights(self.rnn_lm.network, folder / _RNN_FILE, half_precision)
+            self.rnn_lm.network.vocabulary.save(folder / _WORDS_FILE)  # type: ignore[operator, union-attr]
+        (folder / _CARD).write_text(self.card, encoding="utf-8")
+        write_manifest(folder, manifest)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Bundle:
+        """Reads and checks a bundle.
+
+        Raises:
+            AsrError: a file is missing, damaged, of another format or version, or the parts do not belong together.
+        """
+        folder = Path(folder)
+        manifest = read_manifest(folder)
+        rnn_lm = None
+        if "rnn_lm" in manifest:
+            vocabulary = Vocabulary.from_file(folder / manifest["rnn_lm"]["words"])
+            rnn_lm = _load_network(folder, manifest["rnn_lm"], LANGUAGE_MODEL_CLASSES, vocabulary)
+        bundle = cls(
+            name=manifest["name"],
+            features=_load_network(folder, manifest["features"], FEATURE_CLASSES),
+            acoustic_model=_load_network(folder, manifest["acoustic_model"], ACOUSTIC_MODEL_CLASSES),
+            graph=DecodingGraph.load(folder / manifest["graph"]["file"]),
+            rnn_lm=rnn_lm,
+            decoding=manifest["decoding"],
+            card=(folder / _CARD).read_text(encoding="utf-8") if (folder / _CARD).is_file() else "",
+            **{part: load_ngram(folder / manifest[part]["file"]) for part in _NGRAM_FILES if part in manifest},
+        )
+        bundle.check()
+        return bundle
+
+
+def _description(registered: RegisteredNetwork, **files: str) -> dict[str, Any]:
+    return {"class": registered.class_name, "arguments": registered.arguments, **files}
+
+
+def _load_network(
+    folder: Path, entry: dict[str, Any], classes: dict[str, str], vocabulary: Vocabulary | None = None
+) -> RegisteredNetwork:
+    registered = build_network(entry["class"], entry["arguments"], classes, str(folder / "bundle.json"), vocabulary)
+    if "file" in entry:
+        load_weights(registered.network, folder / entry["file"])
+    return registered
