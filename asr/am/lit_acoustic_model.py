@@ -1,0 +1,196 @@
+"""Training of an acoustic model with Lightning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asr.am.greedy import greedy_tokens
+from asr.am.network import AcousticNetwork
+from asr.am.objective import Objective
+from asr.am.optimizer import adamw
+from asr.am.schedule import warmup_cosine
+from asr.am.weight_average import WeightAverage
+from asr.errors import AsrError
+from asr.evaluation.error_rate import NO_ERRORS, ErrorCounts, count_errors
+
+
+class LitAcousticModel(pl.LightningModule):
+    """Frames to tokens by CTC or a relative: optimiser, schedule, averaged weights, token error rate.
+
+    Validation, testing and prediction use the averaged weights. Batches are those of `AcousticDataModule`.
+
+    Args:
+        network: the acoustic model; its `num_features` and `num_tokens` must be those of the data.
+        objective: the training loss, such as `asr.am.torch_ctc.TorchCtc`.
+        peak_lr: learning rate at the end of the warm-up.
+        warmup_fraction: part of all steps in which it rises; half a cosine follows.
+        final_lr_fraction: last learning rate as a part of the peak.
+        weight_decay: of weight matrices; biases and norms have none.
+        max_gradient_norm: larger gradients are scaled down to it.
+        intermediate_weight: part of the loss that falls to intermediate outputs, if the network has them.
+        average_decay: of the moving average of weights.
+        length_multiple: training batches are padded to a multiple of so many frames.
+        initial_checkpoint: start from the averaged weights of this Lightning checkpoint.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        objective: nn.Module,
+        peak_lr: float = 1e-3,
+        warmup_fraction: float = 0.05,
+        final_lr_fraction: float = 0.02,
+        weight_decay: float = 0.02,
+        max_gradient_norm: float = 1.0,
+        intermediate_weight: float = 0.3,
+        average_decay: float = 0.999,
+        length_multiple: int = 64,
+        initial_checkpoint: str | None = None,
+    ) -> None:
+        super().__init__()
+        if initial_checkpoint is not None:
+            network.load_state_dict(averaged_weights(initial_checkpoint))
+        self.network: AcousticNetwork = network  # type: ignore[assignment]
+        self.objective: Objective = objective  # type: ignore[assignment]
+        self.average = WeightAverage(network, average_decay)
+        self.peak_lr = peak_lr
+        self.warmup_fraction = warmup_fraction
+        self.final_lr_fraction = final_lr_fraction
+        self.weight_decay = weight_decay
+        self.max_gradient_norm = max_gradient_norm
+        self.intermediate_weight = intermediate_weight
+        self.length_multiple = length_multiple
+        self._errors: ErrorCounts = NO_ERRORS
+        self._rng_state: Tensor | None = None
+
+    def forward(self, features: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
+        """features (N, T, F), num_frames (N,) -> averaged network's log-probabilities (N, T', C), (N,)."""
+        log_prob, num_frames = self.average.network(features, num_frames)
+        return log_prob, num_frames
+
+    def on_fit_start(self) -> None:
+        """Checks network against data and shows the training transcripts to the objective."""
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        wanted = (data.feature_dim, data.num_tokens)
+        has = (self.network.num_features, self.network.num_tokens)
+        if wanted != has:
+            raise AsrError(
+                f"The network expects {has[0]} features and gives {has[1]} tokens, the data have {wanted[0]} and {wanted[1]}; "
+                "set num_features and num_tokens of the network in the recipe's YAML."
+            )
+        texts = (cut.supervisions[0].text or "" for cut in data.cuts["train"])
+        self.objective.prepare([data.tokenizer.encode(text.split())[0] for text in texts])
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        """The objective a token."""
+        # Few different lengths: kernels are made anew for every shape on CPU, which costs more than the padding.
+        features = F.pad(batch["features"], (0, 0, 0, -batch["features"].shape[1] % self.length_multiple))
+        outputs, num_frames = self.network.all_outputs(features, batch["num_frames"])
+        num_tokens = batch["num_tokens"].sum().clamp(min=1)
+        losses = [self.objective(out, num_frames, batch["tokens"], batch["num_tokens"]).sum() / num_tokens for out in outputs]
+        loss = losses[-1]
+        self.log("train_loss", loss.detach(), prog_bar=True, on_step=True, on_epoch=False, batch_size=len(num_frames))
+        if len(losses) > 1:
+            intermediate = torch.stack(losses[:-1]).mean()
+            loss = (1.0 - self.intermediate_weight) * loss + self.intermediate_weight * intermediate
+        return loss
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Clips gradients; a step whose gradient is not finite is left out."""
+        parameters = [parameter for parameter in self.parameters() if parameter.grad is not None]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.max_gradient_norm)
+        if not torch.isfinite(norm):
+            for parameter in parameters:
+                parameter.grad = None
+        self.log("gradient_norm", norm)
+
+    def on_train_batch_end(self, outputs: Any, batch: dict[str, Any], batch_idx: int) -> None:
+        """Moves the averaged weights."""
+        self.average.update(self.network)  # type: ignore[arg-type]
+
+    def on_validation_epoch_start(self) -> None:
+        self._errors = NO_ERRORS
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        """CTC-free figures: the token error rate of greedy decoding, and the objective a token."""
+        self._evaluate(batch, "val")
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val_token_error_rate", self._errors.rate, prog_bar=True)
+
+    def on_test_epoch_start(self) -> None:
+        self._errors = NO_ERRORS
+
+    def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        """As in validation."""
+        self._evaluate(batch, "test")
+
+    def on_test_epoch_end(self) -> None:
+        self.log("test_token_error_rate", self._errors.rate)
+
+    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
+        """Log-probabilities (N, T', C) and num_frames (N,) with the cuts' ids."""
+        log_prob, num_frames = self(batch["features"], batch["num_frames"])
+        return {"cut_ids": batch["cut_ids"], "log_prob": log_prob, "num_frames": num_frames}
+
+    def configure_optimizers(self) -> Any:
+        optimizer = adamw(self.network, self.peak_lr, self.weight_decay)  # type: ignore[arg-type]
+        total_steps = self._total_steps()
+        warmup_steps = round(self.warmup_fraction * total_steps)
+
+        def factor(step: int) -> float:
+            return warmup_cosine(step, warmup_steps, total_steps, self.final_lr_fraction)
+
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keeps the random generator's state, so that a resumed run goes on as the whole one would."""
+        checkpoint["rng_state"] = torch.get_rng_state()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self._rng_state = checkpoint.get("rng_state")
+
+    def on_train_epoch_start(self) -> None:
+        if self._rng_state is not None:
+            torch.set_rng_state(self._rng_state.cpu())
+            self._rng_state = None
+
+    def _evaluate(self, batch: dict[str, Any], stage: str) -> None:
+        log_prob, num_frames = self(batch["features"], batch["num_frames"])
+        loss = self.objective(log_prob, num_frames, batch["tokens"], batch["num_tokens"]).sum()
+        num_tokens = int(batch["num_tokens"].sum())
+        self.log(f"{stage}_loss", loss / max(1, num_tokens), on_epoch=True, on_step=False, batch_size=max(1, num_tokens))
+        for hypothesis, tokens, count in zip(greedy_tokens(log_prob, num_frames), batch["tokens"], batch["num_tokens"], strict=True):
+            self._errors += count_errors([str(i) for i in tokens[:count].tolist()], [str(i) for i in hypothesis])
+
+    def _total_steps(self) -> int:
+        # Bucketed batches have no length known beforehand, so the data module counts them.
+        if self.trainer.max_steps is not None and self.trainer.max_steps > 0:
+            return int(self.trainer.max_steps)
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        num_batches = -(-data.num_train_batches() // self.trainer.accumulate_grad_batches)
+        return int(num_batches * max(1, self.trainer.max_epochs or 1))
+
+
+def averaged_weights(checkpoint: str | Path) -> dict[str, Tensor]:
+    """The averaged network's state dict in a Lightning checkpoint.
+
+    Raises:
+        AsrError: the file is missing or was written by something else.
+    """
+    try:
+        state = torch.load(checkpoint, map_location="cpu", weights_only=False)["state_dict"]
+    except (OSError, KeyError, RuntimeError, ValueError) as error:
+        raise AsrError(f"{checkpoint}: no acoustic model's Lightning checkpoint can be read here ({error}).") from error
+    prefix = "average.network."
+    weights = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
+    if not weights:
+        raise AsrError(f"{checkpoint}: this checkpoint holds no averaged acoustic model; take one that `asr fit` wrote for an am*.yaml.")
+    return weights
