@@ -16,6 +16,7 @@ from asr.data.cmvn import GlobalCmvn
 from asr.data.cut_lists import LeftOut, hold_out_speakers, read_cuts, select_usable
 from asr.data.dataset import AcousticBatch, AcousticDataset, WaveformCache
 from asr.data.fbank import Fbank, WindowType
+from asr.data.feature_stores import FeatureFolder, FeatureMemory
 from asr.data.noise import NoiseMixer
 from asr.data.spec_augment import SpecAugment
 from asr.errors import AsrError
@@ -32,8 +33,8 @@ class AcousticDataModule(pl.LightningDataModule):
         train_cuts: lhotse cuts (`asr prepare` writes them); several are joined.
         valid_cuts: cuts to validate on.
         test_cuts: cuts for `test` and `predict`.
-        valid_fraction: part of `train_cuts` held out to validate on, whole speakers at a time, if `valid_cuts` is empty.
-        lexicon: files in CMUdict's or Kaldi's form; of several the first that has a word wins. None: spelling.
+        lexicon: files in CMUdict's or Kaldi's form; the first one that has a word wins. None: characters.
+        lexicon: files in CMUdict's or Kaldi's form; the first that has a word wins. None: characters.
         tokens: a token table to use; by default the lexicon's phones, sorted. Characters need it.
         keep_stress: keep the stress marks of vowels.
         random_pronunciation: draw among a word's pronunciations in training instead of taking the first.
@@ -58,7 +59,8 @@ class AcousticDataModule(pl.LightningDataModule):
         max_time_mask_fraction: its width as a part of the utterance.
         num_frequency_masks: bands of features.
         max_frequency_mask_bins: width of a band.
-        memory_gb: decoded audio is kept in memory if it needs no more than this; 0 never.
+        memory_gb: decoded audio, and features as far as they fit, are kept in memory up to this much; 0 for nothing.
+        feature_dir: a folder where features are stored, once computed, and read from in later epochs and runs.
         num_workers: processes that make batches; 0 for none beside the trainer.
         seed: of the sampler.
     """
@@ -95,6 +97,7 @@ class AcousticDataModule(pl.LightningDataModule):
         num_frequency_masks: int = 2,
         max_frequency_mask_bins: int = 27,
         memory_gb: float = 4.0,
+        feature_dir: str | None = None,
         num_workers: int = 0,
         seed: int = 0,
     ) -> None:
@@ -133,16 +136,22 @@ class AcousticDataModule(pl.LightningDataModule):
             num_frequency_masks,
             max_frequency_mask_bins,
         )
+        self.features: FeatureFolder | FeatureMemory | None = None
+        if feature_dir is not None:
+            self.features = FeatureFolder(feature_dir, self.fbank_config)
+        elif num_workers == 0:  # each worker process would fill a memory of its own
+            self.features = FeatureMemory(memory_gb)
         self.train_dataset = AcousticDataset(
             self.fbank,
             self.tokenizer,
             self.waveforms,
+            self.features,
             speed_factors,
             noise,
             masks if spec_augment else None,
             random_pronunciation,
         )
-        self.plain_dataset = AcousticDataset(self.fbank, self.tokenizer, self.waveforms)
+        self.plain_dataset = AcousticDataset(self.fbank, self.tokenizer, self.waveforms, self.features)
         self.cuts: dict[Split, CutSet] = {}
         self.left_out: dict[Split, LeftOut] = {}
 
@@ -224,6 +233,8 @@ class AcousticDataModule(pl.LightningDataModule):
         gigabytes = sum(cut.duration for cut in usable) * self.fbank.sampling_rate * 2 / 2**30
         if self.waveforms.gigabytes + gigabytes <= self.memory_gb:
             self.waveforms.fill(self.cuts[split])
+        if isinstance(self.features, FeatureMemory):
+            self.features.limit_gigabytes(self.memory_gb - self.waveforms.gigabytes)
 
     def _sampler(self, split: Split, shuffle: bool) -> DynamicBucketingSampler:
         cuts = self._split(split)

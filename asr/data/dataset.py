@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from asr.data.audio import from_int16, read_audio, to_int16
 from asr.data.cut_lists import cut_text
 from asr.data.fbank import Fbank
+from asr.data.feature_stores import FeatureStore
 from asr.data.noise import NoiseMixer
 from asr.data.resampling import change_speed
 from asr.data.spec_augment import SpecAugment
@@ -94,6 +95,7 @@ class AcousticDataset(Dataset[AcousticBatch]):
         fbank: the features.
         tokenizer: words to tokens; of unknown words nothing is written (the data module reports them).
         waveforms: where samples come from.
+        features: where features are kept, used only where they are the same every time: without noise and dither.
         speed_factors: one of them is drawn for every utterance; (1.0,) changes nothing.
         noise: adds noise, or None.
         spec_augment: masks features, or None.
@@ -105,6 +107,7 @@ class AcousticDataset(Dataset[AcousticBatch]):
         fbank: Fbank,
         tokenizer: Tokenizer,
         waveforms: WaveformCache | None = None,
+        features: FeatureStore | None = None,
         speed_factors: Sequence[float] = (1.0,),
         noise: NoiseMixer | None = None,
         spec_augment: SpecAugment | None = None,
@@ -113,37 +116,34 @@ class AcousticDataset(Dataset[AcousticBatch]):
         self.fbank = fbank
         self.tokenizer = tokenizer
         self.waveforms = waveforms or WaveformCache(fbank.sampling_rate)
+        self.features = features if noise is None and fbank.dither == 0.0 else None
         self.speed_factors = tuple(speed_factors)
         self.noise = noise
         self.spec_augment = spec_augment
         self.random_pronunciation = random_pronunciation
 
     def __getitem__(self, cuts: CutSet) -> AcousticBatch:
-        waveforms: list[Tensor] = []
+        features: list[Tensor] = []
         tokens: list[Tensor] = []
         texts: list[str] = []
         cut_ids: list[str] = []
         reason = "the batch has no cuts"
         for cut in cuts:
             try:
-                waveform = self.waveforms.waveform(cut)
+                features.append(self._features(cut, self._speed_factor()))
             except AsrError as error:
                 reason = str(error)
                 _log.warning("%s is left out: %s", cut.id, reason)
                 continue
-            waveforms.append(self._augmented(waveform))
             texts.append(cut_text(cut))
             tokens.append(torch.tensor(self._encode(texts[-1].split()), dtype=torch.int64))
             cut_ids.append(cut.id)
-        if not waveforms:
+        if not features:
             raise AsrError(f"Not one recording of a batch could be read: {reason}")
-        num_samples = torch.tensor([len(waveform) for waveform in waveforms])
-        with torch.no_grad():
-            features, num_frames = self.fbank(pad_sequence(waveforms, batch_first=True), num_samples)
-            if self.spec_augment is not None:
-                features = self.spec_augment(features, num_frames)
+        padded = pad_sequence(features, batch_first=True)
+        num_frames = torch.tensor([len(frames) for frames in features])
         return {
-            "features": features,
+            "features": padded if self.spec_augment is None else self.spec_augment(padded, num_frames),
             "num_frames": num_frames,
             "tokens": pad_sequence(tokens, batch_first=True),
             "num_tokens": torch.tensor([len(ids) for ids in tokens]),
@@ -151,11 +151,27 @@ class AcousticDataset(Dataset[AcousticBatch]):
             "cut_ids": cut_ids,
         }
 
-    def _augmented(self, waveform: Tensor) -> Tensor:
-        if self.speed_factors != (1.0,):
-            factor = self.speed_factors[int(torch.randint(len(self.speed_factors), ()))]
-            waveform = change_speed(waveform, factor)
-        return waveform if self.noise is None else self.noise(waveform)
+    def _speed_factor(self) -> float:
+        if len(self.speed_factors) == 1:
+            return self.speed_factors[0]
+        return self.speed_factors[int(torch.randint(len(self.speed_factors), ()))]
+
+    def _features(self, cut: MonoCut, speed_factor: float) -> Tensor:
+        """(T, F)."""
+        key = cut.id if speed_factor == 1.0 else f"{cut.id}_sp{speed_factor:g}"
+        stored = None if self.features is None else self.features.get(key)
+        if stored is not None:
+            return stored
+        waveform = self.waveforms.waveform(cut)
+        if speed_factor != 1.0:
+            waveform = change_speed(waveform, speed_factor)
+        if self.noise is not None:
+            waveform = self.noise(waveform)
+        with torch.no_grad():
+            features: Tensor = self.fbank(waveform[None], torch.tensor([len(waveform)]))[0][0]
+        if self.features is not None:
+            self.features.put(key, features)
+        return features
 
     def _encode(self, words: list[str]) -> list[int]:
         lexicon = self.tokenizer.lexicon

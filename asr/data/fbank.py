@@ -113,10 +113,18 @@ class Fbank(nn.Module):
         if self.snip_edges:
             padded = nn.functional.pad(waveform, (0, max(0, needed - waveform.shape[1])))
         else:
-            begin = self.frame_shift // 2 - self.frame_length // 2
-            position = torch.arange(begin, begin + needed, device=waveform.device)
-            padded = waveform.gather(1, _mirrored(position, num_samples))
+            padded = self._mirrored_ends(waveform, num_samples, needed)
         return padded.unfold(1, self.frame_length, self.frame_shift)[:, :max_frames]
+
+    def _mirrored_ends(self, waveform: Tensor, num_samples: Tensor, needed: int) -> Tensor:
+        """(N, L) with half a window of mirror image before and behind each utterance; (N, at least `needed`)."""
+        before = self.frame_length // 2 - self.frame_shift // 2
+        behind = self.frame_length
+        padded = nn.functional.pad(waveform, (before, max(behind, needed - before - waveform.shape[1])))
+        head = torch.arange(-before, 0, device=waveform.device).expand(len(waveform), -1)
+        tail = num_samples[:, None] + torch.arange(behind, device=waveform.device)
+        padded[:, :before] = waveform.gather(1, _mirrored(head, num_samples))
+        return padded.scatter_(1, tail + before, waveform.gather(1, _mirrored(tail, num_samples)))
 
     def _log_energies(self, frames: Tensor) -> Tensor:
         """(T, W) to (T, F)."""
@@ -177,7 +185,7 @@ def _mel(frequency: float) -> float:
 
 
 def _mirrored(position: Tensor, num_samples: Tensor) -> Tensor:
-    """Positions (P,) outside 0..num_samples-1 mirrored back inside, as often as it takes; (N, P) int64."""
+    """Positions (N, P) outside 0..num_samples-1 mirrored back inside, as often as it takes."""
     length = num_samples.clamp(min=1)[:, None]
-    wrapped = torch.remainder(position[None, :], 2 * length)
+    wrapped = torch.remainder(position, 2 * length)
     return torch.minimum(wrapped, 2 * length - 1 - wrapped)
