@@ -125,13 +125,11 @@ class Lattice:
         )
 
     def split(self) -> list[Lattice]:
-        """One lattice an utterance."""
-        if self.num_utts == 1:
-            return [self]
+        """One lattice an utterance, in the order of the start states."""
         arc_utt = self.utt_idx[self.src_state()]
         parts = []
-        for utt_idx in range(self.num_utts):
-            one = replace(self, start_state=self.start_state[utt_idx : utt_idx + 1])
+        for position, utt_idx in enumerate(self.utt_idx[self.start_state].tolist()):
+            one = replace(self, start_state=self.start_state[position : position + 1])
             part = one.select(self.utt_idx == utt_idx, arc_utt == utt_idx)
             parts.append(replace(part, utt_idx=torch.zeros_like(part.utt_idx)))
         return parts

@@ -20,6 +20,7 @@ warnings.filterwarnings("ignore", message=r"scatter_reduce\(\) is in beta")
 _HASH_MULTIPLIERS = (0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9, 0x14D049BB133111EB, 0x2545F4914F6CDD1D)
 _MAGNITUDE_MASK = 0x7FFFFFFF
 _POSITION_MASK = 0xFFFFFFFF
+NOT_REACHED = torch.iinfo(torch.int64).max
 
 
 def expand(arc_begin: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,21 +132,33 @@ def group(key: Tensor) -> Tensor:
     return representative
 
 
-def recombine(key: Tensor, score: Tensor) -> Tensor:
+def recombine(key: Tensor, score: Tensor, table: Tensor | None = None) -> Tensor:
     """For each token the best one with an equal key; of equally good ones the first.
 
     Args:
         key: (K,) int64.
         score: (K,) float32, at most 0.
+        table: one place for each possible key, all `NOT_REACHED`, which they are again afterwards; None for keys that
+            may be anything.
 
     Returns:
         winner (K,) int64 positions; a token stays where it is its own winner.
     """
-    representative = group(key)
-    packed = (magnitude_bits(score) << 32) + torch.arange(len(key), device=key.device)
-    best = torch.full_like(key, torch.iinfo(torch.int64).max)
-    best.scatter_reduce_(0, representative, packed, "amin", include_self=True)
-    return best.index_select(0, representative) & _POSITION_MASK
+    packed = magnitude_bits(score)
+    packed <<= 32
+    packed += torch.arange(len(key), device=key.device)
+    slot = key
+    if table is None:
+        slot = group(key)
+        best = torch.full_like(key, NOT_REACHED)
+    else:
+        best = table
+    best.scatter_reduce_(0, slot, packed, "amin", include_self=True)
+    winner = best.index_select(0, slot)
+    winner &= _POSITION_MASK
+    if table is not None:
+        table.index_fill_(0, slot, NOT_REACHED)
+    return winner
 
 
 def best_of_group(key: Tensor, score: Tensor, num_kept: int) -> Tensor:

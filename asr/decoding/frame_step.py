@@ -1,0 +1,222 @@
+"""One frame of the token search, for all streams together.
+
+Shapes: N streams, S states, K partial paths before the frame, A expanded arcs, K' partial paths after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from asr.decoding.backtrace import Backtrace
+from asr.decoding.cut_off import best_score, survivors
+from asr.decoding.lattice_records import LatticeRecords
+from asr.decoding.options import DecodingOptions
+from asr.decoding.search_graph import ArcSet, Searchable
+from asr.decoding.token_step import NOT_REACHED, best_of_group, expand, recombine
+from asr.decoding.tokens import Tokens
+from asr.lm.contract import LanguageModel
+
+_CONTEXT_BITS = 31
+# A table with one place for each (stream, state) is faster than hashing, while it is of a sensible size.
+_LARGEST_TABLE = 1 << 24
+
+
+@dataclass
+class Candidates:
+    """What partial paths become over arcs, before recombination.
+
+    Args:
+        source: (A,) the path that goes on.
+        arc: (A,) the arc in its set.
+        stream: (A,) int64.
+        score: (A,) float32, relative to the stream's best.
+        state: (A,) int64, where the arc leads.
+        context_idx: (A,) int64 and
+        lm_score: (A,) float64, both None without a language model.
+    """
+
+    source: Tensor
+    arc: Tensor
+    stream: Tensor
+    score: Tensor
+    state: Tensor
+    context_idx: Tensor | None
+    lm_score: Tensor | None
+
+
+class FrameStep:
+    """Expands, scores, recombines and prunes. Arguments as of `TokenSearch`."""
+
+    def __init__(
+        self,
+        graph: Searchable,
+        options: DecodingOptions,
+        lm: LanguageModel | None,
+        word_map: Tensor | None,
+        backtrace: Backtrace,
+        lattice: LatticeRecords | None,
+    ) -> None:
+        self._graph = graph
+        self._options = options
+        self._lm = lm
+        self._word_map = word_map
+        self._backtrace = backtrace
+        self._lattice = lattice
+        self._table: Tensor | None = None
+
+    def read(self, tokens: Tokens, log_prob: Tensor, frame_begin: Tensor, offset: Tensor) -> Tokens:
+        """Reads a frame.
+
+        Args:
+            tokens: what is alive, `stream` numbering the rows of the next two.
+            log_prob: scaled log-probabilities of all streams and frames, flat.
+            frame_begin: (N,) int64, where the stream's frame begins in `log_prob`.
+            offset: (N,) float64, what relative scores lack; changed in place.
+        """
+        arcs = self._graph.emitting
+        source, arc = expand(arcs.arc_begin, tokens.state)
+        column = arcs.token_id.index_select(0, arc).to(torch.int64)
+        if len(offset) == 1:
+            stream = torch.zeros_like(source)
+            column += frame_begin
+        else:
+            stream = tokens.stream.index_select(0, source)
+            column += frame_begin.index_select(0, stream)
+        score = tokens.score.index_select(0, source)
+        score += arcs.score.index_select(0, arc)
+        score += log_prob.index_select(0, column)
+        candidates = self._extend(tokens, arcs, source, arc, stream, score, offset)
+        return self.follow_epsilons(self._keep(tokens, arcs, candidates, offset), offset)
+
+    def follow_epsilons(self, tokens: Tokens, offset: Tensor) -> Tokens:
+        """Takes arcs that read nothing until nothing new or better comes of it."""
+        arcs = self._graph.epsilon
+        if arcs is None:
+            return tokens
+        newest = tokens
+        while len(newest):
+            source, arc = expand(arcs.arc_begin, newest.state)
+            if not len(source):
+                break
+            stream = newest.stream.index_select(0, source)
+            score = newest.score.index_select(0, source) + arcs.score.index_select(0, arc)
+            shift = torch.zeros_like(offset)
+            candidates = self._extend(newest, arcs, source, arc, stream, score, shift)
+            # Both sets relative to the same best.
+            candidates.score += shift.index_select(0, candidates.stream).float()
+            both = Tokens.join([tokens, self._tokens_of(newest, candidates)])
+            both.score = _relative(both.score, both.stream, offset)
+            winner = recombine(self._key(both.stream, both.state, both.context_idx), both.score)
+            stays = winner == torch.arange(len(winner), device=winner.device)
+            stays &= both.score >= -self._options.search_beam
+            old = stays[: len(tokens)].nonzero().squeeze(1)
+            new = stays[len(tokens) :].nonzero().squeeze(1)
+            newest = both.select(new + len(tokens))
+            arc = arcs.arc_of(candidates.arc.index_select(0, new))
+            newest.record = self._backtrace.add(newest.record, arc)
+            tokens = Tokens.join([both.select(old), newest])
+        return tokens.select(self._survivors(tokens.score, tokens.stream, len(offset)))
+
+    def _extend(
+        self,
+        tokens: Tokens,
+        arcs: ArcSet,
+        source: Tensor,
+        arc: Tensor,
+        stream: Tensor,
+        score: Tensor,
+        offset: Tensor,
+    ) -> Candidates:
+        """Scores the words of arcs; source, arc, stream, score (A,)."""
+        options = self._options
+        score = _relative(score, stream, offset)
+        context_idx = lm_score = None
+        if self._lm is not None:
+            # The graph's own scores decide which words are worth asking the language model for.
+            chosen = survivors(score, stream, len(offset), options.search_beam, options.min_active_states, None)
+            source, arc = source.index_select(0, chosen), arc.index_select(0, chosen)
+            score, stream = score.index_select(0, chosen), stream.index_select(0, chosen)
+            context_idx = tokens.context_idx.index_select(0, source)
+            changed, word_score, next_idx = arcs.words.score(self._lm, self._word_map, arc, context_idx)
+            context_idx.index_copy_(0, changed, next_idx)
+            score.index_add_(0, changed, word_score, alpha=options.lm_scale)
+            lm_score = tokens.lm_score.index_select(0, source)
+            lm_score.index_add_(0, changed, word_score.double())
+            score = _relative(score, stream, offset)
+        state = arcs.dst_state.index_select(0, arc).to(torch.int64)
+        return Candidates(source, arc, stream, score, state, context_idx, lm_score)
+
+    def _keep(self, tokens: Tokens, arcs: ArcSet, candidates: Candidates, offset: Tensor) -> Tokens:
+        """Recombines and prunes; what stays gets a record."""
+        key = self._key(candidates.stream, candidates.state, candidates.context_idx)
+        winner = recombine(key, candidates.score, self._table_for(len(offset)))
+        lost = winner != torch.arange(len(winner), device=winner.device)
+        score = candidates.score.masked_fill(lost, -torch.inf)
+        limit = self._options.max_contexts_per_state
+        if limit is not None and candidates.context_idx is not None:
+            score.masked_fill_(
+                ~best_of_group(self._key(candidates.stream, candidates.state, None), score, limit), -torch.inf
+            )
+        position = self._survivors(score, candidates.stream, len(offset))
+        kept = self._tokens_of(tokens, candidates, position)
+        arc = arcs.arc_of(candidates.arc.index_select(0, position))
+        kept.record = self._backtrace.add(kept.record, arc)
+        if self._lattice is not None:
+            before = self._tokens_of(tokens, candidates)
+            word_score = before.lm_score - tokens.lm_score.index_select(0, candidates.source)
+            self._lattice.add(before, arcs.arc_of(candidates.arc), word_score, winner, position, kept.record)
+        return kept
+
+    def _tokens_of(self, tokens: Tokens, candidates: Candidates, position: Tensor | None = None) -> Tokens:
+        """Some candidates as partial paths, or all, each with the record of the path that it goes on from."""
+
+        def some(value: Tensor) -> Tensor:
+            return value if position is None else value.index_select(0, position)
+
+        source = some(candidates.source)
+        if candidates.context_idx is None or candidates.lm_score is None:
+            context_idx = tokens.context_idx.index_select(0, source)
+            lm_score = tokens.lm_score.index_select(0, source)
+        else:
+            context_idx, lm_score = some(candidates.context_idx), some(candidates.lm_score)
+        record = tokens.record.index_select(0, source)
+        return Tokens(
+            some(candidates.stream), some(candidates.state), context_idx, some(candidates.score), lm_score, record
+        )
+
+    def _key(self, stream: Tensor, state: Tensor, context_idx: Tensor | None) -> Tensor:
+        """What recombines is equal in stream, state and word history."""
+        key = stream * self._graph.num_states
+        key += state
+        if context_idx is None or self._lm is None:
+            return key
+        key <<= _CONTEXT_BITS
+        key += context_idx
+        return key
+
+    def _table_for(self, num_streams: int) -> Tensor | None:
+        size = num_streams * self._graph.num_states
+        if self._lm is not None or size > _LARGEST_TABLE:
+            return None
+        if self._table is None or len(self._table) < size:
+            device = self._graph.final_score.device
+            self._table = torch.full((size,), NOT_REACHED, dtype=torch.int64, device=device)
+        return self._table
+
+    def _survivors(self, score: Tensor, stream: Tensor, num_streams: int) -> Tensor:
+        options = self._options
+        return survivors(
+            score, stream, num_streams, options.search_beam, options.min_active_states, options.max_active_states
+        )
+
+
+def _relative(score: Tensor, stream: Tensor, offset: Tensor) -> Tensor:
+    """Scores relative to the best of each stream, which is added to the stream's offset in place."""
+    best = best_score(score, stream, len(offset))
+    best = torch.where(best > -torch.inf, best, torch.zeros_like(best))
+    offset += best
+    score -= best if len(best) == 1 else best.index_select(0, stream)
+    return score
