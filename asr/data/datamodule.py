@@ -33,7 +33,7 @@ class AcousticDataModule(pl.LightningDataModule):
         train_cuts: lhotse cuts (`asr prepare` writes them); several are joined.
         valid_cuts: cuts to validate on.
         test_cuts: cuts for `test` and `predict`.
-        lexicon: files in CMUdict's or Kaldi's form; the first one that has a word wins. None: characters.
+        valid_fraction: part of `train_cuts` held out to validate on, whole speakers, where `valid_cuts` is empty.
         lexicon: files in CMUdict's or Kaldi's form; the first that has a word wins. None: characters.
         tokens: a token table to use; by default the lexicon's phones, sorted. Characters need it.
         keep_stress: keep the stress marks of vowels.
