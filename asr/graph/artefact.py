@@ -14,7 +14,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from asr.errors import AsrError
-from asr.graph.validation import INPUT_EPSILON, TENSOR_DTYPES, require_valid_tensors
+from asr.graph.compact import finish, unpack
+from asr.graph.epsilon_removal import remove_epsilons
+from asr.graph.graph_arrays import INPUT_EPSILON, GraphArrays
+from asr.graph.validation import TENSOR_DTYPES, require_valid_tensors
 from asr.text.tokens import TokenTable
 from asr.text.vocabulary import SPECIAL_WORDS, Vocabulary
 
@@ -83,6 +86,12 @@ class DecodingGraph:
         """The same graph on another device."""
         return replace(self, **{name: getattr(self, name).to(device) for name in TENSOR_DTYPES})
 
+    def remove_epsilons(self) -> DecodingGraph:
+        """An equivalent graph in which every arc reads a frame, as k2 needs it."""
+        values = {name: getattr(self, name).cpu().numpy() for name in TENSOR_DTYPES}
+        arrays = remove_epsilons(GraphArrays(label=values.pop("token_id"), **values))
+        return graph_from_arrays(arrays, self.tokens, self.vocabulary, self.meta).to(self.device)
+
     def require_tokens(self, tokens: TokenTable) -> None:
         """Refuses an acoustic model whose columns mean something else.
 
@@ -111,38 +120,74 @@ class DecodingGraph:
         require_valid_tensors(tensors, len(self.tokens), len(self.vocabulary), name)
 
     def save(self, path: str | Path) -> None:
-        """Writes one safetensors file with a JSON header."""
-        header = {"format": FORMAT, "version": VERSION, "tokens": self.tokens.tokens, "meta": self.meta}
+        """Writes one safetensors file with a JSON header: the graph as it is (see `PhoneGraph.save` for a small file)."""
         tensors = {name: getattr(self, name).cpu().contiguous() for name in TENSOR_DTYPES}
-        tensors["words"] = _utf8_of(self.vocabulary)
-        save_file(tensors, str(path), metadata={"header": json.dumps(header, ensure_ascii=False)})
+        write_graph_file(path, "frames", tensors, self.tokens, self.vocabulary, self.meta)
 
     @classmethod
     def load(cls, path: str | Path, tokens: TokenTable | None = None) -> DecodingGraph:
         """Reads a graph and checks it.
 
         Args:
-            path: what `save` wrote.
+            path: what `save` or `PhoneGraph.save` wrote.
             tokens: the acoustic model's tokens, if the graph shall fit them.
 
         Raises:
             AsrError: the file is missing, damaged, not a graph, of another version, or made for other tokens.
         """
         header, tensors = _read(Path(path))
+        table = TokenTable(header["tokens"], name=str(path))
+        if header["kind"] == "phones":
+            phones = unpack(tensors, header["meta"]["score_step"], str(path))
+            tensors |= tensors_of(finish(phones, header["phones"], header["meta"]["topology"], table))
         missing = [name for name in (*TENSOR_DTYPES, "words") if name not in tensors]
         if missing:
             raise AsrError(f"{path}: the graph file lacks the field {missing[0]!r}; build the graph again.")
-        words = bytes(tensors["words"].numpy()).decode("utf-8").split()
         graph = cls(
             **{name: tensors[name] for name in TENSOR_DTYPES},
-            tokens=TokenTable(header["tokens"], name=str(path)),
-            vocabulary=Vocabulary(words, name=str(path)),
+            tokens=table,
+            vocabulary=Vocabulary(bytes(tensors["words"].numpy()).decode("utf-8").split(), name=str(path)),
             meta=header["meta"],
         )
         graph.validate(str(path))
         if tokens is not None:
             graph.require_tokens(tokens)
         return graph
+
+
+def graph_from_arrays(
+    arrays: GraphArrays, tokens: TokenTable, vocabulary: Vocabulary, meta: dict[str, Any]
+) -> DecodingGraph:
+    """A checked graph from numpy arrays whose labels are token ids."""
+    graph = DecodingGraph(**tensors_of(arrays), tokens=tokens, vocabulary=vocabulary, meta=meta)
+    graph.validate()
+    return graph
+
+
+def tensors_of(arrays: GraphArrays) -> dict[str, Tensor]:
+    """The tensors of `DecodingGraph`."""
+    renamed = {"token_id": arrays.label}
+    return {
+        name: torch.from_numpy(np.ascontiguousarray(renamed.get(name, getattr(arrays, name, None))))
+        for name in TENSOR_DTYPES
+    }
+
+
+def write_graph_file(
+    path: str | Path,
+    kind: str,
+    tensors: dict[str, Tensor],
+    tokens: TokenTable,
+    vocabulary: Vocabulary,
+    meta: dict[str, Any],
+    extra_header: dict[str, Any] | None = None,
+) -> None:
+    """Writes a graph file of a kind that `DecodingGraph.load` knows: `frames` or `phones`."""
+    header = {"format": FORMAT, "version": VERSION, "kind": kind, "tokens": tokens.tokens, "meta": meta}
+    lines = "".join(f"{word}\n" for word in vocabulary.words[len(SPECIAL_WORDS) :])
+    words = torch.from_numpy(np.frombuffer(lines.encode("utf-8"), dtype=np.uint8).copy())
+    metadata = {"header": json.dumps({**header, **(extra_header or {})}, ensure_ascii=False)}
+    save_file({**tensors, "words": words}, str(path), metadata=metadata)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -158,12 +203,12 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
                     f"{path}: the graph has format version {header.get('version')}, this program reads "
                     f"version {VERSION}; build it again."
                 )
+            lacking = [key for key in ("kind", "tokens", "meta") if key not in header]
+            if lacking or header["kind"] not in ("frames", "phones"):
+                raise AsrError(
+                    f"{path}: the graph file's header lacks a valid {(lacking or ['kind'])[0]!r}; build it again."
+                )
             names = file.keys()
             return header, {name: file.get_tensor(name) for name in names}
     except (SafetensorError, json.JSONDecodeError, OSError) as error:
         raise AsrError(f"{path}: the graph file is damaged or cut short ({error}); copy or build it again.") from error
-
-
-def _utf8_of(vocabulary: Vocabulary) -> Tensor:
-    lines = "".join(f"{word}\n" for word in vocabulary.words[len(SPECIAL_WORDS) :])
-    return torch.from_numpy(np.frombuffer(lines.encode("utf-8"), dtype=np.uint8).copy())

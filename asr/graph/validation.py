@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from asr.errors import AsrError
-
-INPUT_EPSILON = -1
+from asr.graph.graph_arrays import INPUT_EPSILON
 
 TENSOR_DTYPES = {
     "arc_begin": torch.int64,

@@ -72,12 +72,22 @@ def test_other_version_and_missing_field_are_refused(graph: DecodingGraph, tmp_p
     path = tmp_path / "graph.safetensors"
     graph.save(path)
     tensors = load_file(str(path))
-    header = {"format": "asr decoding graph", "version": 99, "tokens": graph.tokens.tokens, "meta": {}}
+    header: dict[str, object] = {
+        "format": "asr decoding graph",
+        "version": 99,
+        "kind": "frames",
+        "tokens": graph.tokens.tokens,
+        "meta": {},
+    }
     save_file(tensors, str(path), metadata={"header": json.dumps(header)})
     with pytest.raises(AsrError, match="format version 99"):
         DecodingGraph.load(path)
     header["version"] = 1
-    del tensors["score"]
+    del tensors["score"], header["meta"]
+    save_file(tensors, str(path), metadata={"header": json.dumps(header)})
+    with pytest.raises(AsrError, match="lacks a valid 'meta'"):
+        DecodingGraph.load(path)
+    header["meta"] = {}
     save_file(tensors, str(path), metadata={"header": json.dumps(header)})
     with pytest.raises(AsrError, match="lacks the field 'score'"):
         DecodingGraph.load(path)

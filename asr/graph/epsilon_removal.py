@@ -1,0 +1,180 @@
+"""Input epsilons removed exactly, by lengthening the arcs that lead to them.
+
+An arc into a state with epsilons gets, beside itself, one copy for each state that epsilons reach from there. The
+usual way round, a state taking over the arcs of the states that its epsilons reach, multiplies a backoff model's
+graph: every history would take over the first phones of all words. A history has few arcs in and many out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from asr.errors import AsrError
+from asr.graph.graph_arrays import INPUT_EPSILON, GraphArrays, Words, expand, offsets
+
+
+def remove_epsilons(graph: GraphArrays) -> GraphArrays:
+    """An equivalent graph without input epsilons, of the states that a path from start to end may visit.
+
+    The best score of every (labels, words) pair is unchanged; of arcs alike in all but score the best is kept.
+
+    Raises:
+        AsrError: epsilons form a cycle, or the epsilons alone write words and end.
+    """
+    if not graph.has_epsilons:
+        return trim(graph)
+    graph = _without_start_epsilons(graph)
+    epsilons = _Epsilons.of(graph)
+    is_useful = (epsilons.num_others > 0) | (graph.final_score > -np.inf)
+    reads = np.flatnonzero(graph.label != INPUT_EPSILON)
+    src_state, label = graph.src_state()[reads], graph.label[reads]
+    paths = [_Paths(np.arange(len(reads)), graph.dst_state[reads], graph.score[reads], graph.words.take(reads))]
+    while len(longer := epsilons.extend(paths[-1])):
+        paths.append(longer)
+        _refuse_cycle(len(paths), graph)
+    every = _Paths.concatenate(paths)
+    every = every.take(np.flatnonzero(is_useful[every.state]))
+    every = every.take(_best(src_state[every.root], label[every.root], every))
+    root = every.root
+    return trim(
+        GraphArrays.from_arcs(src_state[root], every.state, label[root], every.score, every.words, graph.final_score)
+    )
+
+
+def trim(graph: GraphArrays) -> GraphArrays:
+    """The states that lie on some path from the start to an end, in the order in which they stand.
+
+    Raises:
+        AsrError: there is no such path.
+    """
+    src_state = graph.src_state()
+    from_start = _reached(np.array([0]), src_state, graph.dst_state, graph.num_states)
+    to_end = _reached(np.flatnonzero(graph.final_score > -np.inf), graph.dst_state, src_state, graph.num_states)
+    kept = from_start & to_end
+    if not kept[0]:
+        raise AsrError("The decoding graph is empty: no sentence of the language model can be pronounced.")
+    return graph if kept.all() else graph.take_states(np.flatnonzero(kept))
+
+
+@dataclass(frozen=True)
+class _Paths:
+    """An arc (or a start) followed by epsilons: its number, the state reached, the score so far and the words."""
+
+    root: npt.NDArray[np.int64]
+    state: npt.NDArray[np.int32]
+    score: npt.NDArray[np.float32]
+    words: Words
+
+    def __len__(self) -> int:
+        return len(self.root)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> _Paths:
+        return _Paths(self.root[rows], self.state[rows], self.score[rows], self.words.take(rows))
+
+    @classmethod
+    def concatenate(cls, parts: list[_Paths]) -> _Paths:
+        return cls(
+            np.concatenate([part.root for part in parts]),
+            np.concatenate([part.state for part in parts]),
+            np.concatenate([part.score for part in parts]),
+            Words.concatenate([part.words for part in parts]),
+        )
+
+
+@dataclass(frozen=True)
+class _Epsilons:
+    """The epsilon arcs of a graph, sorted by source state, and how many other arcs each state has."""
+
+    begin: npt.NDArray[np.int64]
+    dst_state: npt.NDArray[np.int32]
+    score: npt.NDArray[np.float32]
+    words: Words
+    num_others: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, graph: GraphArrays) -> _Epsilons:
+        arcs = np.flatnonzero(graph.label == INPUT_EPSILON)
+        counts = np.bincount(graph.src_state()[arcs], minlength=graph.num_states)
+        return cls(
+            offsets(counts),
+            graph.dst_state[arcs],
+            graph.score[arcs],
+            graph.words.take(arcs),
+            np.diff(graph.arc_begin) - counts,
+        )
+
+    def extend(self, paths: _Paths) -> _Paths:
+        """All paths one epsilon longer."""
+        arc, row = expand(self.begin[:-1][paths.state], np.diff(self.begin)[paths.state])
+        words = paths.words.take(row).joined_with(self.words.take(arc))
+        return _Paths(paths.root[row], self.dst_state[arc], paths.score[row] + self.score[arc], words)
+
+
+def _without_start_epsilons(graph: GraphArrays) -> GraphArrays:
+    """The start takes over the arcs of the states that its epsilons reach: nothing leads to it that could be lengthened."""
+    epsilons = _Epsilons.of(graph)
+    start = np.zeros(1, dtype=np.int64)
+    paths = [_Paths(start, start.astype(np.int32), np.zeros(1, dtype=np.float32), Words.empty(1))]
+    while len(longer := epsilons.extend(paths[-1])):
+        paths.append(longer)
+        _refuse_cycle(len(paths), graph)
+    if len(paths) == 1:
+        return graph
+    every = _Paths.concatenate(paths[1:])
+    ends = graph.final_score[every.state] + every.score
+    if (every.words.counts[ends > -np.inf] > 0).any():
+        raise AsrError("The decoding graph writes words without reading anything; give every word a pronunciation.")
+    final_score = graph.final_score.copy()
+    final_score[0] = max(final_score[0], ends.max())
+
+    arc, row = expand(graph.arc_begin[every.state], np.diff(graph.arc_begin)[every.state])
+    arc, row = arc[graph.label[arc] != INPUT_EPSILON], row[graph.label[arc] != INPUT_EPSILON]
+    src_state = graph.src_state()
+    kept = np.flatnonzero((src_state != 0) | (graph.label != INPUT_EPSILON))
+    taken_over = every.words.take(row).joined_with(graph.words.take(arc))
+    return GraphArrays.from_arcs(
+        np.concatenate([src_state[kept], np.zeros(len(arc), dtype=np.int32)]),
+        np.concatenate([graph.dst_state[kept], graph.dst_state[arc]]),
+        np.concatenate([graph.label[kept], graph.label[arc]]),
+        np.concatenate([graph.score[kept], every.score[row] + graph.score[arc]]),
+        Words.concatenate([graph.words.take(kept), taken_over]),
+        final_score,
+    )
+
+
+def _refuse_cycle(num_steps: int, graph: GraphArrays) -> None:
+    if num_steps > graph.num_states:
+        raise AsrError("The decoding graph has a cycle that reads nothing; remove it before the epsilons are removed.")
+
+
+def _best(src_state: npt.NDArray[np.int32], label: npt.NDArray[np.int32], paths: _Paths) -> npt.NDArray[np.int64]:
+    """The best path of each (source, label, end, words), in the order in which they stand."""
+    identity = paths.words.identities()
+    order = np.lexsort((-paths.score, identity, paths.state, label, src_state))
+    alike = np.zeros(len(order), dtype=bool)
+    alike[1:] = True
+    for key in (identity, paths.state, label, src_state):
+        in_order = key[order]
+        alike[1:] &= in_order[1:] == in_order[:-1]
+    return np.sort(order[~alike])
+
+
+def _reached(
+    seeds: npt.NDArray[np.int64], src: npt.NDArray[np.int32], dst: npt.NDArray[np.int32], num_states: int
+) -> npt.NDArray[np.bool_]:
+    """Which states arcs src -> dst reach from the seeds, breadth first, (S,)."""
+    by_src = np.argsort(src, kind="stable")
+    dst = dst[by_src]
+    begin = offsets(np.bincount(src, minlength=num_states))
+    counts = np.diff(begin)
+    reached = np.zeros(num_states, dtype=bool)
+    reached[seeds] = True
+    while len(seeds):
+        position, _ = expand(begin[seeds], counts[seeds])
+        seeds = np.unique(dst[position])
+        seeds = seeds[~reached[seeds]]
+        reached[seeds] = True
+    return reached

@@ -1,0 +1,128 @@
+"""H: how a phone is spread over frames, and its composition with a graph of phones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from asr.errors import AsrError
+from asr.graph.graph_arrays import GraphArrays, Words, expand
+from asr.text.tokens import BLANK_ID, TokenTable
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A left-to-right model of a phone: each state reads its own token once or more.
+
+    Attributes:
+        name: as users write it.
+        states_per_phone: how many states, each with its token.
+        has_blank: whether blanks may be read between phones, at the start and at the end.
+        repeat_needs_blank: whether a phone that follows its equal must be parted from it by a blank.
+    """
+
+    name: str
+    states_per_phone: int
+    has_blank: bool
+    repeat_needs_blank: bool
+
+    def token_ids(self, phones: Sequence[str], tokens: TokenTable) -> npt.NDArray[np.int32]:
+        """The tokens of each phone's states, (P, states_per_phone).
+
+        With several states a phone, the tokens of `AA` are `AA_1`, `AA_2`, ...
+
+        Raises:
+            AsrError: the token table lacks one of them.
+        """
+        if self.states_per_phone == 1:
+            names = [[phone] for phone in phones]
+        else:
+            names = [[f"{phone}_{state}" for state in range(1, self.states_per_phone + 1)] for phone in phones]
+        missing = [name for row in names for name in row if name not in tokens]
+        if missing:
+            raise AsrError(
+                f"{tokens.name}: the tokens lack {len(missing)} that the lexicon needs ({' '.join(missing[:5])}"
+                f"{' ...' if len(missing) > 5 else ''}); give the lexicon that the acoustic model was trained with."
+            )
+        return np.array([tokens.ids_of(row) for row in names], dtype=np.int32)
+
+
+TOPOLOGIES = {
+    topology.name: topology
+    for topology in (
+        Topology("ctc", 1, has_blank=True, repeat_needs_blank=True),
+        Topology("ctc-modified", 1, has_blank=True, repeat_needs_blank=False),
+        Topology("hmm-1", 1, has_blank=False, repeat_needs_blank=False),
+        Topology("hmm-2", 2, has_blank=False, repeat_needs_blank=False),
+        Topology("hmm-3", 3, has_blank=False, repeat_needs_blank=False),
+    )
+}
+
+
+def topology_named(name: str) -> Topology:
+    """The topology of that name.
+
+    Raises:
+        AsrError: there is none.
+    """
+    try:
+        return TOPOLOGIES[name]
+    except KeyError:
+        raise AsrError(f"There is no topology {name!r}; choose one of {', '.join(TOPOLOGIES)}.") from None
+
+
+def compose_topology(topology: Topology, token_id: npt.NDArray[np.int32], graph: GraphArrays) -> GraphArrays:
+    """H composed with a graph of phones: a graph that reads one token a frame.
+
+    A state of the result is a state of the graph together with what was just read: the start or a blank, or state k of
+    the phone p that led there. Only pairs (p, graph state) that some arc makes exist.
+
+    Args:
+        topology: H.
+        token_id: (P, states_per_phone), the token of each phone's states.
+        graph: labels are phones 0..P-1; no input epsilons.
+    """
+    num_phones, per_phone = token_id.shape
+    key, entered = np.unique(graph.dst_state.astype(np.int64) * num_phones + graph.label, return_inverse=True)
+    pair_state, phone = np.divmod(key, num_phones)
+    num_pairs, num_states = len(key), graph.num_states
+    # State s's own copy (after a blank; without blanks only the start's) stands before the pairs that lie in s.
+    has_copy = np.ones(num_states, dtype=bool) if topology.has_blank else np.arange(num_states) == 0
+    copies_before = np.cumsum(has_copy) - has_copy
+    pair_number = copies_before[pair_state] + has_copy[pair_state] + np.arange(num_pairs) * per_phone
+    first_pair = np.searchsorted(pair_state, np.arange(num_states))
+    copy_number = copies_before + first_pair * per_phone
+    copied = np.flatnonzero(has_copy)
+    last = pair_number + per_phone - 1
+
+    blocks: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.int64]]] = []
+    unscored = graph.num_arcs  # stands for an arc without score and words
+
+    def add_plain(src: npt.NDArray[np.int64], dst: npt.NDArray[np.int64], token: npt.NDArray[np.int32]) -> None:
+        blocks.append((src, dst, token, np.full(len(src), unscored)))
+
+    for state in range(per_phone):
+        add_plain(pair_number + state, pair_number + state, token_id[phone, state])
+        if state > 0:
+            add_plain(pair_number + state - 1, pair_number + state, token_id[phone, state])
+    if topology.has_blank:
+        add_plain(copy_number, copy_number, np.full(num_states, BLANK_ID, dtype=np.int32))
+        add_plain(last, copy_number[pair_state], np.full(num_pairs, BLANK_ID, dtype=np.int32))
+    counts = np.diff(graph.arc_begin)
+    for origin, origin_state, just_read in ((copy_number[copied], copied, None), (last, pair_state, phone)):
+        arc, owner = expand(graph.arc_begin[origin_state], counts[origin_state])
+        if just_read is not None and topology.repeat_needs_blank:
+            differs = graph.label[arc] != just_read[owner]
+            arc, owner = arc[differs], owner[differs]
+        blocks.append((origin[owner], pair_number[entered[arc]], token_id[graph.label[arc], 0], arc))
+
+    src, dst, token, arc = (np.concatenate([block[column] for block in blocks]) for column in range(4))
+    final_score = np.full(len(copied) + num_pairs * per_phone, -np.inf, dtype=np.float32)
+    final_score[copy_number[copied]] = graph.final_score[copied]
+    final_score[last] = graph.final_score[pair_state]
+    score = np.append(graph.score, np.float32(0.0))[arc]
+    words = Words(np.append(graph.word_begin, graph.word_begin[-1]), graph.word_id).take(arc)
+    return GraphArrays.from_arcs(src, dst, token, score, words, final_score)
