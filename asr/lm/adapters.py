@@ -1,0 +1,87 @@
+"""Language models behind other numbers: contexts numbered densely, words of another vocabulary.
+
+Shapes: Q queries, N streams.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from torch import Tensor
+
+from asr.lm.context_table import ContextTable
+from asr.lm.contract import LanguageModel
+from asr.text.vocabulary import SPECIAL_WORDS, UNK_ID, Vocabulary
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class NumberedLM:
+    """Gives the contexts of a model small numbers in the order of their coming, so that they fit 32 bits.
+
+    Args:
+        lm: a model with contexts of up to 63 bits.
+    """
+
+    def __init__(self, lm: LanguageModel) -> None:
+        self._lm = lm
+        self._table = ContextTable(lm.start(0).device)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The words that `word_id` numbers."""
+        return self._lm.vocabulary
+
+    def start(self, num_streams: int) -> Tensor:
+        """The history `<s>`, (num_streams,)."""
+        return self._table.index_of(self._lm.start(num_streams))
+
+    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        """log P(word | history) and the next context, (Q,) each."""
+        log_prob, next_idx = self._lm.score(self._table.key_of(context_idx), word_id)
+        return log_prob, self._table.index_of(next_idx)
+
+    def final(self, context_idx: Tensor) -> Tensor:
+        """log P(</s> | history), (Q,)."""
+        return self._lm.final(self._table.key_of(context_idx))
+
+
+class MappedLM:
+    """A model asked with the word ids of another vocabulary; words it does not have are its `<unk>`.
+
+    Args:
+        lm: the model.
+        vocabulary: the word ids to answer for.
+
+    `num_unlisted_words` says how many words of the vocabulary the model lacks; a warning is logged for them.
+    """
+
+    def __init__(self, lm: LanguageModel, vocabulary: Vocabulary) -> None:
+        self._lm = lm
+        self._vocabulary = vocabulary
+        self._word_map = vocabulary.map_to(lm.vocabulary).to(lm.start(0).device)
+        ordinary = self._word_map[len(SPECIAL_WORDS) :]
+        self.num_unlisted_words = int(ordinary.eq(UNK_ID).sum())
+        if self.num_unlisted_words:
+            _LOGGER.warning(
+                "The language model lacks %d of %d words; it scores them as <unk>.",
+                self.num_unlisted_words,
+                len(ordinary),
+            )
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The words that `word_id` numbers."""
+        return self._vocabulary
+
+    def start(self, num_streams: int) -> Tensor:
+        """The history `<s>`, (num_streams,)."""
+        return self._lm.start(num_streams)
+
+    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        """log P(word | history) and the next context, (Q,) each."""
+        return self._lm.score(context_idx, self._word_map[word_id])
+
+    def final(self, context_idx: Tensor) -> Tensor:
+        """log P(</s> | history), (Q,)."""
+        return self._lm.final(context_idx)
