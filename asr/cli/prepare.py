@@ -1,0 +1,110 @@
+"""`asr prepare`: a corpus folder to lhotse manifests."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from asr.data.an4 import An4
+from asr.data.corpus import Corpus
+from asr.data.librispeech import MINI_LIBRISPEECH_PARTS, LibriSpeech
+from asr.data.preparation import PartReport, prepare_part
+from asr.data.speechocean762 import SpeechOcean762
+
+NAME = "prepare"
+HELP = """\
+Reads a corpus folder and writes lhotse cut manifests for training and testing.
+
+For each part three files appear in the output folder:
+  CORPUS_PART.jsonl.gz     the utterances, as lhotse cuts
+  CORPUS_PART.txt          their transcripts, one a line, for language models
+  CORPUS_PART.report.json  how many, how long, and what was left out and why
+
+Every audio file is decoded once, so that damaged ones are found now; they are left out and reported. A part that is
+finished is not done again: after an interruption, give the same command. One JSON object a part goes to stdout.
+
+examples:
+  asr prepare an4 --corpus ~/an4 --output data
+  asr prepare librispeech --corpus ~/LibriSpeech --output data --parts train-clean-100 dev-clean test-clean
+  asr prepare mini-librispeech --corpus ~/corpora --output data --download
+"""
+
+_MAX_WARNINGS = 5
+
+
+def _corpora() -> dict[str, Corpus]:
+    return {
+        "an4": An4(),
+        "librispeech": LibriSpeech(),
+        # The manifests keep LibriSpeech's name: mini LibriSpeech's parts are its own, whichever way they are asked for.
+        "mini-librispeech": LibriSpeech(parts=MINI_LIBRISPEECH_PARTS, default_download=MINI_LIBRISPEECH_PARTS),
+        "speechocean762": SpeechOcean762(),
+    }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what the command takes."""
+    parser.add_argument("corpus_name", metavar="NAME", choices=sorted(_corpora()), help=", ".join(sorted(_corpora())))
+    parser.add_argument("--corpus", type=Path, required=True, metavar="DIR", help="the folder that holds the corpus")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="where the manifests go")
+    parser.add_argument(
+        "--parts", nargs="+", default=[], metavar="PART", help="which parts (default: all that are there)"
+    )
+    parser.add_argument("--download", action="store_true", help="fetch parts that are missing into --corpus first")
+    parser.add_argument(
+        "--num-jobs",
+        type=int,
+        default=min(4, os.cpu_count() or 1),
+        metavar="N",
+        help="threads that decode (%(default)s)",
+    )
+    parser.add_argument("--redo", action="store_true", help="do parts again that are finished")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prepares the parts one by one.
+
+    Returns:
+        0, or 1 where something was left out.
+    """
+    corpus = _corpora()[args.corpus_name]
+    if args.download:
+        corpus.download(args.corpus, args.parts)
+    parts = args.parts or corpus.parts_in(args.corpus)
+    any_skipped = False
+    for part in parts:
+        report = _prepare_with_progress(corpus, part, args)
+        _warn(report)
+        print(report.to_json(), flush=True)
+        any_skipped = any_skipped or bool(report.skipped)
+    return int(any_skipped)
+
+
+def _prepare_with_progress(corpus: Corpus, part: str, args: argparse.Namespace) -> PartReport:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(file=sys.stderr)) as progress:
+        task = progress.add_task(f"{corpus.name} {part}", total=None)
+        return prepare_part(
+            corpus,
+            args.corpus,
+            part,
+            args.output,
+            num_jobs=args.num_jobs,
+            redo=args.redo,
+            on_progress=lambda done, total: progress.update(task, completed=done, total=total),
+        )
+
+
+def _warn(report: PartReport) -> None:
+    if not report.skipped:
+        return
+    print(f"{report.corpus} {report.part}: {len(report.skipped)} left out:", file=sys.stderr)
+    for skipped in report.skipped[:_MAX_WARNINGS]:
+        print(f"  {skipped.item}: {skipped.reason}", file=sys.stderr)
+    if len(report.skipped) > _MAX_WARNINGS:
+        print(f"  and {len(report.skipped) - _MAX_WARNINGS} more, all in the report", file=sys.stderr)

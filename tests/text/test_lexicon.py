@@ -1,0 +1,121 @@
+"""Lexicon files in both forms, their faults, and what is kept."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+from pathlib import Path
+
+import pytest
+
+from asr.errors import AsrError
+from asr.text.lexicon import Lexicon
+
+CMUDICT = """\
+;;; a comment
+'bout B AW1 T
+a AH0
+a(2) EY1
+aalen(3) AA1 L AH0 N
+d'artagnan D AH0 R T AE1 NG Y AH0 N # foreign french
+"""
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_cmudict_variants_comments_case_and_stress(tmp_path: Path) -> None:
+    path = write(tmp_path / "cmudict", CMUDICT)
+    lexicon = Lexicon.from_file(path)
+    assert lexicon.pronunciations == {
+        "'BOUT": [("B", "AW", "T")],
+        "A": [("AH",), ("EY",)],
+        "AALEN": [("AA", "L", "AH", "N")],
+        "D'ARTAGNAN": [("D", "AH", "R", "T", "AE", "NG", "Y", "AH", "N")],
+    }
+    assert Lexicon.from_file(path, keep_stress=True)["A"] == [("AH0",), ("EY1",)]
+    assert "a" in Lexicon.from_file(path, upper_case=False)
+    assert lexicon.phones == ("AA", "AE", "AH", "AW", "B", "D", "EY", "L", "N", "NG", "R", "T", "Y")
+
+
+def test_kaldi_form_with_tabs_repeated_words_and_special_words(tmp_path: Path) -> None:
+    path = write(tmp_path / "lexicon.txt", "<unk> SPN\nREAD\tR IY1 D\nREAD R EH1 D\r\n\nA AH0\n")
+    lexicon = Lexicon.from_file(path)
+    assert lexicon["READ"] == [("R", "IY", "D"), ("R", "EH", "D")]
+    assert "<unk>" in lexicon and len(lexicon) == 3
+
+
+def test_pronunciations_that_differ_in_stress_only_become_one(tmp_path: Path) -> None:
+    path = write(tmp_path / "lexicon.txt", "RECORD R EH1 K\nRECORD R EH0 K\n")
+    assert len(Lexicon.from_file(path)["RECORD"]) == 1
+    assert len(Lexicon.from_file(path, keep_stress=True)["RECORD"]) == 2
+
+
+def test_compressed_files_read_the_same(tmp_path: Path) -> None:
+    plain = Lexicon.from_file(write(tmp_path / "lexicon.txt", CMUDICT))
+    (tmp_path / "lexicon.xz").write_bytes(lzma.compress(CMUDICT.encode()))
+    (tmp_path / "lexicon.gz").write_bytes(gzip.compress(CMUDICT.encode()))
+    for name in ("lexicon.xz", "lexicon.gz"):
+        assert Lexicon.from_file(tmp_path / name).pronunciations == plain.pronunciations
+
+
+def test_saved_lexicon_reads_the_same(tmp_path: Path) -> None:
+    lexicon = Lexicon({"READ": [("R", "IY", "D"), ("R", "EH", "D")], "A": [("AH",)]})
+    lexicon.save(tmp_path / "saved")
+    assert Lexicon.from_file(tmp_path / "saved").pronunciations == lexicon.pronunciations
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"A AH\nWORD\nB B IY\n", r"line 2: the word 'WORD' has no pronunciation; give its phones"),
+        (b"WORD  # no phones, a comment only\n", "line 1: the word 'WORD' has no pronunciation"),
+        (b"A 0.5 AH\n", "line 1: '0.5' is a probability"),
+        (b"", "is empty"),
+        (b"\n\n;;; nothing\n", "is empty"),
+        (b"CAF\xe9 K AE F EY\n", r"not UTF-8 \(byte 3\)"),
+    ],
+)
+def test_faulty_lexicons(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "bad.txt"
+    path.write_bytes(content)
+    with pytest.raises(AsrError, match=message) as error:
+        Lexicon.from_file(path)
+    assert str(path) in str(error.value)
+
+
+def test_missing_and_damaged_files(tmp_path: Path) -> None:
+    with pytest.raises(AsrError, match="cannot be read"):
+        Lexicon.from_file(tmp_path / "absent")
+    for name in ("bad.xz", "bad.gz"):
+        (tmp_path / name).write_bytes(b"this is not compressed")
+        with pytest.raises(AsrError, match="damaged"):
+            Lexicon.from_file(tmp_path / name)
+    (tmp_path / "cut.xz").write_bytes(lzma.compress(CMUDICT.encode())[:-20])
+    with pytest.raises(AsrError, match="damaged"):
+        Lexicon.from_file(tmp_path / "cut.xz")
+
+
+def test_restriction_reports_unknown_words_once() -> None:
+    lexicon = Lexicon({"A": [("AH",)], "B": [("B", "IY")]})
+    part, unknown = lexicon.restricted_to(["B", "ZYZZYVA", "B", "QUUX", "ZYZZYVA"])
+    assert list(part.pronunciations) == ["B"]
+    assert unknown == ["ZYZZYVA", "QUUX"]
+
+
+def test_merging_prefers_the_first_and_letters_spell() -> None:
+    merged = Lexicon({"A": [("AH",)]}).merged_with(Lexicon({"A": [("EY",)], "B": [("B", "IY")]}))
+    assert merged["A"] == [("AH",)] and merged["B"] == [("B", "IY")]
+    assert Lexicon.of_letters(["DON'T"])["DON'T"] == [("D", "O", "N", "'", "T")]
+
+
+@pytest.mark.corpus
+def test_real_lexicons(corpora: Path) -> None:
+    librispeech = Lexicon.from_file(corpora / "text" / "lexicon.txt.xz")
+    cmudict = Lexicon.from_file(corpora / "text" / "cmudict.dict.xz")
+    an4 = Lexicon.from_file(corpora / "an4" / "an4.dic")
+    assert len(librispeech) == 90153 and len(librispeech.phones) == 39
+    assert len(cmudict) == 126052 and cmudict.phones == librispeech.phones
+    assert an4["A"] == [("AH",), ("EY",)] and set(an4.phones) <= set(librispeech.phones)

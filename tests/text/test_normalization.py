@@ -1,0 +1,60 @@
+"""Transcripts of each corpus in one form."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asr.text.normalization import (
+    normalize_an4,
+    normalize_english,
+    normalize_librispeech,
+    normalize_speechocean762,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<s> R U B O U T </s> (an406-fcaw-b)", "R U B O U T"),
+        ("GO", "GO"),
+        ("<s> ++noise++ yes </s> (an1-x-b)", "YES"),
+        ("<s> </s> (an1-x-b)", ""),
+    ],
+)
+def test_an4(text: str, expected: str) -> None:
+    assert normalize_an4(text) == expected
+
+
+def test_librispeech_keeps_apostrophes_and_mends_white_space() -> None:
+    assert normalize_librispeech("  THE BOYS'  O'CLOCK\tisn't ") == "THE BOYS' O'CLOCK ISN'T"
+
+
+def test_speechocean762() -> None:
+    assert normalize_speechocean762("I’M A BIG BOY.") == "I'M A BIG BOY"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Don’t stop -- it's well-known, 'tis!", "DON'T STOP IT'S WELL KNOWN 'TIS"),
+        ("He said 'go away' and ''left''.", "HE SAID GO AWAY AND LEFT"),
+        ("the boys' room", "THE BOYS' ROOM"),
+        ("ﬁne café_now", "FINE CAFÉ NOW"),
+        ("route 66", "ROUTE 66"),
+        ("' - '", ""),
+    ],
+)
+def test_english(text: str, expected: str) -> None:
+    assert normalize_english(text) == expected
+
+
+@given(st.text())
+def test_normalising_twice_changes_nothing_and_leaves_clean_words(text: str) -> None:
+    once = normalize_english(text)
+    assert once == " ".join(once.split())
+    for word in once.split():
+        assert any(letter.isalnum() for letter in word), word
+    if text.isascii():
+        assert normalize_english(once) == once

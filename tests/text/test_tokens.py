@@ -1,0 +1,89 @@
+"""Token tables, and words written in tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asr.errors import AsrError
+from asr.text.lexicon import Lexicon
+from asr.text.tokenizer import Tokenizer
+from asr.text.tokens import BLANK, TokenTable
+
+
+def test_blank_is_zero_and_may_be_given() -> None:
+    assert TokenTable(["AH", "B"]).tokens == (BLANK, "AH", "B")
+    assert TokenTable([BLANK, "AH", "B"]) == TokenTable(["AH", "B"])
+    assert TokenTable(["AH", "B"]).ids_of(["B", "AH", BLANK]) == [2, 1, 0]
+
+
+@given(st.lists(st.text(st.characters(categories=["L", "N"]), min_size=1), min_size=1, unique=True))
+def test_saved_table_reads_the_same(tmp_path_factory: pytest.TempPathFactory, symbols: list[str]) -> None:
+    path = tmp_path_factory.mktemp("tokens") / "tokens.txt"
+    table = TokenTable(symbols)
+    table.save(path)
+    assert TokenTable.from_file(path) == table
+
+
+def test_kaldi_form(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.txt"
+    path.write_text("<blk> 0\nAH 1\nB 2\n", encoding="utf-8")
+    assert TokenTable.from_file(path) == TokenTable(["AH", "B"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("<blk>\n", "is empty"),
+        ("AH\n<blk>\n", "the first symbol is 'AH'"),
+        ("<blk> 0\nAH 2\n", "line 2: expected `symbol` or `symbol 1`"),
+        ("<blk>\nAH\nAH\n", "'AH' stands twice"),
+    ],
+)
+def test_faulty_tables(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "tokens.txt"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(AsrError, match=message) as error:
+        TokenTable.from_file(path)
+    assert str(path) in str(error.value)
+
+
+def test_unknown_token_and_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(AsrError, match="'ZH' is not listed"):
+        TokenTable(["AH"]).ids_of(["AH", "ZH"])
+    with pytest.raises(AsrError, match="cannot be read"):
+        TokenTable.from_file(tmp_path / "absent")
+
+
+def test_words_become_phones_and_unknown_ones_are_named() -> None:
+    lexicon = Lexicon({"A": [("AH",), ("EY",)], "BAY": [("B", "EY")]})
+    tokenizer = Tokenizer(TokenTable(lexicon.phones), lexicon)  # AH B EY
+    assert tokenizer.encode(["A", "BAY"]) == ([1, 2, 3], [])
+    assert tokenizer.encode(["A", "BAY"], variants=[1, 0]) == ([3, 2, 3], [])
+    assert tokenizer.encode(["A", "ZEBRA", "BAY", "ZEBRA"]) == ([1, 2, 3], ["ZEBRA", "ZEBRA"])
+    assert tokenizer.encode([]) == ([], [])
+
+
+def test_words_become_characters() -> None:
+    tokenizer = Tokenizer(TokenTable("ABC'"))
+    assert tokenizer.encode(["CAB", "A'B"]) == ([3, 1, 2, 1, 4, 2], [])
+    assert tokenizer.encode(["CAB", "CABLE"]) == ([3, 1, 2], ["CABLE"])
+
+
+def test_a_lexicon_that_does_not_fit_the_table() -> None:
+    with pytest.raises(AsrError, match="'EY' is not listed; lexicon and token table do not fit"):
+        Tokenizer(TokenTable(["AH"]), Lexicon({"A": [("AH",), ("EY",)]}))
+
+
+def test_from_files(tmp_path: Path) -> None:
+    (tmp_path / "first").write_text("A AH\n", encoding="utf-8")
+    (tmp_path / "second").write_text("A EY\nBEE B IY\n", encoding="utf-8")
+    tokenizer = Tokenizer.from_files([tmp_path / "first", tmp_path / "second"])
+    assert tokenizer.tokens.tokens == (BLANK, "AH", "B", "IY")
+    assert tokenizer.encode(["A", "BEE"]) == ([1, 2, 3], [])
+    with pytest.raises(AsrError, match="give a lexicon"):
+        Tokenizer.from_files()
