@@ -28,3 +28,14 @@ def corpora() -> Path:
         if candidate and Path(candidate).is_dir():
             return Path(candidate)
     pytest.skip("no corpora: set ASR_CORPORA to the folder that holds an4/ and librispeech/")
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved bundle that recognizes the words of `tests.tiny_bundle`."""
+    pytest.importorskip("kaldifst", reason="compiling the graph needs kaldifst")
+    from tests.tiny_bundle import tiny_bundle
+
+    folder = tmp_path_factory.mktemp("bundle")
+    tiny_bundle(folder).save(folder / "tones", half_precision=False)
+    return folder / "tones"

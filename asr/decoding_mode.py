@@ -1,0 +1,110 @@
+"""Which language model decides: the ways in which a bundle's models can be put together."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from asr.bundle import Bundle
+from asr.decoding.options import DecodingOptions
+from asr.errors import AsrError
+from asr.lm.adapters import MappedLM
+from asr.lm.contract import LanguageModel
+from asr.lm.interpolation import DifferenceLM, InterpolatedLM
+from asr.lm.ngram import NgramLM
+from asr.query.engine import RnnLM
+
+# mode -> what it is, best first: `auto` takes the first that the bundle has parts for.
+MODES = {
+    "interpolated": "recurrent and n-gram language model interpolated, on the fly",
+    "on_the_fly": "the recurrent language model on the fly",
+    "large_ngram": "the larger n-gram model on the fly",
+    "ngram": "the first pass with the graph's own n-gram alone",
+}
+# Settings beside those of DecodingOptions that a mode may have.
+_RNN_WEIGHT = "rnn_weight"
+_DEFAULT_RNN_WEIGHT = 0.5
+
+
+def available_modes(bundle: Bundle) -> list[str]:
+    """The modes that the bundle's parts allow, best first."""
+    has_rnn = bundle.rnn_lm is not None and bundle.small_ngram is not None
+    has_large = bundle.large_ngram is not None and bundle.small_ngram is not None
+    allowed = {"interpolated": has_rnn, "on_the_fly": has_rnn, "large_ngram": has_large, "ngram": True}
+    return [mode for mode in MODES if allowed[mode]]
+
+
+def chosen_mode(bundle: Bundle, mode: str) -> str:
+    """The mode itself, or for `auto` the bundle's best.
+
+    Raises:
+        AsrError: the bundle lacks the parts for it.
+    """
+    available = available_modes(bundle)
+    if mode == "auto":
+        return available[0]
+    if mode not in available:
+        raise AsrError(f"bundle {bundle.name}: the mode {mode!r} is not available; it has {', '.join(available)}.")
+    return mode
+
+
+def decoding_options(bundle: Bundle, mode: str, overrides: dict[str, Any]) -> tuple[DecodingOptions, float]:
+    """A mode's options as the bundle was tuned, the user's own on top, and the recurrent model's weight.
+
+    Raises:
+        AsrError: an option does not exist or is out of its range.
+    """
+    settings = {**bundle.decoding.get(mode, {}), **overrides}
+    rnn_weight = float(settings.pop(_RNN_WEIGHT, _DEFAULT_RNN_WEIGHT))
+    if not 0.0 <= rnn_weight <= 1.0:
+        raise AsrError(f"the recurrent model's weight is {rnn_weight}; it lies between 0 and 1.")
+    known = {field.name for field in dataclasses.fields(DecodingOptions)}
+    unknown = sorted(set(settings) - known)
+    if unknown:
+        raise AsrError(f"there is no decoding option {unknown[0]!r}; there are {', '.join(sorted(known))}.")
+    return DecodingOptions(**settings), rnn_weight
+
+
+@dataclasses.dataclass
+class LanguageModels:
+    """A mode's language model as the first pass asks it.
+
+    Args:
+        model: the large model minus the graph's own; None where the graph's own decides.
+        engine: the recurrent model's query engine inside it, for its statistics; None without one.
+    """
+
+    model: LanguageModel | None
+    engine: RnnLM | None
+
+
+def language_models(bundle: Bundle, mode: str, rnn_weight: float, device: torch.device) -> LanguageModels:
+    """Puts a mode's language model together on a device.
+
+    Args:
+        bundle: its `rnn_lm` network is moved to the device.
+        mode: an available one.
+        rnn_weight: of the recurrent model in the linear interpolation.
+        device: where queries come from.
+    """
+    if mode == "ngram":
+        return LanguageModels(None, None)
+    assert bundle.small_ngram is not None
+    small = bundle.small_ngram.to(device)
+    if mode == "large_ngram":
+        assert bundle.large_ngram is not None
+        return LanguageModels(DifferenceLM(_mapped(bundle.large_ngram.to(device), small), small), None)
+    assert bundle.rnn_lm is not None
+    engine = RnnLM(bundle.rnn_lm.network.to(device))  # type: ignore[arg-type]
+    large = _mapped(engine, small)
+    if mode == "interpolated":
+        ngram = small if bundle.large_ngram is None else _mapped(bundle.large_ngram.to(device), small)
+        large = InterpolatedLM([large, ngram], [rnn_weight, 1.0 - rnn_weight])
+    return LanguageModels(DifferenceLM(large, small), engine)
+
+
+def _mapped(model: LanguageModel, small: NgramLM) -> LanguageModel:
+    """The model asked with the small model's word ids."""
+    return model if model.vocabulary == small.vocabulary else MappedLM(model, small.vocabulary)

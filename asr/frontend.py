@@ -1,0 +1,87 @@
+"""From what users hand in to utterances that the acoustic model can take: checks, mono, sampling rate, pauses.
+
+Shapes: N utterances, L samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from asr.data.resampling import resample
+from asr.errors import AsrError
+
+_WINDOW_SECONDS = 0.2
+
+
+def as_utterances(waveform: Tensor | Sequence[Tensor], num_samples: Tensor | None = None) -> list[Tensor]:
+    """One float tensor (L,) an utterance.
+
+    Args:
+        waveform: (L,), a batch (N, L), or a list of (L,); a list's entries may be (channels, L), which are averaged.
+        num_samples: (N,) of a batch whose rows are padded.
+
+    Raises:
+        AsrError: another shape, no samples, integers, NaN or infinite samples; the utterance is numbered.
+    """
+    if isinstance(waveform, Tensor):
+        rows = [waveform] if waveform.dim() == 1 else list(waveform) if waveform.dim() == 2 else None
+        if rows is None:
+            raise AsrError(
+                f"the waveform has the shape {tuple(waveform.shape)}; give (samples,) or (utterances, samples)."
+            )
+    else:
+        rows = list(waveform)
+    if num_samples is not None:
+        rows = [row[: int(num)] for row, num in zip(rows, num_samples, strict=True)]
+    return [_checked(row, f"utterance {index}") for index, row in enumerate(rows)]
+
+
+def _checked(row: Tensor, name: str) -> Tensor:
+    if row.dim() == 2:
+        row = row.float().mean(dim=0)
+    if row.dim() != 1:
+        raise AsrError(f"{name} has the shape {tuple(row.shape)}; give (samples,), or (channels, samples) in a list.")
+    if row.numel() == 0:
+        raise AsrError(f"{name} has no samples.")
+    if not row.is_floating_point():
+        raise AsrError(f"{name} holds {row.dtype}; give floating-point samples in [-1, 1] (16-bit samples / 32768).")
+    if not bool(torch.isfinite(row).all()):
+        raise AsrError(f"{name} has samples that are NaN or infinite.")
+    return row.float()
+
+
+def at_rate(waveform: Tensor, old_rate: int, new_rate: int) -> Tensor:
+    """(L,) brought to another sampling rate."""
+    return waveform if old_rate == new_rate else resample(waveform, old_rate, new_rate)
+
+
+def split_at_pauses(waveform: Tensor, sampling_rate: int, max_seconds: float) -> list[tuple[int, int]]:
+    """Cuts a long recording where it is quietest, so that no piece is longer than `max_seconds`.
+
+    Each cut lies in the later half of the longest piece allowed, in the middle of the 0.2 s with the least energy.
+
+    Args:
+        waveform: (L,).
+        sampling_rate: in Hz.
+        max_seconds: at least one second.
+
+    Returns:
+        (begin, end) of each piece in samples; together they are the whole recording.
+    """
+    if max_seconds < 1.0:
+        raise AsrError(f"pieces of at most {max_seconds} s are too short to recognize; allow one second or more.")
+    longest = int(max_seconds * sampling_rate)
+    window = int(_WINDOW_SECONDS * sampling_rate)
+    cumulative = torch.cat([waveform.new_zeros(1, dtype=torch.float64), waveform.double().square().cumsum(0)])
+    pieces = []
+    begin, num_samples = 0, waveform.numel()
+    while num_samples - begin > longest:
+        first, last = begin + longest // 2, begin + longest - window
+        energy = cumulative[first + window : last + window] - cumulative[first:last]
+        cut = first + int(energy.argmin()) + window // 2
+        pieces.append((begin, cut))
+        begin = cut
+    return [*pieces, (begin, num_samples)]

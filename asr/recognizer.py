@@ -1,0 +1,220 @@
+"""Waveforms to words: features, acoustic model, first pass and language model behind one module."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from asr.bundle import Bundle
+from asr.decoding.first_pass import DecodeResult, FirstPass
+from asr.decoding.torch_pass import TorchFirstPass
+from asr.decoding_mode import LanguageModels, chosen_mode, decoding_options, language_models
+from asr.errors import AsrError
+from asr.evaluation.timing import StageTimes
+from asr.frontend import as_utterances, at_rate, split_at_pauses
+from asr.result import RecognitionResult, Word, joined
+
+_Self = TypeVar("_Self", bound="Recognizer")
+
+
+class Recognizer(nn.Module):
+    """Turns waveforms into words; needs neither Lightning, lhotse nor k2.
+
+    Move it to a GPU with `.to("cuda")` as any module.
+
+    Args:
+        bundle: the trained parts.
+        mode: `auto` (the bundle's best), `interpolated`, `on_the_fly`, `large_ngram` or `ngram`.
+        first_pass: `auto` (k2 where it imports and the device supports it), `k2` or `torch`.
+        max_segment_seconds: longer recordings are cut at pauses into pieces of at most this length.
+        batch_seconds: pieces are recognized together up to this much audio, padding included.
+        cache_bytes: once the language model's caches hold more, they are emptied between two batches.
+        options: override those that the bundle was tuned to: any field of `DecodingOptions`, and `rnn_weight`.
+
+    Raises:
+        AsrError: the bundle has no parts for the mode, an option does not exist, or the first pass cannot run here.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        mode: str = "auto",
+        first_pass: str = "auto",
+        max_segment_seconds: float = 25.0,
+        batch_seconds: float = 100.0,
+        cache_bytes: int = 1 << 30,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.bundle = bundle
+        self.features = bundle.features.network
+        self.acoustic_model = bundle.acoustic_model.network
+        self.mode = chosen_mode(bundle, mode)
+        self.options, self.rnn_weight = decoding_options(bundle, self.mode, options or {})
+        if first_pass not in ("auto", "k2", "torch"):
+            raise AsrError(f"there is no first pass {first_pass!r}; it is auto, k2 or torch.")
+        self._wanted_first_pass = first_pass
+        self.max_segment_seconds = max_segment_seconds
+        self.batch_seconds = batch_seconds
+        self.cache_bytes = cache_bytes
+        # Built for the device that the weights are on when they are first needed.
+        self._first_pass: FirstPass | None = None
+        self._language_models: LanguageModels | None = None
+        self.eval()
+
+    @classmethod
+    def from_folder(cls: type[_Self], folder: str | Path, **arguments: Any) -> _Self:
+        """Loads a bundle; the arguments are those of the constructor."""
+        return cls(Bundle.load(folder), **arguments)
+
+    @property
+    def sampling_rate(self) -> int:
+        """What waveforms are brought to, in Hz."""
+        return self.bundle.sampling_rate
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.acoustic_model.parameters()).device
+
+    @property
+    def first_pass_name(self) -> str:
+        """`k2` or `torch`."""
+        if self._wanted_first_pass != "auto":
+            return self._wanted_first_pass
+        return "torch" if self.bundle.graph.has_epsilons else default_first_pass(self.device)
+
+    @torch.no_grad()
+    def forward(
+        self, waveform: Tensor | Sequence[Tensor], sampling_rate: int | None = None, num_samples: Tensor | None = None
+    ) -> list[RecognitionResult]:
+        """Recognizes one recording or several.
+
+        Args:
+            waveform: float samples in [-1, 1]: (L,), a batch (N, L), or a list of (L,) or (channels, L).
+            sampling_rate: of the samples, in Hz; the bundle's own if None.
+            num_samples: (N,) of a padded batch.
+
+        Returns:
+            A result a recording, in order.
+
+        Raises:
+            AsrError: a recording is empty, or has samples that are not numbers.
+        """
+        rate = self.sampling_rate
+        recordings = [at_rate(row, sampling_rate or rate, rate) for row in as_utterances(waveform, num_samples)]
+        pieces = [
+            (recording_idx, begin, end)
+            for recording_idx, recording in enumerate(recordings)
+            for begin, end in split_at_pauses(recording, rate, self.max_segment_seconds)
+        ]
+        found: dict[int, RecognitionResult] = {}
+        for batch in _batches([end - begin for _, begin, end in pieces], int(self.batch_seconds * rate)):
+            samples = [recordings[pieces[i][0]][pieces[i][1] : pieces[i][2]] for i in batch]
+            found.update(zip(batch, self._recognize(samples), strict=True))
+        results = []
+        for recording_idx in range(len(recordings)):
+            own = [i for i, piece in enumerate(pieces) if piece[0] == recording_idx]
+            results.append(joined([found[i] for i in own], [pieces[i][1] / rate for i in own]))
+        return results
+
+    def log_prob(self, samples: Sequence[Tensor], times: StageTimes) -> tuple[Tensor, Tensor]:
+        """Pieces of audio to token log-probabilities (N, T, C) and num_frames (N,); adds to the times."""
+        device = self.device
+        num_samples = torch.tensor([len(row) for row in samples], device=device)
+        with times.measure("features", device):
+            padded = nn.utils.rnn.pad_sequence([row.to(device) for row in samples], batch_first=True)
+            features, num_frames = self.features(padded, num_samples)
+        with times.measure("acoustic model", device):
+            if int(num_frames.max()) == 0:
+                return features.new_zeros(len(samples), 0, len(self.bundle.graph.tokens)), num_frames
+            log_prob, num_frames = self.acoustic_model(features, num_frames)
+        return log_prob, num_frames
+
+    def _recognize(self, samples: list[Tensor]) -> list[RecognitionResult]:
+        times = StageTimes()
+        log_prob, num_frames = self.log_prob(samples, times)
+        first_pass, models = self._decoders()
+        before = dict(models.engine.statistics().as_dict()) if models.engine is not None else {}
+        with times.measure("search", self.device):
+            decoded = first_pass.decode(log_prob, num_frames, models.model)
+        cache: dict[str, int | float] = {}
+        if models.engine is not None:
+            after = models.engine.statistics()
+            cache = after.as_dict()
+            lm_seconds = after.seconds_total - before["seconds_total"]
+            times.stages["language model"] = lm_seconds
+            times.stages["search"] -= lm_seconds
+            if after.bytes_held > self.cache_bytes:
+                self._language_models = None
+        lengths = [len(row) / self.sampling_rate for row in samples]
+        return [
+            self._result(result, times.scaled(length / sum(lengths)), length, cache)
+            for result, length in zip(decoded, lengths, strict=True)
+        ]
+
+    def _result(
+        self, decoded: DecodeResult, times: StageTimes, duration: float, cache: dict[str, int | float]
+    ) -> RecognitionResult:
+        times.audio_seconds = duration
+        best = decoded.best
+        if best is None:
+            return RecognitionResult((), 0.0, 0.0, 0.0, 0.0, decoded.reached_final, times, cache)
+        samples_per_frame: Any = self.features.frame_shift * self.acoustic_model.subsampling_factor  # type: ignore[operator]
+        step = float(samples_per_frame) / self.sampling_rate
+        words = tuple(
+            Word(text, start * step, min(end * step, duration))
+            for text, start, end in zip(best.words, best.start_frames, best.end_frames, strict=True)
+        )
+        return RecognitionResult(
+            words, best.am_score, best.graph_score, best.lm_score, best.total, decoded.reached_final, times, cache
+        )
+
+    def _decoders(self) -> tuple[FirstPass, LanguageModels]:
+        if self._first_pass is None:
+            graph = self.bundle.graph.to(self.device)
+            if self.first_pass_name == "k2":
+                k2_pass = importlib.import_module("asr.decoding.k2_pass")
+                self._first_pass = k2_pass.K2FirstPass(graph, self.options)
+            else:
+                self._first_pass = TorchFirstPass(graph, self.options)
+        if self._language_models is None:
+            self._language_models = language_models(self.bundle, self.mode, self.rnn_weight, self.device)
+        assert self._first_pass is not None
+        return self._first_pass, self._language_models
+
+    def _apply(self: _Self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> _Self:
+        """Follows `.to(device)`: graph and caches are built again where the weights are."""
+        self._first_pass = None
+        self._language_models = None
+        super()._apply(fn, *args, **kwargs)
+        return self
+
+
+def default_first_pass(device: torch.device) -> str:
+    """`k2` where it imports and was built for the device, else `torch`."""
+    try:
+        k2 = importlib.import_module("k2")
+    except (ImportError, OSError, AttributeError):
+        # A k2 that was built for another torch fails in any of these ways.
+        return "torch"
+    if device.type == "cpu" or (device.type == "cuda" and bool(getattr(k2, "with_cuda", False))):
+        return "k2"
+    return "torch"
+
+
+def _batches(lengths: Sequence[int], max_padded: int) -> list[list[int]]:
+    """Groups positions of like length so that each group's padded size stays below `max_padded`; one at least."""
+    batches: list[list[int]] = []
+    for position in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        longest = lengths[batches[-1][0]] if batches else 0
+        if batches and longest * (len(batches[-1]) + 1) <= max_padded:
+            batches[-1].append(position)
+        else:
+            batches.append([position])
+    return batches
