@@ -6,79 +6,17 @@ Shapes: S states, A arcs, V words, Q queries.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from asr.lm.ngram_arpa import read_arpa
-from asr.lm.ngram_trie import ROOT, NgramTrie
+from asr.lm.ngram_arrays import ROOT_STATE, NgramArrays
+from asr.lm.ngram_trie import NgramTrie
 from asr.text.vocabulary import BOS_ID, EOS_ID, UNK_ID, Vocabulary
 
-ROOT_STATE = 0
-
-
-@dataclass(frozen=True)
-class NgramArrays:
-    """The model as an acceptor: a state is a word history, an arc a listed n-gram. State 0 has no history.
-
-    A state's arcs stand together, sorted by label; state 0 has one arc for each word of the vocabulary, arc w
-    for word w. A history is a state only where something depends on it (an n-gram goes on from it or it has a
-    backoff weight of its own), so equal futures are one state.
-
-    Attributes:
-        arc_begin: (S + 1,) int64, first arc of each state.
-        label: (A,) int32, word id.
-        score: (A,) float32, natural log P(label | state).
-        dst_state: (A,) int32.
-        backoff_state: (S,) int32, the longest shorter history; state 0's own is 0.
-        backoff_score: (S,) float32.
-        word_map: (V,) int64, the word itself, or `UNK_ID` for words that the model does not list.
-    """
-
-    arc_begin: Tensor
-    label: Tensor
-    score: Tensor
-    dst_state: Tensor
-    backoff_state: Tensor
-    backoff_score: Tensor
-    word_map: Tensor
-
-    def to(self, device: torch.device | str) -> NgramArrays:
-        """The same arrays on a device."""
-        return replace(self, **{field.name: getattr(self, field.name).to(device) for field in fields(self)})
-
-    @classmethod
-    def from_trie(cls, trie: NgramTrie) -> NgramArrays:
-        """Turns n-grams into states and arcs: arc p is n-gram p of the trie."""
-        num_arcs = len(trie.parent)
-        num_children = np.bincount(trie.parent[trie.order_begin[1] :], minlength=num_arcs)
-        backoff = trie.backoff
-        is_state = (num_children > 0) | (backoff != 0.0)
-        is_state[trie.order_begin[-2] :] = False
-        suffix = trie.suffixes()
-        num_states = 1 + int(is_state.sum())
-        own = is_state.cumsum(dtype=np.int64)
-        dst_state = np.zeros(num_arcs, dtype=np.int32)
-        for order in range(1, trie.order + 1):
-            span = trie.span(order)
-            shorter = np.where(suffix[span] == ROOT, ROOT_STATE, dst_state[suffix[span]])
-            dst_state[span] = np.where(is_state[span], own[span], shorter)
-        suffix_of_state = suffix[is_state]
-        backoff_state = np.zeros(num_states, dtype=np.int32)
-        backoff_state[1:] = np.where(suffix_of_state == ROOT, ROOT_STATE, dst_state[suffix_of_state])
-        backoff_score = np.zeros(num_states, dtype=np.float32)
-        backoff_score[1:] = backoff[is_state]
-        arc_begin = np.zeros(num_states + 1, dtype=np.int64)
-        arc_begin[1] = trie.order_begin[1]
-        arc_begin[2:] = num_children[is_state]
-        np.cumsum(arc_begin, out=arc_begin)
-        word_map = np.where(trie.listed(), np.arange(trie.order_begin[1]), UNK_ID)
-        word_map[BOS_ID] = BOS_ID
-        arrays = (arc_begin, trie.word_id, trie.score, dst_state, backoff_state, backoff_score, word_map)
-        return cls(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))
+_QUERIES_AT_ONCE = 1 << 14  # on a CPU, so that what is between two steps stays in its cache
 
 
 class NgramLM:
@@ -99,8 +37,9 @@ class NgramLM:
         self.order = order
         self.name = name
         word = torch.arange(len(vocabulary), device=arrays.word_map.device)
-        self._unlisted = torch.nonzero(arrays.word_map.ne(word))[:, 0]
-        self.num_unlisted_words = int((self._unlisted > UNK_ID).sum())
+        unlisted = torch.nonzero(arrays.word_map.ne(word))[:, 0]
+        self._maps_words = len(unlisted) > 0
+        self.num_unlisted_words = int(torch.sum(unlisted > UNK_ID))
         num_arcs = arrays.arc_begin[2:] - arrays.arc_begin[1:-1]
         self._num_halvings = int(num_arcs.max()).bit_length() if len(num_arcs) else 0
         self._start_state = int(arrays.dst_state[BOS_ID])
@@ -119,6 +58,18 @@ class NgramLM:
             vocabulary: word ids to answer for; by default the file's words, in its order.
         """
         return cls.from_trie(read_arpa(path, vocabulary), str(path))
+
+    def with_index(self, load: float = 0.6) -> NgramLM:
+        """The same model with a hash index of 8 / `load` bytes an n-gram: several times the look-ups a second."""
+        return NgramLM(self._vocabulary, self.arrays.with_index(load), self.order, self.name)
+
+    def quantized(self) -> NgramLM:
+        """The same model with scores of one byte."""
+        return NgramLM(self._vocabulary, self.arrays.quantized(), self.order, self.name)
+
+    def to(self, device: torch.device | str) -> NgramLM:
+        """The same model on a device."""
+        return NgramLM(self._vocabulary, self.arrays.to(device), self.order, self.name)
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -140,53 +91,64 @@ class NgramLM:
         """How many n-grams of all orders there are, one per word of the vocabulary among them."""
         return len(self.arrays.label)
 
-    def to(self, device: torch.device | str) -> NgramLM:
-        """The same model on a device."""
-        return NgramLM(self._vocabulary, self.arrays.to(device), self.order, self.name)
-
     def start(self, num_streams: int) -> Tensor:
         """The state after `<s>` for each stream, (num_streams,) int64."""
         return torch.full((num_streams,), self._start_state, dtype=torch.int64, device=self.device)
 
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
         """log P(word | state) and the next state: log_prob (Q,), next_idx (Q,)."""
-        arc_idx, backoff = self.find_arcs(context_idx, self.arrays.word_map[word_id])
-        return backoff + self.arrays.score[arc_idx], self.arrays.dst_state[arc_idx].to(torch.int64)
+        if len(word_id) <= _QUERIES_AT_ONCE or self.device.type != "cpu":
+            return self._score(context_idx, word_id)
+        log_prob = torch.empty(len(word_id), dtype=torch.float32)
+        next_idx = torch.empty(len(word_id), dtype=torch.int64)
+        for begin in range(0, len(word_id), _QUERIES_AT_ONCE):
+            part = slice(begin, begin + _QUERIES_AT_ONCE)
+            log_prob[part], next_idx[part] = self._score(context_idx[part], word_id[part])
+        return log_prob, next_idx
 
     def final(self, context_idx: Tensor) -> Tensor:
         """log P(</s> | state), (Q,)."""
         return self.score(context_idx, torch.full_like(context_idx, EOS_ID))[0]
 
+    def _score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        arc_idx, backoff = self.find_arcs(context_idx, word_id)
+        next_idx = self.arrays.dst_state.index_select(0, arc_idx).to(torch.int64)
+        return backoff + self.arrays.arc_score(arc_idx), next_idx
+
     def find_arcs(self, state: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
         """Follows backoffs until the word is listed: arc_idx (Q,) int64 and the backoff weights passed (Q,)."""
+        arrays = self.arrays
+        if self._maps_words:
+            word_id = arrays.word_map.index_select(0, word_id)
         arc_idx = word_id.clone()  # in state 0 the word's arc has its own number
         backoff = torch.zeros(len(state), dtype=torch.float32, device=state.device)
-        open_idx = torch.nonzero(state.ne(ROOT_STATE))[:, 0]
-        state = state[open_idx]
+        open_idx = torch.nonzero(state).squeeze(1)
+        state, word = state.index_select(0, open_idx), word_id.index_select(0, open_idx)
         while len(open_idx):
-            found = self._search(state, word_id[open_idx])
-            hit = found >= 0
-            arc_idx[open_idx[hit]] = found[hit]
-            missed = ~hit
-            open_idx, state = open_idx[missed], state[missed]
-            backoff[open_idx] += self.arrays.backoff_score[state]
-            state = self.arrays.backoff_state[state].to(torch.int64)
-            still_open = state != ROOT_STATE
-            open_idx, state = open_idx[still_open], state[still_open]
+            found = arrays.index.find(state, word) if arrays.index is not None else self._search(state, word)
+            hit = torch.nonzero(found.ge(0)).squeeze(1)
+            arc_idx.index_copy_(0, open_idx.index_select(0, hit), found.index_select(0, hit))
+            missed = torch.nonzero(found.lt(0)).squeeze(1)
+            open_idx, state = open_idx.index_select(0, missed), state.index_select(0, missed)
+            backoff.index_add_(0, open_idx, arrays.backoff_score.index_select(0, state))
+            state = arrays.backoff_state.index_select(0, state).to(torch.int64)
+            inner = torch.nonzero(state.ne(ROOT_STATE)).squeeze(1)
+            open_idx, state = open_idx.index_select(0, inner), state.index_select(0, inner)
+            word = word_id.index_select(0, open_idx)
         return arc_idx, backoff
 
     def _search(self, state: Tensor, word_id: Tensor) -> Tensor:
         """Binary search among each state's labels: arc_idx (Q,), -1 where the word is not listed."""
         label = self.arrays.label
-        low = self.arrays.arc_begin[state]
-        end = self.arrays.arc_begin[state + 1]
+        low = self.arrays.arc_begin.index_select(0, state).to(torch.int64)
+        end = self.arrays.arc_begin.index_select(0, state + 1).to(torch.int64)
         high = end
         for _ in range(self._num_halvings):
-            middle = (low + high) // 2
-            below = (middle < high) & (label[middle.clamp(max=len(label) - 1)] < word_id)
+            middle = torch.bitwise_right_shift(low + high, 1)
+            below = (middle < high) & (label.index_select(0, middle.clamp(max=len(label) - 1)) < word_id)
             low, high = torch.where(below, middle + 1, low), torch.where(below, high, middle)
-        at_low = low.clamp(max=len(label) - 1)
-        return torch.where((low < end) & (label[at_low] == word_id), low, torch.full_like(low, -1))
+        at_low = label.index_select(0, low.clamp(max=len(label) - 1))
+        return torch.where((low < end) & (at_low == word_id), low, torch.full_like(low, -1))
 
     def score_sentence(self, words: Sequence[str]) -> Tensor:
         """log P of each word of a sentence and of its end, (len(words) + 1,): for tests and perplexities."""

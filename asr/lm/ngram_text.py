@@ -58,14 +58,14 @@ class WordStream:
 
 
 def read_word_stream(
-    paths: Iterable[str | Path], vocabulary: Vocabulary | None = None, skip_first_field: bool = False
+    paths: Iterable[str | Path], vocabulary: Vocabulary | None = None, transcripts: Iterable[str | Path] = ()
 ) -> WordStream:
     """Reads one sentence a line from plain, .gz or .xz files; blank lines are no sentences.
 
     Args:
         paths: the files, read in this order.
         vocabulary: gives its words their ids; further words are numbered after it. By default every word counts.
-        skip_first_field: lines are `utterance-id WORDS`, as in Kaldi's `text`.
+        transcripts: further files, their lines being `utterance-id WORDS` as in Kaldi's `text`.
 
     Raises:
         AsrError: a file is missing, damaged or not UTF-8, or holds a sentence mark as a word, or there is no sentence.
@@ -75,7 +75,8 @@ def read_word_stream(
     for word in vocabulary.words if vocabulary is not None else SPECIAL_WORDS:
         id_of[word.encode()]
     num_listed = len(id_of)
-    parts = [part for path in paths for part in _read_file(Path(path), id_of, skip_first_field)]
+    files = [(path, False) for path in paths] + [(path, True) for path in transcripts]
+    parts = [part for path, has_id in files for part in _read_file(Path(path), id_of, has_id)]
     if not parts:
         raise AsrError("The text holds no sentence; give files with one sentence a line.")
     words = [word.decode() for word in id_of]
@@ -83,7 +84,7 @@ def read_word_stream(
     return WordStream(np.concatenate(parts), everything, num_listed if vocabulary is not None else len(words))
 
 
-def _read_file(path: Path, id_of: defaultdict[bytes, int], skip_first_field: bool) -> Iterator[npt.NDArray[np.int32]]:
+def _read_file(path: Path, id_of: defaultdict[bytes, int], has_id: bool) -> Iterator[npt.NDArray[np.int32]]:
     num_before = 0
     with open_text(path) as stream:
         while True:
@@ -94,7 +95,7 @@ def _read_file(path: Path, id_of: defaultdict[bytes, int], skip_first_field: boo
             if not lines:
                 return
             sentences = [line for line in lines if not line.isspace()]
-            if skip_first_field:
+            if has_id:
                 sentences = [b" ".join(line.split(None, 1)[1:]) for line in sentences]
             text = _SENTENCE_BREAK.join([b"", *sentences, b""])
             try:

@@ -1,0 +1,96 @@
+"""`asr lm ngram`: estimates an n-gram language model from text."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from asr.errors import AsrError
+from asr.lm.kneser_ney import estimate_kneser_ney
+from asr.lm.ngram import NgramLM
+from asr.lm.ngram_arpa import read_arpa, write_arpa
+from asr.lm.ngram_file import save_ngram_lm
+from asr.lm.ngram_text import read_word_stream
+from asr.lm.pruning import prune_to_size, prune_to_threshold
+from asr.text.vocabulary import Vocabulary
+
+NAME = "lm ngram"
+HELP = """Estimate an n-gram language model from text: interpolated modified Kneser-Ney, as KenLM's lmplz.
+
+Text is one sentence a line, plain, .gz or .xz; blank lines are left out. A decoding graph wants a small model:
+--max-ngrams or --entropy drop the n-grams that matter least. The result is written as ARPA text, as a binary
+file that is memory-mapped for look-up, or both. --from-arpa converts and prunes a model that exists already."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command's options."""
+    source = parser.add_argument_group("input")
+    source.add_argument("--text", nargs="+", default=[], type=Path, help="sentences, one a line")
+    source.add_argument("--transcripts", nargs="+", default=[], type=Path, help="lines 'utterance-id WORDS' (Kaldi)")
+    source.add_argument("--from-arpa", type=Path, help="take this model instead of estimating one")
+    source.add_argument("--vocabulary", type=Path, help="word list; n-grams with other words are left out")
+    source.add_argument("--map-unknown", action="store_true", help="count words outside the vocabulary as <unk>")
+    model = parser.add_argument_group("model")
+    model.add_argument("--order", type=int, default=3, help="length of the longest n-grams (default: 3)")
+    model.add_argument(
+        "--prune", nargs="+", type=int, default=[], help="drop n-grams seen this often or less, by order"
+    )
+    model.add_argument("--entropy", type=float, help="then drop n-grams that cost less than this (try 1e-7)")
+    model.add_argument("--max-ngrams", type=int, help="then drop the least needed until so many of all orders are left")
+    output = parser.add_argument_group("output")
+    output.add_argument("--arpa", type=Path, help="write the model as ARPA text")
+    output.add_argument("--binary", type=Path, help="write the model as a binary file for look-up")
+    output.add_argument("--quantize", action="store_true", help="binary: one byte a score instead of four")
+    output.add_argument("--no-index", action="store_true", help="binary: no hash index; half as large, slower look-up")
+    output.add_argument("--write-vocabulary", type=Path, help="write the model's words, one a line")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command; prints one JSON line."""
+    if not (args.arpa or args.binary or args.write_vocabulary):
+        raise AsrError("Nothing to write: give --arpa, --binary or --write-vocabulary.")
+    if bool(args.from_arpa) == bool(args.text or args.transcripts):
+        raise AsrError("Give either text (--text, --transcripts) or --from-arpa.")
+    begin = time.monotonic()
+    vocabulary = Vocabulary.from_file(args.vocabulary) if args.vocabulary else None
+    report: dict[str, object] = {}
+    if args.from_arpa:
+        trie, count = read_arpa(args.from_arpa, vocabulary), None
+    else:
+        stream = read_word_stream(args.text, vocabulary, args.transcripts)
+        _say(f"{stream.num_words} words in {stream.num_sentences} sentences; estimating order {args.order}")
+        report |= {"sentences": stream.num_sentences, "words": stream.num_words}
+        report |= {"unlisted_words": stream.num_unlisted, "word_types": len(stream.vocabulary)}
+        if args.map_unknown:
+            stream = stream.with_unknown()
+        model = estimate_kneser_ney(stream, args.order, args.prune)
+        trie, count = model.trie, model.count
+        report |= {"distinct_ngrams": model.num_distinct, "discounts": model.discounts}
+        if model.fallback_orders:
+            _say(f"the text does not determine the discounts of orders {model.fallback_orders}; took 0.5, 1, 1.5")
+            report["fallback_orders"] = model.fallback_orders
+    if args.entropy is not None:
+        trie = prune_to_threshold(trie, args.entropy, count)
+        count = None
+    if args.max_ngrams is not None:
+        trie = prune_to_size(trie, args.max_ngrams, count)
+    _say(f"n-grams by order: {trie.counts}")
+    if args.arpa:
+        write_arpa(trie, args.arpa)
+    if args.write_vocabulary:
+        trie.vocabulary.save(args.write_vocabulary)
+    if args.binary:
+        lm = NgramLM.from_trie(trie, args.binary.name)
+        lm = lm.quantized() if args.quantize else lm
+        save_ngram_lm(lm if args.no_index else lm.with_index(), args.binary)
+        report |= {"binary_bytes": args.binary.stat().st_size, "states": lm.num_states}
+    report |= {"ngrams": trie.counts, "seconds": round(time.monotonic() - begin, 2)}
+    print(json.dumps(report))
+    return 0
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)

@@ -1,0 +1,46 @@
+"""`asr lm perplexity`: how well n-gram models predict a text."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from asr.errors import AsrError
+from asr.lm.ngram import NgramLM
+from asr.lm.ngram_file import is_ngram_file, load_ngram_lm
+from asr.lm.ngram_text import read_word_stream
+from asr.lm.perplexity import measure_perplexity
+
+NAME = "lm perplexity"
+HELP = """Measure the perplexity of an n-gram model (ARPA or binary) on texts, sentence ends counted.
+
+Prints one JSON line for each text. `perplexity` counts words outside the model's vocabulary as <unk>,
+`perplexity_listed` leaves them out."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command's options."""
+    parser.add_argument("model", type=Path, help="ARPA file (plain, .gz, .xz) or binary file of 'asr lm ngram'")
+    parser.add_argument("texts", nargs="+", type=Path, help="sentences, one a line; blank lines are left out")
+    parser.add_argument("--transcripts", action="store_true", help="lines are 'utterance-id WORDS' (Kaldi)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    if not args.model.is_file():
+        raise AsrError(f"{args.model}: there is no such model file; make one with 'asr lm ngram'.")
+    lm = load_ngram_lm(args.model) if is_ngram_file(args.model) else NgramLM.from_arpa(args.model)
+    for path in args.texts:
+        texts, transcripts = ([], [path]) if args.transcripts else ([path], [])
+        result = measure_perplexity(lm, read_word_stream(texts, lm.vocabulary, transcripts))
+        report = {
+            "text": str(path),
+            "perplexity": round(result.perplexity, 3),
+            "perplexity_listed": round(result.perplexity_listed, 3),
+            "sentences": result.num_sentences,
+            "words": result.num_words,
+            "unlisted_words": result.num_unlisted,
+        }
+        print(json.dumps(report), flush=True)
+    return 0

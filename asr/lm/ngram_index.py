@@ -1,0 +1,127 @@
+"""Finds an arc of an n-gram model by (state, label) in one or two memory accesses: an exact compact hash table.
+
+The key is mixed by a one-to-one map of its bits; the upper bits say where to look, the lower 31 are stored beside the
+arc's number and tell keys apart that share a neighbourhood, so 8 bytes a slot are exact.
+
+Shapes: A arcs, B slots, Q queries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asr.errors import AsrError
+
+_EMPTY = -1
+_MULTIPLIERS = (0x9E3779B97F4A7C15 - (1 << 64), 0xC2B2AE3D27D4EB4F - (1 << 64))
+_PLACE_BITS = 32
+_TAG_BITS = 31
+_TAG_MASK = (1 << _TAG_BITS) - 1
+_ARC_MASK = (1 << 32) - 1
+_BUILD_BLOCK = 1 << 22
+
+
+@dataclass(frozen=True)
+class ArcIndex:
+    """Linear probing over `slot`; a slot holds `tag << 32 | arc_idx`, or -1.
+
+    Attributes:
+        slot: (B,) int64; the last one is always empty.
+        num_homes: keys are first looked for at slots below this.
+        word_bits: labels are below `2 ** word_bits`.
+        key_bits: how many bits a packed (state, label) has.
+    """
+
+    slot: Tensor
+    num_homes: int
+    word_bits: int
+    key_bits: int
+
+    def to(self, device: torch.device | str) -> ArcIndex:
+        """The same table on a device."""
+        return ArcIndex(self.slot.to(device), self.num_homes, self.word_bits, self.key_bits)
+
+    @classmethod
+    def build(cls, state: np.ndarray, label: np.ndarray, first_arc: int, num_words: int, load: float) -> ArcIndex:
+        """Indexes the arcs `first_arc`, `first_arc + 1`, ...
+
+        Args:
+            state: (A,) source state of each arc, ascending.
+            label: (A,) word of each arc.
+            first_arc: number of the first arc given.
+            num_words: labels are below this.
+            load: share of slots in use; 0.5 is fast, 0.8 small.
+
+        Raises:
+            AsrError: the model is too large or too crowded for exact tags.
+        """
+        word_bits = max(1, (num_words - 1).bit_length())
+        state_bits = max(1, int(state[-1]).bit_length() if len(state) else 1)
+        key_bits = max(_PLACE_BITS, state_bits + word_bits)
+        num_homes = max(1, int(len(state) / load))
+        index = cls(torch.zeros(0, dtype=torch.int64), num_homes, word_bits, key_bits)
+        home = np.empty(len(state), dtype=np.int64)
+        entry = np.empty(len(state), dtype=np.int64)
+        for begin in range(0, len(state), _BUILD_BLOCK):
+            part = slice(begin, begin + _BUILD_BLOCK)
+            key = index._key(
+                torch.from_numpy(state[part].astype(np.int64)), torch.from_numpy(label[part].astype(np.int64))
+            )
+            home[part] = index._home(key).numpy()
+            arc_idx = np.arange(first_arc + begin, first_arc + begin + len(key))
+            entry[part] = (torch.bitwise_and(key, _TAG_MASK).numpy() << 32) | arc_idx
+        by_home = np.argsort(home, kind="stable")
+        home = home[by_home]
+        # in the order of their homes keys stand at the first free slot: at least one after the key before
+        rank = np.arange(len(home))
+        place = rank + np.maximum.accumulate(home - rank)
+        farthest = int((place - home).max()) if len(home) else 0
+        spread = (farthest + 1) * (((1 << _PLACE_BITS) // num_homes) + 1) << (key_bits - _PLACE_BITS)
+        if spread >> _TAG_BITS:
+            raise AsrError(
+                f"The n-gram model's {len(state)} arcs cannot be told apart by hashing; search without index."
+            )
+        slot = np.full(max(num_homes, int(place[-1]) + 1 if len(place) else 0) + 1, _EMPTY, dtype=np.int64)
+        slot[place] = entry[by_home]
+        return cls(torch.from_numpy(slot), num_homes, word_bits, key_bits)
+
+    def find(self, state: Tensor, label: Tensor) -> Tensor:
+        """arc_idx (Q,) int64, -1 where the state has no such arc."""
+        key = self._key(state, label)
+        tag = torch.bitwise_and(key, _TAG_MASK)
+        place = self._home(key)
+        entry = self.slot.index_select(0, place)
+        stored = torch.bitwise_right_shift(entry, 32)
+        same = stored.eq(tag)
+        arc_idx = torch.bitwise_and(entry, _ARC_MASK)
+        arc_idx.masked_fill_(~same, -1)
+        pending = torch.nonzero(~same & stored.ge(0)).squeeze(1)
+        place, tag = place.index_select(0, pending), tag.index_select(0, pending)
+        while len(pending):
+            place = place + 1
+            entry = self.slot.index_select(0, place)
+            stored = torch.bitwise_right_shift(entry, 32)
+            same = stored.eq(tag)
+            hit = torch.nonzero(same).squeeze(1)
+            arc_idx[pending.index_select(0, hit)] = torch.bitwise_and(entry.index_select(0, hit), _ARC_MASK)
+            going_on = torch.nonzero(~same & stored.ge(0)).squeeze(1)
+            pending = pending.index_select(0, going_on)
+            place, tag = place.index_select(0, going_on), tag.index_select(0, going_on)
+        return arc_idx
+
+    def _key(self, state: Tensor, label: Tensor) -> Tensor:
+        """(state, label) as one number of `key_bits` bits, mixed one-to-one, (Q,)."""
+        mask = (1 << self.key_bits) - 1
+        key = torch.bitwise_left_shift(state, self.word_bits).add_(label)
+        key.mul_(_MULTIPLIERS[0]).bitwise_and_(mask)
+        key.bitwise_xor_(torch.bitwise_right_shift(key, self.key_bits // 2))
+        return key.mul_(_MULTIPLIERS[1]).bitwise_and_(mask)
+
+    def _home(self, key: Tensor) -> Tensor:
+        """Where a key is first looked for, (Q,): its upper 32 bits scaled to the number of homes."""
+        upper = torch.bitwise_right_shift(key, self.key_bits - _PLACE_BITS)
+        return torch.bitwise_right_shift(upper.mul_(self.num_homes), _PLACE_BITS)
