@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from asr.data.an4 import An4
 from asr.data.corpus import Corpus
 from asr.data.librispeech import MINI_LIBRISPEECH_PARTS, LibriSpeech
-from asr.data.preparation import PartReport, prepare_part
+from asr.data.preparation import PartReport, copy_lexicon, prepare_part
 from asr.data.speechocean762 import SpeechOcean762
 
 NAME = "prepare"
@@ -26,7 +26,8 @@ For each part three files appear in the output folder:
   CORPUS_PART.report.json  how many, how long, and what was left out and why
 
 Every audio file is decoded once, so that damaged ones are found now; they are left out and reported. A part that is
-finished is not done again: after an interruption, give the same command. One JSON object a part goes to stdout.
+finished is not done again: after an interruption, give the same command. A lexicon that comes with the corpus is
+copied, too. One JSON object a part goes to stdout.
 
 examples:
   asr prepare an4 --corpus ~/an4 --output data
@@ -82,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
         _warn(report)
         print(report.to_json(), flush=True)
         any_skipped = any_skipped or bool(report.skipped)
+    copy_lexicon(corpus, args.corpus, args.output)
     return int(any_skipped)
 
 

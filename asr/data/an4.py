@@ -69,6 +69,10 @@ class An4:
         require_folder(folder, f"AN4's {part} audio")
         return join(texts, audio_by_stem(folder), skipped, corpus_dir)
 
+    def lexicon(self, corpus_dir: Path) -> Path | None:
+        candidates = (corpus_dir / "an4.dic", corpus_dir / "etc" / "an4.dic")
+        return next((path for path in candidates if path.is_file()), None)
+
     def download(self, corpus_dir: Path, parts: Sequence[str]) -> None:
         if not corpus_dir.is_dir():
             raise AsrError(

@@ -58,6 +58,9 @@ class Corpus(Protocol):
             AsrError: the part is not there or holds not one utterance.
         """
 
+    def lexicon(self, corpus_dir: Path) -> Path | None:
+        """The pronunciations that come with the corpus, or None."""
+
     def download(self, corpus_dir: Path, parts: Sequence[str]) -> None:
         """Fetches parts that the folder lacks; parts that are there are left alone.
 

@@ -80,6 +80,9 @@ class LibriSpeech:
             )
         return join(texts, audio_by_stem(folder), skipped, folder)
 
+    def lexicon(self, corpus_dir: Path) -> Path | None:
+        return None
+
     def download(self, corpus_dir: Path, parts: Sequence[str]) -> None:
         # lhotse clears a part's folder before it unpacks: it must never be asked for a part that is already there.
         missing = [part for part in parts or self._default_download if not (_root(corpus_dir) / part).is_dir()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from asr.data.audio import find_audio_files, from_int16, read_audio, to_int16
 from asr.errors import AsrError
+
+_log = logging.getLogger(__name__)
 
 
 class NoiseMixer:
@@ -46,21 +49,34 @@ class NoiseMixer:
         self._samples: dict[Path, Tensor] = {}
 
     def __call__(self, waveform: Tensor) -> Tensor:
-        """(L,) float to (L,) float. Silence, and noise that is silent, leave it as it is."""
+        """(L,) float to (L,) float. Silence, and noise that is silent, leave it as it is.
+
+        Raises:
+            AsrError: the last noise file that was left cannot be read, either.
+        """
         draw = torch.rand(4).tolist()
         if draw[0] >= self.probability or waveform.numel() == 0:
             return waveform
-        noise = self._noise(self.files[int(draw[1] * len(self.files))])
+        noise = self._noise(draw[1])
         begin = int(draw[2] * len(noise))
         position = torch.arange(begin, begin + len(waveform)) % len(noise)
         stretch = from_int16(noise[position])
         snr_db = self.min_snr_db + draw[3] * (self.max_snr_db - self.min_snr_db)
         return add_noise(waveform, stretch, snr_db)
 
-    def _noise(self, path: Path) -> Tensor:
-        if path not in self._samples:
-            self._samples[path] = to_int16(read_audio(path, self.sampling_rate))
-        return self._samples[path]
+    def _noise(self, draw: float) -> Tensor:
+        """The samples of the file at `draw` (in [0, 1)) of the list; a file that cannot be read leaves the list."""
+        while True:
+            path = self.files[int(draw * len(self.files))]
+            if path in self._samples:
+                return self._samples[path]
+            try:
+                self._samples[path] = to_int16(read_audio(path, self.sampling_rate))
+            except AsrError as error:
+                if len(self.files) == 1:
+                    raise
+                self.files.remove(path)
+                _log.warning("noise: left out: %s", error)
 
 
 def add_noise(waveform: Tensor, noise: Tensor, snr_db: float) -> Tensor:

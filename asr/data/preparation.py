@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -121,6 +122,24 @@ def prepare_part(
             f"{output_dir}: the output cannot be written ({error.strerror}); choose another --output."
         ) from error
     return report
+
+
+def copy_lexicon(corpus: Corpus, corpus_dir: Path, output_dir: Path) -> Path | None:
+    """Puts the lexicon that comes with the corpus beside its manifests, under its own name.
+
+    Raises:
+        AsrError: it cannot be copied.
+    """
+    lexicon = corpus.lexicon(corpus_dir)
+    if lexicon is None:
+        return None
+    target = output_dir / lexicon.name
+    try:
+        with _atomic(target) as path:
+            shutil.copyfile(lexicon, path)
+    except OSError as error:
+        raise AsrError(f"{target}: the corpus's lexicon cannot be copied ({error.strerror}).") from error
+    return target
 
 
 def _cut_or_reason(utterance: Utterance) -> MonoCut | Skipped:

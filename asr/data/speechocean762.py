@@ -65,6 +65,9 @@ class SpeechOcean762:
             audio = audio_by_stem(folders[0])
         return join(texts, audio, skipped, corpus_dir)
 
+    def lexicon(self, corpus_dir: Path) -> Path | None:
+        return None
+
     def download(self, corpus_dir: Path, parts: Sequence[str]) -> None:
         if not corpus_dir.is_dir():
             raise AsrError(
