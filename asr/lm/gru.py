@@ -22,7 +22,9 @@ from torch.nn import functional as F
 class GruLayer(nn.Module):
     """One layer; `compute_dtype` is what the matrix products of `forward` run in ("float32" or "bfloat16")."""
 
-    def __init__(self, input_size: int, hidden_size: int, compute_dtype: str = "float32", compile_cell: bool = False) -> None:
+    def __init__(
+        self, input_size: int, hidden_size: int, compute_dtype: str = "float32", compile_cell: bool = False
+    ) -> None:
         super().__init__()
         self.hidden_size = hidden_size
         self.compute_dtype: torch.dtype = getattr(torch, compute_dtype)

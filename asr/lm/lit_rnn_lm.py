@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 import pytorch_lightning as pl
@@ -13,7 +14,7 @@ from asr.errors import AsrError
 from asr.lm.rnn_lm import RnnLm, RnnLmConfig
 from asr.lm.sparse_rows import AdamWithSparseRows
 from asr.lm.token_streams import TokenBatch
-from asr.text.vocabulary import Vocabulary
+from asr.text.vocabulary import SPECIAL_WORDS, Vocabulary
 
 
 class LitRnnLm(pl.LightningModule):
@@ -22,14 +23,13 @@ class LitRnnLm(pl.LightningModule):
     Args:
         vocabulary: word list, one word a line.
         network: the network's shape.
-        init_from: a checkpoint whose weights to start from; the optimiser starts anew.
+        init_from: a checkpoint to start from with a new schedule: its weights, and its optimiser's state.
         lr: Adam's learning rate for the recurrent layers.
         sparse_lr: Adagrad's learning rate for word vectors, biases and n-gram features.
         warmup_steps: the rates rise linearly over these batches.
         decay_start: part of the run after which the rates fall, by a half cosine, to `final_lr_factor`.
         final_lr_factor: what is left of the rates at the run's end.
-        max_grad_norm: the recurrent layers' summed gradients are clipped to this norm, times the root of the words of
-            a batch.
+        max_grad_norm: the dense gradients, averaged over the words of a batch, are clipped to this norm.
         noise_seed: seed of the noise; batch i draws the same noise in every run.
         compute_dtype: matrix products, "float32" or "bfloat16"; parameters stay float32.
         compile_cell: compiles the recurrent layers' element-wise work.
@@ -45,7 +45,7 @@ class LitRnnLm(pl.LightningModule):
         warmup_steps: int = 100,
         decay_start: float = 0.5,
         final_lr_factor: float = 0.02,
-        max_grad_norm: float = 5.0,
+        max_grad_norm: float = 1.0,
         noise_seed: int = 1,
         compute_dtype: str = "float32",
         compile_cell: bool = False,
@@ -68,12 +68,12 @@ class LitRnnLm(pl.LightningModule):
             return
         if data.vocabulary != self.network.vocabulary:
             raise AsrError("data.vocabulary and model.vocabulary are different word lists; give both the same file.")
+        data.num_history_words = self.network.num_history_words
         data.setup(stage)
         counts = torch.from_numpy(data.train_tokens.unigram_counts(len(data.vocabulary)))
         self.network.output.set_unigram(counts, reset_bias=self.init_from is None)
         if self.init_from is not None:
-            weights = torch.load(self.init_from, map_location="cpu")["state_dict"]
-            self.load_state_dict(weights)
+            self.load_state_dict(torch.load(self.init_from, map_location="cpu")["state_dict"])
 
     def training_step(self, batch: TokenBatch, batch_idx: int) -> Tensor:
         """The loss summed over the batch's words; the mean is logged."""
@@ -86,8 +86,8 @@ class LitRnnLm(pl.LightningModule):
         """Clips the dense gradients; Adagrad's steps are bounded anyway."""
         dense = [p for p in self.network.parameters() if p.grad is not None and not p.grad.is_sparse]
         words = self.trainer.datamodule.num_streams * self.trainer.datamodule.num_steps  # type: ignore[attr-defined]
-        norm = torch.nn.utils.clip_grad_norm_(dense, self.max_grad_norm * math.sqrt(words))
-        self.log("grad_norm", norm / math.sqrt(words), batch_size=1)
+        norm = torch.nn.utils.clip_grad_norm_(dense, self.max_grad_norm * words)
+        self.log("grad_norm", norm / words, batch_size=1)
 
     def on_validation_epoch_start(self) -> None:
         """Clears the sums."""
@@ -100,10 +100,9 @@ class LitRnnLm(pl.LightningModule):
         hidden = hidden.flatten(0, 1)
         history = batch.history.transpose(0, 1).flatten(0, 1)
         word_id = batch.target_id.t().reshape(-1)
-        log_z = self.network.history_normalizer(hidden, history).double()
-        score = self.network.word_score(hidden, history, word_id).double()
-        deviation = log_z - self.network.output.log_z
-        values = (score - log_z).sum(), deviation.sum(), deviation.square().sum(), torch.tensor(float(len(word_id)))
+        log_prob, deviation = self.network.normalized_log_prob(hidden, history, word_id)
+        deviation = torch.zeros_like(log_prob) if deviation is None else deviation
+        values = log_prob.sum(), deviation.sum(), deviation.square().sum(), torch.tensor(len(word_id))
         self._sums += torch.stack([value.double().cpu() for value in values])
 
     def on_validation_epoch_end(self) -> None:
@@ -116,9 +115,13 @@ class LitRnnLm(pl.LightningModule):
         self.log("val_log_z_mean", mean)
         self.log("val_log_z_std", math.sqrt(max(0.0, square / count - mean * mean)))
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> Any:
         """Adam with sparse rows; warm-up, plateau, half cosine."""
         optimizer = AdamWithSparseRows(self.network.parameters(), lr=self.lr, sparse_lr=self.sparse_lr)
+        if self.init_from is not None:
+            state = torch.load(self.init_from, map_location="cpu")["optimizer_states"][0]
+            # Of the groups only the parameters' order is taken; rates are this run's.
+            optimizer.load_state_dict({"state": state["state"], "param_groups": optimizer.state_dict()["param_groups"]})
         num_steps = max(1, int(self.trainer.estimated_stepping_batches))
 
         def factor(step: int) -> float:
@@ -133,6 +136,9 @@ class LitRnnLm(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """The streams' states, so that a resumed run carries them on."""
         checkpoint["stream_states"] = self._states
+        # What an export needs, so that it needs no Lightning.
+        checkpoint["rnn_lm_config"] = asdict(self.network.config)
+        checkpoint["rnn_lm_words"] = self.network.vocabulary.words[len(SPECIAL_WORDS) :]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Takes them up again."""

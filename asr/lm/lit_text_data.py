@@ -30,7 +30,6 @@ class TextDataModule(pl.LightningDataModule):
         transcript_repeats: how often the training transcripts are read in an epoch, against once for the texts.
         num_streams: parallel streams B.
         num_steps: words of each stream a batch T; gradients go back that far.
-        num_history_words: words of history given for n-gram features.
     """
 
     def __init__(
@@ -44,14 +43,15 @@ class TextDataModule(pl.LightningDataModule):
         transcript_repeats: int = 1,
         num_streams: int = 128,
         num_steps: int = 32,
-        num_history_words: int = 3,
     ) -> None:
         super().__init__()
         self.vocabulary = Vocabulary.from_file(vocabulary)
         self.cache_dir = Path(cache_dir)
         self.train_paths = _paths(train_texts), _paths(train_transcripts) * transcript_repeats
         self.validation_paths = _paths(validation_texts), _paths(validation_transcripts)
-        self.num_streams, self.num_steps, self.num_history_words = num_streams, num_steps, num_history_words
+        self.num_streams, self.num_steps = num_streams, num_steps
+        # The model sets this to what its n-gram features read.
+        self.num_history_words = 0
         self.train_tokens: TokenFile | None = None
         self.validation_tokens: TokenFile | None = None
         self._sampler: _ResumableSampler | None = None

@@ -1,6 +1,6 @@
 """Hashed maximum-entropy n-gram features: one weight for each (history, word), found by hashing.
 
-Shapes: Q queries, M history words, V words, R history lengths.
+Shapes: Q queries, M history words, V words, K of them, R history lengths.
 
 A history of n - 1 words hashes to a place in the table; the weights of its successors lie at that place plus the
 word's id. So the scores of all words after one history are one contiguous slice, and nothing wraps around: the table
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -35,6 +36,19 @@ class HashedMaxEnt(nn.Module):
         self.order = order
         self.table_size = table_size
         self.weight = nn.Parameter(torch.zeros(table_size + vocabulary_size))
+        self.is_pruned = False
+
+    def prune(self, num_kept: int) -> None:
+        """Keeps the `num_kept` weights of largest magnitude, and no others in state dicts written from now on.
+
+        Such a state dict holds a bit a place and the weights that are kept; `load_state_dict` takes either form.
+        """
+        magnitude = self.weight.detach().abs()
+        num_zero = len(magnitude) - num_kept
+        if num_zero > 0:
+            threshold = torch.from_numpy(np.partition(magnitude.cpu().numpy(), num_zero)[num_zero])
+            self.weight.data[magnitude < threshold.item()] = 0.0
+        self.is_pruned = True
 
     def places(self, history: Tensor) -> Tensor:
         """history (Q, M), newest first -> the place of the slice of each history length, (Q, R)."""
@@ -52,6 +66,12 @@ class HashedMaxEnt(nn.Module):
         scores: Tensor = _Take.apply(self.weight, slots)  # type: ignore[no-untyped-call]
         return scores.sum(dim=1)
 
+    def score_each(self, history: Tensor, word_id: Tensor) -> Tensor:
+        """history (Q, M), word_id (K,) -> (Q, K): every word after every history, with a gradient for each pair."""
+        slots = self.places(history)[:, :, None] + word_id
+        scores: Tensor = _Take.apply(self.weight, slots)  # type: ignore[no-untyped-call]
+        return scores.sum(dim=1)
+
     def score_all(self, history: Tensor) -> Tensor:
         """history (Q, M) -> (Q, V): the slices themselves. Not differentiable."""
         weight = self.weight.detach()
@@ -60,6 +80,26 @@ class HashedMaxEnt(nn.Module):
         for column in self.places(history).unbind(dim=1):
             scores += slices.index_select(0, column)
         return scores
+
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.is_pruned:
+            weight = destination.pop(prefix + "weight").detach()
+            is_kept = weight != 0
+            destination[prefix + "kept_bits"] = torch.from_numpy(np.packbits(is_kept.cpu().numpy()))
+            destination[prefix + "kept_weight"] = weight[is_kept]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        bits = state_dict.pop(prefix + "kept_bits", None)
+        if bits is not None:
+            kept = state_dict.pop(prefix + "kept_weight")
+            is_kept = torch.from_numpy(np.unpackbits(bits.cpu().numpy(), count=len(self.weight))).bool()
+            weight = torch.zeros(len(self.weight))
+            weight[is_kept] = kept.float().cpu()
+            state_dict[prefix + "weight"] = weight
+            self.is_pruned = True
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class _Take(torch.autograd.Function):

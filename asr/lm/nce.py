@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from asr.lm.full_softmax import exact_log_z
 from asr.lm.maxent import HashedMaxEnt
 from asr.lm.shared_noise import SharedNoise
 from asr.text.vocabulary import BOS_ID, EPSILON_ID
@@ -26,6 +27,7 @@ class NceOutput(nn.Module):
         noise_power: the noise is the unigram (one added to each count) to this power.
         log_z: the constant, or where it starts if it is learnt.
         learn_log_z: whether log Z is a parameter.
+        normalized: scores are normalised by a sum over the vocabulary, exact and slow, not by the constant log Z.
         num_grad_words: noise words of a batch through which MaxEnt weights are updated.
         compute_dtype: what the matrix products of the loss run in.
         compile_loss: compiles the element-wise part of the loss (torch 2 and a C++ compiler).
@@ -39,6 +41,7 @@ class NceOutput(nn.Module):
         noise_power: float = 0.75,
         log_z: float = 0.0,
         learn_log_z: bool = False,
+        normalized: bool = False,
         num_grad_words: int = 32,
         compute_dtype: str = "float32",
         compile_loss: bool = False,
@@ -49,6 +52,7 @@ class NceOutput(nn.Module):
         self.maxent = maxent
         self.num_noise_words = num_noise_words
         self.noise_power = noise_power
+        self.normalized = normalized
         self.num_grad_words = min(num_grad_words, num_noise_words)
         self.compute_dtype: torch.dtype = getattr(torch, compute_dtype)
         self.compile_loss = compile_loss
@@ -70,7 +74,8 @@ class NceOutput(nn.Module):
         self.noise_cdf.copy_(noise.cumsum(0))
         if reset_bias:
             log_unigram = (smoothed / smoothed.sum()).log().clamp(min=-30)
-            self.bias.weight.data.copy_((log_unigram + self.log_z.item())[:, None])
+            with torch.no_grad():
+                self.bias.weight.copy_((log_unigram + self.log_z)[:, None])
 
     def loss(self, hidden: Tensor, history: Tensor, word_id: Tensor, generator: torch.Generator) -> Tensor:
         """hidden (N, H), history (N, M), word_id (N,) -> the NCE objective summed over the words."""
@@ -96,14 +101,13 @@ class NceOutput(nn.Module):
         return scores if self.maxent is None else scores + self.maxent.score(history, word_id)
 
     def history_normalizer(self, hidden: Tensor, history: Tensor) -> Tensor:
-        """The true log Z of each history, a sum over the vocabulary, (Q,)."""
-        scores = F.linear(hidden, self.rows.weight, self.bias.weight[:, 0])
-        if self.maxent is not None:
-            scores += self.maxent.score_all(history)
-        # <eps> and <s> are never predicted.
-        scores[:, [EPSILON_ID, BOS_ID]] = -torch.inf
-        return scores.logsumexp(dim=1)
+        """The constant log Z, or the true one of each history where `normalized` is set, (Q,)."""
+        return self.exact_log_z(hidden, history) if self.normalized else self.log_z.expand(len(hidden))
+
+    def exact_log_z(self, hidden: Tensor, history: Tensor) -> Tensor:
+        """hidden (Q, H), history (Q, M) -> log of the scores' sum over the vocabulary, (Q,)."""
+        return exact_log_z(hidden, history, self.rows.weight, self.bias.weight[:, 0], self.maxent)
 
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
-        """Score less the constant log Z, (Q,): close to normalised, as far as NCE has brought it there."""
-        return self.word_score(hidden, history, word_id) - self.log_z
+        """Score less log Z, (Q,); not `normalized`, it is as close to a probability as NCE has brought it."""
+        return self.word_score(hidden, history, word_id) - self.history_normalizer(hidden, history)

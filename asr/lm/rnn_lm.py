@@ -6,16 +6,22 @@ Shapes: T steps, B streams, Q queries, E embedding, H output width, S state, M h
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from asr.lm.class_softmax import ClassSoftmaxOutput, default_num_classes
+from asr.lm.full_softmax import FullSoftmaxOutput
 from asr.lm.gru import GruLayer
+from asr.lm.huffman import HuffmanOutput
 from asr.lm.maxent import HashedMaxEnt
 from asr.lm.nce import NceOutput
+from asr.lm.output_layer import OutputLayer
+from asr.lm.simple_rnn import SimpleRnnLayer
 from asr.lm.token_streams import TokenBatch
-from asr.text.vocabulary import BOS_ID, Vocabulary
+from asr.text.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
@@ -26,13 +32,18 @@ class RnnLmConfig:
         embedding_size: width of the word vectors.
         hidden_size: width of each recurrent layer.
         num_layers: how many of them.
-        tie_embeddings: one table of word vectors for input and output; the last layer is projected to its width.
+        cell: GRU, or a simple recurrent layer with this activation.
+        output: noise-contrastive estimation, a Huffman tree, a class-factored or a full softmax.
+        num_classes: of the class-factored softmax; 0 for the square root of the vocabulary's size.
+        tie_embeddings: (NCE and full softmax) one table of word vectors for input and output; the last layer is
+            projected to its width.
         maxent_order: longest n-gram feature; 0 or 1 for none.
         maxent_size: number of hash values of the feature table.
         num_noise_words: NCE's noise words of a batch.
         noise_power: the noise is the unigram to this power.
         log_z: NCE's constant log Z, or where it starts.
         learn_log_z: whether it is learnt.
+        normalized: NCE's scores are normalised by a sum over the vocabulary instead of the constant log Z.
         dropout: on the word vectors and on each layer's output, in training.
         carry_state: whether a sentence starts in the state the one before ended in, in training and scoring.
     """
@@ -40,6 +51,9 @@ class RnnLmConfig:
     embedding_size: int = 256
     hidden_size: int = 256
     num_layers: int = 1
+    cell: Literal["gru", "sigmoid", "relu"] = "gru"
+    output: Literal["nce", "hierarchical", "class", "full"] = "nce"
+    num_classes: int = 0
     tie_embeddings: bool = True
     maxent_order: int = 0
     maxent_size: int = 1 << 22
@@ -47,6 +61,7 @@ class RnnLmConfig:
     noise_power: float = 0.75
     log_z: float = 0.0
     learn_log_z: bool = False
+    normalized: bool = False
     dropout: float = 0.0
     carry_state: bool = False
 
@@ -73,23 +88,32 @@ class RnnLm(nn.Module):
         self.embedding = nn.Embedding(num_words, config.embedding_size, sparse=True)
         nn.init.normal_(self.embedding.weight, std=config.embedding_size**-0.5)
         sizes = [config.embedding_size] + [width] * config.num_layers
-        self.layers = nn.ModuleList(GruLayer(size, width, compute_dtype, compile_cell) for size in sizes[:-1])
+        self.layers = nn.ModuleList(
+            GruLayer(size, width, compute_dtype, compile_cell)
+            if config.cell == "gru"
+            else SimpleRnnLayer(size, width, config.cell, compute_dtype)
+            for size in sizes[:-1]
+        )
         self.projection: nn.Linear | None = None
         self.hidden_size = width
-        rows = self.embedding
-        if config.tie_embeddings and width != config.embedding_size:
+        is_tied = config.tie_embeddings and config.output in ("nce", "full")
+        if is_tied and width != config.embedding_size:
             self.projection = nn.Linear(width, config.embedding_size)
             self.hidden_size = config.embedding_size
-        if not config.tie_embeddings:
-            rows = nn.Embedding(num_words, width, sparse=True)
-            nn.init.normal_(rows.weight, std=width**-0.5)
         self.state_size = config.num_layers * width + (self.hidden_size if self.projection is not None else 0)
-        maxent = HashedMaxEnt(num_words, config.maxent_order, config.maxent_size) if config.maxent_order > 1 else None
         self.num_history_words = max(0, config.maxent_order - 1)
-        self.output = NceOutput(
-            rows, maxent, config.num_noise_words, config.noise_power, config.log_z, config.learn_log_z,
-            compute_dtype=compute_dtype, compile_loss=compile_cell,
-        )  # fmt: skip
+        self.output: OutputLayer = build_output(
+            config, num_words, self.hidden_size, self.embedding if is_tied else None, compute_dtype, compile_cell
+        )
+        # Caches of normalisers look for these methods; only some output layers have them.
+        for name in ("word_score", "history_normalizer", "group_of", "group_normalizer"):
+            if hasattr(self.output, name):
+                setattr(self, name, getattr(self.output, name))
+
+    @property
+    def maxent(self) -> HashedMaxEnt | None:
+        """The n-gram features, where there are any."""
+        return self.output.maxent
 
     def forward(
         self, batch: TokenBatch, states: list[Tensor] | None, generator: torch.Generator
@@ -109,7 +133,7 @@ class RnnLm(nn.Module):
         is_kept = torch.ones_like(batch.is_start) if self.config.carry_state else ~batch.is_start
         keep = is_kept.t().unsqueeze(2).float()
         next_states = []
-        for layer, state in zip(self.layers, states):
+        for layer, state in zip(self.layers, states, strict=True):
             inputs, state = layer(inputs, state, keep)
             inputs = F.dropout(inputs, self.config.dropout, self.training)
             next_states.append(state)
@@ -125,7 +149,7 @@ class RnnLm(nn.Module):
         width = self.config.hidden_size
         columns = []
         for idx, layer in enumerate(self.layers):
-            assert isinstance(layer, GruLayer)
+            assert isinstance(layer, (GruLayer, SimpleRnnLayer))
             inputs = layer.step(inputs, state[:, idx * width : (idx + 1) * width])
             columns.append(inputs)
         if self.projection is not None:
@@ -136,13 +160,41 @@ class RnnLm(nn.Module):
         """hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,)."""
         return self.output.log_prob(hidden, history, word_id)
 
-    def word_score(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
-        """The unnormalised score, (Q,)."""
-        return self.output.word_score(hidden, history, word_id)
-
-    def history_normalizer(self, hidden: Tensor, history: Tensor) -> Tensor:
-        """The true log Z of each history, (Q,)."""
-        return self.output.history_normalizer(hidden, history)
+    def normalized_log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor | None]:
+        """True log_prob (Q,), and for NCE by how much the true log Z exceeds the constant one, (Q,)."""
+        if not isinstance(self.output, NceOutput):
+            return self.log_prob(hidden, history, word_id), None
+        log_z = self.output.exact_log_z(hidden, history)
+        return self.output.word_score(hidden, history, word_id) - log_z, log_z - self.output.log_z
 
     def _project(self, hidden: Tensor) -> Tensor:
         return hidden if self.projection is None else self.projection(hidden)
+
+
+def build_output(
+    config: RnnLmConfig,
+    num_words: int,
+    hidden_size: int,
+    tied_rows: nn.Embedding | None,
+    compute_dtype: str,
+    compile_loss: bool,
+) -> OutputLayer:
+    """The output layer that a configuration names; `tied_rows` are the input's word vectors, where they are shared."""
+    num_rows = num_words
+    if config.output == "class":
+        num_rows += config.num_classes or default_num_classes(num_words)
+    maxent = HashedMaxEnt(num_rows, config.maxent_order, config.maxent_size) if config.maxent_order > 1 else None
+    if config.output == "hierarchical":
+        return HuffmanOutput(num_words, hidden_size, maxent)
+    if config.output == "class":
+        return ClassSoftmaxOutput(num_words, hidden_size, maxent, config.num_classes, compute_dtype)
+    rows = tied_rows
+    if rows is None:
+        rows = nn.Embedding(num_words, hidden_size, sparse=True)
+        nn.init.normal_(rows.weight, std=hidden_size**-0.5)
+    if config.output == "full":
+        return FullSoftmaxOutput(rows, maxent, compute_dtype)
+    return NceOutput(
+        rows, maxent, config.num_noise_words, config.noise_power, config.log_z, config.learn_log_z, config.normalized,
+        compute_dtype=compute_dtype, compile_loss=compile_loss,
+    )  # fmt: skip

@@ -76,7 +76,7 @@ class _NoiseLoss(torch.autograd.Function):
 def noise_terms(
     products: Tensor, offset: Tensor, weight: Tensor | None, places: Tensor | None, noise_id: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """products (N, K), offset (K,), weight (W,), places (N, R), noise_id (K,) -> loss (), P(data) in products' dtype."""
+    """products (N, K), offset (K,), weight (W,), places (N, R), noise_id (K,) -> loss (), P(data) as products."""
     odds = products.float() + offset
     if weight is not None and places is not None:
         for column in range(places.shape[1]):

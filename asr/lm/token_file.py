@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -78,8 +78,8 @@ def read_sentences(path: Path, *, is_transcript: bool = False) -> Iterator[list[
     Raises:
         AsrError: the file is missing, unreadable or not UTF-8.
     """
-    openers = {".xz": lzma.open, ".gz": gzip.open}
-    opener = openers.get(path.suffix, open)
+    openers: dict[str, Callable[..., IO[str]]] = {".xz": lzma.open, ".gz": gzip.open}
+    opener: Callable[..., IO[str]] = openers.get(path.suffix, open)
     try:
         with opener(path, "rt", encoding="utf-8") as lines:
             for line in lines:

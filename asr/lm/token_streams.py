@@ -5,7 +5,7 @@ Shapes: B streams, T steps, M history words.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,8 +16,7 @@ from torch.utils.data import Dataset
 from asr.text.vocabulary import BOS_ID, EOS_ID, EPSILON_ID
 
 
-@dataclass(frozen=True)
-class TokenBatch:
+class TokenBatch(NamedTuple):
     """T words of B streams.
 
     Attributes:

@@ -1,0 +1,56 @@
+"""A simple recurrent (Elman) layer, sigmoid or ReLU, whose state is set back where a sentence starts.
+
+Shapes: T steps, B streams, E inputs, H hidden, Q queries.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+_ACTIVATIONS = {"sigmoid": torch.sigmoid, "relu": torch.relu}
+
+
+class SimpleRnnLayer(nn.Module):
+    """state' = activation(W_ih input + W_hh state + b).
+
+    The ReLU layer's recurrent weights start at half the identity: with random weights its states grow without bound.
+    """
+
+    def __init__(
+        self, input_size: int, hidden_size: int, activation: Literal["sigmoid", "relu"], compute_dtype: str = "float32"
+    ) -> None:
+        super().__init__()
+        self.hidden_size = hidden_size
+        self.activation = activation
+        self.compute_dtype: torch.dtype = getattr(torch, compute_dtype)
+        self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size))
+        self.weight_hh = nn.Parameter(torch.empty(hidden_size, hidden_size))
+        self.bias = nn.Parameter(torch.zeros(hidden_size))
+        bound = 1 / math.sqrt(hidden_size)
+        nn.init.uniform_(self.weight_ih, -bound, bound)
+        if activation == "relu":
+            self.weight_hh.data.copy_(0.5 * torch.eye(hidden_size))
+        else:
+            nn.init.uniform_(self.weight_hh, -bound, bound)
+
+    def forward(self, inputs: Tensor, state: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+        """inputs (T, B, E), state (B, H), keep (T, B, 1), 0 where the state is set back -> (T, B, H), last (B, H)."""
+        dtype = self.compute_dtype
+        activation = _ACTIVATIONS[self.activation]
+        from_input = F.linear(inputs.to(dtype), self.weight_ih.to(dtype), self.bias.to(dtype)).float()
+        weight = self.weight_hh.to(dtype)
+        outputs = []
+        for step, kept in zip(from_input, keep, strict=True):
+            state = activation(step + F.linear((state * kept).to(dtype), weight).float())
+            outputs.append(state)
+        return torch.stack(outputs), state.detach()
+
+    def step(self, inputs: Tensor, state: Tensor) -> Tensor:
+        """inputs (Q, E), state (Q, H) -> next state (Q, H), in float32."""
+        total = F.linear(inputs, self.weight_ih, self.bias) + F.linear(state, self.weight_hh)
+        return _ACTIVATIONS[self.activation](total)

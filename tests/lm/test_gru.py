@@ -1,0 +1,70 @@
+"""The GRU layer against torch.nn.GRU, and its resets against separate sequences."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from asr.lm.gru import GruLayer
+from asr.lm.simple_rnn import SimpleRnnLayer
+
+
+def _pair() -> tuple[GruLayer, torch.nn.GRU]:
+    torch.manual_seed(1)
+    layer, reference = GruLayer(5, 7), torch.nn.GRU(5, 7)
+    torch.nn.init.normal_(layer.bias_hh)
+    torch.nn.init.normal_(layer.bias_ih)
+    for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+        getattr(reference, f"{name}_l0").data.copy_(getattr(layer, name).data)
+    return layer, reference
+
+
+def test_values_and_gradients_equal_torch() -> None:
+    layer, reference = _pair()
+    inputs = torch.randn(6, 3, 5, requires_grad=True)
+    state = torch.randn(3, 7, requires_grad=True)
+    outputs, last = layer(inputs, state, torch.ones(6, 3, 1))
+    expected, _ = reference(inputs, state[None])
+    torch.testing.assert_close(outputs, expected)
+    torch.testing.assert_close(last, expected[-1])
+    weight = torch.randn_like(outputs)
+    found = torch.autograd.grad((outputs * weight).sum(), [inputs, state, *layer.parameters()])
+    wanted = torch.autograd.grad((expected * weight).sum(), [inputs, state, *reference.parameters()])
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_reset_cuts_states_and_gradients() -> None:
+    layer, _ = _pair()
+    inputs = torch.randn(6, 2, 5)
+    keep = torch.ones(6, 2, 1)
+    keep[3, 1] = 0
+    state = torch.randn(2, 7, requires_grad=True)
+    outputs, _ = layer(inputs, state, keep)
+    alone, _ = layer(inputs[3:, 1:], torch.zeros(1, 7), torch.ones(3, 1, 1))
+    torch.testing.assert_close(outputs[3:, 1:], alone)
+    (gradient,) = torch.autograd.grad(outputs[3:].sum(), [state])
+    assert gradient[1].abs().max() == 0
+    assert gradient[0].abs().min() > 0
+
+
+@pytest.mark.parametrize("cell", ["gru", "sigmoid", "relu"])
+def test_step_equals_sequence(cell: str) -> None:
+    torch.manual_seed(2)
+    layer = GruLayer(5, 7) if cell == "gru" else SimpleRnnLayer(5, 7, cell)  # type: ignore[arg-type]
+    inputs = torch.randn(4, 3, 5)
+    state = torch.randn(3, 7).abs()
+    outputs, _ = layer(inputs, state, torch.ones(4, 3, 1))
+    for row, expected in zip(inputs, outputs, strict=True):
+        state = layer.step(row, state)
+        torch.testing.assert_close(state, expected)
+
+
+def test_bfloat16_is_near_float32() -> None:
+    layer, _ = _pair()
+    inputs = torch.randn(6, 3, 5)
+    exact, _ = layer(inputs, torch.zeros(3, 7), torch.ones(6, 3, 1))
+    layer.compute_dtype = torch.bfloat16
+    rough, _ = layer(inputs, torch.zeros(3, 7), torch.ones(6, 3, 1))
+    assert rough.dtype == torch.float32
+    assert 0 < (rough - exact).abs().max() < 0.05

@@ -1,0 +1,207 @@
+"""Output layers: sums over the vocabulary, losses against explicit loops, normalisers, MaxEnt."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from asr.lm.class_softmax import ClassSoftmaxOutput, frequency_classes
+from asr.lm.huffman import huffman_paths
+from asr.lm.maxent import HashedMaxEnt
+from asr.lm.nce import NceOutput
+from asr.lm.rnn_lm import RnnLm, RnnLmConfig
+from asr.text.vocabulary import Vocabulary
+
+WORDS = 40
+COUNTS = torch.tensor([0, 0, 30, 2, *(2000 // (rank + 1) for rank in range(WORDS))])
+
+
+def _network(output: str, maxent_order: int, **more: object) -> RnnLm:
+    torch.manual_seed(3)
+    config = RnnLmConfig(
+        embedding_size=6, hidden_size=6, output=output, maxent_order=maxent_order, maxent_size=101, num_noise_words=50,
+        **more,  # type: ignore[arg-type]
+    )  # fmt: skip
+    network = RnnLm(Vocabulary(f"W{idx}" for idx in range(WORDS)), config)
+    network.output.set_unigram(COUNTS, reset_bias=True)
+    for name, parameter in network.output.named_parameters():
+        if name != "log_z":
+            nn.init.normal_(parameter, std=0.5)
+    return network
+
+
+def _queries(network: RnnLm, num: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    vocabulary_size = len(network.vocabulary)
+    hidden = torch.randn(num, network.hidden_size, generator=generator)
+    history = torch.randint(2, vocabulary_size, (num, network.num_history_words), generator=generator)
+    return hidden, history, torch.randint(2, vocabulary_size, (num,), generator=generator)
+
+
+@pytest.mark.parametrize("output", ["nce", "hierarchical", "class", "full"])
+@pytest.mark.parametrize("maxent_order", [0, 2, 4])
+@torch.no_grad()
+def test_sums_to_one(output: str, maxent_order: int) -> None:
+    network = _network(output, maxent_order, normalized=True)
+    hidden, history, _ = _queries(network, 3)
+    vocabulary_size = len(network.vocabulary)
+    word_id = torch.arange(vocabulary_size).repeat(3)
+    row = torch.arange(3).repeat_interleave(vocabulary_size)
+    log_prob = network.log_prob(hidden[row], history[row], word_id).view(3, -1)
+    # <eps> and <s>, ids 0 and 1, are never predicted.
+    torch.testing.assert_close(log_prob[:, 2:].exp().sum(dim=1), torch.ones(3))
+
+
+@pytest.mark.parametrize("output", ["nce", "class", "full"])
+@torch.no_grad()
+def test_log_prob_is_score_less_normalisers(output: str) -> None:
+    network = _network(output, 3)
+    query = _queries(network, 20)
+    expected = network.word_score(*query) - network.history_normalizer(*query[:2])
+    if output == "class":
+        expected -= network.group_normalizer(*query[:2], network.group_of(query[2]))
+    else:
+        assert not hasattr(network, "group_of")
+    torch.testing.assert_close(network.log_prob(*query), expected)
+
+
+def test_tree_has_no_normalisers() -> None:
+    assert not hasattr(_network("hierarchical", 2), "history_normalizer")
+
+
+@pytest.mark.parametrize("output", ["hierarchical", "class", "full"])
+@pytest.mark.parametrize("maxent_order", [0, 3])
+def test_loss_is_negative_log_likelihood(output: str, maxent_order: int) -> None:
+    network = _network(output, maxent_order)
+    query = _queries(network, 20)
+    loss = network.output.loss(*query, torch.Generator())
+    torch.testing.assert_close(loss, -network.log_prob(*query).sum())
+
+
+@pytest.mark.parametrize("maxent_order", [0, 3])
+@pytest.mark.parametrize("log_z", [0.0, 2.0])
+def test_nce_loss_and_gradients_equal_explicit_loop(maxent_order: int, log_z: float) -> None:
+    network = _network("nce", maxent_order, log_z=log_z, learn_log_z=True)
+    output = network.output
+    assert isinstance(output, NceOutput)
+    output.num_grad_words = output.num_noise_words
+    hidden, history, word_id = _queries(network, 8)
+    hidden.requires_grad_()
+    parameters = [hidden, *output.parameters()]
+
+    found = output.loss(hidden, history, word_id, torch.Generator().manual_seed(9))
+    found_gradients = torch.autograd.grad(found, parameters)
+
+    uniform = torch.rand(output.num_noise_words, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    noise = [int((output.noise_cdf < value).sum()) for value in uniform]
+    expected = torch.zeros(())
+    for row in range(len(word_id)):
+        for word, is_data in [(int(word_id[row]), True), *((word, False) for word in noise)]:
+            one = hidden[row : row + 1], history[row : row + 1], torch.tensor([word])
+            odds = output.word_score(*one)[0] - output.log_z - math.log(len(noise)) - output.noise_log_prob[word]
+            expected = expected - torch.nn.functional.logsigmoid(odds if is_data else -odds)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    for ours, theirs in zip(found_gradients, torch.autograd.grad(expected, parameters), strict=True):
+        ours, theirs = (each.to_dense() if each.is_sparse else each for each in (ours, theirs))
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_subsampled_maxent_gradient_is_unbiased() -> None:
+    network = _network("nce", 2)
+    output = network.output
+    assert isinstance(output, NceOutput) and output.maxent is not None
+    hidden, history, word_id = _queries(network, 5)
+
+    def gradient(num_grad_words: int, seed: int) -> torch.Tensor:
+        output.num_grad_words = num_grad_words
+        # The noise words come from the first draws, so all seeds but one share nothing; average over many.
+        loss = output.loss(hidden, history, word_id, torch.Generator().manual_seed(seed))
+        assert output.maxent is not None
+        return torch.autograd.grad(loss, [output.maxent.weight])[0].to_dense()
+
+    full = torch.stack([gradient(50, seed) for seed in range(200)]).mean(0)
+    part = torch.stack([gradient(10, seed) for seed in range(200)]).mean(0)
+    assert (full - part).abs().max() < 0.15 * full.abs().max()
+
+
+def test_huffman_tree_is_optimal_and_prefix_free() -> None:
+    counts = np.array([0, 0, 1, 1, 2, 3, 5, 8])
+    begin, node, sign, odds = huffman_paths(counts, np.array([0, 1]))
+    lengths = np.diff(begin)
+    assert lengths.tolist() == [0, 0, 5, 5, 4, 3, 2, 1]
+    codes = {tuple(zip(node[a:b], sign[a:b], strict=True)) for a, b in zip(begin[2:], begin[3:], strict=False)}
+    assert len(codes) == 6
+    # The root parts 8 from 12.
+    root = node[begin[2]]
+    assert math.isclose(abs(float(odds[root])), math.log(12 / 8), rel_tol=1e-5)
+
+
+def test_huffman_starts_at_the_unigram() -> None:
+    network = _network("hierarchical", 0)
+    network.output.set_unigram(COUNTS, reset_bias=True)
+    hidden = torch.zeros(len(COUNTS) - 2, network.hidden_size)
+    log_prob = network.log_prob(hidden, torch.zeros(len(hidden), 0, dtype=torch.int64), torch.arange(2, len(COUNTS)))
+    smoothed = (COUNTS[2:] + 1).float()
+    torch.testing.assert_close(log_prob.exp(), smoothed / smoothed.sum())
+
+
+def test_classes_are_contiguous_and_cover_all() -> None:
+    class_of, begin = frequency_classes(COUNTS.numpy() + 1, 6)
+    assert (class_of[:2] == -1).all()
+    assert np.bincount(class_of[2:], minlength=6).tolist() == np.diff(begin).tolist()
+    # More frequent words never stand in a later class.
+    assert (np.diff(class_of[4:]) >= 0).all()
+
+
+def test_layers_restore_tree_and_classes() -> None:
+    for output in ("hierarchical", "class"):
+        network, other = _network(output, 3), _network(output, 3)
+        other.output.set_unigram(COUNTS.flip(0), reset_bias=True)
+        other.load_state_dict(network.state_dict())
+        query = _queries(network, 10)
+        torch.testing.assert_close(other.log_prob(*query), network.log_prob(*query))
+
+
+def test_class_normaliser_answers_mixed_groups() -> None:
+    network = _network("class", 2)
+    assert isinstance(network.output, ClassSoftmaxOutput)
+    query = _queries(network, 30)
+    group = network.group_of(query[2])
+    together = network.group_normalizer(*query[:2], group)
+    for row in range(30):
+        alone = network.group_normalizer(query[0][row : row + 1], query[1][row : row + 1], group[row : row + 1])
+        torch.testing.assert_close(together[row], alone[0])
+
+
+def test_maxent_scores_agree() -> None:
+    torch.manual_seed(5)
+    maxent = HashedMaxEnt(30, 4, 500)
+    nn.init.normal_(maxent.weight)
+    history = torch.randint(0, 30, (6, 3))
+    everything = maxent.score_all(history)
+    torch.testing.assert_close(maxent.score_each(history, torch.arange(30)), everything)
+    torch.testing.assert_close(maxent.score(history, torch.arange(6)), everything[torch.arange(6), torch.arange(6)])
+    # The bigram part depends on the newest word alone.
+    places = maxent.places(torch.tensor([[7, 1, 2], [7, 3, 4], [7, 1, 5]]))
+    assert places[0, 0] == places[1, 0]
+    assert places[0, 1] == places[2, 1] != places[1, 1]
+
+
+def test_pruned_maxent_keeps_the_largest() -> None:
+    torch.manual_seed(6)
+    maxent = HashedMaxEnt(30, 3, 500)
+    nn.init.normal_(maxent.weight)
+    dense = maxent.weight.detach().clone()
+    maxent.prune(50)
+    state = maxent.state_dict()
+    assert state["kept_weight"].shape == (50,)
+    again = HashedMaxEnt(30, 3, 500)
+    again.load_state_dict(state)
+    kept = again.weight.detach() != 0
+    assert dense[kept].abs().min() >= dense[~kept].abs().max()
+    torch.testing.assert_close(again.weight.detach()[kept], dense[kept])
+    assert again.state_dict().keys() == state.keys()

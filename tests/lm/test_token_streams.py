@@ -1,0 +1,91 @@
+"""Token files and streams: nothing lost, sentence starts, histories."""
+
+from __future__ import annotations
+
+import lzma
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asr.errors import AsrError
+from asr.lm.token_file import TokenFile
+from asr.lm.token_streams import TokenStreams
+from asr.text.vocabulary import BOS_ID, EOS_ID, EPSILON_ID, UNK_ID, Vocabulary
+
+
+def test_texts_and_transcripts(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("A B\n\nX A\n")
+    with lzma.open(tmp_path / "b.xz", "wt") as out:
+        out.write("utt-1 B B\n")
+    vocabulary = Vocabulary(["A", "B"])
+    paths = [tmp_path / "a.txt"], [tmp_path / "b.xz"]
+    tokens = TokenFile.build(*paths, vocabulary, tmp_path / "t.tokens")
+    assert tokens.token_id.tolist() == [4, 5, EOS_ID, UNK_ID, 4, EOS_ID, 5, 5, EOS_ID]
+    assert (tokens.counts.num_sentences, tokens.counts.num_words, tokens.counts.num_unknown) == (3, 6, 1)
+    stamp = (tmp_path / "t.tokens").stat().st_mtime_ns
+    TokenFile.build(*paths, vocabulary, tmp_path / "t.tokens")
+    assert (tmp_path / "t.tokens").stat().st_mtime_ns == stamp
+    # Another vocabulary makes another file.
+    assert TokenFile.build(*paths, Vocabulary(["B"]), tmp_path / "t.tokens").token_id[0] == UNK_ID
+
+
+def test_a_changed_text_is_read_again(tmp_path: Path) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text("A B\n")
+    vocabulary = Vocabulary(["A", "B"])
+    TokenFile.build([text], [], vocabulary, tmp_path / "t.tokens")
+    text.write_text("B A B\n")
+    assert TokenFile.build([text], [], vocabulary, tmp_path / "t.tokens").token_id.tolist() == [5, 4, 5, EOS_ID]
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n"])
+def test_empty_text(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.txt").write_bytes(content)
+    with pytest.raises(AsrError, match=r"a\.txt.*empty|empty.*a\.txt"):
+        TokenFile.build([tmp_path / "a.txt"], [], Vocabulary(["A"]), tmp_path / "t.tokens")
+
+
+def test_bad_texts(tmp_path: Path) -> None:
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
+    (tmp_path / "cut.xz").write_bytes(lzma.compress(b"A B\n" * 1000)[:-20])
+    for name, message in (("latin.txt", "UTF-8"), ("cut.xz", "cannot be read"), ("none.txt", "cannot be read")):
+        with pytest.raises(AsrError, match=message):
+            TokenFile.build([tmp_path / name], [], Vocabulary(["A"]), tmp_path / "t.tokens")
+        assert not (tmp_path / "t.tokens").exists()
+
+
+def test_a_line_of_100000_words(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("A " * 100_000 + "\n")
+    tokens = TokenFile.build([tmp_path / "a.txt"], [], Vocabulary(["A"]), tmp_path / "t.tokens")
+    assert len(tokens.token_id) == 100_001
+
+
+sentences = st.lists(st.lists(st.integers(4, 9), min_size=1, max_size=6), min_size=1, max_size=20)
+
+
+@given(sentences, st.integers(1, 4), st.integers(1, 5), st.integers(0, 4))
+def test_streams_give_each_word_its_own_past(
+    text: list[list[int]], num_streams: int, num_steps: int, num_history_words: int
+) -> None:
+    token_id = np.array([word for sentence in text for word in [*sentence, EOS_ID]], dtype=np.int32)
+    streams = TokenStreams(token_id, num_streams, num_steps, num_history_words)
+    batches = [streams[idx] for idx in range(len(streams))]
+    if not batches:
+        return
+    targets = torch.cat([batch.target_id for batch in batches], dim=1)
+    for stream in range(streams.num_streams):
+        begin = stream * streams.stream_length
+        past: list[int] = []
+        for step, target in enumerate(targets[stream].tolist()):
+            assert target == token_id[begin + step]
+            batch = batches[step // streams.num_steps]
+            column = step % streams.num_steps
+            assert bool(batch.is_start[stream, column]) == (not past)
+            assert int(batch.input_id[stream, column]) == (past[-1] if past else BOS_ID)
+            wanted = [*reversed(past), BOS_ID, *[EPSILON_ID] * num_history_words][:num_history_words]
+            assert batch.history[stream, column].tolist() == wanted
+            past = [] if target == EOS_ID else [*past, target]
