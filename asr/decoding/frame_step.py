@@ -19,7 +19,6 @@ from asr.decoding.token_step import NOT_REACHED, best_of_group, expand, recombin
 from asr.decoding.tokens import Tokens
 from asr.lm.contract import LanguageModel
 
-_CONTEXT_BITS = 31
 # A table with one place for each (stream, state) is faster than hashing, while it is of a sensible size.
 _LARGEST_TABLE = 1 << 24
 
@@ -55,14 +54,12 @@ class FrameStep:
         graph: Searchable,
         options: DecodingOptions,
         lm: LanguageModel | None,
-        word_map: Tensor | None,
         backtrace: Backtrace,
         lattice: LatticeRecords | None,
     ) -> None:
         self._graph = graph
         self._options = options
         self._lm = lm
-        self._word_map = word_map
         self._backtrace = backtrace
         self._lattice = lattice
         self._table: Tensor | None = None
@@ -109,7 +106,8 @@ class FrameStep:
             candidates.score += shift.index_select(0, candidates.stream).float()
             both = Tokens.join([tokens, self._tokens_of(newest, candidates)])
             both.score = _relative(both.score, both.stream, offset)
-            winner = recombine(self._key(both.stream, both.state, both.context_idx), both.score)
+            context_idx = None if self._lm is None else both.context_idx
+            winner = recombine(self._place(both.stream, both.state), both.score, context_idx)
             stays = winner == torch.arange(len(winner), device=winner.device)
             stays &= both.score >= -self._options.search_beam
             old = stays[: len(tokens)].nonzero().squeeze(1)
@@ -140,7 +138,7 @@ class FrameStep:
             source, arc = source.index_select(0, chosen), arc.index_select(0, chosen)
             score, stream = score.index_select(0, chosen), stream.index_select(0, chosen)
             context_idx = tokens.context_idx.index_select(0, source)
-            changed, word_score, next_idx = arcs.words.score(self._lm, self._word_map, arc, context_idx)
+            changed, word_score, next_idx = arcs.words.score(self._lm, arc, context_idx)
             context_idx.index_copy_(0, changed, next_idx)
             score.index_add_(0, changed, word_score, alpha=options.lm_scale)
             lm_score = tokens.lm_score.index_select(0, source)
@@ -151,15 +149,14 @@ class FrameStep:
 
     def _keep(self, tokens: Tokens, arcs: ArcSet, candidates: Candidates, offset: Tensor) -> Tokens:
         """Recombines and prunes; what stays gets a record."""
-        key = self._key(candidates.stream, candidates.state, candidates.context_idx)
-        winner = recombine(key, candidates.score, self._table_for(len(offset)))
+        place = self._place(candidates.stream, candidates.state)
+        table = self._table_for(len(offset))
+        winner = recombine(place, candidates.score, candidates.context_idx, table)
         lost = winner != torch.arange(len(winner), device=winner.device)
         score = candidates.score.masked_fill(lost, -torch.inf)
         limit = self._options.max_contexts_per_state
         if limit is not None and candidates.context_idx is not None:
-            score.masked_fill_(
-                ~best_of_group(self._key(candidates.stream, candidates.state, None), score, limit), -torch.inf
-            )
+            score.masked_fill_(~best_of_group(place, score, limit), -torch.inf)
         position = self._survivors(score, candidates.stream, len(offset))
         kept = self._tokens_of(tokens, candidates, position)
         arc = arcs.arc_of(candidates.arc.index_select(0, position))
@@ -187,15 +184,11 @@ class FrameStep:
             some(candidates.stream), some(candidates.state), context_idx, some(candidates.score), lm_score, record
         )
 
-    def _key(self, stream: Tensor, state: Tensor, context_idx: Tensor | None) -> Tensor:
-        """What recombines is equal in stream, state and word history."""
-        key = stream * self._graph.num_states
-        key += state
-        if context_idx is None or self._lm is None:
-            return key
-        key <<= _CONTEXT_BITS
-        key += context_idx
-        return key
+    def _place(self, stream: Tensor, state: Tensor) -> Tensor:
+        """One number for each stream and state."""
+        place = stream * self._graph.num_states
+        place += state
+        return place
 
     def _table_for(self, num_streams: int) -> Tensor | None:
         size = num_streams * self._graph.num_states

@@ -20,7 +20,7 @@ from asr.decoding.options import DecodingOptions
 from asr.decoding.path import hypothesis_of_path
 from asr.decoding.search_graph import SearchGraph
 from asr.decoding.torch_pass import TorchFirstPass
-from asr.decoding.word_map import word_map_for
+from asr.decoding.word_map import WordMapper
 from asr.errors import AsrError
 from asr.graph.artefact import DecodingGraph
 from asr.graph.k2_conversion import to_k2
@@ -58,6 +58,7 @@ class K2FirstPass:
         self._k2 = k2
         self.graph = graph
         self.options = options if options is not None else DecodingOptions()
+        self._mapper = WordMapper(graph.vocabulary)
         self._keep_lattice = keep_lattice
         prepared = SearchGraph(graph, self.options)
         scaled = replace(graph, score=prepared.emitting.score, final_score=prepared.final_score)
@@ -73,6 +74,7 @@ class K2FirstPass:
         Raises:
             AsrError: the log-probabilities have NaN in them or another width than the graph's tokens.
         """
+        lm = self._mapper.mapped(lm)
         check_log_prob(log_prob, num_frames, len(self.graph.tokens))
         log_prob = log_prob.to(self.graph.device, torch.float32)
         num_frames = num_frames.to(self.graph.device, torch.int64)
@@ -120,9 +122,8 @@ class K2FirstPass:
                     found[utt_idx] = (graph_arc, total, final_score, 0.0, lattices[utt_idx])
             return found
         usable = [utt_idx for utt_idx, lattice in enumerate(lattices) if lattice is not None]
-        word_map = word_map_for(self.graph.vocabulary, lm, self.graph.device)
         paths = rescore_on_the_fly(
-            [lattice for lattice in lattices if lattice is not None], self.options, lm, word_map, self._keep_lattice
+            [lattice for lattice in lattices if lattice is not None], self.options, lm, self._keep_lattice
         )
         for utt_idx, path in zip(usable, paths, strict=True):
             if path is not None:

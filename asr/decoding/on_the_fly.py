@@ -51,7 +51,6 @@ def rescore_on_the_fly(
     lattices: list[Lattice],
     options: DecodingOptions,
     lm: LanguageModel,
-    word_map: Tensor | None = None,
     keep_lattice: bool = False,
 ) -> list[RescoredPath | None]:
     """The best path of each lattice with the language model's scores in the place of those that it has.
@@ -59,8 +58,7 @@ def rescore_on_the_fly(
     Args:
         lattices: lattices of one utterance each, on one device.
         options: scales; `context_beam`, `max_contexts_per_state` and `max_active_states` bound what is followed.
-        lm: the language model.
-        word_map: (V,) the lattices' word ids to the language model's, or None where they are the same.
+        lm: the language model, its words numbered as the lattices' are.
         keep_lattice: whether to return lattices too, pruned by `output_beam`.
 
     Returns:
@@ -78,7 +76,7 @@ def rescore_on_the_fly(
     )
     backtrace = Backtrace(device, collects=not keep_lattice)
     records = LatticeRecords(len(lattices), options.output_beam) if keep_lattice else None
-    search = TokenSearch(graph, unpruned, lm, word_map, backtrace, records)
+    search = TokenSearch(graph, unpruned, lm, backtrace, records)
     stream = search.start(joint.start_state)
     num_frames = torch.tensor([lattice.num_frames for lattice in lattices], device=device)
     search.advance(stream, torch.zeros(len(lattices), joint.num_frames, 1, device=device), num_frames)

@@ -36,7 +36,6 @@ class TokenSearch:
         graph: the prepared graph, or a lattice made ready in its stead.
         options: beams and scales.
         lm: language model that takes part in the search, or None.
-        word_map: (V,) the graph's word ids to the language model's, or None where they are the same.
         backtrace: where the paths are remembered.
         lattice: where the alternatives are remembered, or None.
     """
@@ -46,14 +45,13 @@ class TokenSearch:
         graph: Searchable,
         options: DecodingOptions,
         lm: LanguageModel | None,
-        word_map: Tensor | None,
         backtrace: Backtrace,
         lattice: LatticeRecords | None = None,
     ) -> None:
         self._am_scale = options.am_scale
         self._lm = lm
         self._backtrace = backtrace
-        self._step = FrameStep(graph, options, lm, word_map, backtrace, lattice)
+        self._step = FrameStep(graph, options, lm, backtrace, lattice)
         self._device = graph.final_score.device
         self._tokens = Tokens.none(self._device)
         self._score_offset = torch.zeros(0, dtype=torch.float64, device=self._device)

@@ -57,14 +57,11 @@ class ArcWords:
         self.num_words = (word_begin[1:] - word_begin[:-1]).to(torch.int32)
         self.max_words = int(self.num_words.max()) if len(self.num_words) else 0
 
-    def score(
-        self, lm: LanguageModel, word_map: Tensor | None, arc: Tensor, context_idx: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def score(self, lm: LanguageModel, arc: Tensor, context_idx: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Scores the words of arcs, all j-th words in one call of the language model.
 
         Args:
-            lm: the language model.
-            word_map: (V,) our word ids to the language model's, or None where they are the same.
+            lm: the language model, its words numbered as ours.
             arc: (K,).
             context_idx: (K,) the history before the arc.
 
@@ -79,20 +76,16 @@ class ArcWords:
         lm_score = torch.zeros(len(changed), device=arc.device)
         for position in range(self.max_words if len(changed) else 0):
             if position == 0:
-                lm_score, context_idx = lm.score(context_idx, self._word(first, word_map))
+                lm_score, context_idx = lm.score(context_idx, self.word_id.index_select(0, first))
                 continue
             more = (num_words > position).nonzero().squeeze(1)
             if not len(more):
                 break
-            word = self._word(first.index_select(0, more) + position, word_map)
+            word = self.word_id.index_select(0, first.index_select(0, more) + position)
             log_prob, next_idx = lm.score(context_idx.index_select(0, more), word)
             lm_score = lm_score.index_add(0, more, log_prob)
             context_idx = context_idx.index_copy(0, more, next_idx)
         return changed, lm_score, context_idx
-
-    def _word(self, position: Tensor, word_map: Tensor | None) -> Tensor:
-        word = self.word_id.index_select(0, position)
-        return word if word_map is None else word_map.index_select(0, word)
 
 
 def magnitude_bits(score: Tensor) -> Tensor:
@@ -100,44 +93,52 @@ def magnitude_bits(score: Tensor) -> Tensor:
     return score.view(torch.int32).to(torch.int64) & _MAGNITUDE_MASK
 
 
-def group(key: Tensor) -> Tensor:
+def group(key: Tensor, second_key: Tensor | None = None) -> Tensor:
     """For each key the position of one that equals it, the same for all that are equal; (K,) int64.
 
     A hash table without chains: all keys write their position, and read who came to stay. Those that read another
     key met a collision and go on to a table of their own. Some key settles in each round, so it ends.
+
+    Args:
+        key: (K,) int64.
+        second_key: (K,) int64, further digits of the key.
     """
     num_slots = 1 << max(4, (8 * len(key)).bit_length())
     table = torch.empty(num_slots, dtype=torch.int64, device=key.device)
-    representative = torch.empty_like(key)
-    pending: Tensor | None = None
-    pending_key = key
-    position = torch.arange(len(key), device=key.device)
+    pending = torch.arange(len(key), device=key.device)
+    representative = pending
     for round_idx in range(len(key) + 1):
         multiplier = _HASH_MULTIPLIERS[round_idx % len(_HASH_MULTIPLIERS)] + 2 * (round_idx // len(_HASH_MULTIPLIERS))
+        pending_key = key if round_idx == 0 else key.index_select(0, pending)
         slot = pending_key * multiplier
-        slot = (slot ^ (slot >> 32)) * multiplier
+        if second_key is not None:
+            pending_second = second_key if round_idx == 0 else second_key.index_select(0, pending)
+            slot ^= slot >> 32
+            slot += pending_second
+            slot *= multiplier
+        slot ^= slot >> 32
+        slot *= multiplier
         slot = (slot >> 24) & (num_slots - 1)
-        own = position if pending is None else pending
-        table.scatter_(0, slot, own)
+        table.scatter_(0, slot, pending)
         found = table.index_select(0, slot)
-        collided = (key.index_select(0, found) != pending_key).nonzero().squeeze(1)
-        if pending is None:
-            representative = found
-        else:
-            representative.index_copy_(0, pending, found)
+        differs = key.index_select(0, found) != pending_key
+        if second_key is not None:
+            differs |= second_key.index_select(0, found) != pending_second
+        representative = found if round_idx == 0 else representative.index_copy_(0, pending, found)
+        collided = differs.nonzero().squeeze(1)
         if not len(collided):
             break
-        pending = own.index_select(0, collided)
-        pending_key = key.index_select(0, pending)
+        pending = pending.index_select(0, collided)
     return representative
 
 
-def recombine(key: Tensor, score: Tensor, table: Tensor | None = None) -> Tensor:
-    """For each token the best one with an equal key; of equally good ones the first.
+def recombine(key: Tensor, score: Tensor, second_key: Tensor | None = None, table: Tensor | None = None) -> Tensor:
+    """For each token the best one with equal keys; of equally good ones the first.
 
     Args:
         key: (K,) int64.
         score: (K,) float32, at most 0.
+        second_key: (K,) int64, further digits of the key.
         table: one place for each possible key, all `NOT_REACHED`, which they are again afterwards; None for keys that
             may be anything.
 
@@ -147,12 +148,11 @@ def recombine(key: Tensor, score: Tensor, table: Tensor | None = None) -> Tensor
     packed = magnitude_bits(score)
     packed <<= 32
     packed += torch.arange(len(key), device=key.device)
-    slot = key
     if table is None:
-        slot = group(key)
+        slot = group(key, second_key)
         best = torch.full_like(key, NOT_REACHED)
     else:
-        best = table
+        slot, best = key, table
     best.scatter_reduce_(0, slot, packed, "amin", include_self=True)
     winner = best.index_select(0, slot)
     winner &= _POSITION_MASK

@@ -19,7 +19,7 @@ from asr.decoding.options import DecodingOptions
 from asr.decoding.search_graph import SearchGraph
 from asr.decoding.token_search import TokenSearch
 from asr.decoding.tokens import Tokens
-from asr.decoding.word_map import word_map_for
+from asr.decoding.word_map import WordMapper
 from asr.errors import AsrError
 from asr.graph.artefact import DecodingGraph
 from asr.lm.contract import LanguageModel
@@ -40,6 +40,7 @@ class TorchFirstPass:
         self.graph = graph
         self.options = options if options is not None else DecodingOptions()
         self._search_graph = SearchGraph(graph, self.options)
+        self._mapper = WordMapper(graph.vocabulary)
         self._keep_lattice = keep_lattice
         if keep_lattice and self._search_graph.epsilon is not None:
             raise AsrError(
@@ -62,8 +63,8 @@ class TorchFirstPass:
             log_prob, num_frames, original_frame = skip_blanks(log_prob, num_frames, self.options.blank_skip_threshold)
         backtrace = Backtrace(self.graph.device, collects=not self._keep_lattice)
         records = LatticeRecords(num_utts, self.options.output_beam) if self._keep_lattice else None
-        word_map = word_map_for(self.graph.vocabulary, lm, self.graph.device)
-        search = TokenSearch(self._search_graph, self.options, lm, word_map, backtrace, records)
+        lm = self._mapper.mapped(lm)
+        search = TokenSearch(self._search_graph, self.options, lm, backtrace, records)
         stream = search.start(torch.zeros_like(num_frames))
         search.advance(stream, log_prob, num_frames)
         endings = [

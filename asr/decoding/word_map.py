@@ -1,27 +1,28 @@
-"""The graph's words as a language model numbers them."""
+"""A language model asked with the graph's word ids."""
 
 from __future__ import annotations
 
-import logging
-
-import torch
-from torch import Tensor
-
+from asr.lm.adapters import MappedLM
 from asr.lm.contract import LanguageModel
-from asr.text.vocabulary import UNK_ID, Vocabulary
-
-_LOGGER = logging.getLogger(__name__)
+from asr.text.vocabulary import Vocabulary
 
 
-def word_map_for(vocabulary: Vocabulary, lm: LanguageModel | None, device: torch.device) -> Tensor | None:
-    """For each word of the graph its id in the language model, (V,) int64, or None where the lists are the same.
+class WordMapper:
+    """Maps a language model's words to the graph's where the lists differ, and remembers the last one mapped.
 
-    Words that the language model lacks become `<unk>`; how many is logged as a warning.
+    Args:
+        vocabulary: the graph's words.
     """
-    if lm is None or lm.vocabulary == vocabulary:
-        return None
-    word_map = vocabulary.map_to(lm.vocabulary).to(device)
-    num_unknown = int((word_map == UNK_ID).sum()) - 1
-    if num_unknown:
-        _LOGGER.warning("%d of the graph's %d words are <unk> to the language model", num_unknown, len(vocabulary))
-    return word_map
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._last: tuple[LanguageModel, LanguageModel] | None = None
+
+    def mapped(self, lm: LanguageModel | None) -> LanguageModel | None:
+        """The same language model, answering for the graph's word ids; None for None."""
+        if lm is None:
+            return None
+        if self._last is None or self._last[0] is not lm:
+            same = lm.vocabulary == self._vocabulary
+            self._last = (lm, lm if same else MappedLM(lm, self._vocabulary))
+        return self._last[1]

@@ -24,7 +24,7 @@ WIDE = {"search_beam": math.inf, "output_beam": math.inf, "min_active_states": 0
 SCALES = {"am_scale": 0.7, "graph_scale": 1.3, "lm_scale": 0.6, "word_insertion_penalty": -0.4}
 
 
-@settings(max_examples=25)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 10**6), with_lm=st.booleans())
 def test_equals_exhaustive_search_and_the_torch_pass(seed: int, with_lm: bool) -> None:
     graph = random_graph(seed)
@@ -46,7 +46,7 @@ def test_equals_exhaustive_search_and_the_torch_pass(seed: int, with_lm: bool) -
             assert result.best.word_ids == expected[0].words
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 10**6), with_lm=st.booleans())
 def test_lattices_of_both_passes_hold_the_same_sentences(seed: int, with_lm: bool) -> None:
     graph = random_graph(seed)

@@ -39,7 +39,7 @@ def lattices_of(seed: int) -> tuple[list[Lattice], TableLM, TorchFirstPass]:
     return lattices, TableLM(graph.vocabulary, seed), first_pass
 
 
-@settings(max_examples=25)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 10**6))
 def test_equals_scoring_every_path(seed: int) -> None:
     lattices, lm, first_pass = lattices_of(seed)
@@ -55,7 +55,7 @@ def test_equals_scoring_every_path(seed: int) -> None:
         assert hypothesis.lm_score == pytest.approx(lm.score_sentence(best_words), abs=1e-4)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 10**6))
 def test_rescored_lattice_has_every_sentence_within_the_beam(seed: int) -> None:
     lattices, lm, _ = lattices_of(seed)
@@ -69,7 +69,7 @@ def test_rescored_lattice_has_every_sentence_within_the_beam(seed: int) -> None:
                 assert found[words] == pytest.approx(total, abs=1e-4)
 
 
-@settings(max_examples=10)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 10**6))
 def test_a_wide_context_beam_changes_nothing_and_one_context_is_no_better(seed: int) -> None:
     lattices, lm, _ = lattices_of(seed)
@@ -82,7 +82,7 @@ def test_a_wide_context_beam_changes_nothing_and_one_context_is_no_better(seed: 
         assert worse.total <= best.total + 1e-4
 
 
-@settings(max_examples=10)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 10**6))
 def test_together_equals_alone(seed: int) -> None:
     lattices, lm, _ = lattices_of(seed)
@@ -104,7 +104,7 @@ def test_one_call_a_frame() -> None:
     assert lm.num_calls <= 6
 
 
-@settings(max_examples=10)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 10**6))
 def test_join_and_split_are_inverse(seed: int) -> None:
     lattices, _, _ = lattices_of(seed)

@@ -21,7 +21,7 @@ WIDE = {"search_beam": math.inf, "output_beam": math.inf, "min_active_states": 0
 SCALES = {"am_scale": 0.7, "graph_scale": 1.3, "lm_scale": 0.6, "word_insertion_penalty": -0.4}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 10**6), epsilons=st.booleans(), with_lm=st.booleans())
 def test_equals_exhaustive_search(seed: int, epsilons: bool, with_lm: bool) -> None:
     graph = random_graph(seed, epsilons=epsilons)
@@ -45,7 +45,7 @@ def test_equals_exhaustive_search(seed: int, epsilons: bool, with_lm: bool) -> N
             assert best.lm_score == pytest.approx(lm.score_sentence(best.word_ids), abs=1e-4)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 10**6), with_lm=st.booleans())
 def test_batched_equals_single(seed: int, with_lm: bool) -> None:
     graph = random_graph(seed, num_states=30, num_arcs=120)
@@ -63,7 +63,7 @@ def test_batched_equals_single(seed: int, with_lm: bool) -> None:
         assert result.best.total == pytest.approx(alone.best.total, abs=1e-4)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 10**6), with_lm=st.booleans())
 def test_lattice_holds_the_best_path_with_its_scores(seed: int, with_lm: bool) -> None:
     graph = random_graph(seed)
