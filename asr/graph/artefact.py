@@ -120,7 +120,7 @@ class DecodingGraph:
         require_valid_tensors(tensors, len(self.tokens), len(self.vocabulary), name)
 
     def save(self, path: str | Path) -> None:
-        """Writes one safetensors file with a JSON header: the graph as it is (see `PhoneGraph.save` for a small file)."""
+        """Writes the graph as it is, one safetensors file with a JSON header; `PhoneGraph.save` writes less."""
         tensors = {name: getattr(self, name).cpu().contiguous() for name in TENSOR_DTYPES}
         write_graph_file(path, "frames", tensors, self.tokens, self.vocabulary, self.meta)
 

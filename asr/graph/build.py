@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from asr.errors import AsrError
 from asr.graph.artefact import DecodingGraph
@@ -22,7 +23,7 @@ from asr.graph.transducer import Transducer
 from asr.lm.ngram import NgramLM
 from asr.text.lexicon import Lexicon
 from asr.text.tokens import TokenTable
-from asr.text.vocabulary import SPECIAL_WORDS, UNK_ID
+from asr.text.vocabulary import UNK_ID
 
 EXACT_STEP = 2.0**-14
 
@@ -65,8 +66,8 @@ def build_phone_graph(
         topology: see `asr.graph.topology.TOPOLOGIES`; kept with the result, applied when the graph is finished.
         silence: the phone that may stand between words; None where blanks do that.
         silence_probability: how probable it is at each place.
-        score_step: every score of the language model is rounded to a multiple of it, a power of two, so that all further
-            arithmetic is exact. 2^-11 fits a score into 16 bits on disk and moves it by 0.00025 at most.
+        score_step: every score of the language model is rounded to a multiple of it, a power of two, so that all
+            further arithmetic is exact. 2^-11 fits a score into 16 bits on disk and moves it by 0.00025 at most.
         progress: called with the name of each step as it begins.
 
     Raises:
@@ -99,7 +100,7 @@ def build_phone_graph(
     meta = {
         "topology": topology,
         "language_model_order": language_model.order,
-        "language_model_ngrams": language_model.num_arcs,
+        "language_model_ngrams": len(language_model.arrays.label),
         "num_words": report.num_words,
         "score_step": score_step,
         "silence": silence,
@@ -120,11 +121,12 @@ def _pronunciations(
 ) -> tuple[list[tuple[int, list[tuple[str, ...]]]], list[str]]:
     """The words that model and lexicon share, and the phones, sorted."""
     vocabulary, arrays = language_model.vocabulary, language_model.arrays
-    num_words = len(vocabulary)
-    listed = arrays.score[:num_words].cpu().numpy() > -np.inf
+    # State 0 stands first, and its arc w is the unigram of word w.
+    unigram = torch.arange(len(vocabulary), device=arrays.label.device)
+    listed = arrays.arc_score(unigram).cpu().numpy() > -np.inf
     pronunciations = []
     for word_id, word in enumerate(vocabulary.words):
-        if not listed[word_id] or word in (*SPECIAL_WORDS[:UNK_ID],):
+        if not listed[word_id] or word_id < UNK_ID:
             continue
         if word in lexicon:
             pronunciations.append((word_id, lexicon[word]))

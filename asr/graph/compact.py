@@ -94,7 +94,6 @@ def _steps(score: np.ndarray, score_step: float) -> np.ndarray:  # type: ignore[
 def _smallest(values: np.ndarray) -> Tensor:  # type: ignore[type-arg]
     """The values in the smallest integer type that holds them."""
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
-    dtype = next(
-        t for t in (np.uint8, np.int8, np.int16, np.int32) if np.iinfo(t).min <= low and high <= np.iinfo(t).max
-    )
+    types = (np.uint8, np.int8, np.int16, np.int32)
+    dtype = next(each for each in types if np.iinfo(each).min <= low <= high <= np.iinfo(each).max)
     return torch.from_numpy(values.astype(dtype))

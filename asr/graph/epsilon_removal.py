@@ -114,7 +114,7 @@ class _Epsilons:
 
 
 def _without_start_epsilons(graph: GraphArrays) -> GraphArrays:
-    """The start takes over the arcs of the states that its epsilons reach: nothing leads to it that could be lengthened."""
+    """The start takes over the arcs of the states that its epsilons reach: no arc leads to it that could be longer."""
     epsilons = _Epsilons.of(graph)
     start = np.zeros(1, dtype=np.int64)
     paths = [_Paths(start, start.astype(np.int32), np.zeros(1, dtype=np.float32), Words.empty(1))]

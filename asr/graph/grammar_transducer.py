@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import numpy as np
+import torch
 
 from asr.graph.transducer import EPSILON, Transducer, round_scores
-from asr.lm.ngram import ROOT_STATE, NgramArrays
+from asr.lm.ngram_arrays import ROOT_STATE, NgramArrays
 from asr.text.vocabulary import BOS_ID, EOS_ID
 
 
@@ -28,7 +29,8 @@ def build_grammar_transducer(
         backoff_label: the backoff symbol on the side of the words.
         score_step: scores are rounded to multiples of it.
     """
-    label, score = arrays.label.cpu().numpy(), arrays.score.cpu().numpy()
+    label = arrays.label.cpu().numpy()
+    score = arrays.arc_score(torch.arange(len(label), device=arrays.label.device)).cpu().numpy()
     arc_begin = arrays.arc_begin.cpu().numpy()
     num_states = len(arc_begin) - 1
     src_state = np.repeat(np.arange(num_states), np.diff(arc_begin))

@@ -16,9 +16,8 @@ def word_sequence_scores(graph: DecodingGraph, log_prob: torch.Tensor) -> Scores
         graph: with or without epsilons.
         log_prob: (T, C) frame log-probabilities.
     """
-    arcs = list(
-        zip(graph.src_state().tolist(), graph.dst_state.tolist(), graph.token_id.tolist(), graph.score.tolist(), strict=True)
-    )
+    columns = (graph.src_state(), graph.dst_state, graph.token_id, graph.score)
+    arcs = list(zip(*(column.tolist() for column in columns), strict=True))
     begin, word_id = graph.word_begin.tolist(), graph.word_id.tolist()
     out: dict[int, list[tuple[int, int, float, tuple[int, ...]]]] = {}
     for arc_idx, (src_state, dst_state, token_id, score) in enumerate(arcs):

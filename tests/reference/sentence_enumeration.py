@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from asr.lm.ngram import NgramArrays
+from asr.lm.ngram_arrays import NgramArrays
 from asr.text.tokens import TokenTable
 from asr.text.vocabulary import EOS_ID
 from tests.reference.graph_search import Scores
@@ -59,7 +59,8 @@ def best_backoff_score(arrays: NgramArrays, start: int) -> Callable[[tuple[int, 
         arrays: the model.
         start: the state after `<s>`.
     """
-    begin, label, score = arrays.arc_begin.tolist(), arrays.label.tolist(), arrays.score.tolist()
+    begin, label = arrays.arc_begin.tolist(), arrays.label.tolist()
+    score = arrays.arc_score(torch.arange(len(label))).tolist()
     dst_state, shorter, weight = arrays.dst_state.tolist(), arrays.backoff_state.tolist(), arrays.backoff_score.tolist()
 
     def best(words: tuple[int, ...], state: int) -> float:
@@ -103,7 +104,8 @@ def _best_alignment(frames: list[list[float]], phones: list[str], tokens: TokenT
         starts, ends = {0, 1}, {len(columns) - 1, len(columns) - 2}
     else:
         num_states = int(topology[-1])
-        names = [phone if num_states == 1 else f"{phone}_{state + 1}" for phone in phones for state in range(num_states)]
+        states = range(1, num_states + 1)
+        names = phones if num_states == 1 else [f"{phone}_{state}" for phone in phones for state in states]
         columns = [tokens.id_of(name) for name in names]
         follows = [{state, state - 1} for state in range(len(columns))]
         starts, ends = {0}, {len(columns) - 1}

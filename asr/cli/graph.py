@@ -1,0 +1,157 @@
+"""`asr graph`: lexicon and small n-gram model to a decoding graph."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from asr.errors import AsrError
+from asr.graph.build import BuildReport, build_phone_graph
+from asr.graph.topology import TOPOLOGIES
+from asr.lm.ngram import NgramLM
+from asr.text.lexicon import Lexicon
+from asr.text.tokens import TokenTable
+
+NAME = "graph"
+HELP = """\
+Compiles a lexicon and a small n-gram model (ARPA) into the decoding graph that the first pass searches.
+
+The file holds the graph of phones with the model's backoffs; loading it spreads the phones over frames, which takes
+some seconds a million n-grams. A pruned model of some 100,000 to 1,000,000 n-grams is right: a large model acts
+during the search and needs no graph. Words of the model that the lexicon lacks cannot be recognised: their number
+is reported and the list is written beside the graph.
+
+One JSON object with the graph's size goes to stdout, progress to stderr.
+
+examples:
+  asr graph --lexicon lexicon.txt --arpa 3gram.arpa --tokens tokens.txt --output graph.safetensors
+  asr graph --lexicon names.txt cmudict.dict --arpa 3gram.arpa.gz --tokens tokens.txt --output graph.safetensors
+  asr graph --topology hmm-3 --silence SIL --lexicon lexicon.txt --arpa 3gram.arpa --tokens states.txt --output g.safetensors
+"""
+_MAX_BITS = 14
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what the command takes."""
+    parser.add_argument(
+        "--lexicon",
+        type=Path,
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="pronunciations: CMUdict or Kaldi form, plain, .gz or .xz; of several files the first that has a word counts",
+    )
+    parser.add_argument("--arpa", type=Path, required=True, metavar="FILE", help="n-gram model, plain, .gz or .xz")
+    parser.add_argument(
+        "--tokens", type=Path, required=True, metavar="FILE", help="the acoustic model's output symbols, one a line"
+    )
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="where the graph goes")
+    parser.add_argument(
+        "--topology",
+        choices=list(TOPOLOGIES),
+        default="ctc",
+        help="how phones are spread over frames (%(default)s); ctc-modified needs no blank between equal phones, "
+        "hmm-N has N states a phone with the tokens PHONE_1 to PHONE_N",
+    )
+    parser.add_argument("--silence", metavar="PHONE", help="phone that may stand between words; not needed with ctc")
+    parser.add_argument(
+        "--silence-probability", type=float, default=0.5, metavar="P", help="how probable it is there (%(default)s)"
+    )
+    parser.add_argument("--keep-stress", action="store_true", help="keep the digits of phones like AH0")
+    parser.add_argument(
+        "--score-bits",
+        type=int,
+        default=11,
+        metavar="N",
+        help=f"scores are rounded to multiples of 2^-N, at most {_MAX_BITS} (%(default)s: by at most 0.00025)",
+    )
+    parser.add_argument(
+        "--finished", action="store_true", help="write the graph of frames itself: a large file that loads fast"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Builds the graph.
+
+    Returns:
+        0, or 1 where words of the model have no pronunciation.
+    """
+    _check(args)
+    begin = time.perf_counter()
+    with Console(file=sys.stderr).status("reading") as status:
+        lexicon = Lexicon.from_file(args.lexicon[0], keep_stress=args.keep_stress)
+        for path in args.lexicon[1:]:
+            lexicon = lexicon.merged_with(Lexicon.from_file(path, keep_stress=args.keep_stress))
+        tokens = TokenTable.from_file(args.tokens)
+        model = NgramLM.from_arpa(args.arpa)
+        phone_graph, report = build_phone_graph(
+            lexicon,
+            model,
+            tokens,
+            args.topology,
+            args.silence,
+            args.silence_probability,
+            2.0**-args.score_bits,
+            status.update,
+        )
+        status.update("finishing")
+        graph = phone_graph.finish()
+        report.sizes["decoding graph"] = (graph.num_states, graph.num_arcs)
+        status.update("writing")
+        partial = args.output.with_name(args.output.name + ".partial")
+        try:
+            (graph if args.finished else phone_graph).save(partial)
+            partial.replace(args.output)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise AsrError(f"{args.output}: the graph cannot be written ({error.strerror}); make room.") from error
+    list_file = _write_unpronounced(args.output, report)
+    summary = {
+        "output": str(args.output),
+        "bytes": args.output.stat().st_size,
+        "topology": args.topology,
+        "words": report.num_words,
+        "words_without_pronunciation": len(report.words_without_pronunciation),
+        "words_without_pronunciation_list": str(list_file) if list_file is not None else None,
+        "lexicon_words_outside_model": report.num_lexicon_words_outside_model,
+        "sizes": {step: {"states": states, "arcs": arcs} for step, (states, arcs) in report.sizes.items()},
+        "seconds": {**report.seconds, "all": round(time.perf_counter() - begin, 2)},
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
+    print(json.dumps(summary, ensure_ascii=False))
+    return 1 if list_file is not None else 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuses what cannot work before the long part begins."""
+    folder = args.output.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise AsrError(f"--output {args.output}: the folder {folder} is not there or not writable; make it first.")
+    if not 0 < args.silence_probability < 1 or math.isnan(args.silence_probability):
+        raise AsrError(f"--silence-probability {args.silence_probability}: give a number between 0 and 1.")
+    if not 1 <= args.score_bits <= _MAX_BITS:
+        raise AsrError(f"--score-bits {args.score_bits}: give a number from 1 to {_MAX_BITS}.")
+
+
+def _write_unpronounced(output: Path, report: BuildReport) -> Path | None:
+    """Writes the list of words that the graph lacks, if there are any, and says so."""
+    path = output.with_name(output.name + ".unpronounced.txt")
+    path.unlink(missing_ok=True)
+    words = report.words_without_pronunciation
+    if not words:
+        return None
+    path.write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+    print(
+        f"asr: {len(words)} words of the model are not in the lexicon and cannot be recognised ({', '.join(words[:5])}"
+        f"{', ...' if len(words) > 5 else ''}); all of them are listed in {path}.",
+        file=sys.stderr,
+    )
+    return path

@@ -1,0 +1,119 @@
+"""`asr graph`: a graph from files, and every kind of bad input in one clear sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from asr.cli.main import main
+from asr.graph.artefact import DecodingGraph
+from asr.text.tokens import TokenTable
+
+ARPA = """\\data\\
+ngram 1=5
+ngram 2=2
+
+\\1-grams:
+-99 <s> -0.3
+-0.7 </s>
+-1.0 <unk>
+-0.6 ONE -0.2
+-0.8 TWO -0.1
+
+\\2-grams:
+-0.3 <s> ONE
+-0.4 ONE TWO
+
+\\end\\
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "lexicon.txt").write_text("ONE W AH1 N\nTWO T UW1\nTHREE TH R IY1\n")
+    (tmp_path / "tokens.txt").write_text("<blk>\nAH\nIY\nN\nR\nT\nTH\nUW\nW\n")
+    (tmp_path / "lm.arpa").write_text(ARPA.replace("99 ", "99\t").replace(" -0.", "\t-0."))
+    return tmp_path
+
+
+def run(files: Path, *options: str) -> int:
+    arguments = ["graph"]
+    for option, name in (
+        ("--lexicon", "lexicon.txt"),
+        ("--arpa", "lm.arpa"),
+        ("--tokens", "tokens.txt"),
+        ("--output", "graph.safetensors"),
+    ):
+        if option not in options:
+            arguments += [option, str(files / name)]
+    return main([*arguments, *options])
+
+
+def test_graph_and_summary(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(files) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["words"] == 2 and summary["words_without_pronunciation"] == 0
+    assert summary["lexicon_words_outside_model"] == 1
+    graph = DecodingGraph.load(files / "graph.safetensors", TokenTable.from_file(files / "tokens.txt"))
+    assert summary["sizes"]["decoding graph"] == {"states": graph.num_states, "arcs": graph.num_arcs}
+    assert graph.vocabulary.words[4:] == ("ONE", "TWO")
+    assert graph.meta["topology"] == "ctc" and graph.meta["language_model_order"] == 2
+    assert run(files, "--finished", "--output", str(files / "finished.safetensors")) == 0
+    assert DecodingGraph.load(files / "finished.safetensors").num_arcs == graph.num_arcs
+
+
+def test_words_without_pronunciation_are_listed(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (files / "lexicon.txt").write_text("ONE W AH1 N\n")
+    assert run(files) == 1
+    output = capsys.readouterr()
+    assert json.loads(output.out)["words_without_pronunciation"] == 1
+    assert "1 words of the model are not in the lexicon and cannot be recognised (TWO)" in output.err
+    assert (files / "graph.safetensors.unpronounced.txt").read_text() == "TWO\n"
+
+
+def test_a_second_lexicon_fills_in(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (files / "first.txt").write_text("ONE W AH N\n")
+    assert run(files, "--lexicon", str(files / "first.txt"), str(files / "lexicon.txt")) == 0
+    assert json.loads(capsys.readouterr().out)["words"] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokens.txt", "<blk>\nAH\nN\nW\n", "the tokens lack 2 that the lexicon needs (T UW)"),
+        ("lexicon.txt", "one W AH N\nthree TH R IY\n", None),
+        ("lexicon.txt", "FOUR N\n", "none of its words is in the language model"),
+        ("lexicon.txt", "ONE\n", "the word 'ONE' has no pronunciation"),
+        ("lm.arpa", ARPA.replace("ngram 2=2", "ngram 2=3"), "the header declares 3 2-grams"),
+        ("lm.arpa", ARPA.replace("ONE TWO", "ONE SIX"), "the word 'SIX' has no unigram"),
+        ("lm.arpa", "hello\n", "not an ARPA file"),
+    ],
+)
+def test_bad_files(
+    files: Path, name: str, content: str, message: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (files / name).write_text(content)
+    code = run(files)
+    error = capsys.readouterr().err
+    if message is None:  # lower-case words are read as upper-case ones
+        assert code == 1 and "TWO" in error
+    else:
+        assert code == 2 and message in error and not (files / "graph.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--output", "/nowhere/graph.safetensors"], "the folder /nowhere is not there"),
+        (["--silence", "SIL"], "the tokens lack 1 that the lexicon needs (SIL)"),
+        (["--silence", "N", "--silence-probability", "1.5"], "give a number between 0 and 1"),
+        (["--topology", "hmm-3"], "the tokens lack 15 that the lexicon needs (AH_1 AH_2 AH_3 N_1 N_2 ...)"),
+        (["--score-bits", "40"], "give a number from 1 to 14"),
+        (["--lexicon", "/nowhere/lexicon.txt"], "/nowhere/lexicon.txt"),
+    ],
+)
+def test_bad_options(files: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(files, *options) == 2
+    assert message in capsys.readouterr().err
