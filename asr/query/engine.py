@@ -5,73 +5,234 @@ Shapes: Q queries, R new edges, S state, H hidden, M history words.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from asr.errors import AsrError
 from asr.lm.contract import StatefulNetwork
+from asr.query.capacity import Capacity, Limits
+from asr.query.expansion import Expansion
+from asr.query.hidden_layer import HiddenLayer
 from asr.query.hidden_store import HiddenStore
 from asr.query.normalizer_cache import NormalizerCache
+from asr.query.quantized_history import QuantizedHistory
+from asr.query.recombination import Recombination
+from asr.query.statistics import QueryStatistics
 from asr.query.trie import BEFORE_START, START, HistoryTrie
 from asr.text.vocabulary import EOS_ID
+
+_KEPT_LEVELS = 32
 
 
 class RnnLM:
     """A `LanguageModel` that does each piece of the network's work once.
 
     The hidden layer runs once a history, and only when the history is first asked for a successor; all such histories
-    of a call go through it in one step.
+    of a call go through it in one step. Histories stay over utterances until `reset`, or as long as the capacity lasts.
+    With every option at its default, scores equal those of the network run word by word.
+
+    Args:
+        network: runs the output layer, on the device that also holds the trie and the hidden rows (home).
+        hidden_networks: run the hidden layer, each on its own device; `network` alone if None. The same network twice
+            is two workers (threads) that share it.
+        search_device: where queries come from and answers go; home if None.
+        hidden_dtype: what hidden rows are kept in: float32, float16, bfloat16 or int8.
+        cache_scores: cache 1 of four-caches, (history, word) -> score.
+        cache_hidden: cache 2; without it (naive) the hidden layer runs for every query anew, from the row before.
+        cache_history_normalizers, cache_group_normalizers: caches 3 and 4.
+        recombination_length: histories that end in the same k words share a context; None keeps all apart.
+        recombination: whose hidden state a shared context has: the "first" come or the "best" met in the window.
+        recombination_window: calls that a best one stands for at least.
+        history_precision: "round-2", "round-1" or "sign": one hidden row where the quantised state before and the word
+            are equal; None keeps all apart.
+        capacity_bytes: what trie and hidden rows may take. Of the contexts only those that `mark_live` left out are
+            forgotten for it; hidden rows are dropped at need, which costs time but changes no score.
+        batching: "frame" runs the hidden layer once a call, "query" once a row.
+        synchronize: wait for the device before each reading of the clock, so that the seconds of the stages are true.
     """
 
     def __init__(
         self,
         network: StatefulNetwork,
+        hidden_networks: Sequence[StatefulNetwork] | None = None,
+        search_device: torch.device | None = None,
         hidden_dtype: str = "float32",
+        cache_scores: bool = True,
+        cache_hidden: bool = True,
         cache_history_normalizers: bool = True,
         cache_group_normalizers: bool = True,
+        recombination_length: int | None = None,
+        recombination: str = "first",
+        recombination_window: int = 50,
+        history_precision: str | None = None,
+        capacity_bytes: int | None = None,
+        batching: str = "frame",
+        synchronize: bool = False,
     ) -> None:
         self.network = network
         self.vocabulary = network.vocabulary
         self.device = network.initial_state().device
-        self.trie = HistoryTrie(self.device)
+        self.search_device = search_device or self.device
+        self.cache_scores = cache_scores
+        self.cache_hidden = cache_hidden
+        self.synchronize = synchronize
+        if history_precision is not None and recombination_length is not None and recombination == "best":
+            raise AsrError(
+                "history_precision: shared hidden rows and recombination best cannot be combined; use first."
+            )
+        self._counts = QueryStatistics()
         self.hidden = HiddenStore(network.state_size, hidden_dtype, self.device)
         self.output = NormalizerCache(network, cache_history_normalizers, cache_group_normalizers, self.device)
+        self.recombination = (
+            Recombination(recombination_length, recombination, recombination_window, self.device)
+            if recombination_length is not None
+            else None
+        )
+        self.sharing = (
+            QuantizedHistory(history_precision, network.state_size, self.device)
+            if history_precision is not None
+            else None
+        )
+        self.trie = HistoryTrie(self.device)
+        layer = HiddenLayer(hidden_networks or [network], self.device, batching, self._counts)
+        self.expansion = Expansion(self.trie, self.hidden, layer, self.sharing)
+        self.capacity = self._capacity(capacity_bytes) if capacity_bytes is not None else None
         self.reset()
 
+    def _capacity(self, capacity_bytes: int) -> Capacity:
+        bytes_per_row = self.hidden.bytes_per_row + self.output.bytes_per_row + (32 if self.sharing else 0)
+        limits = Limits.of(capacity_bytes, bytes_per_row, 40 if self.recombination else 0)
+        self.hidden.max_rows = limits.max_rows
+        self.trie.max_nodes = limits.max_edges + START + 1
+        kept_levels = _KEPT_LEVELS + self.network.num_history_words
+        return Capacity(limits, self.expansion, self.output, self.recombination, self.sharing, kept_levels)
+
     def reset(self) -> None:
-        """Forgets every history; context indices handed out before mean nothing any more."""
-        self.trie.clear()
-        self.hidden.clear()
-        self.output.clear()
+        """Forgets every history; context indices handed out before mean nothing any more. Statistics go on."""
+        for part in (self.trie, self.hidden, self.output, self.recombination, self.sharing, self.capacity):
+            if part is not None:
+                part.clear()
         with torch.no_grad():
             row = self.hidden.append(self.network.initial_state().unsqueeze(0))
         self.trie.hidden_row[BEFORE_START] = int(row)
 
     def start(self, num_streams: int) -> Tensor:
         """The history `<s>` for each stream, context_idx (num_streams,)."""
-        return torch.full((num_streams,), START, dtype=torch.int64, device=self.device)
+        return torch.full((num_streams,), START, dtype=torch.int64, device=self.search_device)
+
+    def mark_live(self, context_idx: Tensor) -> None:
+        """Declares live the contexts (Q,) that the search still holds, and those that `score` returns from now on.
+
+        Until the first call every context is live, and `start`'s always is. Only a capacity makes the engine forget
+        those that are not.
+        """
+        if self.capacity is not None:
+            self.capacity.mark_live(context_idx.to(self.device))
 
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
         """log P(word | history) and the history extended by the word: log_prob (Q,), next_idx (Q,)."""
-        slot, missing = self.trie.find(context_idx, word_id)
+        begin = self._clock()
+        counts = self._counts
+        key = self.trie.edge_key(context_idx, word_id)
+        if key.device != self.device:
+            key = self._moved(key, self.device)
+        slot, missing = self.trie.edges.find(key)
+        counts.num_calls += 1
+        counts.num_queries += key.numel()
+        counts.num_edge_hits += key.numel() - (0 if missing is None else missing.numel())
+        counts.seconds_find += time.perf_counter() - begin
         if missing is not None:
-            self._add_edges(context_idx.index_select(0, missing), word_id.index_select(0, missing))
-            # The table may have grown: slots are looked up again.
-            slot, _ = self.trie.find(context_idx, word_id)
-        return self.trie.edge_score.index_select(0, slot), self.trie.edge_node.index_select(0, slot).long()
+            slot = self._add_edges(key, slot, missing)
+        if not self.cache_scores:
+            self.trie.edge_score[slot] = self._log_prob(key >> 32, key & 0xFFFFFFFF)
+        if self.search_device == self.device:
+            log_prob = self.trie.edge_score.index_select(0, slot)
+            next_idx = self.trie.edge_node.index_select(0, slot).long()
+        else:
+            log_prob, next_idx = self.trie.unpacked(
+                self._moved(self.trie.edges.values.index_select(0, slot), self.search_device)
+            )
+        if self.capacity is not None:
+            self.capacity.count_uses(next_idx.to(self.device))
+        counts.seconds_total += self._clock() - begin
+        return log_prob, next_idx
 
     def final(self, context_idx: Tensor) -> Tensor:
         """log P(</s> | history), (Q,)."""
         log_prob, _ = self.score(context_idx, torch.full_like(context_idx, EOS_ID))
         return log_prob
 
+    def statistics(self) -> QueryStatistics:
+        """The record of this engine, brought up to date; it goes on counting."""
+        counts = self._counts
+        counts.num_history_normalizers = self.output.num_history_normalizers
+        counts.num_group_normalizers = self.output.num_group_normalizers
+        counts.num_contexts = self.trie.num_nodes
+        counts.num_hidden_held = self.hidden.rows.num_used
+        parts = (self.trie, self.hidden, self.output, self.recombination, self.sharing)
+        counts.bytes_held = sum(part.num_bytes for part in parts if part is not None)
+        counts.peak_bytes = max(counts.peak_bytes, counts.bytes_held)
+        return counts
+
+    def _clock(self) -> float:
+        if self.synchronize and self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def _moved(self, block: Tensor, device: torch.device) -> Tensor:
+        self._counts.num_transfers += 1
+        self._counts.bytes_moved += block.numel() * block.element_size()
+        return block.to(device)
+
     @torch.no_grad()
-    def _add_edges(self, context_idx: Tensor, word_id: Tensor) -> None:
-        self._check_range(context_idx, word_id)
-        slot, is_first = self.trie.add_edges(context_idx, word_id)
+    def _add_edges(self, key: Tensor, slot: Tensor, missing: Tensor) -> Tensor:
+        """Scores the edges of key (Q,) that are missing and gives them nodes -> slots (Q,) of all."""
+        new_key = key.index_select(0, missing)
+        self._check_range(new_key >> 32, new_key & 0xFFFFFFFF)
+        self.trie.call += 1
+        num_rebuilds = self.trie.edges.num_rebuilds
+        if self.capacity is not None:
+            in_use = torch.cat((key >> 32, self.trie.edge_node[slot[slot >= 0]].long()))
+            self.capacity.make_edge_room(missing.numel(), in_use)
+        try:
+            new_slot = self._score_new(new_key)
+        except BaseException:
+            # Edges without a score must not stay; a caller that goes on begins anew.
+            self.reset()
+            raise
+        if self.trie.edges.num_rebuilds != num_rebuilds:
+            return self.trie.edges.find(key)[0]
+        return slot.index_copy_(0, missing, new_slot)
+
+    def _score_new(self, key: Tensor) -> Tensor:
+        """Adds absent edges (Q,) with their scores and nodes -> their slots (Q,)."""
+        slot, is_first = self.trie.add_edges(key)
         first = is_first.nonzero().squeeze(1)
-        slot, context_idx, word_id = (each.index_select(0, first) for each in (slot, context_idx, word_id))
-        self.trie.edge_node[slot] = self.trie.new_nodes(context_idx, word_id).int()
-        self.trie.edge_score[slot] = self._log_prob(context_idx, word_id)
+        new, new_key = slot.index_select(0, first), key.index_select(0, first)
+        context_idx, word_id = new_key >> 32, new_key & 0xFFFFFFFF
+        self._counts.num_edges += first.numel()
+        log_prob = self._log_prob(context_idx, word_id)
+        if self.recombination is None:
+            node = self.trie.new_nodes(context_idx, word_id)
+        else:
+            node = self.recombination.nodes(self.trie, context_idx, word_id)
+            if self.recombination.choice == "best":
+                self._prefer_best(node, context_idx, log_prob)
+        self.trie.edge_node[new] = node.int()
+        self.trie.edge_score[new] = log_prob
+        return slot
+
+    def _prefer_best(self, node: Tensor, context_idx: Tensor, log_prob: Tensor) -> None:
+        assert self.recombination is not None
+        better = self.recombination.better(node, log_prob, self.trie.call)
+        row = self.expansion.replace(node.index_select(0, better), context_idx.index_select(0, better))
+        if row.numel():
+            is_written = torch.zeros(self.hidden.rows.capacity, dtype=torch.bool, device=self.device)
+            is_written[row] = True
+            self.output.forget(is_written)
 
     def _check_range(self, context_idx: Tensor, word_id: Tensor) -> None:
         for name, index, size in (
@@ -84,26 +245,26 @@ class RnnLM:
 
     def _log_prob(self, context_idx: Tensor, word_id: Tensor) -> Tensor:
         """The output layer's scores, (R,)."""
-        self._require_rows(context_idx)
+        lacking = self.expansion.lacking(context_idx)
+        if lacking.numel():
+            num = context_idx.numel()
+            is_room = self.capacity is None or self.capacity.make_row_room(lacking.numel(), context_idx)
+            if not is_room and num > 1:
+                halves = zip(context_idx.split((num + 1) // 2), word_id.split((num + 1) // 2), strict=True)
+                return torch.cat([self._log_prob(*half) for half in halves])
+            self.expansion.compute(lacking)
+        begin = time.perf_counter()
         row = self.trie.hidden_row.index_select(0, context_idx).long()
-        hidden = self.hidden.read(row, self.network.state_size - self.network.hidden_size)
+        if self.capacity is not None:
+            self.hidden.last_used.index_fill_(0, row, self.trie.call)
+        first_column = self.network.state_size - self.network.hidden_size
+        if self.cache_hidden:
+            hidden = self.hidden.read(row, first_column)
+        else:
+            hidden = self.expansion.layer.step(*self.expansion.state_before(context_idx))[:, first_column:]
         history = self.trie.history(context_idx, self.network.num_history_words)
-        return self.output.score(row, hidden, history, word_id)
-
-    def _require_rows(self, context_idx: Tensor) -> None:
-        """Computes the hidden rows that contexts (Q,) lack; ancestors without one level by level, the oldest first."""
-        levels = []
-        node = context_idx
-        while True:
-            lacking = (self.trie.hidden_row.index_select(0, node) < 0).nonzero().squeeze(1)
-            if lacking.numel() == 0:
-                break
-            node = torch.unique(node.index_select(0, lacking))
-            levels.append(node)
-            node = self.trie.parent.index_select(0, node).long()
-        for node in reversed(levels):
-            # A node can lie at several distances above the asked ones.
-            node = node[self.trie.hidden_row.index_select(0, node) < 0]
-            row = self.trie.hidden_row.index_select(0, self.trie.parent.index_select(0, node)).long()
-            state = self.network.step(self.hidden.read(row), self.trie.word.index_select(0, node).long())
-            self.trie.hidden_row[node] = self.hidden.append(state).int()
+        # Where rows are shared, equal rows can stand for different histories.
+        log_prob = self.output.score(row if self.sharing is None else context_idx, hidden, history, word_id)
+        self._counts.num_outputs += word_id.numel()
+        self._counts.seconds_output += time.perf_counter() - begin
+        return log_prob

@@ -22,12 +22,13 @@ _BUCKET_SHIFT = 3
 class HashTable:
     """Maps int64 keys (not EMPTY) to slots; `values` holds 64 bits a slot, in whatever meaning its owner gives them.
 
-    Slot numbers change whenever the table grows or is rebuilt: keep none over a call of `insert` or `keep`.
+    Slot numbers change whenever the table grows or drops keys; `num_rebuilds` counts how often.
     """
 
     def __init__(self, num_buckets: int, device: torch.device) -> None:
         self.device = device
         self.count = 0
+        self.num_rebuilds = 0
         self._allocate(num_buckets)
 
     def _allocate(self, num_buckets: int) -> None:
@@ -122,5 +123,6 @@ class HashTable:
     def _rebuild(self, num_buckets: int, kept_slot: Tensor) -> None:
         key, value = self.keys.view(-1).index_select(0, kept_slot), self.values.index_select(0, kept_slot)
         self._allocate(num_buckets)
+        self.num_rebuilds += 1
         self.values[self._claim_slots(key)] = value
         self.count = key.numel()

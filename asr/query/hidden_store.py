@@ -16,24 +16,30 @@ _FIRST_ROWS = 16
 
 
 class HiddenStore:
-    """Rows of network states. int8 rows have one scale each, their largest magnitude over 127."""
+    """Rows of network states. int8 rows have one scale each, their largest magnitude over 127.
 
-    def __init__(self, state_size: int, dtype: str, device: torch.device) -> None:
+    Attributes:
+        last_used: the call that last read each row, int32 (capacity,); the engine's, where rows are limited.
+    """
+
+    def __init__(self, state_size: int, dtype: str, device: torch.device, max_rows: int | None = None) -> None:
         if dtype not in HIDDEN_DTYPES:
             raise AsrError(f"hidden_dtype: {dtype!r} is not one of {', '.join(HIDDEN_DTYPES)}; choose one of these.")
         self.state_size = state_size
         self.device = device
         self.dtype = HIDDEN_DTYPES[dtype]
+        self.max_rows = max_rows
         self.clear()
 
     def clear(self) -> None:
-        self.rows = RowAllocator(_FIRST_ROWS, self.device)
+        self.rows = RowAllocator(_FIRST_ROWS, self.device, self.max_rows)
         self._state = torch.empty(_FIRST_ROWS, self.state_size, dtype=self.dtype, device=self.device)
+        self.last_used = torch.zeros(_FIRST_ROWS, dtype=torch.int32, device=self.device)
         self._scale = torch.empty(_FIRST_ROWS if self.dtype == torch.int8 else 0, device=self.device)
 
     @property
     def bytes_per_row(self) -> int:
-        return self.state_size * self._state.element_size() + (4 if self.dtype == torch.int8 else 0)
+        return self.state_size * self._state.element_size() + (8 if self.dtype == torch.int8 else 4)
 
     @property
     def num_bytes(self) -> int:
@@ -62,12 +68,11 @@ class HiddenStore:
         return state.mul_(self._scale.index_select(0, row).unsqueeze(1)) if self.dtype == torch.int8 else state
 
     def reserve(self, num_new: int) -> None:
-        """Makes room for so many more rows; the arrays at least double where they have to grow."""
-        capacity = self.rows.capacity
-        while capacity - self.rows.num_used < num_new:
-            capacity *= 2
+        """Makes room for so many more rows."""
+        capacity = self.rows.capacity_for(num_new)
         added = capacity - self.rows.capacity
         self._state = torch.cat((self._state, self._state.new_empty(added, self.state_size)))
+        self.last_used = torch.cat((self.last_used, self.last_used.new_zeros(added)))
         if self.dtype == torch.int8:
             self._scale = torch.cat((self._scale, self._scale.new_empty(added)))
         self.rows.capacity = capacity

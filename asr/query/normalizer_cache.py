@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from asr.lm.contract import StatefulNetwork
+from asr.query.distinct import one_of_each
 from asr.query.hash_table import HashTable
+
+_BYTES_OF_GROUPS = 256
 
 
 @runtime_checkable
@@ -53,13 +56,18 @@ class NormalizerCache:
         self._group_normalizer = HashTable(1, self.device)
 
     @property
+    def bytes_per_row(self) -> int:
+        """About what is kept of a history; a history's successors fall into few groups."""
+        return (4 if self.cache_history else 0) + (_BYTES_OF_GROUPS if self.cache_group else 0)
+
+    @property
     def num_bytes(self) -> int:
         return 4 * self._history_normalizer.numel() + self._group_normalizer.num_bytes
 
     def score(self, row: Tensor, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """row (Q,), hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,).
 
-        Queries with equal rows have equal hidden and history.
+        `row` is any number that stands for hidden and history: what is kept is kept under it.
         """
         network = self.network
         if not isinstance(network, HistoryNormalized):
@@ -78,7 +86,7 @@ class NormalizerCache:
         known = self._history_normalizer.index_select(0, row)
         missing = known.isnan().nonzero().squeeze(1)
         if missing.numel():
-            one = _one_of_each(row.index_select(0, missing), missing)
+            one = missing.index_select(0, one_of_each(row.index_select(0, missing))[0])
             value = self.network.history_normalizer(hidden.index_select(0, one), history.index_select(0, one))
             self._history_normalizer[row.index_select(0, one)] = value.to(self._history_normalizer)
             self.num_history_normalizers += one.numel()
@@ -111,18 +119,10 @@ class NormalizerCache:
             slot, _ = self._group_normalizer.find(key)
         return self._group_normalizer.values.view(torch.float32)[0::2].index_select(0, slot)
 
-    def forget(self, row: Tensor) -> None:
-        """Drops what is kept of rows (R,) that are given back or overwritten."""
-        self._history_normalizer[row[row < self._history_normalizer.numel()]] = float("nan")
+    def forget(self, is_dropped: Tensor) -> None:
+        """Drops what is kept of the rows marked in is_dropped (rows,): they are given back or overwritten."""
+        num_known = self._history_normalizer.numel()
+        self._history_normalizer[is_dropped[:num_known].nonzero().squeeze(1)] = float("nan")
         if self._group_normalizer.count:
-            num_rows = int(self._group_normalizer.keys.max() >> 32) + 1
-            is_dropped = torch.zeros(num_rows, dtype=torch.bool, device=self.device)
-            is_dropped[row[row < is_dropped.numel()]] = True
             owner = (self._group_normalizer.keys.view(-1) >> 32).clamp_(min=0)
             self._group_normalizer.keep(~is_dropped[owner])
-
-
-def _one_of_each(row: Tensor, position: Tensor) -> Tensor:
-    """One of the positions (Q,) of each distinct row (Q,)."""
-    distinct, which = torch.unique(row, return_inverse=True)
-    return position.new_empty(distinct.numel()).index_copy_(0, which, position)

@@ -7,11 +7,16 @@ from torch import Tensor
 
 
 class RowAllocator:
-    """Row numbers 0 .. capacity - 1; the owner of the arrays extends them whenever `capacity` has grown."""
+    """Row numbers 0 .. capacity - 1; the owner of the arrays extends them whenever `capacity` has grown.
 
-    def __init__(self, capacity: int, device: torch.device) -> None:
+    Args:
+        limit: a capacity that is passed only where more rows than that are in use.
+    """
+
+    def __init__(self, capacity: int, device: torch.device, limit: int | None = None) -> None:
         self.capacity = capacity
         self.device = device
+        self.limit = limit
         self._num_started = 0
         self._freed = torch.empty(0, dtype=torch.int64, device=device)
 
@@ -22,6 +27,21 @@ class RowAllocator:
     @property
     def num_free(self) -> int:
         return self.capacity - self.num_used
+
+    def is_used(self) -> Tensor:
+        """A mask of the rows in use, (capacity,)."""
+        is_used = torch.zeros(self.capacity, dtype=torch.bool, device=self.device)
+        is_used[: self._num_started] = True
+        is_used[self._freed] = False
+        return is_used
+
+    def capacity_for(self, num_new: int) -> int:
+        """The capacity to grow to for so many more rows: at least double, within the limit where that is enough."""
+        needed = self.num_used + num_new
+        if needed <= self.capacity:
+            return self.capacity
+        doubled = max(2 * self.capacity, needed)
+        return doubled if self.limit is None else max(needed, min(doubled, self.limit))
 
     def take(self, num: int) -> Tensor:
         """The numbers of so many free rows, (num,); the caller has seen to it that there are as many."""

@@ -20,6 +20,7 @@ BEFORE_START = 0
 """The node above `<s>`: its own parent; its hidden row is the network's initial state."""
 START = 1
 """The node of the history `<s>`."""
+BYTES_PER_NODE = 20
 _FIRST_NODES = 64
 _FIRST_BUCKETS = 16
 
@@ -31,21 +32,26 @@ class HistoryTrie:
         parent, word: of each node, int32 (capacity,).
         hidden_row: the node's row in the hidden store or -1, int32 (capacity,); the engine's.
         num_uses: how often an edge to the node was asked for, int32 (capacity,); counted where the engine evicts.
+        born: the call that made the node, int32 (capacity,).
+        call: the number of the call being answered; the engine's.
         edges: the table from (context, word) to slots of `edge_score` and `edge_node`.
         edge_score, edge_node: float32 and int32 (slots,), NaN where not scored yet.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, max_nodes: int | None = None) -> None:
         self.device = device
+        self.max_nodes = max_nodes
         self.clear()
 
     def clear(self) -> None:
         """Back to the two nodes BEFORE_START and START, with the arrays at their first sizes."""
-        self.nodes = RowAllocator(_FIRST_NODES, self.device)
+        self.nodes = RowAllocator(_FIRST_NODES, self.device, self.max_nodes)
         self.parent = torch.zeros(_FIRST_NODES, dtype=torch.int32, device=self.device)
         self.word = torch.zeros_like(self.parent)
         self.hidden_row = torch.full_like(self.parent, -1)
         self.num_uses = torch.zeros_like(self.parent)
+        self.born = torch.zeros_like(self.parent)
+        self.call = 0
         self.edges = HashTable(_FIRST_BUCKETS, self.device)
         self._view_edges()
         start = torch.tensor([BEFORE_START, BEFORE_START], device=self.device)
@@ -58,25 +64,31 @@ class HistoryTrie:
     @property
     def num_bytes(self) -> int:
         """Of all arrays, as allocated."""
-        return 16 * self.nodes.capacity + self.edges.num_bytes
+        return BYTES_PER_NODE * self.nodes.capacity + self.edges.num_bytes
 
     @staticmethod
     def edge_key(context_idx: Tensor, word_id: Tensor) -> Tensor:
         """(Q,), (Q,) int64 -> (Q,) int64; the pair itself, so that no two pairs collide."""
         return torch.add(word_id, context_idx, alpha=1 << 32)
 
-    def find(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The slots (Q,) of the edges, -1 where there is none, and the positions of those (None: all are there)."""
-        return self.edges.find(self.edge_key(context_idx, word_id))
-
-    def add_edges(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+    def add_edges(self, key: Tensor) -> tuple[Tensor, Tensor]:
         """Absent edges (Q,), duplicates allowed -> their slots (Q,), and a mask (Q,) with one query of each new edge.
 
         Their scores and nodes are the caller's to set.
         """
-        slot, is_first = self.edges.insert(self.edge_key(context_idx, word_id))
+        slot, is_first = self.edges.insert(key)
         self._view_edges()
         return slot, is_first
+
+    def remove_edges(self, is_removed: Tensor) -> None:
+        """Drops the edges whose slots are marked in is_removed (slots,)."""
+        self.edges.keep(~is_removed)
+        self._view_edges()
+
+    @staticmethod
+    def unpacked(value: Tensor) -> tuple[Tensor, Tensor]:
+        """Values (Q,) of `edges` -> edge_score (Q,) float32, edge_node (Q,) int64."""
+        return value.view(torch.float32)[0::2].contiguous(), value.view(torch.int32)[1::2].long()
 
     def _view_edges(self) -> None:
         self.edge_score = self.edges.values.view(torch.float32)[0::2]
@@ -92,16 +104,16 @@ class HistoryTrie:
         self.word[node] = word_id.int()
         self.hidden_row[node] = -1
         self.num_uses[node] = 0
+        self.born[node] = self.call
         return node
 
     def reserve_nodes(self, num_new: int) -> None:
-        """Makes room for so many more nodes; the arrays at least double where they have to grow."""
-        capacity = self.nodes.capacity
-        while capacity - self.nodes.num_used < num_new:
-            capacity *= 2
+        """Makes room for so many more nodes."""
+        capacity = self.nodes.capacity_for(num_new)
         added = torch.zeros(capacity - self.nodes.capacity, dtype=torch.int32, device=self.device)
-        self.parent, self.word, self.hidden_row, self.num_uses = (
-            torch.cat((column, added)) for column in (self.parent, self.word, self.hidden_row, self.num_uses)
+        columns = (self.parent, self.word, self.hidden_row, self.num_uses, self.born)
+        self.parent, self.word, self.hidden_row, self.num_uses, self.born = (
+            torch.cat((column, added)) for column in columns
         )
         self.nodes.capacity = capacity
 

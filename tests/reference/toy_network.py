@@ -23,8 +23,8 @@ class ToyNetwork:
         self.embedding = torch.randn(vocabulary_size, hidden_size, generator=generator)
         self.cell = torch.nn.GRUCell(hidden_size, hidden_size)
         for weight in self.cell.parameters():
-            weight.data = torch.randn(weight.shape, generator=generator) * 0.7
-        self.output = torch.randn(vocabulary_size, hidden_size, generator=generator)
+            weight.data = torch.randn(weight.shape, generator=generator) / hidden_size**0.5
+        self.output = torch.randn(vocabulary_size, hidden_size, generator=generator) * 2 / hidden_size**0.5
         self.feature = torch.randn(max(num_history_words, 1), vocabulary_size, vocabulary_size, generator=generator)
 
     def initial_state(self) -> Tensor:
