@@ -6,6 +6,7 @@ each file its size and SHA-256. Numbers may be stored in half precision; they ar
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from asr.bundle_manifest import read_manifest, write_manifest
 from asr.errors import AsrError
 from asr.graph.artefact import DecodingGraph
 from asr.lm.ngram import NgramLM
-from asr.lm.ngram_file import load_ngram, save_ngram
+from asr.lm.ngram_file import load_ngram_lm, save_ngram_lm
 from asr.registered_network import (
     ACOUSTIC_MODEL_CLASSES,
     FEATURE_CLASSES,
@@ -31,7 +32,7 @@ _GRAPH_FILE = "graph.safetensors"
 _AM_FILE = "acoustic_model.safetensors"
 _RNN_FILE = "rnn_lm.safetensors"
 _WORDS_FILE = "rnn_lm_words.txt"
-_NGRAM_FILES = {"small_ngram": "small_ngram.safetensors", "large_ngram": "large_ngram.safetensors"}
+_NGRAM_FILES = {"small_ngram": "small_ngram.bin", "large_ngram": "large_ngram.bin"}
 
 
 @dataclass
@@ -86,12 +87,14 @@ class Bundle:
                 f"{feature_dim}; take the feature settings that it was trained with."
             )
 
-    def save(self, folder: str | Path, half_precision: bool = True) -> None:
+    def save(self, folder: str | Path, half_precision: bool = True, graph_file: Path | None = None) -> None:
         """Writes the bundle.
 
         Args:
             folder: made where it is missing.
-            half_precision: store network weights as float16; n-gram and graph scores stay float32.
+            half_precision: store network weights as float16; n-gram and graph scores stay as they are.
+            graph_file: copied as it is, since a graph that was saved before its topology was applied is several times
+                smaller than a finished one; None writes `graph`.
 
         Raises:
             AsrError: the parts do not belong together.
@@ -107,11 +110,14 @@ class Bundle:
             "decoding": self.decoding,
         }
         save_weights(self.acoustic_model.network, folder / _AM_FILE, half_precision)
-        self.graph.save(folder / _GRAPH_FILE)
+        if graph_file is None:
+            self.graph.save(folder / _GRAPH_FILE)
+        else:
+            shutil.copyfile(graph_file, folder / _GRAPH_FILE)
         for part, file_name in _NGRAM_FILES.items():
             model: NgramLM | None = getattr(self, part)
             if model is not None:
-                save_ngram(model, folder / file_name)
+                save_ngram_lm(model, folder / file_name)
                 manifest[part] = {"file": file_name}
         if self.rnn_lm is not None:
             manifest["rnn_lm"] = _description(self.rnn_lm, file=_RNN_FILE, words=_WORDS_FILE)
@@ -133,6 +139,7 @@ class Bundle:
         if "rnn_lm" in manifest:
             vocabulary = Vocabulary.from_file(folder / manifest["rnn_lm"]["words"])
             rnn_lm = _load_network(folder, manifest["rnn_lm"], LANGUAGE_MODEL_CLASSES, vocabulary)
+        ngrams = {part: folder / manifest[part]["file"] for part in _NGRAM_FILES if part in manifest}
         bundle = cls(
             name=manifest["name"],
             features=_load_network(folder, manifest["features"], FEATURE_CLASSES),
@@ -141,7 +148,8 @@ class Bundle:
             rnn_lm=rnn_lm,
             decoding=manifest["decoding"],
             card=(folder / _CARD).read_text(encoding="utf-8") if (folder / _CARD).is_file() else "",
-            **{part: load_ngram(folder / manifest[part]["file"]) for part in _NGRAM_FILES if part in manifest},
+            # The checksums of all files have been compared already.
+            **{part: load_ngram_lm(path, verify=False) for part, path in ngrams.items()},
         )
         bundle.check()
         return bundle

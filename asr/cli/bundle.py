@@ -1,0 +1,125 @@
+"""`asr bundle`: trained parts put together into one folder that `asr transcribe` and torch.hub load."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from asr.bundle import Bundle
+from asr.data.fbank import Fbank
+from asr.errors import AsrError
+from asr.graph.artefact import DecodingGraph
+from asr.lm.network_file import load_network
+from asr.lm.network_file import network_from_checkpoint as language_model_of_checkpoint
+from asr.lm.ngram import NgramLM
+from asr.lm.ngram_file import is_ngram_file, load_ngram_lm
+from asr.registered_network import ACOUSTIC_MODEL_CLASSES, RegisteredNetwork, build_network, load_weights
+from asr.text.tokens import TokenTable
+
+NAME = "bundle"
+HELP = """Puts trained parts together into one folder: acoustic model, decoding graph and language models.
+
+The graph's own n-gram model (--small-ngram) is needed wherever a larger language model shall act on the fly: its
+scores are taken out exactly.
+
+example:
+  asr bundle checkpoints/an4 --acoustic-model exp/am/checkpoints/last.ckpt --recipe recipes/an4/am.yaml \\
+      --graph graph.safetensors --small-ngram 3gram.arpa --rnn-lm exp/lm/checkpoints/last.ckpt --card card.md"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("output", help="the bundle's folder; its name is the bundle's name")
+    parser.add_argument("--acoustic-model", required=True, help="a checkpoint of 'asr fit', or an exported folder")
+    parser.add_argument("--recipe", help="the YAML that the acoustic model's checkpoint was trained from")
+    parser.add_argument("--graph", required=True, help="decoding graph of 'asr graph'")
+    parser.add_argument("--small-ngram", help="the n-gram model that the graph was built from, ARPA or binary")
+    parser.add_argument("--large-ngram", help="a larger n-gram model, ARPA or binary")
+    parser.add_argument("--rnn-lm", help="recurrent language model: a checkpoint of 'asr fit', or an exported folder")
+    parser.add_argument("--decoding", help="YAML or JSON: for each mode the decoding options that were tuned for it")
+    parser.add_argument("--card", help="Markdown: what it was trained on and what it reaches")
+    parser.add_argument("--full-precision", action="store_true", help="store weights as float32 instead of float16")
+
+
+def run(args: argparse.Namespace) -> int:
+    folder = Path(args.output)
+    acoustic_model, features, tokens = _acoustic_model(Path(args.acoustic_model), args.recipe)
+    graph = DecodingGraph.load(args.graph)
+    if tokens is not None:
+        graph.require_tokens(tokens)
+    bundle = Bundle(
+        name=folder.name,
+        features=RegisteredNetwork("Fbank", features, Fbank(**features)),
+        acoustic_model=acoustic_model,
+        graph=graph,
+        small_ngram=_ngram(args.small_ngram),
+        large_ngram=_ngram(args.large_ngram),
+        rnn_lm=_rnn_lm(args.rnn_lm),
+        decoding=_mapping(Path(args.decoding)) if args.decoding else {},
+        card=_text(Path(args.card)) if args.card else "",
+    )
+    bundle.save(folder, half_precision=not args.full_precision, graph_file=Path(args.graph))
+    num_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    print(json.dumps({"bundle": str(folder), "megabytes": round(num_bytes / 1e6, 1)}))
+    return 0
+
+
+def _acoustic_model(path: Path, recipe: str | None) -> tuple[RegisteredNetwork, dict[str, Any], TokenTable | None]:
+    """Network, arguments of `Fbank`, and the tokens where they are known."""
+    if path.is_dir():
+        description = _mapping(path / "am.json")
+        try:
+            registered = build_network(
+                description["class"], description["arguments"], ACOUSTIC_MODEL_CLASSES, str(path / "am.json")
+            )
+            features = dict(description["features"])
+        except KeyError as error:
+            raise AsrError(f"{path / 'am.json'}: the field {error} is missing; export the model again.") from error
+        load_weights(registered.network, path / "acoustic_model.safetensors")
+        return registered, features, TokenTable.from_file(path / "tokens.txt")
+    if recipe is None:
+        raise AsrError(f"{path}: a checkpoint needs --recipe, the YAML that it was trained from.")
+    from asr.am.checkpoint import network_from_checkpoint
+
+    data = _mapping(Path(recipe)).get("data", {}).get("init_args", {})
+    # Dither is noise for training.
+    features = {name: data[name] for name in inspect.signature(Fbank).parameters if name in data and name != "dither"}
+    return network_from_checkpoint(path, recipe), features, None
+
+
+def _ngram(path: str | None) -> NgramLM | None:
+    if path is None:
+        return None
+    if not Path(path).is_file():
+        raise AsrError(f"{path}: there is no such n-gram model.")
+    return load_ngram_lm(path) if is_ngram_file(path) else NgramLM.from_arpa(path)
+
+
+def _rnn_lm(path: str | None) -> RegisteredNetwork | None:
+    if path is None:
+        return None
+    network = load_network(path) if Path(path).is_dir() else language_model_of_checkpoint(path)
+    return RegisteredNetwork("RnnLm", vars(network.config).copy(), network)
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(_text(path))
+    except yaml.YAMLError as error:
+        raise AsrError(f"{path}: neither YAML nor JSON can be read there ({error}).") from error
+    if not isinstance(content, dict):
+        raise AsrError(f"{path}: the file holds no mapping of names to values.")
+    return content
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
+        raise AsrError(f"{path}: the file cannot be read ({reason}).") from error

@@ -1,0 +1,186 @@
+"""`asr evaluate`: error rates of transcripts, or of audio that is recognized first."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from asr.errors import AsrError
+from asr.evaluation.alignment import confusions, format_alignment, format_confusions
+from asr.evaluation.cache_report import format_cache
+from asr.evaluation.error_rate import (
+    ErrorCounts,
+    ErrorReport,
+    bootstrap_interval,
+    probability_of_improvement,
+    score_transcripts,
+)
+from asr.evaluation.timing import StageTimes
+from asr.evaluation.transcripts import read_transcripts
+
+NAME = "evaluate"
+HELP = """Scores transcripts against a reference, or recognizes a manifest's recordings and scores them.
+
+Transcripts are Kaldi's lines 'id words ...', or JSON Lines with 'id' (or 'audio') and 'text', as 'asr transcribe'
+writes them. A manifest is what 'asr prepare' makes (lhotse cuts, .jsonl or .jsonl.gz). Word and character error rate
+come with a 95 % bootstrap interval over utterances.
+
+examples:
+  asr evaluate words.jsonl --reference reference.txt
+  asr evaluate new.jsonl --reference reference.txt --compare old.jsonl
+  asr evaluate --cuts data/an4/test.jsonl.gz --bundle an4 --mode ngram"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from asr.cli.recognizer_options import add_recognizer_arguments
+
+    parser.add_argument("hypotheses", nargs="?", help="transcripts to score; left out where --cuts are recognized")
+    parser.add_argument("--reference", help="the right transcripts")
+    parser.add_argument("--cuts", help="a manifest whose recordings are recognized and scored")
+    parser.add_argument("--compare", help="transcripts of another system: how sure is it that the first one is better?")
+    parser.add_argument("--missing-is-empty", action="store_true", help="count what has no transcript as deleted")
+    parser.add_argument("--ignore-case", action="store_true", help="compare words in upper case")
+    parser.add_argument("--details", help="write every utterance's alignment and the confusions to this text file")
+    parser.add_argument("--output", help="write what is recognized to this file, JSON Lines")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    add_recognizer_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    extra: dict[str, Any] = {}
+    if args.cuts:
+        if args.hypotheses or args.reference:
+            raise AsrError("--cuts brings its own reference; leave out the hypotheses and --reference, or --cuts.")
+        references, hypotheses, extra = _recognize(args)
+    elif args.hypotheses and args.reference:
+        references, hypotheses = read_transcripts(args.reference), read_transcripts(args.hypotheses)
+    else:
+        raise AsrError("there is nothing to score: give hypotheses and --reference, or --cuts.")
+    if args.ignore_case:
+        references, hypotheses = _upper(references), _upper(hypotheses)
+    report = score_transcripts(references, hypotheses, args.missing_is_empty)
+    if args.compare:
+        other = read_transcripts(args.compare)
+        other_report = score_transcripts(
+            references, _upper(other) if args.ignore_case else other, args.missing_is_empty
+        )
+        extra["other_wer"] = round(other_report.total_words.rate, 6)
+        extra["probability_of_improvement"] = probability_of_improvement(
+            report.words.values(), other_report.words.values()
+        )
+    if args.details:
+        _write_details(Path(args.details), references, hypotheses, report)
+    print(json.dumps(_as_dict(report, extra)) if args.json else "\n".join(_as_text(report, extra)))
+    return 0
+
+
+def _upper(transcripts: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    return {utt_id: tuple(word.upper() for word in words) for utt_id, words in transcripts.items()}
+
+
+def _recognize(
+    args: argparse.Namespace,
+) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]], dict[str, Any]]:
+    from rich.console import Console
+    from rich.progress import track
+
+    from asr.cli.recognizer_options import recognizer_from
+    from asr.data.cut_lists import cut_text, read_cuts
+
+    recognizer = recognizer_from(args)
+    references: dict[str, tuple[str, ...]] = {}
+    hypotheses: dict[str, tuple[str, ...]] = {}
+    times, cache = StageTimes(), {}
+    output = Path(args.output).open("w", encoding="utf-8") if args.output else None  # noqa: SIM115
+    cuts = read_cuts([args.cuts])
+    console = Console(stderr=True)
+    for cut in track(cuts, "recognizing", console=console, disable=not console.is_terminal):
+        (result,) = recognizer([_waveform(cut, recognizer.sampling_rate)])
+        references[cut.id] = tuple(cut_text(cut).split())
+        hypotheses[cut.id] = tuple(word.text for word in result.words)
+        times.add(result.times)
+        cache = result.cache
+        if output is not None:
+            print(json.dumps({"id": cut.id, **result.as_dict()}, ensure_ascii=False), file=output, flush=True)
+    if output is not None:
+        output.close()
+    print(f"{recognizer.first_pass_name} first pass, mode {recognizer.mode}: {times.format()}", file=sys.stderr)
+    extra = {
+        "mode": recognizer.mode,
+        "first_pass": recognizer.first_pass_name,
+        "real_time_factor": round(times.real_time_factor, 4),
+        "seconds": {stage: round(seconds, 3) for stage, seconds in times.stages.items()},
+        "cache": cache,
+    }
+    return references, hypotheses, extra
+
+
+def _waveform(cut: Any, sampling_rate: int) -> Any:
+    import torch
+
+    samples = torch.from_numpy(cut.resample(sampling_rate).load_audio())
+    return samples.mean(dim=0)
+
+
+def _as_dict(report: ErrorReport, extra: dict[str, Any]) -> dict[str, Any]:
+    words, letters = report.total_words, report.total_characters
+    low, high = bootstrap_interval(report.words.values())
+    return {
+        "wer": round(words.rate, 6),
+        "wer_interval": [round(low, 6), round(high, 6)],
+        "words": words.num_ref,
+        "substitutions": words.num_substitutions,
+        "insertions": words.num_insertions,
+        "deletions": words.num_deletions,
+        "cer": round(letters.rate, 6),
+        "utterances": len(report.words),
+        "wrong_utterances": report.num_wrong_utterances,
+        **extra,
+    }
+
+
+def _as_text(report: ErrorReport, extra: dict[str, Any]) -> list[str]:
+    words, letters = report.total_words, report.total_characters
+    low, high = bootstrap_interval(report.words.values())
+    lines = [
+        f"WER {words.rate:7.2%}  (95 % interval {low:.2%} to {high:.2%})  {_counts(words)} of {words.num_ref} words",
+        f"CER {letters.rate:7.2%}  {_counts(letters)} of {letters.num_ref} characters",
+        f"{report.num_wrong_utterances} of {len(report.words)} utterances have errors",
+    ]
+    if "other_wer" in extra:
+        lines.append(
+            f"the other system: WER {extra['other_wer']:.2%}; "
+            f"the first is better with a probability of {extra['probability_of_improvement']:.1%}"
+        )
+    lines += format_cache(extra.get("cache", {}))
+    return lines
+
+
+def _counts(counts: ErrorCounts) -> str:
+    return (
+        f"{counts.num_substitutions} substitutions, {counts.num_insertions} insertions, "
+        f"{counts.num_deletions} deletions"
+    )
+
+
+def _write_details(
+    path: Path,
+    references: Mapping[str, Sequence[str]],
+    hypotheses: Mapping[str, Sequence[str]],
+    report: ErrorReport,
+) -> None:
+    lines = ["most frequent errors", *format_confusions(confusions(references, hypotheses)), ""]
+    for utt_id, counts in sorted(report.words.items(), key=lambda item: -item[1].num_errors):
+        lines += [
+            f"{utt_id}  {_counts(counts)} of {counts.num_ref} words",
+            format_alignment(references[utt_id], hypotheses.get(utt_id, ())),
+            "",
+        ]
+    try:
+        path.write_text("\n".join(lines), encoding="utf-8")
+    except OSError as error:
+        raise AsrError(f"{path}: the details cannot be written ({error.strerror}).") from error

@@ -1,0 +1,87 @@
+"""The options of every command that recognizes speech."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import torch
+
+from asr.cli.bundle_choice import bundle_folder
+from asr.decoding_mode import MODES
+from asr.errors import AsrError
+from asr.recognizer import Recognizer
+
+_NUMBERS: dict[str, tuple[type, str]] = {
+    "search_beam": (float, "partial paths this much worse than the best one are dropped; larger is slower and better"),
+    "output_beam": (float, "lattice paths this much worse than the best one are dropped before rescoring"),
+    "min_active_states": (int, "so many partial paths survive a frame even outside the beam"),
+    "max_active_states": (int, "so many partial paths survive a frame at most"),
+    "am_scale": (float, "weight of the acoustic model"),
+    "graph_scale": (float, "weight of the graph and its n-gram"),
+    "lm_scale": (float, "weight of the language model that acts on the fly"),
+    "word_insertion_penalty": (float, "added for each word; negative for fewer words"),
+    "rnn_weight": (float, "share of the recurrent model where it is interpolated with an n-gram, 0 to 1"),
+}
+
+
+def add_recognizer_arguments(parser: argparse.ArgumentParser) -> None:
+    """Bundle, mode, device and decoding options."""
+    group = parser.add_argument_group("recognizer")
+    group.add_argument("--bundle", help="folder of a trained bundle, or its name in checkpoints/")
+    modes = "; ".join(f"{mode}: {text}" for mode, text in MODES.items())
+    group.add_argument(
+        "--mode",
+        choices=["auto", *MODES],
+        default="auto",
+        help=f"{modes}; auto: the first of these that the bundle has",
+    )
+    group.add_argument("--ngram-only", action="store_true", help="the same as --mode ngram")
+    group.add_argument(
+        "--first-pass", choices=["auto", "k2", "torch"], default="auto", help="auto: k2 where it works, else torch"
+    )
+    group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ...; auto: a GPU where there is one")
+    group.add_argument(
+        "--max-segment-seconds", type=float, default=25.0, help="longer recordings are cut at pauses (default 25)"
+    )
+    group.add_argument("--batch-seconds", type=float, default=100.0, help="audio recognized at a time (default 100)")
+    tuned = parser.add_argument_group("decoding", "what is not given is as the bundle was tuned")
+    for name, (kind, text) in _NUMBERS.items():
+        tuned.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text, metavar="NUMBER")
+
+
+def recognizer_from(args: argparse.Namespace, mode: str | None = None) -> Recognizer:
+    """Loads the recognizer that the arguments describe; `mode` overrides theirs.
+
+    Raises:
+        AsrError: the bundle or the device is not there, or an option is out of its range.
+    """
+    options: dict[str, Any] = {name: getattr(args, name) for name in _NUMBERS if getattr(args, name) is not None}
+    if args.ngram_only and args.mode not in ("auto", "ngram"):
+        raise AsrError(f"--ngram-only and --mode {args.mode} exclude each other; give one of them.")
+    recognizer = Recognizer.from_folder(
+        bundle_folder(args.bundle),
+        mode=mode or ("ngram" if args.ngram_only else args.mode),
+        first_pass=args.first_pass,
+        max_segment_seconds=args.max_segment_seconds,
+        batch_seconds=args.batch_seconds,
+        options=options,
+    )
+    return recognizer.to(device_from(args.device))
+
+
+def device_from(name: str) -> torch.device:
+    """`auto`, or a device's name.
+
+    Raises:
+        AsrError: there is no such device here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise AsrError(f"--device {name}: there is no such device; give cpu, cuda or cuda:NUMBER.") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise AsrError(f"--device {name}: torch sees {torch.cuda.device_count()} GPUs here; 'asr doctor' says more.")
+    return device

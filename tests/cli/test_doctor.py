@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from asr.cli.doctor import examine
+from asr.cli.k2_wheels import install_advice
+from asr.cli.main import main
+
+
+def test_the_table_and_json_say_the_same(capsys):
+    assert main(["doctor"]) == 0
+    table = capsys.readouterr().out
+    assert main(["doctor", "--json"]) == 0
+    findings = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    parts = {finding["part"] for finding in findings}
+    assert parts >= {"Python", "torch", "stack", "k2", "torchaudio", "MP3", "first pass"}
+    for finding in findings:
+        assert finding["text"].splitlines()[0] in table
+
+
+def test_a_missing_k2_comes_with_what_to_type(monkeypatch):
+    monkeypatch.setitem(sys.modules, "k2", None)
+    found = {finding.part: finding for finding in examine()}
+    assert found["k2"].state == "no"
+    assert "k2" in found["k2"].text.splitlines()[1]
+    assert found["first pass"].text.startswith("torch")
+
+
+def test_a_missing_package_that_is_needed_is_bad(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    assert main(["doctor"]) == 1
+    assert "bad safetensors" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "cuda", "python", "expected"),
+    [
+        ("1.13.1+cu117", "11.7", (3, 10), "k2==1.23.4"),
+        ("2.13.0+cu130", "13.0", (3, 11), "k2==1.24.4.dev20260710+cuda13.0.torch2.13.0 -f https://k2-fsa.github.io/k2/cuda.html"),
+        ("2.9.0+cpu", None, (3, 11), "k2==1.24.4.dev20251029+cpu.torch2.9.0 -f https://k2-fsa.github.io/k2/cpu.html"),
+    ],
+)  # fmt: skip
+def test_known_builds_of_k2(torch_version, cuda, python, expected):
+    (line,) = install_advice(torch_version, cuda, python)
+    assert line.startswith("pip install ")
+    assert expected in line
+
+
+def test_where_no_build_of_k2_is_known():
+    assert "built for torch 2.13.0 with CUDA 12.6, 13.0, 13.2, not 12.8" in install_advice("2.13.0", "12.8", (3, 11))[0]
+    unknown = install_advice("2.99.0+cpu", None, (3, 12))
+    assert "no k2 build for torch 2.99.0 (cpu) is known" in unknown[0]
+    assert unknown[-1].endswith("+cpu.torch2.99.0 -f https://k2-fsa.github.io/k2/cpu.html")
+    assert "not aarch64" in install_advice("2.13.0", "13.0", (3, 11), "aarch64")[0]

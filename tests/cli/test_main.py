@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+
+from asr.cli import main as cli
+from asr.cli.bundle_choice import bundle_folder
+from asr.errors import AsrError
+
+
+def test_help_names_every_command(capsys):
+    assert cli.main([]) == 0
+    help_text = capsys.readouterr().out
+    assert all(f"  {name} " in help_text for name in cli.COMMANDS)
+    assert cli.main(["--help"]) == 0
+    assert capsys.readouterr().out == help_text
+
+
+@pytest.mark.parametrize("command", [name for name in cli.COMMANDS if cli.COMMANDS[name][0] != "asr.cli.lightning"])
+def test_every_command_explains_itself(capsys, command):
+    pytest.importorskip("kaldifst")
+    with pytest.raises(SystemExit) as leaving:
+        cli.main([*command.split(), "--help"])
+    assert leaving.value.code == 0
+    assert f"usage: asr {command}" in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_one_sentence(capsys):
+    assert cli.main(["transcrbe", "x.wav"]) == 2
+    error = capsys.readouterr().err
+    assert "there is no command 'transcrbe x.wav'; there are: transcribe" in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("raised", "code"), [(AsrError("No."), 2), (KeyboardInterrupt(), 130), (BrokenPipeError(), 0)])
+def test_exit_codes(monkeypatch, raised, code):
+    def fail(arguments):
+        raise raised
+
+    monkeypatch.setattr(cli, "run", fail)
+    monkeypatch.setattr(cli.sys, "stderr", open("/dev/null", "w"))  # noqa: PTH123, SIM115
+    assert cli.main(["doctor"]) == code
+
+
+def test_a_missing_package_is_named(monkeypatch, capsys):
+    monkeypatch.setitem(cli.COMMANDS, "strange", ("surely_not_installed.command", ""))
+    assert cli.main(["strange"]) == 2
+    assert "needs the Python package 'surely_not_installed'" in capsys.readouterr().err
+
+
+def test_the_bundle_that_is_taken(tmp_path, monkeypatch):
+    monkeypatch.delenv("ASR_BUNDLE", raising=False)
+    with pytest.raises(AsrError, match="there is no trained bundle here"):
+        bundle_folder(None, tmp_path)
+    for name in ("an4", "librispeech"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "bundle.json").touch()
+        assert bundle_folder(None, tmp_path).name == name
+    assert bundle_folder("an4", tmp_path) == tmp_path / "an4"
+    assert bundle_folder(str(tmp_path / "an4"), tmp_path / "elsewhere") == tmp_path / "an4"
+    monkeypatch.setenv("ASR_BUNDLE", "an4")
+    assert bundle_folder(None, tmp_path).name == "an4"
+    with pytest.raises(AsrError, match=r"nowhere: there is no bundle here .* checkpoints/ has: an4, librispeech"):
+        bundle_folder("nowhere", tmp_path)

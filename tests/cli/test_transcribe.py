@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from asr.cli.main import main
+from tests.tiny_bundle import RATE, tones
+
+WORDS = ["PAT", "TO", "KIT"]
+
+
+def write(path, waveform, rate=RATE, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(path, waveform.numpy(), rate, **options)
+    return path
+
+
+@pytest.fixture
+def transcribe(tiny_bundle_folder, capsys):
+    def run(*arguments):
+        capsys.readouterr()
+        code = main(["transcribe", "--bundle", str(tiny_bundle_folder), *map(str, arguments)])
+        captured = capsys.readouterr()
+        return code, captured.out.splitlines(), captured.err
+
+    return run
+
+
+def test_any_format_rate_and_number_of_channels(tmp_path, transcribe):
+    files = [
+        write(tmp_path / "a.flac", tones(WORDS)),
+        write(tmp_path / "b.mp3", tones(WORDS)),
+        write(tmp_path / "c.wav", torch.stack([tones(WORDS, rate=44100)] * 2, dim=1), 44100),
+        write(tmp_path / "d.wav", tones(WORDS), subtype="FLOAT"),
+    ]
+    code, lines, _ = transcribe(*files, "--ngram-only")
+    assert code == 0
+    assert lines == [f"{path}: PAT TO KIT" for path in files]
+
+
+def test_one_bad_file_among_many_is_reported_and_the_others_done(tmp_path, transcribe):
+    folder = tmp_path / "recordings"
+    for index in range(12):
+        write(folder / f"good{index:02d}.wav", tones(["PAT", "TWO"], seed=index))
+    nan = tones(WORDS)
+    nan[100] = float("nan")
+    write(folder / "nan.wav", nan, subtype="FLOAT")
+    write(folder / "none.wav", torch.zeros(0))
+    (folder / "empty.flac").touch()
+    (folder / "text.wav").write_text("these are words")
+    whole = write(folder / "cut.wav", tones(WORDS)).read_bytes()
+    (folder / "cut.wav").write_bytes(whole[: len(whole) // 2])
+    code, lines, errors = transcribe(folder, tmp_path / "nowhere.wav", "--jsonl", "--ngram-only")
+    records = {record["audio"].rsplit("/", 1)[-1]: record for record in map(json.loads, lines)}
+    assert code == 1
+    assert len(records) == 18
+    assert all(records[f"good{index:02d}.wav"]["text"] == "PAT TWO" for index in range(12))
+    for name, reason in {
+        "nan.wav": "not numbers",
+        "none.wav": "no samples",
+        "empty.flac": "empty",
+        "text.wav": "cannot be decoded",
+        "cut.wav": "cut short",
+        "nowhere.wav": "no such audio file",
+    }.items():
+        assert reason in records[name]["error"]
+        assert sum(name in line and reason in line for line in errors.splitlines()) == 1
+    assert "12 of 18 files transcribed, 6 failed." in errors
+
+
+def test_json_has_times_and_scores(tmp_path, transcribe):
+    path = write(tmp_path / "a.wav", tones(WORDS))
+    code, (line,), _ = transcribe(path, "--jsonl", "--mode", "on_the_fly")
+    record = json.loads(line)
+    assert code == 0
+    assert record["audio"] == str(path)
+    assert [word["word"] for word in record["words"]] == WORDS
+    assert record["words"][0]["start"] == pytest.approx(0.1, abs=0.05)
+    assert record["scores"]["lm"] != 0.0
+
+
+def test_an_interrupted_run_goes_on(tmp_path, transcribe):
+    for index in range(3):
+        write(tmp_path / "in" / f"{index}.wav", tones(["PAT", "TWO"], seed=index))
+    output = tmp_path / "words.jsonl"
+    assert transcribe(tmp_path / "in", "--output", output, "--ngram-only")[:2] == (0, [])
+    first = output.read_text()
+    lines = first.splitlines(keepends=True)
+    failed = json.dumps({"audio": str(tmp_path / "in" / "1.wav"), "error": "was damaged"})
+    output.write_text(lines[0] + failed + "\n" + lines[2][:20])
+    code, _, errors = transcribe(tmp_path / "in", "--output", output, "--ngram-only")
+    assert code == 0
+    assert "1 of 3 files are in" in errors
+    done = [json.loads(line) for line in output.read_text().splitlines()]
+    assert sorted(record["audio"] for record in done if "error" not in record) == sorted(
+        json.loads(line)["audio"] for line in lines
+    )
+    before = output.read_text()
+    assert transcribe(tmp_path / "in", "--output", output)[0] == 0
+    assert output.read_text() == before
+
+
+def test_statistics(tmp_path, transcribe):
+    path = write(tmp_path / "a.wav", tones(WORDS))
+    _, _, errors = transcribe(path, "--statistics", "--mode", "interpolated")
+    assert "mode interpolated" in errors
+    assert "real-time factor" in errors
+    assert "answered from the cache of scores" in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--mode", "on_the_fly", "--ngram-only"], "exclude each other"),
+        (["--device", "nonsense"], "there is no such device"),
+        (["--device", "cuda:99"], "GPUs here"),
+        (["--search-beam", "-3"], "must be above 0"),
+        (["--bundle", "nowhere"], "nowhere: there is no bundle here"),
+    ],
+)
+def test_a_wrong_request_is_one_sentence(tmp_path, transcribe, arguments, message):
+    path = write(tmp_path / "a.wav", torch.from_numpy(np.zeros(100, dtype=np.float32)))
+    code, lines, errors = transcribe(path, *arguments)
+    assert code == 2
+    assert lines == []
+    assert message in errors
+    assert errors.startswith("asr: error: ")
+    assert len(errors.splitlines()) == 1
+
+
+def test_a_folder_without_audio(tmp_path, transcribe):
+    code, _, errors = transcribe(tmp_path)
+    assert code == 2
+    assert "the folder holds no audio files" in errors
+
+
+def test_an_output_of_something_else_is_not_touched(tmp_path, transcribe):
+    path = write(tmp_path / "a.wav", tones(WORDS))
+    (tmp_path / "notes.txt").write_text("my notes\n")
+    code, _, errors = transcribe(path, "--output", tmp_path / "notes.txt")
+    assert code == 2
+    assert "notes.txt:1: this is no output of 'asr transcribe'" in errors
+    assert (tmp_path / "notes.txt").read_text() == "my notes\n"

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from asr.bundle import Bundle
+from asr.errors import AsrError
+from asr.graph.artefact import DecodingGraph
+from asr.text.tokens import TokenTable
+
+
+@pytest.fixture
+def folder(tiny_bundle_folder, tmp_path):
+    return shutil.copytree(tiny_bundle_folder, tmp_path / "tones")
+
+
+def edit(folder, change):
+    manifest = json.loads((folder / "bundle.json").read_text())
+    change(manifest)
+    (folder / "bundle.json").write_text(json.dumps(manifest))
+
+
+def test_saved_and_loaded_again_is_the_same(folder, tmp_path):
+    bundle = Bundle.load(folder)
+    bundle.save(tmp_path / "again", half_precision=False)
+    again = Bundle.load(tmp_path / "again")
+    for part in ("acoustic_model", "rnn_lm"):
+        state, state_again = getattr(bundle, part).network.state_dict(), getattr(again, part).network.state_dict()
+        assert state.keys() == state_again.keys()
+        assert all(torch.equal(tensor, state_again[name]) for name, tensor in state.items())
+    assert torch.equal(bundle.graph.score, again.graph.score)
+    assert bundle.small_ngram.vocabulary == again.small_ngram.vocabulary
+    assert bundle.decoding == again.decoding == json.loads((folder / "bundle.json").read_text())["decoding"]
+    assert again.card == "# Tones\n"
+
+
+def test_half_precision_halves_the_weights_and_loads_as_float32(folder, tmp_path):
+    bundle = Bundle.load(folder)
+    bundle.save(tmp_path / "half", half_precision=True)
+    file = "acoustic_model.safetensors"
+    assert (tmp_path / "half" / file).stat().st_size < 0.65 * (folder / file).stat().st_size
+    for parameter in Bundle.load(tmp_path / "half").acoustic_model.network.parameters():
+        assert parameter.dtype == torch.float32
+
+
+def test_tied_weights_are_stored_once_and_stay_tied(folder):
+    network = Bundle.load(folder).rnn_lm.network
+    assert network.config.embedding_size != network.config.hidden_size
+    names = [name for name, tensor in network.state_dict().items() if tensor.shape == network.embedding.weight.shape]
+    assert len(names) >= 2
+    assert len({network.state_dict()[name].data_ptr() for name in names}) == 1
+
+
+def test_a_graph_file_is_copied_as_it_is(folder, tmp_path):
+    bundle = Bundle.load(folder)
+    bundle.save(tmp_path / "copy", graph_file=folder / "graph.safetensors")
+    assert (tmp_path / "copy" / "graph.safetensors").read_bytes() == (folder / "graph.safetensors").read_bytes()
+
+
+def test_no_bundle_is_one_sentence(tmp_path):
+    with pytest.raises(AsrError, match="there is no bundle here"):
+        Bundle.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.update(format="else"), "is no bundle of this program"),
+        (lambda m: m.update(version=99), "has version 99 and this program reads 1"),
+        (lambda m: m.pop("graph"), "the field 'graph' is missing"),
+        (lambda m: m["acoustic_model"].update({"class": "os.system"}), "'os.system' is not one that files may name"),
+        (lambda m: m["acoustic_model"]["arguments"].update(depth=3), "does not take the arguments"),
+        (lambda m: m["acoustic_model"]["arguments"].update(hidden_dim=31), "weights do not fit the network"),
+        (lambda m: m["features"]["arguments"].update(num_mel_bins=21), "a frame and the features are 21"),
+    ],
+)
+def test_a_wrong_description_is_one_sentence(folder, change, message):
+    edit(folder, change)
+    with pytest.raises(AsrError, match=message) as caught:
+        Bundle.load(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_description_that_is_no_json(folder):
+    (folder / "bundle.json").write_text("{")
+    with pytest.raises(AsrError, match=r"bundle\.json: the bundle's description cannot be read"):
+        Bundle.load(folder)
+
+
+@pytest.mark.parametrize("file", ["acoustic_model.safetensors", "graph.safetensors", "small_ngram.bin"])
+def test_damaged_files_are_named(folder, file):
+    path = folder / file
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+    with pytest.raises(AsrError, match=rf"{file}: the checksum is not the one"):
+        Bundle.load(folder)
+    path.write_bytes(content[:100])
+    with pytest.raises(AsrError, match=rf"{file}: the file has 100 bytes where the bundle names"):
+        Bundle.load(folder)
+    path.unlink()
+    with pytest.raises(AsrError, match=rf"{file}: the bundle names this file, but it is missing"):
+        Bundle.load(folder)
+
+
+def test_a_graph_for_other_tokens_is_refused(folder, tmp_path):
+    bundle = Bundle.load(folder)
+    graph = bundle.graph
+    tokens = TokenTable([*graph.tokens.tokens, "X"])
+    bundle.graph = DecodingGraph(**{**vars(graph), "tokens": tokens})
+    with pytest.raises(AsrError, match="has 5 outputs and the decoding graph reads 6 tokens"):
+        bundle.save(tmp_path / "misfit")

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asr.errors import AsrError
+from asr.frontend import as_utterances, split_at_pauses
+
+RATE = 1000
+
+
+@given(st.integers(0, 20_000), st.floats(1.0, 5.0), st.integers(0, 10))
+def test_pieces_are_the_whole_and_none_is_too_long(num_samples, max_seconds, seed):
+    waveform = torch.randn(num_samples, generator=torch.Generator().manual_seed(seed))
+    pieces = split_at_pauses(waveform, RATE, max_seconds)
+    assert pieces[0][0] == 0
+    assert pieces[-1][1] == num_samples
+    assert all(previous[1] == following[0] for previous, following in itertools.pairwise(pieces))
+    assert all(end - begin <= max_seconds * RATE for begin, end in pieces)
+    assert all(end - begin >= 0.3 * max_seconds * RATE for begin, end in pieces[:-1])
+
+
+def test_the_cut_lies_in_the_pause():
+    waveform = torch.ones(4 * RATE)
+    waveform[1600:1900] = 0.01
+    assert split_at_pauses(waveform, RATE, 2.5)[0][1] in range(1690, 1811)
+
+
+def test_pieces_of_less_than_a_second_are_refused():
+    with pytest.raises(AsrError, match="too short to recognize"):
+        split_at_pauses(torch.ones(10), RATE, 0.5)
+
+
+def test_a_lists_entries_may_be_stereo():
+    (row,) = as_utterances([torch.tensor([[1.0, 0.0], [0.0, 0.5]])])
+    assert row.tolist() == [0.5, 0.25]
