@@ -54,7 +54,12 @@ class Ending:
 
 
 def ending_of(
-    graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, tokens: Tokens, offset: float
+    graph: Searchable,
+    options: DecodingOptions,
+    lm: LanguageModel | None,
+    tokens: Tokens,
+    offset: float,
+    unfinished: bool = False,
 ) -> Ending:
     """Ends a stream here: the best complete path, or the best unfinished one where none is complete.
 
@@ -64,17 +69,18 @@ def ending_of(
         lm: asked for the end of the sentence, or None.
         tokens: what is alive in the stream.
         offset: to be added to the tokens' relative scores.
+        unfinished: take the best unfinished path in any case: the stream goes on.
     """
     graph_score = graph.final_graph_score.index_select(0, tokens.state)
     final = tokens.select((graph_score > -torch.inf).nonzero().squeeze(1))
     graph_score = graph.final_graph_score.index_select(0, final.state)
     lm_score = torch.zeros_like(graph_score)
-    if lm is not None and len(final):
+    if lm is not None and len(final) and not unfinished:
         lm_score = lm.final(final.context_idx)
     reached_final = len(final) > 0
     if not len(tokens):
         return Ending(None, -torch.inf, 0.0, 0.0, False, final, graph_score, lm_score)
-    if reached_final:
+    if reached_final and not unfinished:
         total = final.score + graph.final_score.index_select(0, final.state) + options.lm_scale * lm_score
         best = int(total.argmax())
         return Ending(

@@ -51,18 +51,31 @@ def check_log_prob(log_prob: Tensor, num_frames: Tensor, num_tokens: int) -> Non
             )
 
 
-def skip_blanks(log_prob: Tensor, num_frames: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
+def skip_blanks(
+    log_prob: Tensor, num_frames: Tensor, threshold: float, after_blank: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Keeps the first frame only of each run of frames whose blank (token 0) is more probable than `threshold`.
 
+    Args:
+        log_prob: (N, T, C).
+        num_frames: (N,) int64.
+        threshold: a probability.
+        after_blank: (N,) bool, whether the frame before the first was such a one; none was if None.
+
     Returns:
-        log_prob (N, T', C), num_frames (N,) and frame (N, T') int64, the original frame of each kept one.
+        log_prob (N, T', C), num_frames (N,), frame (N, T') int64, the original frame of each kept one, and after_blank
+        (N,) bool for what comes next.
     """
     num_utts, max_frames, num_tokens = log_prob.shape
     used = torch.arange(max_frames, device=log_prob.device) < num_frames.unsqueeze(1)
+    if after_blank is None:
+        after_blank = torch.zeros(num_utts, dtype=torch.bool, device=log_prob.device)
     blank = log_prob[:, :, 0] > math.log(threshold)
-    kept = used.clone()
-    kept[:, 1:] &= ~(blank[:, 1:] & blank[:, :-1])
+    with_before = torch.cat([after_blank.unsqueeze(1), blank], dim=1)
+    kept = used & ~(blank & with_before[:, :-1])
     num_kept = kept.sum(1)
     # A stable sort brings the kept frames to the front in their order.
-    frame = torch.sort((~kept).to(torch.int8), dim=1, stable=True).indices[:, : int(num_kept.max()) if num_utts else 0]
-    return log_prob.gather(1, frame.unsqueeze(2).expand(-1, -1, num_tokens)), num_kept, frame
+    longest = int(num_kept.max()) if num_utts else 0
+    frame = torch.sort((~kept).to(torch.int8), dim=1, stable=True).indices[:, :longest]
+    short = log_prob.gather(1, frame.unsqueeze(2).expand(-1, -1, num_tokens))
+    return short, num_kept, frame, with_before.gather(1, num_frames.unsqueeze(1)).squeeze(1)

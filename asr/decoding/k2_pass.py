@@ -80,7 +80,7 @@ class K2FirstPass:
         num_frames = num_frames.to(self.graph.device, torch.int64)
         kept_log_prob, kept_frames, original_frame = log_prob, num_frames, None
         if self.options.blank_skip_threshold is not None:
-            kept_log_prob, kept_frames, original_frame = skip_blanks(
+            kept_log_prob, kept_frames, original_frame, _ = skip_blanks(
                 log_prob, num_frames, self.options.blank_skip_threshold
             )
         results: list[DecodeResult | None] = [None] * len(num_frames)

@@ -22,13 +22,16 @@ class LatticeGraph:
     doing. Paths' totals are the same but for `start_score`.
 
     Args:
-        lattice: one or several utterances; its language model scores are left out.
+        lattice: one or several utterances.
         options: scales and penalty.
+        keep_lm_scores: whether language model scores that the lattice has count.
     """
 
-    def __init__(self, lattice: Lattice, options: DecodingOptions) -> None:
-        arc_total = lattice.arc_total(options) - options.lm_scale * lattice.lm_score.double()
-        final_total = lattice.final_total(options) - options.lm_scale * lattice.final_lm_score.double()
+    def __init__(self, lattice: Lattice, options: DecodingOptions, keep_lm_scores: bool = False) -> None:
+        arc_total, final_total = lattice.arc_total(options), lattice.final_total(options)
+        if not keep_lm_scores:
+            arc_total = arc_total - options.lm_scale * lattice.lm_score.double()
+            final_total = final_total - options.lm_scale * lattice.final_lm_score.double()
         ahead = best_to_end(lattice, arc_total, final_total)
         # A state that leads nowhere is left as it is; minus infinity must not meet itself.
         known = torch.where(ahead > -torch.inf, ahead, torch.zeros_like(ahead))

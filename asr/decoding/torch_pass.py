@@ -60,7 +60,9 @@ class TorchFirstPass:
         num_frames = num_frames.to(self.graph.device, torch.int64)
         original_frame = None
         if self.options.blank_skip_threshold is not None:
-            log_prob, num_frames, original_frame = skip_blanks(log_prob, num_frames, self.options.blank_skip_threshold)
+            log_prob, num_frames, original_frame, _ = skip_blanks(
+                log_prob, num_frames, self.options.blank_skip_threshold
+            )
         backtrace = Backtrace(self.graph.device, collects=not self._keep_lattice)
         records = LatticeRecords(num_utts, self.options.output_beam) if self._keep_lattice else None
         lm = self._mapper.mapped(lm)

@@ -1,0 +1,99 @@
+"""Chunked decoding equals whole-utterance decoding, however the frames are cut and whoever else is in the batch."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import asr.decoding.backtrace as backtrace_module
+from asr.decoding.endpoint import EndpointRules
+from asr.decoding.first_pass import DecodeResult
+from asr.decoding.options import DecodingOptions
+from asr.decoding.streaming import StreamingDecoder
+from asr.decoding.torch_pass import TorchFirstPass
+from asr.errors import AsrError
+from tests.decoding.random_graphs import random_graph, random_log_prob
+from tests.reference.table_lm import TableLM
+
+
+def same(one: DecodeResult, other: DecodeResult) -> None:
+    assert one.reached_final == other.reached_final
+    assert one.best is not None and other.best is not None
+    assert one.best.word_ids == other.best.word_ids
+    assert one.best.start_frames == other.best.start_frames
+    assert one.best.total == pytest.approx(other.best.total, abs=1e-4)
+
+
+@settings(max_examples=8)
+@given(seed=st.integers(0, 10**6), with_lm=st.booleans(), skip=st.sampled_from([None, 0.5]))
+def test_any_chunking_equals_the_whole(seed: int, with_lm: bool, skip: float | None) -> None:
+    graph = random_graph(seed, num_states=20, num_arcs=80, epsilons=skip is None)
+    lm = TableLM(graph.vocabulary, seed, num_history_words=2) if with_lm else None
+    options = DecodingOptions(search_beam=5.0, min_active_states=2, max_active_states=8, blank_skip_threshold=skip)
+    lengths = [9, 4, 12]
+    log_prob = random_log_prob(seed, 3, 12)
+    whole = TorchFirstPass(graph, options).decode(log_prob, torch.tensor(lengths), lm)
+    chooser = random.Random(seed)
+    decoder = StreamingDecoder(graph, options, lm)
+    streams = decoder.start(2)
+    done = [0, 0]
+    while any(done[row] < lengths[row] for row in range(len(streams))):
+        if len(streams) == 2 and sum(done) > 3:
+            streams += decoder.start(1)
+            done.append(0)
+        rows = [row for row in range(len(streams)) if done[row] < lengths[row] and chooser.random() < 0.7]
+        sizes = [min(chooser.randrange(4), lengths[row] - done[row]) for row in rows]
+        chunk = torch.zeros(len(rows), max([*sizes, 0]), 4)
+        for place, (row, size) in enumerate(zip(rows, sizes, strict=True)):
+            chunk[place, :size] = log_prob[row, done[row] : done[row] + size]
+            done[row] += size
+        decoder.advance([streams[row] for row in rows], chunk, torch.tensor(sizes, dtype=torch.int64))
+    for row in range(2):
+        same(decoder.finalize(streams[row]), whole[row])
+    if len(streams) == 3:
+        decoder.advance(streams[2:], log_prob[2:, done[2] :], torch.tensor([12 - done[2]]))
+        same(decoder.finalize(streams[2]), whole[2])
+
+
+def test_collected_back_pointers_tell_the_same_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = random_graph(7, num_states=30, num_arcs=150)
+    log_prob = random_log_prob(7, 2, 200)
+    num_frames = torch.tensor([200, 150])
+    whole = TorchFirstPass(graph).decode(log_prob, num_frames)
+    monkeypatch.setattr(backtrace_module, "_FIRST_COLLECTION", 100)
+    for one, other in zip(TorchFirstPass(graph).decode(log_prob, num_frames), whole, strict=True):
+        same(one, other)
+
+
+def test_partial_results_and_stream_numbers() -> None:
+    graph = random_graph(3, num_states=20, num_arcs=80)
+    decoder = StreamingDecoder(graph)
+    first, second = decoder.start(2)
+    log_prob = random_log_prob(3, 1, 6)
+    decoder.advance([first], log_prob, torch.tensor([6]))
+    assert decoder.partial(first) is not None
+    empty = decoder.partial(second)
+    assert empty is not None and empty.words == ()
+    decoder.finalize(first)
+    with pytest.raises(AsrError, match=f"stream {first} is not open"):
+        decoder.partial(first)
+    with pytest.raises(AsrError, match="one chunk"):
+        decoder.advance([second, second], log_prob, torch.tensor([6]))
+    assert decoder.start(1) == [first]
+
+
+def test_endpoint_after_blanks() -> None:
+    graph = random_graph(3, num_states=20, num_arcs=80)
+    decoder = StreamingDecoder(graph, endpoint_rules=EndpointRules(3, 3, 50))
+    (stream,) = decoder.start()
+    blanks = torch.tensor([5.0, 0.0, 0.0, 0.0]).log_softmax(0).expand(1, 2, 4)
+    decoder.advance([stream], blanks, torch.tensor([2]))
+    assert not decoder.is_endpoint(stream)
+    decoder.advance([stream], blanks, torch.tensor([1]))
+    assert decoder.is_endpoint(stream)
+    rules = EndpointRules(silence_before_words=100, silence_after_words=5, longest=50)
+    assert rules.apply(True, 5, 20) and not rules.apply(False, 5, 20) and rules.apply(False, 0, 50)
