@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from asr.lm.arc_finder import ArcFinder
 from asr.lm.ngram_arpa import read_arpa
-from asr.lm.ngram_arrays import ROOT_STATE, NgramArrays
+from asr.lm.ngram_arrays import NgramArrays
 from asr.lm.ngram_trie import NgramTrie
 from asr.text.vocabulary import BOS_ID, EOS_ID, UNK_ID, Vocabulary
 
@@ -36,12 +37,7 @@ class NgramLM:
         self.arrays = arrays
         self.order = order
         self.name = name
-        word = torch.arange(len(vocabulary), device=arrays.word_map.device)
-        unlisted = torch.nonzero(arrays.word_map.ne(word))[:, 0]
-        self._maps_words = len(unlisted) > 0
-        self.num_unlisted_words = int(torch.sum(unlisted > UNK_ID))
-        num_arcs = arrays.arc_begin[2:] - arrays.arc_begin[1:-1]
-        self._num_halvings = int(num_arcs.max()).bit_length() if len(num_arcs) else 0
+        self._finder = ArcFinder(arrays)
         self._start_state = int(arrays.dst_state[BOS_ID])
 
     @classmethod
@@ -82,6 +78,12 @@ class NgramLM:
         return torch.device(self.arrays.label.device)
 
     @property
+    def num_unlisted_words(self) -> int:
+        """How many words of the vocabulary the model lacks, the four special ones left out."""
+        word_map = self.arrays.word_map[UNK_ID + 1 :]
+        return int(torch.sum(word_map == UNK_ID))
+
+    @property
     def num_states(self) -> int:
         """How many histories are told apart."""
         return len(self.arrays.backoff_state)
@@ -111,44 +113,9 @@ class NgramLM:
         return self.score(context_idx, torch.full_like(context_idx, EOS_ID))[0]
 
     def _score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
-        arc_idx, backoff = self.find_arcs(context_idx, word_id)
+        arc_idx, backoff = self._finder.find(context_idx, word_id)
         next_idx = self.arrays.dst_state.index_select(0, arc_idx).to(torch.int64)
         return backoff + self.arrays.arc_score(arc_idx), next_idx
-
-    def find_arcs(self, state: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
-        """Follows backoffs until the word is listed: arc_idx (Q,) int64 and the backoff weights passed (Q,)."""
-        arrays = self.arrays
-        if self._maps_words:
-            word_id = arrays.word_map.index_select(0, word_id)
-        arc_idx = word_id.clone()  # in state 0 the word's arc has its own number
-        backoff = torch.zeros(len(state), dtype=torch.float32, device=state.device)
-        open_idx = torch.nonzero(state).squeeze(1)
-        state, word = state.index_select(0, open_idx), word_id.index_select(0, open_idx)
-        while len(open_idx):
-            found = arrays.index.find(state, word) if arrays.index is not None else self._search(state, word)
-            hit = torch.nonzero(found.ge(0)).squeeze(1)
-            arc_idx.index_copy_(0, open_idx.index_select(0, hit), found.index_select(0, hit))
-            missed = torch.nonzero(found.lt(0)).squeeze(1)
-            open_idx, state = open_idx.index_select(0, missed), state.index_select(0, missed)
-            backoff.index_add_(0, open_idx, arrays.backoff_score.index_select(0, state))
-            state = arrays.backoff_state.index_select(0, state).to(torch.int64)
-            inner = torch.nonzero(state.ne(ROOT_STATE)).squeeze(1)
-            open_idx, state = open_idx.index_select(0, inner), state.index_select(0, inner)
-            word = word_id.index_select(0, open_idx)
-        return arc_idx, backoff
-
-    def _search(self, state: Tensor, word_id: Tensor) -> Tensor:
-        """Binary search among each state's labels: arc_idx (Q,), -1 where the word is not listed."""
-        label = self.arrays.label
-        low = self.arrays.arc_begin.index_select(0, state).to(torch.int64)
-        end = self.arrays.arc_begin.index_select(0, state + 1).to(torch.int64)
-        high = end
-        for _ in range(self._num_halvings):
-            middle = torch.bitwise_right_shift(low + high, 1)
-            below = (middle < high) & (label.index_select(0, middle.clamp(max=len(label) - 1)) < word_id)
-            low, high = torch.where(below, middle + 1, low), torch.where(below, high, middle)
-        at_low = label.index_select(0, low.clamp(max=len(label) - 1))
-        return torch.where((low < end) & (at_low == word_id), low, torch.full_like(low, -1))
 
     def score_sentence(self, words: Sequence[str]) -> Tensor:
         """log P of each word of a sentence and of its end, (len(words) + 1,): for tests and perplexities."""

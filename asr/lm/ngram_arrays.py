@@ -13,7 +13,7 @@ from torch import Tensor
 
 from asr.lm.ngram_index import ArcIndex
 from asr.lm.ngram_trie import ROOT, NgramTrie
-from asr.text.vocabulary import BOS_ID, UNK_ID
+from asr.text.vocabulary import BOS_ID, EPSILON_ID, UNK_ID
 
 ROOT_STATE = 0
 NUM_LEVELS = 256
@@ -120,7 +120,14 @@ class NgramArrays:
         arc_begin[2:] = num_children[is_state]
         np.cumsum(arc_begin, out=arc_begin)
         word_map = np.where(trie.listed(), np.arange(trie.order_begin[1]), UNK_ID)
-        word_map[BOS_ID] = BOS_ID
-        arrays = (arc_begin, trie.word_id, trie.score, dst_state, backoff_state, backoff_score, word_map)
-        no_levels = torch.zeros(0, dtype=torch.float32)
-        return cls(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays), no_levels)
+        word_map[[EPSILON_ID, BOS_ID]] = (EPSILON_ID, BOS_ID)
+        return cls(
+            arc_begin=torch.from_numpy(arc_begin),
+            label=torch.from_numpy(trie.word_id),
+            score=torch.from_numpy(trie.score),
+            dst_state=torch.from_numpy(dst_state),
+            backoff_state=torch.from_numpy(backoff_state),
+            backoff_score=torch.from_numpy(backoff_score),
+            word_map=torch.from_numpy(word_map),
+            score_level=torch.zeros(0),
+        )

@@ -140,5 +140,5 @@ def _crc(array: np.ndarray[Any, Any]) -> int:
     data = array.view(np.uint8)
     crc = 0
     for begin in range(0, len(data), _CRC_BLOCK):
-        crc = zlib.crc32(data[begin : begin + _CRC_BLOCK], crc)
+        crc = zlib.crc32(memoryview(data[begin : begin + _CRC_BLOCK]), crc)  # type: ignore[arg-type]
     return crc

@@ -95,19 +95,23 @@ def _read_file(path: Path, id_of: defaultdict[bytes, int], has_id: bool) -> Iter
             if not lines:
                 return
             sentences = [line for line in lines if not line.isspace()]
+            num_before += len(lines)
+            if not sentences:
+                continue
             if has_id:
                 sentences = [b" ".join(line.split(None, 1)[1:]) for line in sentences]
             text = _SENTENCE_BREAK.join([b"", *sentences, b""])
             try:
                 text.decode("utf-8")
             except UnicodeDecodeError:
-                raise AsrError(f"{path}: the text is not UTF-8 near line {num_before + 1}; convert it first.") from None
+                first = num_before - len(lines) + 1
+                raise AsrError(f"{path}: the text is not UTF-8 near line {first}; convert it first.") from None
             words = text.split()[1:-1]
             ids = np.fromiter(map(id_of.__getitem__, words), np.int32, len(words))
             for special in (EPSILON_ID, BOS_ID, EOS_ID):
                 if (ids == special).sum() != (0 if special == EPSILON_ID else len(sentences)):
                     word = SPECIAL_WORDS[special]
-                    line = next(i for i, text in enumerate(lines, num_before + 1) if word.encode() in text.split())
+                    first = num_before - len(lines) + 1
+                    line = next(i for i, text in enumerate(lines, first) if word.encode() in text.split())
                     raise AsrError(f"{path}, line {line}: the text holds the mark {word} as a word; take it out.")
             yield ids
-            num_before += len(lines)

@@ -1,0 +1,65 @@
+"""Which arc answers a query to an n-gram model, backoffs followed: what look-up needs of the model, and no more.
+
+Shapes: S states, A arcs, Q queries.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from asr.lm.ngram_arrays import ROOT_STATE, NgramArrays
+
+
+class ArcFinder:
+    """Finds arcs by hashing where the arrays have an index, else by binary search.
+
+    Args:
+        arrays: the model; scores and destinations of arcs are not looked at.
+    """
+
+    def __init__(self, arrays: NgramArrays) -> None:
+        self._arc_begin = arrays.arc_begin
+        self._label = arrays.label
+        self._backoff_state = arrays.backoff_state
+        self._backoff_score = arrays.backoff_score
+        self._word_map = arrays.word_map
+        self._index = arrays.index
+        word = torch.arange(len(arrays.word_map), device=arrays.word_map.device)
+        self._maps_words = bool(torch.any(arrays.word_map != word))
+        num_arcs = arrays.arc_begin[2:] - arrays.arc_begin[1:-1]
+        self._num_halvings = int(num_arcs.max()).bit_length() if len(num_arcs) else 0
+
+    def find(self, state: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        """Follows backoffs until the word is listed: arc_idx (Q,) int64 and the backoff weights passed (Q,)."""
+        if self._maps_words:
+            word_id = self._word_map.index_select(0, word_id)
+        arc_idx = word_id.clone()  # in state 0 the word's arc has its own number
+        backoff = torch.zeros(len(state), dtype=torch.float32, device=state.device)
+        open_idx = torch.nonzero(state).squeeze(1)
+        state, word = state.index_select(0, open_idx), word_id.index_select(0, open_idx)
+        while len(open_idx):
+            found = self._index.find(state, word) if self._index is not None else self._search(state, word)
+            hit = torch.nonzero(found.ge(0)).squeeze(1)
+            arc_idx.index_copy_(0, open_idx.index_select(0, hit), found.index_select(0, hit))
+            missed = torch.nonzero(found.lt(0)).squeeze(1)
+            open_idx, state = open_idx.index_select(0, missed), state.index_select(0, missed)
+            backoff.index_add_(0, open_idx, self._backoff_score.index_select(0, state))
+            state = self._backoff_state.index_select(0, state).to(torch.int64)
+            inner = torch.nonzero(state.ne(ROOT_STATE)).squeeze(1)
+            open_idx, state = open_idx.index_select(0, inner), state.index_select(0, inner)
+            word = word_id.index_select(0, open_idx)
+        return arc_idx, backoff
+
+    def _search(self, state: Tensor, word_id: Tensor) -> Tensor:
+        """Binary search among each state's labels: arc_idx (Q,), -1 where the word is not listed."""
+        label = self._label
+        low = self._arc_begin.index_select(0, state).to(torch.int64)
+        end = self._arc_begin.index_select(0, state + 1).to(torch.int64)
+        high = end
+        for _ in range(self._num_halvings):
+            middle = torch.bitwise_right_shift(low + high, 1)
+            below = (middle < high) & (label.index_select(0, middle.clamp(max=len(label) - 1)) < word_id)
+            low, high = torch.where(below, middle + 1, low), torch.where(below, high, middle)
+        at_low = label.index_select(0, low.clamp(max=len(label) - 1))
+        return torch.where((low < end) & (at_low == word_id), low, torch.full_like(low, -1))

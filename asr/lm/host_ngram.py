@@ -1,0 +1,136 @@
+"""An n-gram model larger than the accelerator's memory: arcs in host memory, the index on the device.
+
+Shapes: S states, A arcs, V words, Q queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from asr.errors import AsrError
+from asr.lm.arc_finder import ArcFinder
+from asr.lm.cached_rows import CachedRows, CacheStatistics
+from asr.lm.ngram import NgramLM
+from asr.lm.ngram_arrays import NgramArrays
+from asr.text.vocabulary import EOS_ID, Vocabulary
+
+Placement = Literal["resident", "index", "cache"]
+_INDEX_ARRAYS = ("arc_begin", "label", "backoff_state", "backoff_score", "word_map")
+_COLUMNS = 2
+_LEAST_PLACES = 1024
+
+
+class HostNgramLM:
+    """Equal to `NgramLM` bit for bit, in as much device memory as it is given.
+
+    Three placements, the first that fits the budget:
+
+    - `resident`: all arrays on the device.
+    - `index`: labels, first arcs and backoffs on the device, so that arcs are found there; scores and destinations in
+      host memory, fetched once a batch for each distinct arc. What the budget leaves is a cache of arcs.
+    - `cache`: only a cache of answers on the device; what it lacks is looked up on the host, labels included.
+
+    Args:
+        lm: the model in host memory; a memory-mapped one stays on disk until it is asked.
+        device: where queries come from and answers go.
+        device_budget: bytes of device memory that the model may take.
+
+    Raises:
+        AsrError: the budget is too small for the smallest cache.
+    """
+
+    def __init__(self, lm: NgramLM, device: torch.device | str, device_budget: int) -> None:
+        self._host = lm
+        self._device = torch.device(device)
+        self._rows: CachedRows | None = None
+        self._resident: NgramLM | None = None
+        self._finder: ArcFinder | None = None
+        place_bytes = CachedRows.place_bytes(_COLUMNS, torch.int32)
+        sizes = lm.arrays.num_bytes()
+        index_bytes = sum(sizes[name] for name in _INDEX_ARRAYS)
+        self.placement: Placement
+        if sum(sizes.values()) <= device_budget:
+            self.placement = "resident"
+            self._resident = lm.to(self._device)
+            self._device_bytes = sum(sizes.values())
+            return
+        if index_bytes + _LEAST_PLACES * place_bytes <= device_budget:
+            self.placement = "index"
+            self._finder = ArcFinder(self._without_arcs(lm.arrays))
+            self._device_bytes = index_bytes
+            read: Callable[[Tensor], Tensor] = self._read_arcs
+        else:
+            self.placement = "cache"
+            self._device_bytes = 0
+            read = self._read_answers
+        num_places = (device_budget - self._device_bytes) // place_bytes
+        if num_places < _LEAST_PLACES:
+            raise AsrError(
+                f"A device budget of {device_budget} bytes is too small for an n-gram model; "
+                f"give {_LEAST_PLACES * place_bytes} or more."
+            )
+        self._rows = CachedRows(read, _COLUMNS, torch.int32, num_places, self._device)
+        self._device_bytes += self._rows.num_bytes
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The words that `word_id` numbers."""
+        return self._host.vocabulary
+
+    @property
+    def device_bytes(self) -> int:
+        """Device memory that the model takes."""
+        return self._device_bytes
+
+    @property
+    def device_share(self) -> float:
+        """Device memory over the size of the whole model."""
+        return self._device_bytes / sum(self._host.arrays.num_bytes().values())
+
+    @property
+    def statistics(self) -> CacheStatistics:
+        """What the cache has been asked; all zero where everything is resident."""
+        return self._rows.statistics if self._rows is not None else CacheStatistics()
+
+    def start(self, num_streams: int) -> Tensor:
+        """The state after `<s>` for each stream, (num_streams,) int64."""
+        return self._host.start(num_streams).to(self._device)
+
+    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        """log P(word | state) and the next state: log_prob (Q,), next_idx (Q,)."""
+        if self._resident is not None:
+            return self._resident.score(context_idx, word_id)
+        assert self._rows is not None
+        if self._finder is None:
+            row = self._rows.rows(context_idx * len(self.vocabulary) + word_id)
+            return row[:, 0].contiguous().view(torch.float32), row[:, 1].to(torch.int64)
+        arc_idx, backoff = self._finder.find(context_idx, word_id)
+        row = self._rows.rows(arc_idx)
+        return backoff + row[:, 0].contiguous().view(torch.float32), row[:, 1].to(torch.int64)
+
+    def final(self, context_idx: Tensor) -> Tensor:
+        """log P(</s> | state), (Q,)."""
+        return self.score(context_idx, torch.full_like(context_idx, EOS_ID))[0]
+
+    def _without_arcs(self, arrays: NgramArrays) -> NgramArrays:
+        """What finding an arc needs, on the device; the host keeps the rest."""
+        nothing = torch.zeros(0)
+        return replace(arrays, score=nothing, dst_state=nothing, index=None).to(self._device)
+
+    def _read_arcs(self, arc_idx: Tensor) -> Tensor:
+        """Scores (as bits) and destinations of arcs, (K, 2) int32."""
+        arrays = self._host.arrays
+        return torch.stack(
+            [arrays.arc_score(arc_idx).view(torch.int32), arrays.dst_state.index_select(0, arc_idx)], dim=1
+        )
+
+    def _read_answers(self, key: Tensor) -> Tensor:
+        """Scores (as bits) and next states of packed (state, word) pairs, (K, 2) int32."""
+        state = torch.div(key, len(self.vocabulary), rounding_mode="floor")
+        score, next_state = self._host.score(state, key - state * len(self.vocabulary))
+        return torch.stack([score.view(torch.int32), next_state.to(torch.int32)], dim=1)

@@ -1,0 +1,126 @@
+"""Interpolated and difference models against their definitions; packing and numbering of contexts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from asr.errors import AsrError
+from asr.lm.adapters import MappedLM, NumberedLM
+from asr.lm.context_table import ContextTable
+from asr.lm.contract import LanguageModel
+from asr.lm.interpolation import DifferenceLM, InterpolatedLM, PairedContexts
+from asr.lm.kneser_ney import estimate_kneser_ney
+from asr.lm.ngram import NgramLM
+from asr.lm.ngram_text import read_word_stream
+from asr.text.vocabulary import Vocabulary
+from tests.reference.ngram_oracle import toy_sentences
+
+SENTENCES = ["w1 w2 w1", "w0 w0 w3 w5", "", "rare3 w1"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[NgramLM]:
+    """A unigram, a bigram and a trigram of the same text."""
+    path = tmp_path_factory.mktemp("text") / "text"
+    path.write_text("\n".join(toy_sentences(0, 200)))
+    stream = read_word_stream([path])
+    return [NgramLM.from_trie(estimate_kneser_ney(stream, order).trie) for order in (1, 2, 3)]
+
+
+def _scores(lm: LanguageModel, sentence: str) -> Tensor:
+    idx = lm.start(1)
+    scores = []
+    for word in lm.vocabulary.ids_of(sentence.split()):
+        score, idx = lm.score(idx, word[None])
+        scores.append(score)
+    return torch.cat([*scores, lm.final(idx)])
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_linear_and_log_linear(models: list[NgramLM], sentence: str) -> None:
+    one, two, three = (_scores(lm, sentence) for lm in models)
+    linear = InterpolatedLM(models, [0.2, 0.3, 0.5])
+    assert isinstance(linear, LanguageModel)
+    torch.testing.assert_close(_scores(linear, sentence), (0.2 * one.exp() + 0.3 * two.exp() + 0.5 * three.exp()).log())
+    log_linear = InterpolatedLM(models[1:], [0.7, 0.6], "log-linear")
+    torch.testing.assert_close(_scores(log_linear, sentence), 0.7 * two + 0.6 * three)
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_difference_takes_the_small_model_out(models: list[NgramLM], sentence: str) -> None:
+    small, large = models[1], models[2]
+    difference = DifferenceLM(large, small)
+    torch.testing.assert_close(_scores(difference, sentence) + _scores(small, sentence), _scores(large, sentence))
+    nested = DifferenceLM(InterpolatedLM([large, models[0]], [0.5, 0.5]), small)
+    mixed = torch.logaddexp(_scores(large, sentence), _scores(models[0], sentence)) + torch.tensor(0.5).log()
+    torch.testing.assert_close(_scores(nested, sentence) + _scores(small, sentence), mixed)
+
+
+def test_what_the_small_model_rules_out_stays_out(models: list[NgramLM]) -> None:
+    difference = DifferenceLM(models[2], models[1])
+    score, _ = difference.score(difference.start(2), torch.tensor([1, 4]))
+    assert score[0] == -torch.inf
+    assert torch.isfinite(score[1])
+
+
+def test_weights_of_zero_and_one(models: list[NgramLM]) -> None:
+    for kind in ("linear", "log-linear"):
+        lm = InterpolatedLM(models[1:], [0.0, 1.0], kind)  # type: ignore[arg-type]
+        torch.testing.assert_close(_scores(lm, "w1 w2"), _scores(models[2], "w1 w2"))
+        score, _ = lm.score(lm.start(1), torch.tensor([1]))
+        assert score == -torch.inf
+
+
+@given(st.lists(st.tuples(st.integers(0, (1 << 31) - 1), st.integers(0, (1 << 32) - 1))))
+def test_packing_is_exact(pairs: list[tuple[int, int]]) -> None:
+    first = torch.tensor([pair[0] for pair in pairs], dtype=torch.int64)
+    second = torch.tensor([pair[1] for pair in pairs], dtype=torch.int64)
+    packed = PairedContexts.pack(first, second)
+    assert len(torch.unique(packed)) == len(set(pairs))
+    assert (packed >= 0).all()
+    for ours, theirs in zip(PairedContexts.unpack(packed), (first, second), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_an_index_that_does_not_fit_is_an_error(models: list[NgramLM]) -> None:
+    for first, second in ((1 << 31, 0), (0, 1 << 32), (-1, 0)):
+        with pytest.raises(AsrError, match="exceeds 31 bits"):
+            PairedContexts.pack(torch.tensor([first]), torch.tensor([second]))
+    with pytest.raises(AsrError, match="must be positive and sum to one"):
+        InterpolatedLM(models[1:], [0.5, 0.6])
+    with pytest.raises(AsrError, match="a weight each"):
+        InterpolatedLM(models, [0.5, 0.5])
+    with pytest.raises(AsrError, match="no kind of interpolation"):
+        InterpolatedLM(models[1:], [0.5, 0.5], "geometric")  # type: ignore[arg-type]
+
+
+@given(st.lists(st.lists(st.integers(0, 50), max_size=40), max_size=10))
+def test_context_table_numbers_keys_once(batches: list[list[int]]) -> None:
+    table = ContextTable(num_slots=4)
+    numbers: dict[int, int] = {}
+    for batch in batches:
+        key = torch.tensor(batch, dtype=torch.int64) * (1 << 50) + 3
+        idx = table.index_of(key)
+        for one, number in zip(key.tolist(), idx.tolist(), strict=True):
+            assert numbers.setdefault(one, number) == number
+        assert torch.equal(table.key_of(idx), key)
+    assert sorted(numbers.values()) == list(range(len(table)))
+
+
+def test_models_of_different_words(models: list[NgramLM], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    other = Vocabulary(["w2", "unheard", "w1"])
+    with pytest.raises(AsrError, match="map one to the other's with MappedLM"):
+        DifferenceLM(models[1], MappedLM(models[0], other))
+    mapped = MappedLM(models[2], other)
+    assert mapped.num_unlisted_words == 1
+    assert "lacks 1 of 3 words" in caplog.text
+    torch.testing.assert_close(_scores(mapped, "w1 unheard w2"), _scores(models[2], "w1 unheard w2"))
+    numbered = NumberedLM(mapped)
+    assert torch.equal(_scores(numbered, "w1 w2"), _scores(mapped, "w1 w2"))
+    assert numbered.start(3).tolist() == [0, 0, 0]

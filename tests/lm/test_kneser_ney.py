@@ -1,0 +1,141 @@
+"""The estimator against a slow one written with dictionaries, and against lmplz's figures on WikiText-2."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from asr.cli import lm_ngram, lm_perplexity, lm_vocabulary
+from asr.cli.main import run
+from asr.errors import AsrError
+from asr.lm.kneser_ney import estimate_kneser_ney
+from asr.lm.ngram import NgramLM
+from asr.lm.ngram_text import read_word_stream
+from asr.lm.perplexity import measure_perplexity
+from asr.lm.pruning import prune_to_size, prune_to_threshold, set_backoffs
+from asr.text.vocabulary import Vocabulary
+from tests.reference.ngram_oracle import BackoffModel, kneser_ney, toy_sentences
+
+
+def _text(folder: Path, sentences: list[str]) -> Path:
+    path = folder / "text.txt"
+    path.write_text("\n".join(["", *sentences, "  "]) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("order", "thresholds", "limited"),
+    [(1, [0], False), (2, [0, 0], False), (3, [0, 0, 0], False), (3, [0, 1, 1], False), (4, [0, 0, 0, 1], True)],
+)
+def test_equals_the_slow_estimator(tmp_path: Path, order: int, thresholds: list[int], limited: bool) -> None:
+    sentences = toy_sentences(seed=order, num_sentences=300)
+    allowed = {f"w{i}" for i in range(7)} if limited else None
+    vocabulary = Vocabulary(sorted(allowed)) if allowed else None
+    stream = read_word_stream([_text(tmp_path, sentences)], vocabulary)
+    model = estimate_kneser_ney(stream, order, thresholds)
+    assert model.fallback_orders == ()
+    expected = kneser_ney(sentences, order, thresholds, allowed)
+    ours = {ngram: score for ngram, score in BackoffModel(model.trie).score.items() if ngram != ("<s>",)}
+    assert ours.keys() == expected.keys()
+    for ngram, probability in expected.items():
+        assert np.exp(ours[ngram]) == pytest.approx(probability, rel=1e-5), ngram
+
+
+@pytest.mark.parametrize("prune", [(), (0, 0, 2)])
+def test_every_history_sums_to_one(tmp_path: Path, prune: tuple[int, ...]) -> None:
+    stream = read_word_stream([_text(tmp_path, toy_sentences(1))])
+    lm = NgramLM.from_trie(estimate_kneser_ney(stream, 3, prune).trie)
+    num_words = len(lm.vocabulary)
+    state = torch.arange(lm.num_states).repeat_interleave(num_words)
+    score, _ = lm.score(state, torch.arange(num_words).repeat(lm.num_states))
+    torch.testing.assert_close(score.exp().view(-1, num_words).sum(1), torch.ones(lm.num_states))
+
+
+def test_counts_belong_to_the_ngrams_kept(tmp_path: Path) -> None:
+    model = estimate_kneser_ney(read_word_stream([_text(tmp_path, ["a b a b", "a b"])]), 2)
+    of_bigram = dict(
+        zip(map(tuple, model.trie.words_of(2).tolist()), model.count[model.trie.span(2)].tolist(), strict=True)
+    )
+    assert of_bigram == {(1, 4): 2, (4, 5): 3, (5, 4): 1, (5, 2): 2}
+    assert model.fallback_orders == (1,)
+    with pytest.raises(AsrError, match="order 1: the text is too small"):
+        estimate_kneser_ney(read_word_stream([_text(tmp_path, ["a b a b"])]), 2, fallback=None)
+
+
+def test_pruning_keeps_what_matters(tmp_path: Path) -> None:
+    stream = read_word_stream([_text(tmp_path, toy_sentences(3, 300))])
+    model = estimate_kneser_ney(stream, 3)
+    full = measure_perplexity(NgramLM.from_trie(model.trie), stream).perplexity
+    np.testing.assert_allclose(set_backoffs(model.trie).backoff, model.trie.backoff, atol=2e-5)
+    last = full
+    for size in (800, 500, 300, 220):
+        pruned = prune_to_size(model.trie, size, model.count)
+        assert 0.8 * size < sum(pruned.counts) <= size
+        lm = NgramLM.from_trie(pruned)
+        now = measure_perplexity(lm, stream).perplexity
+        assert now > last
+        last = now
+        state = torch.arange(lm.num_states).repeat_interleave(len(lm.vocabulary))
+        score, _ = lm.score(state, torch.arange(len(lm.vocabulary)).repeat(lm.num_states))
+        sums = score.exp().view(lm.num_states, -1).sum(1)
+        torch.testing.assert_close(sums, torch.ones(lm.num_states))
+    assert prune_to_threshold(model.trie, 0.0).counts[0] == model.trie.counts[0]
+    assert prune_to_threshold(model.trie, 1e9).counts == (model.trie.counts[0], 0, 0)
+    with pytest.raises(AsrError, match="fewer than the"):
+        prune_to_size(model.trie, 3)
+
+
+def test_bad_text_and_options(tmp_path: Path) -> None:
+    with pytest.raises(AsrError, match="no sentence"):
+        read_word_stream([_text(tmp_path, [" ", ""])])
+    with pytest.raises(AsrError, match="line 3: the text holds the mark <s> as a word"):
+        read_word_stream([_text(tmp_path, ["a b", "<s> a"])])
+    (tmp_path / "latin").write_bytes("caf\u00e9\n".encode("latin-1"))
+    with pytest.raises(AsrError, match="not UTF-8 near line 1"):
+        read_word_stream([tmp_path / "latin"])
+    (tmp_path / "cut.xz").write_bytes(lzma.compress(b"a b c\n" * 1000)[:-12])
+    with pytest.raises(AsrError, match="cannot be unpacked"):
+        read_word_stream([tmp_path / "cut.xz"])
+    stream = read_word_stream([_text(tmp_path, ["a b"])])
+    for order, prune in ((0, []), (2, [0, 0, 0]), (3, [1, 0])):
+        with pytest.raises(AsrError, match=r"order: 0|prune: "):
+            estimate_kneser_ney(stream, order, prune)
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = _text(tmp_path, toy_sentences(5, 200))
+    transcripts = tmp_path / "transcripts"
+    transcripts.write_text("utt1 w1 w2\nutt2\nutt3 w3\n")
+    words, arpa, binary = (str(tmp_path / name) for name in ("words", "lm.arpa", "lm.ngram"))
+    assert run(["lm", "vocabulary", words, "--text", str(text), "--max-words", "20"]) == 0
+    assert json.loads(capsys.readouterr().out)["words"] == 20
+    command = ["lm", "ngram", "--text", str(text), "--transcripts", str(transcripts), "--vocabulary", words]
+    assert run([*command, "--max-ngrams", "150", "--arpa", arpa, "--binary", binary]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert sum(report["ngrams"]) <= 150
+    assert report["sentences"] == 203
+    results = []
+    for model in (arpa, binary):
+        assert run(["lm", "perplexity", model, str(transcripts), "--transcripts"]) == 0
+        results.append(json.loads(capsys.readouterr().out))
+    assert results[0] == results[1]
+    assert results[0]["words"] == 3
+    with pytest.raises(AsrError, match="Nothing to write"):
+        run(command)
+    assert {lm_ngram.NAME, lm_perplexity.NAME, lm_vocabulary.NAME} == {"lm ngram", "lm perplexity", "lm vocabulary"}
+
+
+@pytest.mark.corpus
+def test_wikitext_perplexity_is_that_of_lmplz(corpora: Path) -> None:
+    folder = corpora / "text" / "wikitext-2"
+    model = estimate_kneser_ney(read_word_stream([folder / "train.txt.xz"]), 3)
+    assert model.trie.counts == (33279, 619591, 1398959)
+    lm = NgramLM.from_trie(model.trie)
+    for part, expected in (("valid", 247.66), ("test", 230.89)):
+        stream = read_word_stream([folder / f"{part}.txt.xz"], lm.vocabulary)
+        assert measure_perplexity(lm, stream).perplexity == pytest.approx(expected, abs=0.01)

@@ -1,0 +1,104 @@
+"""The binary n-gram file: the same model back, and what is said about damaged ones."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+
+from asr.errors import AsrError
+from asr.lm.kneser_ney import estimate_kneser_ney
+from asr.lm.ngram import NgramLM
+from asr.lm.ngram_file import is_ngram_file, load_ngram_lm, save_ngram_lm
+from asr.lm.ngram_text import read_word_stream
+from asr.text.vocabulary import Vocabulary
+from tests.reference.ngram_oracle import toy_sentences
+
+
+@pytest.fixture(scope="module")
+def lm(tmp_path_factory: pytest.TempPathFactory) -> NgramLM:
+    path = tmp_path_factory.mktemp("text") / "text"
+    path.write_text("\n".join(toy_sentences(0, 300)))
+    return NgramLM.from_trie(estimate_kneser_ney(read_word_stream([path]), 4).trie, "toy")
+
+
+def _all_queries(lm: NgramLM) -> tuple[torch.Tensor, torch.Tensor]:
+    num_words = len(lm.vocabulary)
+    return torch.arange(lm.num_states).repeat_interleave(num_words), torch.arange(num_words).repeat(lm.num_states)
+
+
+@pytest.mark.parametrize("kind", ["plain", "indexed", "quantized"])
+def test_reads_back_what_was_written(lm: NgramLM, tmp_path: Path, kind: str) -> None:
+    lm = {"plain": lm, "indexed": lm.with_index(), "quantized": lm.quantized().with_index(0.9)}[kind]
+    save_ngram_lm(lm, tmp_path / "lm.ngram")
+    assert is_ngram_file(tmp_path / "lm.ngram")
+    again = load_ngram_lm(tmp_path / "lm.ngram")
+    assert (again.vocabulary, again.order, again.name) == (lm.vocabulary, 4, "toy")
+    for ours, theirs in zip(again.score(*_all_queries(again)), lm.score(*_all_queries(lm)), strict=True):
+        assert torch.equal(ours, theirs)
+    assert [path.name for path in tmp_path.iterdir()] == ["lm.ngram"]
+
+
+def test_index_finds_what_binary_search_finds(lm: NgramLM) -> None:
+    for load in (0.3, 0.6, 0.95):
+        for ours, theirs in zip(lm.with_index(load).score(*_all_queries(lm)), lm.score(*_all_queries(lm)), strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_quantized_scores_are_close_and_small(lm: NgramLM) -> None:
+    exact, state = lm.score(*_all_queries(lm))
+    near, same_state = lm.quantized().score(*_all_queries(lm))
+    assert torch.equal(state, same_state)
+    finite = torch.isfinite(exact)
+    assert torch.equal(torch.isfinite(near), finite)
+    assert (exact - near)[finite].abs().max() < 0.3
+    assert (exact - near)[finite].abs().mean() < 0.02
+    assert lm.quantized().arrays.num_bytes()["score"] == lm.num_arcs
+
+
+def test_damaged_files(lm: NgramLM, tmp_path: Path) -> None:
+    path = tmp_path / "lm.ngram"
+    save_ngram_lm(lm, path)
+    whole = path.read_bytes()
+    broken = {
+        "no n-gram model file": b"\\data\\\n" + whole,
+        "no n-gram model file;": whole[:7],
+        "has version 7, this program reads version 1": whole[:8] + struct.pack("<I", 7) + whole[12:],
+        "the header is cut short or damaged": whole[:40] + b"?" + whole[41:],
+        "header is cut short": whole[:200],
+        "it is cut short": whole[:-1],
+        "does not match its checksum": whole[:-50] + b"?" + whole[-49:],
+    }
+    for sentence, content in broken.items():
+        path.write_bytes(content)
+        with pytest.raises(AsrError, match=sentence) as caught:
+            load_ngram_lm(path)
+        assert "lm.ngram" in str(caught.value)
+    load_ngram_lm(path, verify=False)
+    with pytest.raises(AsrError, match="cannot be read"):
+        load_ngram_lm(tmp_path / "none")
+
+
+def test_full_disk_leaves_no_file(lm: NgramLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_room)
+    with pytest.raises(AsrError, match="No space left on device"):
+        save_ngram_lm(lm, tmp_path / "lm.ngram")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_words_that_the_model_lacks_survive_the_file(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("a b\nb a\na\n")
+    stream = read_word_stream([tmp_path / "text"], Vocabulary(["a", "b", "c"]))
+    lm = NgramLM.from_trie(estimate_kneser_ney(stream, 2).trie)
+    save_ngram_lm(lm, tmp_path / "lm.ngram")
+    again = load_ngram_lm(tmp_path / "lm.ngram")
+    assert again.num_unlisted_words == lm.num_unlisted_words == 1
+    unknown, c = again.vocabulary.ids_of(["<unk>", "c"])
+    assert again.score(again.start(1), c[None])[0] == again.score(again.start(1), unknown[None])[0]
