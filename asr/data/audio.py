@@ -68,8 +68,7 @@ def _decode(path: Path) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.float32
             samples = file.read(dtype="float32", always_2d=True)
             rate = int(file.samplerate)
     except (soundfile.SoundFileError, RuntimeError) as error:
-        reason = str(error).rsplit(": ", 1)[-1].strip().rstrip(".")
-        raise AsrError(f"{path}: the audio cannot be decoded ({reason}); it is damaged or not audio.") from error
+        raise AsrError(f"{path}: the audio cannot be decoded{_reason(error)}; it is damaged or not audio.") from error
     if len(samples) == 0:
         raise AsrError(f"{path}: the audio has no samples (zero length).")
     if cut_short or (0 < announced < 2**62 and len(samples) < announced):
@@ -82,3 +81,9 @@ def _decode(path: Path) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.float32
             f"{path}: {num} of {len(samples)} samples are not numbers (NaN or infinite); make the file anew."
         )
     return samples, rate
+
+
+def _reason(error: Exception) -> str:
+    """libsndfile's own words in brackets, where they say something that is true and not said already."""
+    words = str(error).rsplit(": ", 1)[-1].strip().rstrip(".")
+    return "" if not words or "does not exist" in words or "internal error" in words else f" ({words})"

@@ -29,6 +29,9 @@ Split = Literal["train", "valid", "test"]
 class AcousticDataModule(pl.LightningDataModule):
     """Cuts of any prepared corpora to batches of features and tokens, bucketed by duration.
 
+    lhotse's sampler gives every process its own share, so a trainer with several devices needs
+    `use_distributed_sampler: false`.
+
     Args:
         train_cuts: lhotse cuts (`asr prepare` writes them); several are joined.
         valid_cuts: cuts to validate on.
@@ -179,7 +182,11 @@ class AcousticDataModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[AcousticBatch]:
         """Shuffled, augmented batches."""
-        return self._loader("train", self.train_dataset, shuffle=True)
+        loader = self._loader("train", self.train_dataset, shuffle=True)
+        if self.trainer is not None:
+            # Lightning sets the sampler's epoch itself, but after a resume only when the first batch is drawn already.
+            loader.sampler.set_epoch(self.trainer.current_epoch)  # type: ignore[attr-defined]
+        return loader
 
     def val_dataloader(self) -> DataLoader[AcousticBatch] | list[Any]:
         """Batches in fixed order; an empty list where there is nothing to validate on."""

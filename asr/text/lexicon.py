@@ -7,6 +7,7 @@ import io
 import lzma
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from asr.errors import AsrError
@@ -15,6 +16,7 @@ Pronunciation = tuple[str, ...]
 
 _VARIANT = re.compile(r"^(?P<word>.+)\(\d+\)$")
 _STRESSED_VOWEL = re.compile(r"^(?P<phone>[A-Z]{2})[0-2]$")
+_DIGITS = frozenset("0123456789.")
 _NUMBER = re.compile(r"^[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?$")
 
 
@@ -66,16 +68,16 @@ class Lexicon:
                     f"{path}, line {line_number}: the word {word!r} has no pronunciation; "
                     "give its phones or remove the line."
                 )
-            if _NUMBER.match(phones[0]):
+            if phones[0][0] in _DIGITS and _NUMBER.match(phones[0]):
                 raise AsrError(
                     f"{path}, line {line_number}: {phones[0]!r} is a probability, not a phone; remove that column."
                 )
-            variant = _VARIANT.match(word)
+            variant = _VARIANT.match(word) if word.endswith(")") else None
             word = variant["word"] if variant else word
             if upper_case and not word.startswith("<"):
                 word = word.upper()
             if not keep_stress:
-                phones = [_STRESSED_VOWEL.sub(r"\g<phone>", phone) for phone in phones]
+                phones = [_without_stress(phone) for phone in phones]
             pronunciations.setdefault(word, []).append(tuple(phones))
         return cls(pronunciations, name=str(path))
 
@@ -117,6 +119,11 @@ class Lexicon:
             f"{word} {' '.join(phones)}\n" for word, variants in self.pronunciations.items() for phones in variants
         ]
         Path(path).write_text("".join(lines), encoding="utf-8")
+
+
+@lru_cache(maxsize=4096)
+def _without_stress(phone: str) -> str:
+    return _STRESSED_VOWEL.sub(r"\g<phone>", phone)
 
 
 def _read_lines(path: Path) -> Iterable[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from asr.data.an4 import An4
+from asr.data.audio import inspect_audio
 from asr.data.corpus import Corpus
 from asr.data.librispeech import LIBRISPEECH_PARTS, MINI_LIBRISPEECH_PARTS, LibriSpeech
 from asr.data.speechocean762 import SpeechOcean762
@@ -81,7 +82,7 @@ def write_an4(root: Path, cmu: bool) -> Path:
         for name in utterances:
             speaker = name.split("-")[1]
             folder = root / "wav" / (("an4_clstk" if part == "train" else "an4test_clstk") if cmu else part) / speaker
-            write_audio(folder / (f"{name}.wav" if cmu else f"{name}.flac"))
+            write_audio(folder / (f"{name}.sph" if cmu else f"{name}.flac"))
             lines.append(f"<s> GO ON </s> ({name})\n" if cmu else f"{speaker}/{name} GO ON\n")
         transcript = root / "etc" / f"an4_{part}.transcription" if cmu else root / f"{part}.text"
         transcript.parent.mkdir(parents=True, exist_ok=True)
@@ -99,6 +100,7 @@ def test_an4_layouts(tmp_path: Path, cmu: bool) -> None:
         ("cen1-mblw-b", "mblw", "GO ON"),
     ]
     assert train.skipped == []
+    assert all(inspect_audio(each.audio) == (8000, 16000, 1) for each in train.utterances)
     assert [each.speaker for each in An4().list_part(root, "test").utterances] == ["fcaw"]
 
 

@@ -17,7 +17,8 @@ def write_audio(
     generator = np.random.default_rng(num + channels)
     tone = 0.3 * np.sin(2 * np.pi * 440 * np.arange(num) / rate)
     samples = tone[:, None] + 0.01 * generator.standard_normal((num, channels))
-    soundfile.write(str(path), samples, rate, subtype=subtype)
+    file_format = "NIST" if path.suffix == ".sph" else None
+    soundfile.write(str(path), samples, rate, format=file_format, subtype="PCM_16" if file_format else subtype)
     return path
 
 
