@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -10,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asr.am.checkpoint import averaged_weights
+from asr.am.flat_start import even_alignment, frame_cross_entropy
 from asr.am.greedy import greedy_tokens
 from asr.am.network import AcousticNetwork
 from asr.am.objective import Objective
@@ -35,6 +36,7 @@ class LitAcousticModel(pl.LightningModule):
         max_gradient_norm: larger gradients are scaled down to it.
         intermediate_weight: part of the loss that falls to intermediate outputs, if the network has them.
         average_decay: of the moving average of weights.
+        flat_start_steps: first steps on frame cross-entropy with evenly spread tokens; see `asr.am.flat_start`.
         length_multiple: training batches are padded to a multiple of so many frames.
         initial_checkpoint: start from the averaged weights of this Lightning checkpoint.
     """
@@ -50,6 +52,7 @@ class LitAcousticModel(pl.LightningModule):
         max_gradient_norm: float = 1.0,
         intermediate_weight: float = 0.3,
         average_decay: float = 0.999,
+        flat_start_steps: int = 0,
         length_multiple: int = 64,
         initial_checkpoint: str | None = None,
     ) -> None:
@@ -65,6 +68,7 @@ class LitAcousticModel(pl.LightningModule):
         self.weight_decay = weight_decay
         self.max_gradient_norm = max_gradient_norm
         self.intermediate_weight = intermediate_weight
+        self.flat_start_steps = flat_start_steps
         self.length_multiple = length_multiple
         self._errors: ErrorCounts = NO_ERRORS
         self._rng_state: Tensor | None = None
@@ -85,6 +89,7 @@ class LitAcousticModel(pl.LightningModule):
                 "set num_features and num_tokens of the network in the recipe's YAML."
             )
         texts = (cut.supervisions[0].text or "" for cut in data.cuts["train"])
+        self._restore_rng_state()
         self.objective.prepare([data.tokenizer.encode(text.split())[0] for text in texts])
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
@@ -93,6 +98,11 @@ class LitAcousticModel(pl.LightningModule):
         features = F.pad(batch["features"], (0, 0, 0, -batch["features"].shape[1] % self.length_multiple))
         outputs, num_frames = self.network.all_outputs(features, batch["num_frames"])
         num_tokens = batch["num_tokens"].sum().clamp(min=1)
+        if self.global_step < self.flat_start_steps:
+            alignment = even_alignment(features, num_frames, batch["tokens"], batch["num_tokens"], outputs[-1].shape[1])
+            loss = torch.stack([frame_cross_entropy(out, alignment) for out in outputs]).mean()
+            self.log("flat_start_loss", loss.detach(), prog_bar=True, on_step=True, on_epoch=False)
+            return loss
         losses = [self.objective(out, num_frames, batch["tokens"], batch["num_tokens"]).sum() / num_tokens for out in outputs]
         loss = losses[-1]
         self.log("train_loss", loss.detach(), prog_bar=True, on_step=True, on_epoch=False, batch_size=len(num_frames))
@@ -157,7 +167,8 @@ class LitAcousticModel(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self._rng_state = checkpoint.get("rng_state")
 
-    def on_train_epoch_start(self) -> None:
+    def _restore_rng_state(self) -> None:
+        # Now and not at the epoch's start: the loader draws from it before that.
         if self._rng_state is not None:
             torch.set_rng_state(self._rng_state.cpu())
             self._rng_state = None
@@ -177,20 +188,3 @@ class LitAcousticModel(pl.LightningModule):
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
         num_batches = -(-data.num_train_batches() // self.trainer.accumulate_grad_batches)
         return int(num_batches * max(1, self.trainer.max_epochs or 1))
-
-
-def averaged_weights(checkpoint: str | Path) -> dict[str, Tensor]:
-    """The averaged network's state dict in a Lightning checkpoint.
-
-    Raises:
-        AsrError: the file is missing or was written by something else.
-    """
-    try:
-        state = torch.load(checkpoint, map_location="cpu", weights_only=False)["state_dict"]
-    except (OSError, KeyError, RuntimeError, ValueError) as error:
-        raise AsrError(f"{checkpoint}: no acoustic model's Lightning checkpoint can be read here ({error}).") from error
-    prefix = "average.network."
-    weights = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
-    if not weights:
-        raise AsrError(f"{checkpoint}: this checkpoint holds no averaged acoustic model; take one that `asr fit` wrote for an am*.yaml.")
-    return weights

@@ -1,0 +1,66 @@
+"""From a Lightning checkpoint to the network that recognizes; needs no Lightning."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from asr.errors import AsrError
+from asr.registered_network import ACOUSTIC_MODEL_CLASSES, RegisteredNetwork, build_network
+
+_AVERAGE_PREFIX = "average.network."
+
+
+def network_from_checkpoint(checkpoint: str | Path, recipe: str | Path) -> RegisteredNetwork:
+    """The averaged network of a training run, in evaluation mode.
+
+    Args:
+        checkpoint: a `.ckpt` file that `asr fit` wrote.
+        recipe: the YAML that the run was started with, or the `config.yaml` that it left beside its logs.
+
+    Raises:
+        AsrError: one of the files is missing or of another kind, or they do not belong together.
+    """
+    class_name, arguments = _network_section(Path(recipe))
+    registered = build_network(class_name, arguments, ACOUSTIC_MODEL_CLASSES, str(recipe))
+    try:
+        registered.network.load_state_dict(averaged_weights(checkpoint))
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise AsrError(f"{checkpoint}: the weights do not fit the network of {recipe} ({reason}).") from error
+    return registered
+
+
+def averaged_weights(checkpoint: str | Path) -> dict[str, Tensor]:
+    """The averaged network's state dict in a Lightning checkpoint.
+
+    Raises:
+        AsrError: the file is missing, or was written by something else.
+    """
+    try:
+        # Lightning's checkpoints hold more than tensors; like any pickle, only load files that you trust.
+        state = torch.load(checkpoint, map_location="cpu", weights_only=False)["state_dict"]
+    except (OSError, KeyError, TypeError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise AsrError(f"{checkpoint}: no Lightning checkpoint can be read there ({error}).") from error
+    weights = {
+        name[len(_AVERAGE_PREFIX) :]: value for name, value in state.items() if name.startswith(_AVERAGE_PREFIX)
+    }
+    if not weights:
+        raise AsrError(f"{checkpoint}: it holds no averaged acoustic model; take one that `asr fit` wrote for an am*.yaml.")
+    return weights
+
+
+def _network_section(recipe: Path) -> tuple[str, dict[str, Any]]:
+    try:
+        config = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+        section = config["model"]["init_args"]["network"]
+        return str(section["class_path"]).rsplit(".", 1)[-1], dict(section.get("init_args", {}))
+    except OSError as error:
+        raise AsrError(f"{recipe}: the recipe cannot be read ({error.strerror}).") from error
+    except (yaml.YAMLError, KeyError, TypeError, ValueError, UnicodeDecodeError) as error:
+        raise AsrError(f"{recipe}: no model.init_args.network is found there; take the YAML of an acoustic model.") from error

@@ -1,0 +1,125 @@
+"""Training through Lightning: it runs, resumes to the same weights, and what it leaves behind can be loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+import yaml
+from pytorch_lightning.callbacks import ModelCheckpoint
+from torch import Tensor
+
+from asr.am.checkpoint import averaged_weights, network_from_checkpoint
+from asr.am.conformer import Conformer
+from asr.am.ctc_crf import CtcCrf
+from asr.am.lit_acoustic_model import LitAcousticModel
+from asr.am.torch_ctc import TorchCtc
+from asr.data.datamodule import AcousticDataModule
+from asr.data.librispeech import LibriSpeech
+from asr.data.preparation import prepare_part
+from asr.errors import AsrError
+from tests.data.toy_corpora import write_librispeech
+
+NETWORK: dict[str, Any] = {
+    "num_features": 20,
+    "num_tokens": 4,
+    "dim": 16,
+    "num_blocks": 2,
+    "num_heads": 2,
+    "hidden_dim": 32,
+    "kernel_size": 3,
+    "group_size": 8,
+    "skip_probability": 0.1,
+    "intermediate_blocks": [1],
+}
+
+
+@pytest.fixture
+def data_arguments(tmp_path: Path) -> dict[str, Any]:
+    write_librispeech(tmp_path / "corpus", num=4)
+    report = prepare_part(LibriSpeech(), tmp_path / "corpus", "dev-clean-2", tmp_path / "data")
+    (tmp_path / "lexicon.txt").write_text("A AH0\nBAY B EY1\n", encoding="utf-8")
+    return {
+        "train_cuts": [report.cuts],
+        "valid_cuts": [report.cuts],
+        "test_cuts": [report.cuts],
+        "lexicon": [str(tmp_path / "lexicon.txt")],
+        "num_mel_bins": 20,
+        "max_batch_duration": 2.0,
+        "speed_factors": [0.9, 1.0],
+    }
+
+
+def fit(folder: Path, data: dict[str, Any], max_epochs: int, resume: str | None = None, **options: Any) -> Path:
+    pl.seed_everything(3)
+    model = LitAcousticModel(Conformer(**NETWORK), options.pop("objective", TorchCtc()), peak_lr=1e-2, **options)
+    keep = ModelCheckpoint(dirpath=folder, filename="{epoch}", save_top_k=-1)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        max_epochs=max_epochs,
+        logger=False,
+        callbacks=[keep],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+    trainer.fit(model, datamodule=AcousticDataModule(**data), ckpt_path=resume)
+    assert "val_token_error_rate" in trainer.callback_metrics
+    return folder / f"epoch={max_epochs - 1}.ckpt"
+
+
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_resumed_run_ends_where_the_whole_one_does(tmp_path: Path, data_arguments: dict[str, Any]) -> None:
+    whole = fit(tmp_path / "whole", data_arguments, max_epochs=3)
+    resumed = fit(tmp_path / "resumed", data_arguments, max_epochs=3, resume=str(tmp_path / "whole" / "epoch=1.ckpt"))
+    assert same(averaged_weights(whole), averaged_weights(resumed))
+    assert not same(averaged_weights(whole), averaged_weights(tmp_path / "whole" / "epoch=1.ckpt"))
+
+
+def test_flat_start_and_ctc_crf_train(tmp_path: Path, data_arguments: dict[str, Any]) -> None:
+    first = fit(tmp_path / "a", data_arguments, max_epochs=1, flat_start_steps=2, objective=CtcCrf(num_tokens=4))
+    assert all(torch.isfinite(value).all() for value in averaged_weights(first).values())
+
+
+def test_the_checkpoint_gives_the_network_back(tmp_path: Path, data_arguments: dict[str, Any]) -> None:
+    checkpoint = fit(tmp_path / "a", data_arguments, max_epochs=1)
+    recipe = tmp_path / "am.yaml"
+    section = {"class_path": "asr.am.conformer.Conformer", "init_args": NETWORK}
+    recipe.write_text(yaml.safe_dump({"model": {"init_args": {"network": section}}}), encoding="utf-8")
+    registered = network_from_checkpoint(checkpoint, recipe)
+    assert registered.class_name == "Conformer"
+    assert not registered.network.training
+    weights = averaged_weights(checkpoint)
+    assert same(weights, registered.network.state_dict())
+    model = LitAcousticModel(Conformer(**NETWORK), TorchCtc(), initial_checkpoint=str(checkpoint))
+    assert same(weights, model.network.state_dict())  # type: ignore[attr-defined]
+
+
+def test_what_does_not_fit_is_named(tmp_path: Path, data_arguments: dict[str, Any]) -> None:
+    checkpoint = fit(tmp_path / "a", data_arguments, max_epochs=1)
+    recipe = tmp_path / "am.yaml"
+    section = {"class_path": "asr.am.conformer.Conformer", "init_args": {**NETWORK, "dim": 32}}
+    recipe.write_text(yaml.safe_dump({"model": {"init_args": {"network": section}}}), encoding="utf-8")
+    with pytest.raises(AsrError, match=r"do not fit the network of .*am\.yaml"):
+        network_from_checkpoint(checkpoint, recipe)
+    with pytest.raises(AsrError, match="no Lightning checkpoint"):
+        averaged_weights(recipe)
+    with pytest.raises(AsrError, match="cannot be read"):
+        network_from_checkpoint(checkpoint, tmp_path / "none.yaml")
+    recipe.write_text("model: {}\n", encoding="utf-8")
+    with pytest.raises(AsrError, match="no model"):
+        network_from_checkpoint(checkpoint, recipe)
+    torch.save({"state_dict": {"x": torch.zeros(1)}}, tmp_path / "other.ckpt")
+    with pytest.raises(AsrError, match="holds no averaged"):
+        averaged_weights(tmp_path / "other.ckpt")
+
+
+def test_a_network_of_another_size_than_the_data_is_refused(tmp_path: Path, data_arguments: dict[str, Any]) -> None:
+    with pytest.raises(AsrError, match="expects 20 features and gives 4 tokens, the data have 30 and 4"):
+        fit(tmp_path, {**data_arguments, "num_mel_bins": 30}, max_epochs=1)
