@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import soundfile
+
+from asr.cli.main import main
+from tests.tiny_bundle import RATE, TEXT, tones
+
+
+@pytest.fixture
+def evaluate(capsys):
+    def run(*arguments):
+        capsys.readouterr()
+        code = main(["evaluate", *map(str, arguments)])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def transcripts(tmp_path):
+    (tmp_path / "reference").write_text("a one two three\nb four\n")
+    (tmp_path / "hypothesis").write_text('{"audio": "x/a.wav", "text": "one too three"}\n{"id": "b", "text": "four"}\n')
+    return tmp_path / "hypothesis", tmp_path / "reference"
+
+
+def test_a_report_for_readers_and_one_for_programs(transcripts, evaluate):
+    hypothesis, reference = transcripts
+    code, text, _ = evaluate(hypothesis, "--reference", reference)
+    assert code == 0
+    assert "WER  25.00%" in text
+    assert "1 substitutions, 0 insertions, 0 deletions of 4 words" in text
+    assert "1 of 2 utterances have errors" in text
+    record = json.loads(evaluate(hypothesis, "--reference", reference, "--json")[1])
+    assert (record["wer"], record["substitutions"], record["words"]) == (0.25, 1, 4)
+    assert record["wer_interval"][0] <= 0.25 <= record["wer_interval"][1]
+
+
+def test_details_and_another_system(tmp_path, transcripts, evaluate):
+    hypothesis, reference = transcripts
+    (tmp_path / "other").write_text("a ONE\nb five\n")
+    code, text, _ = evaluate(
+        *(hypothesis, "--reference", reference, "--compare", tmp_path / "other"),
+        *("--details", tmp_path / "details.txt", "--ignore-case"),
+    )
+    assert code == 0
+    assert "the other system: WER 75.00%; the first is better with a probability of 100.0%" in text
+    details = (tmp_path / "details.txt").read_text()
+    assert "1  TWO -> TOO" in details
+    assert "REF: ONE TWO THREE\nHYP: ONE TOO THREE\n         S\n" in details
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "there is nothing to score"),
+        (["hyp", "--cuts", "c.jsonl"], "--cuts brings its own reference"),
+        (["nowhere", "--reference", "nowhere"], "nowhere: the transcripts cannot be read"),
+    ],
+)
+def test_a_wrong_request_is_one_sentence(evaluate, arguments, message):
+    code, _, errors = evaluate(*arguments)
+    assert code == 2
+    assert message in errors
+    assert len(errors.splitlines()) == 1
+
+
+def test_utterances_of_one_side_only(tmp_path, transcripts, evaluate):
+    hypothesis, reference = transcripts
+    reference.write_text(reference.read_text() + "c five\n")
+    assert "1 of 3 utterances have no hypothesis, first 'c'" in evaluate(hypothesis, "--reference", reference)[2]
+    code, text, _ = evaluate(hypothesis, "--reference", reference, "--missing-is-empty")
+    assert code == 0
+    assert "1 deletions of 5 words" in text
+
+
+def test_a_manifest_is_recognized_and_scored(tmp_path, evaluate, tiny_bundle_folder):
+    lhotse = pytest.importorskip("lhotse")
+    cuts = []
+    for index, text in enumerate(TEXT[:3]):
+        path = tmp_path / f"u{index}.wav"
+        soundfile.write(path, tones(text.split(), seed=index).numpy(), RATE)
+        recording = lhotse.Recording.from_file(path)
+        supervision = lhotse.SupervisionSegment(path.stem, recording.id, 0, recording.duration, text=text)
+        cuts.append(lhotse.MonoCut(path.stem, 0, recording.duration, 0, [supervision], recording=recording))
+    lhotse.CutSet.from_cuts(cuts).to_file(tmp_path / "cuts.jsonl.gz")
+    code, text, errors = evaluate(
+        *("--cuts", tmp_path / "cuts.jsonl.gz", "--bundle", tiny_bundle_folder, "--mode", "interpolated"),
+        *("--output", tmp_path / "words.jsonl", "--json"),
+    )
+    record = json.loads(text)
+    assert code == 0
+    assert record["wer"] == 0.0
+    assert record["mode"] == "interpolated"
+    assert record["cache"]["num_queries"] > 0
+    assert "real-time factor" in errors
+    assert [json.loads(line)["text"] for line in (tmp_path / "words.jsonl").read_text().splitlines()] == TEXT[:3]
