@@ -209,11 +209,10 @@ class RnnLM:
 
     def _score_new(self, key: Tensor) -> Tensor:
         """Adds absent edges (Q,) with their scores and nodes -> their slots (Q,)."""
-        slot, is_first = self.trie.add_edges(key)
-        first = is_first.nonzero().squeeze(1)
-        new, new_key = slot.index_select(0, first), key.index_select(0, first)
+        slot, one = self.trie.add_edges(key)
+        new, new_key = slot.index_select(0, one), key.index_select(0, one)
         context_idx, word_id = new_key >> 32, new_key & 0xFFFFFFFF
-        self._counts.num_edges += first.numel()
+        self._counts.num_edges += one.numel()
         log_prob = self._log_prob(context_idx, word_id)
         if self.recombination is None:
             node = self.trie.new_nodes(context_idx, word_id)
@@ -221,8 +220,8 @@ class RnnLM:
             node = self.recombination.nodes(self.trie, context_idx, word_id)
             if self.recombination.choice == "best":
                 self._prefer_best(node, context_idx, log_prob)
-        self.trie.edge_node[new] = node.int()
-        self.trie.edge_score[new] = log_prob
+        self.trie.edge_node.index_copy_(0, new, node.int())
+        self.trie.edge_score.index_copy_(0, new, log_prob)
         return slot
 
     def _prefer_best(self, node: Tensor, context_idx: Tensor, log_prob: Tensor) -> None:

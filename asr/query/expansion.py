@@ -38,7 +38,7 @@ class Expansion:
     def compute(self, node: Tensor) -> None:
         """Gives distinct nodes (R,) without a row theirs: in one run of the hidden layer where all parents have one."""
         state, word_id = self.state_before(node)
-        self.trie.hidden_row[node] = self._rows(state, word_id).int()
+        self.trie.hidden_row.index_copy_(0, node, self._rows(state, word_id).int())
 
     def state_before(self, node: Tensor) -> tuple[Tensor, Tensor]:
         """The states (R, S) of the parents of nodes (R,), and the words (R,) that lead from there to the nodes."""

@@ -1,6 +1,6 @@
 """An open-addressing hash table held in tensors: a whole batch is found or inserted by a handful of tensor operations.
 
-Keys are int64 and lie in buckets of `BUCKET_SIZE` (one cache line), filled from the left. A bucket that is full passes
+Keys lie in buckets of `BUCKET_SIZE` (one cache line), filled from the left. A bucket that is full passes
 its keys on to the next one. Keys are never removed one by one (`keep` rebuilds): a bucket with a hole ends a search.
 
 Shapes: Q queries, B buckets, W = BUCKET_SIZE.
@@ -16,11 +16,12 @@ EMPTY = -1
 MAX_LOAD = 0.5
 # 2**64 / golden ratio, as a signed number: the products' high bits are well mixed (Knuth's multiplicative hashing).
 _MULTIPLIER = -7046029254386353131
+_LARGEST = 2**63 - 1
 _BUCKET_SHIFT = 3
 
 
 class HashTable:
-    """Maps int64 keys (not EMPTY) to slots; `values` holds 64 bits a slot, in whatever meaning its owner gives them.
+    """Maps int64 keys, not negative, to slots; `values` holds 64 bits a slot, in whatever meaning its owner gives them.
 
     Slot numbers change whenever the table grows or drops keys; `num_rebuilds` counts how often.
     """
@@ -38,6 +39,7 @@ class HashTable:
         self.values = torch.zeros(num_buckets * BUCKET_SIZE, dtype=torch.int64, device=self.device)
         self._hash_shift = 63 - (num_buckets - 1).bit_length()
         self._bucket_mask = num_buckets - 1
+        self._last_place = self.keys[:, -1]
 
     @property
     def num_slots(self) -> int:
@@ -47,54 +49,90 @@ class HashTable:
     def num_bytes(self) -> int:
         return 16 * self.num_slots
 
+    def _mixed(self, key: Tensor) -> Tensor:
+        """Well mixed, different for different keys that are not negative, not negative: (Q,) -> (Q,)."""
+        return key.mul(_MULTIPLIER).bitwise_and_(_LARGEST)
+
     def _bucket_of(self, key: Tensor) -> Tensor:
-        """The home bucket of each key: (Q,) -> (Q,)."""
-        return key.mul(_MULTIPLIER).bitwise_right_shift_(self._hash_shift).bitwise_and_(self._bucket_mask)
+        """The home bucket of each key, the high bits of its mixed form: (Q,) -> (Q,)."""
+        return self._mixed(key).bitwise_right_shift_(self._hash_shift)
 
     def find(self, key: Tensor) -> tuple[Tensor, Tensor | None]:
         """key (Q,) -> slot (Q,), -1 where absent, and the positions of the absent keys (None where all are there)."""
         bucket = self._bucket_of(key)
-        hit = (self.keys.index_select(0, bucket) == key.unsqueeze(1)).view(-1).nonzero().squeeze(1)
+        hit = self._hits(key, bucket)
         if hit.numel() == key.numel():
             return bucket.bitwise_left_shift_(_BUCKET_SHIFT).add_(hit.bitwise_and_(BUCKET_SIZE - 1)), None
         slot = torch.full_like(key, -1)
-        pending: Tensor | None = None
-        while True:
-            query = hit.bitwise_right_shift(_BUCKET_SHIFT)
-            found = (bucket.index_select(0, query) << _BUCKET_SHIFT) + (hit & BUCKET_SIZE - 1)
-            slot[query if pending is None else pending.index_select(0, query)] = found
-            # Only a full bucket can have passed a key on; its last place tells.
-            is_full = self.keys[:, -1].index_select(0, bucket) != EMPTY
-            is_absent = (slot if pending is None else slot.index_select(0, pending)) < 0
-            on = (is_full & is_absent).nonzero().squeeze(1)
-            if on.numel() == 0:
-                break
-            pending = on if pending is None else pending.index_select(0, on)
-            bucket = bucket.index_select(0, on).add_(1).bitwise_and_(self._bucket_mask)
-            match = self.keys.index_select(0, bucket) == key.index_select(0, pending).unsqueeze(1)
-            hit = match.view(-1).nonzero().squeeze(1)
+        query = hit.bitwise_right_shift(_BUCKET_SHIFT)
+        slot.index_copy_(0, query, self._slot(bucket.index_select(0, query), hit))
         missing = (slot < 0).nonzero().squeeze(1)
+        pending, bucket = missing, bucket.index_select(0, missing)
+        while True:
+            # Only a full bucket can have passed a key on; its last place tells.
+            full = (self._last_place.index_select(0, bucket) != EMPTY).nonzero().squeeze(1)
+            if full.numel() == 0:
+                break
+            pending = pending.index_select(0, full)
+            bucket = bucket.index_select(0, full).add_(1).bitwise_and_(self._bucket_mask)
+            hit = self._hits(key.index_select(0, pending), bucket)
+            query = hit.bitwise_right_shift(_BUCKET_SHIFT)
+            slot.index_copy_(0, pending.index_select(0, query), self._slot(bucket.index_select(0, query), hit))
+            absent = (slot.index_select(0, pending) < 0).nonzero().squeeze(1)
+            pending, bucket = pending.index_select(0, absent), bucket.index_select(0, absent)
+        missing = missing[slot.index_select(0, missing) < 0]
         return slot, (missing if missing.numel() else None)
 
+    def _hits(self, key: Tensor, bucket: Tensor) -> Tensor:
+        """Where keys (Q,) stand in their buckets (Q,): W times the query plus the place, ascending, of those found."""
+        return (self.keys.index_select(0, bucket) == key.unsqueeze(1)).view(-1).nonzero().squeeze(1)
+
+    @staticmethod
+    def _slot(bucket: Tensor, hit: Tensor) -> Tensor:
+        return bucket.bitwise_left_shift(_BUCKET_SHIFT).add_(hit & BUCKET_SIZE - 1)
+
     def insert(self, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Absent keys (Q,), duplicates allowed -> slot (Q,), and a mask (Q,) that marks one query of each new key."""
+        """Absent keys (Q,), duplicates allowed -> slot (Q,), and the position of one query of each new key (D,)."""
         self.reserve(key.numel())
-        slot = self._claim_slots(key)
+        # The mixed form orders keys by bucket, equal ones side by side.
+        mixed, order = self._mixed(key).sort()
+        is_new = torch.ones_like(mixed, dtype=torch.bool)
+        torch.ne(mixed[1:], mixed[:-1], out=is_new[1:])
+        where = is_new.nonzero().squeeze(1)
+        one = order.index_select(0, where)
+        distinct_slot = self._place(key.index_select(0, one), mixed.index_select(0, where))
+        self.count += one.numel()
+        slot = torch.empty_like(key)
+        slot.index_copy_(0, order, distinct_slot.index_select(0, is_new.cumsum(0).sub_(1)))
+        return slot, one
+
+    def _place(self, key: Tensor, mixed: Tensor) -> Tensor:
+        """Distinct absent keys (D,), ascending by their mixed form (D,), take the first free places -> slot (D,)."""
+        bucket = mixed >> self._hash_shift
         position = torch.arange(key.numel(), device=self.device)
-        self.values[slot] = position
-        is_first = self.values.index_select(0, slot) == position
-        self.count += int(is_first.sum())
-        return slot, is_first
+        # The rank of a key among those of its bucket is its distance from the first of them.
+        is_first = torch.ones_like(bucket, dtype=torch.bool)
+        torch.ne(bucket[1:], bucket[:-1], out=is_first[1:])
+        rank = position - (position * is_first).cummax(0).values
+        place = (self.keys.index_select(0, bucket) != EMPTY).sum(1).add_(rank)
+        slot = bucket.bitwise_left_shift(_BUCKET_SHIFT).add_(place)
+        passed_on = (place >= BUCKET_SIZE).nonzero().squeeze(1)
+        if passed_on.numel() == 0:
+            self.keys.view(-1).index_copy_(0, slot, key)
+            return slot
+        home = (place < BUCKET_SIZE).nonzero().squeeze(1)
+        self.keys.view(-1).index_copy_(0, slot.index_select(0, home), key.index_select(0, home))
+        slot[passed_on] = self._claim(key.index_select(0, passed_on), bucket.index_select(0, passed_on))
+        return slot
 
-    def _claim_slots(self, key: Tensor) -> Tensor:
-        """Each round, every pending key writes itself to the first hole of its bucket; who reads itself back has won.
+    def _claim(self, key: Tensor, bucket: Tensor) -> Tensor:
+        """Distinct keys (D,) take places behind their full buckets (D,) -> slot (D,).
 
-        Equal keys move in step, so that they win together.
+        Each round, every key that is left writes itself to the first free place; who reads itself back has won.
         """
         flat = self.keys.view(-1)
         slot = torch.full_like(key, -1)
         pending = torch.arange(key.numel(), device=self.device)
-        bucket = self._bucket_of(key)
         while pending.numel():
             num_taken = (self.keys.index_select(0, bucket) != EMPTY).sum(1)
             ready = (num_taken < BUCKET_SIZE).nonzero().squeeze(1)
@@ -124,5 +162,6 @@ class HashTable:
         key, value = self.keys.view(-1).index_select(0, kept_slot), self.values.index_select(0, kept_slot)
         self._allocate(num_buckets)
         self.num_rebuilds += 1
-        self.values[self._claim_slots(key)] = value
+        mixed, order = self._mixed(key).sort()
+        self.values.index_copy_(0, self._place(key.index_select(0, order), mixed), value.index_select(0, order))
         self.count = key.numel()

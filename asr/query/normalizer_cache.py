@@ -109,12 +109,12 @@ class NormalizerCache:
         key = torch.add(group, row, alpha=1 << 32)
         slot, missing = self._group_normalizer.find(key)
         if missing is not None:
-            new, is_first = self._group_normalizer.insert(key.index_select(0, missing))
-            one = missing[is_first]
+            new, first = self._group_normalizer.insert(key.index_select(0, missing))
+            one = missing.index_select(0, first)
             value = self.network.group_normalizer(
                 hidden.index_select(0, one), history.index_select(0, one), group.index_select(0, one)
             )
-            self._group_normalizer.values.view(torch.float32)[0::2][new[is_first]] = value.float()
+            self._group_normalizer.values.view(torch.float32)[0::2][new[first]] = value.float()
             self.num_group_normalizers += one.numel()
             slot, _ = self._group_normalizer.find(key)
         return self._group_normalizer.values.view(torch.float32)[0::2].index_select(0, slot)

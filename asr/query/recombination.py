@@ -56,9 +56,9 @@ class Recombination:
         key = (mixed ^ (mixed >> 31)) & (2**63 - 1)
         slot, missing = self._table.find(key)
         if missing is not None:
-            new, is_first = self._table.insert(key.index_select(0, missing))
-            one = missing[is_first]
-            self._table.values[new[is_first]] = trie.new_nodes(
+            new, first = self._table.insert(key.index_select(0, missing))
+            one = missing.index_select(0, first)
+            self._table.values[new[first]] = trie.new_nodes(
                 context_idx.index_select(0, one), word_id.index_select(0, one)
             )
             slot, _ = self._table.find(key)

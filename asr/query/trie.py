@@ -72,13 +72,13 @@ class HistoryTrie:
         return torch.add(word_id, context_idx, alpha=1 << 32)
 
     def add_edges(self, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Absent edges (Q,), duplicates allowed -> their slots (Q,), and a mask (Q,) with one query of each new edge.
+        """Absent edges (Q,), duplicates allowed -> their slots (Q,), and one query of each new edge (R,).
 
         Their scores and nodes are the caller's to set.
         """
-        slot, is_first = self.edges.insert(key)
+        slot, one = self.edges.insert(key)
         self._view_edges()
-        return slot, is_first
+        return slot, one
 
     def remove_edges(self, is_removed: Tensor) -> None:
         """Drops the edges whose slots are marked in is_removed (slots,)."""
@@ -100,11 +100,11 @@ class HistoryTrie:
         if num > self.nodes.num_free:
             self.reserve_nodes(num)
         node = self.nodes.take(num)
-        self.parent[node] = parent.int()
-        self.word[node] = word_id.int()
-        self.hidden_row[node] = -1
-        self.num_uses[node] = 0
-        self.born[node] = self.call
+        self.parent.index_copy_(0, node, parent.int())
+        self.word.index_copy_(0, node, word_id.int())
+        self.hidden_row.index_fill_(0, node, -1)
+        self.num_uses.index_fill_(0, node, 0)
+        self.born.index_fill_(0, node, self.call)
         return node
 
     def reserve_nodes(self, num_new: int) -> None:
