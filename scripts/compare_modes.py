@@ -9,7 +9,6 @@ import argparse
 import logging
 import sys
 import time
-from pathlib import Path
 
 from asr.bundle import Bundle
 from asr.cli.bundle_choice import bundle_folder
