@@ -79,8 +79,8 @@ def _within(
     search.advance(stream, torch.zeros(1, num_frames, 1, device=device), torch.tensor([num_frames], device=device))
     tokens, offset = search.alive(0)
     total = tokens.score.double() + pushed.final_score[tokens.state] + offset + pushed.start_score[0]
-    hypotheses = []
-    seen = set()
+    hypotheses: list[Hypothesis] = []
+    seen: set[int] = set()
     # Several states may end the same words; the best of them comes first.
     for position in torch.sort(total, descending=True, stable=True).indices.tolist():
         history = int(tokens.context_idx[position])
