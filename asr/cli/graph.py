@@ -32,9 +32,10 @@ is reported and the list is written beside the graph.
 One JSON object with the graph's size goes to stdout, progress to stderr.
 
 examples:
-  asr graph --lexicon lexicon.txt --arpa 3gram.arpa --tokens tokens.txt --output graph.safetensors
+  asr graph --lexicon lexicon.txt --arpa 3gram.arpa --output graph.safetensors
   asr graph --lexicon names.txt cmudict.dict --arpa 3gram.arpa.gz --tokens tokens.txt --output graph.safetensors
-  asr graph --topology hmm-3 --silence SIL --lexicon lexicon.txt --arpa 3gram.arpa --tokens states.txt --output g.safetensors
+  asr graph --topology hmm-3 --silence SIL --lexicon lexicon.txt --arpa 3gram.arpa --tokens states.txt \\
+      --output graph.safetensors
 """
 _MAX_BITS = 14
 
@@ -47,11 +48,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         required=True,
         metavar="FILE",
-        help="pronunciations: CMUdict or Kaldi form, plain, .gz or .xz; of several files the first that has a word counts",
+        help="pronunciations: CMUdict or Kaldi form, plain, .gz or .xz; of several files the first with a word counts",
     )
     parser.add_argument("--arpa", type=Path, required=True, metavar="FILE", help="n-gram model, plain, .gz or .xz")
     parser.add_argument(
-        "--tokens", type=Path, required=True, metavar="FILE", help="the acoustic model's output symbols, one a line"
+        "--tokens",
+        type=Path,
+        metavar="FILE",
+        help="the acoustic model's output symbols, one a line (default: the lexicon's phones, sorted, as in training)",
     )
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="where the graph goes")
     parser.add_argument(
@@ -90,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         lexicon = Lexicon.from_file(args.lexicon[0], keep_stress=args.keep_stress)
         for path in args.lexicon[1:]:
             lexicon = lexicon.merged_with(Lexicon.from_file(path, keep_stress=args.keep_stress))
-        tokens = TokenTable.from_file(args.tokens)
+        tokens = TokenTable.from_file(args.tokens) if args.tokens else TokenTable(lexicon.phones, name=lexicon.name)
         model = NgramLM.from_arpa(args.arpa)
         phone_graph, report = build_phone_graph(
             lexicon,
