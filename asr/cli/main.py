@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "prepare": ("asr.cli.prepare", "make manifests from a corpus folder (AN4, LibriSpeech, speechocean762, ...)"),
     "lm vocabulary": ("asr.cli.lm_vocabulary", "choose the word list that graph and language models share"),
     "lm ngram": ("asr.cli.lm_ngram", "estimate, prune or convert an n-gram language model"),
+    "lm rnn": ("asr.cli.lm_rnn", "export a trained recurrent language model, or measure one"),
     "lm perplexity": ("asr.cli.lm_perplexity", "measure how well an n-gram model predicts a text"),
     "graph": ("asr.cli.graph", "compile lexicon and small n-gram into a decoding graph"),
     "fit": ("asr.cli.lightning", "train an acoustic or a language model from a YAML recipe"),

@@ -15,6 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+if hasattr(torch.sparse, "check_sparse_tensor_invariants"):
+    # Says what is so anyway; unsaid, torch warns at the first sparse gradient.
+    torch.sparse.check_sparse_tensor_invariants.disable()
+
 # Odd 64-bit multipliers (from the digits of pi and e); products wrap around.
 _MULTIPLIERS = (0x243F6A8885A308D3, 0x13198A2E03707345, 0x2B7E151628AED2A7, 0x3243F6A8885A308D, 0x1B873593CC9E2D51)
 
@@ -46,8 +50,8 @@ class HashedMaxEnt(nn.Module):
         magnitude = self.weight.detach().abs()
         num_zero = len(magnitude) - num_kept
         if num_zero > 0:
-            threshold = torch.from_numpy(np.partition(magnitude.cpu().numpy(), num_zero)[num_zero])
-            self.weight.data[magnitude < threshold.item()] = 0.0
+            threshold = float(np.partition(magnitude.cpu().numpy(), num_zero)[num_zero])
+            self.weight.data[magnitude < threshold] = 0.0
         self.is_pruned = True
 
     def places(self, history: Tensor) -> Tensor:

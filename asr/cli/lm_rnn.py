@@ -1,0 +1,84 @@
+"""`asr lm rnn`: exports a trained recurrent language model, and measures one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+import torch
+
+from asr.errors import AsrError
+from asr.lm.interpolation_weight import tune_linear_weights
+from asr.lm.network_file import load_network, network_from_checkpoint, save_network
+from asr.lm.ngram_file import load_ngram_lm
+from asr.lm.token_file import TokenFile
+from asr.lm.word_scores import language_model_word_scores, network_word_scores, perplexity
+
+NAME = "lm rnn"
+HELP = """Export a recurrent language model from a training checkpoint, or measure one.
+
+  asr lm rnn export exp/.../last.ckpt lm/ --maxent-weights 8000000
+  asr lm rnn measure lm/ --transcripts dev-clean.text.xz --ngram 4gram.ngram
+
+Training is `asr fit --config recipes/<corpus>/rnnlm.yaml`."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command's options."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="export|measure")
+    export = actions.add_parser("export", help="checkpoint to a folder that needs no Lightning")
+    export.add_argument("checkpoint", type=Path)
+    export.add_argument("folder", type=Path)
+    export.add_argument("--maxent-weights", type=int, help="keep only so many n-gram weights, the largest")
+    export.add_argument("--float32", action="store_true", help="do not halve the numbers")
+    measure = actions.add_parser("measure", help="perplexity, and how far from normalised the scores are")
+    measure.add_argument("folder", type=Path)
+    measure.add_argument("--text", nargs="+", default=[], type=Path, help="sentences, one a line")
+    measure.add_argument("--transcripts", nargs="+", default=[], type=Path, help="lines 'utterance-id WORDS' (Kaldi)")
+    measure.add_argument("--ngram", type=Path, help="binary n-gram model to interpolate with; the weight is tuned here")
+    measure.add_argument("--ngram-weight", type=float, help="use this weight instead, tuned on other text")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command; `measure` prints one JSON line."""
+    if args.action == "export":
+        network = network_from_checkpoint(args.checkpoint)
+        save_network(
+            network, args.folder, half_precision=not args.float32, num_maxent_weights=args.maxent_weights
+        )
+        return 0
+    if not (args.text or args.transcripts):
+        raise AsrError("Nothing to measure on: give --text or --transcripts.")
+    print(json.dumps(measure_network(args)))
+    return 0
+
+
+def measure_network(args: argparse.Namespace) -> dict[str, object]:
+    """Perplexities per sentence, sentence ends counted, unknown words scored as `<unk>`."""
+    network = load_network(args.folder)
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "text.tokens"
+        tokens = TokenFile.build(args.text, args.transcripts, network.vocabulary, path)
+        log_prob, excess = network_word_scores(network, tokens.token_id, normalized=True)
+        report: dict[str, object] = {
+            "sentences": tokens.counts.num_sentences,
+            "words": tokens.counts.num_words,
+            "unknown_words": tokens.counts.num_unknown,
+            "perplexity": perplexity(log_prob),
+        }
+        if excess is not None:
+            report |= {"log_z_mean": float(excess.mean()), "log_z_std": float(excess.std())}
+        if args.ngram is not None:
+            ngram = load_ngram_lm(args.ngram)
+            if ngram.vocabulary != network.vocabulary:
+                raise AsrError(f"{args.ngram}: its word list differs from {args.folder}/words.txt; train both on one.")
+            both = torch.stack((language_model_word_scores(ngram, tokens.token_id), log_prob))
+            weight, mixed = tune_linear_weights(both)
+            if args.ngram_weight is not None:
+                weight = torch.tensor([args.ngram_weight, 1 - args.ngram_weight], dtype=torch.float64)
+                mixed = torch.logsumexp(both.double() + weight.log()[:, None], dim=0)
+            report |= {"ngram_perplexity": perplexity(both[0]), "ngram_weight": float(weight[0])}
+            report |= {"interpolated_perplexity": perplexity(mixed)}
+    return report

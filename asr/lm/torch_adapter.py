@@ -1,0 +1,164 @@
+"""Language models of one's own, any torch module with a state, as networks that the query engine runs.
+
+Shapes: Q queries, V words, S state width, U tokens of a word's spelling.
+
+    class MyLstm(nn.Module):
+        def initial_state(self):
+            return torch.zeros(64), torch.zeros(64)
+        def forward(self, symbol_id, state):
+            hidden, cell = self.cell(self.embedding(symbol_id), state)
+            return self.output(hidden).log_softmax(dim=1), (hidden, cell)
+
+    network = WordModule(MyLstm(), vocabulary)                          # a language model of words
+    network = SpelledModule(MyLstm(), vocabulary, spellings, begin_id)  # one of characters or word pieces
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from asr.errors import AsrError
+from asr.text.vocabulary import BOS_ID, SPECIAL_WORDS, Vocabulary
+
+
+class StatefulModule(Protocol):
+    """What the adapters need. State tensors are float and of fixed size; whole numbers below 2^24 fit into them, so a
+    Transformer's state may be its last words (or its keys and values), padded."""
+
+    def initial_state(self) -> tuple[Tensor, ...]:
+        """The state before anything is read, without a batch dimension."""
+
+    def __call__(self, symbol_id: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Reads symbol_id (Q,) in states (Q, ...) -> log_prob of each next symbol (Q, V), next states (Q, ...)."""
+
+
+class WordModule(nn.Module):
+    """A language model of words as a `StatefulNetwork`.
+
+    A state row holds the module's state tensors one after the other, then its log_prob over all words: the module
+    runs once a history, not once a successor.
+
+    Args:
+        module: its symbols are the ids of `vocabulary`.
+        vocabulary: the words.
+    """
+
+    def __init__(self, module: nn.Module, vocabulary: Vocabulary) -> None:
+        super().__init__()
+        self.module = module
+        self.vocabulary = vocabulary
+        self.num_history_words = 0
+        self.hidden_size = len(vocabulary)
+        self._packing = _Packing(module)
+        self.state_size = self._packing.size + self.hidden_size
+
+    def initial_state(self) -> Tensor:
+        """The state before `<s>` is read, (S,)."""
+        row = self._packing.initial()
+        return torch.cat((row, row.new_zeros(self.hidden_size)))
+
+    def step(self, state: Tensor, word_id: Tensor) -> Tensor:
+        """state (Q, S), word_id (Q,) -> next state (Q, S)."""
+        log_prob, parts = self.module(word_id, self._packing.unpack(state))
+        if log_prob.shape[1] != self.hidden_size:
+            raise AsrError(
+                f"The language model module scores {log_prob.shape[1]} words and its vocabulary has "
+                f"{self.hidden_size}; give it the word list that it was trained with."
+            )
+        return torch.cat((self._packing.pack(parts), log_prob), dim=1)
+
+    def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
+        """hidden (Q, V), the distribution itself -> log_prob (Q,)."""
+        return hidden.gather(1, word_id[:, None])[:, 0]
+
+
+class SpelledModule(nn.Module):
+    """A language model of characters or word pieces as a `StatefulNetwork` over words.
+
+    A word's score is the sum over its spelling; the state stands after the last word's last token.
+
+    Args:
+        module: its symbols are token ids.
+        vocabulary: the words.
+        spellings: each word's token ids, of `</s>` too; a word without one is never predicted.
+        begin_id: the token that is read for `<s>`.
+    """
+
+    def __init__(
+        self, module: nn.Module, vocabulary: Vocabulary, spellings: dict[str, Sequence[int]], begin_id: int
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.vocabulary = vocabulary
+        self.num_history_words = 0
+        if "</s>" not in spellings:
+            raise AsrError("The spellings lack '</s>'; give the token (or tokens) that end a sentence.")
+        table = {SPECIAL_WORDS[BOS_ID]: [begin_id], **{word: list(ids) for word, ids in spellings.items()}}
+        width = max(len(ids) for ids in table.values())
+        padded = [[*table.get(word, []), *[-1] * width][:width] for word in vocabulary.words]
+        # (V, U), -1 beyond a spelling's end.
+        self.spelling: Tensor
+        self.register_buffer("spelling", torch.tensor(padded, dtype=torch.int64), persistent=False)
+        self._packing = _Packing(module)
+        with torch.no_grad():
+            initial = tuple(part[None] for part in module.initial_state())  # type: ignore[operator]
+            num_tokens = module(torch.tensor([begin_id], device=initial[0].device), initial)[0].shape[1]
+        # The output reads all of the row: longer spellings run the module again.
+        self.state_size = self.hidden_size = self._packing.size + num_tokens
+
+    def initial_state(self) -> Tensor:
+        """The state before `<s>` is read, (S,)."""
+        row = self._packing.initial()
+        return torch.cat((row, row.new_zeros(self.state_size - self._packing.size)))
+
+    def step(self, state: Tensor, word_id: Tensor) -> Tensor:
+        """Reads all tokens of a word: state (Q, S), word_id (Q,) -> next state (Q, S)."""
+        return self._read(state, self.spelling[word_id])[0]
+
+    def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
+        """hidden (Q, S), word_id (Q,) -> log_prob (Q,), -inf for words without a spelling."""
+        tokens = self.spelling[word_id]
+        scores = self._read(hidden, tokens, only_score=True)[1]
+        return scores.masked_fill((tokens[:, 0] < 0) | (word_id == BOS_ID), -math.inf)
+
+    def _read(self, state: Tensor, tokens: Tensor, only_score: bool = False) -> tuple[Tensor, Tensor]:
+        """state (Q, S), tokens (Q, U) -> the state after all of them, and their log_prob (Q,)."""
+        scores = state.new_zeros(len(state))
+        last_step = tokens.shape[1] - 1
+        for step, column in enumerate(tokens.unbind(dim=1)):
+            active = (column >= 0).nonzero()[:, 0]
+            if active.numel() == 0:
+                break
+            token_id = column[active]
+            distribution = state[active, self._packing.size :]
+            scores = scores.index_add(0, active, distribution.gather(1, token_id[:, None])[:, 0])
+            if only_score and step == last_step:
+                break
+            log_prob, parts = self.module(token_id, self._packing.unpack(state[active]))
+            state = state.index_copy(0, active, torch.cat((self._packing.pack(parts), log_prob), dim=1))
+        return state, scores
+
+
+class _Packing:
+    """State tensors as one row and back."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._initial_state = module.initial_state
+        self.shapes = [part.shape for part in module.initial_state()]  # type: ignore[operator]
+        self.size = sum(shape.numel() for shape in self.shapes)
+
+    def initial(self) -> Tensor:
+        parts: tuple[Tensor, ...] = self._initial_state()  # type: ignore[operator]
+        return torch.cat([part.reshape(-1) for part in parts])
+
+    def pack(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat([part.flatten(1) for part in parts], dim=1)
+
+    def unpack(self, state: Tensor) -> tuple[Tensor, ...]:
+        columns = state[:, : self.size].split([shape.numel() for shape in self.shapes], dim=1)
+        return tuple(part.reshape(-1, *shape) for part, shape in zip(columns, self.shapes, strict=True))

@@ -1,0 +1,109 @@
+"""User modules behind the adapter: an LSTM and a small Transformer over words, an LSTM over characters."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from asr.errors import AsrError
+from asr.lm.torch_adapter import SpelledModule, WordModule
+from asr.text.vocabulary import BOS_ID, EOS_ID, Vocabulary
+
+VOCABULARY = Vocabulary(["A", "AB", "BA", "ABBA"])
+
+
+class SmallLstm(nn.Module):
+    def __init__(self, num_symbols: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(num_symbols, 6)
+        self.cell = nn.LSTMCell(6, 5)
+        self.output = nn.Linear(5, num_symbols)
+
+    def initial_state(self) -> tuple[Tensor, Tensor]:
+        return torch.zeros(5), torch.zeros(5)
+
+    def forward(self, symbol_id: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        hidden, cell = self.cell(self.embedding(symbol_id), state)
+        return self.output(hidden).log_softmax(dim=1), (hidden, cell)
+
+
+class SmallTransformer(nn.Module):
+    """Attends over the last `window` words, which are its state; -1 where there are none yet."""
+
+    def __init__(self, num_symbols: int, window: int = 8) -> None:
+        super().__init__()
+        self.window = window
+        self.embedding = nn.Embedding(num_symbols, 8)
+        self.position = nn.Parameter(torch.randn(window, 8))
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.output = nn.Linear(8, num_symbols)
+
+    def initial_state(self) -> tuple[Tensor]:
+        return (torch.full((self.window,), -1.0),)
+
+    def forward(self, symbol_id: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        words = torch.cat((state[0][:, 1:], symbol_id[:, None].float()), dim=1)
+        inputs = self.embedding(words.clamp(min=0).long()) + self.position
+        hidden = self.layer(inputs, src_key_padding_mask=words < 0)
+        return self.output(hidden[:, -1]).log_softmax(dim=1), (words,)
+
+
+@pytest.mark.parametrize("module_class", [SmallLstm, SmallTransformer])
+@torch.no_grad()
+def test_word_module_equals_the_module(module_class: type[nn.Module]) -> None:
+    torch.manual_seed(1)
+    module = module_class(len(VOCABULARY)).eval()
+    network = WordModule(module, VOCABULARY)
+    sentences = torch.tensor([[4, 5, 6, 7, 4], [5, 5, 7, 7, 6], [4, 4, 4, 5, 5]])
+    state = network.initial_state().expand(3, -1)
+    parts = tuple(part.expand(3, *part.shape) for part in module.initial_state())  # type: ignore[operator]
+    previous = torch.full((3,), BOS_ID)
+    for word_id in sentences.unbind(dim=1):
+        state = network.step(state, previous)
+        expected, parts = module(previous, parts)
+        hidden = state[:, network.state_size - network.hidden_size :]
+        found = network.log_prob(hidden, torch.zeros(3, 0, dtype=torch.int64), word_id)
+        torch.testing.assert_close(found, expected.gather(1, word_id[:, None])[:, 0])
+        previous = word_id
+
+
+@torch.no_grad()
+def test_spelled_module_sums_over_the_spelling() -> None:
+    torch.manual_seed(2)
+    # Tokens: 0 begin, 1 space, 2 A, 3 B, 4 end.
+    module = SmallLstm(5)
+    spellings = {"</s>": [4], **{word: [*(2 + "AB".index(letter) for letter in word), 1] for word in ("A", "AB", "BA")}}
+    network = SpelledModule(module, VOCABULARY, spellings, begin_id=0)
+    words = [5, 4, 6, EOS_ID]
+    state = network.initial_state()[None]
+    previous = BOS_ID
+    found = []
+    for word in words:
+        state = network.step(state, torch.tensor([previous]))
+        hidden = state[:, network.state_size - network.hidden_size :]
+        found.append(float(network.log_prob(hidden, torch.zeros(1, 0, dtype=torch.int64), torch.tensor([word]))))
+        previous = word
+
+    log_prob, parts = module(torch.tensor([0]), tuple(part[None] for part in module.initial_state()))
+    for word, score in zip(words, found, strict=True):
+        expected = 0.0
+        for token in spellings[VOCABULARY.words[word]]:
+            expected += float(log_prob[0, token])
+            log_prob, parts = module(torch.tensor([token]), parts)
+        assert abs(score - expected) < 1e-5
+    # ABBA has no spelling; mixed queries do not disturb each other.
+    query = torch.tensor([7, 4, EOS_ID, 5])
+    together = network.log_prob(hidden.expand(4, -1), torch.zeros(4, 0, dtype=torch.int64), query)
+    assert together[0] == -torch.inf
+    for row in range(1, 4):
+        alone = network.log_prob(hidden, torch.zeros(1, 0, dtype=torch.int64), query[row : row + 1])
+        torch.testing.assert_close(together[row], alone[0])
+
+
+def test_misfits_are_one_sentence() -> None:
+    network = WordModule(SmallLstm(5), VOCABULARY)
+    with pytest.raises(AsrError, match="scores 5 words and its vocabulary has 8"):
+        network.step(network.initial_state()[None], torch.tensor([BOS_ID]))
+    with pytest.raises(AsrError, match="</s>"):
+        SpelledModule(SmallLstm(5), VOCABULARY, {"A": [2]}, begin_id=0)

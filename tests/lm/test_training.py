@@ -1,0 +1,194 @@
+"""Training under Lightning: it learns, resumes to the same result, does not blow up, and never spans the vocabulary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from asr.errors import AsrError
+from asr.lm.rnn_lm import RnnLm, RnnLmConfig
+from asr.lm.sparse_rows import AdamWithSparseRows
+from asr.lm.token_streams import TokenBatch, history_of
+from asr.text.vocabulary import EOS_ID, Vocabulary
+
+pl = pytest.importorskip("pytorch_lightning")
+pytest.importorskip("tensorboard")
+
+from asr.lm.lit_rnn_lm import LitRnnLm  # noqa: E402
+from asr.lm.lit_text_data import TextDataModule  # noqa: E402
+from asr.lm.network_file import load_network, network_from_checkpoint, save_network  # noqa: E402
+
+SMALL = {"embedding_size": 8, "hidden_size": 8, "maxent_order": 3, "maxent_size": 997, "num_noise_words": 32}
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    lines = ["THE CAT SAT", "A DOG RAN FAR", "THE DOG SAT", "A CAT RAN"] * 60
+    (tmp_path / "text.txt").write_text("\n".join(lines))
+    (tmp_path / "words.txt").write_text("\n".join("THE A CAT DOG SAT RAN FAR".split()))
+    return tmp_path
+
+
+def _data(corpus: Path) -> TextDataModule:
+    text = [str(corpus / "text.txt")]
+    return TextDataModule(str(corpus / "words.txt"), str(corpus / "cache"), text, None, text, None, 1, 4, 8)
+
+
+def _model(corpus: Path, **more: Any) -> LitRnnLm:
+    pl.seed_everything(1, workers=False)
+    network = RnnLmConfig(**{**SMALL, **more.pop("network", {})})
+    return LitRnnLm(str(corpus / "words.txt"), network, warmup_steps=1, **more)
+
+
+def _trainer(corpus: Path, **more: Any) -> Any:
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+    return pl.Trainer(accelerator="cpu", default_root_dir=str(corpus), **{**quiet, "max_epochs": 2, **more})
+
+
+@pytest.mark.parametrize("output", ["nce", "hierarchical", "class", "full"])
+@pytest.mark.parametrize("cell", ["gru", "relu"])
+def test_learns_and_is_finite_at_three_times_the_rate(corpus: Path, output: str, cell: str) -> None:
+    network = {"output": output, "cell": cell}
+    perplexities = []
+    for factor in (1, 3):
+        model = _model(corpus, network=network, lr=2e-3 * factor, sparse_lr=0.1 * factor)
+        trainer = _trainer(corpus, max_epochs=6, enable_checkpointing=False)
+        trainer.fit(model, _data(corpus))
+        perplexities.append(float(trainer.callback_metrics["val_perplexity"]))
+        assert all(bool(value.isfinite().all()) for value in model.state_dict().values())
+    # 8 words with </s>; the corpus itself has a perplexity of about 1.5.
+    assert max(perplexities) < 4
+
+
+def test_a_resumed_run_ends_where_an_unbroken_one_does(corpus: Path) -> None:
+    from pytorch_lightning.callbacks import ModelCheckpoint
+
+    whole = _model(corpus)
+    keep = ModelCheckpoint(dirpath=corpus / "checkpoints", every_n_train_steps=11, save_top_k=-1, filename="{step}")
+    trainer = _trainer(corpus, callbacks=[keep])
+    trainer.fit(whole, _data(corpus))
+    assert trainer.global_step > 22
+    resumed = _model(corpus)
+    checkpoint = str(corpus / "checkpoints" / "step=11.ckpt")
+    again = _trainer(corpus, enable_checkpointing=False)
+    again.fit(resumed, _data(corpus), ckpt_path=checkpoint)
+    assert again.global_step == trainer.global_step
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(resumed.state_dict()[name], value, rtol=0, atol=0, msg=name)
+
+
+def test_init_from_takes_weights_and_accumulators(corpus: Path) -> None:
+    model = _model(corpus)
+    trainer = _trainer(corpus, enable_checkpointing=False)
+    trainer.fit(model, _data(corpus))
+    trainer.save_checkpoint(corpus / "first.ckpt")
+    more = _model(corpus, init_from=str(corpus / "first.ckpt"), lr=0.0, sparse_lr=0.0)
+    trainer = _trainer(corpus, max_steps=1, enable_checkpointing=False)
+    trainer.fit(more, _data(corpus))
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(more.state_dict()[name], value)
+    accumulator = trainer.optimizers[0].state[more.network.embedding.weight]["square"]
+    assert accumulator.max() > 2
+
+
+def test_export_needs_only_the_checkpoint(corpus: Path) -> None:
+    model = _model(corpus)
+    trainer = _trainer(corpus, enable_checkpointing=False, max_steps=3)
+    trainer.fit(model, _data(corpus))
+    trainer.save_checkpoint(corpus / "a.ckpt")
+    save_network(network_from_checkpoint(corpus / "a.ckpt"), corpus / "lm", half_precision=False)
+    loaded = load_network(corpus / "lm")
+    assert loaded.vocabulary == model.network.vocabulary
+    for name, value in model.network.state_dict().items():
+        torch.testing.assert_close(loaded.state_dict()[name], value)
+
+
+def test_pruned_half_precision_file_scores_alike(corpus: Path) -> None:
+    torch.manual_seed(1)
+    network = RnnLm(Vocabulary.from_file(corpus / "words.txt"), RnnLmConfig(**SMALL)).eval()
+    assert network.maxent is not None
+    torch.nn.init.normal_(network.maxent.weight[:100], std=1.0)
+    save_network(network, corpus / "lm", num_maxent_weights=100)
+    loaded = load_network(corpus / "lm")
+    query = torch.randn(5, 8), torch.randint(2, 11, (5, 2)), torch.randint(2, 11, (5,))
+    torch.testing.assert_close(loaded.log_prob(*query), network.log_prob(*query), rtol=1e-2, atol=1e-2)
+    assert not network.maxent.is_pruned
+
+
+def test_damaged_files_are_one_sentence(corpus: Path) -> None:
+    network = RnnLm(Vocabulary.from_file(corpus / "words.txt"), RnnLmConfig(**SMALL))
+    save_network(network, corpus / "lm")
+    weights = corpus / "lm" / "network.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[: len(content) // 2])
+    with pytest.raises(AsrError, match=r"network\.safetensors.*cannot be read"):
+        load_network(corpus / "lm")
+    weights.write_bytes(content)
+    (corpus / "lm" / "words.txt").write_text("THE\nA\n")
+    with pytest.raises(AsrError, match="do not fit"):
+        load_network(corpus / "lm")
+    (corpus / "lm" / "words.txt").write_text("THE\nA\nTHE\n")
+    with pytest.raises(AsrError, match="stands twice"):
+        load_network(corpus / "lm")
+    (corpus / "lm" / "network.json").write_text("{}")
+    with pytest.raises(AsrError, match="description of a language model"):
+        load_network(corpus / "lm")
+    with pytest.raises(AsrError, match="not a checkpoint"):
+        network_from_checkpoint(corpus / "words.txt")
+
+
+def test_two_word_lists_are_refused(corpus: Path) -> None:
+    (corpus / "other.txt").write_text("THE\nA\n")
+    data = TextDataModule(str(corpus / "other.txt"), str(corpus / "cache"), [str(corpus / "text.txt")])
+    with pytest.raises(AsrError, match="different word lists"):
+        _trainer(corpus, enable_checkpointing=False).fit(_model(corpus), data)
+
+
+class _LargestTensor(TorchDispatchMode):
+    """The number of elements of the largest tensor that any operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for each in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(each, Tensor) and not each.is_sparse:
+                self.largest = max(self.largest, each.numel())
+        return out
+
+
+@pytest.mark.parametrize("output", ["nce", "hierarchical"])
+def test_no_tensor_spans_batch_and_vocabulary(output: str) -> None:
+    num_words, num_streams, num_steps = 200_000, 16, 8
+    config = RnnLmConfig(
+        embedding_size=4, hidden_size=4, output=output, maxent_order=3, maxent_size=1 << 16, num_noise_words=64
+    )
+    network = RnnLm(Vocabulary(f"W{idx}" for idx in range(num_words - 4)), config)
+    network.output.set_unigram(torch.randint(0, 50, (num_words,)), reset_bias=True)
+    optimizer = AdamWithSparseRows(network.parameters())
+    tokens = torch.randint(4, num_words, (num_streams, num_steps + 2))
+    history = history_of(tokens, 2, 2)
+    is_start = tokens[:, 1:-1] == EOS_ID
+    batch = TokenBatch(tokens[:, 1:-1], tokens[:, 2:], history, is_start, True)
+    # The first step makes the optimiser's state, which is as large as the parameters.
+    for mode in (None, _LargestTensor()):
+        if mode is not None:
+            mode.__enter__()
+        loss, _ = network(batch, None, torch.Generator().manual_seed(1))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        query = torch.randn(num_streams * num_steps, 4), history.flatten(0, 1), batch.target_id.flatten()
+        network.log_prob(*query)
+        if mode is not None:
+            mode.__exit__(None, None, None)
+            # The tables themselves, V * H, come by; V * batch would be 16 times that.
+            assert mode.largest <= 4 * num_words + (1 << 16)
+    assert bool(loss.isfinite())

@@ -1,0 +1,69 @@
+"""Scores of texts: batched equal to word by word; interpolation weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asr.lm.interpolation_weight import tune_linear_weights
+from asr.lm.rnn_lm import RnnLm, RnnLmConfig
+from asr.lm.word_scores import network_word_scores, perplexity
+from asr.text.vocabulary import BOS_ID, EOS_ID, EPSILON_ID, Vocabulary
+
+
+def _network() -> RnnLm:
+    torch.manual_seed(1)
+    config = RnnLmConfig(
+        embedding_size=6, hidden_size=5, num_layers=2, maxent_order=3, maxent_size=97, num_noise_words=8
+    )
+    network = RnnLm(Vocabulary(["A", "B", "C"]), config).eval()
+    assert network.maxent is not None
+    torch.nn.init.normal_(network.maxent.weight)
+    return network
+
+
+NETWORK = _network()
+
+
+@given(st.lists(st.lists(st.integers(3, 6), max_size=6), min_size=1, max_size=8), st.integers(1, 9))
+@torch.no_grad()
+def test_equal_to_one_word_after_the_other(sentences: list[list[int]], sentences_at_once: int) -> None:
+    token_id = np.array([word for sentence in sentences for word in [*sentence, EOS_ID]], dtype=np.int32)
+    found, excess = network_word_scores(NETWORK, token_id, sentences_at_once=sentences_at_once)
+    normalized, excess = network_word_scores(NETWORK, token_id, normalized=True, sentences_at_once=sentences_at_once)
+    assert excess is not None
+    torch.testing.assert_close(normalized, found - excess)
+    place = 0
+    for sentence in sentences:
+        state = NETWORK.initial_state()[None]
+        past = [BOS_ID]
+        for word in [*sentence, EOS_ID]:
+            state = NETWORK.step(state, torch.tensor([past[0]]))
+            history = torch.tensor([[*past, EPSILON_ID, EPSILON_ID][:2]])
+            score = NETWORK.log_prob(state[:, -NETWORK.hidden_size :], history, torch.tensor([word]))
+            torch.testing.assert_close(found[place], score[0])
+            past.insert(0, word)
+            place += 1
+
+
+@torch.no_grad()
+def test_training_and_scoring_see_the_same_hidden_layer() -> None:
+    from asr.lm.token_streams import TokenStreams
+
+    token_id = np.array([3, 4, 5, EOS_ID, 6, EOS_ID, 3, 3, EOS_ID], dtype=np.int32)
+    batch = TokenStreams(token_id, 1, 9, NETWORK.num_history_words)[0]
+    hidden, _ = NETWORK.hidden_sequence(batch, None)
+    trained = NETWORK.log_prob(hidden[:, 0], batch.history[0], batch.target_id[0])
+    torch.testing.assert_close(trained, network_word_scores(NETWORK, token_id)[0])
+
+
+def test_weights_of_a_mixture() -> None:
+    # Two experts, each right on its part of the text: three quarters to one quarter.
+    log_prob = torch.log(torch.tensor([[0.9, 0.9, 0.9, 0.001], [0.001, 0.001, 0.001, 0.9]])).repeat(1, 50)
+    weight, mixed = tune_linear_weights(log_prob)
+    torch.testing.assert_close(weight.float(), torch.tensor([0.75, 0.25]), rtol=0, atol=2e-3)
+    grid = [torch.logsumexp(log_prob.double() + torch.tensor([[w], [1 - w]]).log(), 0).mean() for w in (0.7, 0.8)]
+    assert mixed.mean() >= max(grid)
+    assert perplexity(mixed) < perplexity(log_prob[0])
