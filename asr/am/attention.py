@@ -37,8 +37,8 @@ class SelfAttention(nn.Module):
         self.out_projection = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, bias: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-        """x (N, T, dim), bias (N, 1, T) with a large negative number at padded keys, angles of `rotary_angles` -> (N, T, dim)."""
-        num_utterances, num_frames, dim = x.shape
+        """x (N, T, dim), bias (N, 1, T), very negative at padding, angles of `rotary_angles` -> (N, T, dim)."""
+        num_utterances, num_frames, _ = x.shape
         projected = self.in_projection(x).view(num_utterances, num_frames, 3, self.num_heads, self.head_dim)
         projected = projected.permute(2, 0, 3, 1, 4)  # (3, N, heads, T, D)
         cos, sin = (angle.to(projected.dtype) for angle in angles)

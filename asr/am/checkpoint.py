@@ -42,17 +42,35 @@ def averaged_weights(checkpoint: str | Path) -> dict[str, Tensor]:
     Raises:
         AsrError: the file is missing, or was written by something else.
     """
+    state = _read(checkpoint)["state_dict"]
+    weights = {name[len(_AVERAGE_PREFIX) :]: value for name, value in state.items() if name.startswith(_AVERAGE_PREFIX)}
+    if not weights:
+        raise AsrError(f"{checkpoint}: it holds no averaged network; take one that `asr fit` wrote for an am*.yaml.")
+    return weights
+
+
+def checkpoint_tokens(checkpoint: str | Path) -> list[str]:
+    """The tokens that the network in a checkpoint was trained for, blank first.
+
+    Raises:
+        AsrError: the file is missing, or was written by something else.
+    """
+    content = _read(checkpoint)
+    if "tokens" not in content:
+        raise AsrError(f"{checkpoint}: it does not say its tokens; take one that `asr fit` wrote for an am*.yaml.")
+    return list(content["tokens"])
+
+
+def _read(checkpoint: str | Path) -> dict[str, Any]:
     try:
         # Lightning's checkpoints hold more than tensors; like any pickle, only load files that you trust.
-        state = torch.load(checkpoint, map_location="cpu", weights_only=False)["state_dict"]
-    except (OSError, KeyError, TypeError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise AsrError(f"{checkpoint}: no Lightning checkpoint can be read there ({error}).") from error
-    weights = {
-        name[len(_AVERAGE_PREFIX) :]: value for name, value in state.items() if name.startswith(_AVERAGE_PREFIX)
-    }
-    if not weights:
-        raise AsrError(f"{checkpoint}: it holds no averaged acoustic model; take one that `asr fit` wrote for an am*.yaml.")
-    return weights
+        content: dict[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=False)
+        if "state_dict" in content:
+            return content
+        reason = "it has no state_dict"
+    except (OSError, TypeError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        reason = str(error)
+    raise AsrError(f"{checkpoint}: no Lightning checkpoint can be read there ({reason}).")
 
 
 def _network_section(recipe: Path) -> tuple[str, dict[str, Any]]:
@@ -63,4 +81,4 @@ def _network_section(recipe: Path) -> tuple[str, dict[str, Any]]:
     except OSError as error:
         raise AsrError(f"{recipe}: the recipe cannot be read ({error.strerror}).") from error
     except (yaml.YAMLError, KeyError, TypeError, ValueError, UnicodeDecodeError) as error:
-        raise AsrError(f"{recipe}: no model.init_args.network is found there; take the YAML of an acoustic model.") from error
+        raise AsrError(f"{recipe}: it has no model.init_args.network; take the YAML of an acoustic model.") from error

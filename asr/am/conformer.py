@@ -16,8 +16,8 @@ from asr.data.cmvn import UtteranceCmvn
 class Conformer(nn.Module):
     """Filterbanks in, token log-probabilities at a quarter of the frame rate out.
 
-    Each utterance is normalised to mean 0 and variance 1 first; that belongs to the network and not to the front end, so
-    that training and recognition cannot disagree about it.
+    Each utterance is normalised to mean 0 and variance 1 first; that belongs to the network and not to the front end,
+    so that training and recognition cannot disagree about it.
 
     After the blocks named in `intermediate_blocks` the same output layer gives a further CTC output, whose posterior is
     fed back into the next block (self-conditioned CTC, Nozaki and Komatsu, 2021): it lets later blocks condition on a

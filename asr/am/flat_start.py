@@ -15,7 +15,7 @@ _IGNORED = -100
 
 
 def even_alignment(
-    features: Tensor, num_frames: Tensor, tokens: Tensor, num_tokens: Tensor, max_out_frames: int, threshold: float = 0.35
+    features: Tensor, num_frames: Tensor, tokens: Tensor, num_tokens: Tensor, max_frames: int, threshold: float = 0.35
 ) -> Tensor:
     """A token id for each output frame, blank in silence, -100 in padding; (N, T') int64.
 
@@ -27,10 +27,10 @@ def even_alignment(
         num_frames: (N,) output frames, of T'.
         tokens: (N, U) padded with 0.
         num_tokens: (N,).
-        max_out_frames: T'.
+        max_frames: T'.
         threshold: see above.
     """
-    level = F.adaptive_avg_pool1d(features.float().mean(-1)[:, None], max_out_frames)[:, 0]  # (N, T')
+    level = F.adaptive_avg_pool1d(features.float().mean(-1)[:, None], max_frames)[:, 0]  # (N, T')
     alignment = torch.full(level.shape, _IGNORED, dtype=torch.int64, device=features.device)
     for i, (frames, count) in enumerate(zip(num_frames.tolist(), num_tokens.tolist(), strict=True)):
         own = level[i, :frames]
@@ -45,5 +45,5 @@ def even_alignment(
 
 
 def frame_cross_entropy(log_prob: Tensor, alignment: Tensor) -> Tensor:
-    """Mean over real frames of minus the log-probability of their token; log_prob (N, T', C), alignment (N, T') -> ()."""
+    """Mean over real frames of minus their token's log-probability; log_prob (N, T', C), alignment (N, T') -> ()."""
     return F.nll_loss(log_prob.flatten(0, 1), alignment.flatten(), ignore_index=_IGNORED)

@@ -29,7 +29,9 @@ class K2Ctc(nn.Module):
         try:
             import k2
         except ImportError as error:
-            raise AsrError("K2Ctc needs k2, which is not installed here; set the objective to asr.am.torch_ctc.TorchCtc.") from error
+            raise AsrError(
+                "K2Ctc needs k2, which is not installed; set objective to asr.am.torch_ctc.TorchCtc."
+            ) from error
         # k2 wants the longest utterance first.
         order = torch.argsort(num_frames, descending=True)
         sequences = [tokens[i, : num_tokens[i]].tolist() for i in order.tolist()]

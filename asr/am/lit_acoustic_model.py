@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asr.am.checkpoint import averaged_weights
+from asr.am.checkpoint import averaged_weights, checkpoint_tokens
 from asr.am.flat_start import even_alignment, frame_cross_entropy
 from asr.am.greedy import greedy_tokens
 from asr.am.network import AcousticNetwork
 from asr.am.objective import Objective
 from asr.am.optimizer import adamw
 from asr.am.schedule import warmup_cosine
+from asr.am.transfer import transfer_weights
 from asr.am.weight_average import WeightAverage
 from asr.errors import AsrError
 from asr.evaluation.error_rate import NO_ERRORS, ErrorCounts, count_errors
@@ -38,7 +39,7 @@ class LitAcousticModel(pl.LightningModule):
         average_decay: of the moving average of weights.
         flat_start_steps: first steps on frame cross-entropy with evenly spread tokens; see `asr.am.flat_start`.
         length_multiple: training batches are padded to a multiple of so many frames.
-        initial_checkpoint: start from the averaged weights of this Lightning checkpoint.
+        initial_checkpoint: start from the averaged weights of this checkpoint of `asr fit`; its tokens may be others.
     """
 
     def __init__(
@@ -57,8 +58,6 @@ class LitAcousticModel(pl.LightningModule):
         initial_checkpoint: str | None = None,
     ) -> None:
         super().__init__()
-        if initial_checkpoint is not None:
-            network.load_state_dict(averaged_weights(initial_checkpoint))
         self.network: AcousticNetwork = network  # type: ignore[assignment]
         self.objective: Objective = objective  # type: ignore[assignment]
         self.average = WeightAverage(network, average_decay)
@@ -68,6 +67,7 @@ class LitAcousticModel(pl.LightningModule):
         self.weight_decay = weight_decay
         self.max_gradient_norm = max_gradient_norm
         self.intermediate_weight = intermediate_weight
+        self.initial_checkpoint = initial_checkpoint
         self.flat_start_steps = flat_start_steps
         self.length_multiple = length_multiple
         self._errors: ErrorCounts = NO_ERRORS
@@ -85,10 +85,16 @@ class LitAcousticModel(pl.LightningModule):
         has = (self.network.num_features, self.network.num_tokens)
         if wanted != has:
             raise AsrError(
-                f"The network expects {has[0]} features and gives {has[1]} tokens, the data have {wanted[0]} and {wanted[1]}; "
-                "set num_features and num_tokens of the network in the recipe's YAML."
+                f"The network expects {has[0]} features and gives {has[1]} tokens, "
+                f"the data have {wanted[0]} and {wanted[1]}; set num_features and num_tokens of the network in the recipe's YAML."
             )
         texts = (cut.supervisions[0].text or "" for cut in data.cuts["train"])
+        if self.initial_checkpoint is not None and self.trainer.global_step == 0:
+            weights = averaged_weights(self.initial_checkpoint)
+            weight_tokens = checkpoint_tokens(self.initial_checkpoint)
+            for network in (self.network, self.average.network):
+                transfer_weights(network, data.token_table.tokens, weights, weight_tokens)  # type: ignore[arg-type]
+        # The loader draws from the generator before the epoch's hooks are called, so the state is restored here.
         self._restore_rng_state()
         self.objective.prepare([data.tokenizer.encode(text.split())[0] for text in texts])
 
@@ -103,7 +109,8 @@ class LitAcousticModel(pl.LightningModule):
             loss = torch.stack([frame_cross_entropy(out, alignment) for out in outputs]).mean()
             self.log("flat_start_loss", loss.detach(), prog_bar=True, on_step=True, on_epoch=False)
             return loss
-        losses = [self.objective(out, num_frames, batch["tokens"], batch["num_tokens"]).sum() / num_tokens for out in outputs]
+        targets = (batch["tokens"], batch["num_tokens"])
+        losses = [self.objective(out, num_frames, *targets).sum() / num_tokens for out in outputs]
         loss = losses[-1]
         self.log("train_loss", loss.detach(), prog_bar=True, on_step=True, on_epoch=False, batch_size=len(num_frames))
         if len(losses) > 1:
@@ -161,25 +168,31 @@ class LitAcousticModel(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keeps the random generator's state, so that a resumed run goes on as the whole one would."""
+        """Keeps the tokens, and the random generator's state, so that a resumed run goes on as the whole one would."""
+        checkpoint["tokens"] = list(self.trainer.datamodule.token_table.tokens)  # type: ignore[attr-defined]
         checkpoint["rng_state"] = torch.get_rng_state()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self._rng_state = checkpoint.get("rng_state")
 
+    def on_train_epoch_start(self) -> None:
+        """After a resume older versions of Lightning start the loader a second time, behind this hook."""
+        if not hasattr(self.trainer.fit_loop, "is_resuming"):
+            self._restore_rng_state()
+        self._rng_state = None
+
     def _restore_rng_state(self) -> None:
-        # Now and not at the epoch's start: the loader draws from it before that.
         if self._rng_state is not None:
             torch.set_rng_state(self._rng_state.cpu())
-            self._rng_state = None
 
     def _evaluate(self, batch: dict[str, Any], stage: str) -> None:
         log_prob, num_frames = self(batch["features"], batch["num_frames"])
         loss = self.objective(log_prob, num_frames, batch["tokens"], batch["num_tokens"]).sum()
-        num_tokens = int(batch["num_tokens"].sum())
-        self.log(f"{stage}_loss", loss / max(1, num_tokens), on_epoch=True, on_step=False, batch_size=max(1, num_tokens))
-        for hypothesis, tokens, count in zip(greedy_tokens(log_prob, num_frames), batch["tokens"], batch["num_tokens"], strict=True):
-            self._errors += count_errors([str(i) for i in tokens[:count].tolist()], [str(i) for i in hypothesis])
+        num_tokens = max(1, int(batch["num_tokens"].sum()))
+        self.log(f"{stage}_loss", loss / num_tokens, on_epoch=True, on_step=False, batch_size=num_tokens)
+        for i, hypothesis in enumerate(greedy_tokens(log_prob, num_frames)):
+            reference = batch["tokens"][i, : batch["num_tokens"][i]].tolist()
+            self._errors += count_errors([str(token) for token in reference], [str(token) for token in hypothesis])
 
     def _total_steps(self) -> int:
         # Bucketed batches have no length known beforehand, so the data module counts them.

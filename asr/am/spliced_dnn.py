@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -43,7 +45,7 @@ class SplicedDnn(nn.Module):
         self.input_norm = UtteranceCmvn()
         self.splice = Splice(left_context, right_context)
         sizes = [num_features * (left_context + 1 + right_context)] + [hidden_dim] * num_hidden_layers
-        self.hidden = nn.ModuleList(nn.Linear(size, next_size) for size, next_size in zip(sizes, sizes[1:], strict=False))
+        self.hidden = nn.ModuleList(nn.Linear(size, next_size) for size, next_size in pairwise(sizes))
         self.dropout = nn.Dropout(dropout)
         self.out = nn.Linear(hidden_dim, num_tokens)
         for layer in self.hidden:

@@ -34,8 +34,8 @@ class WeightAverage(nn.Module):
         decay = min(self.decay, (1 + num_updates) / (10 + num_updates))
         for mean, value in zip(self.network.parameters(), network.parameters(), strict=True):
             mean.lerp_(value, 1.0 - decay)
-        for mean, value in zip(self.network.buffers(), network.buffers(), strict=True):
-            mean.copy_(value)
+        for own, buffer in zip(self.network.buffers(), network.buffers(), strict=True):
+            own.copy_(buffer)
 
     def train(self, mode: bool = True) -> WeightAverage:
         """Stays in evaluation mode."""

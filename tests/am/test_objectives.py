@@ -30,10 +30,11 @@ def random_case(lengths: list[int], targets: list[list[int]], num_tokens: int, s
 def paths_of(log_prob: Tensor, num_frames: int) -> list[tuple[list[int], Tensor]]:
     """All token sequences of one utterance's paths with the paths' scores."""
     num_tokens = log_prob.shape[1]
-    return [
-        ([token for token, _ in groupby(path) if token], torch.stack([log_prob[t, c] for t, c in enumerate(path)]).sum())
-        for path in product(range(num_tokens), repeat=num_frames)
-    ]
+    found = []
+    for path in product(range(num_tokens), repeat=num_frames):
+        score = torch.stack([log_prob[frame, token] for frame, token in enumerate(path)]).sum()
+        found.append(([token for token, _ in groupby(path) if token], score))
+    return found
 
 
 def gradient(loss: Tensor, log_prob: Tensor) -> Tensor:
@@ -109,7 +110,8 @@ def test_ctc_crf_equals_path_enumeration_in_value_and_gradient() -> None:
         values = []
         for delta in (1e-2, -1e-2):
             changed[index] = logits.detach()[index] + delta
-            values.append(float((objective(F.log_softmax(changed, dim=-1), num_frames, tokens, num_tokens) * weight).sum()))
+            loss = objective(F.log_softmax(changed, dim=-1), num_frames, tokens, num_tokens)
+            values.append(float((loss * weight).sum()))
         numeric[index] = (values[0] - values[1]) / 2e-2
     torch.testing.assert_close(exact, numeric, atol=2e-3, rtol=2e-2)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,8 +20,8 @@ def test_the_schedule_rises_then_falls_to_its_floor(warmup: int, total: int, flo
     factors = [warmup_cosine(step, warmup, total, floor) for step in range(total + 10)]
     peak = max(range(len(factors)), key=factors.__getitem__)
     assert peak == warmup
-    assert all(a < b for a, b in zip(factors[:peak], factors[1 : peak + 1], strict=True))
-    assert all(a >= b for a, b in zip(factors[peak:], factors[peak + 1 :], strict=False))
+    assert all(a < b for a, b in pairwise(factors[: peak + 1]))
+    assert all(a >= b for a, b in pairwise(factors[peak:]))
     assert abs(factors[-1] - floor) < 1e-9
 
 
