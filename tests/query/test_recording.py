@@ -31,8 +31,8 @@ def record(num_streams=3):
 def test_replay_gives_the_recorded_scores_on_a_fresh_engine(tmp_path):
     recorder, scores = record()
     assert isinstance(recorder, LanguageModel)
-    save_streams(tmp_path / "streams.npz", recorder.streams())
-    streams = load_streams(tmp_path / "streams.npz")
+    save_streams(tmp_path / "streams.npz.xz", recorder.streams())
+    streams = load_streams(tmp_path / "streams.npz.xz")
     assert [stream.num_calls for stream in streams] == [5, 6, 7]
     engine = RnnLM(ToyNetwork())
     assert torch.allclose(torch.cat([replay(stream, engine) for stream in streams]), scores, atol=1e-6)
@@ -65,6 +65,6 @@ def test_last_call_of_a_context_is_the_last_that_extends_it():
 
 
 def test_a_file_that_is_no_recording_is_named(tmp_path):
-    (tmp_path / "bad.npz").write_bytes(b"nothing")
+    (tmp_path / "bad.npz.xz").write_bytes(b"nothing")
     with pytest.raises(AsrError, match="no recorded query streams"):
-        load_streams(tmp_path / "bad.npz")
+        load_streams(tmp_path / "bad.npz.xz")
