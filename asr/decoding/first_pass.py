@@ -51,14 +51,16 @@ class DecodeResult:
         hypotheses: best first. One from the search itself; `asr.decoding.nbest` takes more from the lattice.
             Empty where nothing survived the beam, or there were no frames and the empty sentence is not allowed.
         reached_final: False where no complete sentence survived; a hypothesis then is the best unfinished path.
-        num_frames: frames decoded.
+        num_frames: frames decoded, those that `blank_skip_threshold` left out not counted.
         lattice: the alternatives, where the pass was asked to keep them and a final state was reached.
+        original_frame: (num_frames,) int64, where frames were left out: what each decoded one was before.
     """
 
     hypotheses: tuple[Hypothesis, ...]
     reached_final: bool
     num_frames: int
     lattice: Lattice | None = None
+    original_frame: Tensor | None = None
 
     @property
     def best(self) -> Hypothesis | None:

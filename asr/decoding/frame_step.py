@@ -134,6 +134,9 @@ class FrameStep:
         context_idx = lm_score = None
         if self._lm is not None:
             # The graph's own scores decide which words are worth asking the language model for.
+            if options.word_beam is not None:
+                dropped = (arcs.words.num_words.index_select(0, arc) > 0) & (score < -options.word_beam)
+                score.masked_fill_(dropped, -torch.inf)
             chosen = survivors(score, stream, len(offset), options.search_beam, options.min_active_states, None)
             source, arc = source.index_select(0, chosen), arc.index_select(0, chosen)
             score, stream = score.index_select(0, chosen), stream.index_select(0, chosen)

@@ -95,7 +95,7 @@ class K2FirstPass:
                 hypothesis = hypothesis_of_path(
                     self.graph, self.options, graph_arc, total, final_score, lm_score, frame_of
                 )
-                results[utt_idx] = DecodeResult((hypothesis,), True, num, lattice)
+                results[utt_idx] = DecodeResult((hypothesis,), True, num, lattice, frame_of)
         missing = [utt_idx for utt_idx, result in enumerate(results) if result is None]
         if missing:
             rest = torch.tensor(missing, device=log_prob.device)

@@ -71,6 +71,7 @@ def _within(
         max_active_states=torch.iinfo(torch.int64).max,
         max_contexts_per_state=num_hypotheses,
         lm_scale=0.0,
+        word_beam=None,
     )
     backtrace = Backtrace(device)
     search = TokenSearch(pushed, search_options, HistoryTree(graph.vocabulary, device), backtrace)

@@ -73,6 +73,7 @@ def rescore_on_the_fly(
         options,
         search_beam=math.inf if options.context_beam is None else options.context_beam,
         min_active_states=0,
+        word_beam=None,
     )
     backtrace = Backtrace(device, collects=not keep_lattice)
     records = LatticeRecords(len(lattices), options.output_beam) if keep_lattice else None

@@ -28,6 +28,9 @@ class DecodingOptions:
         graph_scale: weight of the graph's scores.
         lm_scale: weight of the language model's scores.
         word_insertion_penalty: added for each word; negative for fewer words.
+        word_beam: during a search with a language model, words whose partial path is this much worse than the best one
+            by the graph's scores alone are dropped before the language model is asked (the skip heuristic of
+            four-caches); None leaves it to the search beam.
         max_contexts_per_state: keep only so many word histories at a state; None keeps all (exact).
         context_beam: drop word histories this much worse than the best at their frame during on-the-fly rescoring
             of a lattice; None keeps all (exact).
@@ -46,12 +49,13 @@ class DecodingOptions:
     graph_scale: float = 1.0
     lm_scale: float = 1.0
     word_insertion_penalty: float = 0.0
+    word_beam: float | None = None
     max_contexts_per_state: int | None = None
     context_beam: float | None = None
     blank_skip_threshold: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("search_beam", "output_beam", "context_beam", "am_scale"):
+        for name in ("search_beam", "output_beam", "word_beam", "context_beam", "am_scale"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise AsrError(f"decoding options: {name} is {value}; it must be above 0.")

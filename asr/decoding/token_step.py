@@ -170,8 +170,7 @@ def best_of_group(key: Tensor, score: Tensor, num_kept: int) -> Tensor:
         num_kept: how many.
     """
     representative = group(key)
-    order = torch.sort(score, descending=True, stable=True).indices
-    order = order.index_select(0, torch.sort(representative.index_select(0, order), stable=True).indices)
+    order = torch.sort((representative << 32) + magnitude_bits(score), stable=True).indices
     owner = representative.index_select(0, order)
     position = torch.arange(len(key), device=key.device)
     starts = torch.ones_like(owner, dtype=torch.bool)

@@ -92,6 +92,7 @@ class TorchFirstPass:
                     reached_final=ending.reached_final,
                     num_frames=int(num_frames[utt_idx]),
                     lattice=lattices[utt_idx] if lattices is not None and ending.reached_final else None,
+                    original_frame=frame_of,
                 )
             )
         return results

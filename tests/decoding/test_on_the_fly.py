@@ -15,6 +15,7 @@ from asr.decoding.lattice_scores import best_path, prune
 from asr.decoding.on_the_fly import rescore_on_the_fly
 from asr.decoding.options import DecodingOptions
 from asr.decoding.path import hypothesis_of_path
+from asr.decoding.rescoring_pass import RescoringPass
 from asr.decoding.torch_pass import TorchFirstPass
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.lattice_paths import all_sentences
@@ -122,3 +123,40 @@ def test_prune_keeps_the_best_path() -> None:
         expected = best_path(lattice, OPTIONS)
         assert found is not None and expected is not None
         assert len(found[0]) == len(expected[0])
+
+
+@settings(max_examples=8)
+@given(seed=st.integers(0, 10**6))
+def test_rescoring_pass_equals_the_language_model_inside_the_search(seed: int) -> None:
+    graph = random_graph(seed)
+    log_prob, num_frames = random_log_prob(seed, 3, 5), torch.tensor([5, 0, 4])
+    lm = TableLM(graph.vocabulary, seed)
+    options = replace(OPTIONS, output_beam=math.inf)
+    results = RescoringPass(graph, options).decode(log_prob, num_frames, lm)
+    for result, other in zip(results, TorchFirstPass(graph, options).decode(log_prob, num_frames, lm), strict=True):
+        assert result.reached_final == other.reached_final and result.lattice is None
+        if result.reached_final:
+            assert result.best is not None and other.best is not None
+            assert result.best.word_ids == other.best.word_ids
+            assert result.best.total == pytest.approx(other.best.total, abs=1e-4)
+            assert result.best.am_score == pytest.approx(other.best.am_score, abs=1e-3)
+
+
+def test_word_beam_asks_the_language_model_less() -> None:
+    graph = random_graph(11, num_states=30, num_arcs=150)
+    log_prob, num_frames = random_log_prob(11, 1, 12), torch.tensor([12])
+    exact, skipping, none = (CountingLM(graph.vocabulary) for _ in range(3))
+    TorchFirstPass(graph, replace(OPTIONS, search_beam=12.0)).decode(log_prob, num_frames, exact)
+    TorchFirstPass(graph, replace(OPTIONS, search_beam=12.0, word_beam=4.0)).decode(log_prob, num_frames, skipping)
+    TorchFirstPass(graph, replace(OPTIONS, search_beam=12.0, word_beam=12.0)).decode(log_prob, num_frames, none)
+    assert 0 < skipping.num_queries < exact.num_queries == none.num_queries
+
+
+class CountingLM(TableLM):
+    """Counts the words that it is asked about."""
+
+    num_queries = 0
+
+    def score(self, context_idx: torch.Tensor, word_id: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.num_queries += len(word_id)
+        return super().score(context_idx, word_id)

@@ -1,0 +1,70 @@
+"""A first pass without the language model, whose lattice is then rescored frame by frame: what k2's pass does, for any.
+
+Shapes: N utterances, T frames, C tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from asr.decoding.first_pass import DecodeResult
+from asr.decoding.on_the_fly import rescore_on_the_fly
+from asr.decoding.options import DecodingOptions
+from asr.decoding.path import hypothesis_of_path
+from asr.decoding.torch_pass import TorchFirstPass
+from asr.decoding.word_map import WordMapper
+from asr.graph.artefact import DecodingGraph
+from asr.lm.contract import LanguageModel
+
+
+class RescoringPass:
+    """The torch pass by the graph's scores, its lattice rescored on the fly.
+
+    Against the torch pass alone, the language model is asked about fewer words, but cannot save what the graph's own
+    model has pruned.
+
+    Args:
+        graph: decoding graph without arcs that read nothing.
+        options: beams and scales; `output_beam` decides what is rescored.
+        keep_lattice: whether results carry a lattice.
+    """
+
+    def __init__(
+        self, graph: DecodingGraph, options: DecodingOptions | None = None, keep_lattice: bool = False
+    ) -> None:
+        self.graph = graph
+        self.options = options if options is not None else DecodingOptions()
+        self._keep_lattice = keep_lattice
+        self._mapper = WordMapper(graph.vocabulary)
+        self._search = TorchFirstPass(graph, self.options, keep_lattice=True)
+
+    def decode(self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel | None = None) -> list[DecodeResult]:
+        """log_prob (N, T, C) natural log, num_frames (N,) int64 -> one result an utterance, in order.
+
+        Raises:
+            AsrError: the log-probabilities have NaN in them or another width than the graph's tokens.
+        """
+        results = self._search.decode(log_prob, num_frames)
+        lm = self._mapper.mapped(lm)
+        if lm is not None:
+            rescored = [utt_idx for utt_idx, result in enumerate(results) if result.lattice is not None]
+            lattices = [result.lattice for result in results if result.lattice is not None]
+            paths = rescore_on_the_fly(lattices, self.options, lm, self._keep_lattice)
+            for utt_idx, path in zip(rescored, paths, strict=True):
+                if path is None:
+                    continue
+                hypothesis = hypothesis_of_path(
+                    self.graph,
+                    self.options,
+                    path.graph_arc,
+                    path.total,
+                    path.final_graph_score,
+                    path.lm_score,
+                    results[utt_idx].original_frame,
+                )
+                results[utt_idx] = replace(results[utt_idx], hypotheses=(hypothesis,), lattice=path.lattice)
+        if self._keep_lattice:
+            return results
+        return [replace(result, lattice=None) for result in results]
