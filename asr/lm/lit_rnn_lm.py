@@ -30,7 +30,7 @@ class LitRnnLm(pl.LightningModule):
         decay_start: part of the run after which the rates fall, by a half cosine, to `final_lr_factor`.
         final_lr_factor: what is left of the rates at the run's end.
         max_grad_norm: the dense gradients, averaged over the words of a batch, are clipped to this norm.
-        noise_seed: seed of the noise; batch i draws the same noise in every run.
+        noise_seed: seed of noise and dropout; batch i draws the same in every run.
         compute_dtype: matrix products, "float32" or "bfloat16"; parameters stay float32.
         compile_cell: compiles the recurrent layers' element-wise work.
     """
@@ -77,7 +77,10 @@ class LitRnnLm(pl.LightningModule):
 
     def training_step(self, batch: TokenBatch, batch_idx: int) -> Tensor:
         """The loss summed over the batch's words; the mean is logged."""
-        generator = torch.Generator().manual_seed(self.noise_seed + self.global_step)
+        seed = self.noise_seed + self.global_step
+        generator = torch.Generator().manual_seed(seed)
+        # Dropout's masks follow from the step as well, so that a resumed run draws the same.
+        torch.manual_seed(seed)
         loss, self._states = self.network(batch, self._states, generator)
         self.log("train_loss", loss.detach() / batch.target_id.numel(), prog_bar=True, batch_size=1)
         return loss

@@ -6,6 +6,7 @@ import copy
 import json
 from dataclasses import asdict
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ def network_from_checkpoint(path: str | Path) -> RnnLm:
         arguments = checkpoint["rnn_lm_config"]
         vocabulary = Vocabulary(checkpoint["rnn_lm_words"], name=str(path))
         state = checkpoint["state_dict"]
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError) as error:
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, UnpicklingError) as error:
         raise AsrError(f"{path}: not a checkpoint of a recurrent language model ({error}).") from error
     network = RnnLm(vocabulary, RnnLmConfig(**arguments))
     prefix = "network."
