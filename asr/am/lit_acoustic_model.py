@@ -86,7 +86,8 @@ class LitAcousticModel(pl.LightningModule):
         if wanted != has:
             raise AsrError(
                 f"The network expects {has[0]} features and gives {has[1]} tokens, "
-                f"the data have {wanted[0]} and {wanted[1]}; set num_features and num_tokens of the network in the recipe's YAML."
+                f"the data have {wanted[0]} and {wanted[1]}; "
+                "set num_features and num_tokens of the network in the recipe's YAML."
             )
         texts = (cut.supervisions[0].text or "" for cut in data.cuts["train"])
         if self.initial_checkpoint is not None and self.trainer.global_step == 0:
