@@ -6,6 +6,7 @@ Shapes: Q queries, N streams.
 from __future__ import annotations
 
 import logging
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -14,6 +15,20 @@ from asr.lm.contract import LanguageModel
 from asr.text.vocabulary import SPECIAL_WORDS, UNK_ID, Vocabulary
 
 _LOGGER = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class ForgetfulLM(Protocol):
+    """A language model that may forget histories, but none that the search still holds."""
+
+    def mark_live(self, context_idx: Tensor) -> None:
+        """Declares live the contexts (K,), and those that `score` returns from now on."""
+
+
+def mark_live(lm: LanguageModel, context_idx: Tensor) -> None:
+    """Tells a model that may forget which of its contexts (K,) are still held; others have nothing to be told."""
+    if isinstance(lm, ForgetfulLM):
+        lm.mark_live(context_idx)
 
 
 class NumberedLM:
@@ -44,6 +59,10 @@ class NumberedLM:
     def final(self, context_idx: Tensor) -> Tensor:
         """log P(</s> | history), (Q,)."""
         return self._lm.final(self._table.key_of(context_idx))
+
+    def mark_live(self, context_idx: Tensor) -> None:
+        """Passes on which contexts (K,) the search still holds."""
+        mark_live(self._lm, self._table.key_of(context_idx))
 
 
 class MappedLM:
@@ -85,3 +104,7 @@ class MappedLM:
     def final(self, context_idx: Tensor) -> Tensor:
         """log P(</s> | history), (Q,)."""
         return self._lm.final(context_idx)
+
+    def mark_live(self, context_idx: Tensor) -> None:
+        """Passes on which contexts (K,) the search still holds."""
+        mark_live(self._lm, context_idx)

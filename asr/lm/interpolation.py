@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from asr.errors import AsrError
-from asr.lm.adapters import NumberedLM
+from asr.lm.adapters import NumberedLM, mark_live
 from asr.lm.contract import LanguageModel
 from asr.text.vocabulary import Vocabulary
 
@@ -49,6 +49,11 @@ class PairedContexts:
         """Both models' log P(</s> | history), (Q,) each."""
         first_idx, second_idx = self.unpack(context_idx)
         return self.first.final(first_idx), self.second.final(second_idx)
+
+    def mark_live(self, context_idx: Tensor) -> None:
+        """Passes on to both models which contexts (K,) the search still holds."""
+        for lm, idx in zip((self.first, self.second), self.unpack(context_idx), strict=True):
+            mark_live(lm, idx)
 
     @staticmethod
     def pack(first_idx: Tensor, second_idx: Tensor) -> Tensor:
@@ -136,6 +141,10 @@ class InterpolatedLM:
         """Interpolated log P(</s> | history), (Q,)."""
         return self._mix(*self._pair.final(context_idx))
 
+    def mark_live(self, context_idx: Tensor) -> None:
+        """Passes on which contexts (K,) the search still holds."""
+        self._pair.mark_live(context_idx)
+
     def _mix(self, first: Tensor, second: Tensor) -> Tensor:
         if self._kind == "linear":
             first_weight, second_weight = (math.log(weight) if weight else -math.inf for weight in self._weights)
@@ -175,6 +184,10 @@ class DifferenceLM:
     def final(self, context_idx: Tensor) -> Tensor:
         """The difference of log P(</s> | history), (Q,)."""
         return self._subtract(*self._pair.final(context_idx))
+
+    def mark_live(self, context_idx: Tensor) -> None:
+        """Passes on which contexts (K,) the search still holds."""
+        self._pair.mark_live(context_idx)
 
     @staticmethod
     def _subtract(large: Tensor, small: Tensor) -> Tensor:

@@ -93,12 +93,12 @@ class HashTable:
 
     def insert(self, key: Tensor) -> tuple[Tensor, Tensor]:
         """Absent keys (Q,), duplicates allowed -> slot (Q,), and the position of one query of each new key (D,)."""
-        self.reserve(key.numel())
         # The mixed form orders keys by bucket, equal ones side by side.
         mixed, order = self._mixed(key).sort()
         is_new = torch.ones_like(mixed, dtype=torch.bool)
         torch.ne(mixed[1:], mixed[:-1], out=is_new[1:])
         where = is_new.nonzero().squeeze(1)
+        self.reserve(where.numel())
         one = order.index_select(0, where)
         distinct_slot = self._place(key.index_select(0, one), mixed.index_select(0, where))
         self.count += one.numel()
