@@ -5,10 +5,16 @@ Shapes: S states, A arcs, Q queries.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from asr.lm.ngram_arrays import ROOT_STATE, NgramArrays
+from asr.lm.ngram_arrays import NgramArrays
+from asr.lm.ngram_index import MULTIPLIERS, ArcIndex
+from asr.lm.ngram_kernel import compiled_loops
+
+_NO_INDEX = ArcIndex(torch.zeros(0, dtype=torch.int64), 1, 1, 32)
 
 
 class ArcFinder:
@@ -16,9 +22,10 @@ class ArcFinder:
 
     Args:
         arrays: the model; scores and destinations of arcs are not looked at.
+        compiled: on a CPU, whether to run numba's loops where it is installed, instead of tensor operations.
     """
 
-    def __init__(self, arrays: NgramArrays) -> None:
+    def __init__(self, arrays: NgramArrays, compiled: bool = True) -> None:
         self._arc_begin = arrays.arc_begin
         self._label = arrays.label
         self._backoff_state = arrays.backoff_state
@@ -30,25 +37,51 @@ class ArcFinder:
         num_arcs = arrays.arc_begin[2:] - arrays.arc_begin[1:-1]
         self._num_halvings = int(num_arcs.max()).bit_length() if len(num_arcs) else 0
 
+        loops = compiled_loops() if compiled and arrays.label.device.type == "cpu" else None
+        self._loop = loops[0] if loops else None
+
     def find(self, state: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
         """Follows backoffs until the word is listed: arc_idx (Q,) int64 and the backoff weights passed (Q,)."""
         if self._maps_words:
             word_id = self._word_map.index_select(0, word_id)
+        if self._loop is not None:
+            return self._find_in_loop(self._loop, state, word_id)
         arc_idx = word_id.clone()  # in state 0 the word's arc has its own number
         backoff = torch.zeros(len(state), dtype=torch.float32, device=state.device)
         open_idx = torch.nonzero(state).squeeze(1)
         state, word = state.index_select(0, open_idx), word_id.index_select(0, open_idx)
         while len(open_idx):
             found = self._index.find(state, word) if self._index is not None else self._search(state, word)
-            hit = torch.nonzero(found.ge(0)).squeeze(1)
-            arc_idx.index_copy_(0, open_idx.index_select(0, hit), found.index_select(0, hit))
-            missed = torch.nonzero(found.lt(0)).squeeze(1)
+            missed = found.lt(0)
+            arc_idx.index_copy_(0, open_idx, torch.where(missed, word, found))
+            missed = torch.nonzero(missed).squeeze(1)
             open_idx, state = open_idx.index_select(0, missed), state.index_select(0, missed)
             backoff.index_add_(0, open_idx, self._backoff_score.index_select(0, state))
-            state = self._backoff_state.index_select(0, state).to(torch.int64)
-            inner = torch.nonzero(state.ne(ROOT_STATE)).squeeze(1)
-            open_idx, state = open_idx.index_select(0, inner), state.index_select(0, inner)
+            state = self._backoff_state.index_select(0, state)
+            inner = torch.nonzero(state).squeeze(1)
+            open_idx, state = open_idx.index_select(0, inner), state.index_select(0, inner).to(torch.int64)
             word = word_id.index_select(0, open_idx)
+        return arc_idx, backoff
+
+    def _find_in_loop(self, loop: Callable[..., None], state: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        arc_idx = torch.empty(len(state), dtype=torch.int64)
+        backoff = torch.empty(len(state), dtype=torch.float32)
+        index = self._index if self._index is not None else _NO_INDEX
+        loop(
+            state.contiguous().numpy(),
+            word_id.contiguous().numpy(),
+            index.slot.numpy(),
+            index.num_homes,
+            index.word_bits,
+            index.key_bits,
+            *MULTIPLIERS,
+            self._arc_begin.numpy(),
+            self._label.numpy(),
+            self._backoff_state.numpy(),
+            self._backoff_score.numpy(),
+            arc_idx.numpy(),
+            backoff.numpy(),
+        )
         return arc_idx, backoff
 
     def _search(self, state: Tensor, word_id: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ Shapes: S states, A arcs, V words, Q queries.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -14,10 +14,11 @@ from torch import Tensor
 from asr.lm.arc_finder import ArcFinder
 from asr.lm.ngram_arpa import read_arpa
 from asr.lm.ngram_arrays import NgramArrays
+from asr.lm.ngram_kernel import compiled_loops
 from asr.lm.ngram_trie import NgramTrie
 from asr.text.vocabulary import BOS_ID, EOS_ID, UNK_ID, Vocabulary
 
-_QUERIES_AT_ONCE = 1 << 14  # on a CPU, so that what is between two steps stays in its cache
+_QUERIES_AT_ONCE = 1 << 16  # on a CPU, so that what is between two steps stays in its cache
 
 
 class NgramLM:
@@ -28,16 +29,26 @@ class NgramLM:
         arrays: the model, all on the device where queries are answered.
         order: length of the longest n-grams.
         name: where the model came from, for reports.
+        compiled: on a CPU, whether to run numba's loops where it is installed; the answers are the same.
 
     Words of the vocabulary that the model does not list are scored as `<unk>`; `num_unlisted_words` says how many.
     """
 
-    def __init__(self, vocabulary: Vocabulary, arrays: NgramArrays, order: int, name: str = "n-gram model") -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        arrays: NgramArrays,
+        order: int,
+        name: str = "n-gram model",
+        compiled: bool = True,
+    ) -> None:
         self._vocabulary = vocabulary
         self.arrays = arrays
         self.order = order
         self.name = name
-        self._finder = ArcFinder(arrays)
+        self._finder = ArcFinder(arrays, compiled)
+        loops = compiled_loops() if compiled and arrays.label.device.type == "cpu" else None
+        self._read_arcs = loops[1] if loops else None
         self._start_state = int(arrays.dst_state[BOS_ID])
 
     @classmethod
@@ -114,8 +125,16 @@ class NgramLM:
 
     def _score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
         arc_idx, backoff = self._finder.find(context_idx, word_id)
+        if self._read_arcs is not None:
+            return self._read_in_loop(self._read_arcs, arc_idx, backoff)
         next_idx = self.arrays.dst_state.index_select(0, arc_idx).to(torch.int64)
         return backoff + self.arrays.arc_score(arc_idx), next_idx
+
+    def _read_in_loop(self, loop: Callable[..., None], arc_idx: Tensor, log_prob: Tensor) -> tuple[Tensor, Tensor]:
+        arrays, next_idx = self.arrays, torch.empty_like(arc_idx)
+        model = (arrays.score.numpy(), arrays.score_level.numpy(), arrays.dst_state.numpy())
+        loop(arc_idx.numpy(), *model, log_prob.numpy(), next_idx.numpy())
+        return log_prob, next_idx
 
     def score_sentence(self, words: Sequence[str]) -> Tensor:
         """log P of each word of a sentence and of its end, (len(words) + 1,): for tests and perplexities."""

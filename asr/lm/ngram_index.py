@@ -17,11 +17,11 @@ from torch import Tensor
 from asr.errors import AsrError
 
 _EMPTY = -1
-_MULTIPLIERS = (0x9E3779B97F4A7C15 - (1 << 64), 0xC2B2AE3D27D4EB4F - (1 << 64))
+MULTIPLIERS = (0x9E3779B97F4A7C15 - (1 << 64), 0xC2B2AE3D27D4EB4F - (1 << 64))
 _PLACE_BITS = 32
 _TAG_BITS = 31
 _TAG_MASK = (1 << _TAG_BITS) - 1
-_ARC_MASK = (1 << 32) - 1
+_WINDOW = 8  # slots looked at together once the first one holds another key
 _BUILD_BLOCK = 1 << 22
 
 
@@ -30,7 +30,7 @@ class ArcIndex:
     """Linear probing over `slot`; a slot holds `tag << 32 | arc_idx`, or -1.
 
     Attributes:
-        slot: (B,) int64; the last one is always empty.
+        slot: (B,) int64; the last 8 are always empty.
         num_homes: keys are first looked for at slots below this.
         word_bits: labels are below `2 ** word_bits`.
         key_bits: how many bits a packed (state, label) has.
@@ -85,43 +85,52 @@ class ArcIndex:
             raise AsrError(
                 f"The n-gram model's {len(state)} arcs cannot be told apart by hashing; search without index."
             )
-        slot = np.full(max(num_homes, int(place[-1]) + 1 if len(place) else 0) + 1, _EMPTY, dtype=np.int64)
+        slot = np.full(max(num_homes, int(place[-1]) + 1 if len(place) else 0) + _WINDOW, _EMPTY, dtype=np.int64)
         slot[place] = entry[by_home]
         return cls(torch.from_numpy(slot), num_homes, word_bits, key_bits)
 
     def find(self, state: Tensor, label: Tensor) -> Tensor:
         """arc_idx (Q,) int64, -1 where the state has no such arc."""
         key = self._key(state, label)
-        tag = torch.bitwise_and(key, _TAG_MASK)
-        place = self._home(key)
+        place, tag = self._home(key), _low_word(key).bitwise_and(_TAG_MASK)
         entry = self.slot.index_select(0, place)
-        stored = torch.bitwise_right_shift(entry, 32)
+        stored = _high_word(entry)
         same = stored.eq(tag)
-        arc_idx = torch.bitwise_and(entry, _ARC_MASK)
-        arc_idx.masked_fill_(~same, -1)
-        pending = torch.nonzero(~same & stored.ge(0)).squeeze(1)
-        place, tag = place.index_select(0, pending), tag.index_select(0, pending)
+        arc_idx = _low_word(entry).to(torch.int64).masked_fill_(same.logical_not(), _EMPTY)
+        pending = torch.nonzero(same.logical_or_(stored.lt(0)).logical_not_()).squeeze(1)
+        place, tag = place.index_select(0, pending).add_(1), tag.index_select(0, pending)
+        offset = torch.arange(_WINDOW, device=key.device)
         while len(pending):
-            place = place + 1
-            entry = self.slot.index_select(0, place)
-            stored = torch.bitwise_right_shift(entry, 32)
-            same = stored.eq(tag)
-            hit = torch.nonzero(same).squeeze(1)
-            arc_idx[pending.index_select(0, hit)] = torch.bitwise_and(entry.index_select(0, hit), _ARC_MASK)
-            going_on = torch.nonzero(~same & stored.ge(0)).squeeze(1)
-            pending = pending.index_select(0, going_on)
-            place, tag = place.index_select(0, going_on), tag.index_select(0, going_on)
+            window = self.slot.index_select(0, (place[:, None] + offset).view(-1))
+            stored = _high_word(window).reshape(-1, _WINDOW)
+            same = stored.eq(tag[:, None])
+            found = _low_word(window).reshape(-1, _WINDOW).masked_fill(same.logical_not(), _EMPTY).amax(1)
+            arc_idx.index_copy_(0, pending, found.to(torch.int64))
+            ended = found.ge(0).logical_or_(stored.amin(1).lt(0))
+            going_on = torch.nonzero(ended.logical_not_()).squeeze(1)
+            pending, tag = pending.index_select(0, going_on), tag.index_select(0, going_on)
+            place = place.index_select(0, going_on).add_(_WINDOW)
         return arc_idx
 
     def _key(self, state: Tensor, label: Tensor) -> Tensor:
         """(state, label) as one number of `key_bits` bits, mixed one-to-one, (Q,)."""
         mask = (1 << self.key_bits) - 1
         key = torch.bitwise_left_shift(state, self.word_bits).add_(label)
-        key.mul_(_MULTIPLIERS[0]).bitwise_and_(mask)
+        key.mul_(MULTIPLIERS[0]).bitwise_and_(mask)
         key.bitwise_xor_(torch.bitwise_right_shift(key, self.key_bits // 2))
-        return key.mul_(_MULTIPLIERS[1]).bitwise_and_(mask)
+        return key.mul_(MULTIPLIERS[1]).bitwise_and_(mask)
 
     def _home(self, key: Tensor) -> Tensor:
         """Where a key is first looked for, (Q,): its upper 32 bits scaled to the number of homes."""
         upper = torch.bitwise_right_shift(key, self.key_bits - _PLACE_BITS)
         return torch.bitwise_right_shift(upper.mul_(self.num_homes), _PLACE_BITS)
+
+
+def _low_word(packed: Tensor) -> Tensor:
+    """The lower 32 bits of each int64 as int32, a view (little-endian machines, as all that torch runs on)."""
+    return packed.view(torch.int32)[0::2]
+
+
+def _high_word(packed: Tensor) -> Tensor:
+    """The upper 32 bits of each int64 as int32, a view."""
+    return packed.view(torch.int32)[1::2]

@@ -7,13 +7,16 @@ import os
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from asr.errors import AsrError
+from asr.lm.arc_finder import ArcFinder
 from asr.lm.kneser_ney import estimate_kneser_ney
 from asr.lm.ngram import NgramLM
 from asr.lm.ngram_file import is_ngram_file, load_ngram_lm, save_ngram_lm
+from asr.lm.ngram_kernel import find_arcs, read_arcs
 from asr.lm.ngram_text import read_word_stream
 from asr.text.vocabulary import Vocabulary
 from tests.reference.ngram_oracle import toy_sentences
@@ -47,6 +50,24 @@ def test_index_finds_what_binary_search_finds(lm: NgramLM) -> None:
     for load in (0.3, 0.6, 0.95):
         for ours, theirs in zip(lm.with_index(load).score(*_all_queries(lm)), lm.score(*_all_queries(lm)), strict=True):
             assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", ["plain", "indexed", "quantized"])
+def test_loops_equal_tensor_operations(lm: NgramLM, kind: str) -> None:
+    lm = {"plain": lm, "indexed": lm.with_index(), "quantized": lm.quantized().with_index(0.9)}[kind]
+    tensors = NgramLM(lm.vocabulary, lm.arrays, lm.order, compiled=False)
+    state, word = (query[::7] for query in _all_queries(lm))
+    expected = tensors.score(state, word)
+    for ours, theirs in zip(lm.score(state, word), expected, strict=True):
+        assert torch.equal(ours, theirs)
+    few = slice(0, 3000)
+    finder = ArcFinder(lm.arrays, compiled=False)
+    with np.errstate(over="ignore"):  # the key wraps around, as it must
+        arc_idx, backoff = finder._find_in_loop(find_arcs, state[few], word[few])
+    for ours, theirs in zip((arc_idx, backoff), finder.find(state[few], word[few]), strict=True):
+        assert torch.equal(ours, theirs)
+    for ours, theirs in zip(tensors._read_in_loop(read_arcs, arc_idx, backoff), expected, strict=True):
+        assert torch.equal(ours, theirs[few])
 
 
 def test_quantized_scores_are_close_and_small(lm: NgramLM) -> None:

@@ -1,0 +1,118 @@
+"""n-gram look-up as loops over single queries: compiled by numba where it is installed, for look-ups on a CPU.
+
+The tensor form in `ArcFinder` gives the same bits on any device; on a CPU these loops are several times faster, since
+a query leaves its block of registers only for the model's own memory. Uncompiled they are the slow oracle.
+
+Shapes: Q queries.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+_BLOCK = 128  # queries whose memory accesses are under way together
+_TAG_MASK = (1 << 31) - 1
+
+
+@functools.cache
+def compiled_loops() -> tuple[Callable[..., None], Callable[..., None]] | None:
+    """`find_arcs` and `read_arcs` compiled, or None where numba is missing."""
+    try:
+        import numba
+    except ImportError:
+        return None
+    compiled = numba.njit(nogil=True, cache=True)
+    return compiled(find_arcs), compiled(read_arcs)
+
+
+def find_arcs(
+    state: Any,
+    word_id: Any,
+    slot: Any,
+    num_homes: int,
+    word_bits: int,
+    key_bits: int,
+    first: int,
+    second: int,
+    arc_begin: Any,
+    label: Any,
+    backoff_state: Any,
+    backoff_score: Any,
+    arc_idx: Any,
+    backoff: Any,
+) -> None:
+    """Fills arc_idx (Q,) and backoff (Q,) as `ArcFinder.find` does; an empty `slot` means binary search.
+
+    `slot`, `num_homes`, `word_bits`, `key_bits` are those of `ArcIndex`, `first` and `second` its multipliers.
+    """
+    mask = (1 << key_bits) - 1
+    active = np.empty(_BLOCK, dtype=np.int64)
+    context = np.empty(_BLOCK, dtype=np.int64)
+    place = np.empty(_BLOCK, dtype=np.int64)
+    tag = np.empty(_BLOCK, dtype=np.int64)
+    entry = np.empty(_BLOCK, dtype=np.int64)
+    for begin in range(0, len(state), _BLOCK):
+        num_active = 0
+        for query in range(begin, min(begin + _BLOCK, len(state))):
+            arc_idx[query] = word_id[query]
+            backoff[query] = 0.0
+            if state[query] != 0:
+                active[num_active] = query
+                context[num_active] = state[query]
+                num_active += 1
+        while num_active:
+            if len(slot):
+                for i in range(num_active):
+                    key = (((context[i] << word_bits) + word_id[active[i]]) * first) & mask
+                    key = ((key ^ (key >> (key_bits // 2))) * second) & mask
+                    tag[i] = key & _TAG_MASK
+                    place[i] = ((key >> (key_bits - 32)) * num_homes) >> 32
+                for i in range(num_active):
+                    entry[i] = slot[place[i]]
+            num_left = 0
+            for i in range(num_active):
+                query = active[i]
+                found = -1
+                if len(slot):
+                    while entry[i] >= 0 and (entry[i] >> 32) != tag[i]:
+                        place[i] += 1
+                        entry[i] = slot[place[i]]
+                    if entry[i] >= 0:
+                        found = entry[i] & 0xFFFFFFFF
+                else:
+                    low = np.int64(arc_begin[context[i]])
+                    end = np.int64(arc_begin[context[i] + 1])
+                    high = end
+                    while low < high:
+                        middle = (low + high) >> 1
+                        if label[middle] < word_id[query]:
+                            low = middle + 1
+                        else:
+                            high = middle
+                    if low < end and label[low] == word_id[query]:
+                        found = low
+                if found >= 0:
+                    arc_idx[query] = found
+                else:
+                    backoff[query] += backoff_score[context[i]]
+                    shorter = np.int64(backoff_state[context[i]])
+                    if shorter != 0:
+                        active[num_left] = query
+                        context[num_left] = shorter
+                        num_left += 1
+            num_active = num_left
+
+
+def read_arcs(arc_idx: Any, score: Any, level: Any, dst_state: Any, log_prob: Any, next_idx: Any) -> None:
+    """Adds the arcs' scores to log_prob (Q,), which holds the backoff weights, and fills next_idx (Q,)."""
+    for query in range(len(arc_idx)):
+        arc = arc_idx[query]
+        if len(level):
+            log_prob[query] += level[int(score[arc])]
+        else:
+            log_prob[query] += score[arc]
+        next_idx[query] = dst_state[arc]
