@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         0, or 1 where words of the model have no pronunciation.
     """
     _check(args)
-    begin = time.perf_counter()
+    begin, cpu_begin = time.perf_counter(), time.process_time()
     with Console(file=sys.stderr).status("reading") as status:
         lexicon = Lexicon.from_file(args.lexicon[0], keep_stress=args.keep_stress)
         for path in args.lexicon[1:]:
@@ -128,6 +128,7 @@ def run(args: argparse.Namespace) -> int:
         "lexicon_words_outside_model": report.num_lexicon_words_outside_model,
         "sizes": {step: {"states": states, "arcs": arcs} for step, (states, arcs) in report.sizes.items()},
         "seconds": {**report.seconds, "all": round(time.perf_counter() - begin, 2)},
+        "cpu_seconds": round(time.process_time() - cpu_begin, 2),
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
     print(json.dumps(summary, ensure_ascii=False))

@@ -152,14 +152,19 @@ def _refuse_cycle(num_steps: int, graph: GraphArrays) -> None:
 
 def _best(src_state: npt.NDArray[np.int32], label: npt.NDArray[np.int32], paths: _Paths) -> npt.NDArray[np.int64]:
     """The best path of each (source, label, end, words), in the order in which they stand."""
-    identity = paths.words.identities()
-    order = np.lexsort((-paths.score, identity, paths.state, label, src_state))
-    alike = np.zeros(len(order), dtype=bool)
-    alike[1:] = True
-    for key in (identity, paths.state, label, src_state):
-        in_order = key[order]
-        alike[1:] &= in_order[1:] == in_order[:-1]
-    return np.sort(order[~alike])
+    ends = src_state.astype(np.int64) << 32 | paths.state
+    # Few pairs of states have more than one arc: one sort finds them, and only those are compared further.
+    by_ends = np.argsort(ends, kind="stable")
+    is_repeat = np.zeros(len(ends) + 1, dtype=bool)
+    is_repeat[1:-1] = ends[by_ends[1:]] == ends[by_ends[:-1]]
+    several = by_ends[is_repeat[:-1] | is_repeat[1:]]
+    keys = (paths.words.take(several).identities(), label[several], ends[several])
+    order = np.lexsort((-paths.score[several], *keys))
+    is_worse = np.zeros(len(order), dtype=bool)
+    is_worse[1:] = np.all([key[order[1:]] == key[order[:-1]] for key in keys], axis=0)
+    kept = np.ones(len(ends), dtype=bool)
+    kept[several[order[is_worse]]] = False
+    return np.flatnonzero(kept)
 
 
 def _reached(
