@@ -92,7 +92,9 @@ def simulate(
     generator = torch.Generator().manual_seed(0)
     frames, references = [], []
     for _ in range(num_utts):
-        state, path, words = graph.start_state, [], []
+        state = graph.start_state
+        path: list[int] = []
+        words: list[int] = []
         while len(path) < num_frames or float(graph.final_score[state]) == -torch.inf:
             first, last = int(graph.arc_begin[state]), int(graph.arc_begin[state + 1])
             if first == last or len(path) > 2 * num_frames:
@@ -171,7 +173,8 @@ def measure_n_best(bundle: Bundle, log_prob: Tensor, report: dict[str, Any]) -> 
     )[0]
     if result.lattice is None:
         raise AsrError("the utterance chosen for the n-best list reached no final state; widen the beam.")
-    hypotheses, report["nbest_extraction_seconds"] = timed(lambda: n_best(result.lattice, bundle.graph, options, 1000))
+    lattice = result.lattice
+    hypotheses, report["nbest_extraction_seconds"] = timed(lambda: n_best(lattice, bundle.graph, options, 1000))
     word_map = bundle.graph.vocabulary.map_to(network.vocabulary)
     sentences = [word_map[list(one.word_ids)].tolist() for one in hypotheses]
 
@@ -240,7 +243,7 @@ def timed(work: Callable[[], _T]) -> tuple[_T, float]:
 def word_error_rate(results: list[DecodeResult], references: list[list[str]]) -> float:
     import kaldialign
 
-    errors = sum(
+    errors: int = sum(
         kaldialign.edit_distance(reference, list(result.best.words) if result.best else [])["total"]
         for reference, result in zip(references, results, strict=True)
     )
