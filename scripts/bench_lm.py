@@ -135,15 +135,17 @@ def run_peer(args: argparse.Namespace, folder: Path, options: list[str]) -> dict
     command = [str(args.peer), "--rnnlm", str(model), *options, *PEER_MAXENT]
     begin = time.monotonic()
     done = subprocess.run(
-        [*command, "--train", str(files["train"]), "--valid", str(files["valid"])], capture_output=True, text=True
+        [*command, "--train", str(files["train"]), "--valid", str(files["valid"])],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     seconds = time.monotonic() - begin
     log = done.stdout + done.stderr
     epochs = [float(value) for value in re.findall(r"[Vv]alid(?:ation)?[^\n]*?entropy[^\d]*([\d.]+)", log)]
     test = subprocess.run(
         [str(args.peer), "--rnnlm", str(model), "--test", str(files["test"]), "--nce-accurate-test", "1"],
-        capture_output=True, text=True,
-    )  # fmt: skip
+        capture_output=True, text=True, check=True)  # fmt: skip
     log_probs = [float(line) for line in test.stdout.split() if re.fullmatch(r"-?[\d.]+(?:e[-+]?\d+)?", line)]
     words = sum(len(sentence) + 1 for sentence in read_sentences(files["test"]))
     # It prints log10 of each sentence.
@@ -192,9 +194,7 @@ def synthetic(is_train: bool) -> Iterator[list[str]]:
         yield [f"w{rank}" for rank in ranks]
 
 
-def make_network(
-    vocabulary: Vocabulary, tokens: TokenFile, args: argparse.Namespace, options: dict[str, Any]
-) -> RnnLm:
+def make_network(vocabulary: Vocabulary, tokens: TokenFile, args: argparse.Namespace, options: dict[str, Any]) -> RnnLm:
     config = RnnLmConfig(embedding_size=options["hidden_size"], maxent_order=4, maxent_size=1 << 22, **options)
     network = RnnLm(vocabulary, config, args.compute_dtype, args.compile)
     counts = torch.from_numpy(tokens.unigram_counts(len(vocabulary)))
@@ -265,7 +265,11 @@ def normalisation_error(network: RnnLm) -> float:
 def _corpora() -> Path | None:
     checkout = Path(__file__).resolve().parents[1]
     named = os.environ.get("ASR_CORPORA")
-    for candidate in (Path(named) if named else None, checkout / "shared" / "data", checkout.parent / "shared" / "data"):
+    for candidate in (
+        Path(named) if named else None,
+        checkout / "shared" / "data",
+        checkout.parent / "shared" / "data",
+    ):
         if candidate is not None and candidate.is_dir():
             return candidate
     return None

@@ -45,9 +45,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command; `measure` prints one JSON line."""
     if args.action == "export":
         network = network_from_checkpoint(args.checkpoint)
-        save_network(
-            network, args.folder, half_precision=not args.float32, num_maxent_weights=args.maxent_weights
-        )
+        save_network(network, args.folder, half_precision=not args.float32, num_maxent_weights=args.maxent_weights)
         return 0
     if not (args.text or args.transcripts):
         raise AsrError("Nothing to measure on: give --text or --transcripts.")

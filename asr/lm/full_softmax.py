@@ -12,8 +12,9 @@ from torch.nn import functional as F
 from asr.lm.maxent import HashedMaxEnt
 from asr.text.vocabulary import BOS_ID, EPSILON_ID
 
-# Scores of this many (query, word) pairs are held at a time.
-_MAX_SCORES = 1 << 26
+# Sums over the vocabulary are made in blocks that stay in a CPU's cache.
+_QUERIES_AT_ONCE = 256
+_WORDS_AT_ONCE = 4096
 
 
 class FullSoftmaxOutput(nn.Module):
@@ -67,16 +68,18 @@ def exact_log_z(hidden: Tensor, history: Tensor, rows: Tensor, bias: Tensor, max
 
     hidden (Q, H), history (Q, M), rows (V, H), bias (V,). Not differentiable.
     """
-    log_z = hidden.new_empty(len(hidden))
-    step = max(1, _MAX_SCORES // len(rows))
+    log_z = hidden.new_full((len(hidden),), -torch.inf)
     with torch.no_grad():
-        for begin in range(0, len(hidden), step):
-            part = slice(begin, begin + step)
-            scores = F.linear(hidden[part], rows, bias)
-            if maxent is not None:
-                scores += maxent.score_all(history[part])
-            scores.index_fill_(1, _never_predicted(hidden.device), -torch.inf)
-            log_z[part] = scores.logsumexp(dim=1)
+        for begin in range(0, len(hidden), _QUERIES_AT_ONCE):
+            part = slice(begin, begin + _QUERIES_AT_ONCE)
+            for first in range(0, len(rows), _WORDS_AT_ONCE):
+                words = slice(first, min(first + _WORDS_AT_ONCE, len(rows)))
+                scores = F.linear(hidden[part], rows[words], bias[words])
+                if maxent is not None:
+                    scores += maxent.score_range(history[part], words.start, words.stop)
+                if first == 0:
+                    scores.index_fill_(1, _never_predicted(hidden.device), -torch.inf)
+                log_z[part] = torch.logaddexp(log_z[part], scores.logsumexp(dim=1))
     return log_z
 
 

@@ -76,15 +76,14 @@ class HashedMaxEnt(nn.Module):
         scores: Tensor = _Take.apply(self.weight, slots)  # type: ignore[no-untyped-call]
         return scores.sum(dim=1)
 
-    def score_all(self, history: Tensor) -> Tensor:
-        """history (Q, M) -> (Q, V): the slices themselves. Not differentiable."""
+    def score_range(self, history: Tensor, begin: int, end: int) -> Tensor:
+        """history (Q, M) -> the scores of words begin .. end - 1, (Q, end - begin). Not differentiable."""
         weight = self.weight.detach()
-        scores = torch.zeros(len(history), self.vocabulary_size, device=weight.device)
-        slices = weight.as_strided((self.table_size, self.vocabulary_size), (1, 1))
+        scores = torch.zeros(len(history), end - begin, device=weight.device)
+        slices = weight.as_strided((self.table_size, end - begin), (1, 1), weight.storage_offset() + begin)
         for column in self.places(history).unbind(dim=1):
             scores += slices.index_select(0, column)
         return scores
-
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

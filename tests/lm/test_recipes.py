@@ -1,0 +1,45 @@
+"""Every language model recipe makes a model and a data module."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pl = pytest.importorskip("pytorch_lightning")
+pytest.importorskip("jsonargparse")
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = sorted(ROOT.glob("recipes/*/*rnnlm*.yaml"))
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_recipe_is_instantiated(recipe: Path, tmp_path: Path) -> None:
+    from pytorch_lightning.cli import LightningCLI
+
+    from asr.lm.lit_rnn_lm import LitRnnLm
+
+    words = tmp_path / "words.txt"
+    words.write_text("A\nB\n")
+    overrides = [f"--{part}.init_args.vocabulary={words}" for part in ("model", "data")]
+    cli = LightningCLI(
+        pl.LightningModule,
+        pl.LightningDataModule,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        run=False,
+        save_config_callback=None,
+        args=[
+            "--config",
+            str(recipe),
+            *overrides,
+            "--model.init_args.network.maxent_size=100",
+            "--trainer.logger=false",
+        ],
+    )
+    assert isinstance(cli.model, LitRnnLm)
+    assert cli.datamodule.vocabulary == cli.model.network.vocabulary
+
+
+def test_there_are_recipes() -> None:
+    assert {path.parent.name for path in RECIPES} >= {"an4", "librispeech", "wikitext-2"}
