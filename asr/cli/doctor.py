@@ -90,8 +90,8 @@ def _stack() -> Finding:
 def _cpu() -> Finding:
     import torch
 
-    capability = getattr(torch.backends, "cpu", None)
-    name = capability.get_cpu_capability() if hasattr(capability, "get_cpu_capability") else platform.machine()
+    # torch 1.13 has no torch.backends.cpu.
+    name = torch.backends.cpu.get_cpu_capability() if hasattr(torch.backends, "cpu") else platform.machine()
     return Finding("CPU", "ok", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {name}")
 
 
