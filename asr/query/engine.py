@@ -147,7 +147,8 @@ class RnnLM:
         if missing is not None:
             slot = self._add_edges(key, slot, missing)
         if not self.cache_scores:
-            self.trie.edge_score[slot] = self._log_prob(key >> 32, key & 0xFFFFFFFF)
+            with torch.no_grad():
+                self.trie.edge_score.index_copy_(0, slot, self._log_prob(key >> 32, key & 0xFFFFFFFF))
         if self.search_device == self.device:
             log_prob = self.trie.edge_score.index_select(0, slot)
             next_idx = self.trie.edge_node.index_select(0, slot).long()
@@ -213,7 +214,10 @@ class RnnLM:
         new, new_key = slot.index_select(0, one), key.index_select(0, one)
         context_idx, word_id = new_key >> 32, new_key & 0xFFFFFFFF
         self._counts.num_edges += one.numel()
-        log_prob = self._log_prob(context_idx, word_id)
+        if self.cache_scores or self.recombination is not None:
+            log_prob = self._log_prob(context_idx, word_id)
+        else:
+            log_prob = torch.zeros(one.numel(), device=self.device)
         if self.recombination is None:
             node = self.trie.new_nodes(context_idx, word_id)
         else:

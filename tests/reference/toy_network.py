@@ -25,6 +25,7 @@ class ToyNetwork:
         for weight in self.cell.parameters():
             weight.data = torch.randn(weight.shape, generator=generator) / hidden_size**0.5
         self.output = torch.randn(vocabulary_size, hidden_size, generator=generator) * 2 / hidden_size**0.5
+        self.output.requires_grad_(True)  # as the weights of a trained network do
         self.feature = torch.randn(max(num_history_words, 1), vocabulary_size, vocabulary_size, generator=generator)
 
     def initial_state(self) -> Tensor:
