@@ -92,7 +92,8 @@ class TextDataModule(pl.LightningDataModule):
         """Where the epoch stands."""
         trainer = self.trainer
         # Not `completed`: checkpoints are written by a hook that runs before a batch counts as completed.
-        done = trainer.fit_loop.epoch_loop.batch_progress.current.processed if trainer is not None else 0
+        progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current if trainer is not None else None
+        done = progress.processed if progress is not None else 0
         return {"batches_done": done % self.num_train_batches() if self.train_tokens is not None else 0}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
