@@ -33,7 +33,7 @@ class ArcFinder:
         self._word_map = arrays.word_map
         self._index = arrays.index
         word = torch.arange(len(arrays.word_map), device=arrays.word_map.device)
-        self._maps_words = bool(torch.any(arrays.word_map != word))
+        self._maps_words = bool(torch.any(torch.ne(arrays.word_map, word)))
         num_arcs = arrays.arc_begin[2:] - arrays.arc_begin[1:-1]
         self._num_halvings = int(num_arcs.max()).bit_length() if len(num_arcs) else 0
 

@@ -107,7 +107,7 @@ class HostNgramLM:
             return self._resident.score(context_idx, word_id)
         assert self._rows is not None
         if self._finder is None:
-            row = self._rows.rows(context_idx * len(self.vocabulary) + word_id)
+            row = self._rows.rows(torch.add(word_id, context_idx, alpha=len(self.vocabulary)))
             return row[:, 0].contiguous().view(torch.float32), row[:, 1].to(torch.int64)
         arc_idx, backoff = self._finder.find(context_idx, word_id)
         row = self._rows.rows(arc_idx)
@@ -132,5 +132,5 @@ class HostNgramLM:
     def _read_answers(self, key: Tensor) -> Tensor:
         """Scores (as bits) and next states of packed (state, word) pairs, (K, 2) int32."""
         state = torch.div(key, len(self.vocabulary), rounding_mode="floor")
-        score, next_state = self._host.score(state, key - state * len(self.vocabulary))
+        score, next_state = self._host.score(state, torch.sub(key, state, alpha=len(self.vocabulary)))
         return torch.stack([score.view(torch.int32), next_state.to(torch.int32)], dim=1)

@@ -11,10 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from asr.errors import AsrError
+
+IntArray = npt.NDArray[np.int32]
 
 _EMPTY = -1
 MULTIPLIERS = (0x9E3779B97F4A7C15 - (1 << 64), 0xC2B2AE3D27D4EB4F - (1 << 64))
@@ -46,7 +49,7 @@ class ArcIndex:
         return ArcIndex(self.slot.to(device), self.num_homes, self.word_bits, self.key_bits)
 
     @classmethod
-    def build(cls, state: np.ndarray, label: np.ndarray, first_arc: int, num_words: int, load: float) -> ArcIndex:
+    def build(cls, state: IntArray, label: IntArray, first_arc: int, num_words: int, load: float) -> ArcIndex:
         """Indexes the arcs `first_arc`, `first_arc + 1`, ...
 
         Args:

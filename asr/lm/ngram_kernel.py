@@ -76,7 +76,7 @@ def find_arcs(
             num_left = 0
             for i in range(num_active):
                 query = active[i]
-                found = -1
+                found = np.int64(-1)
                 if len(slot):
                     while entry[i] >= 0 and (entry[i] >> 32) != tag[i]:
                         place[i] += 1
