@@ -131,8 +131,9 @@ class Words:
 
     def take(self, lists: npt.NDArray[Any]) -> Words:
         """The lists asked for, in that order, (Q,)."""
-        counts = self.counts[lists]
-        position, _ = expand(self.begin[:-1][lists], counts)
+        counts = self.begin[1:][lists] - self.begin[:-1][lists]
+        filled = np.flatnonzero(counts)  # most arcs have no word
+        position, _ = expand(self.begin[:-1][lists[filled]], counts[filled])
         return Words(offsets(counts), self.word_id[position])
 
     def joined_with(self, other: Words) -> Words:
