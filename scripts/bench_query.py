@@ -30,7 +30,7 @@ from asr.lm.rnn_lm import RnnLm, RnnLmConfig  # noqa: E402
 from asr.query.engine import RnnLM  # noqa: E402
 from asr.query.recording import QueryStream, load_streams, merged, replay  # noqa: E402
 from asr.query.statistics import QueryStatistics  # noqa: E402
-from asr.text.vocabulary import BOS_ID, Vocabulary  # noqa: E402
+from asr.text.vocabulary import BOS_ID, SPECIAL_WORDS, Vocabulary  # noqa: E402
 from tests.reference.plain_lm import PlainLM  # noqa: E402
 
 FRAMES_PER_SECOND = 25
@@ -260,14 +260,16 @@ def hidden_dtypes(network: StatefulNetwork, streams: list[QueryStream]) -> None:
 
 
 def throughput(network: StatefulNetwork, streams: list[QueryStream]) -> None:
-    words = max(int(stream.word.max()) for stream in streams) + 1
+    num_words = len(network.vocabulary) - len(SPECIAL_WORDS)
     rows = []
     for num_streams in (1, 2, 4, 8, 16):
         # Copies in other words, so that no two streams share a history.
         copies = []
         for i in range(num_streams):
-            stream, shift = streams[i % len(streams)], words * (i // len(streams))
-            copies.append(QueryStream(stream.parent, stream.word + shift, stream.query, stream.call_begin))
+            stream, shift = streams[i % len(streams)], 997 * (i // len(streams))
+            other = (stream.word - len(SPECIAL_WORDS) + shift) % num_words + len(SPECIAL_WORDS)
+            word = torch.where(stream.word < len(SPECIAL_WORDS), stream.word, other)
+            copies.append(QueryStream(stream.parent, word, stream.query, stream.call_begin))
         engine = RnnLM(network)
         _, cpu_s = run(engine, [merged(copies)])
         counts = engine.statistics()
