@@ -50,9 +50,10 @@ def _trainer(corpus: Path, **more: Any) -> Any:
     return pl.Trainer(accelerator="cpu", default_root_dir=str(corpus), **{**quiet, "max_epochs": 2, **more})
 
 
-@pytest.mark.parametrize("output", ["nce", "hierarchical", "class", "full"])
-@pytest.mark.parametrize("cell", ["gru", "relu"])
-def test_learns_and_is_finite_at_three_times_the_rate(corpus: Path, output: str, cell: str) -> None:
+@pytest.mark.parametrize(
+    ("cell", "output"), [("gru", "nce"), ("gru", "hierarchical"), ("gru", "class"), ("gru", "full"), ("relu", "nce")]
+)
+def test_learns_and_is_finite_at_three_times_the_rate(corpus: Path, cell: str, output: str) -> None:
     network = {"output": output, "cell": cell}
     perplexities = []
     for factor in (1, 3):
