@@ -97,7 +97,9 @@ def _ngram(path: str | None) -> NgramLM | None:
         return None
     if not Path(path).is_file():
         raise AsrError(f"{path}: there is no such n-gram model.")
-    return load_ngram_lm(path) if is_ngram_file(path) else NgramLM.from_arpa(path)
+    model = load_ngram_lm(path) if is_ngram_file(path) else NgramLM.from_arpa(path)
+    model.name = Path(path).name  # not where it lay when the bundle was made
+    return model
 
 
 def _rnn_lm(path: str | None) -> RegisteredNetwork | None:
