@@ -79,9 +79,9 @@ def from_openfst(fst: Any) -> Transducer:
         arc_begin,
         arcs["input"].copy(),
         arcs["output"].copy(),
-        0.0 - arcs["weight"],
+        np.subtract(0.0, arcs["weight"], dtype=np.float32),
         arcs["dst"].copy(),
-        0.0 - states["final"],
+        np.subtract(0.0, states["final"], dtype=np.float32),
     )
 
 
