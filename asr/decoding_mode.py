@@ -16,10 +16,11 @@ from asr.lm.interpolation import DifferenceLM, InterpolatedLM
 from asr.lm.ngram import NgramLM
 from asr.query.engine import RnnLM
 
-# mode -> what it is, best first: `auto` takes the first that the bundle has parts for.
+# mode -> what it is; `auto` takes the first that the bundle has parts for. A small n-gram beside a well trained
+# recurrent model adds more time than words, so that interpolation is there to be asked for.
 MODES = {
-    "interpolated": "recurrent and n-gram language model interpolated, on the fly",
     "on_the_fly": "the recurrent language model on the fly",
+    "interpolated": "recurrent and n-gram language model interpolated, on the fly",
     "large_ngram": "the larger n-gram model on the fly",
     "ngram": "the first pass with the graph's own n-gram alone",
 }
@@ -32,7 +33,7 @@ def available_modes(bundle: Bundle) -> list[str]:
     """The modes that the bundle's parts allow, best first."""
     has_rnn = bundle.rnn_lm is not None and bundle.small_ngram is not None
     has_large = bundle.large_ngram is not None and bundle.small_ngram is not None
-    allowed = {"interpolated": has_rnn, "on_the_fly": has_rnn, "large_ngram": has_large, "ngram": True}
+    allowed = {"on_the_fly": has_rnn, "interpolated": has_rnn, "large_ngram": has_large, "ngram": True}
     return [mode for mode in MODES if allowed[mode]]
 
 

@@ -29,7 +29,7 @@ class Recognizer(nn.Module):
 
     Args:
         bundle: the trained parts.
-        mode: `auto` (the bundle's best), `interpolated`, `on_the_fly`, `large_ngram` or `ngram`.
+        mode: `auto` (the first that the bundle has parts for), `on_the_fly`, `interpolated`, `large_ngram` or `ngram`.
         first_pass: `auto` (k2 where it imports and the device supports it), `k2` or `torch`.
         max_segment_seconds: longer recordings are cut at pauses into pieces of at most this length.
         batch_seconds: pieces are recognized together up to this much audio, padding included.
