@@ -12,7 +12,7 @@ from asr.decoding.options import DecodingOptions
 from asr.errors import AsrError
 from asr.lm.adapters import MappedLM
 from asr.lm.contract import LanguageModel
-from asr.lm.interpolation import DifferenceLM, InterpolatedLM
+from asr.lm.interpolation import difference_lm, interpolated_lm
 from asr.lm.ngram import NgramLM
 from asr.query.engine import RnnLM
 
@@ -96,14 +96,14 @@ def language_models(bundle: Bundle, mode: str, rnn_weight: float, device: torch.
     small = bundle.small_ngram.to(device)
     if mode == "large_ngram":
         assert bundle.large_ngram is not None
-        return LanguageModels(DifferenceLM(_mapped(bundle.large_ngram.to(device), small), small), None)
+        return LanguageModels(difference_lm(_mapped(bundle.large_ngram.to(device), small), small), None)
     assert bundle.rnn_lm is not None
     engine = RnnLM(bundle.rnn_lm.network.to(device))  # type: ignore[arg-type]
     large = _mapped(engine, small)
     if mode == "interpolated":
         ngram = small if bundle.large_ngram is None else _mapped(bundle.large_ngram.to(device), small)
-        large = InterpolatedLM([large, ngram], [rnn_weight, 1.0 - rnn_weight])
-    return LanguageModels(DifferenceLM(large, small), engine)
+        large = interpolated_lm([large, ngram], [rnn_weight, 1.0 - rnn_weight])
+    return LanguageModels(difference_lm(large, small), engine)
 
 
 def _mapped(model: LanguageModel, small: NgramLM) -> LanguageModel:

@@ -1,4 +1,4 @@
-"""Several language models as one: interpolated, or one minus another, with both contexts packed in one index.
+"""Two language models as one: interpolated, or one minus the other, with both contexts packed in one index.
 
 Shapes: Q queries, N streams.
 """
@@ -6,7 +6,7 @@ Shapes: Q queries, N streams.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -21,34 +21,48 @@ _CONTEXT_BITS = 32
 _LOW = (1 << _CONTEXT_BITS) - 1
 
 
-class PairedContexts:
-    """Packs the contexts of two models into one int64: the first in the upper 32 bits (31 used), the second below.
+class CombinedLM:
+    """Two models whose log probabilities a function makes one of, word by word.
 
-    A model whose own contexts are packed pairs is wrapped in `NumberedLM`, so pairs nest.
+    A context index holds the first model's in the upper 32 bits (31 used), the second's below. A combined model's own
+    contexts are numbered (`NumberedLM`) where it is combined again, so that combinations nest.
+
+    Args:
+        first, second: the models, over one vocabulary.
+        combine: (Q,) and (Q,) -> (Q,), natural logs all.
+
+    Raises:
+        AsrError: the vocabularies differ.
     """
 
-    def __init__(self, first: LanguageModel, second: LanguageModel) -> None:
+    def __init__(
+        self, first: LanguageModel, second: LanguageModel, combine: Callable[[Tensor, Tensor], Tensor]
+    ) -> None:
         if first.vocabulary != second.vocabulary:
             raise AsrError("Two language models have different word lists; map one to the other's with MappedLM.")
-        self.first, self.second = (
-            NumberedLM(lm) if isinstance(lm, (InterpolatedLM, DifferenceLM)) else lm for lm in (first, second)
-        )
+        self.first, self.second = (NumberedLM(lm) if isinstance(lm, CombinedLM) else lm for lm in (first, second))
+        self._combine = combine
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The words that `word_id` numbers."""
+        return self.first.vocabulary
 
     def start(self, num_streams: int) -> Tensor:
         """Both models' history `<s>`, (num_streams,)."""
         return self.pack(self.first.start(num_streams), self.second.start(num_streams))
 
-    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Both models' log P(word | history) and the packed next context, (Q,) each."""
+    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        """Combined log P(word | history) and the packed next context, (Q,) each."""
         first_idx, second_idx = self.unpack(context_idx)
         first, first_next = self.first.score(first_idx, word_id)
         second, second_next = self.second.score(second_idx, word_id)
-        return first, second, self.pack(first_next, second_next)
+        return self._combine(first, second), self.pack(first_next, second_next)
 
-    def final(self, context_idx: Tensor) -> tuple[Tensor, Tensor]:
-        """Both models' log P(</s> | history), (Q,) each."""
+    def final(self, context_idx: Tensor) -> Tensor:
+        """Combined log P(</s> | history), (Q,)."""
         first_idx, second_idx = self.unpack(context_idx)
-        return self.first.final(first_idx), self.second.final(second_idx)
+        return self._combine(self.first.final(first_idx), self.second.final(second_idx))
 
     def mark_live(self, context_idx: Tensor) -> None:
         """Passes on to both models which contexts (K,) the search still holds."""
@@ -79,7 +93,9 @@ class PairedContexts:
         return torch.bitwise_right_shift(context_idx, _CONTEXT_BITS), torch.bitwise_and(context_idx, _LOW)
 
 
-class InterpolatedLM:
+def interpolated_lm(
+    models: Sequence[LanguageModel], weights: Sequence[float], kind: Literal["linear", "log-linear"] = "linear"
+) -> CombinedLM:
     """Two or more models interpolated word by word; more than two nest from the left.
 
     `linear` mixes probabilities: the weights are probabilities themselves and the result sums to one. `log-linear`
@@ -93,103 +109,54 @@ class InterpolatedLM:
     Raises:
         AsrError: the vocabularies differ, or the weights make no sense.
     """
-
-    def __init__(
-        self,
-        models: Sequence[LanguageModel],
-        weights: Sequence[float],
-        kind: Literal["linear", "log-linear"] = "linear",
-    ) -> None:
-        if len(models) < 2 or len(weights) != len(models):
-            raise AsrError(
-                f"{len(models)} language models with {len(weights)} weights; give two or more, a weight each."
-            )
-        if kind not in ("linear", "log-linear"):
-            raise AsrError(f"{kind!r} is no kind of interpolation; take 'linear' or 'log-linear'.")
-        if kind == "linear" and (min(weights) < 0.0 or abs(sum(weights) - 1.0) > 1e-6):
-            raise AsrError(f"The weights {tuple(weights)} of a linear interpolation must be positive and sum to one.")
-        first, first_weight = models[0], float(weights[0])
-        if len(models) > 2:
-            first = self._nested(models[:-1], weights[:-1], kind)
-            first_weight = sum(weights[:-1]) if kind == "linear" else 1.0
-        self._pair = PairedContexts(first, models[-1])
-        self._kind = kind
-        self._weights = (first_weight, float(weights[-1]))
-
-    @staticmethod
-    def _nested(
-        models: Sequence[LanguageModel], weights: Sequence[float], kind: Literal["linear", "log-linear"]
-    ) -> InterpolatedLM:
-        total = sum(weights) if kind == "linear" else 1.0
-        return InterpolatedLM(models, [weight / total if total else 1.0 / len(weights) for weight in weights], kind)
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The words that `word_id` numbers."""
-        return self._pair.first.vocabulary
-
-    def start(self, num_streams: int) -> Tensor:
-        """The history `<s>`, (num_streams,)."""
-        return self._pair.start(num_streams)
-
-    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
-        """Interpolated log P(word | history) and the next context, (Q,) each."""
-        first, second, next_idx = self._pair.score(context_idx, word_id)
-        return self._mix(first, second), next_idx
-
-    def final(self, context_idx: Tensor) -> Tensor:
-        """Interpolated log P(</s> | history), (Q,)."""
-        return self._mix(*self._pair.final(context_idx))
-
-    def mark_live(self, context_idx: Tensor) -> None:
-        """Passes on which contexts (K,) the search still holds."""
-        self._pair.mark_live(context_idx)
-
-    def _mix(self, first: Tensor, second: Tensor) -> Tensor:
-        if self._kind == "linear":
-            first_weight, second_weight = (math.log(weight) if weight else -math.inf for weight in self._weights)
-            return torch.logaddexp(torch.add(first, first_weight), torch.add(second, second_weight))
-        mixed = torch.zeros_like(first)
-        for weight, score in zip(self._weights, (first, second), strict=True):
-            if weight:  # 0 * -inf would be nan
-                mixed = torch.add(mixed, score, alpha=weight)
-        return mixed
+    if len(models) < 2 or len(weights) != len(models):
+        raise AsrError(f"{len(models)} language models with {len(weights)} weights; give two or more, a weight each.")
+    if kind not in ("linear", "log-linear"):
+        raise AsrError(f"{kind!r} is no kind of interpolation; take 'linear' or 'log-linear'.")
+    if kind == "linear" and (min(weights) < 0.0 or abs(sum(weights) - 1.0) > 1e-6):
+        raise AsrError(f"The weights {tuple(weights)} of a linear interpolation must be positive and sum to one.")
+    combine = _log_of_sum if kind == "linear" else _weighted_sum
+    mixed, mixed_weight = models[0], float(weights[0])
+    for lm, weight in zip(models[1:], weights[1:], strict=True):
+        share = mixed_weight, float(weight)
+        mixed_weight = 1.0
+        if kind == "linear":
+            mixed_weight = sum(share)
+            share = (share[0] / mixed_weight, share[1] / mixed_weight) if mixed_weight else (0.5, 0.5)
+        mixed = CombinedLM(mixed, lm, combine(*share))
+    assert isinstance(mixed, CombinedLM)
+    return mixed
 
 
-class DifferenceLM:
+def difference_lm(large: LanguageModel, small: LanguageModel) -> CombinedLM:
     """log P_large - log P_small: added to scores that hold the small model exactly, it puts the large one in its place.
 
     Args:
         large: the model that shall count.
         small: the model that the decoding graph was built from.
+
+    Raises:
+        AsrError: the vocabularies differ.
     """
+    return CombinedLM(large, small, _subtract)
 
-    def __init__(self, large: LanguageModel, small: LanguageModel) -> None:
-        self._pair = PairedContexts(large, small)
 
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The words that `word_id` numbers."""
-        return self._pair.first.vocabulary
+def _log_of_sum(first_weight: float, second_weight: float) -> Callable[[Tensor, Tensor], Tensor]:
+    first_log, second_log = (math.log(weight) if weight else -math.inf for weight in (first_weight, second_weight))
+    return lambda first, second: torch.logaddexp(torch.add(first, first_log), torch.add(second, second_log))
 
-    def start(self, num_streams: int) -> Tensor:
-        """The history `<s>`, (num_streams,)."""
-        return self._pair.start(num_streams)
 
-    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
-        """The difference of log P(word | history) and the next context, (Q,) each."""
-        large, small, next_idx = self._pair.score(context_idx, word_id)
-        return self._subtract(large, small), next_idx
+def _weighted_sum(first_weight: float, second_weight: float) -> Callable[[Tensor, Tensor], Tensor]:
+    def combine(first: Tensor, second: Tensor) -> Tensor:
+        mixed = torch.zeros_like(first)
+        for weight, score in ((first_weight, first), (second_weight, second)):
+            if weight:  # 0 * -inf would be nan
+                mixed = torch.add(mixed, score, alpha=weight)
+        return mixed
 
-    def final(self, context_idx: Tensor) -> Tensor:
-        """The difference of log P(</s> | history), (Q,)."""
-        return self._subtract(*self._pair.final(context_idx))
+    return combine
 
-    def mark_live(self, context_idx: Tensor) -> None:
-        """Passes on which contexts (K,) the search still holds."""
-        self._pair.mark_live(context_idx)
 
-    @staticmethod
-    def _subtract(large: Tensor, small: Tensor) -> Tensor:
-        # what the small model rules out is not in the graph, and must not come back as +inf or nan
-        return torch.where(torch.isinf(small), torch.full_like(large, -math.inf), torch.sub(large, small))
+def _subtract(large: Tensor, small: Tensor) -> Tensor:
+    # what the small model rules out is not in the graph, and must not come back as +inf or nan
+    return torch.where(torch.isinf(small), torch.full_like(large, -math.inf), torch.sub(large, small))

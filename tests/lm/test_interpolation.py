@@ -14,7 +14,7 @@ from asr.errors import AsrError
 from asr.lm.adapters import MappedLM, NumberedLM
 from asr.lm.context_table import ContextTable
 from asr.lm.contract import LanguageModel
-from asr.lm.interpolation import DifferenceLM, InterpolatedLM, PairedContexts
+from asr.lm.interpolation import CombinedLM, difference_lm, interpolated_lm
 from asr.lm.kneser_ney import estimate_kneser_ney
 from asr.lm.ngram import NgramLM
 from asr.lm.ngram_text import read_word_stream
@@ -45,25 +45,25 @@ def _scores(lm: LanguageModel, sentence: str) -> Tensor:
 @pytest.mark.parametrize("sentence", SENTENCES)
 def test_linear_and_log_linear(models: list[NgramLM], sentence: str) -> None:
     one, two, three = (_scores(lm, sentence) for lm in models)
-    linear = InterpolatedLM(models, [0.2, 0.3, 0.5])
+    linear = interpolated_lm(models, [0.2, 0.3, 0.5])
     assert isinstance(linear, LanguageModel)
     torch.testing.assert_close(_scores(linear, sentence), (0.2 * one.exp() + 0.3 * two.exp() + 0.5 * three.exp()).log())
-    log_linear = InterpolatedLM(models[1:], [0.7, 0.6], "log-linear")
+    log_linear = interpolated_lm(models[1:], [0.7, 0.6], "log-linear")
     torch.testing.assert_close(_scores(log_linear, sentence), 0.7 * two + 0.6 * three)
 
 
 @pytest.mark.parametrize("sentence", SENTENCES)
 def test_difference_takes_the_small_model_out(models: list[NgramLM], sentence: str) -> None:
     small, large = models[1], models[2]
-    difference = DifferenceLM(large, small)
+    difference = difference_lm(large, small)
     torch.testing.assert_close(_scores(difference, sentence) + _scores(small, sentence), _scores(large, sentence))
-    nested = DifferenceLM(InterpolatedLM([large, models[0]], [0.5, 0.5]), small)
+    nested = difference_lm(interpolated_lm([large, models[0]], [0.5, 0.5]), small)
     mixed = torch.logaddexp(_scores(large, sentence), _scores(models[0], sentence)) + torch.tensor(0.5).log()
     torch.testing.assert_close(_scores(nested, sentence) + _scores(small, sentence), mixed)
 
 
 def test_what_the_small_model_rules_out_stays_out(models: list[NgramLM]) -> None:
-    difference = DifferenceLM(models[2], models[1])
+    difference = difference_lm(models[2], models[1])
     score, _ = difference.score(difference.start(2), torch.tensor([1, 4]))
     assert score[0] == -torch.inf
     assert torch.isfinite(score[1])
@@ -71,7 +71,7 @@ def test_what_the_small_model_rules_out_stays_out(models: list[NgramLM]) -> None
 
 def test_weights_of_zero_and_one(models: list[NgramLM]) -> None:
     for kind in ("linear", "log-linear"):
-        lm = InterpolatedLM(models[1:], [0.0, 1.0], kind)  # type: ignore[arg-type]
+        lm = interpolated_lm(models[1:], [0.0, 1.0], kind)  # type: ignore[arg-type]
         torch.testing.assert_close(_scores(lm, "w1 w2"), _scores(models[2], "w1 w2"))
         score, _ = lm.score(lm.start(1), torch.tensor([1]))
         assert score == -torch.inf
@@ -81,23 +81,23 @@ def test_weights_of_zero_and_one(models: list[NgramLM]) -> None:
 def test_packing_is_exact(pairs: list[tuple[int, int]]) -> None:
     first = torch.tensor([pair[0] for pair in pairs], dtype=torch.int64)
     second = torch.tensor([pair[1] for pair in pairs], dtype=torch.int64)
-    packed = PairedContexts.pack(first, second)
+    packed = CombinedLM.pack(first, second)
     assert len(torch.unique(packed)) == len(set(pairs))
     assert (packed >= 0).all()
-    for ours, theirs in zip(PairedContexts.unpack(packed), (first, second), strict=True):
+    for ours, theirs in zip(CombinedLM.unpack(packed), (first, second), strict=True):
         assert torch.equal(ours, theirs)
 
 
 def test_an_index_that_does_not_fit_is_an_error(models: list[NgramLM]) -> None:
     for first, second in ((1 << 31, 0), (0, 1 << 32), (-1, 0)):
         with pytest.raises(AsrError, match="exceeds 31 bits"):
-            PairedContexts.pack(torch.tensor([first]), torch.tensor([second]))
+            CombinedLM.pack(torch.tensor([first]), torch.tensor([second]))
     with pytest.raises(AsrError, match="must be positive and sum to one"):
-        InterpolatedLM(models[1:], [0.5, 0.6])
+        interpolated_lm(models[1:], [0.5, 0.6])
     with pytest.raises(AsrError, match="a weight each"):
-        InterpolatedLM(models, [0.5, 0.5])
+        interpolated_lm(models, [0.5, 0.5])
     with pytest.raises(AsrError, match="no kind of interpolation"):
-        InterpolatedLM(models[1:], [0.5, 0.5], "geometric")  # type: ignore[arg-type]
+        interpolated_lm(models[1:], [0.5, 0.5], "geometric")  # type: ignore[arg-type]
 
 
 @given(st.lists(st.lists(st.integers(0, 50), max_size=40), max_size=10))
@@ -116,7 +116,7 @@ def test_context_table_numbers_keys_once(batches: list[list[int]]) -> None:
 def test_models_of_different_words(models: list[NgramLM], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     other = Vocabulary(["w2", "unheard", "w1"])
     with pytest.raises(AsrError, match="map one to the other's with MappedLM"):
-        DifferenceLM(models[1], MappedLM(models[0], other))
+        difference_lm(models[1], MappedLM(models[0], other))
     mapped = MappedLM(models[2], other)
     assert mapped.num_unlisted_words == 1
     assert "lacks 1 of 3 words" in caplog.text

@@ -3,7 +3,7 @@
 import torch
 
 from asr.lm.adapters import MappedLM
-from asr.lm.interpolation import DifferenceLM, InterpolatedLM
+from asr.lm.interpolation import difference_lm, interpolated_lm
 from asr.query.engine import RnnLM
 from asr.text.vocabulary import Vocabulary
 from tests.reference.toy_network import ToyNetwork
@@ -14,7 +14,7 @@ def test_marks_pass_through_mapping_interpolation_and_difference():
     words = Vocabulary([f"w{i}" for i in range(50)])
     mapped = MappedLM(engine, words)
     second = MappedLM(RnnLM(ToyNetwork(num_words=60, seed=1)), words)
-    model = DifferenceLM(InterpolatedLM([mapped, second], [0.5, 0.5]), second)
+    model = difference_lm(interpolated_lm([mapped, second], [0.5, 0.5]), second)
     context = model.start(20)
     generator = torch.Generator().manual_seed(0)
     for _ in range(60):
