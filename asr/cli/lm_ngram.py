@@ -10,10 +10,12 @@ from pathlib import Path
 
 from asr.errors import AsrError
 from asr.lm.kneser_ney import estimate_kneser_ney
+from asr.lm.mixture import mix_linearly
 from asr.lm.ngram import NgramLM
-from asr.lm.ngram_arpa import read_arpa, write_arpa
+from asr.lm.ngram_arpa import read_arpa, read_arpa_words, write_arpa
 from asr.lm.ngram_file import save_ngram_lm
 from asr.lm.ngram_text import read_word_stream
+from asr.lm.ngram_trie import NgramTrie
 from asr.lm.pruning import prune_to_size, prune_to_threshold
 from asr.text.vocabulary import Vocabulary
 
@@ -22,7 +24,10 @@ HELP = """Estimate an n-gram language model from text: interpolated modified Kne
 
 Text is one sentence a line, plain, .gz or .xz; blank lines are left out. A decoding graph wants a small model:
 --max-ngrams or --entropy drop the n-grams that matter least. The result is written as ARPA text, as a binary
-file that is memory-mapped for look-up, or both. --from-arpa converts and prunes a model that exists already."""
+file that is memory-mapped for look-up, or both. --from-arpa converts and prunes a model that exists already, or mixes
+several into one:
+
+  asr lm ngram --from-arpa domain.arpa general.arpa --weights 0.7 0.3 --max-ngrams 300000 --arpa mixed.arpa"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_argument_group("input")
     source.add_argument("--text", nargs="+", default=[], type=Path, help="sentences, one a line")
     source.add_argument("--transcripts", nargs="+", default=[], type=Path, help="lines 'utterance-id WORDS' (Kaldi)")
-    source.add_argument("--from-arpa", type=Path, help="take this model instead of estimating one")
+    source.add_argument(
+        "--from-arpa", nargs="+", type=Path, help="take this model instead of estimating one, or mix several"
+    )
+    source.add_argument("--weights", nargs="+", type=float, help="of several --from-arpa, in their order; of sum one")
     source.add_argument("--vocabulary", type=Path, help="word list; n-grams with other words are left out")
     source.add_argument("--map-unknown", action="store_true", help="count words outside the vocabulary as <unk>")
     model = parser.add_argument_group("model")
@@ -54,11 +62,13 @@ def run(args: argparse.Namespace) -> int:
         raise AsrError("Nothing to write: give --arpa, --binary or --write-vocabulary.")
     if bool(args.from_arpa) == bool(args.text or args.transcripts):
         raise AsrError("Give either text (--text, --transcripts) or --from-arpa.")
+    if args.weights and not args.from_arpa:
+        raise AsrError("--weights: they are for the models of --from-arpa; give these, or no weights.")
     begin = time.monotonic()
     vocabulary = Vocabulary.from_file(args.vocabulary) if args.vocabulary else None
     report: dict[str, object] = {}
     if args.from_arpa:
-        trie, count = read_arpa(args.from_arpa, vocabulary), None
+        trie, count = _read_and_mix(args.from_arpa, args.weights or [1.0], vocabulary), None
     else:
         stream = read_word_stream(args.text, vocabulary, args.transcripts)
         _say(f"{stream.num_words} words in {stream.num_sentences} sentences; estimating order {args.order}")
@@ -90,6 +100,16 @@ def run(args: argparse.Namespace) -> int:
     report |= {"ngrams": trie.counts, "seconds": round(time.monotonic() - begin, 2)}
     print(json.dumps(report))
     return 0
+
+
+def _read_and_mix(paths: list[Path], weights: list[float], vocabulary: Vocabulary | None) -> NgramTrie:
+    if len(weights) != len(paths):
+        raise AsrError(f"--weights: {len(weights)} weights for {len(paths)} models; give one weight a model.")
+    if len(paths) == 1:
+        return read_arpa(paths[0], vocabulary)
+    if vocabulary is None:
+        vocabulary = Vocabulary(dict.fromkeys(word for path in paths for word in read_arpa_words(path)))
+    return mix_linearly([read_arpa(path, vocabulary) for path in paths], weights)
 
 
 def _say(message: str) -> None:

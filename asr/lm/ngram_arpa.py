@@ -39,6 +39,24 @@ def read_arpa(path: str | Path, vocabulary: Vocabulary | None = None) -> NgramTr
     return builder.finish()
 
 
+def read_arpa_words(path: str | Path) -> list[str]:
+    """The words of an ARPA file in its order, the special ones left out; n-grams longer than one word are not read.
+
+    Raises:
+        AsrError: the file's beginning is not that of a well-formed ARPA file.
+    """
+    words: list[str] = []
+    for block in ArpaReader(path).blocks():
+        if block.order > 1:
+            break
+        words += [word for raw in block.words[0] if (word := _as_word(raw)) not in SPECIAL_WORDS]
+    return words
+
+
+def _as_word(raw: bytes) -> str:
+    return "<unk>" if raw == b"<UNK>" else raw.decode()
+
+
 class _TrieBuilder:
     """Collects the sorted n-grams of one order after the other."""
 
@@ -90,7 +108,7 @@ class _TrieBuilder:
                 if raw in self._id_of:
                     self._fail(line, f"the word {raw.decode()!r} stands twice among the unigrams; remove one")
                 self._id_of[raw] = UNLISTED
-                words.append("<unk>" if raw == b"<UNK>" else raw.decode())
+                words.append(_as_word(raw))
         for special in SPECIAL_WORDS[1:3]:
             if special not in words:
                 raise AsrError(f"{self._reader.path}: the unigrams lack {special}; rebuild with sentence ends.")
