@@ -6,14 +6,18 @@ import dataclasses
 from typing import Any
 
 import torch
+from torch import nn
 
 from asr.bundle import Bundle
 from asr.decoding.options import DecodingOptions
 from asr.errors import AsrError
 from asr.lm.adapters import MappedLM
 from asr.lm.contract import LanguageModel
+from asr.lm.host_ngram import HostNgramLM
+from asr.lm.host_rnn_lm import table_bytes, with_host_tables
 from asr.lm.interpolation import difference_lm, interpolated_lm
 from asr.lm.ngram import NgramLM
+from asr.lm.rnn_lm import RnnLm
 from asr.query.engine import RnnLM
 
 # mode -> what it is; `auto` takes the first that the bundle has parts for. A small n-gram beside a well trained
@@ -81,7 +85,9 @@ class LanguageModels:
     engine: RnnLM | None
 
 
-def language_models(bundle: Bundle, mode: str, rnn_weight: float, device: torch.device) -> LanguageModels:
+def language_models(
+    bundle: Bundle, mode: str, rnn_weight: float, device: torch.device, device_budget: int | None = None
+) -> LanguageModels:
     """Puts a mode's language model together on a device.
 
     Args:
@@ -89,21 +95,45 @@ def language_models(bundle: Bundle, mode: str, rnn_weight: float, device: torch.
         mode: an available one.
         rnn_weight: of the recurrent model in the linear interpolation.
         device: where queries come from.
+        device_budget: bytes of device memory for the tables of the large models, the rest of them staying on the host;
+            None puts all on the device.
+
+    Raises:
+        AsrError: the budget is too small.
     """
     if mode == "ngram":
         return LanguageModels(None, None)
     assert bundle.small_ngram is not None
     small = bundle.small_ngram.to(device)
+    network = bundle.rnn_lm.network if bundle.rnn_lm is not None and mode != "large_ngram" else None
+    large_ngram = bundle.large_ngram if mode != "on_the_fly" else None
+    network_budget, ngram_budget = _shares(device_budget, network, large_ngram)
+    ngram: LanguageModel = small
+    if large_ngram is not None:
+        placed = large_ngram.to(device) if ngram_budget is None else HostNgramLM(large_ngram, device, ngram_budget)
+        ngram = _mapped(placed, small)
     if mode == "large_ngram":
-        assert bundle.large_ngram is not None
-        return LanguageModels(difference_lm(_mapped(bundle.large_ngram.to(device), small), small), None)
-    assert bundle.rnn_lm is not None
-    engine = RnnLM(bundle.rnn_lm.network.to(device))  # type: ignore[arg-type]
+        return LanguageModels(difference_lm(ngram, small), None)
+    assert network is not None
+    if network_budget is not None:
+        network, _ = with_host_tables(network.to("cpu"), device, network_budget)  # type: ignore[arg-type]
+    engine = RnnLM(network.to(device))  # type: ignore[arg-type]
     large = _mapped(engine, small)
     if mode == "interpolated":
-        ngram = small if bundle.large_ngram is None else _mapped(bundle.large_ngram.to(device), small)
         large = interpolated_lm([large, ngram], [rnn_weight, 1.0 - rnn_weight])
     return LanguageModels(difference_lm(large, small), engine)
+
+
+def _shares(
+    device_budget: int | None, network: nn.Module | None, ngram: NgramLM | None
+) -> tuple[int | None, int | None]:
+    """What the recurrent and the n-gram model may take of a budget: their part of both together."""
+    if device_budget is None:
+        return None, None
+    network_bytes = table_bytes(network) if isinstance(network, RnnLm) else 0
+    ngram_bytes = sum(ngram.arrays.num_bytes().values()) if ngram is not None else 0
+    network_budget = device_budget * network_bytes // max(1, network_bytes + ngram_bytes)
+    return network_budget, device_budget - network_budget
 
 
 def _mapped(model: LanguageModel, small: NgramLM) -> LanguageModel:

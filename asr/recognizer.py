@@ -34,6 +34,8 @@ class Recognizer(nn.Module):
         max_segment_seconds: longer recordings are cut at pauses into pieces of at most this length.
         batch_seconds: pieces are recognized together up to this much audio, padding included.
         cache_bytes: once the language model's caches hold more, they are emptied between two batches.
+        lm_device_bytes: device memory for the tables of the large language models, which stay in host memory beyond it;
+            None puts all on the device. Results are the same.
         options: override those that the bundle was tuned to: any field of `DecodingOptions`, and `rnn_weight`.
 
     Raises:
@@ -48,6 +50,7 @@ class Recognizer(nn.Module):
         max_segment_seconds: float = 25.0,
         batch_seconds: float = 100.0,
         cache_bytes: int = 1 << 30,
+        lm_device_bytes: int | None = None,
         options: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
@@ -62,6 +65,7 @@ class Recognizer(nn.Module):
         self.max_segment_seconds = max_segment_seconds
         self.batch_seconds = batch_seconds
         self.cache_bytes = cache_bytes
+        self.lm_device_bytes = lm_device_bytes
         # Built for the device that the weights are on when they are first needed.
         self._first_pass: FirstPass | None = None
         self._language_models: LanguageModels | None = None
@@ -184,7 +188,9 @@ class Recognizer(nn.Module):
             else:
                 self._first_pass = TorchFirstPass(graph, self.options)
         if self._language_models is None:
-            self._language_models = language_models(self.bundle, self.mode, self.rnn_weight, self.device)
+            self._language_models = language_models(
+                self.bundle, self.mode, self.rnn_weight, self.device, self.lm_device_bytes
+            )
         assert self._first_pass is not None
         return self._first_pass, self._language_models
 

@@ -9,6 +9,7 @@ import torch
 from asr.bundle import Bundle
 from asr.decoding_mode import MODES, available_modes
 from asr.errors import AsrError
+from asr.lm import host_rnn_lm, placement
 from asr.recognizer import Recognizer
 from tests.tiny_bundle import RATE, TEXT, tones
 
@@ -36,6 +37,20 @@ def test_every_mode_finds_the_words(bundle, mode):
     assert words_of(results) == SENTENCES
     assert all(result.is_complete for result in results)
     assert bool(results[0].cache) == (mode in ("interpolated", "on_the_fly"))
+
+
+@pytest.mark.parametrize("mode", ["on_the_fly", "interpolated", "large_ngram"])
+def test_a_device_budget_changes_nothing(bundle, mode, monkeypatch):
+    monkeypatch.setattr(placement, "LEAST_PLACES", 4)
+    monkeypatch.setattr(host_rnn_lm, "LEAST_PLACES", 4)
+    waveforms = [tones(words, seed=9) for words in SENTENCES]
+    results = [
+        Recognizer(bundle, mode=mode, first_pass="torch", lm_device_bytes=budget)(waveforms) for budget in (None, 900)
+    ]
+    for ours, theirs in zip(*results, strict=True):
+        assert (ours.words, ours.total) == (theirs.words, theirs.total)
+    with pytest.raises(AsrError, match=r"budget of \d+ bytes is too small"):
+        Recognizer(bundle, mode=mode, first_pass="torch", lm_device_bytes=30)(waveforms)
 
 
 @pytest.mark.parametrize("mode", ["ngram", "interpolated"])

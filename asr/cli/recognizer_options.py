@@ -45,6 +45,11 @@ def add_recognizer_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-segment-seconds", type=float, default=25.0, help="longer recordings are cut at pauses (default 25)"
     )
     group.add_argument("--batch-seconds", type=float, default=100.0, help="audio recognized at a time (default 100)")
+    group.add_argument(
+        "--lm-device-mb",
+        type=float,
+        help="device memory for the large language models' tables, in MB; the rest stays in host memory (default: all)",
+    )
     tuned = parser.add_argument_group("decoding", "what is not given is as the bundle was tuned")
     for name, (kind, text) in _NUMBERS.items():
         tuned.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text, metavar="NUMBER")
@@ -65,6 +70,7 @@ def recognizer_from(args: argparse.Namespace, mode: str | None = None) -> Recogn
         first_pass=args.first_pass,
         max_segment_seconds=args.max_segment_seconds,
         batch_seconds=args.batch_seconds,
+        lm_device_bytes=None if args.lm_device_mb is None else int(args.lm_device_mb * 1e6),
         options=options,
     )
     return recognizer.to(device_from(args.device))

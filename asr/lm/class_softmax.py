@@ -115,7 +115,7 @@ class ClassSoftmaxOutput(nn.Module):
         return scores if self.maxent is None else scores + self.maxent.score_each(history, row)
 
     def _row_score(self, hidden: Tensor, history: Tensor, row: Tensor) -> Tensor:
-        scores = (hidden * self.rows.weight[row]).sum(dim=1) + self.bias.weight[row, 0]
+        scores = (hidden * self.rows(row)).sum(dim=1) + self.bias.weight[row, 0]
         return scores if self.maxent is None else scores + self.maxent.score(history, row)
 
     @staticmethod

@@ -5,24 +5,20 @@ Shapes: S states, A arcs, V words, Q queries.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from asr.errors import AsrError
 from asr.lm.arc_finder import ArcFinder
 from asr.lm.cached_rows import CachedRows, CacheStatistics
 from asr.lm.ngram import NgramLM
 from asr.lm.ngram_arrays import NgramArrays
+from asr.lm.placement import Level, Placement
 from asr.text.vocabulary import EOS_ID, Vocabulary
 
-Placement = Literal["resident", "index", "cache"]
 _INDEX_ARRAYS = ("arc_begin", "label", "backoff_state", "backoff_score", "word_map")
 _COLUMNS = 2
-_LEAST_PLACES = 1024
 
 
 class HostNgramLM:
@@ -50,32 +46,20 @@ class HostNgramLM:
         self._rows: CachedRows | None = None
         self._resident: NgramLM | None = None
         self._finder: ArcFinder | None = None
-        place_bytes = CachedRows.place_bytes(_COLUMNS, torch.int32)
         sizes = lm.arrays.num_bytes()
         index_bytes = sum(sizes[name] for name in _INDEX_ARRAYS)
-        self.placement: Placement
-        if sum(sizes.values()) <= device_budget:
-            self.placement = "resident"
+        place_bytes = CachedRows.place_bytes(_COLUMNS, torch.int32)
+        placement = Placement.within(device_budget, sum(sizes.values()), index_bytes, place_bytes, "an n-gram model")
+        self.placement: Level = placement.level
+        if self.placement == "resident":
             self._resident = lm.to(self._device)
             self._device_bytes = sum(sizes.values())
             return
-        if index_bytes + _LEAST_PLACES * place_bytes <= device_budget:
-            self.placement = "index"
+        if self.placement == "index":
             self._finder = ArcFinder(self._without_arcs(lm.arrays))
-            self._device_bytes = index_bytes
-            read: Callable[[Tensor], Tensor] = self._read_arcs
-        else:
-            self.placement = "cache"
-            self._device_bytes = 0
-            read = self._read_answers
-        num_places = (device_budget - self._device_bytes) // place_bytes
-        if num_places < _LEAST_PLACES:
-            raise AsrError(
-                f"A device budget of {device_budget} bytes is too small for an n-gram model; "
-                f"give {_LEAST_PLACES * place_bytes} or more."
-            )
-        self._rows = CachedRows(read, _COLUMNS, torch.int32, num_places, self._device)
-        self._device_bytes += self._rows.num_bytes
+        read = self._read_arcs if self.placement == "index" else self._read_answers
+        self._rows = CachedRows(read, _COLUMNS, torch.int32, placement.num_places, self._device)
+        self._device_bytes = self._rows.num_bytes + (index_bytes if self._finder is not None else 0)
 
     @property
     def vocabulary(self) -> Vocabulary:

@@ -61,7 +61,7 @@ class HuffmanOutput(nn.Module):
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,)."""
         query, node, sign = self._paths(word_id)
-        logits = (self.rows.weight[node] * hidden[query]).sum(dim=1) + self.bias.weight[node, 0]
+        logits = (self.rows(node) * hidden[query]).sum(dim=1) + self.bias.weight[node, 0]
         if self.maxent is not None:
             logits = logits + self.maxent.score(history[query], node)
         log_prob = hidden.new_zeros(len(word_id)).index_add(0, query, -F.softplus(-sign * logits))

@@ -56,13 +56,7 @@ class HashedMaxEnt(nn.Module):
 
     def places(self, history: Tensor) -> Tensor:
         """history (Q, M), newest first -> the place of the slice of each history length, (Q, R)."""
-        places = []
-        mixed = torch.zeros_like(history[:, 0])
-        for age in range(self.order - 1):
-            mixed = (mixed ^ history[:, age]) * _MULTIPLIERS[age % len(_MULTIPLIERS)] + age + 1
-            mixed = mixed ^ (mixed >> 29)
-            places.append(torch.remainder(mixed, self.table_size))
-        return torch.stack(places, dim=1)
+        return hashed_places(history, self.order, self.table_size)
 
     def score(self, history: Tensor, word_id: Tensor) -> Tensor:
         """history (Q, M), word_id (Q,) -> sum of the features' weights, (Q,)."""
@@ -103,6 +97,17 @@ class HashedMaxEnt(nn.Module):
             state_dict[prefix + "weight"] = weight
             self.is_pruned = True
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def hashed_places(history: Tensor, order: int, table_size: int) -> Tensor:
+    """history (Q, M), newest first -> the hash of its last word, of its last two and so on, (Q, R)."""
+    places = []
+    mixed = torch.zeros_like(history[:, 0])
+    for age in range(order - 1):
+        mixed = (mixed ^ history[:, age]) * _MULTIPLIERS[age % len(_MULTIPLIERS)] + age + 1
+        mixed = mixed ^ (mixed >> 29)
+        places.append(torch.remainder(mixed, table_size))
+    return torch.stack(places, dim=1)
 
 
 class _Take(torch.autograd.Function):

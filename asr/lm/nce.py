@@ -97,7 +97,7 @@ class NceOutput(nn.Module):
 
     def word_score(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """hidden (Q, H), history (Q, M), word_id (Q,) -> unnormalised score (Q,)."""
-        scores = (hidden * self.rows.weight[word_id]).sum(dim=1) + self.bias.weight[word_id, 0]
+        scores = (hidden * self.rows(word_id)).sum(dim=1) + self.bias.weight[word_id, 0]
         return scores if self.maxent is None else scores + self.maxent.score(history, word_id)
 
     def history_normalizer(self, hidden: Tensor, history: Tensor) -> Tensor:

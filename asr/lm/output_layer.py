@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from asr.lm.maxent import HashedMaxEnt
 
@@ -22,6 +22,7 @@ class OutputLayer(Protocol):
     and log_prob = word_score - history_normalizer - group_normalizer, as far as they exist: a cache may keep them.
     """
 
+    rows: nn.Embedding
     maxent: HashedMaxEnt | None
 
     def set_unigram(self, counts: Tensor, *, reset_bias: bool) -> None:

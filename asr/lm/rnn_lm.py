@@ -141,7 +141,7 @@ class RnnLm(nn.Module):
 
     def initial_state(self) -> Tensor:
         """The state before `<s>` is read: zeros, (S,)."""
-        return torch.zeros(self.state_size, device=self.embedding.weight.device)
+        return torch.zeros(self.state_size, device=next(self.layers.parameters()).device)
 
     def step(self, state: Tensor, word_id: Tensor) -> Tensor:
         """state (Q, S), word_id (Q,) -> next state (Q, S)."""
