@@ -1,0 +1,173 @@
+"""Makes the LibriSpeech-scale simulation: frame log-probabilities for any text, out of segments of real speech.
+
+    # from speech with transcripts: an acoustic model's frames, aligned and cut into phones
+    python scripts/simulate_frames.py pool --bundle checkpoints/librispeech --audio LibriSpeech/dev-clean-2 \
+        --lexicon lexicon.txt.xz --output segments.npz.xz
+
+    # frames for a text, as clear as makes the n-gram's word error rate 6 %
+    python scripts/simulate_frames.py frames --bundle checkpoints/librispeech --text dev-clean.text.xz \
+        --lexicon lexicon.txt.xz --num 500 --wer 6 --output clean.npz --references clean.txt
+
+`--transcripts` (`id words` a line, id being a file's name without ending) names those of the audio where they are not
+in `*.trans.txt` files beside it. Without `--pool` the segments are those of scripts/simulation. What is made is a
+simulation (asr/evaluation/simulated_frames.py says of what) and is to be called so wherever it is quoted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import lzma
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from asr.bundle import Bundle  # noqa: E402  the checkout must be on the path first
+from asr.data.audio import find_audio_files, read_audio  # noqa: E402
+from asr.decoding.torch_pass import TorchFirstPass  # noqa: E402
+from asr.decoding_mode import decoding_options  # noqa: E402
+from asr.errors import AsrError  # noqa: E402
+from asr.evaluation.error_rate import NO_ERRORS, count_errors  # noqa: E402
+from asr.evaluation.segment_pool import SegmentPool  # noqa: E402
+from asr.evaluation.simulated_frames import FrameSimulator, simulate  # noqa: E402
+from asr.evaluation.timing import StageTimes  # noqa: E402
+from asr.evaluation.transcripts import read_transcripts  # noqa: E402
+from asr.recognizer import Recognizer  # noqa: E402
+from asr.text.lexicon import Lexicon  # noqa: E402
+
+DATA = ROOT / "scripts" / "simulation"
+_LONGEST_SECONDS = 25.0
+_SENTENCES_OF_A_TRIAL = 60
+_TRIALS = 7
+_WIDEST_CLARITY = (-4.0, 12.0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    pool = commands.add_parser("pool", help="aligned segments of real speech")
+    pool.add_argument("--audio", type=Path, required=True, help="folder with the recordings")
+    pool.add_argument("--transcripts", type=Path, help="default: all *.trans.txt below the audio")
+    pool.add_argument("--every", type=int, default=1, help="take every n-th recording")
+    frames = commands.add_parser("frames", help="frames for a text")
+    frames.add_argument("--pool", type=Path, default=DATA / "segments.npz.xz")
+    frames.add_argument("--text", type=Path, required=True, help="`id words` a line, plain or .xz")
+    frames.add_argument("--num", type=int, help="take so many sentences, spread evenly")
+    frames.add_argument("--clarity", type=float, default=0.0, help="nats, see asr/evaluation/simulated_frames.py")
+    frames.add_argument(
+        "--wer", type=float, help="find the clarity at which the n-gram has this word error rate, in %%"
+    )
+    frames.add_argument("--seed", type=int, default=0)
+    frames.add_argument("--references", type=Path, required=True, help="where `id words` of what was made are written")
+    for command in (pool, frames):
+        command.add_argument("--bundle", type=Path, default=ROOT / "checkpoints" / "librispeech")
+        command.add_argument("--lexicon", type=Path, required=True)
+        command.add_argument("--output", type=Path, required=True)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    bundle = Bundle.load(args.bundle)
+    lexicon = Lexicon.from_file(args.lexicon)
+    with torch.no_grad():
+        return make_pool(args, bundle, lexicon) if args.command == "pool" else make_frames(args, bundle, lexicon)
+
+
+def make_pool(args: argparse.Namespace, bundle: Bundle, lexicon: Lexicon) -> int:
+    transcripts = read_transcripts(args.transcripts) if args.transcripts else transcripts_below(args.audio)
+    recognizer = Recognizer(bundle, mode="ngram", first_pass="torch")
+    utterances, num_without = [], 0
+    for path in find_audio_files(args.audio)[:: args.every]:
+        words = transcripts.get(path.stem)
+        if words is None or any(word not in lexicon for word in words):
+            num_without += 1
+            continue
+        waveform = read_audio(path, recognizer.sampling_rate)
+        if len(waveform) > _LONGEST_SECONDS * recognizer.sampling_rate:
+            continue
+        log_prob, num_frames = recognizer.log_prob([waveform], StageTimes())
+        utterances.append((log_prob[0, : int(num_frames[0])].numpy(), [lexicon[word][0] for word in words]))
+    pool = SegmentPool.from_utterances(bundle.graph.tokens, utterances)
+    pool.save(args.output)
+    right = float((pool.log_prob.argmax(1) == pool.aligned).mean())
+    print(
+        f"{args.output}: {pool.num_segments} segments, {len(pool.log_prob)} frames of {len(utterances)} recordings; "
+        f"the aligned token is the most probable one in {right:.1%} of the frames. {num_without} recordings without "
+        "transcript or with words that the lexicon lacks were left out."
+    )
+    return 0
+
+
+def make_frames(args: argparse.Namespace, bundle: Bundle, lexicon: Lexicon) -> int:
+    sentences = read_sentences(args.text)
+    ids = [utt_id for utt_id, words in sentences.items() if words and all(word in lexicon for word in words)]
+    if args.num is not None:
+        ids = evenly(ids, args.num)
+    if not ids:
+        raise AsrError(f"{args.text}: no sentence has all its words in {args.lexicon}; give the lexicon of this text.")
+    pool = SegmentPool.load(args.pool)
+    bundle.graph.require_tokens(pool.tokens)
+    clarity = args.clarity
+    if args.wer is not None:
+        trial = [sentences[utt_id] for utt_id in evenly(ids, _SENTENCES_OF_A_TRIAL)]
+        clarity = clarity_for(args.wer / 100.0, bundle, pool, trial, lexicon, args.seed)
+    made = simulate(FrameSimulator(pool, clarity, args.seed), [sentences[utt_id] for utt_id in ids], lexicon)
+    np.savez(args.output, **dict(zip(ids, made, strict=True)))
+    args.references.write_text("".join(f"{utt_id} {' '.join(sentences[utt_id])}\n" for utt_id in ids), "utf-8")
+    print(f"{args.output}: simulation of {len(ids)} sentences, {sum(map(len, made))} frames, clarity {clarity:.3f}")
+    return 0
+
+
+def clarity_for(
+    wanted: float, bundle: Bundle, pool: SegmentPool, sentences: list[tuple[str, ...]], lexicon: Lexicon, seed: int
+) -> float:
+    """The clarity at which the bundle's n-gram has the word error rate `wanted`, by bisection."""
+    low, high = _WIDEST_CLARITY
+    for _ in range(_TRIALS):
+        middle = (low + high) / 2
+        rate = ngram_error_rate(bundle, simulate(FrameSimulator(pool, middle, seed), sentences, lexicon), sentences)
+        print(f"clarity {middle:.3f}: word error rate {rate:.2%} of the n-gram", flush=True)
+        low, high = (middle, high) if rate > wanted else (low, middle)
+    return (low + high) / 2
+
+
+def ngram_error_rate(bundle: Bundle, frames: list[NDArray[np.float32]], references: list[tuple[str, ...]]) -> float:
+    options, _ = decoding_options(bundle, "ngram", {})
+    first_pass, errors = TorchFirstPass(bundle.graph, options), NO_ERRORS
+    for log_prob, words in zip(frames, references, strict=True):
+        best = first_pass.decode(torch.from_numpy(log_prob)[None], torch.tensor([len(log_prob)]))[0].best
+        errors += count_errors(words, best.words if best is not None else ())
+    return errors.rate
+
+
+def transcripts_below(folder: Path) -> dict[str, tuple[str, ...]]:
+    """All `*.trans.txt` of LibriSpeech's layout."""
+    files = sorted(folder.rglob("*.trans.txt"))
+    if not files:
+        raise AsrError(f"{folder}: holds no *.trans.txt; name the transcripts with --transcripts.")
+    return {utt_id: words for path in files for utt_id, words in read_transcripts(path).items()}
+
+
+def read_sentences(path: Path) -> dict[str, tuple[str, ...]]:
+    if path.suffix != ".xz":
+        return read_transcripts(path)
+    try:
+        lines = lzma.decompress(path.read_bytes()).decode("utf-8").splitlines()
+    except (OSError, lzma.LZMAError, UnicodeDecodeError) as error:
+        raise AsrError(f"{path}: the text cannot be read ({error}).") from error
+    return {line.split()[0]: tuple(line.split()[1:]) for line in lines if line.strip()}
+
+
+def evenly(ids: list[str], num: int) -> list[str]:
+    """So many of them, spread over the whole list."""
+    return [ids[i * len(ids) // num] for i in range(min(num, len(ids)))] if num < len(ids) else ids
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except AsrError as error:
+        sys.exit(str(error))

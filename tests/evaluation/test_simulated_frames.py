@@ -1,0 +1,98 @@
+"""Forced alignment against all paths written out; pools of segments and what is simulated from them."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asr.errors import AsrError
+from asr.evaluation.ctc_alignment import align_ctc
+from asr.evaluation.segment_pool import SegmentPool
+from asr.evaluation.simulated_frames import FrameSimulator, simulate
+from asr.text.lexicon import Lexicon
+from asr.text.tokens import TokenTable
+
+TOKENS = TokenTable(["A", "B"])
+LEXICON = Lexicon({"AB": [("A", "B")], "BA": [("B", "A")]})
+
+
+def random_frames(seed: int, num_frames: int) -> np.ndarray:
+    score = np.random.default_rng(seed).normal(size=(num_frames, 3))
+    return (score - np.log(np.exp(score).sum(1, keepdims=True))).astype(np.float32)
+
+
+def collapsed(labels: tuple[int, ...]) -> list[int]:
+    return [label for label, _ in itertools.groupby(labels) if label]
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 10**6), num_frames=st.integers(1, 6), phones=st.lists(st.integers(1, 2), max_size=3))
+def test_alignment_is_the_best_of_all_paths(seed: int, num_frames: int, phones: list[int]) -> None:
+    log_prob = random_frames(seed, num_frames)
+    paths = [path for path in itertools.product(range(3), repeat=num_frames) if collapsed(path) == phones]
+    found = align_ctc(log_prob, phones)
+    if not paths:
+        assert found is None
+        return
+    assert found is not None
+    labels = tuple(0 if position < 0 else phones[position] for position in found)
+    assert collapsed(labels) == phones
+    assert list(dict.fromkeys(int(position) for position in found if position >= 0)) == list(range(len(phones)))
+    frames = np.arange(num_frames)
+    best = max(log_prob[frames, list(path)].sum() for path in paths)
+    assert log_prob[frames, list(labels)].sum() == pytest.approx(best, abs=1e-5)
+
+
+def pool() -> SegmentPool:
+    words = [LEXICON["AB"][0], LEXICON["BA"][0]]
+    return SegmentPool.from_utterances(TOKENS, [(random_frames(seed, 20), words) for seed in range(6)])
+
+
+def test_a_pool_holds_every_frame_once_and_survives_its_file(tmp_path: Path) -> None:
+    made = pool()
+    assert made.begin[-1] == len(made.log_prob) == 120
+    assert [made.token_id.tolist().count(token) for token in (1, 2)] == [12, 12]
+    assert made.ends_word.sum() == 12
+    made.save(tmp_path / "pool.xz")
+    again = SegmentPool.load(tmp_path / "pool.xz")
+    assert again.tokens == made.tokens
+    np.testing.assert_allclose(again.log_prob, np.clip(made.log_prob, -12, 0), atol=0.126)
+    for name in ("aligned", "begin", "token_id", "left", "right", "ends_word"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(made, name))
+
+
+def test_bad_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "pool.xz").write_bytes(b"no pool")
+    with pytest.raises(AsrError, match="no pool of segments"):
+        SegmentPool.load(tmp_path / "pool.xz")
+    with pytest.raises(AsrError, match="cannot be read"):
+        SegmentPool.load(tmp_path / "missing")
+    with pytest.raises(AsrError, match="could be aligned"):
+        SegmentPool.from_utterances(TOKENS, [(random_frames(0, 2), [LEXICON["AB"][0]] * 3)])
+
+
+def test_simulated_frames_spell_the_sentence() -> None:
+    sentences = [("AB", "AB", "AB"), ("BA", "BA")]
+    made = simulate(FrameSimulator(pool(), 3.0, seed=1), sentences, LEXICON)
+    again = simulate(FrameSimulator(pool(), 3.0, seed=1), sentences, LEXICON)
+    clear = simulate(FrameSimulator(pool(), 50.0, seed=1), sentences, LEXICON)
+    for words, one, same, sure in zip(sentences, made, again, clear, strict=True):
+        np.testing.assert_array_equal(one, same)
+        np.testing.assert_allclose(np.exp(one).sum(1), 1.0, atol=1e-5)
+        phones = [token for word in words for token in TOKENS.ids_of(LEXICON[word][0])]
+        assert collapsed(tuple(sure.argmax(1))) == phones
+
+
+def test_what_cannot_be_simulated() -> None:
+    with pytest.raises(AsrError, match="lacks the word 'CC'"):
+        simulate(FrameSimulator(pool()), [("CC",)], LEXICON)
+    with pytest.raises(AsrError, match="clarity is nan"):
+        FrameSimulator(pool(), float("nan"))
+    only_a = SegmentPool.from_utterances(TOKENS, [(random_frames(0, 4), [("A",)])])
+    with pytest.raises(AsrError, match="no segment of the phone B"):
+        FrameSimulator(only_a).frames([("B",)])
