@@ -15,7 +15,7 @@ from asr.lm.adapters import MappedLM
 from asr.lm.contract import LanguageModel
 from asr.lm.host_ngram import HostNgramLM
 from asr.lm.host_rnn_lm import table_bytes, with_host_tables
-from asr.lm.interpolation import difference_lm, interpolated_lm
+from asr.lm.interpolation import difference_lm, interpolated_difference_lm, interpolated_lm
 from asr.lm.ngram import NgramLM
 from asr.lm.rnn_lm import RnnLm
 from asr.query.engine import RnnLM
@@ -119,6 +119,8 @@ def language_models(
         network, _ = with_host_tables(network.to("cpu"), device, network_budget)  # type: ignore[arg-type]
     engine = RnnLM(network.to(device))  # type: ignore[arg-type]
     large = _mapped(engine, small)
+    if mode == "interpolated" and ngram is small:
+        return LanguageModels(interpolated_difference_lm(large, small, rnn_weight), engine)
     if mode == "interpolated":
         large = interpolated_lm([large, ngram], [rnn_weight, 1.0 - rnn_weight])
     return LanguageModels(difference_lm(large, small), engine)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 _EMPTY = -1
 _MULTIPLIER = -7046029254386353131  # 2**64 / golden ratio, odd
+_LARGEST = (1 << 63) - 1
 
 
 class ContextTable:
@@ -49,10 +50,15 @@ class ContextTable:
             self._num_keys += len(new_key)
         return torch.index_select(self._slot_idx, 0, slot)
 
+    def _home(self, key: Tensor) -> Tensor:
+        """The slot where the search for each key begins, (Q,): by the product's high bits, which all bits decide."""
+        mixed = torch.bitwise_and(torch.mul(key, _MULTIPLIER), _LARGEST)
+        return torch.bitwise_right_shift(mixed, 63 - (len(self._slot_key) - 1).bit_length())
+
     def _place(self, key: Tensor) -> tuple[Tensor, Tensor]:
         """The slot of every key, taken where it was free, and whether it was: (Q,), (Q,) bool."""
         mask = len(self._slot_key) - 1
-        slot = torch.bitwise_and(torch.bitwise_right_shift(torch.mul(key, _MULTIPLIER), 20), mask)
+        slot = self._home(key)
         is_new = torch.zeros(len(key), dtype=torch.bool, device=key.device)
         pending = torch.arange(len(key), device=key.device)
         while len(pending):

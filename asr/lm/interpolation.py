@@ -141,6 +141,23 @@ def difference_lm(large: LanguageModel, small: LanguageModel) -> CombinedLM:
     return CombinedLM(large, small, _subtract)
 
 
+def interpolated_difference_lm(large: LanguageModel, small: LanguageModel, large_weight: float) -> CombinedLM:
+    """Linear interpolation of a model with the graph's own one, less the graph's own one, which is asked once.
+
+    Equals `difference_lm(interpolated_lm([large, small], weights), small)`, whose contexts it need not number.
+
+    Args:
+        large: the model that is mixed in.
+        small: the model that the decoding graph was built from.
+        large_weight: share of the large model, 0 to 1.
+
+    Raises:
+        AsrError: the vocabularies differ.
+    """
+    mix = _log_of_sum(large_weight, 1.0 - large_weight)
+    return CombinedLM(large, small, lambda first, second: _subtract(mix(first, second), second))
+
+
 def _log_of_sum(first_weight: float, second_weight: float) -> Callable[[Tensor, Tensor], Tensor]:
     first_log, second_log = (math.log(weight) if weight else -math.inf for weight in (first_weight, second_weight))
     return lambda first, second: torch.logaddexp(torch.add(first, first_log), torch.add(second, second_log))

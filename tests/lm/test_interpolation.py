@@ -14,7 +14,7 @@ from asr.errors import AsrError
 from asr.lm.adapters import MappedLM, NumberedLM
 from asr.lm.context_table import ContextTable
 from asr.lm.contract import LanguageModel
-from asr.lm.interpolation import CombinedLM, difference_lm, interpolated_lm
+from asr.lm.interpolation import CombinedLM, difference_lm, interpolated_difference_lm, interpolated_lm
 from asr.lm.kneser_ney import estimate_kneser_ney
 from asr.lm.ngram import NgramLM
 from asr.lm.ngram_text import read_word_stream
@@ -60,6 +60,16 @@ def test_difference_takes_the_small_model_out(models: list[NgramLM], sentence: s
     nested = difference_lm(interpolated_lm([large, models[0]], [0.5, 0.5]), small)
     mixed = torch.logaddexp(_scores(large, sentence), _scores(models[0], sentence)) + torch.tensor(0.5).log()
     torch.testing.assert_close(_scores(nested, sentence) + _scores(small, sentence), mixed)
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
+def test_interpolated_difference_asks_the_small_model_once(models: list[NgramLM], sentence: str, weight: float) -> None:
+    small, large = models[1], models[2]
+    nested = difference_lm(interpolated_lm([large, small], [weight, 1.0 - weight]), small)
+    torch.testing.assert_close(
+        _scores(interpolated_difference_lm(large, small, weight), sentence), _scores(nested, sentence)
+    )
 
 
 def test_what_the_small_model_rules_out_stays_out(models: list[NgramLM]) -> None:
@@ -111,6 +121,14 @@ def test_context_table_numbers_keys_once(batches: list[list[int]]) -> None:
             assert numbers.setdefault(one, number) == number
         assert torch.equal(table.key_of(idx), key)
     assert sorted(numbers.values()) == list(range(len(table)))
+
+
+def test_packed_pairs_that_share_their_second_half_spread_over_the_table() -> None:
+    table = ContextTable(num_slots=1 << 12)
+    pairs = CombinedLM.pack(torch.arange(1000), torch.full((1000,), 7))
+    assert len(torch.unique(table._home(pairs))) > 700
+    table.index_of(pairs)
+    assert len(torch.unique(table._home(pairs))) > 700
 
 
 def test_models_of_different_words(models: list[NgramLM], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
