@@ -6,7 +6,8 @@
 
 KenLM's Python package answers the same queries in the same run. Its rate is that of `Model.score` on whole
 sentences, where the loop over the words runs in C++ in one thread; ours is that of batches from two threads.
-The last line is JSON.
+KenLM's own programs are measured too where `--kenlm-bin` names a folder with `query` and `build_binary`
+(scripts/BENCH_NGRAM.md says how to have them). The last line is JSON.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -29,7 +31,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from asr.lm.arpa import LN_10, open_text
-from asr.lm.host_ngram import HostNgramLM
+from asr.lm.host_ngram import HostNgramLM, bytes_to_find_arcs
 from asr.lm.kneser_ney import estimate_kneser_ney
 from asr.lm.ngram import NgramLM
 from asr.lm.ngram_arpa import write_arpa
@@ -50,6 +52,7 @@ def main() -> int:
     parser.add_argument("--train-words", type=int, default=QUICK_TRAIN_WORDS, help="words to train on; 0: all")
     parser.add_argument("--query-words", type=int, default=1_000_000, help="words to ask for")
     parser.add_argument("--order", type=int, default=4)
+    parser.add_argument("--kenlm-bin", type=Path, help="folder with KenLM's query and build_binary")
     parser.add_argument("--load", type=float, default=0.5, help="share of the hash index's slots in use")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -82,6 +85,9 @@ def _run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     report |= _sizes(plain, lm)
     state, word, log_prob = _walk(lm, queries)
     report |= _against_kenlm(lm, folder / "lm.arpa", queries, state, word, log_prob)
+    if args.kenlm_bin is not None:
+        with _Timer(report, "kenlm_programs_s"):
+            report |= _kenlm_programs(args.kenlm_bin, folder / "lm.arpa", queries, report)
     report |= _budgets(plain, lm, state, word)
     return report
 
@@ -148,6 +154,30 @@ def _against_kenlm(
     }
 
 
+def _kenlm_programs(bin_folder: Path, arpa: Path, queries: Path, report: dict[str, Any]) -> dict[str, Any]:
+    """Sizes of KenLM's binary files, and how many words its `query` scores a second, loading not counted."""
+    sizes: dict[str, Any] = {}
+    num_queries = report["query_words"] + sum(1 for _ in queries.open("rb"))
+    for kind in ("probing", "trie"):
+        binary = arpa.with_suffix("." + kind)
+        subprocess.run([bin_folder / "build_binary", kind, arpa, binary], check=True, capture_output=True)
+        sizes[f"kenlm_{kind}_bytes_per_ngram"] = round(binary.stat().st_size / report["ngrams"], 2)
+
+        def ask(text: Path, binary: Path = binary) -> float:
+            begin = time.perf_counter()
+            with text.open("rb") as stdin:
+                subprocess.run(
+                    [bin_folder / "query", "-v", "summary", binary], stdin=stdin, check=True, capture_output=True
+                )
+            return time.perf_counter() - begin
+
+        whole, empty = (min(ask(text) for _ in range(3)) for text in (queries, Path(os.devnull)))
+        rate = num_queries / (whole - empty)
+        sizes[f"kenlm_query_{kind}_words_per_s"] = round(rate)
+        sizes[f"lookups_over_kenlm_query_{kind}"] = round(report["lookups_per_s_2_threads"] / rate, 2)
+    return sizes
+
+
 def _seconds(work: Callable[[], object]) -> tuple[float, float]:
     """Wall time and this thread's CPU time of some work."""
     wall, cpu = time.perf_counter(), time.thread_time()
@@ -180,7 +210,7 @@ def _budgets(plain: NgramLM, lm: NgramLM, state: Tensor, word: Tensor) -> dict[s
     report: dict[str, Any] = {}
     expected = [lm.score(s, w) for s, w in frames]
     placements = {"resident": 2 * total, "index": 0, "tenth": total // 10}
-    index_bytes = total - plain.arrays.num_bytes()["score"] - plain.arrays.num_bytes()["dst_state"]
+    index_bytes = bytes_to_find_arcs(plain)
     placements["index"] = index_bytes + total // 20
     for name, budget in placements.items():
         host = HostNgramLM(lm if name == "tenth" else plain, "cpu", budget)
