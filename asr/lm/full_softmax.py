@@ -72,11 +72,12 @@ def exact_log_z(hidden: Tensor, history: Tensor, rows: Tensor, bias: Tensor, max
     with torch.no_grad():
         for begin in range(0, len(hidden), _QUERIES_AT_ONCE):
             part = slice(begin, begin + _QUERIES_AT_ONCE)
+            places = None if maxent is None else maxent.places(history[part])
             for first in range(0, len(rows), _WORDS_AT_ONCE):
                 words = slice(first, min(first + _WORDS_AT_ONCE, len(rows)))
                 scores = F.linear(hidden[part], rows[words], bias[words])
-                if maxent is not None:
-                    scores += maxent.score_range(history[part], words.start, words.stop)
+                if maxent is not None and places is not None:
+                    maxent.add_score_range(scores, places, words.start)
                 if first == 0:
                     scores.index_fill_(1, _never_predicted(hidden.device), -torch.inf)
                 log_z[part] = torch.logaddexp(log_z[part], scores.logsumexp(dim=1))

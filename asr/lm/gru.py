@@ -52,6 +52,34 @@ class GruLayer(nn.Module):
         """inputs (Q, E), state (Q, H) -> next state (Q, H), in float32."""
         return torch.gru_cell(inputs, state, self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
 
+    def input_gates(self, inputs: Tensor) -> Tensor:
+        """The part of the gates that inputs (L, E) alone decide, (L, 3H), with the recurrent biases of r and z."""
+        size = self.hidden_size
+        bias = torch.cat((self.bias_ih[: 2 * size] + self.bias_hh[: 2 * size], self.bias_ih[2 * size :]))
+        return F.linear(inputs, self.weight_ih, bias)
+
+    def packed(self, gates: Tensor, sizes: list[int], state: Tensor) -> tuple[Tensor, Tensor]:
+        """Steps of fewer and fewer sequences side by side, without gradient.
+
+        gates (L, 3H) of all steps one after the other, state (B, H); step t has the first sizes[t] of the sequences.
+
+        Returns:
+            outputs (L, H), and the last step's.
+        """
+        size = self.hidden_size
+        weight_rz, weight_n = self.weight_hh.t().split((2 * size, size), dim=1)
+        bias_n = self.bias_hh[2 * size :]
+        outputs = gates.new_empty(len(gates), size)
+        begin = 0
+        for from_input in gates.split(sizes):
+            state = state[: len(from_input)]
+            rz = torch.addmm(from_input[:, : 2 * size], state, weight_rz).sigmoid_()
+            recurrent = torch.addmm(bias_n, state, weight_n)
+            n = torch.addcmul(from_input[:, 2 * size :], rz[:, :size], recurrent).tanh_()
+            state = torch.lerp(n, state, rz[:, size:], out=outputs[begin : begin + len(n)])
+            begin += len(n)
+        return outputs, state
+
 
 class _GruSequence(torch.autograd.Function):
     """inputs (T, B, E) in the compute dtype -> outputs (T, B, H) float32."""

@@ -5,6 +5,7 @@ Shapes: N words of a batch, Q queries, H hidden, M history words, V vocabulary, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from asr.lm.maxent import HashedMaxEnt
+from asr.lm.output_kernel import loops_for
 from asr.text.vocabulary import BOS_ID, EPSILON_ID
 
 
@@ -60,12 +62,31 @@ class HuffmanOutput(nn.Module):
 
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,)."""
+        loops = None if torch.is_grad_enabled() else loops_for(hidden.detach())
+        if loops is None:
+            log_prob = self._log_prob_by_tensors(hidden, history, word_id)
+        else:
+            log_prob = self._log_prob_by_loops(hidden, history, word_id, loops[0])
+        return log_prob.masked_fill((word_id == EPSILON_ID) | (word_id == BOS_ID), -torch.inf)
+
+    def _log_prob_by_tensors(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         query, node, sign = self._paths(word_id)
         logits = (self.rows(node) * hidden[query]).sum(dim=1) + self.bias.weight[node, 0]
         if self.maxent is not None:
             logits = logits + self.maxent.score(history[query], node)
-        log_prob = hidden.new_zeros(len(word_id)).index_add(0, query, -F.softplus(-sign * logits))
-        return log_prob.masked_fill((word_id == EPSILON_ID) | (word_id == BOS_ID), -torch.inf)
+        return hidden.new_zeros(len(word_id)).index_add(0, query, -F.softplus(-sign * logits))
+
+    def _log_prob_by_loops(self, hidden: Tensor, history: Tensor, word_id: Tensor, loop: Callable[..., None]) -> Tensor:
+        log_prob = hidden.new_zeros(len(word_id))
+        places, weight = history.new_zeros(len(word_id), 0), hidden.new_zeros(0)
+        if self.maxent is not None:
+            places, weight = self.maxent.places(history), self.maxent.weight.detach()
+        arrays = (
+            hidden, places, word_id, self.path_begin, self.path_node, self.path_sign,
+            self.rows.weight.detach(), self.bias.weight.detach()[:, 0], weight, log_prob,
+        )  # fmt: skip
+        loop(*(array.contiguous().numpy() for array in arrays))
+        return log_prob
 
     def _paths(self, word_id: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """word_id (Q,) -> for each node of each path its query, node and direction (+1 or -1), all (L,)."""

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from asr.lm.output_kernel import loops_for
+
 if hasattr(torch.sparse, "check_sparse_tensor_invariants"):
     # Says what is so anyway; unsaid, torch warns at the first sparse gradient.
     torch.sparse.check_sparse_tensor_invariants.disable()
@@ -70,14 +72,19 @@ class HashedMaxEnt(nn.Module):
         scores: Tensor = _Take.apply(self.weight, slots)  # type: ignore[no-untyped-call]
         return scores.sum(dim=1)
 
-    def score_range(self, history: Tensor, begin: int, end: int) -> Tensor:
-        """history (Q, M) -> the scores of words begin .. end - 1, (Q, end - begin). Not differentiable."""
+    def add_score_range(self, scores: Tensor, places: Tensor, begin: int) -> None:
+        """scores (Q, K) += the features of words begin .. begin + K - 1 after the histories at places (Q, R).
+
+        Not differentiable.
+        """
         weight = self.weight.detach()
-        scores = torch.zeros(len(history), end - begin, device=weight.device)
-        slices = weight.as_strided((self.table_size, end - begin), (1, 1), weight.storage_offset() + begin)
-        for column in self.places(history).unbind(dim=1):
+        loops = loops_for(weight)
+        if loops is not None:
+            loops[1](scores.numpy(), weight.numpy(), places.numpy(), begin)
+            return
+        slices = weight.as_strided((self.table_size, scores.shape[1]), (1, 1), weight.storage_offset() + begin)
+        for column in places.unbind(dim=1):
             scores += slices.index_select(0, column)
-        return scores
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

@@ -139,6 +139,24 @@ class RnnLm(nn.Module):
             next_states.append(state)
         return self._project(inputs), next_states
 
+    def hidden_packed(
+        self, input_id: Tensor, sizes: list[int], states: list[Tensor] | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Sentences side by side, without gradient: what the output layer reads at each word, and the last states.
+
+        input_id (L,) step after step, step t of the first sizes[t] sentences; `states` None at the sentences' start.
+        What the first layer makes of a word it makes once for all the word's occurrences.
+        """
+        word_id, occurrence = torch.unique(input_id, return_inverse=True)
+        inputs, next_states = self.embedding(word_id), []
+        for idx, layer in enumerate(self.layers):
+            assert isinstance(layer, (GruLayer, SimpleRnnLayer))
+            gates = layer.input_gates(inputs)
+            state = gates.new_zeros(sizes[0], layer.hidden_size) if states is None else states[idx]
+            inputs, state = layer.packed(gates if idx else gates.index_select(0, occurrence), sizes, state)
+            next_states.append(state)
+        return self._project(inputs), next_states
+
     def initial_state(self) -> Tensor:
         """The state before `<s>` is read: zeros, (S,)."""
         return torch.zeros(self.state_size, device=next(self.layers.parameters()).device)

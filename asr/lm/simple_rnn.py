@@ -54,3 +54,16 @@ class SimpleRnnLayer(nn.Module):
         """inputs (Q, E), state (Q, H) -> next state (Q, H), in float32."""
         total = F.linear(inputs, self.weight_ih, self.bias) + F.linear(state, self.weight_hh)
         return _ACTIVATIONS[self.activation](total)
+
+    def input_gates(self, inputs: Tensor) -> Tensor:
+        """The part of the sum that inputs (L, E) alone decide, (L, H)."""
+        return F.linear(inputs, self.weight_ih, self.bias)
+
+    def packed(self, gates: Tensor, sizes: list[int], state: Tensor) -> tuple[Tensor, Tensor]:
+        """Steps of fewer and fewer sequences side by side, as `GruLayer.packed`: gates (L, H), state (B, H)."""
+        activation, weight_t = _ACTIVATIONS[self.activation], self.weight_hh.t()
+        outputs = []
+        for from_input in gates.split(sizes):
+            state = activation(torch.addmm(from_input, state[: len(from_input)], weight_t))
+            outputs.append(state)
+        return torch.cat(outputs), state

@@ -1,12 +1,13 @@
 """The log probability of each word of a text, by a network or by anything behind the contract.
 
-Texts are as in a token file, `w1 .. wn </s>` for each sentence. Shapes: L words of the text, N sentences at a time.
+Texts are as in a token file, `w1 .. wn </s>` for each sentence.
+
+Shapes: L words of the text, Q of them at a time, H hidden, M history words.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,58 +15,41 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asr.lm.contract import LanguageModel, StatefulNetwork
+from asr.lm.packed_sentences import pack_sentences
 from asr.lm.rnn_lm import RnnLm
-from asr.lm.token_streams import history_of
-from asr.text.vocabulary import BOS_ID, EOS_ID
+from asr.lm.token_streams import TokenStreams
+from asr.text.vocabulary import EOS_ID
 
-
-@dataclass(frozen=True)
-class _Sentences:
-    """Sentences of like length side by side: word_id (N, T), and the words' places in the text, -1 beyond the end."""
-
-    word_id: Tensor
-    place: Tensor
+_WORDS_AT_ONCE = 1 << 14  # what is between two layers stays small enough for a CPU's cache
+_STREAM_WINDOW = 1 << 10
 
 
 @torch.no_grad()
 def network_word_scores(
-    network: StatefulNetwork, token_id: NDArray[np.int32], *, normalized: bool = False, sentences_at_once: int = 256
+    network: StatefulNetwork, token_id: NDArray[np.int32], *, normalized: bool = False, sentences_at_once: int = 1024
 ) -> tuple[Tensor, Tensor | None]:
-    """Runs the network over each sentence from its initial state.
+    """Runs the network over each sentence from its initial state; an RnnLm that carries states, over the whole text.
 
     Args:
         network: an RnnLm, or any other network.
         token_id: the text (L,).
         normalized: true probabilities (an RnnLm only); otherwise what `log_prob` gives.
-        sentences_at_once: N.
+        sentences_at_once: how many run side by side.
 
     Returns:
         log_prob (L,) float32, and for a normalised NCE output by how much the true log Z exceeds the constant (L,).
     """
-    device = network.initial_state().device
     log_prob = torch.empty(len(token_id))
     excess = None
-    for group in _groups(token_id, sentences_at_once):
-        state = network.initial_state().expand(len(group.word_id), -1)
-        word_id = torch.cat((torch.full_like(group.word_id[:, :1], EOS_ID), group.word_id), dim=1).to(device)
-        history = history_of(word_id, 1, 0) if network.num_history_words == 0 else _histories(word_id, network)
-        previous = torch.full_like(word_id[:, 0], BOS_ID)
-        for step in range(group.word_id.shape[1]):
-            alive = (group.place[:, step] >= 0).nonzero()[:, 0].to(device)
-            state = network.step(state[alive], previous[alive])
-            hidden = state[:, network.state_size - network.hidden_size :]
-            query = hidden, history[alive, step], word_id[alive, step + 1]
-            place = group.place[alive.cpu(), step]
-            if normalized and isinstance(network, RnnLm):
-                scores, more = network.normalized_log_prob(*query)
-                if more is not None:
-                    excess = torch.empty(len(token_id)) if excess is None else excess
-                    excess[place] = more.float().cpu()
-            else:
-                scores = network.log_prob(*query)
-            log_prob[place] = scores.float().cpu()
-            # Sentences are sorted from long to short, so those alive are the first ones.
-            previous = word_id[: len(alive), step + 1]
+    for hidden, history, word_id, place in _queries(network, token_id, sentences_at_once):
+        if normalized and isinstance(network, RnnLm):
+            scores, more = network.normalized_log_prob(hidden, history, word_id)
+            if more is not None:
+                excess = torch.empty(len(token_id)) if excess is None else excess
+                excess[place] = more.float().cpu()
+        else:
+            scores = network.log_prob(hidden, history, word_id)
+        log_prob[place] = scores.float().cpu()
     return log_prob, excess
 
 
@@ -73,13 +57,12 @@ def network_word_scores(
 def language_model_word_scores(lm: LanguageModel, token_id: NDArray[np.int32], sentences_at_once: int = 4096) -> Tensor:
     """The same for a language model behind the contract: log_prob (L,)."""
     log_prob = torch.empty(len(token_id))
-    for group in _groups(token_id, sentences_at_once):
-        context_idx = lm.start(len(group.word_id))
-        for step in range(group.word_id.shape[1]):
-            num_alive = int((group.place[:, step] >= 0).sum())
-            word_id = group.word_id[:num_alive, step].to(context_idx.device)
+    for sentences in pack_sentences(token_id, 0, sentences_at_once):
+        context_idx = lm.start(sentences.sizes[0])
+        for (num_alive,), words in sentences.chunks(1):
+            word_id = sentences.word_id[words].to(context_idx.device)
             scores, context_idx = lm.score(context_idx[:num_alive], word_id)
-            log_prob[group.place[:num_alive, step]] = scores.float().cpu()
+            log_prob[sentences.place[words]] = scores.float().cpu()
     return log_prob
 
 
@@ -88,22 +71,41 @@ def perplexity(log_prob: Tensor) -> float:
     return float(torch.exp(-log_prob.double().mean()))
 
 
-def _histories(word_id: Tensor, network: StatefulNetwork) -> Tensor:
-    """word_id (N, 1 + T), the first column `</s>` -> (N, T, M)."""
-    num_words = network.num_history_words
-    padding = word_id.new_full((len(word_id), num_words - 1), EOS_ID)
-    return history_of(torch.cat((padding, word_id), dim=1), num_words, num_words)
+def _queries(
+    network: StatefulNetwork, token_id: NDArray[np.int32], sentences_at_once: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """What the output layer reads at each word (Q, H), its history (Q, M), the word and its place in the text (Q,)."""
+    if isinstance(network, RnnLm) and network.config.carry_state:
+        yield from _carried_queries(network, token_id)
+        return
+    initial = network.initial_state()
+    for sentences in pack_sentences(token_id, network.num_history_words, sentences_at_once):
+        states: list[Tensor] | None = None
+        state = initial.expand(sentences.sizes[0], -1)
+        # A network of one's own may have a hidden layer as wide as the vocabulary: it goes step by step.
+        for sizes, words in sentences.chunks(_WORDS_AT_ONCE if isinstance(network, RnnLm) else 1):
+            input_id = sentences.input_id[words].to(initial.device)
+            if isinstance(network, RnnLm):
+                hidden, states = network.hidden_packed(input_id, sizes, states)
+            else:
+                state = network.step(state[: sizes[0]], input_id)
+                hidden = state[:, network.state_size - network.hidden_size :]
+            query = sentences.history[words].to(initial.device), sentences.word_id[words].to(initial.device)
+            yield hidden, *query, sentences.place[words]
 
 
-def _groups(token_id: NDArray[np.int32], sentences_at_once: int) -> Iterator[_Sentences]:
-    end = np.flatnonzero(token_id == EOS_ID) + 1
-    begin = np.concatenate(([0], end[:-1]))
-    length = end - begin
-    order = np.argsort(-length, kind="stable")
-    for first in range(0, len(order), sentences_at_once):
-        chosen = order[first : first + sentences_at_once]
-        step = np.arange(length[chosen[0]])[None, :]
-        inside = step < length[chosen, None]
-        place = np.where(inside, begin[chosen, None] + step, -1)
-        words = np.where(inside, token_id[np.maximum(place, 0)].astype(np.int64), EOS_ID)
-        yield _Sentences(torch.from_numpy(words), torch.from_numpy(place))
+def _carried_queries(network: RnnLm, token_id: NDArray[np.int32]) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """The same over the text as one stream, in windows, by what training runs."""
+    device = network.initial_state().device
+    num_windows = -(-len(token_id) // _STREAM_WINDOW)
+    padding = np.full(num_windows * _STREAM_WINDOW - len(token_id), EOS_ID, dtype=np.int32)
+    streams = TokenStreams(np.concatenate((token_id, padding)), 1, _STREAM_WINDOW, network.num_history_words)
+    states: list[Tensor] | None = None
+    for window in range(num_windows):
+        batch = streams[window]
+        batch = batch._replace(**{name: getattr(batch, name).to(device) for name in ("input_id", "is_start")})
+        hidden, states = network.hidden_sequence(batch, states)
+        first = window * _STREAM_WINDOW
+        num_words = min(_STREAM_WINDOW, len(token_id) - first)
+        history, word_id = batch.history[0, :num_words], batch.target_id[0, :num_words]
+        yield hidden[:num_words, 0], history.to(device), word_id.to(device), torch.arange(first, first + num_words)

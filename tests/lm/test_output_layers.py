@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from asr.lm import output_kernel
 from asr.lm.class_softmax import ClassSoftmaxOutput, frequency_classes
-from asr.lm.huffman import huffman_paths
+from asr.lm.huffman import HuffmanOutput, huffman_paths
 from asr.lm.maxent import HashedMaxEnt
 from asr.lm.nce import NceOutput
 from asr.lm.rnn_lm import RnnLm, RnnLmConfig
@@ -129,6 +130,24 @@ def test_subsampled_maxent_gradient_is_unbiased() -> None:
     assert (full - part).abs().max() < 0.15 * full.abs().max()
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("maxent_order", [0, 3])
+def test_loops_over_paths_equal_tensors(maxent_order: int) -> None:
+    if output_kernel.compiled_loops() is None:
+        pytest.skip("needs numba")
+    torch.manual_seed(7)
+    maxent = HashedMaxEnt(40, maxent_order, 300) if maxent_order else None
+    output = HuffmanOutput(40, 9, maxent)
+    output.set_unigram(torch.randint(0, 50, (40,)), reset_bias=True)
+    for parameter in output.parameters():
+        nn.init.normal_(parameter, std=20.0)  # far enough that a careless logarithm would overflow
+    query = torch.randn(50, 9), torch.randint(0, 40, (50, 3)), torch.randint(0, 40, (50,))
+    looped = output.log_prob(*query)
+    assert torch.isneginf(looped[query[2] < 2]).all()
+    tensors = output._log_prob_by_tensors(*query)
+    torch.testing.assert_close(looped[query[2] >= 2], tensors[query[2] >= 2], rtol=1e-4, atol=1e-3)
+
+
 def test_huffman_tree_is_optimal_and_prefix_free() -> None:
     counts = np.array([0, 0, 1, 1, 2, 3, 5, 8])
     begin, node, sign, odds = huffman_paths(counts, np.array([0, 1]))
@@ -178,14 +197,17 @@ def test_class_normaliser_answers_mixed_groups() -> None:
         torch.testing.assert_close(together[row], alone[0])
 
 
-def test_maxent_scores_agree() -> None:
+def test_maxent_scores_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(5)
     maxent = HashedMaxEnt(30, 4, 500)
     nn.init.normal_(maxent.weight)
     history = torch.randint(0, 30, (6, 3))
-    everything = maxent.score_range(history, 0, 30)
-    torch.testing.assert_close(maxent.score_range(history, 10, 20), everything[:, 10:20])
-    torch.testing.assert_close(maxent.score_each(history, torch.arange(30)), everything)
+    everything = maxent.score_each(history, torch.arange(30))
+    for loops in (output_kernel.loops_for, lambda tensor: None):
+        monkeypatch.setattr("asr.lm.maxent.loops_for", loops)
+        scores = torch.ones(6, 10)
+        maxent.add_score_range(scores, maxent.places(history), 10)
+        torch.testing.assert_close(scores, everything[:, 10:20] + 1)
     torch.testing.assert_close(maxent.score(history, torch.arange(6)), everything[torch.arange(6), torch.arange(6)])
     # The bigram part depends on the newest word alone.
     places = maxent.places(torch.tensor([[7, 1, 2], [7, 3, 4], [7, 1, 5]]))

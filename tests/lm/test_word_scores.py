@@ -24,6 +24,14 @@ def _network() -> RnnLm:
     return network
 
 
+class _StepsOnly:
+    """What the contract asks of a network, and nothing else of an `RnnLm`."""
+
+    def __init__(self, network: RnnLm) -> None:
+        for name in ("num_history_words", "hidden_size", "state_size", "initial_state", "step", "log_prob"):
+            setattr(self, name, getattr(network, name))
+
+
 NETWORK = _network()
 
 
@@ -57,6 +65,29 @@ def test_training_and_scoring_see_the_same_hidden_layer() -> None:
     hidden, _ = NETWORK.hidden_sequence(batch, None)
     trained = NETWORK.log_prob(hidden[:, 0], batch.history[0], batch.target_id[0])
     torch.testing.assert_close(trained, network_word_scores(NETWORK, token_id)[0])
+
+
+@torch.no_grad()
+def test_a_carried_state_goes_through_the_whole_text() -> None:
+    torch.manual_seed(3)
+    config = RnnLmConfig(embedding_size=6, hidden_size=5, maxent_order=3, maxent_size=97, carry_state=True)
+    network = RnnLm(Vocabulary(["A", "B", "C"]), config).eval()
+    sentence = [3, 4, 5, EOS_ID, 6, EOS_ID, 3, 3, EOS_ID]
+    token_id = np.array(sentence * 150, dtype=np.int32)  # more than a window
+    found, _ = network_word_scores(network, token_id)
+    state, past = network.initial_state()[None], [BOS_ID, EPSILON_ID]
+    for place, word in enumerate(token_id.tolist()):
+        state = network.step(state, torch.tensor([past[0]]))
+        score = network.log_prob(state[:, -network.hidden_size :], torch.tensor([past]), torch.tensor([word]))
+        torch.testing.assert_close(found[place], score[0])
+        past = [BOS_ID, EPSILON_ID] if word == EOS_ID else [word, past[0]]
+
+
+@torch.no_grad()
+def test_a_network_of_ones_own_is_scored_alike() -> None:
+    token_id = np.array([3, 4, 5, EOS_ID, 6, EOS_ID, 3, 3, EOS_ID], dtype=np.int32)
+    found, _ = network_word_scores(_StepsOnly(NETWORK), token_id)  # type: ignore[arg-type]
+    torch.testing.assert_close(found, network_word_scores(NETWORK, token_id)[0])
 
 
 def test_weights_of_a_mixture() -> None:
