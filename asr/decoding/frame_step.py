@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from asr.decoding.backtrace import Backtrace
+from asr.decoding.compiled_frame import CompiledFrame
 from asr.decoding.cut_off import best_score, survivors
 from asr.decoding.lattice_records import LatticeRecords
 from asr.decoding.options import DecodingOptions
@@ -47,7 +48,10 @@ class Candidates:
 
 
 class FrameStep:
-    """Expands, scores, recombines and prunes. Arguments as of `TokenSearch`."""
+    """Expands, scores, recombines and prunes. Arguments as of `TokenSearch`.
+
+    On a CPU numba's loops do most of it, where numba is installed and `compiled` is not turned off.
+    """
 
     def __init__(
         self,
@@ -56,6 +60,7 @@ class FrameStep:
         lm: LanguageModel | None,
         backtrace: Backtrace,
         lattice: LatticeRecords | None,
+        compiled: bool = True,
     ) -> None:
         self._graph = graph
         self._options = options
@@ -63,6 +68,9 @@ class FrameStep:
         self._backtrace = backtrace
         self._lattice = lattice
         self._table: Tensor | None = None
+        self._compiled = (
+            CompiledFrame.made_for(graph, options, lm is not None, lattice is not None) if compiled else None
+        )
 
     def read(self, tokens: Tokens, log_prob: Tensor, frame_begin: Tensor, offset: Tensor) -> Tokens:
         """Reads a frame.
@@ -73,6 +81,9 @@ class FrameStep:
             frame_begin: (N,) int64, where the stream's frame begins in `log_prob`.
             offset: (N,) float64, what relative scores lack; changed in place.
         """
+        if self._compiled is not None:
+            kept = self._read_compiled(self._compiled, tokens, log_prob, frame_begin, offset)
+            return self.follow_epsilons(kept, offset)
         arcs = self._graph.emitting
         source, arc = expand(arcs.arc_begin, tokens.state)
         column = arcs.token_id.index_select(0, arc).to(torch.int64)
@@ -86,7 +97,28 @@ class FrameStep:
         score += arcs.score.index_select(0, arc)
         score += log_prob.index_select(0, column)
         candidates = self._extend(tokens, arcs, source, arc, stream, score, offset)
-        return self.follow_epsilons(self._keep(tokens, arcs, candidates, offset), offset)
+        winner, position = self._winners(candidates, offset)
+        return self.follow_epsilons(self._kept(tokens, arcs, candidates, winner, position), offset)
+
+    def _read_compiled(
+        self, compiled: CompiledFrame, tokens: Tokens, log_prob: Tensor, frame_begin: Tensor, offset: Tensor
+    ) -> Tokens:
+        arcs, before = self._graph.emitting, offset.clone()
+        found, is_complete = compiled.expand(tokens, log_prob, frame_begin, offset)
+        while True:
+            candidates = self._with_words(tokens, arcs, *found, offset)
+            if self._lm is not None and self._options.max_contexts_per_state is not None:
+                winner, position, is_enough = *self._winners(candidates, offset), True
+            else:
+                winner, position, is_enough = compiled.keep(
+                    candidates.stream, candidates.state, candidates.context_idx, candidates.score
+                )
+            if is_enough or is_complete:
+                return self._kept(tokens, arcs, candidates, winner, position)
+            # Fewer than min_active_states are near the best: those that were left out count after all.
+            offset.copy_(before)
+            found, _ = compiled.expand(tokens, log_prob, frame_begin, offset, everything=True)
+            is_complete = True
 
     def follow_epsilons(self, tokens: Tokens, offset: Tensor) -> Tokens:
         """Takes arcs that read nothing until nothing new or better comes of it."""
@@ -116,7 +148,9 @@ class FrameStep:
             arc = arcs.arc_of(candidates.arc.index_select(0, new))
             newest.record = self._backtrace.add(newest.record, arc)
             tokens = Tokens.join([both.select(old), newest])
-        return tokens.select(self._survivors(tokens.score, tokens.stream, len(offset)))
+        tokens = tokens.select(self._survivors(tokens.score, tokens.stream, len(offset)))
+        # Compiled loops want the paths of a stream side by side.
+        return tokens if len(offset) == 1 else tokens.select(torch.sort(tokens.stream, stable=True).indices)
 
     def _extend(
         self,
@@ -131,7 +165,6 @@ class FrameStep:
         """Scores the words of arcs; source, arc, stream, score (A,)."""
         options = self._options
         score = _relative(score, stream, offset)
-        context_idx = lm_score = None
         if self._lm is not None:
             # The graph's own scores decide which words are worth asking the language model for.
             if options.word_beam is not None:
@@ -140,18 +173,26 @@ class FrameStep:
             chosen = survivors(score, stream, len(offset), options.search_beam, options.min_active_states, None)
             source, arc = source.index_select(0, chosen), arc.index_select(0, chosen)
             score, stream = score.index_select(0, chosen), stream.index_select(0, chosen)
+        return self._with_words(tokens, arcs, source, arc, stream, score, offset)
+
+    def _with_words(
+        self, tokens: Tokens, arcs: ArcSet, source: Tensor, arc: Tensor, stream: Tensor, score: Tensor, offset: Tensor
+    ) -> Candidates:
+        """Adds what the language model says; source, arc, stream, score (A,)."""
+        context_idx = lm_score = None
+        if self._lm is not None:
             context_idx = tokens.context_idx.index_select(0, source)
             changed, word_score, next_idx = arcs.words.score(self._lm, arc, context_idx)
             context_idx.index_copy_(0, changed, next_idx)
-            score.index_add_(0, changed, word_score, alpha=options.lm_scale)
+            score.index_add_(0, changed, word_score, alpha=self._options.lm_scale)
             lm_score = tokens.lm_score.index_select(0, source)
             lm_score.index_add_(0, changed, word_score.double())
             score = _relative(score, stream, offset)
         state = arcs.dst_state.index_select(0, arc).to(torch.int64)
         return Candidates(source, arc, stream, score, state, context_idx, lm_score)
 
-    def _keep(self, tokens: Tokens, arcs: ArcSet, candidates: Candidates, offset: Tensor) -> Tokens:
-        """Recombines and prunes; what stays gets a record."""
+    def _winners(self, candidates: Candidates, offset: Tensor) -> tuple[Tensor, Tensor]:
+        """Recombines and prunes: the winner that each candidate lost to (A,), and the positions of those that stay."""
         place = self._place(candidates.stream, candidates.state)
         table = self._table_for(len(offset))
         winner = recombine(place, candidates.score, candidates.context_idx, table)
@@ -160,7 +201,10 @@ class FrameStep:
         limit = self._options.max_contexts_per_state
         if limit is not None and candidates.context_idx is not None:
             score.masked_fill_(~best_of_group(place, score, limit), -torch.inf)
-        position = self._survivors(score, candidates.stream, len(offset))
+        return winner, self._survivors(score, candidates.stream, len(offset))
+
+    def _kept(self, tokens: Tokens, arcs: ArcSet, candidates: Candidates, winner: Tensor, position: Tensor) -> Tokens:
+        """Those that stay, each with a record."""
         kept = self._tokens_of(tokens, candidates, position)
         arc = arcs.arc_of(candidates.arc.index_select(0, position))
         kept.record = self._backtrace.add(kept.record, arc)

@@ -1,0 +1,104 @@
+"""The two halves of a frame, by numba's loops, with tensors in and out.
+
+Shapes: N streams, K partial paths, A candidates, S states.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asr.decoding.options import DecodingOptions
+from asr.decoding.search_graph import Searchable
+from asr.decoding.tokens import Tokens
+
+_EMPTY = np.zeros(0, dtype=np.int64)
+_NO_TABLE = np.zeros(0, dtype=np.int32)
+
+
+class CompiledFrame:
+    """What `FrameStep` does by tensor operations, with the same outcome.
+
+    Args:
+        kernel: the module `asr.decoding.frame_kernel`.
+        graph: on the CPU.
+        options: beams.
+        has_lm: whether a language model takes part.
+        keeps_lattice: whether candidates that lose must be seen.
+    """
+
+    def __init__(
+        self, kernel: Any, graph: Searchable, options: DecodingOptions, has_lm: bool, keeps_lattice: bool
+    ) -> None:
+        arcs = graph.emitting
+        self._kernel = kernel
+        self._arc_begin = arcs.arc_begin.numpy()
+        self._token_id = arcs.token_id.numpy()
+        self._arc_score = arcs.score.numpy()
+        self._num_words = arcs.words.num_words.numpy()
+        self._beam = np.float32(options.search_beam)
+        self._word_beam = np.float32(np.inf if options.word_beam is None else options.word_beam)
+        self._reach = np.float32(options.search_beam + (options.output_beam if keeps_lattice else 0.0))
+        self._limits = (options.min_active_states, options.max_active_states)
+        self._has_lm = has_lm
+        self._table = _NO_TABLE if has_lm else np.full(graph.num_states, -1, dtype=np.int32)
+
+    @staticmethod
+    def made_for(
+        graph: Searchable, options: DecodingOptions, has_lm: bool, keeps_lattice: bool
+    ) -> CompiledFrame | None:
+        """One, or None where the graph is not on the CPU or numba is missing."""
+        if graph.final_score.device.type != "cpu":
+            return None
+        try:
+            from asr.decoding import frame_kernel
+        except ImportError:
+            return None
+        return CompiledFrame(frame_kernel, graph, options, has_lm, keeps_lattice)
+
+    def expand(
+        self, tokens: Tokens, log_prob: Tensor, frame_begin: Tensor, offset: Tensor, everything: bool = False
+    ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], bool]:
+        """Arguments as of `FrameStep.read`, paths of a stream side by side.
+
+        Returns:
+            source, arc, stream, score of the candidates, (A,) each: with a language model those worth asking it about,
+            without one perhaps only those near the best; and whether all that are missing could not survive anyway.
+        """
+        *candidates, is_complete = self._kernel.expand_frame(
+            tokens.stream.numpy(),
+            tokens.state.numpy(),
+            tokens.score.numpy(),
+            self._arc_begin,
+            self._token_id,
+            self._arc_score,
+            self._num_words,
+            log_prob.numpy(),
+            frame_begin.numpy(),
+            offset.numpy(),
+            np.float32(np.inf) if everything else self._reach,
+            self._beam,
+            self._word_beam,
+            self._limits[0],
+            self._has_lm,
+        )
+        source, arc, stream, score = map(torch.from_numpy, candidates)
+        return (source, arc, stream, score), is_complete
+
+    def keep(
+        self, stream: Tensor, state: Tensor, context_idx: Tensor | None, score: Tensor
+    ) -> tuple[Tensor, Tensor, bool]:
+        """Candidates (A,) -> winner (A,), the positions of those that stay, and whether they are enough everywhere."""
+        winner, position, fewest = self._kernel.keep_frame(
+            stream.numpy(),
+            state.numpy(),
+            _EMPTY if context_idx is None else context_idx.numpy(),
+            score.numpy(),
+            self._table,
+            self._beam,
+            *self._limits,
+        )
+        return torch.from_numpy(winner), torch.from_numpy(position), fewest >= self._limits[0]
