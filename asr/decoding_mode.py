@@ -86,7 +86,12 @@ class LanguageModels:
 
 
 def language_models(
-    bundle: Bundle, mode: str, rnn_weight: float, device: torch.device, device_budget: int | None = None
+    bundle: Bundle,
+    mode: str,
+    rnn_weight: float,
+    device: torch.device,
+    device_budget: int | None = None,
+    capacity_bytes: int | None = None,
 ) -> LanguageModels:
     """Puts a mode's language model together on a device.
 
@@ -97,6 +102,7 @@ def language_models(
         device: where queries come from.
         device_budget: bytes of device memory for the tables of the large models, the rest of them staying on the host;
             None puts all on the device.
+        capacity_bytes: what the recurrent model's histories may take; no limit if None.
 
     Raises:
         AsrError: the budget is too small.
@@ -117,7 +123,7 @@ def language_models(
     assert network is not None
     if network_budget is not None:
         network, _ = with_host_tables(network.to("cpu"), device, network_budget)  # type: ignore[arg-type]
-    engine = RnnLM(network.to(device))  # type: ignore[arg-type]
+    engine = RnnLM(network.to(device), capacity_bytes=capacity_bytes)  # type: ignore[arg-type]
     large = _mapped(engine, small)
     if mode == "interpolated" and ngram is small:
         return LanguageModels(interpolated_difference_lm(large, small, rnn_weight), engine)

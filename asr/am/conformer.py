@@ -84,8 +84,11 @@ class Conformer(nn.Module):
 
     def all_outputs(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
         """As `forward`, with the outputs of the intermediate blocks before the last one."""
-        x = self.input_norm(features, num_frames)
-        x, num_frames = self.subsampling(x, num_frames)
+        return self.outputs_of_normal(self.input_norm(features, num_frames), num_frames)
+
+    def outputs_of_normal(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
+        """As `all_outputs`, of features that the caller has normalised; padding must be zero."""
+        x, num_frames = self.subsampling(features, num_frames)
         x = self.in_dropout(x)
         valid = valid_frames(num_frames, x.shape[1])
         bias = torch.zeros(valid.shape, dtype=x.dtype, device=x.device).masked_fill(~valid, -1e4)[:, None, :]

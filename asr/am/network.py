@@ -21,3 +21,7 @@ class AcousticNetwork(Protocol):
     def all_outputs(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
         """As the call, with the outputs of intermediate layers, if there are any, before the last one."""
         ...
+
+    def outputs_of_normal(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
+        """As `all_outputs`, of features that the caller has normalised, with zeros behind each end."""
+        ...

@@ -55,15 +55,19 @@ class SplicedDnn(nn.Module):
 
     def forward(self, features: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
         """features (N, T, F), num_frames (N,) -> natural log-probabilities (N, T', C) float32, (N,)."""
-        spliced = self.splice(self.input_norm(features, num_frames), num_frames)
+        outputs, num_frames = self.all_outputs(features, num_frames)
+        return outputs[-1], num_frames
+
+    def all_outputs(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
+        """The one output as a list, as networks with intermediate outputs give them."""
+        return self.outputs_of_normal(self.input_norm(features, num_frames), num_frames)
+
+    def outputs_of_normal(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
+        """As `all_outputs`, of features that the caller has normalised; padding must be zero."""
+        spliced = self.splice(features, num_frames)
         # The middle frame of each group stands for it.
         x = spliced[:, (self.subsampling_factor - 1) // 2 :: self.subsampling_factor]
         num_frames = (num_frames + self.subsampling_factor // 2) // self.subsampling_factor
         for layer in self.hidden:
             x = self.dropout(F.relu(layer(x)))
-        return F.log_softmax(self.out(x).float(), dim=-1), num_frames
-
-    def all_outputs(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
-        """The one output as a list, as networks with intermediate outputs give them."""
-        log_prob, num_frames = self(features, num_frames)
-        return [log_prob], num_frames
+        return [F.log_softmax(self.out(x).float(), dim=-1)], num_frames

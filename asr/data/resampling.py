@@ -48,6 +48,13 @@ def change_speed(waveform: Tensor, factor: float) -> Tensor:
     return resample(waveform, ratio.numerator, ratio.denominator)
 
 
+def block_sizes(old_rate: int, new_rate: int) -> tuple[int, int, int]:
+    """(old, new, reach): every `old` input samples become `new`, which depend on `reach` more of them on each side."""
+    common = math.gcd(old_rate, new_rate)
+    old, new = old_rate // common, new_rate // common
+    return old, new, 0 if old == new else _kernel(old, new)[1]
+
+
 @lru_cache(maxsize=32)
 def _kernel(old: int, new: int) -> tuple[Tensor, int]:
     """For each of `new` output phases the weights on the inputs around it, (new, 1, 2 * reach + old), and `reach`."""

@@ -5,6 +5,9 @@ Shapes: K tokens, R records.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,3 +79,28 @@ class Backtrace:
             records.append(record)
             record = int(previous[record])
         return self._arc[torch.tensor(records[::-1], dtype=torch.int64, device=self._arc.device)]
+
+    def settle(self, living: Tensor) -> Tensor:
+        """What all living paths of a stream share is decided: gives these arcs and forgets them.
+
+        The paths then start behind it, so that a stream that never ends holds no more than what is undecided.
+
+        Args:
+            living: (K,) the records of all that is alive in one stream.
+
+        Returns:
+            (L,) int64 arcs, in order; none where paths part at once.
+        """
+        previous = self._previous[: self.num_records].cpu().numpy()
+        front = np.unique(living.cpu().numpy())
+        while len(front) > 1 and front[0] >= 0:
+            # All that stands in the newest block goes a step back; a block holds no record and its predecessor.
+            begin = self._block_begin[bisect_right(self._block_begin, int(front[-1])) - 1]
+            first = int(np.searchsorted(front, begin))
+            front = np.unique(np.concatenate([front[:first], previous[front[first:]]]))
+        if len(front) != 1 or front[0] < 0:
+            return self._arc[:0].clone()
+        shared = int(front[0])
+        arc = self.path(int(previous[shared]))
+        self._previous[shared] = -1
+        return arc

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 class EndpointRules:
     """Counts of frames as the acoustic model gives them. A stream ends when one of the rules holds.
 
+    From half of `longest` on, a shorter and shorter pause is enough, so that long speech is rarely cut within a word.
+
     Args:
         silence_before_words: so many trailing blank frames while nothing has been said.
         silence_after_words: so many trailing blank frames after words.
@@ -24,8 +26,9 @@ class EndpointRules:
 
         Args:
             has_words: whether the best path has words.
-            num_trailing_blanks: frames since blank was last not the best token.
+            num_trailing_blanks: frames since the best path last read something else.
             num_frames: frames read.
         """
         silence = self.silence_after_words if has_words else self.silence_before_words
-        return num_trailing_blanks >= silence or num_frames >= self.longest
+        too_long = max(0.0, 2.0 * num_frames / self.longest - 1.0)
+        return num_trailing_blanks >= silence * (1.0 - too_long)

@@ -1,6 +1,11 @@
-"""From the arcs of one path to the hypothesis that users read."""
+"""From the arcs of one path to the hypothesis that users read.
+
+Shapes: L arcs of a path.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -8,6 +13,103 @@ from torch import Tensor
 from asr.decoding.first_pass import Hypothesis
 from asr.decoding.options import DecodingOptions
 from asr.graph.artefact import DecodingGraph
+
+
+@dataclass(frozen=True)
+class SpelledPath:
+    """What a path from the start says, finished or not; more arcs can follow.
+
+    A word begins where the graph writes it and ends after the last non-blank frame before the next one.
+
+    Args:
+        word_ids: in order.
+        start_frames: for each word the frame (before any were skipped) where it begins.
+        end_frames: for each word the frame after its last one so far.
+        spoken_end: the frame after the last non-blank one.
+        num_frames: frames read.
+        graph_score: sum of the arcs' graph scores.
+    """
+
+    word_ids: tuple[int, ...] = ()
+    start_frames: tuple[int, ...] = ()
+    end_frames: tuple[int, ...] = ()
+    spoken_end: int = 0
+    num_frames: int = 0
+    graph_score: float = 0.0
+
+    def followed_by(self, graph: DecodingGraph, arc: Tensor, frame_of: Tensor | None = None) -> SpelledPath:
+        """The longer path.
+
+        Args:
+            graph: where the arcs are from.
+            arc: (L,) int64.
+            frame_of: original frame of each that these arcs read, where frames were skipped.
+        """
+        token_id = graph.token_id.index_select(0, arc)
+        reads = (token_id >= 0).to(torch.int64)
+        num_words = graph.word_begin.index_select(0, arc + 1) - graph.word_begin.index_select(0, arc)
+        owner = torch.repeat_interleave(num_words)
+        ahead = num_words.cumsum(0) - num_words
+        position = graph.word_begin.index_select(0, arc.index_select(0, owner)) - ahead.index_select(0, owner)
+        word_ids = graph.word_id.index_select(0, position + torch.arange(len(owner), device=arc.device)).tolist()
+        frame = reads.cumsum(0) - reads
+        num_read = int(reads.sum())
+        if frame_of is None:
+            frame += self.num_frames
+        elif len(frame_of):
+            frame = frame_of.index_select(0, frame.clamp(max=len(frame_of) - 1))
+        position = torch.arange(len(token_id), device=token_id.device)
+        # For each arc the last one up to it that reads something else than blank, -1 before there is one.
+        spoken = torch.where(token_id > 0, position, torch.full_like(position, -1))
+        spoken = spoken.cummax(0).values if len(spoken) else spoken
+        start_frames, end_frames, spoken_end = self._frames(frame.tolist(), spoken.tolist(), owner.tolist())
+        return SpelledPath(
+            word_ids=(*self.word_ids, *word_ids),
+            start_frames=start_frames,
+            end_frames=end_frames,
+            spoken_end=spoken_end,
+            num_frames=self.num_frames + num_read,
+            graph_score=self.graph_score + float(graph.score.index_select(0, arc).sum(dtype=torch.float64)),
+        )
+
+    def _frames(
+        self, frame: list[int], spoken: list[int], arcs: list[int]
+    ) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        """All start and end frames, the last known word lasting on, and the end of what is spoken.
+
+        Args:
+            frame: at which each arc begins.
+            spoken: for each arc the last one up to it that is spoken, or -1.
+            arcs: for each new word its arc.
+        """
+        start_frames, end_frames = list(self.start_frames), list(self.end_frames)
+        bounds = [*arcs, len(frame)]
+        if end_frames and bounds[0] > 0 and spoken[bounds[0] - 1] >= 0:
+            end_frames[-1] = frame[spoken[bounds[0] - 1]] + 1
+        for begin, bound in zip(arcs, bounds[1:], strict=True):
+            last = max(begin, spoken[bound - 1]) if bound > 0 else begin
+            start_frames.append(frame[begin])
+            end_frames.append(frame[last] + 1)
+        spoken_end = frame[spoken[-1]] + 1 if spoken and spoken[-1] >= 0 else self.spoken_end
+        return tuple(start_frames), tuple(end_frames), spoken_end
+
+    def hypothesis(
+        self, graph: DecodingGraph, options: DecodingOptions, total: float, final_score: float, lm_score: float
+    ) -> Hypothesis:
+        """The path with its scores; arguments as of `hypothesis_of_path`."""
+        graph_score = self.graph_score + final_score
+        rest = options.graph_scale * graph_score + options.lm_scale * lm_score
+        am_score = (total - rest - options.word_insertion_penalty * len(self.word_ids)) / options.am_scale
+        return Hypothesis(
+            word_ids=self.word_ids,
+            words=tuple(graph.vocabulary.words[word_id] for word_id in self.word_ids),
+            am_score=am_score,
+            graph_score=graph_score,
+            lm_score=lm_score,
+            total=total,
+            start_frames=self.start_frames,
+            end_frames=self.end_frames,
+        )
 
 
 def hypothesis_of_path(
@@ -30,43 +132,4 @@ def hypothesis_of_path(
         lm_score: the language model's share, unscaled.
         frame_of: (T,) original frame of each decoded one, where frames were skipped.
     """
-    reads = graph.token_id.index_select(0, arc) >= 0
-    graph_score = float(graph.score.index_select(0, arc).sum(dtype=torch.float64)) + final_score
-    num_words = graph.word_begin.index_select(0, arc + 1) - graph.word_begin.index_select(0, arc)
-    owner = torch.repeat_interleave(num_words)
-    ahead = num_words.cumsum(0) - num_words
-    position = graph.word_begin.index_select(0, arc.index_select(0, owner)) - ahead.index_select(0, owner)
-    word_ids = graph.word_id.index_select(0, position + torch.arange(len(owner), device=arc.device)).tolist()
-    start_frames, end_frames = _word_frames(graph.token_id.index_select(0, arc), reads, owner, frame_of)
-    rest = options.graph_scale * graph_score + options.lm_scale * lm_score
-    am_score = (total - rest - options.word_insertion_penalty * len(word_ids)) / options.am_scale
-    return Hypothesis(
-        word_ids=tuple(word_ids),
-        words=tuple(graph.vocabulary.words[word_id] for word_id in word_ids),
-        am_score=am_score,
-        graph_score=graph_score,
-        lm_score=lm_score,
-        total=total,
-        start_frames=start_frames,
-        end_frames=end_frames,
-    )
-
-
-def _word_frames(
-    token_id: Tensor, reads: Tensor, owner: Tensor, frame_of: Tensor | None
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """A word begins where the graph writes it and ends after the last non-blank frame before the next one."""
-    frame = (reads.cumsum(0) - reads.to(torch.int64)).tolist()
-    original = frame_of.tolist() if frame_of is not None else None
-    token = token_id.tolist()
-    arcs = owner.tolist()
-    start_frames, end_frames = [], []
-    for word_position, arc_position in enumerate(arcs):
-        bound = arcs[word_position + 1] if word_position + 1 < len(arcs) else len(token)
-        last = next((i for i in range(bound - 1, arc_position, -1) if token[i] > 0), arc_position)
-        start, end = frame[arc_position], frame[last]
-        if original is not None and original:
-            start, end = original[min(start, len(original) - 1)], original[min(end, len(original) - 1)]
-        start_frames.append(start)
-        end_frames.append(end + 1)
-    return tuple(start_frames), tuple(end_frames)
+    return SpelledPath().followed_by(graph, arc, frame_of).hypothesis(graph, options, total, final_score, lm_score)

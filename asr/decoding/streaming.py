@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from asr.decoding.backtrace import Backtrace
-from asr.decoding.ending import ending_of
+from asr.decoding.ending import Ending, ending_of
 from asr.decoding.endpoint import EndpointRules
 from asr.decoding.first_pass import DecodeResult, Hypothesis
 from asr.decoding.frame_scores import check_log_prob, skip_blanks
 from asr.decoding.options import DecodingOptions
+from asr.decoding.path import SpelledPath
 from asr.decoding.search_graph import SearchGraph
 from asr.decoding.token_search import TokenSearch
 from asr.decoding.word_map import WordMapper
@@ -24,19 +25,33 @@ from asr.errors import AsrError
 from asr.graph.artefact import DecodingGraph
 from asr.lm.contract import LanguageModel
 
+_FRAMES_BETWEEN_SETTLINGS = 8
+
 
 @dataclass
 class _Progress:
-    """What a stream has read: frames in all, the trailing blank ones, and where kept frames were before skipping."""
+    """What a stream has read.
+
+    Args:
+        num_frames: in all.
+        after_blank: whether the last one was blank enough to be skipped, were another to come.
+        settled: the beginning that all partial paths share.
+        unsettled_frames: kept frames behind that, as numbered before skipping; None where none are skipped.
+        num_unsettled: frames read since the last attempt to settle.
+    """
 
     num_frames: int = 0
-    num_trailing_blanks: int = 0
     after_blank: bool = False
-    original_frames: list[Tensor] = field(default_factory=list)
+    settled: SpelledPath = field(default_factory=SpelledPath)
+    unsettled_frames: Tensor | None = None
+    num_unsettled: int = 0
 
 
 class StreamingDecoder:
     """The torch pass fed in chunks; what it finds does not depend on how the frames are cut into chunks.
+
+    What all partial paths of a stream share is decided and is kept as words, so that a stream may go on for ever: its
+    memory is that of its words and of what is undecided.
 
     Args:
         graph: decoding graph.
@@ -85,7 +100,6 @@ class StreamingDecoder:
         check_log_prob(log_prob, num_frames, len(self.graph.tokens))
         log_prob = log_prob.to(self.graph.device, torch.float32)
         num_frames = num_frames.to(self.graph.device, torch.int64)
-        is_blank = log_prob.argmax(2) == 0 if log_prob.shape[1] else torch.zeros(log_prob.shape[:2], dtype=torch.bool)
         kept_log_prob, kept_frames, frame = log_prob, num_frames, None
         if self.options.blank_skip_threshold is not None:
             after_blank = torch.tensor([one.after_blank for one in progress], dtype=torch.bool, device=log_prob.device)
@@ -98,23 +112,30 @@ class StreamingDecoder:
         self._search.advance(stream, kept_log_prob, kept_frames)
         for row, one in enumerate(progress):
             num = int(num_frames[row])
-            speech = (~is_blank[row, :num]).nonzero().squeeze(1)
-            trailing = num - 1 - int(speech[-1]) if len(speech) else num + one.num_trailing_blanks
             if frame is not None:
-                one.original_frames.append(frame[row, : int(kept_frames[row])] + one.num_frames)
-            one.num_trailing_blanks = trailing
+                kept = frame[row, : int(kept_frames[row])] + one.num_frames
+                one.unsettled_frames = kept if one.unsettled_frames is None else torch.cat([one.unsettled_frames, kept])
             one.num_frames += num
+            one.num_unsettled += num
+            if one.num_unsettled >= _FRAMES_BETWEEN_SETTLINGS:
+                self._settle(streams[row], one)
 
     def partial(self, stream: int) -> Hypothesis | None:
         """The best path so far, finished or not; None where nothing is alive."""
         return self._result(stream, unfinished=True).best
 
+    def num_settled_words(self, stream: int) -> int:
+        """How many words at the beginning of what `partial` tells can no longer change."""
+        # The last of them may still have to share its arc or its end with what follows, but it stays the same word.
+        return len(self._open(stream).settled.word_ids)
+
     def is_endpoint(self, stream: int) -> bool:
         """Whether the speaker seems to have finished."""
-        progress = self._open(stream)
-        best = self.partial(stream)
-        has_words = best is not None and len(best.words) > 0
-        return self._rules.apply(has_words, progress.num_trailing_blanks, progress.num_frames)
+        num_frames = self._open(stream).num_frames
+        path = self._path(stream, self._ending(stream, unfinished=True))
+        if path is None:
+            return self._rules.apply(False, num_frames, num_frames)
+        return self._rules.apply(len(path.word_ids) > 0, num_frames - path.spoken_end, num_frames)
 
     def finalize(self, stream: int) -> DecodeResult:
         """Ends a stream: its best complete path, or the best unfinished one where none is complete."""
@@ -128,11 +149,35 @@ class StreamingDecoder:
             raise AsrError(f"stream {stream} is not open; `start` opens streams and `finalize` closes them.")
         return self._progress[stream]
 
+    def _settle(self, stream: int, progress: _Progress) -> None:
+        """Moves what all partial paths share from the back-pointers to the words."""
+        progress.num_unsettled = 0
+        tokens, _ = self._search.alive(stream)
+        if not len(tokens):
+            return
+        before = progress.settled.num_frames
+        arc = self._backtrace.settle(tokens.record)
+        progress.settled = progress.settled.followed_by(self.graph, arc, progress.unsettled_frames)
+        if progress.unsettled_frames is not None:
+            progress.unsettled_frames = progress.unsettled_frames[progress.settled.num_frames - before :]
+
+    def _ending(self, stream: int, unfinished: bool) -> Ending:
+        return ending_of(self._search_graph, self.options, self._lm, *self._search.alive(stream), unfinished)
+
+    def _path(self, stream: int, ending: Ending) -> SpelledPath | None:
+        """The best path from the stream's start; None where nothing is alive."""
+        if ending.record is None:
+            return None
+        progress = self._open(stream)
+        arc = self._backtrace.path(ending.record)
+        return progress.settled.followed_by(self.graph, arc, progress.unsettled_frames)
+
     def _result(self, stream: int, unfinished: bool) -> DecodeResult:
         progress = self._open(stream)
-        tokens, offset = self._search.alive(stream)
-        ending = ending_of(self._search_graph, self.options, self._lm, tokens, offset, unfinished)
-        frame_of = torch.cat(progress.original_frames) if progress.original_frames else None
-        hypothesis = ending.hypothesis(self.graph, self.options, self._backtrace, frame_of)
-        hypotheses = () if hypothesis is None else (hypothesis,)
+        ending = self._ending(stream, unfinished)
+        path = self._path(stream, ending)
+        hypotheses: tuple[Hypothesis, ...] = ()
+        if path is not None:
+            scores = (ending.total, ending.graph_score, ending.lm_score)
+            hypotheses = (path.hypothesis(self.graph, self.options, *scores),)
         return DecodeResult(hypotheses, ending.reached_final, progress.num_frames)

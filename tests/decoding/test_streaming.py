@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ import asr.decoding.backtrace as backtrace_module
 from asr.decoding.endpoint import EndpointRules
 from asr.decoding.first_pass import DecodeResult
 from asr.decoding.options import DecodingOptions
+from asr.decoding.path import SpelledPath
 from asr.decoding.streaming import StreamingDecoder
 from asr.decoding.torch_pass import TorchFirstPass
 from asr.errors import AsrError
@@ -97,3 +100,56 @@ def test_endpoint_after_blanks() -> None:
     assert decoder.is_endpoint(stream)
     rules = EndpointRules(silence_before_words=100, silence_after_words=5, longest=50)
     assert rules.apply(True, 5, 20) and not rules.apply(False, 5, 20) and rules.apply(False, 0, 50)
+
+
+@settings(max_examples=4)
+@given(seed=st.integers(0, 10**6), with_lm=st.booleans())
+def test_settled_words_stay(seed: int, with_lm: bool) -> None:
+    graph = random_graph(seed, num_states=20, num_arcs=80, epsilons=True)
+    lm = TableLM(graph.vocabulary, seed, num_history_words=2) if with_lm else None
+    options = DecodingOptions(search_beam=4.0, min_active_states=1, max_active_states=5)
+    decoder = StreamingDecoder(graph, options, lm)
+    (stream,) = decoder.start()
+    log_prob = random_log_prob(seed, 1, 40)
+    settled: tuple[int, ...] = ()
+    for begin in range(0, 40, 4):
+        decoder.advance([stream], log_prob[:, begin : begin + 4], torch.tensor([4]))
+        partial = decoder.partial(stream)
+        assert partial is not None
+        assert partial.word_ids[: len(settled)] == settled
+        settled = partial.word_ids[: decoder.num_settled_words(stream)]
+    same(decoder.finalize(stream), TorchFirstPass(graph, options).decode(log_prob, torch.tensor([40]), lm)[0])
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 10**6), cuts=st.lists(st.integers(0, 30), max_size=4), skip=st.booleans())
+def test_a_path_spelled_in_pieces_is_the_path_spelled_at_once(seed: int, cuts: list[int], skip: bool) -> None:
+    graph = random_graph(seed, epsilons=True)
+    arc = torch.randint(graph.num_arcs, (30,), generator=torch.Generator().manual_seed(seed))
+    num_read = int((graph.token_id[arc] >= 0).sum())
+    frame_of = torch.arange(num_read) * 3 + 1 if skip and num_read else None
+    path = SpelledPath()
+    for begin, end in itertools.pairwise([0, *sorted(cuts), 30]):
+        rest = None if frame_of is None else frame_of[path.num_frames :]
+        path = path.followed_by(graph, arc[begin:end], rest)
+    whole = SpelledPath().followed_by(graph, arc, frame_of)
+    assert path.graph_score == pytest.approx(whole.graph_score)
+    assert replace(path, graph_score=0.0) == replace(whole, graph_score=0.0)
+
+
+def test_an_endless_stream_holds_only_what_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backtrace_module, "_FIRST_COLLECTION", 100)
+    graph = random_graph(3, num_states=20, num_arcs=80)
+    options = DecodingOptions(search_beam=4.0, min_active_states=1, max_active_states=8, blank_skip_threshold=0.9)
+    decoder = StreamingDecoder(graph, options)
+    (stream,) = decoder.start()
+    most = 0
+    for seed in range(15):
+        decoder.advance([stream], random_log_prob(seed, 1, 60), torch.tensor([60]))
+        most = max(most, decoder._backtrace.num_records)
+        unsettled = decoder._progress[stream].unsettled_frames
+        assert unsettled is not None and len(unsettled) < 90
+    # A record a frame alone would be 900 and not settle.
+    assert most < 800
+    result = decoder.finalize(stream)
+    assert result.num_frames == 900 and result.best is not None and result.best.end_frames[-1] > 850

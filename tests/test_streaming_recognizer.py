@@ -1,0 +1,209 @@
+"""Streams give what the same audio gives at once, however it is cut and whoever else is being recognized."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asr.am.windows import WindowedNetwork, WindowSizes
+from asr.bundle import Bundle
+from asr.decoding.torch_pass import TorchFirstPass
+from asr.errors import AsrError
+from asr.recognizer import Recognizer
+from asr.streaming_options import StreamingOptions
+from asr.streaming_recognizer import StreamingRecognizer, recognize_stream
+from tests.tiny_bundle import RATE, TEXT, tones
+
+SENTENCES = [line.split() for line in TEXT[:5]]
+# One utterance a stream, whatever its pauses.
+ENDLESS = {"silence_before_words": 1e6, "silence_after_words": 1e6, "longest_utterance": 1e6}
+QUICK = {"chunk_seconds": 0.3, "left_seconds": 1.0, "right_seconds": 0.2}
+
+
+@pytest.fixture(scope="module")
+def recognizer(tiny_bundle_folder):
+    return Recognizer(Bundle.load(tiny_bundle_folder), mode="on_the_fly", first_pass="torch")
+
+
+def run(streaming, stream, samples, cuts=()):
+    results = []
+    for piece in torch.tensor_split(samples, sorted(cuts)):
+        streaming.push(stream, piece)
+        while streaming.is_ready:
+            results += streaming.step()
+    streaming.close(stream)
+    while streaming.is_ready:
+        results += streaming.step()
+    return results
+
+
+def same(one, other):
+    assert (one.is_final, one.reason, one.text) == (other.is_final, other.reason, other.text)
+    assert (one.begin, one.end) == pytest.approx((other.begin, other.end))
+    assert [word.start for word in one.words] == pytest.approx([word.start for word in other.words])
+    assert one.total == pytest.approx(other.total, abs=1e-3)
+
+
+def test_words_and_their_times(recognizer):
+    pieces = tones(["PAT", "TO", "KIT"]).split(1000)
+    results = list(recognize_stream(recognizer, pieces, options=StreamingOptions(**QUICK)))
+    final = results[-1]
+    assert final.is_final and final.reason == "end" and final.text == "PAT TO KIT"
+    assert [word.start for word in final.words] == pytest.approx([0.1, 0.44, 0.66], abs=0.07)
+    assert final.end == pytest.approx(1.0)
+    partials = [result.text for result in results[:-1]]
+    assert partials and all("PAT TO KIT".startswith(text) for text in partials)
+    assert [result.is_final for result in results].count(True) == 1
+
+
+@settings(max_examples=3)
+@given(seed=st.integers(0, 10**6))
+def test_neither_cuts_nor_neighbours_change_anything(recognizer, seed):
+    chooser = random.Random(seed)
+    options = StreamingOptions(**QUICK, silence_after_words=0.3)
+    waveforms = [
+        torch.cat([tones(SENTENCES[0]), torch.zeros(RATE // 2), tones(SENTENCES[1])]),
+        tones(SENTENCES[2]),
+        torch.zeros(chooser.randrange(3000)),
+    ]
+    alone = []
+    for waveform in waveforms:
+        streaming = StreamingRecognizer(recognizer, options)
+        alone.append(run(streaming, streaming.open(), waveform))
+    together = StreamingRecognizer(recognizer, options)
+    found = {together.open(): [], together.open(): []}
+    left = dict(zip(found, waveforms, strict=False))
+    while left or together.is_ready:
+        for stream in list(left):
+            size = chooser.choice([0, 7, 160, 3000, 9000])
+            together.push(stream, left[stream][:size])
+            left[stream] = left[stream][size:]
+            if not len(left[stream]):
+                together.close(stream)
+                del left[stream]
+        if len(found) == 2 and chooser.random() < 0.3:
+            stream = together.open()
+            found[stream], left[stream] = [], waveforms[2]
+        for result in together.step():
+            found[result.stream].append(result)
+    for stream, results in found.items():
+        assert len(results) == len(alone[stream])
+        for one, other in zip(results, alone[stream], strict=True):
+            same(one, other)
+
+
+def test_final_results_are_those_of_decoding_the_same_outputs_at_once(recognizer):
+    options = StreamingOptions(**QUICK, **ENDLESS)
+    streaming = StreamingRecognizer(recognizer, options)
+    waveform = torch.cat([tones(words, seed=3) for words in SENTENCES])
+    final = run(streaming, streaming.open(), waveform, range(0, len(waveform), 4321))[-1]
+    network = WindowedNetwork(recognizer.acoustic_model, options.window_sizes(streaming.frame_seconds))
+    windows = network.open(torch.device("cpu"))
+    features, num_frames = recognizer.features(waveform[None], torch.tensor([len(waveform)]))
+    windows.push(features[0])
+    windows.close()
+    chunks = []
+    while windows.is_ready:
+        chunks += network.step([windows])
+    log_prob = torch.cat(chunks)
+    models = recognizer._decoders()[1]
+    whole = TorchFirstPass(recognizer.bundle.graph, recognizer.options).decode(
+        log_prob[None], torch.tensor([len(log_prob)]), models.model
+    )[0]
+    assert whole.best is not None
+    assert final.text.split() == list(whole.best.words) and len(whole.best.words) == 13
+    assert final.total == pytest.approx(whole.best.total, abs=1e-3)
+    # Outputs as many as for the whole, and those of the network itself where a window holds everything.
+    outputs, num_outputs = recognizer.acoustic_model(features, num_frames)
+    assert len(log_prob) == int(num_outputs)
+    network = WindowedNetwork(recognizer.acoustic_model, WindowSizes(10**6, 0, 0, 10**6))
+    windows = network.open(torch.device("cpu"))
+    windows.push(features[0])
+    windows.close()
+    assert torch.allclose(network.step([windows])[0], outputs[0], atol=1e-4)
+    assert windows.is_done and not windows.is_ready
+
+
+def test_pauses_end_utterances(recognizer):
+    options = StreamingOptions(**QUICK, silence_after_words=0.4)
+    quiet = 0.002 * torch.randn(RATE, generator=torch.Generator().manual_seed(1))
+    waveform = torch.cat([quiet, *(part for words in SENTENCES for part in (tones(words), quiet))])
+    results = list(recognize_stream(recognizer, waveform.split(2000), options=options))
+    finals = [result for result in results if result.is_final]
+    assert [result.text.split() for result in finals] == [*SENTENCES, []]
+    assert [result.reason for result in finals] == ["pause"] * 5 + ["end"]
+    starts = [word.start for result in finals for word in result.words]
+    assert starts == sorted(starts) and all(one.end <= two.begin for one, two in zip(finals, finals[1:], strict=False))
+    assert finals[-1].end == pytest.approx(len(waveform) / RATE)
+
+
+def test_partial_results_of_every_kind(recognizer):
+    waveform = torch.cat([tones(words, seed=3) for words in SENTENCES])
+    waveform = waveform[: 3 * RATE]
+    for kind in ("agreed", "best", "settled"):
+        options = StreamingOptions(**QUICK, **ENDLESS, partials=kind)
+        results = list(recognize_stream(recognizer, waveform.split(1600), options=options))
+        assert len(results) > (3 if kind == "best" else 1)
+        for one, two in zip(results, results[1:], strict=False):
+            settled = one.text.split()[: one.num_settled]
+            assert two.text.split()[: len(settled)] == settled
+            assert kind != "settled" or one.num_settled == len(one.words)
+
+
+def test_memory_does_not_grow(recognizer):
+    streaming = StreamingRecognizer(recognizer, StreamingOptions(**QUICK, **ENDLESS, cache_bytes=1_000_000))
+    stream = streaming.open()
+    sizes = []
+    for index in range(6):
+        streaming.push(stream, tones(SENTENCES[index % 5], seed=index))
+        while streaming.is_ready:
+            streaming.step()
+        one = streaming._streams[stream]
+        assert len(one.windows._features) < 160 and len(one.features._held) < 4000
+        sizes.append(streaming._decoder._progress[stream].settled.num_frames)
+    assert sizes[-1] > sizes[0] > 0
+    engine = streaming.engine
+    assert engine is not None and engine.statistics().peak_bytes < 3_000_000 and engine.statistics().num_evictions > 0
+
+
+def test_bad_pieces_are_refused_and_the_stream_goes_on(recognizer):
+    streaming = StreamingRecognizer(recognizer, StreamingOptions(**QUICK))
+    stream = streaming.open()
+    waveform = tones(["PAT", "TO", "KIT"])
+    streaming.push(stream, waveform[:8000])
+    with pytest.raises(AsrError, match=r"stream 0 at 0\.50 s: there are samples that are NaN"):
+        streaming.push(stream, torch.full((100,), math.nan))
+    with pytest.raises(AsrError, match="floating-point"):
+        streaming.push(stream, torch.zeros(100, dtype=torch.int16))
+    with pytest.raises(AsrError, match=r"shape \(2, 100\)"):
+        streaming.push(stream, torch.zeros(2, 100))
+    results = run(streaming, stream, waveform[8000:])
+    assert results[-1].text == "PAT TO KIT"
+    for call in (lambda: streaming.push(stream, waveform), lambda: streaming.close(stream)):
+        with pytest.raises(AsrError, match="stream 0 is not open"):
+            call()
+    with pytest.raises(AsrError, match="chunk_seconds is 0"):
+        StreamingOptions(chunk_seconds=0)
+    with pytest.raises(AsrError, match="no partial results 'all'"):
+        StreamingOptions(partials="all")
+
+
+@pytest.mark.parametrize("num_samples", [0, 1, 100, 5000])
+def test_streams_that_hardly_begin_or_end_within_a_word(recognizer, num_samples):
+    streaming = StreamingRecognizer(recognizer, StreamingOptions(**QUICK))
+    (final,) = [one for one in run(streaming, streaming.open(), tones(["SICK"])[:num_samples]) if one.is_final]
+    assert final.reason == "end" and final.end == pytest.approx(num_samples / RATE)
+    assert len(final.words) <= 1 and not streaming.is_ready
+    assert streaming.step() == []
+
+
+def test_another_sampling_rate(recognizer):
+    pieces = tones(["PAT", "TO", "KIT"], rate=44100).split(3000)
+    results = list(recognize_stream(recognizer, pieces, 44100, StreamingOptions(**QUICK)))
+    assert results[-1].text == "PAT TO KIT"
+    assert results[-1].end == pytest.approx(1.0, abs=0.001)
