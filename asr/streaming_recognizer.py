@@ -15,6 +15,7 @@ from asr.decoding.first_pass import DecodeResult, Hypothesis
 from asr.decoding.streaming import StreamingDecoder
 from asr.decoding_mode import language_models
 from asr.errors import AsrError
+from asr.evaluation.timing import StageTimes
 from asr.recognizer import Recognizer
 from asr.result import Word
 from asr.streaming_options import StreamingOptions
@@ -109,6 +110,7 @@ class StreamingRecognizer:
 
     Attributes:
         engine: the recurrent model's query engine, for its statistics; None without one.
+        times: what has been computed so far, all streams together; `search` has the language model in it.
 
     Raises:
         AsrError: an option is out of its range.
@@ -127,6 +129,7 @@ class StreamingRecognizer:
             recognizer.bundle, recognizer.mode, recognizer.rnn_weight, device, self.options.cache_bytes
         )
         self.engine = models.engine
+        self.times = StageTimes()
         self._decoder = StreamingDecoder(
             recognizer.bundle.graph.to(device),
             recognizer.options,
@@ -174,7 +177,9 @@ class StreamingRecognizer:
         if not bool(torch.isfinite(samples).all()):
             raise AsrError(f"{where}: there are samples that are NaN or infinite; this piece is left out.")
         one.num_samples += len(samples)
-        one.windows.push(one.features.push(one.resampler.push(samples.float().cpu())))
+        self.times.audio_seconds += len(samples) / one.sampling_rate
+        with self.times.measure("features", self._recognizer.device):
+            one.windows.push(one.features.push(one.resampler.push(samples.float().cpu())))
 
     @torch.no_grad()
     def close(self, stream: int) -> None:
@@ -194,11 +199,14 @@ class StreamingRecognizer:
         if not numbers:
             return []
         streams = [self._streams[number] for number in numbers]
-        chunks = self._windows.step([one.windows for one in streams])
+        device = self._recognizer.device
+        with self.times.measure("acoustic model", device):
+            chunks = self._windows.step([one.windows for one in streams])
         num_frames = torch.tensor([len(chunk) for chunk in chunks])
         log_prob = torch.nn.utils.rnn.pad_sequence(chunks, batch_first=True)
-        self._decoder.advance([one.search for one in streams], log_prob, num_frames)
-        return [result for number in numbers for result in self._results(number)]
+        with self.times.measure("search", device):
+            self._decoder.advance([one.search for one in streams], log_prob, num_frames)
+            return [result for number in numbers for result in self._results(number)]
 
     @property
     def is_ready(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -139,7 +140,7 @@ def test_pauses_end_utterances(recognizer):
     assert [result.text.split() for result in finals[2:]] == [*SENTENCES[2:], []]
     assert [result.reason for result in finals] == ["pause"] * 5 + ["end"]
     starts = [word.start for result in finals for word in result.words]
-    assert starts == sorted(starts) and all(one.end <= two.begin for one, two in zip(finals, finals[1:], strict=False))
+    assert starts == sorted(starts) and all(one.end <= two.begin for one, two in itertools.pairwise(finals))
     assert finals[-1].end == pytest.approx(len(waveform) / RATE)
 
 
@@ -150,7 +151,7 @@ def test_partial_results_of_every_kind(recognizer):
         options = StreamingOptions(**QUICK, **ENDLESS, partials=kind)
         results = list(recognize_stream(recognizer, waveform.split(1600), options=options))
         assert len(results) > (3 if kind == "best" else 1)
-        for one, two in zip(results, results[1:], strict=False):
+        for one, two in itertools.pairwise(results):
             settled = one.text.split()[: one.num_settled]
             assert two.text.split()[: len(settled)] == settled
             assert kind != "settled" or one.num_settled == len(one.words)

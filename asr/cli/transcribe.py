@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import track
 
 from asr.cli.recognizer_options import add_recognizer_arguments, recognizer_from
+from asr.cli.stream import STANDARD_INPUT, add_stream_arguments, run_streams
 from asr.cli.transcription import Outcome, audio_files, transcribe
 from asr.errors import AsrError
 from asr.evaluation.cache_report import format_cache
@@ -24,10 +25,14 @@ HELP = """Turns audio files into words: WAV, FLAC, MP3, OGG, ... of any sampling
 A file that cannot be read is reported and the others are done; the exit code is then 1. With --output, files that
 are in the output already are skipped, so that an interrupted run goes on where it stopped.
 
+With --stream, words are told while the audio still comes, from a file or from standard input. The acoustic model then
+hears a little less of what follows, so that the words can differ from those of the whole recording.
+
 examples:
   asr transcribe talk.mp3
   asr transcribe recordings/ --jsonl --output words.jsonl
-  asr transcribe talk.wav --ngram-only --statistics"""
+  asr transcribe talk.wav --ngram-only --statistics
+  arecord -f S16_LE -r 16000 -t raw | asr transcribe --stream --raw-rate 16000 --jsonl -"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,10 +41,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", help="append JSON Lines to this file, and skip the files that it has already")
     parser.add_argument("--statistics", action="store_true", help="times of each stage and cache counts, on stderr")
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
+    add_stream_arguments(parser)
     add_recognizer_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.stream:
+        return _run_streams(args)
+    if STANDARD_INPUT in args.audio:
+        raise AsrError("standard input (-) is read with --stream only.")
     files = audio_files(args.audio)
     done = _already_done(Path(args.output)) if args.output else set()
     todo = [path for path in files if str(path) not in done]
@@ -69,6 +79,13 @@ def run(args: argparse.Namespace) -> int:
     if failures:
         print(f"{len(todo) - len(failures)} of {len(todo)} files transcribed, {len(failures)} failed.", file=sys.stderr)
     return 1 if failures else 0
+
+
+def _run_streams(args: argparse.Namespace) -> int:
+    named = [name for name in args.audio if name != STANDARD_INPUT]
+    names = [*map(str, audio_files(named)), *(name for name in args.audio if name == STANDARD_INPUT)]
+    with _opened(args.output) as output:
+        return 1 if run_streams(args, recognizer_from(args), names, output) else 0
 
 
 def _write(outcome: Outcome, stream: TextIO, as_json: bool) -> None:

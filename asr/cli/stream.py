@@ -1,0 +1,129 @@
+"""`asr transcribe --stream`: words while the audio still comes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TextIO
+
+from torch import Tensor
+
+from asr.data.audio_pieces import RAW_FORMATS, PcmFormat, byte_pieces, file_pieces
+from asr.errors import AsrError
+from asr.recognizer import Recognizer
+from asr.streaming_options import PARTIALS, StreamingOptions
+from asr.streaming_recognizer import StreamingRecognizer, StreamResult
+
+STANDARD_INPUT = "-"
+_SECONDS = {
+    "chunk_seconds": "audio between two results",
+    "left_seconds": "audio before a chunk that the acoustic model sees",
+    "right_seconds": "audio behind a chunk that the acoustic model waits for: less is sooner, more is better",
+    "silence_after_words": "a pause this long ends an utterance",
+    "longest_utterance": "an utterance ends here at the latest",
+}
+
+
+def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
+    """What only `--stream` heeds."""
+    group = parser.add_argument_group(
+        "streaming", "words come out chunk_seconds + right_seconds after they were spoken, and the time of computing"
+    )
+    group.add_argument(
+        "--stream",
+        action="store_true",
+        help="recognize while reading; AUDIO may be - for standard input (WAV, or raw samples with --raw-rate). Each "
+        "utterance gives a line, with --jsonl partial results too",
+    )
+    group.add_argument("--raw-rate", type=int, metavar="HZ", help="standard input is samples without a header")
+    group.add_argument("--raw-format", choices=[*RAW_FORMATS], default="s16le", help="of raw samples (default s16le)")
+    group.add_argument("--raw-channels", type=int, default=1, metavar="NUMBER", help="of raw samples, interleaved")
+    group.add_argument(
+        "--streams", type=int, default=1, metavar="NUMBER", help="so many files are streams at once (default 1)"
+    )
+    defaults = StreamingOptions()
+    for name, text in _SECONDS.items():
+        group.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=float,
+            default=getattr(defaults, name),
+            metavar="SECONDS",
+            help=f"{text} (default {getattr(defaults, name):g})",
+        )
+    kinds = "; ".join(f"{kind}: {text}" for kind, text in PARTIALS.items())
+    group.add_argument("--partials", choices=[*PARTIALS], default=defaults.partials, help=f"{kinds} (default agreed)")
+
+
+@dataclass
+class _Source:
+    """One input: its name, its pieces, its number as a stream."""
+
+    name: str
+    pieces: Iterator[Tensor]
+    stream: int
+
+
+def run_streams(args: argparse.Namespace, recognizer: Recognizer, names: list[str], output: TextIO) -> int:
+    """Recognizes inputs as streams; gives the number of those with an error.
+
+    Raises:
+        AsrError: an option is out of its range, or standard input is given more than once.
+    """
+    options = StreamingOptions(**{name: getattr(args, name) for name in _SECONDS}, partials=args.partials)
+    if args.streams < 1 or args.raw_channels < 1 or (args.raw_rate is not None and args.raw_rate < 1):
+        raise AsrError("--streams, --raw-rate and --raw-channels must be 1 or more.")
+    if names.count(STANDARD_INPUT) > 1:
+        raise AsrError("standard input (-) can be given once only.")
+    raw = None
+    if args.raw_rate is not None:
+        raw = PcmFormat(args.raw_rate, RAW_FORMATS[args.raw_format], args.raw_channels)
+    streaming = StreamingRecognizer(recognizer, options)
+    waiting, open_sources, closing = list(names), list[_Source](), dict[int, str]()
+    failed: set[str] = set()
+
+    def report(name: str, error: AsrError) -> None:
+        failed.add(name)
+        print(f"asr: {name}: {str(error).removeprefix(f'{name}: ')}", file=sys.stderr)
+
+    while waiting or open_sources or streaming.is_ready:
+        while waiting and len(open_sources) < args.streams:
+            name = waiting.pop(0)
+            try:
+                if name == STANDARD_INPUT:
+                    rate, pieces = byte_pieces(sys.stdin.buffer, options.chunk_seconds / 4, raw)
+                else:
+                    rate, pieces = file_pieces(name, options.chunk_seconds)
+                open_sources.append(_Source(name, pieces, streaming.open(rate)))
+            except AsrError as error:
+                report(name, error)
+        for source in list(open_sources):
+            try:
+                piece = next(source.pieces, None)
+            except AsrError as error:
+                report(source.name, error)
+                piece = None
+            if piece is None:
+                streaming.close(source.stream)
+                open_sources.remove(source)
+                closing[source.stream] = source.name
+                continue
+            try:
+                streaming.push(source.stream, piece)
+            except AsrError as error:
+                report(source.name, error)
+        number_of = {**closing, **{source.stream: source.name for source in open_sources}}
+        for result in streaming.step():
+            _write(result, number_of[result.stream], output, args.jsonl or args.output is not None)
+    if args.statistics:
+        print(f"torch first pass, mode {recognizer.mode}: {streaming.times.format()}", file=sys.stderr)
+    return len(failed)
+
+
+def _write(result: StreamResult, name: str, output: TextIO, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"audio": name, **result.as_dict()}, ensure_ascii=False), file=output, flush=True)
+    elif result.is_final and result.words:
+        print(f"{name} {result.begin:.2f}-{result.end:.2f}: {result.text}", file=output, flush=True)

@@ -1,0 +1,89 @@
+"""`asr transcribe --stream`."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+import soundfile
+import torch
+
+from asr.cli.main import main
+from tests.tiny_bundle import RATE, tones
+
+WORDS = ["PAT", "TO", "KIT"]
+
+
+@pytest.fixture
+def transcribe(tiny_bundle_folder, capsys, monkeypatch):
+    def run(*arguments, content=b""):
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+        options = ["--stream", "--chunk-seconds", "0.3", "--right-seconds", "0.2", "--ngram-only"]
+        code = main(["transcribe", "--bundle", str(tiny_bundle_folder), *options, *map(str, arguments)])
+        captured = capsys.readouterr()
+        return code, captured.out.splitlines(), captured.err
+
+    return run
+
+
+def test_standard_input_as_raw_samples_and_as_wav(transcribe):
+    raw = (tones(WORDS) * 32767).short().numpy().tobytes()
+    code, lines, _ = transcribe("-", "--raw-rate", RATE, "--jsonl", content=raw)
+    records = list(map(json.loads, lines))
+    assert code == 0
+    assert [record["type"] for record in records] == ["partial"] * (len(records) - 1) + ["final"]
+    assert records[-1]["text"] == "PAT TO KIT" and records[-1]["reason"] == "end" and records[-1]["audio"] == "-"
+    assert records[-1]["words"][0]["start"] == pytest.approx(0.1, abs=0.05)
+    assert len(records) > 1 and records[0]["settled"] <= len(records[0]["words"])
+    file = io.BytesIO()
+    soundfile.write(file, tones(WORDS, rate=44100).numpy(), 44100, format="WAV")
+    code, lines, _ = transcribe("-", content=file.getvalue())
+    assert code == 0 and lines == ["- 0.00-1.00: PAT TO KIT"]
+
+
+def test_many_files_at_once_and_bad_ones_among_them(tmp_path, transcribe):
+    for index, words in enumerate([WORDS, ["SICK", "SKIP"], ["KIT", "TWO"], WORDS]):
+        soundfile.write(tmp_path / f"{index}.wav", tones(words).numpy(), RATE)
+    nan = tones(WORDS)
+    nan[-1] = float("nan")
+    soundfile.write(tmp_path / "nan.wav", nan.numpy(), RATE, subtype="FLOAT")
+    (tmp_path / "text.wav").write_text("words")
+    code, lines, errors = transcribe(tmp_path, tmp_path / "nowhere.wav", "--streams", 3, "--statistics")
+    assert code == 1
+    found = {line.split(" ")[0].rsplit("/")[-1]: line.split(": ")[1] for line in lines}
+    expected = {"0.wav": "PAT TO KIT", "1.wav": "SICK SKIP", "2.wav": "KIT TWO", "3.wav": "PAT TO KIT"}
+    assert {name: found[name] for name in expected} == expected
+    for name, reason in {
+        "nan.wav": "are NaN or infinite; this piece is left out",
+        "text.wav": "cannot be decoded",
+        "nowhere.wav": "no such audio file",
+    }.items():
+        assert [line for line in errors.splitlines() if name in line and reason in line]
+    assert "real-time factor" in errors
+
+
+def test_silence_and_nothing(transcribe):
+    silent = torch.zeros(RATE).short().numpy().tobytes()
+    for content in (b"", silent):
+        code, lines, _ = transcribe("-", "--raw-rate", RATE, "--jsonl", content=content)
+        (record,) = map(json.loads, lines)
+        assert code == 0 and record["text"] == "" and record["end"] == len(content) / 2 / RATE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-", "-"], "can be given once only"),
+        (["-"], "ends before any sample"),
+        (["-", "--raw-rate", "0"], "must be 1 or more"),
+        (["-", "--raw-rate", "16000", "--chunk-seconds", "0"], "chunk_seconds is 0"),
+    ],
+)
+def test_a_wrong_request_is_one_sentence(transcribe, arguments, message):
+    code, lines, errors = transcribe(*arguments)
+    assert code in (1, 2) and lines == []
+    assert message in errors and len(errors.splitlines()) == 1
