@@ -126,7 +126,7 @@ class StreamingRecognizer:
         self._windows = WindowedNetwork(network, self.options.window_sizes(self.frame_seconds))
         device = recognizer.device
         models = language_models(
-            recognizer.bundle, recognizer.mode, recognizer.rnn_weight, device, self.options.cache_bytes
+            recognizer.bundle, recognizer.mode, recognizer.rnn_weight, device, None, self.options.cache_bytes
         )
         self.engine = models.engine
         self.times = StageTimes()
