@@ -17,6 +17,7 @@ from asr.decoding_mode import LanguageModels, chosen_mode, decoding_options, lan
 from asr.errors import AsrError
 from asr.evaluation.timing import StageTimes
 from asr.frontend import as_utterances, at_rate, split_at_pauses
+from asr.lm.adapters import mark_live
 from asr.result import RecognitionResult, Word, joined
 
 _Self = TypeVar("_Self", bound="Recognizer")
@@ -33,7 +34,7 @@ class Recognizer(nn.Module):
         first_pass: `auto` (k2 where it imports and the device supports it), `k2` or `torch`.
         max_segment_seconds: longer recordings are cut at pauses into pieces of at most this length.
         batch_seconds: pieces are recognized together up to this much audio, padding included.
-        cache_bytes: once the language model's caches hold more, they are emptied between two batches.
+        cache_bytes: what the recurrent language model's caches may hold; the least used histories make room.
         lm_device_bytes: device memory for the tables of the large language models, which stay in host memory beyond it;
             None puts all on the device. Results are the same.
         options: override those that the bundle was tuned to: any field of `DecodingOptions`, and `rnn_weight`.
@@ -147,6 +148,9 @@ class Recognizer(nn.Module):
         before = dict(models.engine.statistics().as_dict()) if models.engine is not None else {}
         with times.measure("search", self.device):
             decoded = first_pass.decode(log_prob, num_frames, models.model)
+        if models.model is not None:
+            # No history is held from one batch to the next.
+            mark_live(models.model, num_frames.new_empty(0, dtype=torch.int64))
         cache: dict[str, int | float] = {}
         if models.engine is not None:
             after = models.engine.statistics()
@@ -154,8 +158,6 @@ class Recognizer(nn.Module):
             lm_seconds = after.seconds_total - before["seconds_total"]
             times.stages["language model"] = lm_seconds
             times.stages["search"] -= lm_seconds
-            if after.bytes_held > self.cache_bytes:
-                self._language_models = None
         lengths = [len(row) / self.sampling_rate for row in samples]
         return [
             self._result(result, times.scaled(length / sum(lengths)), length, cache)
@@ -189,7 +191,7 @@ class Recognizer(nn.Module):
                 self._first_pass = TorchFirstPass(graph, self.options)
         if self._language_models is None:
             self._language_models = language_models(
-                self.bundle, self.mode, self.rnn_weight, self.device, self.lm_device_bytes
+                self.bundle, self.mode, self.rnn_weight, self.device, self.lm_device_bytes, self.cache_bytes
             )
         assert self._first_pass is not None
         return self._first_pass, self._language_models

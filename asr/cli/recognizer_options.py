@@ -46,6 +46,12 @@ def add_recognizer_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--batch-seconds", type=float, default=100.0, help="audio recognized at a time (default 100)")
     group.add_argument(
+        "--cache-mb",
+        type=float,
+        default=1000.0,
+        help="what the recurrent language model's caches may hold, in MB; less is slower (default 1000)",
+    )
+    group.add_argument(
         "--lm-device-mb",
         type=float,
         help="device memory for the large language models' tables, in MB; the rest stays in host memory (default: all)",
@@ -70,6 +76,7 @@ def recognizer_from(args: argparse.Namespace, mode: str | None = None) -> Recogn
         first_pass=args.first_pass,
         max_segment_seconds=args.max_segment_seconds,
         batch_seconds=args.batch_seconds,
+        cache_bytes=int(args.cache_mb * 1e6),
         lm_device_bytes=None if args.lm_device_mb is None else int(args.lm_device_mb * 1e6),
         options=options,
     )

@@ -61,8 +61,10 @@ class NumberedLM:
         return self._lm.final(self._table.key_of(context_idx))
 
     def mark_live(self, context_idx: Tensor) -> None:
-        """Passes on which contexts (K,) the search still holds."""
+        """Passes on which contexts (K,) the search still holds; where it holds none, numbers begin anew."""
         mark_live(self._lm, self._table.key_of(context_idx))
+        if context_idx.numel() == 0:
+            self._table = ContextTable(context_idx.device)
 
 
 class MappedLM:

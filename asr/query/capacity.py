@@ -1,67 +1,57 @@
 """A query engine's bound on bytes: which contexts are live, and what is forgotten when room is wanted.
 
+The bound holds as long as the contexts that the search holds, their nearest ancestors and those that a call asks for
+fit into it by themselves, with a few hidden rows: these are never forgotten. What more they need is taken from the
+hidden rows first. The working memory of a call comes on top.
+
 Shapes: Q contexts.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from asr.query.eviction import cut_trunk, drop_rows, free_unused_rows, least_used, remove_nodes, with_ancestors
+from asr.query.eviction import (
+    compact_rows,
+    drop_rows,
+    free_unused_rows,
+    least_used,
+    remove_nodes,
+    trunk_ends,
+    with_ancestors,
+)
 from asr.query.expansion import Expansion
-from asr.query.hash_table import MAX_LOAD
+from asr.query.limits import ByteCosts, Limits
 from asr.query.normalizer_cache import NormalizerCache
 from asr.query.quantized_history import QuantizedHistory
 from asr.query.recombination import Recombination
-from asr.query.trie import BYTES_PER_NODE
-
-_HIDDEN_SHARE = 0.5
-_FEWEST_SLOTS = 256
-_FEWEST_ROWS = 16
-_FIXED_BYTES = 512
-"""For the first nodes and for tables that are hardly used."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How many edges (and nodes) and hidden rows fit into a number of bytes."""
-
-    max_edges: int
-    max_rows: int
-
-    @classmethod
-    def of(cls, capacity_bytes: int, bytes_per_row: int, extra_bytes_per_edge: int = 0) -> Limits:
-        """Half of the bytes for the trie, as its table has a power of two of slots; what is left for hidden rows."""
-        capacity_bytes -= _FIXED_BYTES
-        bytes_per_slot = 16 + MAX_LOAD * (BYTES_PER_NODE + extra_bytes_per_edge)
-        slots = _FEWEST_SLOTS
-        while 2 * slots * bytes_per_slot <= capacity_bytes * (1 - _HIDDEN_SHARE):
-            slots *= 2
-        rows = int((capacity_bytes - slots * bytes_per_slot) / bytes_per_row)
-        return cls(int(MAX_LOAD * slots), max(rows, _FEWEST_ROWS))
+from asr.query.trie import START
 
 
 class Capacity:
     """Forgets dead contexts when the trie is full, and hidden rows when the store is full.
 
     Args:
+        capacity_bytes: the bound.
+        costs: what the arrays of this engine take.
         kept_levels: of the ancestors of live contexts, where all ancestors together would take more than half.
     """
 
     def __init__(
         self,
-        limits: Limits,
+        capacity_bytes: int,
+        costs: ByteCosts,
         expansion: Expansion,
         output: NormalizerCache,
         recombination: Recombination | None,
         sharing: QuantizedHistory | None,
         kept_levels: int,
     ) -> None:
-        self.limits = limits
+        self.capacity_bytes = capacity_bytes
+        self.costs = costs
         self.expansion = expansion
         self.output = output
         self.recombination = recombination
@@ -73,40 +63,86 @@ class Capacity:
     def clear(self) -> None:
         """Every context is live again."""
         self._live: Tensor | None = None
-        self._since_marked: list[Tensor] = []
+        self._marked_at = 0
+        self._set(Limits.within(self.capacity_bytes, self.costs))
 
     def mark_live(self, context_idx: Tensor) -> None:
+        """Live are contexts (Q,) and those that are given out from now on."""
+        trie = self.expansion.trie
+        trie.call += 1
+        self._marked_at = trie.call
         self._live = context_idx
-        self._since_marked = []
 
     def count_uses(self, node: Tensor) -> None:
         """Nodes (Q,) that are given out: one more use of each, and live until the next mark."""
-        self.expansion.trie.num_uses.index_add_(0, node, torch.ones_like(node, dtype=torch.int32))
-        if self._live is not None:
-            self._since_marked.append(node)
+        trie = self.expansion.trie
+        trie.num_uses.index_add_(0, node, torch.ones_like(node, dtype=torch.int32))
+        trie.last_given.index_fill_(0, node, trie.call)
 
-    def make_edge_room(self, num_new: int, in_use: Tensor) -> None:
-        """Evicts nodes to make room for so many edges, as far as contexts (Q,) in use and live ones allow."""
-        trie, most = self.expansion.trie, self.limits.max_edges
-        if trie.edges.count + num_new <= most or self._live is None:
+    def make_edge_room(self, key: Tensor, missing: Tensor) -> None:
+        """Evicts nodes to make room for the edges of key (Q,) at the positions missing (R,), as far as need be."""
+        trie = self.expansion.trie
+        if self._num_held() + missing.numel() <= self.limits.max_edges:
+            return
+        num_new = torch.unique(key.index_select(0, missing)).numel()
+        if self._num_held() + num_new <= self.limits.max_edges:
+            return
+        if self._live is None:
+            self._fit(trie.edges.count + num_new, trie.num_nodes + num_new)
             return
         begin = time.perf_counter()
-        live = torch.cat((self._live, *self._since_marked, in_use))
+        found = trie.edge_node.index_select(0, trie.edges.find(key)[0].clamp_(min=0)).long()
+        is_given = (trie.last_given >= self._marked_at) & trie.nodes.is_used()
+        live = torch.cat((self._live, is_given.nonzero().squeeze(1), key >> 32, found))
+        self._evict(live, num_new)
+        if trie.edges.count + num_new > self.limits.max_edges:
+            # Where several edges lead to a node, scores of old edges are forgotten, too.
+            slot, _ = trie.edges.find(key)
+            is_gone = torch.ones(trie.edges.num_slots, dtype=torch.bool, device=trie.device)
+            is_gone[slot[slot >= 0]] = False
+            trie.remove_edges(is_gone)
+        self.counts.seconds_evict += time.perf_counter() - begin
+
+    def _num_held(self) -> int:
+        """Edges or nodes but the first two, whichever are more: several edges may lead to a node, or none."""
+        trie = self.expansion.trie
+        return max(trie.edges.count, trie.num_nodes - START - 1)
+
+    def _evict(self, live: Tensor, num_new: int) -> None:
+        """Forgets enough of what is neither live nor above what is, for so many new nodes."""
+        trie, most = self.expansion.trie, self.limits.max_edges
         is_kept = with_ancestors(trie, live)
-        if int(is_kept.sum()) > most // 2:
-            is_kept = cut_trunk(self.expansion, live, self.kept_levels)
+        if int(is_kept.sum()) + num_new > most // 2:
+            is_kept = with_ancestors(trie, live, self.kept_levels)
+            self._pin(trunk_ends(trie, is_kept))
+        num_needed = int(is_kept.sum()) + num_new
+        most = Limits.within(self.capacity_bytes, self.costs, num_needed, num_needed).max_edges
         # Half at once, as an eviction goes over the whole table.
-        is_evicted = least_used(trie, is_kept, max(trie.edges.count + num_new - most, trie.num_nodes - most // 2))
+        num_most = max(self._num_held() + num_new - most, trie.num_nodes - most // 2)
+        is_evicted = least_used(trie, is_kept, num_most)
         remove_nodes(trie, is_evicted)
+        if self._num_held() + num_new > most:
+            # Some had no edge of their own, where the trunk above them was cut.
+            others = trie.nodes.is_used() & ~is_kept
+            remove_nodes(trie, others)
+            is_evicted |= others
         if self.recombination is not None:
             self.recombination.forget(is_evicted)
         if self.sharing is not None:
             # Where rows are shared, normalisers are kept by node.
             self.output.forget(is_evicted)
         self._free_rows()
+        self._fit(num_needed, trie.num_nodes + num_new)
         self.counts.num_evictions += 1
         self.counts.num_evicted_contexts += int(is_evicted.sum())
-        self.counts.seconds_evict += time.perf_counter() - begin
+
+    def _pin(self, node: Tensor) -> None:
+        """Makes nodes (R,) their own parents: their rows are computed and stay, like the initial state's."""
+        lacking = self.expansion.lacking(node)
+        if lacking.numel():
+            self.make_row_room(lacking.numel(), node)
+            self.expansion.compute(lacking)
+        self.expansion.trie.parent[node] = node.int()
 
     def make_row_room(self, num_new: int, needed: Tensor) -> bool:
         """Whether so many more hidden rows fit, after dropping others than those of contexts (Q,) where need be."""
@@ -125,3 +161,31 @@ class Capacity:
         else:
             self.sharing.forget(is_freed)
         return int(is_freed.sum())
+
+    def _fit(self, num_edges: int, num_nodes: int) -> None:
+        """Divides the bytes anew so that there is room for so many edges and nodes."""
+        trie, hidden = self.expansion.trie, self.expansion.hidden
+        limits = Limits.within(self.capacity_bytes, self.costs, num_edges, num_nodes)
+        if trie.nodes.capacity > limits.max_nodes:
+            # Contexts that are held keep their numbers, so that only what lies above all of them can go.
+            trie.trim_nodes(limits.max_nodes)
+            limits = Limits.within(self.capacity_bytes, self.costs, num_edges, max(num_nodes, trie.nodes.capacity))
+        self._set(limits)
+        if trie.edges.num_slots > limits.num_slots:
+            trie.shrink_edges(limits.num_slots)
+        if hidden.rows.capacity > limits.max_rows:
+            nothing = torch.empty(0, dtype=torch.int64, device=trie.device)
+            drop_rows(trie, hidden, nothing, limits.max_rows)
+            self.counts.num_dropped_rows += self._free_rows()
+            compact_rows(trie, hidden, limits.max_rows)
+            # Both are kept by the rows' old numbers.
+            if self.sharing is None:
+                self.output.clear()
+            else:
+                self.sharing.clear()
+
+    def _set(self, limits: Limits) -> None:
+        self.limits = limits
+        self.expansion.trie.limit_nodes(limits.max_nodes)
+        self.expansion.hidden.limit_rows(limits.max_rows)
+        self.output.limit_groups(limits.max_rows)

@@ -13,15 +13,17 @@ from torch import Tensor
 
 from asr.errors import AsrError
 from asr.lm.contract import StatefulNetwork
-from asr.query.capacity import Capacity, Limits
+from asr.query.capacity import Capacity
 from asr.query.expansion import Expansion
+from asr.query.hash_table import BYTES_PER_SLOT
 from asr.query.hidden_layer import HiddenLayer
 from asr.query.hidden_store import HiddenStore
+from asr.query.limits import ByteCosts
 from asr.query.normalizer_cache import NormalizerCache
 from asr.query.quantized_history import QuantizedHistory
 from asr.query.recombination import Recombination
 from asr.query.statistics import QueryStatistics
-from asr.query.trie import BEFORE_START, START, HistoryTrie
+from asr.query.trie import BEFORE_START, BYTES_PER_NODE, START, HistoryTrie
 from asr.text.vocabulary import EOS_ID
 
 _KEPT_LEVELS = 32
@@ -48,8 +50,9 @@ class RnnLM:
         recombination_window: calls that a best one stands for at least.
         history_precision: "round-2", "round-1" or "sign": one hidden row where the quantised state before and the word
             are equal; None keeps all apart.
-        capacity_bytes: what trie and hidden rows may take. Of the contexts only those that `mark_live` left out are
-            forgotten for it; hidden rows are dropped at need, which costs time but changes no score.
+        capacity_bytes: what trie, hidden rows and normalisers may take. Of the contexts only those that `mark_live`
+            left out are forgotten for it; hidden rows are dropped at need, which costs time but changes no score.
+            See `asr.query.capacity` for when it cannot be kept.
         batching: "frame" runs the hidden layer once a call, "query" once a row.
         synchronize: wait for the device before each reading of the clock, so that the seconds of the stages are true.
     """
@@ -103,12 +106,20 @@ class RnnLM:
         self.reset()
 
     def _capacity(self, capacity_bytes: int) -> Capacity:
-        bytes_per_row = self.hidden.bytes_per_row + self.output.bytes_per_row + (32 if self.sharing else 0)
-        limits = Limits.of(capacity_bytes, bytes_per_row, 40 if self.recombination else 0)
-        self.hidden.max_rows = limits.max_rows
-        self.trie.max_nodes = limits.max_edges + START + 1
+        of_normalizer = 4 if self.output.cache_history else 0
+        of_best = 8 if self.recombination is not None and self.recombination.choice == "best" else 0
+        # Tables of keys by node have as many slots as that of the edges; those by row up to four a row.
+        costs = ByteCosts(
+            BYTES_PER_SLOT * (1 if self.recombination is None else 2),
+            BYTES_PER_NODE + of_best + (0 if self.sharing is None else of_normalizer),
+            self.hidden.bytes_per_row
+            + self.output.bytes_of_groups
+            + (of_normalizer if self.sharing is None else 4 * BYTES_PER_SLOT),
+        )
         kept_levels = _KEPT_LEVELS + self.network.num_history_words
-        return Capacity(limits, self.expansion, self.output, self.recombination, self.sharing, kept_levels)
+        return Capacity(
+            capacity_bytes, costs, self.expansion, self.output, self.recombination, self.sharing, kept_levels
+        )
 
     def reset(self) -> None:
         """Forgets every history; context indices handed out before mean nothing any more. Statistics go on."""
@@ -173,10 +184,12 @@ class RnnLM:
         counts.num_group_normalizers = self.output.num_group_normalizers
         counts.num_contexts = self.trie.num_nodes
         counts.num_hidden_held = self.hidden.rows.num_used
-        parts = (self.trie, self.hidden, self.output, self.recombination, self.sharing)
-        counts.bytes_held = sum(part.num_bytes for part in parts if part is not None)
-        counts.peak_bytes = max(counts.peak_bytes, counts.bytes_held)
+        counts.bytes_held = self._bytes_held()
         return counts
+
+    def _bytes_held(self) -> int:
+        parts = (self.trie, self.hidden, self.output, self.recombination, self.sharing)
+        return sum(part.num_bytes for part in parts if part is not None)
 
     def _clock(self) -> float:
         if self.synchronize and self.device.type == "cuda":
@@ -196,14 +209,14 @@ class RnnLM:
         self.trie.call += 1
         num_rebuilds = self.trie.edges.num_rebuilds
         if self.capacity is not None:
-            in_use = torch.cat((key >> 32, self.trie.edge_node[slot[slot >= 0]].long()))
-            self.capacity.make_edge_room(missing.numel(), in_use)
+            self.capacity.make_edge_room(key, missing)
         try:
             new_slot = self._score_new(new_key)
         except BaseException:
             # Edges without a score must not stay; a caller that goes on begins anew.
             self.reset()
             raise
+        self._counts.peak_bytes = max(self._counts.peak_bytes, self._bytes_held())
         if self.trie.edges.num_rebuilds != num_rebuilds:
             return self.trie.edges.find(key)[0]
         return slot.index_copy_(0, missing, new_slot)
@@ -230,7 +243,7 @@ class RnnLM:
 
     def _prefer_best(self, node: Tensor, context_idx: Tensor, log_prob: Tensor) -> None:
         assert self.recombination is not None
-        better = self.recombination.better(node, log_prob, self.trie.call)
+        better = self.recombination.better(node, log_prob, self.trie.call, self.trie.nodes.capacity)
         row = self.expansion.replace(node.index_select(0, better), context_idx.index_select(0, better))
         if row.numel():
             is_written = torch.zeros(self.hidden.rows.capacity, dtype=torch.bool, device=self.device)
@@ -265,6 +278,7 @@ class RnnLM:
             hidden = self.hidden.read(row, first_column)
         else:
             hidden = self.expansion.layer.step(*self.expansion.state_before(context_idx))[:, first_column:]
+        self.output.reserve(self.hidden.rows.capacity if self.sharing is None else self.trie.nodes.capacity)
         history = self.trie.history(context_idx, self.network.num_history_words)
         # Where rows are shared, equal rows can stand for different histories.
         log_prob = self.output.score(row if self.sharing is None else context_idx, hidden, history, word_id)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from asr.query.distinct import largest_of_each
-from asr.query.expansion import Expansion
 from asr.query.hidden_store import HiddenStore
 from asr.query.trie import BEFORE_START, START, HistoryTrie
 
@@ -34,16 +33,18 @@ def with_ancestors(trie: HistoryTrie, live: Tensor, most_levels: int | None = No
 
 
 def least_used(trie: HistoryTrie, is_kept: Tensor, num: int) -> Tensor:
-    """A mask (capacity,) of at least `num` nodes, or all that are not kept: the least used, older ones first.
+    """A mask (capacity,) of at least `num` nodes, or all that are not kept: the least used, longest unused first.
 
     A node counts as used as often as the most used node below it, so that no node leaves before its descendants.
     """
     candidate = (trie.nodes.is_used() & ~is_kept).nonzero().squeeze(1)
     is_chosen = torch.zeros_like(is_kept)
+    if num <= 0:
+        return is_chosen
     if candidate.numel() <= num:
         is_chosen[candidate] = True
         return is_chosen
-    use = trie.num_uses.long().bitwise_left_shift_(32).add_(trie.born)
+    use = trie.num_uses.long().bitwise_left_shift_(32).add_(trie.last_given)
     parent = trie.parent.index_select(0, candidate).long()
     while True:
         below = torch.maximum(use, largest_of_each(use.index_select(0, candidate), parent, use.numel()))
@@ -55,20 +56,9 @@ def least_used(trie: HistoryTrie, is_kept: Tensor, num: int) -> Tensor:
     return is_chosen
 
 
-def cut_trunk(expansion: Expansion, live: Tensor, num_levels: int) -> Tensor:
-    """Keeps only so many levels of ancestors of the live contexts (Q,): a mask of the nodes kept (capacity,).
-
-    The last kept nodes become their own parents: their rows are computed and stay, like the initial state's.
-    """
-    trie = expansion.trie
-    is_kept = with_ancestors(trie, live, num_levels)
-    is_last = is_kept & ~is_kept.index_select(0, trie.parent.long())
-    last = is_last.nonzero().squeeze(1)
-    lacking = expansion.lacking(last)
-    if lacking.numel():
-        expansion.compute(lacking)
-    trie.parent[last] = last.int()
-    return is_kept
+def trunk_ends(trie: HistoryTrie, is_kept: Tensor) -> Tensor:
+    """Of the nodes kept (capacity,), those whose parents are not (R,)."""
+    return (is_kept & ~is_kept.index_select(0, trie.parent.long())).nonzero().squeeze(1)
 
 
 def drop_rows(trie: HistoryTrie, hidden: HiddenStore, needed: Tensor, num_kept: int) -> None:
@@ -97,6 +87,15 @@ def free_unused_rows(trie: HistoryTrie, hidden: HiddenStore) -> Tensor:
     is_freed[row[row >= 0]] = False
     hidden.rows.give_back(is_freed.nonzero().squeeze(1))
     return is_freed
+
+
+def compact_rows(trie: HistoryTrie, hidden: HiddenStore, num_rows: int) -> None:
+    """Moves the rows in use together into a store of so many rows; nodes follow."""
+    new_row = torch.full((hidden.rows.capacity,), -1, dtype=torch.int32, device=trie.device)
+    old_row = hidden.compact(num_rows)
+    new_row[old_row] = torch.arange(old_row.numel(), dtype=torch.int32, device=trie.device)
+    node = (trie.nodes.is_used() & (trie.hidden_row >= 0)).nonzero().squeeze(1)
+    trie.hidden_row[node] = new_row.index_select(0, trie.hidden_row.index_select(0, node).long())
 
 
 def remove_nodes(trie: HistoryTrie, is_evicted: Tensor) -> None:

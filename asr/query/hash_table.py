@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 BUCKET_SIZE = 8
+BYTES_PER_SLOT = 16
 EMPTY = -1
 MAX_LOAD = 0.5
 # 2**64 / golden ratio, as a signed number: the products' high bits are well mixed (Knuth's multiplicative hashing).
@@ -47,7 +48,7 @@ class HashTable:
 
     @property
     def num_bytes(self) -> int:
-        return 16 * self.num_slots
+        return BYTES_PER_SLOT * self.num_slots
 
     def _mixed(self, key: Tensor) -> Tensor:
         """Well mixed, different for different keys that are not negative, not negative: (Q,) -> (Q,)."""
@@ -157,6 +158,10 @@ class HashTable:
     def keep(self, is_kept: Tensor) -> None:
         """Drops every key whose slot is not marked in is_kept (num_slots,)."""
         self._rebuild(self.keys.shape[0], (is_kept & (self.keys.view(-1) != EMPTY)).nonzero().squeeze(1))
+
+    def shrink(self, num_slots: int) -> None:
+        """Fewer slots, a power of two that the keys fit into."""
+        self._rebuild(num_slots // BUCKET_SIZE, (self.keys.view(-1) != EMPTY).nonzero().squeeze(1))
 
     def _rebuild(self, num_buckets: int, kept_slot: Tensor) -> None:
         key, value = self.keys.view(-1).index_select(0, kept_slot), self.values.index_select(0, kept_slot)

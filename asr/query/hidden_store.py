@@ -67,6 +67,22 @@ class HiddenStore:
         state = self._state[:, first_column:].index_select(0, row).float()
         return state.mul_(self._scale.index_select(0, row).unsqueeze(1)) if self.dtype == torch.int8 else state
 
+    def limit_rows(self, max_rows: int) -> None:
+        """Where more than so many rows are not in use, the arrays grow no further."""
+        self.max_rows = self.rows.limit = max_rows
+
+    def compact(self, capacity: int) -> Tensor:
+        """Moves the rows in use together, into arrays of so many rows if these suffice: their old numbers (R,)."""
+        kept = self.rows.is_used().nonzero().squeeze(1)
+        self.rows = RowAllocator(max(capacity, kept.numel()), self.device, self.max_rows)
+        row = self.rows.take(kept.numel())
+        for name in ("_state", "last_used", "_scale"):
+            old = getattr(self, name)
+            if old.shape[0]:
+                new = old.new_zeros(self.rows.capacity, *old.shape[1:])
+                setattr(self, name, new.index_copy_(0, row, old.index_select(0, kept)))
+        return kept
+
     def reserve(self, num_new: int) -> None:
         """Makes room for so many more rows."""
         capacity = self.rows.capacity_for(num_new)

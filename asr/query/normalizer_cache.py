@@ -12,7 +12,7 @@ from torch import Tensor
 
 from asr.lm.contract import StatefulNetwork
 from asr.query.distinct import one_of_each
-from asr.query.hash_table import HashTable
+from asr.query.hash_table import BYTES_PER_SLOT, MAX_LOAD, HashTable
 
 _BYTES_OF_GROUPS = 256
 
@@ -49,16 +49,25 @@ class NormalizerCache:
         self.device = device
         self.num_history_normalizers = 0
         self.num_group_normalizers = 0
+        self._max_groups: int | None = None
         self.clear()
 
     def clear(self) -> None:
         self._history_normalizer = torch.empty(0, device=self.device)
         self._group_normalizer = HashTable(1, self.device)
 
+    def limit_groups(self, num_histories: int) -> None:
+        """Keeps normalisers of groups in no more than `bytes_of_groups` for each of so many histories."""
+        most_slots = num_histories * self.bytes_of_groups // BYTES_PER_SLOT
+        # A table has a power of two of slots and is filled to MAX_LOAD.
+        self._max_groups = int(MAX_LOAD * (1 << most_slots.bit_length() - 1)) if most_slots else 0
+        if self._group_normalizer.num_slots > most_slots:
+            self._group_normalizer = HashTable(1, self.device)
+
     @property
-    def bytes_per_row(self) -> int:
-        """About what is kept of a history; a history's successors fall into few groups."""
-        return (4 if self.cache_history else 0) + (_BYTES_OF_GROUPS if self.cache_group else 0)
+    def bytes_of_groups(self) -> int:
+        """What may be kept of a history's groups where that is limited; its successors fall into few."""
+        return _BYTES_OF_GROUPS if self.cache_group else 0
 
     @property
     def num_bytes(self) -> int:
@@ -82,7 +91,6 @@ class NormalizerCache:
         if not self.cache_history:
             self.num_history_normalizers += row.numel()
             return self.network.history_normalizer(hidden, history)
-        self._reserve_rows(row)
         known = self._history_normalizer.index_select(0, row)
         missing = known.isnan().nonzero().squeeze(1)
         if missing.numel():
@@ -93,13 +101,12 @@ class NormalizerCache:
             known = self._history_normalizer.index_select(0, row)
         return known
 
-    def _reserve_rows(self, row: Tensor) -> None:
-        num = int(row.max()) + 1
-        if num > self._history_normalizer.numel():
-            added = max(num, 2 * self._history_normalizer.numel()) - self._history_normalizer.numel()
-            self._history_normalizer = torch.cat(
-                (self._history_normalizer, torch.full((added,), float("nan"), device=self.device))
-            )
+    def reserve(self, num_histories: int) -> None:
+        """Makes room for histories numbered below num_histories."""
+        added = num_histories - self._history_normalizer.numel()
+        if self.cache_history and added > 0:
+            unknown = torch.full((added,), float("nan"), device=self.device)
+            self._history_normalizer = torch.cat((self._history_normalizer, unknown))
 
     def _of_group(self, row: Tensor, hidden: Tensor, history: Tensor, group: Tensor) -> Tensor:
         assert isinstance(self.network, GroupNormalized)
@@ -108,16 +115,25 @@ class NormalizerCache:
             return self.network.group_normalizer(hidden, history, group)
         key = torch.add(group, row, alpha=1 << 32)
         slot, missing = self._group_normalizer.find(key)
+        known = self._group_normalizer.values.view(torch.float32)[0::2].index_select(0, slot.clamp(min=0))
         if missing is not None:
-            new, first = self._group_normalizer.insert(key.index_select(0, missing))
-            one = missing.index_select(0, first)
+            position, which = one_of_each(key.index_select(0, missing))
+            one = missing.index_select(0, position)
             value = self.network.group_normalizer(
                 hidden.index_select(0, one), history.index_select(0, one), group.index_select(0, one)
-            )
-            self._group_normalizer.values.view(torch.float32)[0::2][new[first]] = value.float()
+            ).float()
             self.num_group_normalizers += one.numel()
-            slot, _ = self._group_normalizer.find(key)
-        return self._group_normalizer.values.view(torch.float32)[0::2].index_select(0, slot)
+            known[missing] = value.index_select(0, which)
+            self._keep_groups(key.index_select(0, one), value)
+        return known
+
+    def _keep_groups(self, key: Tensor, value: Tensor) -> None:
+        """Distinct absent keys (D,) and their normalisers (D,); where there is no room, all others are forgotten."""
+        if self._max_groups is not None and self._group_normalizer.count + key.numel() > self._max_groups:
+            self._group_normalizer = HashTable(1, self.device)
+            key, value = key[: self._max_groups], value[: self._max_groups]
+        slot, one = self._group_normalizer.insert(key)
+        self._group_normalizer.values.view(torch.float32)[0::2][slot[one]] = value[one]
 
     def forget(self, is_dropped: Tensor) -> None:
         """Drops what is kept of the rows marked in is_dropped (rows,): they are given back or overwritten."""

@@ -37,7 +37,7 @@ class QuantizedHistory:
         self.clear()
 
     def clear(self) -> None:
-        self._table = HashTable(16, self.device)
+        self._table = HashTable(4, self.device)
 
     @property
     def num_bytes(self) -> int:

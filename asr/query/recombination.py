@@ -64,11 +64,10 @@ class Recombination:
             slot, _ = self._table.find(key)
         return self._table.values.index_select(0, slot)
 
-    def better(self, node: Tensor, score: Tensor, call: int) -> Tensor:
-        """Positions (B,) of the edges, one a node, that now stand for their node (R,) by their score (R,)."""
-        missing = int(node.max()) + 1 - self._best_score.numel()
+    def better(self, node: Tensor, score: Tensor, call: int, num_nodes: int) -> Tensor:
+        """Positions (B,) of the edges, one a node, that now stand for their node (R,) < num_nodes by score (R,)."""
+        missing = num_nodes - self._best_score.numel()
         if missing > 0:
-            missing = max(missing, self._best_score.numel())
             self._best_score = torch.cat((self._best_score, torch.full((missing,), -torch.inf, device=self.device)))
             self._best_call = torch.cat((self._best_call, self._best_call.new_zeros(missing)))
         distinct, which = torch.unique(node, return_inverse=True)

@@ -54,5 +54,11 @@ class RowAllocator:
         return torch.cat((reused, fresh)) if reused.numel() else fresh
 
     def give_back(self, rows: Tensor) -> None:
-        """rows (R,), each in use and given once."""
-        self._freed = torch.cat((self._freed, rows))
+        """rows (R,), each in use and given once. The lowest are taken again first."""
+        self._freed = torch.cat((self._freed, rows)).sort().values
+
+    def trim(self, capacity: int) -> None:
+        """Lowers the capacity; no row from there on may be in use."""
+        self._freed = self._freed[self._freed < capacity]
+        self._num_started = min(self._num_started, capacity)
+        self.capacity = capacity

@@ -21,6 +21,7 @@ BEFORE_START = 0
 START = 1
 """The node of the history `<s>`."""
 BYTES_PER_NODE = 20
+_COLUMNS = ("parent", "word", "hidden_row", "num_uses", "last_given")
 _FIRST_NODES = 64
 _FIRST_BUCKETS = 16
 
@@ -32,7 +33,7 @@ class HistoryTrie:
         parent, word: of each node, int32 (capacity,).
         hidden_row: the node's row in the hidden store or -1, int32 (capacity,); the engine's.
         num_uses: how often an edge to the node was asked for, int32 (capacity,); counted where the engine evicts.
-        born: the call that made the node, int32 (capacity,).
+        last_given: the call that made the node or last gave it out, int32 (capacity,); counted where the engine evicts.
         call: the number of the call being answered; the engine's.
         edges: the table from (context, word) to slots of `edge_score` and `edge_node`.
         edge_score, edge_node: float32 and int32 (slots,), NaN where not scored yet.
@@ -50,12 +51,16 @@ class HistoryTrie:
         self.word = torch.zeros_like(self.parent)
         self.hidden_row = torch.full_like(self.parent, -1)
         self.num_uses = torch.zeros_like(self.parent)
-        self.born = torch.zeros_like(self.parent)
+        self.last_given = torch.zeros_like(self.parent)
         self.call = 0
         self.edges = HashTable(_FIRST_BUCKETS, self.device)
         self._view_edges()
         start = torch.tensor([BEFORE_START, BEFORE_START], device=self.device)
         self.new_nodes(start, torch.tensor([EPSILON_ID, BOS_ID], device=self.device))
+
+    def limit_nodes(self, max_nodes: int) -> None:
+        """Where more than so many nodes are not in use, the arrays grow no further."""
+        self.max_nodes = self.nodes.limit = max_nodes
 
     @property
     def num_nodes(self) -> int:
@@ -85,6 +90,11 @@ class HistoryTrie:
         self.edges.keep(~is_removed)
         self._view_edges()
 
+    def shrink_edges(self, num_slots: int) -> None:
+        """Fewer slots for the edges, which must fit into them."""
+        self.edges.shrink(num_slots)
+        self._view_edges()
+
     @staticmethod
     def unpacked(value: Tensor) -> tuple[Tensor, Tensor]:
         """Values (Q,) of `edges` -> edge_score (Q,) float32, edge_node (Q,) int64."""
@@ -104,18 +114,24 @@ class HistoryTrie:
         self.word.index_copy_(0, node, word_id.int())
         self.hidden_row.index_fill_(0, node, -1)
         self.num_uses.index_fill_(0, node, 0)
-        self.born.index_fill_(0, node, self.call)
+        self.last_given.index_fill_(0, node, self.call)
         return node
 
     def reserve_nodes(self, num_new: int) -> None:
         """Makes room for so many more nodes."""
         capacity = self.nodes.capacity_for(num_new)
         added = torch.zeros(capacity - self.nodes.capacity, dtype=torch.int32, device=self.device)
-        columns = (self.parent, self.word, self.hidden_row, self.num_uses, self.born)
-        self.parent, self.word, self.hidden_row, self.num_uses, self.born = (
-            torch.cat((column, added)) for column in columns
-        )
+        for name in _COLUMNS:
+            setattr(self, name, torch.cat((getattr(self, name), added)))
         self.nodes.capacity = capacity
+
+    def trim_nodes(self, capacity: int) -> None:
+        """Gives back the memory above so many nodes, or above the highest in use."""
+        highest = int(self.nodes.is_used().nonzero()[-1])
+        capacity = max(capacity, highest + 1)
+        for name in _COLUMNS:
+            setattr(self, name, getattr(self, name)[:capacity].clone())
+        self.nodes.trim(capacity)
 
     def history(self, context_idx: Tensor, num_words: int) -> Tensor:
         """The last words of each context, newest first, EPSILON_ID before `<s>`: (Q,) -> (Q, M) int64."""

@@ -142,3 +142,6 @@ def test_models_of_different_words(models: list[NgramLM], tmp_path: Path, caplog
     numbered = NumberedLM(mapped)
     assert torch.equal(_scores(numbered, "w1 w2"), _scores(mapped, "w1 w2"))
     assert numbered.start(3).tolist() == [0, 0, 0]
+    numbered.mark_live(torch.empty(0, dtype=torch.int64))  # nothing is held: numbers begin anew
+    _, first = numbered.score(numbered.start(1), torch.tensor([5]))
+    assert first.tolist() == [1]
