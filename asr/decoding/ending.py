@@ -5,6 +5,7 @@ Shapes: K partial paths.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -71,12 +72,44 @@ def ending_of(
         offset: to be added to the tokens' relative scores.
         unfinished: take the best unfinished path in any case: the stream goes on.
     """
-    graph_score = graph.final_graph_score.index_select(0, tokens.state)
-    final = tokens.select((graph_score > -torch.inf).nonzero().squeeze(1))
-    graph_score = graph.final_graph_score.index_select(0, final.state)
+    final, graph_score = _final(graph, tokens)
     lm_score = torch.zeros_like(graph_score)
     if lm is not None and len(final) and not unfinished:
         lm_score = lm.final(final.context_idx)
+    return _ending(graph, options, tokens, offset, final, graph_score, lm_score, unfinished)
+
+
+def endings_of(
+    graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, alive: Sequence[tuple[Tokens, float]]
+) -> list[Ending]:
+    """Ends several streams, the language model asked once for all of them; tokens and offset of each stream."""
+    finals = [_final(graph, tokens) for tokens, _ in alive]
+    lm_scores = [torch.zeros_like(graph_score) for _, graph_score in finals]
+    if lm is not None and any(map(len, lm_scores)):
+        context_idx = torch.cat([final.context_idx for final, _ in finals])
+        lm_scores = list(lm.final(context_idx).split([len(final) for final, _ in finals]))
+    return [
+        _ending(graph, options, tokens, offset, final, graph_score, lm_score, False)
+        for (tokens, offset), (final, graph_score), lm_score in zip(alive, finals, lm_scores, strict=True)
+    ]
+
+
+def _final(graph: Searchable, tokens: Tokens) -> tuple[Tokens, Tensor]:
+    """The partial paths at which a stream may end, and the graph's score of that."""
+    final = tokens.select((graph.final_graph_score.index_select(0, tokens.state) > -torch.inf).nonzero().squeeze(1))
+    return final, graph.final_graph_score.index_select(0, final.state)
+
+
+def _ending(
+    graph: Searchable,
+    options: DecodingOptions,
+    tokens: Tokens,
+    offset: float,
+    final: Tokens,
+    graph_score: Tensor,
+    lm_score: Tensor,
+    unfinished: bool,
+) -> Ending:
     reached_final = len(final) > 0
     if not len(tokens):
         return Ending(None, -torch.inf, 0.0, 0.0, False, final, graph_score, lm_score)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from asr.decoding.backtrace import Backtrace
-from asr.decoding.ending import Ending, ending_of
+from asr.decoding.ending import Ending, endings_of
 from asr.decoding.lattice import Lattice, join
 from asr.decoding.lattice_build import lattice_from_lattice
 from asr.decoding.lattice_graph import LatticeGraph
@@ -81,7 +81,7 @@ def rescore_on_the_fly(
     stream = search.start(joint.start_state)
     num_frames = torch.tensor([lattice.num_frames for lattice in lattices], device=device)
     search.advance(stream, torch.zeros(len(lattices), joint.num_frames, 1, device=device), num_frames)
-    endings = [ending_of(graph, unpruned, lm, *search.alive(utt_idx)) for utt_idx in range(len(lattices))]
+    endings = endings_of(graph, unpruned, lm, [search.alive(utt_idx) for utt_idx in range(len(lattices))])
     rescored: list[Lattice | None] = [None] * len(lattices)
     if records is not None:
         rescored = list(_rescored_lattices(joint, options, records, endings))

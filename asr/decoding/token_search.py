@@ -50,6 +50,7 @@ class TokenSearch:
     ) -> None:
         self._am_scale = options.am_scale
         self._lm = lm
+        self._forgetful_lm = lm if isinstance(lm, ForgetfulLM) else None
         self._backtrace = backtrace
         self._step = FrameStep(graph, options, lm, backtrace, lattice)
         self._device = graph.final_score.device
@@ -123,8 +124,8 @@ class TokenSearch:
         self._free_streams.append(stream)
 
     def _mark_live(self, parts: list[Tokens]) -> None:
-        if isinstance(self._lm, ForgetfulLM):
-            self._lm.mark_live(torch.cat([part.context_idx for part in parts]))
+        if self._forgetful_lm is not None:
+            self._forgetful_lm.mark_live(torch.cat([part.context_idx for part in parts]))
 
     def _collect(self, parts: list[Tokens]) -> None:
         if self._backtrace.is_due:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from asr.decoding.backtrace import Backtrace
-from asr.decoding.ending import ending_of
+from asr.decoding.ending import endings_of
 from asr.decoding.first_pass import DecodeResult
 from asr.decoding.frame_scores import check_log_prob, skip_blanks
 from asr.decoding.lattice_build import lattice_from_graph
@@ -69,9 +69,7 @@ class TorchFirstPass:
         search = TokenSearch(self._search_graph, self.options, lm, backtrace, records)
         stream = search.start(torch.zeros_like(num_frames))
         search.advance(stream, log_prob, num_frames)
-        endings = [
-            ending_of(self._search_graph, self.options, lm, *search.alive(utt_idx)) for utt_idx in range(num_utts)
-        ]
+        endings = endings_of(self._search_graph, self.options, lm, [search.alive(utt) for utt in range(num_utts)])
         lattices = None
         if records is not None:
             finals = [ending.final for ending in endings]
