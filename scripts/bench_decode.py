@@ -1,11 +1,12 @@
 """Measures decoding: agreement of the first passes, their time, what the RNN LM costs and gains, n-best and streaming.
 
-    python scripts/bench_decode.py --quick
-    python scripts/bench_decode.py --bundle checkpoints/NAME --log-probs FILE.npz --references FILE
+    python scripts/bench_decode.py --quick      # under 50 s; the last line is one JSON object
+    python scripts/bench_decode.py              # the papers' tables and the peers as well; with --plots FOLDER figures
+    python scripts/bench_decode.py --log-probs FILE.npz --references FILE
 
-Frame log-probabilities are those of FILE.npz (utterance id -> (T, C)), with references `id WORDS` a line. Without it
-they are simulated: a random walk through the graph, blurred by noise; figures from it say "simulation". Times are
-seconds of this process's CPU, both sides in one run. The last line is one JSON object.
+Without frames of one's own (npz: utterance id -> (T, C), and `id words` a line) they are those of the LibriSpeech-scale
+simulation: transcripts as segments of real speech, see asr/evaluation/simulated_frames.py. Times are seconds of this
+process's CPU, both sides of a ratio in one run; graphs and models are loaded, and loops compiled, before.
 """
 
 from __future__ import annotations
@@ -13,182 +14,197 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 import torch
+from decode_workload import (
+    CLARITY,
+    ROOT,
+    Workload,
+    best_first_pass,
+    best_of,
+    decode_all,
+    given,
+    simulated,
+    timed,
+    word_error_rate,
+)
 from torch import Tensor
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from asr.bundle import Bundle
+from asr.decoding.first_pass import DecodeResult
+from asr.decoding.nbest import n_best
+from asr.decoding.options import DecodingOptions
+from asr.decoding.prefix_tree import PrefixTree, score_tree_by_network
+from asr.decoding.rescoring_pass import RescoringPass
+from asr.decoding.streaming import StreamingDecoder
+from asr.decoding.torch_pass import TorchFirstPass
+from asr.decoding_mode import decoding_options, language_models
+from asr.errors import AsrError
 
-from asr.bundle import Bundle  # noqa: E402  the checkout must be on the path first
-from asr.decoding.first_pass import DecodeResult, FirstPass  # noqa: E402
-from asr.decoding.nbest import n_best  # noqa: E402
-from asr.decoding.options import DecodingOptions  # noqa: E402
-from asr.decoding.prefix_tree import PrefixTree, score_tree_by_network  # noqa: E402
-from asr.decoding.streaming import StreamingDecoder  # noqa: E402
-from asr.decoding.torch_pass import TorchFirstPass  # noqa: E402
-from asr.decoding_mode import decoding_options, language_models  # noqa: E402
-from asr.errors import AsrError  # noqa: E402
-from asr.graph.artefact import DecodingGraph  # noqa: E402
-from asr.lm.contract import LanguageModel  # noqa: E402
-
-_T = TypeVar("_T")
+# Beams so wide that pruning cannot tell two passes apart.
+WIDE = {"search_beam": 30.0, "max_active_states": 20_000}
+# With --quick the sentence-by-sentence side is timed on every so manieth sentence.
+_SAMPLED = 4
+_QUICK_UTTERANCES = 24
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few utterances: under 50 seconds on 2 cores")
-    parser.add_argument("--bundle", type=Path, help="default: the first of checkpoints/ that has an RNN LM")
+    parser.add_argument("--bundle", type=Path, default=ROOT / "checkpoints" / "librispeech")
     parser.add_argument("--log-probs", type=Path, help="npz: utterance id -> (T, C) natural log-probabilities")
     parser.add_argument("--references", type=Path, help="utterance id and words a line")
-    parser.add_argument("--num-utterances", type=int, help="default: 8 with --quick, else all")
-    parser.add_argument("--noise", type=float, default=2.6, help="of the simulation")
+    parser.add_argument("--num-utterances", type=int, help="default: 24 with --quick, 60 of the simulation, else all")
+    parser.add_argument("--large-ngram", type=Path, help="a larger n-gram model for four-caches' tables")
+    parser.add_argument("--tables", nargs="+", help="some of: " + ", ".join(TABLES))
+    parser.add_argument("--plots", type=Path, help="folder for figures (needs matplotlib)")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    bundle = Bundle.load(args.bundle or default_bundle())
-    num_utts = args.num_utterances or (8 if args.quick else 1 << 30)
-    if args.log_probs is not None and args.references is not None:
-        frames, references = read_frames(args.log_probs, args.references, num_utts)
-        kind = "given"
-    else:
-        frames, references = simulate(bundle.graph, min(num_utts, 64), 120, args.noise)
-        kind = "simulation"
-    report: dict[str, Any] = {"bundle": bundle.name, "frames": kind, "num_utterances": len(frames)}
-    report["num_frames"] = sum(map(len, frames))
+    bundle = Bundle.load(args.bundle)
+    if bundle.rnn_lm is None or bundle.small_ngram is None:
+        raise AsrError(f"{args.bundle}: the bundle has no recurrent language model; name one that has.")
+    workload = chosen_workload(args)
     with torch.no_grad():
-        measure_first_passes(bundle, frames, references, report)
-        measure_language_model(bundle, frames, references, report)
-        measure_n_best(bundle, frames[-1], report)
-        report["chunked_equals_whole"] = chunked_equals_whole(bundle, frames[:3])
-    print(json.dumps(report))
+        warm_up(bundle, workload)
+        if not args.quick:
+            import decode_tables
+
+            decode_tables.run(bundle, workload, args.tables or list(TABLES), args.large_ngram, args.plots)
+        if args.quick or not args.tables:
+            print(json.dumps(quick(bundle, workload, _SAMPLED if args.quick else 1)))
     return 0
 
 
-def default_bundle() -> Path:
-    for folder in sorted((ROOT / "checkpoints").glob("*/bundle.json")):
-        if "rnn_lm" in json.loads(folder.read_text(encoding="utf-8")):
-            return folder.parent
-    raise AsrError("checkpoints/: there is no bundle with a recurrent language model; name one with --bundle.")
+TABLES = ("speed", "peers", "index-table", "prefix-tree", "four-caches", "frame-batch")
 
 
-def read_frames(path: Path, references: Path, num_utts: int) -> tuple[list[Tensor], list[list[str]]]:
-    words = {line.split()[0]: line.split()[1:] for line in references.read_text("utf-8").splitlines() if line.strip()}
-    archive = np.load(path)
-    ids = sorted((name for name in archive if name in words), key=lambda name: (-len(archive[name]), name))
-    ids = ids[:: max(1, len(ids) // num_utts)][:num_utts]
-    return [torch.from_numpy(archive[name]).float() for name in ids], [words[name] for name in ids]
+def chosen_workload(args: argparse.Namespace) -> Workload:
+    if (args.log_probs is None) != (args.references is None):
+        raise AsrError("--log-probs and --references belong together; give both or neither.")
+    if args.log_probs is not None:
+        return given(
+            args.log_probs, args.references, args.num_utterances or (_QUICK_UTTERANCES if args.quick else None)
+        )
+    return simulated(CLARITY["12 %"], args.num_utterances or (_QUICK_UTTERANCES if args.quick else 60), "12 %")
 
 
-def simulate(
-    graph: DecodingGraph, num_utts: int, num_frames: int, noise: float
-) -> tuple[list[Tensor], list[list[str]]]:
-    """Walks through the graph, arcs drawn by their scores, as frames: the walk's token stands out of noise."""
-    generator = torch.Generator().manual_seed(0)
-    frames, references = [], []
-    for _ in range(num_utts):
-        state = graph.start_state
-        path: list[int] = []
-        words: list[int] = []
-        while len(path) < num_frames or float(graph.final_score[state]) == -torch.inf:
-            first, last = int(graph.arc_begin[state]), int(graph.arc_begin[state + 1])
-            if first == last or len(path) > 2 * num_frames:
-                break
-            arc = first + int(torch.multinomial(graph.score[first:last].softmax(0), 1, generator=generator))
-            path.append(int(graph.token_id[arc]))
-            words += graph.word_id[int(graph.word_begin[arc]) : int(graph.word_begin[arc + 1])].tolist()
-            state = int(graph.dst_state[arc])
-        score = noise * torch.randn(len(path), len(graph.tokens), generator=generator)
-        score[torch.arange(len(path)), torch.tensor(path)] += 6.0
-        frames.append(score.log_softmax(1))
-        references.append([graph.vocabulary.words[word] for word in words])
-    return frames, references
+def warm_up(bundle: Bundle, workload: Workload) -> None:
+    """Compiles numba's loops and touches the models once."""
+    some = [min(workload.frames, key=len)[:20]]
+    options, weight = decoding_options(bundle, "on_the_fly", {})
+    models = language_models(bundle, "on_the_fly", weight, torch.device("cpu"))
+    decode_all(TorchFirstPass(bundle.graph, options), some)
+    decode_all(RescoringPass(bundle.graph, options), some, models.model)
+    decode_all(best_first_pass(bundle.graph, options), some, models.model)
 
 
-def measure_first_passes(
-    bundle: Bundle, frames: list[Tensor], references: list[list[str]], report: dict[str, Any]
-) -> None:
+def quick(bundle: Bundle, workload: Workload, sampled: int) -> dict[str, Any]:
+    """The figures of the JSON line."""
+    report: dict[str, Any] = {"bundle": bundle.name, "frames": workload.name}
+    report |= {
+        "num_utterances": len(workload.frames),
+        "num_frames": workload.num_frames,
+        "num_words": workload.num_words,
+    }
     options, _ = decoding_options(bundle, "ngram", {})
-    report["options"] = asdict(options)
-    torch_pass = TorchFirstPass(bundle.graph, options)
-    results, seconds = decode_all(torch_pass, frames)
-    report["wer_ngram"] = word_error_rate(results, references)
-    report["ngram_torch_seconds"] = seconds
-    report["torch_over_k2_time"] = report["best_score_max_diff"] = None
+    torch_results, torch_seconds = decode_all(TorchFirstPass(bundle.graph, options), workload.frames)
+    ngram_results, ngram_seconds = decode_all(best_first_pass(bundle.graph, options), workload.frames)
+    report["wer_ngram"] = word_error_rate(best_of(ngram_results), workload.references)
+    report["ngram_ms_per_frame"] = 1e3 * ngram_seconds / workload.num_frames
+    report["torch_ms_per_frame"] = 1e3 * torch_seconds / workload.num_frames
+    has_k2 = type(best_first_pass(bundle.graph, options)).__name__ == "K2FirstPass"
+    report["torch_over_k2_time"] = torch_seconds / ngram_seconds if has_k2 else None
+    report["same_words_torch_k2"] = same_words(torch_results, ngram_results) if has_k2 else None
+    report["best_score_max_diff"], report["compared_with"] = agreement(bundle, options, workload)
+    rnn_options, weight = decoding_options(bundle, "on_the_fly", {})
+    models = language_models(bundle, "on_the_fly", weight, torch.device("cpu"))
+    results, seconds = decode_all(best_first_pass(bundle.graph, rnn_options), workload.frames, models.model)
+    report["wer_rnnlm"] = word_error_rate(best_of(results), workload.references)
+    report["rnnlm_over_ngram_time"] = seconds / ngram_seconds
+    if models.engine is not None:
+        counts = models.engine.statistics()
+        report["hidden_rows_per_word"] = counts.num_hidden_rows / workload.num_words
+        report["answered_without_hidden"] = counts.answered_without_hidden
+    report |= measure_n_best(bundle, middle_sized(workload.frames), sampled)
+    report["chunked_equals_whole"] = chunked_equals_whole(bundle, workload.frames[:3])
+    report["options"] = {"ngram": asdict(options), "on_the_fly": asdict(rnn_options)}
+    return report
+
+
+def agreement(bundle: Bundle, options: DecodingOptions, workload: Workload) -> tuple[float | None, list[str]]:
+    """The largest difference between the best paths' totals of the torch pass and the others there are, beams wide."""
+    some = sorted(workload.frames, key=len)[:2]
+    wide = replace(options, **WIDE)  # type: ignore[arg-type]
+    own = [one.best.total for one in decode_all(TorchFirstPass(bundle.graph, wide), some)[0] if one.best is not None]
+    others: dict[str, list[float]] = {}
     try:
         from asr.decoding.k2_pass import K2FirstPass
 
-        k2_pass = K2FirstPass(bundle.graph, options)
+        results = decode_all(K2FirstPass(bundle.graph, wide), some)[0]
+        others["k2"] = [one.best.total for one in results if one.best is not None]
     except AsrError as error:
         print(f"without k2: {error}", file=sys.stderr)
-        return
-    others, k2_seconds = decode_all(k2_pass, frames)
-    report["ngram_k2_seconds"] = k2_seconds
-    report["torch_over_k2_time"] = seconds / k2_seconds
-    # Beams so wide that pruning cannot tell the two apart.
-    wide = replace(options, search_beam=30.0, max_active_states=20_000)
-    some = sorted(frames, key=len)[:2]
-    pairs = zip(
-        decode_all(TorchFirstPass(bundle.graph, wide), some)[0],
-        decode_all(K2FirstPass(bundle.graph, wide), some)[0],
-        strict=True,
-    )
-    report["best_score_max_diff"] = max(
-        abs(one.best.total - other.best.total)
-        for one, other in pairs
-        if one.best is not None and other.best is not None
-    )
-    report["same_words"] = sum(
-        one.best is not None and other.best is not None and one.best.word_ids == other.best.word_ids
-        for one, other in zip(results, others, strict=True)
-    )
+    try:
+        from tests.reference.kaldi_search import KaldiSearch
+
+        search = KaldiSearch(bundle.graph, beam=wide.search_beam, max_active=wide.max_active_states)
+        found = [search.decode(log_prob * wide.am_scale) for log_prob in some]
+        others["kaldi-decoder"] = [total for _, total in filter(None, found)]
+    except ImportError as error:
+        print(f"without kaldi-decoder: {error}", file=sys.stderr)
+    differences = [abs(a - b) for totals in others.values() for a, b in zip(own, totals, strict=True)]
+    return (max(differences) if differences else None), list(others)
 
 
-def measure_language_model(
-    bundle: Bundle, frames: list[Tensor], references: list[list[str]], report: dict[str, Any]
-) -> None:
-    for mode, name in (("on_the_fly", "rnnlm"), ("interpolated", "interpolated")):
-        options, rnn_weight = decoding_options(bundle, mode, {})
-        models = language_models(bundle, mode, rnn_weight, torch.device("cpu"))
-        results, seconds = decode_all(best_first_pass(bundle.graph, options), frames, models.model)
-        report[f"wer_{name}"] = word_error_rate(results, references)
-        base = report.get("ngram_k2_seconds", report["ngram_torch_seconds"])
-        report[f"{name}_over_ngram_time"] = seconds / base
-        if models.engine is not None:
-            report[f"{name}_statistics"] = asdict(models.engine.statistics())
+def same_words(one: Sequence[DecodeResult], other: Sequence[DecodeResult]) -> int:
+    pairs = zip(best_of(one), best_of(other), strict=True)
+    return sum(a is not None and b is not None and a.word_ids == b.word_ids for a, b in pairs)
 
 
-def measure_n_best(bundle: Bundle, log_prob: Tensor, report: dict[str, Any]) -> None:
+def middle_sized(frames: list[Tensor]) -> Tensor:
+    return sorted(frames, key=len)[len(frames) // 2]
+
+
+def measure_n_best(bundle: Bundle, log_prob: Tensor, sampled: int) -> dict[str, Any]:
     """1000-best: every sentence by itself, word by word, against the prefix tree in batches."""
     assert bundle.rnn_lm is not None
     network: Any = bundle.rnn_lm.network
-    options, _ = decoding_options(bundle, "ngram", {})
-    result = TorchFirstPass(bundle.graph, options, keep_lattice=True).decode(
-        log_prob.unsqueeze(0), torch.tensor([len(log_prob)])
-    )[0]
-    if result.lattice is None:
+    sentences, extraction = thousand_best(bundle, log_prob, 1000)
+    tree = PrefixTree(sentences)
+    score_tree_by_network(tree, network)
+    together, tree_seconds = timed(lambda: score_tree_by_network(PrefixTree(sentences), network))
+    some = sentences[::sampled]
+    alone, seconds = timed(lambda: [float(score_tree_by_network(PrefixTree([one]), network)) for one in some])
+    difference = (together[::sampled] - torch.tensor(alone, dtype=torch.float64)).abs().max()
+    return {
+        "nbest_size": len(sentences),
+        "nbest_prefixes": tree.num_prefixes,
+        "nbest_words": sum(len(sentence) + 1 for sentence in sentences),
+        "nbest_extraction_seconds": extraction,
+        "nbest_speedup_1000": seconds * len(sentences) / len(some) / tree_seconds,
+        "nbest_max_diff": float(difference),
+        "nbest_identical": bool(difference < 1e-3),
+    }
+
+
+def thousand_best(bundle: Bundle, log_prob: Tensor, num: int) -> tuple[list[list[int]], float]:
+    """The n best sentences of an utterance in the RNN LM's word ids, and the seconds that their extraction took."""
+    assert bundle.rnn_lm is not None
+    network: Any = bundle.rnn_lm.network
+    options, _ = decoding_options(bundle, "ngram", {"output_beam": 12.0})
+    results = TorchFirstPass(bundle.graph, options, keep_lattice=True).decode(
+        log_prob[None], torch.tensor([len(log_prob)])
+    )
+    lattice = results[0].lattice
+    if lattice is None:
         raise AsrError("the utterance chosen for the n-best list reached no final state; widen the beam.")
-    lattice = result.lattice
-    hypotheses, report["nbest_extraction_seconds"] = timed(lambda: n_best(lattice, bundle.graph, options, 1000))
+    hypotheses, seconds = timed(lambda: n_best(lattice, bundle.graph, options, num))
     word_map = bundle.graph.vocabulary.map_to(network.vocabulary)
-    sentences = [word_map[list(one.word_ids)].tolist() for one in hypotheses]
-
-    def tree_scores() -> Tensor:
-        return score_tree_by_network(PrefixTree(sentences), network)
-
-    tree_scores()
-    together, tree_seconds = timed(tree_scores)
-    alone, seconds = timed(lambda: [float(score_tree_by_network(PrefixTree([one]), network)) for one in sentences])
-    report["nbest_size"] = len(sentences)
-    report["nbest_prefixes"] = PrefixTree(sentences).num_prefixes
-    report["nbest_words"] = sum(len(sentence) + 1 for sentence in sentences)
-    report["nbest_speedup_1000"] = seconds / tree_seconds
-    report["nbest_identical"] = bool((together - torch.tensor(alone, dtype=torch.float64)).abs().max() < 1e-3)
+    return [word_map[list(one.word_ids)].tolist() for one in hypotheses], seconds
 
 
 def chunked_equals_whole(bundle: Bundle, frames: list[Tensor]) -> bool:
@@ -208,46 +224,6 @@ def chunked_equals_whole(bundle: Bundle, frames: list[Tensor]) -> bool:
         and abs(one.best.total - other.best.total) < 1e-3
         for one, other in zip(whole, chunked, strict=True)
     )
-
-
-def best_first_pass(graph: DecodingGraph, options: DecodingOptions) -> FirstPass:
-    """k2's pass where there is a k2, else the torch pass."""
-    try:
-        from asr.decoding.k2_pass import K2FirstPass
-
-        return K2FirstPass(graph, options)
-    except AsrError:
-        return TorchFirstPass(graph, options)
-
-
-def decode_all(
-    first_pass: FirstPass, frames: list[Tensor], lm: LanguageModel | None = None, batch_size: int = 8
-) -> tuple[list[DecodeResult], float]:
-    def run() -> list[DecodeResult]:
-        results = []
-        for begin in range(0, len(frames), batch_size):
-            batch = frames[begin : begin + batch_size]
-            padded = torch.nn.utils.rnn.pad_sequence(batch, batch_first=True)
-            results += first_pass.decode(padded, torch.tensor([len(one) for one in batch]), lm)
-        return results
-
-    return timed(run)
-
-
-def timed(work: Callable[[], _T]) -> tuple[_T, float]:
-    begin = time.process_time()
-    result = work()
-    return result, time.process_time() - begin
-
-
-def word_error_rate(results: list[DecodeResult], references: list[list[str]]) -> float:
-    import kaldialign
-
-    errors: int = sum(
-        kaldialign.edit_distance(reference, list(result.best.words) if result.best else [])["total"]
-        for reference, result in zip(references, results, strict=True)
-    )
-    return 100.0 * errors / max(1, sum(map(len, references)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,132 @@
+"""What the decoding benchmarks work on, and how they measure: frames with references, time, word error rate, tables."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from asr.decoding.first_pass import DecodeResult, FirstPass, Hypothesis  # noqa: E402  the checkout comes first
+from asr.decoding.options import DecodingOptions  # noqa: E402
+from asr.decoding.rescoring_pass import RescoringPass  # noqa: E402
+from asr.errors import AsrError  # noqa: E402
+from asr.evaluation.error_rate import NO_ERRORS, count_errors  # noqa: E402
+from asr.evaluation.segment_pool import SegmentPool  # noqa: E402
+from asr.evaluation.simulated_frames import FrameSimulator, simulate  # noqa: E402
+from asr.evaluation.transcripts import read_transcripts  # noqa: E402
+from asr.graph.artefact import DecodingGraph  # noqa: E402
+from asr.lm.contract import LanguageModel  # noqa: E402
+from asr.text.lexicon import Lexicon  # noqa: E402
+
+DATA = ROOT / "scripts" / "simulation"
+# At these clarities the trigram of checkpoints/librispeech has about this word error rate, in %.
+CLARITY = {"6 %": 5.5, "12 %": 2.0}
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Utterances to decode.
+
+    Args:
+        name: `simulation ...` wherever frames are simulated.
+        frames: log_prob (T, C) of each utterance.
+        references: its words.
+    """
+
+    name: str
+    frames: list[Tensor]
+    references: list[Sequence[str]]
+
+    @property
+    def num_frames(self) -> int:
+        return sum(map(len, self.frames))
+
+    @property
+    def num_words(self) -> int:
+        return sum(map(len, self.references))
+
+
+def simulated(clarity: float, num_utts: int, name: str) -> Workload:
+    """The simulation kept beside the scripts (scripts/simulation)."""
+    lines = [line.split()[1:] for line in (DATA / "sentences.txt").read_text("utf-8").splitlines()]
+    sentences = [lines[i * len(lines) // num_utts] for i in range(min(num_utts, len(lines)))]
+    simulator = FrameSimulator(SegmentPool.load(DATA / "segments.npz.xz"), clarity)
+    made = simulate(simulator, sentences, Lexicon.from_file(DATA / "lexicon.txt"))
+    return Workload(f"simulation {name}", [torch.from_numpy(frames) for frames in made], list(sentences))
+
+
+def given(log_probs: Path, references: Path, num_utts: int | None) -> Workload:
+    """Frames of an npz (utterance id -> (T, C)) with `id words` a line; so many of them, spread evenly."""
+    words = read_transcripts(references)
+    with np.load(log_probs) as archive:
+        ids = sorted(name for name in archive if name in words)
+        if not ids:
+            raise AsrError(f"{log_probs}: has none of the utterances of {references}; the ids must be the same.")
+        if num_utts is not None and num_utts < len(ids):
+            ids = [ids[i * len(ids) // num_utts] for i in range(num_utts)]
+        frames = [torch.from_numpy(archive[name].astype(np.float32)) for name in ids]
+    return Workload(log_probs.stem, frames, [words[name] for name in ids])
+
+
+def decode_all(
+    first_pass: FirstPass, frames: list[Tensor], lm: LanguageModel | None = None, batch_size: int = 20
+) -> tuple[list[DecodeResult], float]:
+    """Results in order, and seconds of this process's CPU; utterances of like length are decoded together."""
+    order = sorted(range(len(frames)), key=lambda i: -len(frames[i]))
+
+    def run() -> list[DecodeResult]:
+        found: dict[int, DecodeResult] = {}
+        for begin in range(0, len(order), batch_size):
+            chosen = order[begin : begin + batch_size]
+            padded = torch.nn.utils.rnn.pad_sequence([frames[i] for i in chosen], batch_first=True)
+            results = first_pass.decode(padded, torch.tensor([len(frames[i]) for i in chosen]), lm)
+            found.update(zip(chosen, results, strict=True))
+        return [found[i] for i in range(len(frames))]
+
+    return timed(run)
+
+
+def timed(work: Callable[[], _T]) -> tuple[_T, float]:
+    begin = time.process_time()
+    result = work()
+    return result, time.process_time() - begin
+
+
+def best_of(results: Sequence[DecodeResult]) -> list[Hypothesis | None]:
+    return [result.best for result in results]
+
+
+def word_error_rate(hypotheses: Sequence[Hypothesis | None], references: Sequence[Sequence[str]]) -> float:
+    """In %."""
+    pairs = zip(references, hypotheses, strict=True)
+    counts = [count_errors(list(words), one.words if one is not None else ()) for words, one in pairs]
+    return 100.0 * sum(counts, NO_ERRORS).rate
+
+
+def best_first_pass(graph: DecodingGraph, options: DecodingOptions, keep_lattice: bool = False) -> FirstPass:
+    """k2's pass where there is a k2, else the torch pass; either rescores its lattice on the fly."""
+    try:
+        from asr.decoding.k2_pass import K2FirstPass
+
+        return K2FirstPass(graph, options, keep_lattice)
+    except AsrError:
+        return RescoringPass(graph, options, keep_lattice)
+
+
+def table(title: str, rows: list[dict[str, Any]]) -> None:
+    """Prints rows of equal keys as a Markdown table."""
+    print(f"\n### {title}\n\n| {' | '.join(rows[0])} |\n|{' --- |' * len(rows[0])}")
+    for row in rows:
+        cells = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()]
+        print(f"| {' | '.join(cells)} |", flush=True)
