@@ -31,6 +31,8 @@ class StreamingOptions:
         silence_before_words: a pause this long ends an utterance in which nothing has been said.
         silence_after_words: a pause this long ends an utterance with words.
         longest_utterance: an utterance ends here at the latest; from half of it on shorter and shorter pauses end it.
+        first_pass: `torch`, with the language model inside the search, or `k2`, with the language model behind it; k2's
+            cost and memory grow with an utterance, and of its partial results nothing is settled.
         cache_bytes: what the recurrent language model's histories may take.
 
     Raises:
@@ -46,6 +48,7 @@ class StreamingOptions:
     silence_before_words: float = 5.0
     silence_after_words: float = 1.0
     longest_utterance: float = 30.0
+    first_pass: str = "torch"
     cache_bytes: int = 1 << 28
 
     def __post_init__(self) -> None:
@@ -55,6 +58,8 @@ class StreamingOptions:
         for name in ("left_seconds", "right_seconds", "memory_seconds", "least_spread"):
             if not getattr(self, name) >= 0:
                 raise AsrError(f"streaming: {name} is {getattr(self, name)}; it must not be negative.")
+        if self.first_pass not in ("torch", "k2"):
+            raise AsrError(f"streaming: there is no first pass {self.first_pass!r}; it is torch or k2.")
         if self.partials not in PARTIALS:
             raise AsrError(f"streaming: there are no partial results {self.partials!r}; choose {', '.join(PARTIALS)}.")
 

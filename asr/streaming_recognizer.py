@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -102,8 +103,6 @@ class StreamingRecognizer:
     acoustic model hears a stream through windows (see `StreamingOptions`), so that its words are not exactly those that
     `Recognizer` finds in the whole recording.
 
-    The torch pass searches, with the language model inside the search.
-
     Args:
         recognizer: its bundle, mode, decoding options and device are used.
         options: windows, partial results and the ends of utterances.
@@ -130,7 +129,10 @@ class StreamingRecognizer:
         )
         self.engine = models.engine
         self.times = StageTimes()
-        self._decoder = StreamingDecoder(
+        decoder_class: Any = StreamingDecoder
+        if self.options.first_pass == "k2":
+            decoder_class = importlib.import_module("asr.decoding.k2_streaming").K2StreamingDecoder
+        self._decoder: StreamingDecoder = decoder_class(
             recognizer.bundle.graph.to(device),
             recognizer.options,
             models.model,

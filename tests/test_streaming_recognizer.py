@@ -157,6 +157,17 @@ def test_partial_results_of_every_kind(recognizer):
             assert kind != "settled" or one.num_settled == len(one.words)
 
 
+def test_k2_finds_the_same(recognizer):
+    pytest.importorskip("k2")
+    waveform = torch.cat([tones(words, seed=3) for words in SENTENCES[:2]])
+    found = [
+        list(recognize_stream(recognizer, waveform.split(4000), options=StreamingOptions(**QUICK, first_pass=name)))
+        for name in ("torch", "k2")
+    ]
+    assert found[0][-1].text == found[1][-1].text and not found[1][0].is_final
+    assert found[0][-1].total == pytest.approx(found[1][-1].total, abs=1e-2)
+
+
 def test_memory_does_not_grow(recognizer):
     streaming = StreamingRecognizer(recognizer, StreamingOptions(**QUICK, **ENDLESS, cache_bytes=300_000))
     stream = streaming.open()
@@ -191,6 +202,8 @@ def test_bad_pieces_are_refused_and_the_stream_goes_on(recognizer):
             call()
     with pytest.raises(AsrError, match="chunk_seconds is 0"):
         StreamingOptions(chunk_seconds=0)
+    with pytest.raises(AsrError, match="no first pass 'k3'"):
+        StreamingOptions(first_pass="k3")
     with pytest.raises(AsrError, match="no partial results 'all'"):
         StreamingOptions(partials="all")
 

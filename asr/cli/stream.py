@@ -72,7 +72,11 @@ def run_streams(args: argparse.Namespace, recognizer: Recognizer, names: list[st
     Raises:
         AsrError: an option is out of its range, or standard input is given more than once.
     """
-    options = StreamingOptions(**{name: getattr(args, name) for name in _SECONDS}, partials=args.partials)
+    options = StreamingOptions(
+        **{name: getattr(args, name) for name in _SECONDS},
+        partials=args.partials,
+        first_pass="k2" if args.first_pass == "k2" else "torch",
+    )
     if args.streams < 1 or args.raw_channels < 1 or (args.raw_rate is not None and args.raw_rate < 1):
         raise AsrError("--streams, --raw-rate and --raw-channels must be 1 or more.")
     if names.count(STANDARD_INPUT) > 1:
@@ -118,7 +122,7 @@ def run_streams(args: argparse.Namespace, recognizer: Recognizer, names: list[st
         for result in streaming.step():
             _write(result, number_of[result.stream], output, args.jsonl or args.output is not None)
     if args.statistics:
-        print(f"torch first pass, mode {recognizer.mode}: {streaming.times.format()}", file=sys.stderr)
+        print(f"{options.first_pass} first pass, mode {recognizer.mode}: {streaming.times.format()}", file=sys.stderr)
     return len(failed)
 
 

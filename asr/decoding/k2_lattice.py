@@ -47,6 +47,8 @@ def lattice_from_k2(fsas: Any, order: list[int], graph: DecodingGraph, log_prob:
     stays[dst_state[is_final]] = False
     final_score = torch.full((num_states,), -torch.inf, device=device)
     ends = src_state[is_final]
+    # k2's pass in chunks lets every state end; those of the graph that may not are no ends.
+    ends = ends[graph.final_score[graph_state[ends]] > -torch.inf]
     final_score[ends] = graph.final_score[graph_state[ends]]
     num_of_fsa = state_begin[1:] - state_begin[:-1]
     has_path = torch.zeros(len(order), dtype=torch.bool, device=device)

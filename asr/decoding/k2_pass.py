@@ -27,7 +27,28 @@ from asr.graph.k2_conversion import to_k2
 from asr.lm.contract import LanguageModel
 
 # What k2 takes for no beam at all.
-_WIDEST_BEAM = 1e10
+WIDEST_BEAM = 1e10
+
+
+def require_k2(graph: DecodingGraph) -> Any:
+    """The k2 module.
+
+    Raises:
+        AsrError: it does not import, or the graph has arcs that read nothing.
+    """
+    if graph.has_epsilons:
+        raise AsrError(
+            "the graph has arcs that read no frame, which k2 would take for blanks; build the graph without "
+            "input epsilons or use the torch pass."
+        )
+    try:
+        import k2
+    except ImportError as error:
+        raise AsrError(
+            f"the k2 pass needs k2, which does not import here ({error}); `asr doctor` says how to install it, "
+            "or use the torch pass."
+        ) from error
+    return k2
 
 
 class K2FirstPass:
@@ -43,19 +64,7 @@ class K2FirstPass:
     def __init__(
         self, graph: DecodingGraph, options: DecodingOptions | None = None, keep_lattice: bool = False
     ) -> None:
-        if graph.has_epsilons:
-            raise AsrError(
-                "the graph has arcs that read no frame, which k2 would take for blanks; build the graph without "
-                "input epsilons or use the torch pass."
-            )
-        try:
-            import k2
-        except ImportError as error:
-            raise AsrError(
-                f"the k2 pass needs k2, which does not import here ({error}); `asr doctor` says how to install it, "
-                "or use the torch pass."
-            ) from error
-        self._k2 = k2
+        self._k2 = require_k2(graph)
         self.graph = graph
         self.options = options if options is not None else DecodingOptions()
         self._mapper = WordMapper(graph.vocabulary)
@@ -138,8 +147,8 @@ class K2FirstPass:
         fsas = self._k2.intersect_dense_pruned(
             self._fsa,
             self._k2.DenseFsaVec((log_prob * options.am_scale).contiguous(), segments),
-            search_beam=min(options.search_beam, _WIDEST_BEAM),
-            output_beam=min(options.output_beam, _WIDEST_BEAM),
+            search_beam=min(options.search_beam, WIDEST_BEAM),
+            output_beam=min(options.output_beam, WIDEST_BEAM),
             min_active_states=options.min_active_states,
             max_active_states=options.max_active_states,
             frame_idx_name="frame",
