@@ -1,23 +1,21 @@
 #!/usr/bin/env python3
 """Measures the recurrent language models: training and scoring rates, normalisation, perplexity, the peer beside.
 
-    python scripts/bench_lm.py --quick                                   rates and normalisation, under a minute
-    python scripts/bench_lm.py --rows --peer .../faster-rnnlm/rnnlm      WikiText-2: ours and faster-rnnlm's
+    python scripts/bench_lm.py --quick --peer .../faster-rnnlm/rnnlm      rates and normalisation, under a minute
     python scripts/bench_lm.py --truncation lm/                          four-caches' Table 7 for a trained network
+    python scripts/bench_lm.py --collisions                              MaxEnt n-grams that share a weight
 
 WikiText-2 is read from <corpora>/text/wikitext-2 (blank lines left out, per sentence, sentence ends counted); without
-it the quick bench makes a text of its own, and says so. The peer is built by its own makefile; it is not part of this
-project. The last line of --quick is JSON; --rows and --truncation print a JSON line for each row.
+it the quick bench makes a text of its own, and says so. The peer is no part of this project (faster_rnnlm.py says how
+to build it). Everything is printed as JSON lines; --quick prints one.
+Trainings to the end are bench_lm_curves.py's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
-import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,6 +29,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import faster_rnnlm
+
+from asr.lm.maxent import HashedMaxEnt
+from asr.lm.maxent_collisions import measure_collisions
 from asr.lm.network_file import load_network
 from asr.lm.rnn_lm import RnnLm, RnnLmConfig
 from asr.lm.sparse_rows import AdamWithSparseRows
@@ -40,7 +42,7 @@ from asr.lm.word_scores import language_model_word_scores, network_word_scores, 
 from asr.query.engine import RnnLM
 from asr.text.vocabulary import SPECIAL_WORDS, Vocabulary
 
-# The rows of the issue: ours, and the peer's options for the same.
+# The rows of the issue: the recipe's name and the network that the quick bench makes, the peer's options for the same.
 ROWS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "gru100": ({"hidden_size": 100, "output": "nce"}, "--hidden 100 --hidden-type gru --nce 20".split()),
     "gru256": ({"hidden_size": 256, "output": "nce"}, "--hidden 256 --hidden-type gru --nce 20".split()),
@@ -49,108 +51,131 @@ ROWS: dict[str, tuple[dict[str, Any], list[str]]] = {
         "--hidden 100 --hidden-type sigmoid".split(),
     ),
 }
-PEER_MAXENT = "--direct 4 --direct-order 4 --threads 1".split()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--rows", nargs="*", choices=[*ROWS, []], help="train these rows (default: all)")
+    parser.add_argument("--row", choices=[*ROWS], default="gru256", help="network of --quick")
+    parser.add_argument("--peer", type=Path, help="faster-rnnlm's binary, to run beside ours")
+    parser.add_argument("--collisions", action="store_true", help="MaxEnt: n-grams that share a weight")
     parser.add_argument("--truncation", type=Path, help="folder of a trained network")
     parser.add_argument("--text", type=Path, help="text for --truncation (default: WikiText-2's test part)")
     parser.add_argument("--max-words", type=int, default=20_000, help="words of it")
-    parser.add_argument("--peer", type=Path, help="faster-rnnlm's binary")
-    parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--corpora", type=Path, default=_corpora())
-    parser.add_argument("--compute-dtype", default="bfloat16", choices=["float32", "bfloat16"])
+    parser.add_argument("--corpora", type=Path, default=default_corpora())
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--compute-dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--compile", action="store_true", help="compile the element-wise work (torch 2, C++ compiler)")
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(args.threads)
     torch.manual_seed(1)
     with tempfile.TemporaryDirectory() as folder:
         if args.truncation is not None:
             for line in truncation_table(args):
                 print(json.dumps(line), flush=True)
-        elif args.rows is not None:
-            for line in run_rows(args, Path(folder)):
-                print(json.dumps(line), flush=True)
+        elif args.collisions:
+            print(json.dumps(collisions(args, Path(folder))))
         else:
             print(json.dumps(quick(args, Path(folder))))
     return 0
 
 
 def quick(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """GRU 256, NCE, MaxEnt of order 4: rates of a short training, of scoring, and the outputs' normalisation."""
+    """NCE and MaxEnt of order 4: rates of a short training, of scoring, and the outputs' normalisation.
+
+    Rates are words a second of wall time; on a machine that is not idle, look at those a second of processor time.
+    """
     vocabulary, parts, is_real = corpus(args, folder)
-    network = make_network(vocabulary, parts["train"], args, {"hidden_size": 256, "output": "nce"})
+    options = {**ROWS[args.row][0], "num_noise_words": 256}
+    network = make_network(vocabulary, parts["train"], args, options)
     begin = time.monotonic()
     # Two steps make the optimiser's state (and compile, where asked); they are not counted.
-    train_words_per_s = train(network, parts["train"], args, epochs=1, warm_up_steps=2, max_seconds=12.0)
+    train_rate = train(network, parts["train"], max_seconds=10.0)
     network.eval()
     text = parts["test"].token_id
-    rates = {}
-    for name, normalized, num_words in (("normalised", True, 1500), ("unnormalised", False, 20_000)):
+    network_word_scores(network, text[:200], normalized=True)
+    rates = {"train_words_per_s": train_rate}
+    log_z: dict[str, float] = {}
+    for name, normalized, num_words in (("normalised", True, 6000), ("unnormalised", False, 250_000)):
         part = text[:num_words]
-        start = time.monotonic()
+        clock = Clock()
         _, excess = network_word_scores(network, part, normalized=normalized)
-        rates[f"score_words_per_s_{name}"] = round(num_words / (time.monotonic() - start))
+        rates[f"score_words_per_s_{name}"] = clock.rate(len(part))
         if excess is not None:
             log_z = {"log_z_mean": round(float(excess.mean()), 4), "log_z_std": round(float(excess.std()), 4)}
+    tree = make_network(vocabulary, parts["train"], args, ROWS["sigmoid100"][0]).eval()
+    network_word_scores(tree, text[:200])
+    clock = Clock()
+    network_word_scores(tree, text)
+    rates["score_words_per_s_tree"] = clock.rate(len(text))
     errors = []
     for output in ("hierarchical", "class"):
-        options = {"hidden_size": 32, "output": output}
-        errors.append(normalisation_error(make_network(vocabulary, parts["train"], args, options)))
-    return {
-        "bench": "lm", "text": "WikiText-2" if is_real else "synthetic", "vocabulary": len(vocabulary),
-        "cpus": os.cpu_count(), "threads": 1, "torch": torch.__version__, "compute_dtype": args.compute_dtype,
-        "seconds": round(time.monotonic() - begin, 1), "train_words_per_s": train_words_per_s, **rates,
+        small = {"hidden_size": 32, "output": output}
+        errors.append(normalisation_error(make_network(vocabulary, parts["train"], args, small)))
+    report = {
+        "bench": "lm", "row": args.row, "text": "WikiText-2" if is_real else "synthetic",
+        "vocabulary": len(vocabulary), "cpus": os.cpu_count(), "threads": args.threads, "torch": torch.__version__,
+        "compute_dtype": args.compute_dtype, **{name: rate[0] for name, rate in rates.items()},
+        "per_cpu_second": {name: rate[1] for name, rate in rates.items()},
         "max_normalisation_error": max(errors), **log_z,
     }  # fmt: skip
+    if args.peer is not None:
+        report["peer_per_cpu_second"] = peer = peer_rates(args, folder)
+        report["ratio"] = {name: round(rate[1] / peer[name], 2) for name, rate in rates.items()}
+    return {**report, "seconds": round(time.monotonic() - begin, 1)}
 
 
-def run_rows(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
-    """Perplexity after each epoch against the seconds of training so far, for us and for the peer."""
+class Clock:
+    """Wall and processor time from its making on."""
+
+    def __init__(self) -> None:
+        self.wall, self.processor = time.monotonic(), time.process_time()
+
+    def rate(self, num_words: int) -> tuple[int, int]:
+        """Words a second of either."""
+        wall, processor = time.monotonic() - self.wall, time.process_time() - self.processor
+        return round(num_words / wall), round(num_words / processor)
+
+
+def peer_rates(args: argparse.Namespace, folder: Path) -> dict[str, int]:
+    """The peer's on parts of the same text, in words a second of processor time, one thread."""
+    rates = {}
+    sizes = {"train": 40_000, "valid": 100, "test": 1_000}
+    for part, num_words in sizes.items():
+        lines = (folder / f"{part}.txt").read_text(encoding="utf-8").splitlines()
+        length = np.cumsum([len(line.split()) + 1 for line in lines])
+        short = lines[: int(np.searchsorted(length, num_words)) + 1]
+        (folder / f"{part}.short").write_text("".join(line + "\n" for line in short), encoding="utf-8")
+    for row, name in ((args.row, ""), ("sigmoid100", "_tree")):
+        model = folder / f"peer{name}"
+        # Its vocabulary file: what makes a short training text do. The first line is the sentence end.
+        counts = Counter(word for words in read_sentences(folder / "train.txt") for word in [*words, "</s>"])
+        ranked = sorted(counts.items(), key=lambda item: (item[0] != "</s>", -item[1]))
+        model.write_text("".join(f"{word} {count}\n" for word, count in ranked), encoding="utf-8")
+        once = ("--retry", "0", "--stop", "9")
+        files = folder / "train.short", folder / "valid.short"
+        training = faster_rnnlm.train(args.peer, model, ROWS[row][1], *files, once)
+        kinds = (("_normalised", True, "test.short"), ("_unnormalised", False, "test.txt"))
+        for kind, normalised, text in (("_tree", False, "test.txt"),) if name else kinds:
+            num_words = sum(len(words) + 1 for words in read_sentences(folder / text))
+            _, seconds = faster_rnnlm.score(args.peer, model, folder / text, normalised=normalised)
+            rates[f"score_words_per_s{kind}"] = round(num_words / seconds)
+        if not name:
+            rates["train_words_per_s"] = training.words_per_s
+    return rates
+
+
+def collisions(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Of the training text's distinct n-grams, those that share a weight, at table sizes of 1 M to 16 M."""
     vocabulary, parts, is_real = corpus(args, folder)
-    if not is_real:
-        raise SystemExit("--rows needs WikiText-2 in the corpora folder")
-    for row in args.rows or ROWS:
-        options, peer_options = ROWS[row]
-        network = make_network(vocabulary, parts["train"], args, {**options, "dropout": 0.3})
-        curve: list[tuple[float, float]] = []
-        rate = train(network, parts["train"], args, epochs=args.epochs, curve=curve, validation=parts["valid"])
-        network.eval()
-        log_prob, excess = network_word_scores(network, parts["test"].token_id, normalized=True)
-        line = {"row": row, "system": "ours", "test_perplexity": round(perplexity(log_prob), 2), "curve": curve}
-        if excess is not None:
-            line |= {"log_z_mean": round(float(excess.mean()), 3), "log_z_std": round(float(excess.std()), 3)}
-        yield {**line, "train_words_per_s": rate, "epochs": args.epochs}
-        if args.peer is not None:
-            yield {"row": row, "system": "faster-rnnlm", **run_peer(args, folder, peer_options)}
-
-
-def run_peer(args: argparse.Namespace, folder: Path, options: list[str]) -> dict[str, Any]:
-    """The peer on the same text, one thread, until its own stopping rule."""
-    model = folder / "peer.model"
-    files = {part: folder / f"{part}.txt" for part in ("train", "valid", "test")}
-    command = [str(args.peer), "--rnnlm", str(model), *options, *PEER_MAXENT]
-    begin = time.monotonic()
-    done = subprocess.run(
-        [*command, "--train", str(files["train"]), "--valid", str(files["valid"])],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    seconds = time.monotonic() - begin
-    log = done.stdout + done.stderr
-    epochs = [float(value) for value in re.findall(r"[Vv]alid(?:ation)?[^\n]*?entropy[^\d]*([\d.]+)", log)]
-    test = subprocess.run(
-        [str(args.peer), "--rnnlm", str(model), "--test", str(files["test"]), "--nce-accurate-test", "1"],
-        capture_output=True, text=True, check=True)  # fmt: skip
-    log_probs = [float(line) for line in test.stdout.split() if re.fullmatch(r"-?[\d.]+(?:e[-+]?\d+)?", line)]
-    words = sum(len(sentence) + 1 for sentence in read_sentences(files["test"]))
-    # It prints log10 of each sentence.
-    result = round(10 ** (-sum(log_probs) / words), 2) if log_probs else None
-    return {"test_perplexity": result, "validation_entropy_by_epoch": epochs, "seconds": round(seconds, 1)}
+    table = {}
+    for bits in (20, 22, 24):
+        maxent = HashedMaxEnt(len(vocabulary), 4, 1 << bits)
+        orders = measure_collisions(maxent, parts["train"].token_id)
+        table[1 << bits] = [
+            (each.order, each.num_ngrams, round(each.num_shared / each.num_ngrams, 4)) for each in orders
+        ]
+    return {"text": "WikiText-2" if is_real else "synthetic", "order_ngrams_shared_by_table_size": table}
 
 
 def truncation_table(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -202,49 +227,23 @@ def make_network(vocabulary: Vocabulary, tokens: TokenFile, args: argparse.Names
     return network
 
 
-def train(
-    network: RnnLm,
-    tokens: TokenFile,
-    args: argparse.Namespace,
-    epochs: int,
-    warm_up_steps: int = 0,
-    max_seconds: float = math.inf,
-    curve: list[tuple[float, float]] | None = None,
-    validation: TokenFile | None = None,
-) -> int:
-    """Trains with the recipe's optimiser and a half-cosine schedule -> words a second of process time of training."""
-    num_streams = 256 if max_seconds < math.inf else 64
-    streams = TokenStreams(tokens.token_id, num_streams, 20, network.num_history_words)
+def train(network: RnnLm, tokens: TokenFile, max_seconds: float) -> tuple[int, int]:
+    """The recipes' batches and optimiser for about `max_seconds` -> words a second of wall and of processor time."""
+    streams = TokenStreams(tokens.token_id, 64, 20, network.num_history_words)
     optimizer = AdamWithSparseRows(network.parameters(), lr=3e-3)
-    for group in optimizer.param_groups:
-        group["initial_lr"] = group["lr"]
-    num_steps, step, seconds, counted = epochs * len(streams), 0, 0.0, 0
-    for _ in range(epochs):
-        states = None
-        network.train()
-        for batch_idx in range(len(streams)):
-            begin = time.monotonic()
-            for group in optimizer.param_groups:
-                group["lr"] = group["initial_lr"] * (0.02 + 0.49 * (1 + math.cos(math.pi * step / num_steps)))
-            batch = streams[batch_idx]
-            loss, states = network(batch, states, torch.Generator().manual_seed(step))
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            step += 1
-            if step > warm_up_steps:
-                seconds += time.monotonic() - begin
-                counted += batch.target_id.numel()
-            if seconds > max_seconds:
-                break
-        if validation is not None and curve is not None:
-            network.eval()
-            log_prob, _ = network_word_scores(network, validation.token_id, normalized=True)
-            curve.append((round(seconds, 1), round(perplexity(log_prob), 2)))
-            print(f"epoch: {curve[-1][0]} s of training, validation perplexity {curve[-1][1]}", file=sys.stderr)
-        if seconds > max_seconds:
+    states, clock, counted = None, Clock(), 0
+    for step in range(len(streams)):
+        if step == 2:
+            clock, counted = Clock(), 0
+        batch = streams[step]
+        loss, states = network(batch, states, torch.Generator().manual_seed(step))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        counted += batch.target_id.numel()
+        if step > 2 and time.monotonic() - clock.wall > max_seconds:
             break
-    return round(counted / seconds)
+    return clock.rate(counted)
 
 
 @torch.no_grad()
@@ -262,7 +261,7 @@ def normalisation_error(network: RnnLm) -> float:
     return worst
 
 
-def _corpora() -> Path | None:
+def default_corpora() -> Path | None:
     checkout = Path(__file__).resolve().parents[1]
     named = os.environ.get("ASR_CORPORA")
     for candidate in (

@@ -7,14 +7,20 @@ import json
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from asr.errors import AsrError
-from asr.lm.interpolation_weight import tune_linear_weights
+from asr.lm.distributions import language_model_distributions, network_distributions
+from asr.lm.interpolation_weight import log_linear_log_prob, tune_linear_weights, tune_log_linear_weights
 from asr.lm.network_file import load_network, network_from_checkpoint, save_network
+from asr.lm.ngram import NgramLM
 from asr.lm.ngram_file import load_ngram_lm
+from asr.lm.rnn_lm import RnnLm
 from asr.lm.token_file import TokenFile
 from asr.lm.word_scores import language_model_word_scores, network_word_scores, perplexity
+from asr.text.vocabulary import EOS_ID
 
 NAME = "lm rnn"
 HELP = """Export a recurrent language model from a training checkpoint, or measure one.
@@ -39,6 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measure.add_argument("--transcripts", nargs="+", default=[], type=Path, help="lines 'utterance-id WORDS' (Kaldi)")
     measure.add_argument("--ngram", type=Path, help="binary n-gram model to interpolate with; the weight is tuned here")
     measure.add_argument("--ngram-weight", type=float, help="use this weight instead, tuned on other text")
+    measure.add_argument(
+        "--log-linear-words",
+        type=int,
+        default=0,
+        help="tune log-linear weights, exactly normalised, on so many words, measure on as many others (try 300)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -79,4 +91,36 @@ def measure_network(args: argparse.Namespace) -> dict[str, object]:
                 mixed = torch.logsumexp(both.double() + weight.log()[:, None], dim=0)
             report |= {"ngram_perplexity": perplexity(both[0]), "ngram_weight": float(weight[0])}
             report |= {"interpolated_perplexity": perplexity(mixed)}
+            if args.log_linear_words:
+                report["log_linear"] = measure_log_linear(network, ngram, tokens.token_id, args.log_linear_words)
     return report
+
+
+def measure_log_linear(
+    network: RnnLm, ngram: NgramLM, token_id: NDArray[np.int32], num_words: int
+) -> dict[str, object]:
+    """Log-linear weights from the sentences of `num_words` words, and their perplexity on as many words after them."""
+    ends = np.flatnonzero(token_id == EOS_ID) + 1
+    middle, end = (
+        int(ends[min(int(np.searchsorted(ends, words)), len(ends) - 1)]) for words in (num_words, 2 * num_words)
+    )
+    if end == middle:
+        raise AsrError(f"The text has fewer than two times {num_words} words; lower --log-linear-words.")
+    parts = []
+    for part in (token_id[:middle], token_id[middle:end]):
+        distributions = torch.stack((language_model_distributions(ngram, part), network_distributions(network, part)))
+        parts.append((distributions, torch.from_numpy(part.astype(np.int64))))
+    weight = tune_log_linear_weights(*parts[0])
+    (held_out, word_id) = parts[1]
+    alone = held_out.gather(2, word_id.expand(2, -1)[:, :, None])[:, :, 0]
+    linear, _ = tune_linear_weights(parts[0][0].gather(2, parts[0][1].expand(2, -1)[:, :, None])[:, :, 0])
+    return {
+        "tuned_on_words": middle,
+        "measured_on_words": end - middle,
+        "ngram_weight": float(weight[0]),
+        "network_weight": float(weight[1]),
+        "perplexity": perplexity(log_linear_log_prob(held_out, word_id, weight)),
+        "ngram_perplexity": perplexity(alone[0]),
+        "network_perplexity": perplexity(alone[1]),
+        "linear_perplexity": perplexity(torch.logsumexp(alone.double() + linear.log()[:, None], dim=0)),
+    }

@@ -44,7 +44,8 @@ def add_path_log_prob(
     size, num_places = hidden.shape[1], places.shape[1]
     for query in range(len(word_id)):
         word = word_id[query]
-        total = 0.0
+        # Of the product of all 1 + exp(-+logit) one logarithm is taken, before it overflows more than one.
+        total, product = 0.0, 1.0
         for at in range(path_begin[word], path_begin[word + 1]):
             node = path_node[at]
             logit = bias[node]
@@ -53,9 +54,14 @@ def add_path_log_prob(
             for i in range(num_places):
                 logit += weight[places[query, i] + node]
             against = -path_sign[at] * logit
-            # softplus(against), which never overflows
-            total += max(against, 0.0) + math.log1p(math.exp(-abs(against)))
-        log_prob[query] -= total
+            if against > 30.0:
+                total += against
+            else:
+                product *= 1.0 + math.exp(against)
+            if product > 1e250:
+                total += math.log(product)
+                product = 1.0
+        log_prob[query] -= total + math.log(product)
 
 
 def add_slices(scores: Any, weight: Any, places: Any, begin: int) -> None:

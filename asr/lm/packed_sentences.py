@@ -47,8 +47,10 @@ class PackedSentences:
 def pack_sentences(
     token_id: NDArray[np.int32], num_history_words: int, sentences_at_once: int
 ) -> Iterator[PackedSentences]:
-    """The sentences of a text `w1 .. wn </s> ...`, sentences of like length together."""
+    """The sentences of a text `w1 .. wn </s> ...`, sentences of like length together; the last may lack its end."""
     sentence_end = np.flatnonzero(token_id == EOS_ID) + 1
+    if len(token_id) and token_id[-1] != EOS_ID:
+        sentence_end = np.append(sentence_end, len(token_id))
     begin = np.concatenate(([0], sentence_end[:-1]))
     length = sentence_end - begin
     order = np.argsort(-length, kind="stable")

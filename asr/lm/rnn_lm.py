@@ -147,8 +147,10 @@ class RnnLm(nn.Module):
         input_id (L,) step after step, step t of the first sizes[t] sentences; `states` None at the sentences' start.
         What the first layer makes of a word it makes once for all the word's occurrences.
         """
-        word_id, occurrence = torch.unique(input_id, return_inverse=True)
-        inputs, next_states = self.embedding(word_id), []
+        occurs = torch.zeros(len(self.vocabulary), dtype=torch.int64, device=input_id.device)
+        occurs[input_id] = 1
+        occurrence = (occurs.cumsum(0) - 1)[input_id]
+        inputs, next_states = self.embedding(occurs.nonzero()[:, 0]), []
         for idx, layer in enumerate(self.layers):
             assert isinstance(layer, (GruLayer, SimpleRnnLayer))
             gates = layer.input_gates(inputs)

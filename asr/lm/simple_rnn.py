@@ -61,9 +61,13 @@ class SimpleRnnLayer(nn.Module):
 
     def packed(self, gates: Tensor, sizes: list[int], state: Tensor) -> tuple[Tensor, Tensor]:
         """Steps of fewer and fewer sequences side by side, as `GruLayer.packed`: gates (L, H), state (B, H)."""
-        activation, weight_t = _ACTIVATIONS[self.activation], self.weight_hh.t()
-        outputs = []
+        weight_t = self.weight_hh.t()
+        activation = torch.relu_ if self.activation == "relu" else torch.sigmoid_
+        outputs = torch.empty_like(gates)
+        begin = 0
         for from_input in gates.split(sizes):
-            state = activation(torch.addmm(from_input, state[: len(from_input)], weight_t))
-            outputs.append(state)
-        return torch.cat(outputs), state
+            state = state[: len(from_input)]
+            out = outputs[begin : begin + len(from_input)]
+            state = activation(torch.addmm(from_input, state, weight_t, out=out))
+            begin += len(from_input)
+        return outputs, state

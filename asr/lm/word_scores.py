@@ -41,7 +41,7 @@ def network_word_scores(
     """
     log_prob = torch.empty(len(token_id))
     excess = None
-    for hidden, history, word_id, place in _queries(network, token_id, sentences_at_once):
+    for hidden, history, word_id, place in network_queries(network, token_id, sentences_at_once):
         if normalized and isinstance(network, RnnLm):
             scores, more = network.normalized_log_prob(hidden, history, word_id)
             if more is not None:
@@ -71,7 +71,7 @@ def perplexity(log_prob: Tensor) -> float:
     return float(torch.exp(-log_prob.double().mean()))
 
 
-def _queries(
+def network_queries(
     network: StatefulNetwork, token_id: NDArray[np.int32], sentences_at_once: int
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """What the output layer reads at each word (Q, H), its history (Q, M), the word and its place in the text (Q,)."""

@@ -7,7 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asr.lm.interpolation_weight import tune_linear_weights
+from asr.lm.distributions import network_distributions
+from asr.lm.interpolation_weight import log_linear_log_prob, tune_linear_weights, tune_log_linear_weights
+from asr.lm.maxent import HashedMaxEnt
+from asr.lm.maxent_collisions import OrderCollisions, measure_collisions
 from asr.lm.rnn_lm import RnnLm, RnnLmConfig
 from asr.lm.word_scores import network_word_scores, perplexity
 from asr.text.vocabulary import BOS_ID, EOS_ID, EPSILON_ID, Vocabulary
@@ -83,6 +86,12 @@ def test_a_carried_state_goes_through_the_whole_text() -> None:
         past = [BOS_ID, EPSILON_ID] if word == EOS_ID else [word, past[0]]
 
 
+def test_the_last_sentence_may_be_cut() -> None:
+    token_id = np.array([3, 4, EOS_ID, 5, 6, EOS_ID], dtype=np.int32)
+    whole, _ = network_word_scores(NETWORK, token_id)
+    torch.testing.assert_close(network_word_scores(NETWORK, token_id[:-1])[0], whole[:-1])
+
+
 @torch.no_grad()
 def test_a_network_of_ones_own_is_scored_alike() -> None:
     token_id = np.array([3, 4, 5, EOS_ID, 6, EOS_ID, 3, 3, EOS_ID], dtype=np.int32)
@@ -98,3 +107,36 @@ def test_weights_of_a_mixture() -> None:
     grid = [torch.logsumexp(log_prob.double() + torch.tensor([[w], [1 - w]]).log(), 0).mean() for w in (0.7, 0.8)]
     assert mixed.mean() >= max(grid)
     assert perplexity(mixed) < perplexity(log_prob[0])
+
+
+def test_log_linear_weights_make_the_text_likeliest() -> None:
+    torch.manual_seed(5)
+    num_places, num_words = 400, 12
+    models = torch.randn(2, num_places, num_words).log_softmax(dim=2)
+    models[:, :, 0] = -torch.inf
+    # The text is drawn from a mixture whose weights do not sum to one.
+    truth = torch.tensor([1.3, 0.4])
+    prob = torch.tensordot(truth, models.nan_to_num(neginf=0.0), dims=1).masked_fill(models[0].isinf(), -torch.inf)
+    word_id = torch.multinomial(prob.softmax(dim=1), 1)[:, 0]
+    weight = tune_log_linear_weights(models, word_id)
+    torch.testing.assert_close(weight.float(), truth, rtol=0, atol=0.3)
+    best = log_linear_log_prob(models, word_id, weight).sum()
+    for change in ([0.05, 0.0], [-0.05, 0.0], [0.0, 0.05], [0.0, -0.05]):
+        assert best >= log_linear_log_prob(models, word_id, weight + torch.tensor(change)).sum()
+
+
+def test_distributions_hold_the_normalised_scores() -> None:
+    token_id = np.array([3, 4, 5, EOS_ID, 6, EOS_ID, 3, 3, EOS_ID], dtype=np.int32)
+    distributions = network_distributions(NETWORK, token_id)
+    torch.testing.assert_close(distributions.exp().sum(dim=1), torch.ones(9))
+    found = distributions.gather(1, torch.from_numpy(token_id.astype(np.int64))[:, None])[:, 0]
+    torch.testing.assert_close(found, network_word_scores(NETWORK, token_id, normalized=True)[0])
+
+
+def test_collisions_are_counted() -> None:
+    token_id = np.array([3, 4, EOS_ID, 3, 4, 5, EOS_ID], dtype=np.int32)
+    # <s> 3, 3 4, 4 </s>, 4 5, 5 </s>; and with the word before: <s>, <s> 3 4, 3 4 </s>, 3 4 5, 4 5 </s>.
+    roomy = measure_collisions(HashedMaxEnt(7, 3, 1 << 20), token_id)
+    assert roomy == [OrderCollisions(2, 5, 0), OrderCollisions(3, 5, 0)]
+    # With one place the word alone decides, and each comes after a history of either length.
+    assert measure_collisions(HashedMaxEnt(7, 3, 1), token_id) == [OrderCollisions(2, 5, 5), OrderCollisions(3, 5, 5)]

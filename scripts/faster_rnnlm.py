@@ -1,0 +1,69 @@
+"""Runs yandex/faster-rnnlm, the peer of bench_lm.py, and reads what it prints. It is built apart from this project:
+
+    g++ -Ofast -march=native -funroll-loops -std=gnu++11 -D__STDC_FORMAT_MACROS -DEIGEN_DONT_PARALLELIZE -DNOCUDA \\
+        -pthread -I.. -o rnnlm *.cc layers/*.cc -lrt          (in its folder faster-rnnlm, with Eigen's headers)
+
+Times are processor times of one thread, its own unit being wall time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+MAXENT = "--direct 4 --direct-order 4 --threads 1".split()
+
+
+@dataclass(frozen=True)
+class PeerTraining:
+    """(processor seconds of training so far, validation perplexity) after each epoch."""
+
+    curve: list[tuple[float, float]]
+    words_per_s: int
+
+
+def train(
+    binary: Path, model: Path, options: list[str], train_text: Path, valid_text: Path, more: tuple[str, ...] = ()
+) -> PeerTraining:
+    """Trains until its own stopping rule; the validation in between is true (normalised), and not counted."""
+    command = [str(binary), "--rnnlm", str(model), *options, *MAXENT, "--show-progress", "0", *more]
+    command += ["--train", str(train_text), "--valid", str(valid_text)]
+    curve: list[tuple[float, float]] = []
+    seconds = before = 0.0
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            now = _processor_seconds(process.pid)
+            found = re.search(r"valid:\s+(\S+)  elapsed: ([\d.]+)(.)\+([\d.]+)", line)
+            if found:
+                training, validation = float(found[2]), float(found[4])
+                seconds += (now - before) * training / max(1e-9, training + validation)
+                curve.append((round(seconds, 2), round(2 ** float(found[1]), 2)))
+            before = now
+    if process.returncode or not curve:
+        raise SystemExit(f"{binary}: training failed")
+    num_words = sum(len(line.split()) + 1 for line in train_text.open(encoding="utf-8"))
+    return PeerTraining(curve, round(num_words * len(curve) / seconds))
+
+
+def score(binary: Path, model: Path, text: Path, *, normalised: bool) -> tuple[float, float]:
+    """Perplexity (of use where normalised, or for a tree) and processor seconds, those of loading the model aside."""
+    seconds = []
+    for part in (Path(os.devnull), text):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        command = [str(binary), "--rnnlm", str(model), "--test", str(part)]
+        command += ["--nce-accurate-test", str(int(normalised))]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    entropy = re.search(r"Test entropy (\S+)", done.stderr)
+    return (2 ** float(entropy[1]) if entropy else float("nan")), seconds[1] - seconds[0]
+
+
+def _processor_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
