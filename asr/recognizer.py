@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from asr.bundle import Bundle
 from asr.decoding.first_pass import DecodeResult, FirstPass
+from asr.decoding.posteriors import with_confidences
 from asr.decoding.torch_pass import TorchFirstPass
 from asr.decoding_mode import LanguageModels, chosen_mode, decoding_options, language_models
 from asr.errors import AsrError
 from asr.evaluation.timing import StageTimes
 from asr.frontend import as_utterances, at_rate, split_at_pauses
 from asr.lm.adapters import mark_live
-from asr.result import RecognitionResult, Word, joined
+from asr.result import PieceLattice, RecognitionResult, Word, joined
 
 _Self = TypeVar("_Self", bound="Recognizer")
 
@@ -37,6 +38,7 @@ class Recognizer(nn.Module):
         cache_bytes: what the recurrent language model's caches may hold; the least used histories make room.
         lm_device_bytes: device memory for the tables of the large language models, which stay in host memory beyond it;
             None puts all on the device. Results are the same.
+        keep_lattices: whether results have lattices, and words confidences; costs time and memory.
         options: override those that the bundle was tuned to: any field of `DecodingOptions`, and `rnn_weight`.
 
     Raises:
@@ -52,6 +54,7 @@ class Recognizer(nn.Module):
         batch_seconds: float = 100.0,
         cache_bytes: int = 1 << 30,
         lm_device_bytes: int | None = None,
+        keep_lattices: bool = False,
         options: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
@@ -66,6 +69,7 @@ class Recognizer(nn.Module):
         self.max_segment_seconds = max_segment_seconds
         self.batch_seconds = batch_seconds
         self.cache_bytes = cache_bytes
+        self.keep_lattices = keep_lattices
         self.lm_device_bytes = lm_device_bytes
         # Built for the device that the weights are on when they are first needed.
         self._first_pass: FirstPass | None = None
@@ -173,22 +177,27 @@ class Recognizer(nn.Module):
             return RecognitionResult((), 0.0, 0.0, 0.0, 0.0, decoded.reached_final, times, cache)
         samples_per_frame: Any = self.features.frame_shift * self.acoustic_model.subsampling_factor  # type: ignore[operator]
         step = float(samples_per_frame) / self.sampling_rate
+        confidences: Sequence[float | None] = [None] * len(best.words)
+        lattices: tuple[PieceLattice, ...] = ()
+        if decoded.lattice is not None:
+            scale = 1.0 / self.options.am_scale
+            confidences = with_confidences(best, decoded.lattice, self.options, scale).confidences
+            lattices = (PieceLattice(0.0, duration, step, decoded.lattice.to("cpu")),)
+        spans = zip(best.words, best.start_frames, best.end_frames, confidences, strict=True)
         words = tuple(
-            Word(text, start * step, min(end * step, duration))
-            for text, start, end in zip(best.words, best.start_frames, best.end_frames, strict=True)
+            Word(text, start * step, min(end * step, duration), confidence) for text, start, end, confidence in spans
         )
-        return RecognitionResult(
-            words, best.am_score, best.graph_score, best.lm_score, best.total, decoded.reached_final, times, cache
-        )
+        scores = (best.am_score, best.graph_score, best.lm_score, best.total)
+        return RecognitionResult(words, *scores, decoded.reached_final, times, cache, lattices)
 
     def _decoders(self) -> tuple[FirstPass, LanguageModels]:
         if self._first_pass is None:
             graph = self.bundle.graph.to(self.device)
             if self.first_pass_name == "k2":
                 k2_pass = importlib.import_module("asr.decoding.k2_pass")
-                self._first_pass = k2_pass.K2FirstPass(graph, self.options)
+                self._first_pass = k2_pass.K2FirstPass(graph, self.options, self.keep_lattices)
             else:
-                self._first_pass = TorchFirstPass(graph, self.options)
+                self._first_pass = TorchFirstPass(graph, self.options, self.keep_lattices)
         if self._language_models is None:
             self._language_models = language_models(
                 self.bundle, self.mode, self.rnn_weight, self.device, self.lm_device_bytes, self.cache_bytes

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from asr.evaluation.timing import StageTimes
+
+if TYPE_CHECKING:
+    from asr.decoding.lattice import Lattice
 
 
 @dataclass(frozen=True)
@@ -16,11 +19,35 @@ class Word:
     Args:
         text: the word.
         start, end: in seconds from the recording's beginning.
+        confidence: its share in all that the lattice holds, where lattices were kept.
     """
 
     text: str
     start: float
     end: float
+    confidence: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        record: dict[str, Any] = {"word": self.text, "start": round(self.start, 3), "end": round(self.end, 3)}
+        return record if self.confidence is None else {**record, "confidence": round(self.confidence, 4)}
+
+
+@dataclass(frozen=True, eq=False)
+class PieceLattice:
+    """The alternatives for a piece of a recording.
+
+    Args:
+        begin, end: of the piece, in seconds from the recording's beginning.
+        frame_seconds: between two frames of the lattice; where `blank_skip_threshold` leaves frames out, the lattice's
+            own time is the shorter for them.
+        lattice: of the piece alone.
+    """
+
+    begin: float
+    end: float
+    frame_seconds: float
+    lattice: Lattice
 
 
 @dataclass(frozen=True)
@@ -35,6 +62,7 @@ class RecognitionResult:
             unfinished path.
         times: of each stage.
         cache: what the language model's caches did for this recording's batch; empty without a recurrent model.
+        lattices: of the recording's pieces, where they were kept; a piece without a complete sentence has none.
     """
 
     words: tuple[Word, ...]
@@ -45,6 +73,7 @@ class RecognitionResult:
     is_complete: bool
     times: StageTimes
     cache: dict[str, int | float] = field(default_factory=dict)
+    lattices: tuple[PieceLattice, ...] = ()
 
     @property
     def text(self) -> str:
@@ -60,9 +89,7 @@ class RecognitionResult:
         return {
             "text": self.text,
             "duration": round(self.duration, 3),
-            "words": [
-                {"word": word.text, "start": round(word.start, 3), "end": round(word.end, 3)} for word in self.words
-            ],
+            "words": [word.as_dict() for word in self.words],
             "scores": {
                 "am": round(self.am_score, 4),
                 "graph": round(self.graph_score, 4),
@@ -86,7 +113,7 @@ def joined(pieces: Sequence[RecognitionResult], offsets: Sequence[float]) -> Rec
         times.add(piece.times)
     return RecognitionResult(
         words=tuple(
-            Word(word.text, word.start + offset, word.end + offset)
+            replace(word, start=word.start + offset, end=word.end + offset)
             for piece, offset in zip(pieces, offsets, strict=True)
             for word in piece.words
         ),
@@ -97,4 +124,9 @@ def joined(pieces: Sequence[RecognitionResult], offsets: Sequence[float]) -> Rec
         is_complete=all(piece.is_complete for piece in pieces),
         times=times,
         cache=pieces[-1].cache,
+        lattices=tuple(
+            replace(one, begin=one.begin + offset, end=one.end + offset)
+            for piece, offset in zip(pieces, offsets, strict=True)
+            for one in piece.lattices
+        ),
     )

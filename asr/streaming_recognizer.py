@@ -64,9 +64,7 @@ class StreamResult:
             "begin": round(self.begin, 3),
             "end": round(self.end, 3),
             "text": self.text,
-            "words": [
-                {"word": word.text, "start": round(word.start, 3), "end": round(word.end, 3)} for word in self.words
-            ],
+            "words": [word.as_dict() for word in self.words],
         }
         if not self.is_final:
             return {**record, "settled": self.num_settled}
@@ -125,7 +123,12 @@ class StreamingRecognizer:
         self._windows = WindowedNetwork(network, self.options.window_sizes(self.frame_seconds))
         device = recognizer.device
         models = language_models(
-            recognizer.bundle, recognizer.mode, recognizer.rnn_weight, device, None, self.options.cache_bytes
+            recognizer.bundle,
+            recognizer.mode,
+            recognizer.rnn_weight,
+            device,
+            recognizer.lm_device_bytes,
+            self.options.cache_bytes,
         )
         self.engine = models.engine
         self.times = StageTimes()

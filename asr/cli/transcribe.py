@@ -12,6 +12,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import track
 
+from asr.cli.lattices import LatticeWriter, add_lattice_arguments
 from asr.cli.recognizer_options import add_recognizer_arguments, recognizer_from
 from asr.cli.stream import STANDARD_INPUT, add_stream_arguments, run_streams
 from asr.cli.transcription import Outcome, audio_files, transcribe
@@ -32,6 +33,7 @@ examples:
   asr transcribe talk.mp3
   asr transcribe recordings/ --jsonl --output words.jsonl
   asr transcribe talk.wav --ngram-only --statistics
+  asr transcribe recordings/ --lattices lattices/ --lattice-format kaldi --jsonl
   arecord -f S16_LE -r 16000 -t raw | asr transcribe --stream --raw-rate 16000 --jsonl -"""
 
 
@@ -41,11 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", help="append JSON Lines to this file, and skip the files that it has already")
     parser.add_argument("--statistics", action="store_true", help="times of each stage and cache counts, on stderr")
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
+    add_lattice_arguments(parser)
     add_stream_arguments(parser)
     add_recognizer_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.stream and args.lattices:
+        raise AsrError("--lattices and --stream exclude each other; transcribe the recording afterwards.")
     if args.stream:
         return _run_streams(args)
     if STANDARD_INPUT in args.audio:
@@ -58,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
     if not todo:
         return 0
     recognizer = recognizer_from(args)
+    recognizer.keep_lattices = args.lattices is not None
+    lattices = LatticeWriter(args.lattices, args.lattice_format, recognizer) if args.lattices is not None else None
     outcomes = transcribe(recognizer, todo)
     console = Console(stderr=True)
     if not args.no_progress and console.is_terminal:
@@ -71,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
                 failures.append(outcome)
                 print(f"asr: {outcome.error}", file=sys.stderr)
             else:
+                if lattices is not None:
+                    lattices.write(outcome.audio, outcome.result)
                 times.add(outcome.result.times)
                 cache = outcome.result.cache
     if args.statistics:

@@ -7,7 +7,11 @@ import pytest
 import soundfile
 import torch
 
+from asr.bundle import Bundle
 from asr.cli.main import main
+from asr.decoding.kaldi_lattice import read_kaldi_lattices
+from asr.decoding.oracle import oracle_errors
+from asr.decoding.slf_lattice import read_slf
 from tests.tiny_bundle import RATE, tones
 
 WORDS = ["PAT", "TO", "KIT"]
@@ -145,3 +149,33 @@ def test_an_output_of_something_else_is_not_touched(tmp_path, transcribe):
     assert code == 2
     assert "notes.txt:1: this is no output of 'asr transcribe'" in errors
     assert (tmp_path / "notes.txt").read_text() == "my notes\n"
+
+
+@pytest.mark.parametrize("lattice_format", ["kaldi", "slf", "k2"])
+def test_lattices(tmp_path, transcribe, tiny_bundle_folder, lattice_format):
+    if lattice_format == "k2":
+        pytest.importorskip("k2")
+    files = [write(tmp_path / f"{name}.wav", tones(WORDS, seed=index)) for index, name in enumerate(["a b", "c"])]
+    folder = tmp_path / "lattices"
+    code, lines, _ = transcribe(*files, "--lattices", folder, "--lattice-format", lattice_format, "--jsonl")
+    assert code == 0
+    records = list(map(json.loads, lines))
+    assert all(0.0 < word["confidence"] <= 1.0 for record in records for word in record["words"])
+    graph = Bundle.load(tiny_bundle_folder).graph
+    if lattice_format == "kaldi":
+        found = dict(read_kaldi_lattices(folder / "lattices.txt", len(graph.vocabulary)))
+        assert (folder / "words.txt").read_text().splitlines()[4:6] == [
+            f"{graph.vocabulary.words[4]} 4",
+            f"{graph.vocabulary.words[5]} 5",
+        ]
+    elif lattice_format == "slf":
+        names = sorted(path.stem for path in folder.iterdir())
+        found = {name: read_slf(folder / f"{name}.slf", graph.vocabulary, graph.tokens) for name in names}
+    else:
+        from asr.decoding.k2_lattice_file import load_k2_lattice
+
+        found = {path.stem: load_k2_lattice(path) for path in sorted(folder.iterdir())}
+    assert list(found) == ["a_b", "c"]
+    reference = graph.vocabulary.ids_of(WORDS)
+    for lattice in found.values():
+        assert oracle_errors(lattice, [int(word_id) for word_id in reference]) == 0
