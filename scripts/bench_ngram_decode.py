@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+"""Word error rate and time with language models of growing size, each put in the place of the graph's trigram.
+
+    python scripts/bench_ngram_decode.py --cuts librispeech_dev-clean-2.jsonl.gz --bundle librispeech \\
+        --large-ngram 4gram.ngram --pruned-ngram 4gram.pruned.1000k.arpa --pruned-graph 4gram.pruned.safetensors
+
+Compared are the trigram of the bundle's graph alone; the pruned 4-gram on the fly, and compiled into a graph of its
+own; the large 4-gram on the fly, all of it on the device, only what finds its arcs, and with a tenth of its size as
+budget; the recurrent model, alone and interpolated with the large 4-gram. The acoustic model runs once; then every
+batch of utterances is decoded by every system in turn, so that a busy machine disturbs all alike. Times are CPU
+seconds of the search with its language model. One line of JSON a system.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from asr.bundle import Bundle
+from asr.cli.bundle_choice import bundle_folder
+from asr.data.cut_lists import cut_text, read_cuts
+from asr.decoding.first_pass import FirstPass
+from asr.decoding.options import DecodingOptions
+from asr.decoding.torch_pass import TorchFirstPass
+from asr.decoding_mode import decoding_options, language_models
+from asr.evaluation.error_rate import bootstrap_interval, score_transcripts
+from asr.evaluation.timing import StageTimes
+from asr.graph.artefact import DecodingGraph
+from asr.lm.adapters import MappedLM
+from asr.lm.contract import LanguageModel
+from asr.lm.host_ngram import HostNgramLM, bytes_to_find_arcs
+from asr.lm.interpolation import difference_lm
+from asr.lm.ngram import NgramLM
+from asr.lm.ngram_file import is_ngram_file, load_ngram_lm
+from asr.recognizer import Recognizer
+
+CPU = torch.device("cpu")
+REFERENCE = "trigram"
+
+
+@dataclass
+class System:
+    """A first pass with a language model, and what it has found so far."""
+
+    first_pass: FirstPass
+    lm: LanguageModel | None
+    host: HostNgramLM | None = None
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+    words: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def decode(self, names: list[str], log_prob: Tensor, num_frames: Tensor) -> None:
+        wall, cpu = time.perf_counter(), time.process_time()
+        results = self.first_pass.decode(log_prob, num_frames, self.lm)
+        self.cpu_s += time.process_time() - cpu
+        self.wall_s += time.perf_counter() - wall
+        for name, result in zip(names, results, strict=True):
+            self.words[name] = result.best.words if result.best is not None else ()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cuts", required=True, help="manifest of 'asr prepare'")
+    parser.add_argument("--bundle", default="librispeech")
+    parser.add_argument("--large-ngram", required=True, type=Path, help="binary n-gram model")
+    parser.add_argument("--pruned-ngram", type=Path, help="the model that --pruned-graph was compiled from")
+    parser.add_argument("--pruned-graph", type=Path, help="decoding graph of 'asr graph'")
+    parser.add_argument("--first-pass", choices=["torch", "k2"], default="torch")
+    parser.add_argument("--systems", nargs="+", help="only these, and the trigram")
+    parser.add_argument("--every", type=int, default=1, help="only each so-manieth utterance")
+    parser.add_argument("--batch", type=int, default=8, help="utterances decoded together")
+    parser.add_argument("--am-scale", type=float, help="for all systems; by default as the bundle was tuned")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    bundle = Bundle.load(bundle_folder(args.bundle))
+    references, batches, audio_s, am_s = _log_probs(bundle, args)
+    systems = _systems(bundle, args)
+    for names, log_prob, num_frames in batches:
+        for system in systems.values():
+            system.decode(names, log_prob, num_frames)
+    for name, system in systems.items():
+        report = score_transcripts(references, system.words)
+        low, high = bootstrap_interval(report.words.values())
+        row: dict[str, Any] = {
+            "system": name,
+            "first_pass": args.first_pass,
+            "utterances": len(references),
+            "wer": round(report.total_words.rate, 4),
+            "wer_interval": [round(low, 4), round(high, 4)],
+            "search_cpu_s": round(system.cpu_s, 2),
+            "search_over_trigram": round(system.cpu_s / systems[REFERENCE].cpu_s, 3),
+            "real_time_factor": round((system.cpu_s + am_s) / audio_s, 4),
+            "same_words_as_trigram": sum(words == systems[REFERENCE].words[i] for i, words in system.words.items()),
+        }
+        if "4-gram" in systems:
+            row["same_words_as_4-gram"] = sum(words == systems["4-gram"].words[i] for i, words in system.words.items())
+        if system.host is not None:
+            row |= {"placement": system.host.placement, "device_mb": round(system.host.device_bytes / 1e6, 1)}
+            row |= {"hit_ratio": round(system.host.statistics.hit_ratio, 4)}
+            row |= {"fetched_mb": round(system.host.statistics.num_bytes / 1e6, 2)}
+        print(json.dumps(row), flush=True)
+    return 0
+
+
+def _log_probs(
+    bundle: Bundle, args: argparse.Namespace
+) -> tuple[dict[str, tuple[str, ...]], list[tuple[list[str], Tensor, Tensor]], float, float]:
+    """References; batches of names, log_prob (N, T, C) and num_frames (N,); seconds of audio and of the network."""
+    recognizer = Recognizer(bundle, mode="ngram", first_pass="torch")
+    cuts = sorted(list(read_cuts([args.cuts]))[:: args.every], key=lambda cut: -cut.duration)
+    batches, begin = [], time.process_time()
+    for first in range(0, len(cuts), args.batch):
+        part = cuts[first : first + args.batch]
+        samples = [torch.from_numpy(cut.resample(bundle.sampling_rate).load_audio()).mean(dim=0) for cut in part]
+        with torch.no_grad():
+            batches.append(([cut.id for cut in part], *recognizer.log_prob(samples, StageTimes())))
+    am_s = time.process_time() - begin
+    return {cut.id: tuple(cut_text(cut).split()) for cut in cuts}, batches, sum(cut.duration for cut in cuts), am_s
+
+
+def _systems(bundle: Bundle, args: argparse.Namespace) -> dict[str, System]:
+    assert bundle.small_ngram is not None
+    small = bundle.small_ngram
+    large = load_ngram_lm(args.large_ngram, verify=False)
+    total = sum(large.arrays.num_bytes().values())
+    overrides = {} if args.am_scale is None else {"am_scale": args.am_scale}
+    options, _ = decoding_options(bundle, "ngram", overrides)
+    passes: dict[tuple[int, DecodingOptions], FirstPass] = {}
+
+    def first_pass(graph: DecodingGraph, options: DecodingOptions) -> FirstPass:
+        key = (id(graph), options)
+        if key not in passes:
+            passes[key] = _first_pass(args.first_pass, graph, options)
+        return passes[key]
+
+    def on_the_fly(lm: LanguageModel, host: HostNgramLM | None = None) -> System:
+        mapped = lm if lm.vocabulary == small.vocabulary else MappedLM(lm, small.vocabulary)
+        return System(first_pass(bundle.graph, options), difference_lm(mapped, small), host)
+
+    def in_host_memory(budget: int) -> System:
+        host = HostNgramLM(large, CPU, budget)
+        return on_the_fly(host, host)
+
+    def recurrent(mode: str) -> System:
+        bundle.large_ngram = large
+        own, rnn_weight = decoding_options(bundle, mode, overrides)
+        return System(first_pass(bundle.graph, own), language_models(bundle, mode, rnn_weight, CPU).model)
+
+    makers: dict[str, Callable[[], System]] = {
+        REFERENCE: lambda: System(first_pass(bundle.graph, options), None),
+        "trigram taken out and put in": lambda: on_the_fly(small),
+        "4-gram": lambda: on_the_fly(large),
+        "4-gram, index on the device": lambda: in_host_memory(bytes_to_find_arcs(large) + total // 100),
+        "4-gram, a tenth on the device": lambda: in_host_memory(total // 10),
+        "GRU": lambda: recurrent("on_the_fly"),
+        "GRU and 4-gram": lambda: recurrent("interpolated"),
+    }
+    if args.pruned_ngram is not None:
+        pruned = _read(args.pruned_ngram)
+        makers["pruned 4-gram"] = lambda: on_the_fly(pruned)
+    if args.pruned_graph is not None:
+        graph = DecodingGraph.load(args.pruned_graph)
+        makers["pruned 4-gram's own graph"] = lambda: System(first_pass(graph, options), None)
+    wanted = [REFERENCE, *(args.systems if args.systems is not None else makers)]
+    return {name: makers[name]() for name in dict.fromkeys(wanted)}
+
+
+def _first_pass(kind: str, graph: DecodingGraph, options: DecodingOptions) -> FirstPass:
+    if kind == "torch":
+        return TorchFirstPass(graph, options)
+    from asr.decoding.k2_pass import K2FirstPass
+
+    return K2FirstPass(graph, options)
+
+
+def _read(path: Path) -> NgramLM:
+    return load_ngram_lm(path) if is_ngram_file(path) else NgramLM.from_arpa(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
