@@ -18,7 +18,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +57,12 @@ class System:
     lm: LanguageModel | None
     host: HostNgramLM | None = None
     cpu_s: float = 0.0
-    wall_s: float = 0.0
     words: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def decode(self, names: list[str], log_prob: Tensor, num_frames: Tensor) -> None:
-        wall, cpu = time.perf_counter(), time.process_time()
+        cpu = time.process_time()
         results = self.first_pass.decode(log_prob, num_frames, self.lm)
         self.cpu_s += time.process_time() - cpu
-        self.wall_s += time.perf_counter() - wall
         for name, result in zip(names, results, strict=True):
             self.words[name] = result.best.words if result.best is not None else ()
 
@@ -80,11 +78,19 @@ def main() -> int:
     parser.add_argument("--systems", nargs="+", help="only these, and the trigram")
     parser.add_argument("--every", type=int, default=1, help="only each so-manieth utterance")
     parser.add_argument("--batch", type=int, default=8, help="utterances decoded together")
-    parser.add_argument("--am-scale", type=float, help="for all systems; by default as the bundle was tuned")
+    parser.add_argument("--word-beam", type=float, default=6.0, help="torch pass: words that the n-grams are asked for")
+    parser.add_argument("--output-beam", type=float, default=7.0, help="k2 pass: of the lattice that is rescored")
+    parser.add_argument("--context-beam", type=float, default=8.0, help="k2 pass: of word histories")
+    parser.add_argument("--log-probs", type=Path, help="where the network's outputs are kept for the next run")
     args = parser.parse_args()
     torch.set_num_threads(1)
     bundle = Bundle.load(bundle_folder(args.bundle))
-    references, batches, audio_s, am_s = _log_probs(bundle, args)
+    if args.log_probs is not None and args.log_probs.exists():
+        references, batches, audio_s, am_s = torch.load(args.log_probs)
+    else:
+        references, batches, audio_s, am_s = _log_probs(bundle, args)
+        if args.log_probs is not None:
+            torch.save((references, batches, audio_s, am_s), args.log_probs)
     systems = _systems(bundle, args)
     for names, log_prob, num_frames in batches:
         for system in systems.values():
@@ -134,8 +140,9 @@ def _systems(bundle: Bundle, args: argparse.Namespace) -> dict[str, System]:
     small = bundle.small_ngram
     large = load_ngram_lm(args.large_ngram, verify=False)
     total = sum(large.arrays.num_bytes().values())
-    overrides = {} if args.am_scale is None else {"am_scale": args.am_scale}
-    options, _ = decoding_options(bundle, "ngram", overrides)
+    options, _ = decoding_options(bundle, "ngram", {})
+    beams = {"word_beam": args.word_beam, "output_beam": args.output_beam, "context_beam": args.context_beam}
+    fly_options = replace(options, **beams)
     passes: dict[tuple[int, DecodingOptions], FirstPass] = {}
 
     def first_pass(graph: DecodingGraph, options: DecodingOptions) -> FirstPass:
@@ -146,7 +153,7 @@ def _systems(bundle: Bundle, args: argparse.Namespace) -> dict[str, System]:
 
     def on_the_fly(lm: LanguageModel, host: HostNgramLM | None = None) -> System:
         mapped = lm if lm.vocabulary == small.vocabulary else MappedLM(lm, small.vocabulary)
-        return System(first_pass(bundle.graph, options), difference_lm(mapped, small), host)
+        return System(first_pass(bundle.graph, fly_options), difference_lm(mapped, small), host)
 
     def in_host_memory(budget: int) -> System:
         host = HostNgramLM(large, CPU, budget)
@@ -154,7 +161,7 @@ def _systems(bundle: Bundle, args: argparse.Namespace) -> dict[str, System]:
 
     def recurrent(mode: str) -> System:
         bundle.large_ngram = large
-        own, rnn_weight = decoding_options(bundle, mode, overrides)
+        own, rnn_weight = decoding_options(bundle, mode, {})
         return System(first_pass(bundle.graph, own), language_models(bundle, mode, rnn_weight, CPU).model)
 
     makers: dict[str, Callable[[], System]] = {

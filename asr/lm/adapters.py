@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from asr.errors import AsrError
 from asr.lm.context_table import ContextTable
 from asr.lm.contract import LanguageModel
 from asr.text.vocabulary import SPECIAL_WORDS, UNK_ID, Vocabulary
@@ -75,6 +76,9 @@ class MappedLM:
         vocabulary: the word ids to answer for.
 
     `num_unlisted_words` says how many words of the vocabulary the model lacks; a warning is logged for them.
+
+    Raises:
+        AsrError: the model has none of the words.
     """
 
     def __init__(self, lm: LanguageModel, vocabulary: Vocabulary) -> None:
@@ -83,6 +87,11 @@ class MappedLM:
         self._word_map = vocabulary.map_to(lm.vocabulary).to(lm.start(0).device)
         ordinary = self._word_map[len(SPECIAL_WORDS) :]
         self.num_unlisted_words = int(ordinary.eq(UNK_ID).sum())
+        if 0 < len(ordinary) == self.num_unlisted_words:
+            raise AsrError(
+                f"The language model ({lm.vocabulary.words[-1]!r}, ...) has none of the {len(ordinary)} words asked "
+                f"for ({vocabulary.words[-1]!r}, ...); check that both are of one language and case."
+            )
         if self.num_unlisted_words:
             _LOGGER.warning(
                 "The language model lacks %d of %d words; it scores them as <unk>.",

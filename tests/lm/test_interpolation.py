@@ -139,6 +139,8 @@ def test_models_of_different_words(models: list[NgramLM], tmp_path: Path, caplog
     assert mapped.num_unlisted_words == 1
     assert "lacks 1 of 3 words" in caplog.text
     torch.testing.assert_close(_scores(mapped, "w1 unheard w2"), _scores(models[2], "w1 unheard w2"))
+    with pytest.raises(AsrError, match=r"has none of the 2 words asked for \('W2', ...\); check .* language and case"):
+        MappedLM(models[2], Vocabulary(["W1", "W2"]))
     numbered = NumberedLM(mapped)
     assert torch.equal(_scores(numbered, "w1 w2"), _scores(mapped, "w1 w2"))
     assert numbered.start(3).tolist() == [0, 0, 0]
