@@ -62,7 +62,9 @@ class HuffmanOutput(nn.Module):
 
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,)."""
-        loops = None if torch.is_grad_enabled() else loops_for(hidden.detach())
+        # The loops read the rows in one array, which a table in host memory is not.
+        is_whole = isinstance(self.rows, nn.Embedding) and not torch.is_grad_enabled()
+        loops = loops_for(hidden.detach()) if is_whole else None
         if loops is None:
             log_prob = self._log_prob_by_tensors(hidden, history, word_id)
         else:

@@ -105,8 +105,10 @@ class RnnLm(nn.Module):
         self.output: OutputLayer = build_output(
             config, num_words, self.hidden_size, self.embedding if is_tied else None, compute_dtype, compile_cell
         )
-        # Caches of normalisers look for these methods; only some output layers have them.
-        for name in ("word_score", "history_normalizer", "group_of", "group_normalizer"):
+        # Caches of normalisers look for these methods; only some output layers have them, and one constant log Z for
+        # all histories is nothing to keep.
+        is_constant = isinstance(self.output, NceOutput) and not self.output.normalized
+        for name in () if is_constant else ("word_score", "history_normalizer", "group_of", "group_normalizer"):
             if hasattr(self.output, name):
                 setattr(self, name, getattr(self.output, name))
 
@@ -165,10 +167,20 @@ class RnnLm(nn.Module):
 
     def step(self, state: Tensor, word_id: Tensor) -> Tensor:
         """state (Q, S), word_id (Q,) -> next state (Q, S)."""
-        inputs = self.embedding(word_id)
         width = self.config.hidden_size
         columns = []
-        for idx, layer in enumerate(self.layers):
+        first = self.layers[0]
+        if isinstance(first, GruLayer) and state.device.type == "cpu" and not torch.is_grad_enabled():
+            # Many histories of a frame end in the same word, whose part of the gates is computed once; to find them
+            # on a GPU would cost the host a round trip.
+            word_id, occurrence = torch.unique(word_id, return_inverse=True)
+            gates = first.input_gates(self.embedding(word_id)).index_select(0, occurrence)
+            inputs, _ = first.packed(gates, [len(occurrence)], state[:, :width])
+        else:
+            assert isinstance(first, (GruLayer, SimpleRnnLayer))
+            inputs = first.step(self.embedding(word_id), state[:, :width])
+        columns.append(inputs)
+        for idx, layer in enumerate(self.layers[1:], start=1):  # type: ignore[arg-type]
             assert isinstance(layer, (GruLayer, SimpleRnnLayer))
             inputs = layer.step(inputs, state[:, idx * width : (idx + 1) * width])
             columns.append(inputs)

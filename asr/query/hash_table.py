@@ -8,8 +8,13 @@ Shapes: Q queries, B buckets, W = BUCKET_SIZE.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from asr.query.hash_kernel import compiled_loops
 
 BUCKET_SIZE = 8
 BYTES_PER_SLOT = 16
@@ -25,9 +30,13 @@ class HashTable:
     """Maps int64 keys, not negative, to slots; `values` holds 64 bits a slot, in whatever meaning its owner gives them.
 
     Slot numbers change whenever the table grows or drops keys; `num_rebuilds` counts how often.
+
+    Args:
+        compiled: on a CPU, whether to run numba's loops where it is installed.
     """
 
-    def __init__(self, num_buckets: int, device: torch.device) -> None:
+    def __init__(self, num_buckets: int, device: torch.device, compiled: bool = True) -> None:
+        self._loops = compiled_loops() if compiled and device.type == "cpu" else None
         self.device = device
         self.count = 0
         self.num_rebuilds = 0
@@ -60,6 +69,10 @@ class HashTable:
 
     def find(self, key: Tensor) -> tuple[Tensor, Tensor | None]:
         """key (Q,) -> slot (Q,), -1 where absent, and the positions of the absent keys (None where all are there)."""
+        if self._loops is not None:
+            slot, missing = torch.empty_like(key), torch.empty_like(key)
+            num_missing = self._loops[0](*self._arrays(key), slot.numpy(), missing.numpy())
+            return slot, (missing[:num_missing] if num_missing else None)
         bucket = self._bucket_of(key)
         hit = self._hits(key, bucket)
         if hit.numel() == key.numel():
@@ -94,6 +107,8 @@ class HashTable:
 
     def insert(self, key: Tensor) -> tuple[Tensor, Tensor]:
         """Absent keys (Q,), duplicates allowed -> slot (Q,), and the position of one query of each new key (D,)."""
+        if self._loops is not None:
+            return self._insert_in_loop(self._loops[1], key)
         # The mixed form orders keys by bucket, equal ones side by side.
         mixed, order = self._mixed(key).sort()
         is_new = torch.ones_like(mixed, dtype=torch.bool)
@@ -106,6 +121,22 @@ class HashTable:
         slot = torch.empty_like(key)
         slot.index_copy_(0, order, distinct_slot.index_select(0, is_new.cumsum(0).sub_(1)))
         return slot, one
+
+    def _insert_in_loop(self, insert: Callable[..., int], key: Tensor) -> tuple[Tensor, Tensor]:
+        slot, one = torch.empty_like(key), torch.empty_like(key)
+        count, num_new = self.count, 0
+        while True:
+            most_new = int(MAX_LOAD * self.num_slots) - count
+            num_new = insert(*self._arrays(key), slot.numpy(), one.numpy(), num_new, most_new)
+            if num_new >= 0:
+                break
+            num_new = -1 - num_new
+            self._rebuild(2 * self.keys.shape[0], (self.keys.view(-1) != EMPTY).nonzero().squeeze(1))
+        self.count = count + num_new
+        return slot, one[:num_new]
+
+    def _arrays(self, key: Tensor) -> tuple[Any, Any, int, int]:
+        return self.keys.numpy(), key.contiguous().numpy(), _MULTIPLIER, self._hash_shift
 
     def _place(self, key: Tensor, mixed: Tensor) -> Tensor:
         """Distinct absent keys (D,), ascending by their mixed form (D,), take the first free places -> slot (D,)."""
@@ -167,6 +198,11 @@ class HashTable:
         key, value = self.keys.view(-1).index_select(0, kept_slot), self.values.index_select(0, kept_slot)
         self._allocate(num_buckets)
         self.num_rebuilds += 1
+        self.count = key.numel()
+        if self._loops is not None:
+            slot, one = torch.empty_like(key), torch.empty_like(key)
+            self._loops[1](*self._arrays(key), slot.numpy(), one.numpy(), 0, key.numel())
+            self.values.index_copy_(0, slot, value)
+            return
         mixed, order = self._mixed(key).sort()
         self.values.index_copy_(0, self._place(key.index_select(0, order), mixed), value.index_select(0, order))
-        self.count = key.numel()

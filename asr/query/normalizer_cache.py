@@ -44,8 +44,11 @@ class NormalizerCache:
 
     def __init__(self, network: StatefulNetwork, cache_history: bool, cache_group: bool, device: torch.device) -> None:
         self.network = network
-        self.cache_history = cache_history and isinstance(network, HistoryNormalized)
-        self.cache_group = cache_group and isinstance(network, GroupNormalized)
+        # A Protocol takes its time to check.
+        self._by_history = network if isinstance(network, HistoryNormalized) else None
+        self._by_group = network if isinstance(network, GroupNormalized) else None
+        self.cache_history = cache_history and self._by_history is not None
+        self.cache_group = cache_group and self._by_group is not None
         self.device = device
         self.num_history_normalizers = 0
         self.num_group_normalizers = 0
@@ -78,24 +81,24 @@ class NormalizerCache:
 
         `row` is any number that stands for hidden and history: what is kept is kept under it.
         """
-        network = self.network
-        if not isinstance(network, HistoryNormalized):
-            return network.log_prob(hidden, history, word_id)
-        log_prob = network.word_score(hidden, history, word_id) - self._of_history(row, hidden, history)
-        if isinstance(network, GroupNormalized):
-            log_prob -= self._of_group(row, hidden, history, network.group_of(word_id))
+        if self._by_history is None:
+            return self.network.log_prob(hidden, history, word_id)
+        log_prob = self._by_history.word_score(hidden, history, word_id)
+        log_prob -= self._of_history(self._by_history, row, hidden, history)
+        if self._by_group is not None:
+            group = self._by_group.group_of(word_id)
+            log_prob -= self._of_group(self._by_group, row, hidden, history, group)
         return log_prob
 
-    def _of_history(self, row: Tensor, hidden: Tensor, history: Tensor) -> Tensor:
-        assert isinstance(self.network, HistoryNormalized)
+    def _of_history(self, network: HistoryNormalized, row: Tensor, hidden: Tensor, history: Tensor) -> Tensor:
         if not self.cache_history:
             self.num_history_normalizers += row.numel()
-            return self.network.history_normalizer(hidden, history)
+            return network.history_normalizer(hidden, history)
         known = self._history_normalizer.index_select(0, row)
         missing = known.isnan().nonzero().squeeze(1)
         if missing.numel():
             one = missing.index_select(0, one_of_each(row.index_select(0, missing))[0])
-            value = self.network.history_normalizer(hidden.index_select(0, one), history.index_select(0, one))
+            value = network.history_normalizer(hidden.index_select(0, one), history.index_select(0, one))
             self._history_normalizer[row.index_select(0, one)] = value.to(self._history_normalizer)
             self.num_history_normalizers += one.numel()
             known = self._history_normalizer.index_select(0, row)
@@ -108,18 +111,19 @@ class NormalizerCache:
             unknown = torch.full((added,), float("nan"), device=self.device)
             self._history_normalizer = torch.cat((self._history_normalizer, unknown))
 
-    def _of_group(self, row: Tensor, hidden: Tensor, history: Tensor, group: Tensor) -> Tensor:
-        assert isinstance(self.network, GroupNormalized)
+    def _of_group(
+        self, network: GroupNormalized, row: Tensor, hidden: Tensor, history: Tensor, group: Tensor
+    ) -> Tensor:
         if not self.cache_group:
             self.num_group_normalizers += row.numel()
-            return self.network.group_normalizer(hidden, history, group)
+            return network.group_normalizer(hidden, history, group)
         key = torch.add(group, row, alpha=1 << 32)
         slot, missing = self._group_normalizer.find(key)
         known = self._group_normalizer.values.view(torch.float32)[0::2].index_select(0, slot.clamp(min=0))
         if missing is not None:
             position, which = one_of_each(key.index_select(0, missing))
             one = missing.index_select(0, position)
-            value = self.network.group_normalizer(
+            value = network.group_normalizer(
                 hidden.index_select(0, one), history.index_select(0, one), group.index_select(0, one)
             ).float()
             self.num_group_normalizers += one.numel()

@@ -1,5 +1,6 @@
 """The tensor hash table against a dict."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,9 +12,9 @@ KEYS = st.lists(st.integers(0, 200), max_size=80)
 
 
 @settings(max_examples=60, deadline=None)
-@given(batches=st.lists(KEYS, max_size=6), spread=st.sampled_from([1, 1 << 32, 12345678901]))
-def test_equals_a_dict(batches, spread):
-    table = HashTable(1, torch.device("cpu"))
+@given(batches=st.lists(KEYS, max_size=6), spread=st.sampled_from([1, 1 << 32, 12345678901]), compiled=st.booleans())
+def test_equals_a_dict(batches, spread, compiled):
+    table = HashTable(1, torch.device("cpu"), compiled)
     oracle: dict[int, int] = {}
     for batch in batches:
         key = torch.tensor(batch, dtype=torch.int64) * spread
@@ -33,8 +34,9 @@ def test_equals_a_dict(batches, spread):
         assert table.keys.view(-1)[slot].tolist() == key.tolist()
 
 
-def test_keep_drops_the_unmarked_keys_and_finds_the_others():
-    table = HashTable(1, torch.device("cpu"))
+@pytest.mark.parametrize("compiled", [False, True])
+def test_keep_drops_the_unmarked_keys_and_finds_the_others(compiled):
+    table = HashTable(1, torch.device("cpu"), compiled)
     key = torch.arange(1000)
     slot, _ = table.insert(key)
     table.values[slot] = key
@@ -45,8 +47,9 @@ def test_keep_drops_the_unmarked_keys_and_finds_the_others():
     assert table.values[slot[::3]].tolist() == list(range(0, 1000, 3))
 
 
-def test_colliding_keys_overflow_into_the_next_buckets():
-    table = HashTable(16, torch.device("cpu"))
+@pytest.mark.parametrize("compiled", [False, True])
+def test_colliding_keys_overflow_into_the_next_buckets(compiled):
+    table = HashTable(16, torch.device("cpu"), compiled)
     candidates = torch.arange(4000)
     home = table._bucket_of(candidates)
     key = candidates[home == 15][:30]

@@ -1,0 +1,83 @@
+"""Records what decoding asks of the recurrent language model, for scripts/bench_query.py to play back.
+
+    python scripts/record_queries.py talk.mp3 folder/ --output streams.npz.xz
+    python scripts/record_queries.py ... --first-pass torch --search-beam 12 --word-beam 8
+
+A recording holds word numbers and no sound: one stream for each piece of at most --max-segment-seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from asr.cli.recognizer_options import add_recognizer_arguments, recognizer_from  # noqa: E402
+from asr.cli.transcription import audio_files  # noqa: E402
+from asr.data.audio import read_audio  # noqa: E402
+from asr.decoding.first_pass import FirstPass  # noqa: E402
+from asr.decoding.torch_pass import TorchFirstPass  # noqa: E402
+from asr.errors import AsrError  # noqa: E402
+from asr.evaluation.timing import StageTimes  # noqa: E402
+from asr.frontend import split_at_pauses  # noqa: E402
+from asr.lm.adapters import MappedLM  # noqa: E402
+from asr.lm.contract import LanguageModel  # noqa: E402
+from asr.lm.interpolation import difference_lm  # noqa: E402
+from asr.query.engine import RnnLM  # noqa: E402
+from asr.query.recording import QueryRecorder, save_streams  # noqa: E402
+
+
+def record(args: argparse.Namespace) -> int:
+    recognizer = recognizer_from(args, "on_the_fly")
+    options = replace(recognizer.options, word_beam=args.word_beam)
+    bundle = recognizer.bundle
+    assert bundle.rnn_lm is not None and bundle.small_ngram is not None
+    recorder = QueryRecorder(RnnLM(bundle.rnn_lm.network))  # type: ignore[arg-type]
+    large: LanguageModel = recorder
+    if recorder.vocabulary != bundle.small_ngram.vocabulary:
+        large = MappedLM(recorder, bundle.small_ngram.vocabulary)
+    lm = difference_lm(large, bundle.small_ngram)
+    first_pass: FirstPass = TorchFirstPass(bundle.graph, options)
+    if recognizer.first_pass_name == "k2":
+        from asr.decoding.k2_pass import K2FirstPass
+
+        first_pass = K2FirstPass(bundle.graph, options)
+    seconds = 0.0
+    for path in audio_files(args.audio)[:: args.every]:
+        waveform = read_audio(path, recognizer.sampling_rate)
+        for begin, end in split_at_pauses(waveform, recognizer.sampling_rate, args.max_segment_seconds):
+            with torch.no_grad():
+                first_pass.decode(*recognizer.log_prob([waveform[begin:end]], StageTimes()), lm)
+        seconds += len(waveform) / recognizer.sampling_rate
+    streams = recorder.streams()
+    save_streams(args.output, streams)
+    num_queries = sum(stream.query.numel() for stream in streams)
+    print(
+        f"{args.output}: {len(streams)} streams, {num_queries:,} queries of {seconds:.1f} s of audio, "
+        f"{args.output.stat().st_size:,} bytes"
+    )
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("audio", nargs="+", help="files or folders")
+    parser.add_argument("--output", type=Path, required=True, help="file to write, .npz.xz")
+    parser.add_argument("--every", type=int, default=1, help="of the files, each so manieth (%(default)s)")
+    parser.add_argument("--word-beam", type=float, help="the skip heuristic's beam (default: none)")
+    add_recognizer_arguments(parser)
+    try:
+        return record(parser.parse_args())
+    except AsrError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
