@@ -40,6 +40,7 @@ class StatefulNetwork(Protocol):
     The state row holds all that the network remembers of a history, its last `hidden_size` columns being what
     the output layer reads. `history` gives the last `num_history_words` words of a history, newest first, padded
     with `EPSILON_ID` before `<s>`; MaxEnt features are hashed from it.
+    A network may say in `recurrent_size` how many columns, from the first, the next step reads; all where it does not.
     """
 
     vocabulary: Vocabulary

@@ -101,14 +101,13 @@ class RnnLm(nn.Module):
             self.projection = nn.Linear(width, config.embedding_size)
             self.hidden_size = config.embedding_size
         self.state_size = config.num_layers * width + (self.hidden_size if self.projection is not None else 0)
+        self.recurrent_size = config.num_layers * width
         self.num_history_words = max(0, config.maxent_order - 1)
         self.output: OutputLayer = build_output(
             config, num_words, self.hidden_size, self.embedding if is_tied else None, compute_dtype, compile_cell
         )
-        # Caches of normalisers look for these methods; only some output layers have them, and one constant log Z for
-        # all histories is nothing to keep.
-        is_constant = isinstance(self.output, NceOutput) and not self.output.normalized
-        for name in () if is_constant else ("word_score", "history_normalizer", "group_of", "group_normalizer"):
+        # Caches of normalisers look for these methods; only some output layers have them.
+        for name in ("word_score", "history_normalizer", "group_of", "group_normalizer"):
             if hasattr(self.output, name):
                 setattr(self, name, getattr(self.output, name))
 

@@ -95,7 +95,7 @@ class RnnLM:
             else None
         )
         self.sharing = (
-            QuantizedHistory(history_precision, network.state_size, self.device)
+            QuantizedHistory(history_precision, getattr(network, "recurrent_size", network.state_size), self.device)
             if history_precision is not None
             else None
         )

@@ -45,7 +45,8 @@ class NormalizerCache:
     def __init__(self, network: StatefulNetwork, cache_history: bool, cache_group: bool, device: torch.device) -> None:
         self.network = network
         # A Protocol takes its time to check.
-        self._by_history = network if isinstance(network, HistoryNormalized) else None
+        is_constant = getattr(network, "has_constant_normalizer", False)
+        self._by_history = network if isinstance(network, HistoryNormalized) and not is_constant else None
         self._by_group = network if isinstance(network, GroupNormalized) else None
         self.cache_history = cache_history and self._by_history is not None
         self.cache_group = cache_group and self._by_group is not None

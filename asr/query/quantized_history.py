@@ -22,9 +22,10 @@ class QuantizedHistory:
 
     Args:
         precision: "round-2" or "round-1" (decimals kept), or "sign".
+        num_columns: of the state, from its beginning: those that the next step reads.
     """
 
-    def __init__(self, precision: str, state_size: int, device: torch.device) -> None:
+    def __init__(self, precision: str, num_columns: int, device: torch.device) -> None:
         if precision not in PRECISIONS:
             choices = ", ".join(PRECISIONS)
             raise AsrError(f"history_precision: {precision!r} is not one of {choices}; choose one of these.")
@@ -33,7 +34,7 @@ class QuantizedHistory:
         generator = torch.Generator().manual_seed(0)
         bound = 2**62
         # Odd factors: no column's bits are lost in the products, which wrap around.
-        self._factor = (torch.randint(-bound, bound, (state_size + 1,), generator=generator) * 2 + 1).to(device)
+        self._factor = (torch.randint(-bound, bound, (num_columns + 1,), generator=generator) * 2 + 1).to(device)
         self.clear()
 
     def clear(self) -> None:
@@ -45,6 +46,7 @@ class QuantizedHistory:
 
     def key(self, state: Tensor, word_id: Tensor) -> Tensor:
         """Previous state (R, S) and word (R,) -> one key (R,) for all that count as equal."""
+        state = state[:, : self._factor.numel() - 1]
         if self.precision == "sign":
             level = (state > 0).long()
         else:

@@ -137,6 +137,15 @@ def test_sign_shares_more_than_rounding():
     assert shared[0] < shared[1] < shared[2]
 
 
+def test_histories_are_near_by_the_columns_that_the_next_step_reads():
+    network = ToyNetwork(hidden_size=4)
+    network.step = lambda state, word_id: torch.cat((state[:, :1], torch.rand(len(word_id), 4) - 0.5), dim=1)
+    network.recurrent_size = 1
+    engine = RnnLM(network, history_precision="round-2")
+    scores(engine, [[5, 6, 7, 8], [6, 6, 7, 8], [7, 6, 7, 8]])
+    assert engine.statistics().num_shared_rows > 0
+
+
 def test_sharing_and_capacity_together_keep_the_books():
     for options in (
         {"history_precision": "sign"},
