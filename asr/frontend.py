@@ -85,3 +85,15 @@ def split_at_pauses(waveform: Tensor, sampling_rate: int, max_seconds: float) ->
         pieces.append((begin, cut))
         begin = cut
     return [*pieces, (begin, num_samples)]
+
+
+def like_length_batches(lengths: Sequence[int], max_padded: int) -> list[list[int]]:
+    """Groups positions of like length so that each group's padded size stays below `max_padded`; one at least."""
+    batches: list[list[int]] = []
+    for position in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        longest = lengths[batches[-1][0]] if batches else 0
+        if batches and longest * (len(batches[-1]) + 1) <= max_padded:
+            batches[-1].append(position)
+        else:
+            batches.append([position])
+    return batches

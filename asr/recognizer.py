@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,22 @@ from asr.decoding.torch_pass import TorchFirstPass
 from asr.decoding_mode import LanguageModels, chosen_mode, decoding_options, language_models
 from asr.errors import AsrError
 from asr.evaluation.timing import StageTimes
-from asr.frontend import as_utterances, at_rate, split_at_pauses
+from asr.frontend import as_utterances, at_rate, like_length_batches, split_at_pauses
 from asr.lm.adapters import mark_live
+from asr.overlap import overlapped
 from asr.result import PieceLattice, RecognitionResult, Word, joined
 
 _Self = TypeVar("_Self", bound="Recognizer")
+_MOST_WORKERS = 64
+
+
+class _Scored(NamedTuple):
+    """A batch behind the acoustic model: log_prob (N, T, C), num_frames (N,), seconds of each, times so far."""
+
+    log_prob: Tensor
+    num_frames: Tensor
+    lengths: list[float]
+    times: StageTimes
 
 
 class Recognizer(nn.Module):
@@ -38,6 +49,9 @@ class Recognizer(nn.Module):
         cache_bytes: what the recurrent language model's caches may hold; the least used histories make room.
         lm_device_bytes: device memory for the tables of the large language models, which stay in host memory beyond it;
             None puts all on the device. Results are the same.
+        num_workers: so many batches are searched at a time, each with a language model (and a share of `cache_bytes`)
+            of its own, while the next goes through the acoustic model; 0 does everything in turn. The words are the
+            same. More than the machine has cores beside the acoustic model's is no use.
         keep_lattices: whether results have lattices, and words confidences; costs time and memory.
         options: override those that the bundle was tuned to: any field of `DecodingOptions`, and `rnn_weight`.
 
@@ -54,6 +68,7 @@ class Recognizer(nn.Module):
         batch_seconds: float = 100.0,
         cache_bytes: int = 1 << 30,
         lm_device_bytes: int | None = None,
+        num_workers: int = 0,
         keep_lattices: bool = False,
         options: dict[str, Any] | None = None,
     ) -> None:
@@ -63,17 +78,20 @@ class Recognizer(nn.Module):
         self.acoustic_model = bundle.acoustic_model.network
         self.mode = chosen_mode(bundle, mode)
         self.options, self.rnn_weight = decoding_options(bundle, self.mode, options or {})
+        if not 0 <= num_workers <= _MOST_WORKERS:
+            raise AsrError(f"the number of workers is {num_workers}; it lies between 0 and {_MOST_WORKERS}.")
         if first_pass not in ("auto", "k2", "torch"):
             raise AsrError(f"there is no first pass {first_pass!r}; it is auto, k2 or torch.")
         self._wanted_first_pass = first_pass
         self.max_segment_seconds = max_segment_seconds
         self.batch_seconds = batch_seconds
         self.cache_bytes = cache_bytes
+        self.num_workers = num_workers
         self.keep_lattices = keep_lattices
         self.lm_device_bytes = lm_device_bytes
         # Built for the device that the weights are on when they are first needed.
         self._first_pass: FirstPass | None = None
-        self._language_models: LanguageModels | None = None
+        self._language_models: list[LanguageModels] = []
         self.eval()
 
     @classmethod
@@ -122,15 +140,19 @@ class Recognizer(nn.Module):
             for recording_idx, recording in enumerate(recordings)
             for begin, end in split_at_pauses(recording, rate, self.max_segment_seconds)
         ]
+        batches = like_length_batches([end - begin for _, begin, end in pieces], int(self.batch_seconds * rate))
+        samples = ([recordings[pieces[i][0]][pieces[i][1] : pieces[i][2]] for i in batch] for batch in batches)
+        self._prepare()
         found: dict[int, RecognitionResult] = {}
-        for batch in _batches([end - begin for _, begin, end in pieces], int(self.batch_seconds * rate)):
-            samples = [recordings[pieces[i][0]][pieces[i][1] : pieces[i][2]] for i in batch]
-            found.update(zip(batch, self._recognize(samples), strict=True))
-        results = []
+        for batch, results in zip(
+            batches, overlapped(samples, self._scored, self._searched, self.num_workers, self.device), strict=True
+        ):
+            found.update(zip(batch, results, strict=True))
+        recognized = []
         for recording_idx in range(len(recordings)):
             own = [i for i, piece in enumerate(pieces) if piece[0] == recording_idx]
-            results.append(joined([found[i] for i in own], [pieces[i][1] / rate for i in own]))
-        return results
+            recognized.append(joined([found[i] for i in own], [pieces[i][1] / rate for i in own]))
+        return recognized
 
     def log_prob(self, samples: Sequence[Tensor], times: StageTimes) -> tuple[Tensor, Tensor]:
         """Pieces of audio to token log-probabilities (N, T, C) and num_frames (N,); adds to the times."""
@@ -145,10 +167,17 @@ class Recognizer(nn.Module):
             log_prob, num_frames = self.acoustic_model(features, num_frames)
         return log_prob, num_frames
 
-    def _recognize(self, samples: list[Tensor]) -> list[RecognitionResult]:
+    def _scored(self, samples: list[Tensor]) -> _Scored:
+        """The first stage of a batch: features and acoustic model."""
         times = StageTimes()
-        log_prob, num_frames = self.log_prob(samples, times)
-        first_pass, models = self._decoders()
+        lengths = [len(row) / self.sampling_rate for row in samples]
+        return _Scored(*self.log_prob(samples, times), lengths, times)
+
+    def _searched(self, worker: int, scored: _Scored) -> list[RecognitionResult]:
+        """The second stage of a batch: first pass and language model."""
+        log_prob, num_frames, lengths, times = scored
+        first_pass, models = self._first_pass, self._language_models[worker]
+        assert first_pass is not None
         before = dict(models.engine.statistics().as_dict()) if models.engine is not None else {}
         with times.measure("search", self.device):
             decoded = first_pass.decode(log_prob, num_frames, models.model)
@@ -162,7 +191,6 @@ class Recognizer(nn.Module):
             lm_seconds = after.seconds_total - before["seconds_total"]
             times.stages["language model"] = lm_seconds
             times.stages["search"] -= lm_seconds
-        lengths = [len(row) / self.sampling_rate for row in samples]
         return [
             self._result(result, times.scaled(length / sum(lengths)), length, cache)
             for result, length in zip(decoded, lengths, strict=True)
@@ -190,7 +218,8 @@ class Recognizer(nn.Module):
         scores = (best.am_score, best.graph_score, best.lm_score, best.total)
         return RecognitionResult(words, *scores, decoded.reached_final, times, cache, lattices)
 
-    def _decoders(self) -> tuple[FirstPass, LanguageModels]:
+    def _prepare(self) -> None:
+        """Builds what is missing: first pass, and a language model a worker."""
         if self._first_pass is None:
             graph = self.bundle.graph.to(self.device)
             if self.first_pass_name == "k2":
@@ -198,17 +227,23 @@ class Recognizer(nn.Module):
                 self._first_pass = k2_pass.K2FirstPass(graph, self.options, self.keep_lattices)
             else:
                 self._first_pass = TorchFirstPass(graph, self.options, self.keep_lattices)
-        if self._language_models is None:
-            self._language_models = language_models(
-                self.bundle, self.mode, self.rnn_weight, self.device, self.lm_device_bytes, self.cache_bytes
+        num_models = max(1, self.num_workers)
+        while len(self._language_models) < num_models:
+            self._language_models.append(
+                language_models(
+                    self.bundle,
+                    self.mode,
+                    self.rnn_weight,
+                    self.device,
+                    self.lm_device_bytes,
+                    self.cache_bytes // num_models,
+                )
             )
-        assert self._first_pass is not None
-        return self._first_pass, self._language_models
 
     def _apply(self: _Self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> _Self:
         """Follows `.to(device)`: graph and caches are built again where the weights are."""
         self._first_pass = None
-        self._language_models = None
+        self._language_models = []
         super()._apply(fn, *args, **kwargs)
         return self
 
@@ -223,15 +258,3 @@ def default_first_pass(device: torch.device) -> str:
     if device.type == "cpu" or (device.type == "cuda" and bool(getattr(k2, "with_cuda", False))):
         return "k2"
     return "torch"
-
-
-def _batches(lengths: Sequence[int], max_padded: int) -> list[list[int]]:
-    """Groups positions of like length so that each group's padded size stays below `max_padded`; one at least."""
-    batches: list[list[int]] = []
-    for position in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        longest = lengths[batches[-1][0]] if batches else 0
-        if batches and longest * (len(batches[-1]) + 1) <= max_padded:
-            batches[-1].append(position)
-        else:
-            batches.append([position])
-    return batches

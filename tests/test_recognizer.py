@@ -90,6 +90,22 @@ def test_a_batch_is_its_recordings_one_by_one(bundle):
     assert words_of(recognizer(padded, num_samples=lengths)) == SENTENCES
 
 
+@pytest.mark.parametrize("first_pass", ["torch", "k2"])
+def test_any_number_of_workers_finds_the_same(bundle, first_pass):
+    if first_pass == "k2":
+        pytest.importorskip("k2")
+    waveforms = [tones(words, seed=index) for index, words in enumerate(SENTENCES * 2)]
+    arguments = {"mode": "on_the_fly", "first_pass": first_pass, "batch_seconds": 2.5}
+    expected = Recognizer(bundle, **arguments)(waveforms)
+    for num_workers in (1, 2, 4):
+        found = Recognizer(bundle, **arguments, num_workers=num_workers)(waveforms)
+        for one, other in zip(found, expected, strict=True):
+            assert one.words == other.words
+            assert one.total == pytest.approx(other.total, abs=1e-3)
+    with pytest.raises(AsrError, match="number of workers is -1"):
+        Recognizer(bundle, num_workers=-1)
+
+
 def test_any_sampling_rate_and_stereo(recognizer):
     words = ["PAT", "TO", "KIT"]
     (from_44k,) = recognizer(tones(words, rate=44100), sampling_rate=44100)

@@ -112,7 +112,8 @@ def test_final_results_are_those_of_decoding_the_same_outputs_at_once(recognizer
     while windows.is_ready:
         chunks += network.step([windows])
     log_prob = torch.cat(chunks)
-    models = recognizer._decoders()[1]
+    recognizer._prepare()
+    models = recognizer._language_models[0]
     whole = TorchFirstPass(recognizer.bundle.graph, recognizer.options).decode(
         log_prob[None], torch.tensor([len(log_prob)]), models.model
     )[0]

@@ -56,6 +56,14 @@ def add_recognizer_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         help="device memory for the large language models' tables, in MB; the rest stays in host memory (default: all)",
     )
+    group.add_argument(
+        "--workers",
+        type=int,
+        default=0,
+        metavar="NUMBER",
+        help="search so many batches at a time while the next goes through the acoustic model; set OMP_NUM_THREADS=1 "
+        "with it (default 0: one after the other)",
+    )
     tuned = parser.add_argument_group("decoding", "what is not given is as the bundle was tuned")
     for name, (kind, text) in _NUMBERS.items():
         tuned.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text, metavar="NUMBER")
@@ -76,6 +84,7 @@ def recognizer_from(args: argparse.Namespace, mode: str | None = None) -> Recogn
         first_pass=args.first_pass,
         max_segment_seconds=args.max_segment_seconds,
         batch_seconds=args.batch_seconds,
+        num_workers=args.workers,
         cache_bytes=int(args.cache_mb * 1e6),
         lm_device_bytes=None if args.lm_device_mb is None else int(args.lm_device_mb * 1e6),
         options=options,

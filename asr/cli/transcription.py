@@ -53,8 +53,10 @@ def transcribe(recognizer: Recognizer, files: Sequence[Path], batch_seconds: flo
     Args:
         recognizer: the recognizer.
         files: audio files.
-        batch_seconds: how much audio is read before it is recognized together.
+        batch_seconds: how much audio is read for each worker before it is recognized together.
     """
+    # Several batches for each worker, or there is nothing to overlap.
+    batch_seconds *= 1 + 4 * recognizer.num_workers
     waiting: list[tuple[Path, Tensor | str]] = []
     num_samples = 0
     for path in files:

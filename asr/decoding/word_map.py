@@ -6,9 +6,13 @@ from asr.lm.adapters import MappedLM
 from asr.lm.contract import LanguageModel
 from asr.text.vocabulary import Vocabulary
 
+_MOST_KNOWN = 64
+
 
 class WordMapper:
-    """Maps a language model's words to the graph's where the lists differ, and remembers the last one mapped.
+    """Maps language models' words to the graph's where the lists differ, and remembers those last mapped.
+
+    Several threads may ask.
 
     Args:
         vocabulary: the graph's words.
@@ -16,13 +20,17 @@ class WordMapper:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._last: tuple[LanguageModel, LanguageModel] | None = None
+        self._known: dict[int, tuple[LanguageModel, LanguageModel]] = {}
 
     def mapped(self, lm: LanguageModel | None) -> LanguageModel | None:
         """The same language model, answering for the graph's word ids; None for None."""
         if lm is None:
             return None
-        if self._last is None or self._last[0] is not lm:
-            same = lm.vocabulary == self._vocabulary
-            self._last = (lm, lm if same else MappedLM(lm, self._vocabulary))
-        return self._last[1]
+        known = self._known.get(id(lm))
+        if known is None:
+            known = (lm, lm if lm.vocabulary == self._vocabulary else MappedLM(lm, self._vocabulary))
+            if len(self._known) >= _MOST_KNOWN:
+                self._known = {}
+            # The model itself is kept, so that nothing else gets its id.
+            self._known[id(lm)] = known
+        return known[1]
