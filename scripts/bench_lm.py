@@ -33,6 +33,7 @@ import faster_rnnlm
 
 from asr.lm.maxent import HashedMaxEnt
 from asr.lm.maxent_collisions import measure_collisions
+from asr.lm.nce import NceOutput
 from asr.lm.network_file import load_network
 from asr.lm.rnn_lm import RnnLm, RnnLmConfig
 from asr.lm.sparse_rows import AdamWithSparseRows
@@ -61,7 +62,7 @@ def main() -> int:
     parser.add_argument("--collisions", action="store_true", help="MaxEnt: n-grams that share a weight")
     parser.add_argument("--truncation", type=Path, help="folder of a trained network")
     parser.add_argument("--text", type=Path, help="text for --truncation (default: WikiText-2's test part)")
-    parser.add_argument("--max-words", type=int, default=20_000, help="words of it")
+    parser.add_argument("--max-words", type=int, default=5_000, help="words of it")
     parser.add_argument("--corpora", type=Path, default=default_corpora())
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--compute-dtype", default="float32", choices=["float32", "bfloat16"])
@@ -181,6 +182,8 @@ def collisions(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def truncation_table(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Perplexity when histories that end in the same k words share the hidden state of the first that came."""
     network = load_network(args.truncation)
+    if isinstance(network.output, NceOutput):
+        network.output.normalized = True
     text = args.text or args.corpora / "text" / "wikitext-2" / "test.txt.xz"
     with tempfile.TemporaryDirectory() as folder:
         tokens = TokenFile.build([text], [], network.vocabulary, Path(folder) / "text.tokens").token_id
@@ -189,9 +192,8 @@ def truncation_table(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for length in (1, 2, 3, 4, 5, None):
         engine = RnnLM(network, recombination_length=length)
         log_prob = language_model_word_scores(engine, tokens, sentences_at_once=64)
-        # Scores are those of the search: less the constant log Z, which differs from the true one alike in all rows.
         line = {"history_words": length or "all", "words": len(log_prob)}
-        yield {**line, "score_per_word": round(float(log_prob.mean()), 4), "exp": round(perplexity(log_prob), 2)}
+        yield {**line, "perplexity": round(perplexity(log_prob), 2)}
 
 
 def corpus(args: argparse.Namespace, folder: Path) -> tuple[Vocabulary, dict[str, TokenFile], bool]:

@@ -85,6 +85,8 @@ def read_curve(folders: list[Path]) -> list[tuple[float, float]]:
     points: dict[int, tuple[float, float]] = {}
     for folder in folders:
         events = EventAccumulator(str(folder)).Reload()
+        if "val_perplexity" not in events.Tags()["scalars"]:
+            continue  # interrupted before its first validation
         pairs = zip(events.Scalars("train_cpu_seconds"), events.Scalars("val_perplexity"), strict=True)
         points |= {seconds.step: (round(seconds.value, 1), round(value.value, 2)) for seconds, value in pairs}
     return [points[step] for step in sorted(points)]

@@ -1,0 +1,55 @@
+"""`asr lm rnn measure`: perplexities of a network, of an n-gram model and of both, as the command prints them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from asr.cli.main import main
+from asr.lm.network_file import save_network
+from asr.lm.rnn_lm import RnnLm, RnnLmConfig
+from asr.text.vocabulary import Vocabulary
+
+WORDS = "THE A CAT DOG SAT RAN FAR".split()
+TEXT = "\n".join(["THE CAT SAT", "A DOG RAN FAR", "THE DOG SAT", "A CAT RAN"] * 20)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    torch.manual_seed(1)
+    (tmp_path / "text.txt").write_text(TEXT)
+    (tmp_path / "list.txt").write_text("\n".join(WORDS))
+    config = RnnLmConfig(embedding_size=8, hidden_size=8, maxent_order=3, maxent_size=97)
+    save_network(RnnLm(Vocabulary.from_file(tmp_path / "list.txt"), config), tmp_path / "lm")
+    ngram = ["lm", "ngram", "--text", str(tmp_path / "text.txt"), "--vocabulary", str(tmp_path / "list.txt")]
+    assert main([*ngram, "--order", "2", "--binary", str(tmp_path / "2gram")]) == 0
+    capsys.readouterr()
+    return tmp_path
+
+
+def test_both_interpolations_are_at_least_as_good_as_the_better_model(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["lm", "rnn", "measure", str(folder / "lm"), "--text", str(folder / "text.txt")]
+    assert main([*command, "--ngram", str(folder / "2gram"), "--log-linear-words", "100"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["words"] == TEXT.count(" ") + TEXT.count("\n") + 1
+    assert report["interpolated_perplexity"] <= min(report["perplexity"], report["ngram_perplexity"]) + 1e-6
+    log_linear = report["log_linear"]
+    # The text repeats itself, so what is tuned on one part holds for the other.
+    assert log_linear["perplexity"] <= min(log_linear["network_perplexity"], log_linear["ngram_perplexity"]) * 1.01
+
+
+def test_what_does_not_fit_is_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["lm", "rnn", "measure", str(folder / "lm"), "--ngram", str(folder / "2gram")]
+    assert main(command) != 0
+    assert "--text" in capsys.readouterr().err
+    short = [*command, "--text", str(folder / "text.txt"), "--log-linear-words", "1000"]
+    assert main(short) != 0
+    assert "lower --log-linear-words" in capsys.readouterr().err
+    (folder / "lm" / "words.txt").write_text("\n".join(reversed(WORDS)))
+    assert main([*command, "--text", str(folder / "text.txt")]) != 0
+    assert "word list differs" in capsys.readouterr().err
