@@ -62,6 +62,8 @@ def main() -> int:
     parser.add_argument("--references", type=Path, help="utterance id and words a line")
     parser.add_argument("--num-utterances", type=int, help="default: 24 with --quick, 60 of the simulation, else all")
     parser.add_argument("--large-ngram", type=Path, help="a larger n-gram model for four-caches' tables")
+    parser.add_argument("--lexicon", type=Path, help="the graph's, for flashlight-text")
+    parser.add_argument("--arpa", type=Path, help="the graph's n-gram model, for flashlight-text")
     parser.add_argument("--tables", nargs="+", help="some of: " + ", ".join(TABLES))
     parser.add_argument("--plots", type=Path, help="folder for figures (needs matplotlib)")
     args = parser.parse_args()
@@ -75,7 +77,8 @@ def main() -> int:
         if not args.quick:
             import decode_tables
 
-            decode_tables.run(bundle, workload, args.tables or list(TABLES), args.large_ngram, args.plots)
+            inputs = decode_tables.Inputs(args.large_ngram, args.lexicon, args.arpa, args.plots)
+            decode_tables.run(bundle, workload, args.tables or list(TABLES), inputs)
         if args.quick or not args.tables:
             print(json.dumps(quick(bundle, workload, _SAMPLED if args.quick else 1)))
     return 0

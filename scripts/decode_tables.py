@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import decode_plots
 import torch
 from bench_decode import RNN_BEAMS, middle_sized, thousand_best
 from decode_workload import (
+    BATCH_SIZE,
     Workload,
     best_first_pass,
     best_of,
@@ -20,6 +21,7 @@ from decode_workload import (
     timed,
     word_error_rate,
 )
+from flashlight_peer import FlashlightSearch
 
 from asr.bundle import Bundle
 from asr.decoding.nbest import n_best
@@ -30,11 +32,13 @@ from asr.decoding.prefix_tree import PrefixTree, rescore_n_best, score_tree, sco
 from asr.decoding.torch_pass import TorchFirstPass
 from asr.decoding_mode import decoding_options
 from asr.errors import AsrError
+from asr.evaluation.error_rate import NO_ERRORS, count_errors
 from asr.lm.adapters import MappedLM
 from asr.lm.contract import LanguageModel
 from asr.lm.interpolation import difference_lm, interpolated_difference_lm
 from asr.lm.ngram_file import load_ngram_lm
 from asr.query.engine import RnnLM
+from asr.text.lexicon import Lexicon
 
 BEAMS = (6.0, 8.0, 10.0, 12.0, 14.0)
 SIZES = (10, 20, 50, 100, 200, 500, 1000, 2000)
@@ -42,17 +46,28 @@ _MANY = 200  # longer lists: the sentence-by-sentence side is timed on every eig
 _RNN_WEIGHT = 0.5
 
 
-def run(bundle: Bundle, workload: Workload, names: list[str], large_ngram: Path | None, plots: Path | None) -> None:
+@dataclass(frozen=True)
+class Inputs:
+    """What some tables need beside bundle and workload: a larger n-gram, the graph's lexicon and ARPA file for
+    flashlight-text, and a folder for figures."""
+
+    large_ngram: Path | None
+    lexicon: Path | None
+    arpa: Path | None
+    plots: Path | None
+
+
+def run(bundle: Bundle, workload: Workload, names: list[str], inputs: Inputs) -> None:
     """Prints the tables of these names."""
     print(
         f"{workload.name}: {len(workload.frames)} utterances, {workload.num_frames} frames, {workload.num_words} words"
     )
     tables: dict[str, Callable[[], None]] = {
         "speed": lambda: speed(bundle, workload),
-        "peers": lambda: peers(bundle, workload),
-        "index-table": lambda: index_table(bundle, workload, plots),
-        "prefix-tree": lambda: prefix_tree(bundle, workload, plots),
-        "four-caches": lambda: four_caches(bundle, workload, large_ngram),
+        "peers": lambda: peers(bundle, workload, inputs.lexicon, inputs.arpa),
+        "index-table": lambda: index_table(bundle, workload, inputs.plots),
+        "prefix-tree": lambda: prefix_tree(bundle, workload, inputs.plots),
+        "four-caches": lambda: four_caches(bundle, workload, inputs.large_ngram),
         "frame-batch": lambda: frame_batch(bundle, workload),
     }
     for name in names:
@@ -76,7 +91,12 @@ def speed(bundle: Bundle, workload: Workload) -> None:
     """The torch pass's two forms and k2 at equal beams."""
     options, _ = decoding_options(bundle, "ngram", {})
     rows = []
-    for beam, most, batch_size in ((8.0, 1000, 20), (14.0, 3000, 20), (14.0, 3000, 1), (20.0, 7000, 20)):
+    for beam, most, batch_size in (
+        (8.0, 1000, BATCH_SIZE),
+        (14.0, 3000, BATCH_SIZE),
+        (14.0, 3000, 1),
+        (20.0, 7000, BATCH_SIZE),
+    ):
         some = replace(options, search_beam=beam, max_active_states=most)
         row: dict[str, Any] = {"search_beam": beam, "max_active_states": most, "batch": batch_size}
         results, torch_s = decode_all(TorchFirstPass(bundle.graph, some), workload.frames, batch_size=batch_size)
@@ -90,14 +110,12 @@ def speed(bundle: Bundle, workload: Workload) -> None:
     table("Speed of the first passes, no large language model", rows)
 
 
-def peers(bundle: Bundle, workload: Workload) -> None:
+def peers(bundle: Bundle, workload: Workload, lexicon: Path | None, arpa: Path | None) -> None:
     """Other decoders with the same graph and frames; what cannot run is named."""
     options, _ = decoding_options(bundle, "ngram", {})
     rows = []
 
     def add(name: str, words: list[list[str]], seconds: float) -> None:
-        from asr.evaluation.error_rate import NO_ERRORS, count_errors
-
         pairs = zip(workload.references, words, strict=True)
         rate = 100 * sum((count_errors(list(a), b) for a, b in pairs), NO_ERRORS).rate
         rows.append({"decoder": name, "ms/frame": 1e3 * seconds / workload.num_frames, "WER": rate})
@@ -106,12 +124,12 @@ def peers(bundle: Bundle, workload: Workload) -> None:
         results, seconds = decode_all(first_pass, workload.frames, batch_size=batch_size)
         add(name, [list(one.words) if one else [] for one in best_of(results)], seconds)
 
-    add_pass("torch pass, batches of 20", TorchFirstPass(bundle.graph, options), 20)
+    add_pass(f"torch pass, batches of {BATCH_SIZE}", TorchFirstPass(bundle.graph, options), BATCH_SIZE)
     add_pass("torch pass, one by one", TorchFirstPass(bundle.graph, options), 1)
     try:
         from asr.decoding.k2_pass import K2FirstPass
 
-        add_pass("k2, batches of 20", K2FirstPass(bundle.graph, options), 20)
+        add_pass(f"k2, batches of {BATCH_SIZE}", K2FirstPass(bundle.graph, options), BATCH_SIZE)
     except AsrError as error:
         print(f"k2 left out: {error}")
     try:
@@ -127,12 +145,16 @@ def peers(bundle: Bundle, workload: Workload) -> None:
     except ImportError as error:
         print(f"kaldi-decoder left out: {error}")
     print("pyctcdecode left out: it spells words by their letters, and the acoustic model's tokens are phones.")
-    try:
-        import flashlight.lib.text  # noqa: F401
-
-        print("flashlight-text left out: it needs lexicon and ARPA file; see scripts/BENCH_DECODE.md.")
-    except ImportError as error:
-        print(f"flashlight-text left out: {error}")
+    if lexicon is None or arpa is None:
+        print("flashlight-text left out: name the graph's --lexicon and --arpa file.")
+    else:
+        try:
+            for beam_size in (50, 200):
+                peer = FlashlightSearch(bundle.graph, Lexicon.from_file(lexicon), arpa, options, beam_size)
+                words, seconds = timed(lambda peer=peer: [peer.decode(frames) for frames in workload.frames])
+                add(f"flashlight-text + KenLM, beam size {beam_size}, one by one", words, seconds)
+        except ImportError as error:
+            print(f"flashlight-text left out: {error}")
     table("Peers: same frames, the same graph where the decoder takes one", rows)
 
 

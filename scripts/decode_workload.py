@@ -31,6 +31,7 @@ from asr.text.lexicon import Lexicon  # noqa: E402
 DATA = ROOT / "scripts" / "simulation"
 # At these clarities the trigram of checkpoints/librispeech has about this word error rate, in %.
 CLARITY = {"6 %": 5.5, "12 %": 2.0}
+BATCH_SIZE = 32
 _T = TypeVar("_T")
 
 
@@ -80,7 +81,7 @@ def given(log_probs: Path, references: Path, num_utts: int | None) -> Workload:
 
 
 def decode_all(
-    first_pass: FirstPass, frames: list[Tensor], lm: LanguageModel | None = None, batch_size: int = 20
+    first_pass: FirstPass, frames: list[Tensor], lm: LanguageModel | None = None, batch_size: int = BATCH_SIZE
 ) -> tuple[list[DecodeResult], float]:
     """Results in order, and seconds of this process's CPU; utterances of like length are decoded together."""
     order = sorted(range(len(frames)), key=lambda i: -len(frames[i]))
