@@ -84,7 +84,7 @@ def main() -> int:
     return 0
 
 
-TABLES = ("speed", "peers", "index-table", "prefix-tree", "four-caches", "frame-batch")
+TABLES = ("speed", "batches", "peers", "index-table", "prefix-tree", "four-caches", "frame-batch")
 
 
 def chosen_workload(args: argparse.Namespace) -> Workload:

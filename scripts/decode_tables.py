@@ -64,6 +64,7 @@ def run(bundle: Bundle, workload: Workload, names: list[str], inputs: Inputs) ->
     )
     tables: dict[str, Callable[[], None]] = {
         "speed": lambda: speed(bundle, workload),
+        "batches": lambda: batches(bundle, workload),
         "peers": lambda: peers(bundle, workload, inputs.lexicon, inputs.arpa),
         "index-table": lambda: index_table(bundle, workload, inputs.plots),
         "prefix-tree": lambda: prefix_tree(bundle, workload, inputs.plots),
@@ -108,6 +109,32 @@ def speed(bundle: Bundle, workload: Workload) -> None:
         row["WER k2"] = word_error_rate(best_of(others), workload.references)
         rows.append(row)
     table("Speed of the first passes, no large language model", rows)
+
+
+def batches(bundle: Bundle, workload: Workload) -> None:
+    """What the RNN LM costs on top of the n-gram over the utterances that are decoded together."""
+    ngram, _ = decoding_options(bundle, "ngram", {})
+    rnn, _ = decoding_options(bundle, "on_the_fly", RNN_BEAMS)
+    rows = []
+    for batch_size in (8, 32, 128):
+        first_pass = best_first_pass(bundle.graph, ngram)
+        results, ngram_s = decode_all(first_pass, workload.frames, batch_size=batch_size)
+        lm, engine = rnn_lm(bundle)
+        first_pass = best_first_pass(bundle.graph, rnn)
+        others, rnn_s = decode_all(first_pass, workload.frames, lm, batch_size)
+        counts = engine.statistics()
+        rows.append(
+            {
+                "batch": batch_size,
+                "3-gram ms/frame": 1e3 * ngram_s / workload.num_frames,
+                "RNN LM ms/frame": 1e3 * rnn_s / workload.num_frames,
+                "RNN LM / 3-gram": rnn_s / ngram_s,
+                "WER 3-gram": word_error_rate(best_of(results), workload.references),
+                "WER RNN LM": word_error_rate(best_of(others), workload.references),
+                "hidden rows a run": counts.mean_hidden_batch,
+            }
+        )
+    table(f"RNN LM in one pass, over utterances in a batch ({workload.name})", rows)
 
 
 def peers(bundle: Bundle, workload: Workload, lexicon: Path | None, arpa: Path | None) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from asr.decoding.options import DecodingOptions
@@ -61,12 +62,12 @@ class CompiledFrame:
 
     def expand(
         self, tokens: Tokens, log_prob: Tensor, frame_begin: Tensor, offset: Tensor, everything: bool = False
-    ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], bool]:
+    ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], NDArray[np.bool_]]:
         """Arguments as of `FrameStep.read`, paths of a stream side by side.
 
         Returns:
             source, arc, stream, score of the candidates, (A,) each: with a language model those worth asking it about,
-            without one perhaps only those near the best; and whether all that are missing could not survive anyway.
+            without one perhaps only those near the best; and whether they are all there are of a stream (N,).
         """
         *candidates, is_complete = self._kernel.expand_frame(
             tokens.stream.numpy(),
@@ -89,16 +90,22 @@ class CompiledFrame:
         return (source, arc, stream, score), is_complete
 
     def keep(
-        self, stream: Tensor, state: Tensor, context_idx: Tensor | None, score: Tensor
+        self,
+        stream: Tensor,
+        state: Tensor,
+        context_idx: Tensor | None,
+        score: Tensor,
+        is_complete: NDArray[np.bool_],
     ) -> tuple[Tensor, Tensor, bool]:
-        """Candidates (A,) -> winner (A,), the positions of those that stay, and whether they are enough everywhere."""
-        winner, position, fewest = self._kernel.keep_frame(
+        """Candidates (A,) -> winner (A,), the positions of those that stay, and whether none that could is missing."""
+        winner, position, is_enough = self._kernel.keep_frame(
             stream.numpy(),
             state.numpy(),
             _EMPTY if context_idx is None else context_idx.numpy(),
             score.numpy(),
+            is_complete,
             self._table,
             self._beam,
             *self._limits,
         )
-        return torch.from_numpy(winner), torch.from_numpy(position), fewest >= self._limits[0]
+        return torch.from_numpy(winner), torch.from_numpy(position), is_enough

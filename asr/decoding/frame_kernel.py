@@ -17,6 +17,7 @@ import numpy as np
 # More than the rounding of a difference of two scores can be.
 _SLACK = 0.01
 _NUM_BUCKETS = 2048
+_RECOMBINED = 8
 _FIRST_MULTIPLIER = 0x1E3779B97F4A7C15
 _SECOND_MULTIPLIER = 0x3F58476D1CE4E5B9
 
@@ -84,7 +85,7 @@ def expand_frame(
     word_beam: Any,
     min_active: int,
     is_pruned: bool,
-) -> tuple[Any, Any, Any, Any, bool]:
+) -> tuple[Any, Any, Any, Any, Any]:
     """What partial paths become over the arcs that leave them.
 
     Args:
@@ -97,8 +98,8 @@ def expand_frame(
             words inside word_beam only.
 
     Returns:
-        source (A,), arc (A,), stream (A,), score (A,) relative to the stream's best, and whether all that do not stand
-        here are impossible or pruned.
+        source (A,), arc (A,), stream (A,), score (A,) relative to the stream's best; and whether of each stream (N,)
+        all that do not stand here are impossible or pruned.
     """
     total = 0
     for path in range(len(state)):
@@ -107,7 +108,8 @@ def expand_frame(
     arc = np.empty(total, dtype=np.int64)
     candidate_stream = np.empty(total, dtype=np.int64)
     candidate_score = np.empty(total, dtype=np.float32)
-    num, is_complete = 0, True
+    num = 0
+    is_complete = np.ones(len(offset), dtype=np.bool_)
     begin = 0
     while begin < len(state):
         own = stream[begin]
@@ -117,8 +119,18 @@ def expand_frame(
         row = frame_begin[own]
         first = num
         stream_reach = reach
+        # Where the best path leads tells at once what is not worth writing down.
+        leader = begin
+        for path in range(begin, end):
+            if score[path] > score[leader]:
+                leader = path
+        lead = np.float32(-np.inf)
+        for position in range(arc_begin[state[leader]], arc_begin[state[leader] + 1]):
+            value = score[leader] + arc_score[position]
+            lead = max(lead, value + log_prob[row + token_id[position]])
         while True:
-            best, floor = np.float32(-np.inf), np.float32(-np.inf)
+            best = lead
+            floor = np.float32(best - stream_reach - _SLACK)
             left_out = False
             num = first
             for path in range(begin, end):
@@ -134,14 +146,15 @@ def expand_frame(
                     if value > best:
                         best = value
                         floor = np.float32(best - stream_reach - _SLACK)
-            if not (is_pruned and left_out):
+            if not left_out:
                 break
             num_inside = 0
             for i in range(first, num):
                 value = candidate_score[i] - best
-                if value >= -beam and (value >= -word_beam or num_words[arc[i]] == 0):
+                if value >= -beam and (not is_pruned or value >= -word_beam or num_words[arc[i]] == 0):
                     num_inside += 1
-            if num_inside >= min_active:
+            # Without a language model several of these may recombine into one.
+            if num_inside >= (min_active if is_pruned else _RECOMBINED * min_active):
                 break
             stream_reach = np.float32(np.inf)
         if best > -np.inf:
@@ -150,7 +163,7 @@ def expand_frame(
             candidate_stream[i] = own
             candidate_score[i] -= best
         if not is_pruned:
-            is_complete = is_complete and not left_out
+            is_complete[own] = not left_out
         elif num > first:
             stay = first
             for i in range(first, num):
@@ -175,28 +188,30 @@ def keep_frame(
     state: Any,
     context_idx: Any,
     score: Any,
+    is_complete: Any,
     table: Any,
     beam: Any,
     min_active: int,
     max_active: int,
-) -> tuple[Any, Any, int]:
+) -> tuple[Any, Any, bool]:
     """Recombines candidates and prunes them.
 
     Args:
         stream, state, score: (A,) the candidates, score relative to the stream's best.
         context_idx: (A,), or (0,) where there is no language model.
+        is_complete: (N,), whether a stream's candidates are all there are.
         table: (S,) int32, all -1, which they are again afterwards; (0,) with a language model.
         beam, min_active, max_active: what stays.
 
     Returns:
         winner (A,), the best candidate of the same stream, state and context, of equally good ones the first; the
-        positions of the winners that stay, ascending; and how many of these are inside the beam, in
-        the stream that has the fewest.
+        positions of the winners that stay, ascending; and whether nothing that is missing could have stayed: inside
+        the beam there are min_active of each stream that is not complete.
     """
     num = len(state)
     winner = np.arange(num)
     kept = np.empty(num, dtype=np.int64)
-    num_kept, fewest = 0, num
+    num_kept, is_enough = 0, True
     has_context = len(context_idx) > 0
     begin = 0
     while begin < num:
@@ -253,6 +268,6 @@ def keep_frame(
                     num_kept += 1
                     if value[i] >= -beam:
                         num_inside += 1
-        fewest = min(fewest, num_inside)
+        is_enough = is_enough and (num_inside >= min_active or is_complete[own])
         begin = end
-    return winner, kept[:num_kept], fewest
+    return winner, kept[:num_kept], is_enough

@@ -111,14 +111,13 @@ class FrameStep:
                 winner, position, is_enough = *self._winners(candidates, offset), True
             else:
                 winner, position, is_enough = compiled.keep(
-                    candidates.stream, candidates.state, candidates.context_idx, candidates.score
+                    candidates.stream, candidates.state, candidates.context_idx, candidates.score, is_complete
                 )
-            if is_enough or is_complete:
+            if is_enough:
                 return self._kept(tokens, arcs, candidates, winner, position)
             # Fewer than min_active_states are near the best: those that were left out count after all.
             offset.copy_(before)
-            found, _ = compiled.expand(tokens, log_prob, frame_begin, offset, everything=True)
-            is_complete = True
+            found, is_complete = compiled.expand(tokens, log_prob, frame_begin, offset, everything=True)
 
     def follow_epsilons(self, tokens: Tokens, offset: Tensor) -> Tokens:
         """Takes arcs that read nothing until nothing new or better comes of it."""
