@@ -14,6 +14,7 @@ from asr.bundle import Bundle
 from asr.decoding.first_pass import DecodeResult, FirstPass
 from asr.decoding.posteriors import with_confidences
 from asr.decoding.torch_pass import TorchFirstPass
+from asr.decoding.word_alignment import WordAligner
 from asr.decoding_mode import LanguageModels, chosen_mode, decoding_options, language_models
 from asr.errors import AsrError
 from asr.evaluation.timing import StageTimes
@@ -21,6 +22,7 @@ from asr.frontend import as_utterances, at_rate, like_length_batches, split_at_p
 from asr.lm.adapters import mark_live
 from asr.overlap import overlapped
 from asr.result import PieceLattice, RecognitionResult, Word, joined
+from asr.text.lexicon import Lexicon
 
 _Self = TypeVar("_Self", bound="Recognizer")
 _MOST_WORKERS = 64
@@ -52,6 +54,8 @@ class Recognizer(nn.Module):
         num_workers: so many batches are searched at a time, each with a language model (and a share of `cache_bytes`)
             of its own, while the next goes through the acoustic model; 0 does everything in turn. The words are the
             same. More than the machine has cores beside the acoustic model's is no use.
+        lexicon: the graph's pronunciations, from which words get exact times; without one a word's times are where the
+            graph writes it, which is up to a few phones late.
         keep_lattices: whether results have lattices, and words confidences; costs time and memory.
         options: override those that the bundle was tuned to: any field of `DecodingOptions`, and `rnn_weight`.
 
@@ -70,6 +74,7 @@ class Recognizer(nn.Module):
         lm_device_bytes: int | None = None,
         num_workers: int = 0,
         keep_lattices: bool = False,
+        lexicon: Lexicon | None = None,
         options: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
@@ -88,6 +93,7 @@ class Recognizer(nn.Module):
         self.cache_bytes = cache_bytes
         self.num_workers = num_workers
         self.keep_lattices = keep_lattices
+        self._aligner = WordAligner(lexicon, bundle.graph) if lexicon is not None else None
         self.lm_device_bytes = lm_device_bytes
         # Built for the device that the weights are on when they are first needed.
         self._first_pass: FirstPass | None = None
@@ -205,12 +211,15 @@ class Recognizer(nn.Module):
             return RecognitionResult((), 0.0, 0.0, 0.0, 0.0, decoded.reached_final, times, cache)
         samples_per_frame: Any = self.features.frame_shift * self.acoustic_model.subsampling_factor  # type: ignore[operator]
         step = float(samples_per_frame) / self.sampling_rate
+        # Confidences go by where the graph writes words, as the lattice does.
         confidences: Sequence[float | None] = [None] * len(best.words)
         lattices: tuple[PieceLattice, ...] = ()
         if decoded.lattice is not None:
             scale = 1.0 / self.options.am_scale
             confidences = with_confidences(best, decoded.lattice, self.options, scale).confidences
             lattices = (PieceLattice(0.0, duration, step, decoded.lattice.to("cpu")),)
+        if self._aligner is not None:
+            best = self._aligner.aligned(best)
         spans = zip(best.words, best.start_frames, best.end_frames, confidences, strict=True)
         words = tuple(
             Word(text, start * step, min(end * step, duration), confidence) for text, start, end, confidence in spans

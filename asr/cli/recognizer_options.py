@@ -11,6 +11,7 @@ from asr.cli.bundle_choice import bundle_folder
 from asr.decoding_mode import MODES
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
+from asr.text.lexicon import Lexicon
 
 _NUMBERS: dict[str, tuple[type, str]] = {
     "search_beam": (float, "partial paths this much worse than the best one are dropped; larger is slower and better"),
@@ -57,6 +58,9 @@ def add_recognizer_arguments(parser: argparse.ArgumentParser) -> None:
         help="device memory for the large language models' tables, in MB; the rest stays in host memory (default: all)",
     )
     group.add_argument(
+        "--lexicon", help="the pronunciations that the graph was built from: words then get the times of their phones"
+    )
+    group.add_argument(
         "--workers",
         type=int,
         default=0,
@@ -85,6 +89,7 @@ def recognizer_from(args: argparse.Namespace, mode: str | None = None) -> Recogn
         max_segment_seconds=args.max_segment_seconds,
         batch_seconds=args.batch_seconds,
         num_workers=args.workers,
+        lexicon=Lexicon.from_file(args.lexicon) if args.lexicon is not None else None,
         cache_bytes=int(args.cache_mb * 1e6),
         lm_device_bytes=None if args.lm_device_mb is None else int(args.lm_device_mb * 1e6),
         options=options,

@@ -29,6 +29,8 @@ class Hypothesis:
         total: see `DecodingOptions`.
         start_frames: for each word the frame (after subsampling) where it begins.
         end_frames: for each word the frame after its last one.
+        phones: runs of equal tokens, blanks left out: (token, first frame, frame after the last) each; of whole
+            utterances only.
         confidences: for each word its posterior probability in the lattice, or empty where not computed.
     """
 
@@ -41,6 +43,7 @@ class Hypothesis:
     start_frames: tuple[int, ...]
     end_frames: tuple[int, ...]
     confidences: tuple[float, ...] = ()
+    phones: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ Shapes: L arcs of a path.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -132,4 +132,17 @@ def hypothesis_of_path(
         lm_score: the language model's share, unscaled.
         frame_of: (T,) original frame of each decoded one, where frames were skipped.
     """
-    return SpelledPath().followed_by(graph, arc, frame_of).hypothesis(graph, options, total, final_score, lm_score)
+    path = SpelledPath().followed_by(graph, arc, frame_of)
+    hypothesis = path.hypothesis(graph, options, total, final_score, lm_score)
+    return replace(hypothesis, phones=_runs(graph.token_id.index_select(0, arc), frame_of))
+
+
+def _runs(token_id: Tensor, frame_of: Tensor | None) -> tuple[tuple[int, int, int], ...]:
+    """Tokens of arcs (L,) to runs of equal ones without blanks, each with its first frame and that after its last."""
+    token, length = torch.unique_consecutive(token_id[token_id >= 0], return_counts=True)
+    end = length.cumsum(0)
+    spoken = token > 0
+    token, begin, last = token[spoken], (end - length)[spoken], (end - 1)[spoken]
+    if frame_of is not None:
+        begin, last = frame_of[begin], frame_of[last]
+    return tuple(zip(token.tolist(), begin.tolist(), (last + 1).tolist(), strict=True))
