@@ -31,6 +31,8 @@ class StreamingOptions:
         silence_before_words: a pause this long ends an utterance in which nothing has been said.
         silence_after_words: a pause this long ends an utterance with words.
         longest_utterance: an utterance ends here at the latest; from half of it on shorter and shorter pauses end it.
+        commit_seconds: what the best path said so long ago is decided; None decides only what all paths share, which is
+            exact and, as long as `longest_utterance` ends utterances, bounded. The torch pass only.
         first_pass: `torch`, with the language model inside the search, or `k2`, with the language model behind it; k2's
             cost and memory grow with an utterance, and of its partial results nothing is settled.
         cache_bytes: what the recurrent language model's histories may take.
@@ -48,6 +50,7 @@ class StreamingOptions:
     silence_before_words: float = 5.0
     silence_after_words: float = 1.0
     longest_utterance: float = 30.0
+    commit_seconds: float | None = None
     first_pass: str = "torch"
     cache_bytes: int = 1 << 28
 
@@ -55,6 +58,8 @@ class StreamingOptions:
         for name in ("chunk_seconds", "silence_before_words", "silence_after_words", "longest_utterance"):
             if not getattr(self, name) > 0:
                 raise AsrError(f"streaming: {name} is {getattr(self, name)}; it must be above 0.")
+        if self.commit_seconds is not None and not self.commit_seconds > 0:
+            raise AsrError(f"streaming: commit_seconds is {self.commit_seconds}; it must be above 0, or none.")
         for name in ("left_seconds", "right_seconds", "memory_seconds", "least_spread"):
             if not getattr(self, name) >= 0:
                 raise AsrError(f"streaming: {name} is {getattr(self, name)}; it must not be negative.")

@@ -132,15 +132,16 @@ class StreamingRecognizer:
         )
         self.engine = models.engine
         self.times = StageTimes()
-        decoder_class: Any = StreamingDecoder
+        graph = recognizer.bundle.graph.to(device)
+        rules = self.options.endpoint_rules(self.frame_seconds)
+        self._decoder: Any
         if self.options.first_pass == "k2":
-            decoder_class = importlib.import_module("asr.decoding.k2_streaming").K2StreamingDecoder
-        self._decoder: StreamingDecoder = decoder_class(
-            recognizer.bundle.graph.to(device),
-            recognizer.options,
-            models.model,
-            self.options.endpoint_rules(self.frame_seconds),
-        )
+            k2_streaming = importlib.import_module("asr.decoding.k2_streaming")
+            self._decoder = k2_streaming.K2StreamingDecoder(graph, recognizer.options, models.model, rules)
+        else:
+            seconds = self.options.commit_seconds
+            commit_frames = None if seconds is None else max(1, round(seconds / self.frame_seconds))
+            self._decoder = StreamingDecoder(graph, recognizer.options, models.model, rules, commit_frames)
         self._streams: dict[int, _Stream] = {}
         self._num_opened = 0
 

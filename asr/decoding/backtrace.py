@@ -104,3 +104,16 @@ class Backtrace:
         arc = self.path(int(previous[shared]))
         self._previous[shared] = -1
         return arc
+
+    def descends(self, living: Tensor, record: int, num_steps: int) -> Tensor:
+        """Which paths (K,) go through the record that lies so many steps before another; all where there is none."""
+        previous = self._previous[: self.num_records].cpu().numpy()
+        for _ in range(num_steps):
+            record = int(previous[record]) if record >= 0 else record
+        current = living.cpu().numpy().copy()
+        while record >= 0:
+            later = current > record
+            if not later.any():
+                break
+            current[later] = previous[current[later]]
+        return torch.from_numpy((current == record) | (record < 0)).to(living.device)

@@ -58,6 +58,9 @@ class StreamingDecoder:
         options: beams and scales.
         lm: language model inside the search, or None.
         endpoint_rules: when a speaker has finished.
+        commit_frames: what the best path said so many frames ago is decided, and paths that say otherwise are dropped;
+            None decides only what all paths share. A recurrent language model tells histories apart for ever, so that
+            without it an utterance that never ends may never settle. With it the result can depend on the chunks.
     """
 
     def __init__(
@@ -66,10 +69,12 @@ class StreamingDecoder:
         options: DecodingOptions | None = None,
         lm: LanguageModel | None = None,
         endpoint_rules: EndpointRules | None = None,
+        commit_frames: int | None = None,
     ) -> None:
         self.graph = graph
         self.options = options if options is not None else DecodingOptions()
         self._rules = endpoint_rules if endpoint_rules is not None else EndpointRules()
+        self._commit_frames = commit_frames
         self._search_graph = SearchGraph(graph, self.options)
         self._lm = WordMapper(graph.vocabulary).mapped(lm)
         self._backtrace = Backtrace(graph.device)
@@ -155,6 +160,10 @@ class StreamingDecoder:
         tokens, _ = self._search.alive(stream)
         if not len(tokens):
             return
+        if self._commit_frames is not None:
+            best = int(tokens.record[tokens.score.argmax()])
+            self._search.keep(stream, self._backtrace.descends(tokens.record, best, self._commit_frames))
+            tokens, _ = self._search.alive(stream)
         before = progress.settled.num_frames
         arc = self._backtrace.settle(tokens.record)
         progress.settled = progress.settled.followed_by(self.graph, arc, progress.unsettled_frames)

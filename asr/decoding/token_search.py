@@ -118,6 +118,12 @@ class TokenSearch:
         tokens = self._tokens.select((self._tokens.stream == stream).nonzero().squeeze(1))
         return tokens, float(self._score_offset[stream])
 
+    def keep(self, stream: int, kept: Tensor) -> None:
+        """Drops those that are alive in a stream but not kept; (K,) bool in the order of `alive`."""
+        others = (self._tokens.stream != stream).nonzero().squeeze(1)
+        own = (self._tokens.stream == stream).nonzero().squeeze(1)
+        self._tokens = self._tokens.select(torch.cat([others, own[kept]]))
+
     def drop(self, stream: int) -> None:
         """Forgets a stream; its number may be given to another."""
         self._tokens = self._tokens.select((self._tokens.stream != stream).nonzero().squeeze(1))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import asr.decoding.backtrace as backtrace_module
 from asr.decoding.endpoint import EndpointRules
 from asr.decoding.first_pass import DecodeResult
+from asr.decoding.history_tree import HistoryTree
 from asr.decoding.options import DecodingOptions
 from asr.decoding.path import SpelledPath
 from asr.decoding.streaming import StreamingDecoder
@@ -153,3 +154,23 @@ def test_an_endless_stream_holds_only_what_is_undecided(monkeypatch: pytest.Monk
     assert most < 800
     result = decoder.finalize(stream)
     assert result.num_frames == 900 and result.best is not None and result.best.end_frames[-1] > 850
+
+
+def test_a_language_model_that_forgets_nothing_is_made_to_decide() -> None:
+    graph = random_graph(5, num_states=20, num_arcs=80)
+    log_prob = random_log_prob(5, 1, 120)
+    options = DecodingOptions(search_beam=12.0, min_active_states=1, max_active_states=40, lm_scale=0.01)
+    settled, totals = [], []
+    for commit_frames in (None, 1000, 30):
+        tree = HistoryTree(graph.vocabulary, torch.device("cpu"))
+        decoder = StreamingDecoder(graph, options, tree, commit_frames=commit_frames)
+        (stream,) = decoder.start()
+        for begin in range(0, 120, 10):
+            decoder.advance([stream], log_prob[:, begin : begin + 10], torch.tensor([10]))
+        settled.append(decoder._progress[stream].settled.num_frames)
+        best = decoder.finalize(stream).best
+        assert best is not None
+        totals.append(best.total)
+    assert settled[0] == settled[1] < settled[2] >= 80
+    # Histories that differ long ago only are in each other's way.
+    assert totals[0] == totals[1] < totals[2]
