@@ -25,6 +25,7 @@ from asr.registered_network import (
     load_weights,
     save_weights,
 )
+from asr.text.lexicon import Lexicon
 from asr.text.vocabulary import Vocabulary
 
 _CARD = "card.md"
@@ -32,6 +33,7 @@ _GRAPH_FILE = "graph.safetensors"
 _AM_FILE = "acoustic_model.safetensors"
 _RNN_FILE = "rnn_lm.safetensors"
 _WORDS_FILE = "rnn_lm_words.txt"
+_LEXICON_FILE = "lexicon.txt.xz"
 _NGRAM_FILES = {"small_ngram": "small_ngram.bin", "large_ngram": "large_ngram.bin"}
 
 
@@ -47,6 +49,7 @@ class Bundle:
         small_ngram: the model that the graph was built from; taken out again where a larger one decides.
         large_ngram: a larger n-gram model for the same words, or None.
         rnn_lm: the recurrent language model, or None.
+        lexicon: the pronunciations that the graph was built from, for exact word times, or None.
         decoding: mode (`ngram`, `on_the_fly`, `interpolated`) -> decoding options that were tuned for it.
         card: what it was trained on and what it reaches, in Markdown.
     """
@@ -58,6 +61,7 @@ class Bundle:
     small_ngram: NgramLM | None = None
     large_ngram: NgramLM | None = None
     rnn_lm: RegisteredNetwork | None = None
+    lexicon: Lexicon | None = None
     decoding: dict[str, dict[str, Any]] = field(default_factory=dict)
     card: str = ""
 
@@ -123,6 +127,10 @@ class Bundle:
             manifest["rnn_lm"] = _description(self.rnn_lm, file=_RNN_FILE, words=_WORDS_FILE)
             save_weights(self.rnn_lm.network, folder / _RNN_FILE, half_precision)
             self.rnn_lm.network.vocabulary.save(folder / _WORDS_FILE)  # type: ignore[operator, union-attr]
+        if self.lexicon is not None:
+            # Only words that the graph can write.
+            self.lexicon.restricted_to(self.graph.vocabulary.words)[0].save(folder / _LEXICON_FILE)
+            manifest["lexicon"] = {"file": _LEXICON_FILE}
         (folder / _CARD).write_text(self.card, encoding="utf-8")
         write_manifest(folder, manifest)
 
@@ -146,6 +154,7 @@ class Bundle:
             acoustic_model=_load_network(folder, manifest["acoustic_model"], ACOUSTIC_MODEL_CLASSES),
             graph=DecodingGraph.load(folder / manifest["graph"]["file"]),
             rnn_lm=rnn_lm,
+            lexicon=_load_lexicon(folder / manifest["lexicon"]["file"]) if "lexicon" in manifest else None,
             decoding=manifest["decoding"],
             card=(folder / _CARD).read_text(encoding="utf-8") if (folder / _CARD).is_file() else "",
             # The checksums of all files have been compared already.
@@ -157,6 +166,11 @@ class Bundle:
 
 def _description(registered: RegisteredNetwork, **files: str) -> dict[str, Any]:
     return {"class": registered.class_name, "arguments": registered.arguments, **files}
+
+
+def _load_lexicon(path: Path) -> Lexicon:
+    """As it was written: the words and phones are those of the graph already."""
+    return Lexicon.from_file(path, keep_stress=True, upper_case=False)
 
 
 def _load_network(

@@ -14,7 +14,7 @@ from asr.bundle import Bundle
 from asr.decoding.first_pass import DecodeResult, FirstPass
 from asr.decoding.posteriors import with_confidences
 from asr.decoding.torch_pass import TorchFirstPass
-from asr.decoding.word_alignment import WordAligner
+from asr.decoding.word_alignment import WordAligner, can_align
 from asr.decoding_mode import LanguageModels, chosen_mode, decoding_options, language_models
 from asr.errors import AsrError
 from asr.evaluation.timing import StageTimes
@@ -54,8 +54,8 @@ class Recognizer(nn.Module):
         num_workers: so many batches are searched at a time, each with a language model (and a share of `cache_bytes`)
             of its own, while the next goes through the acoustic model; 0 does everything in turn. The words are the
             same. More than the machine has cores beside the acoustic model's is no use.
-        lexicon: the graph's pronunciations, from which words get exact times; without one a word's times are where the
-            graph writes it, which is up to a few phones late.
+        lexicon: the graph's pronunciations, from which words get the times of their phones; the bundle's own if None.
+            Without one a word's times are where the graph writes it, which is up to a few phones late.
         keep_lattices: whether results have lattices, and words confidences; costs time and memory.
         options: override those that the bundle was tuned to: any field of `DecodingOptions`, and `rnn_weight`.
 
@@ -93,6 +93,8 @@ class Recognizer(nn.Module):
         self.cache_bytes = cache_bytes
         self.num_workers = num_workers
         self.keep_lattices = keep_lattices
+        if lexicon is None and can_align(bundle.graph):
+            lexicon = bundle.lexicon
         self._aligner = WordAligner(lexicon, bundle.graph) if lexicon is not None else None
         self.lm_device_bytes = lm_device_bytes
         # Built for the device that the weights are on when they are first needed.

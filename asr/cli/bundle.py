@@ -20,6 +20,7 @@ from asr.lm.network_file import network_from_checkpoint as language_model_of_che
 from asr.lm.ngram import NgramLM
 from asr.lm.ngram_file import is_ngram_file, load_ngram_lm
 from asr.registered_network import ACOUSTIC_MODEL_CLASSES, RegisteredNetwork, build_network, load_weights
+from asr.text.lexicon import Lexicon
 from asr.text.tokens import TokenTable
 
 NAME = "bundle"
@@ -41,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--small-ngram", help="the n-gram model that the graph was built from, ARPA or binary")
     parser.add_argument("--large-ngram", help="a larger n-gram model, ARPA or binary")
     parser.add_argument("--rnn-lm", help="recurrent language model: a checkpoint of 'asr fit', or an exported folder")
+    parser.add_argument("--lexicon", help="the pronunciations that the graph was built from: words get exact times")
     parser.add_argument("--decoding", help="YAML or JSON: for each mode the decoding options that were tuned for it")
     parser.add_argument("--card", help="Markdown: what it was trained on and what it reaches")
     parser.add_argument("--full-precision", action="store_true", help="store weights as float32 instead of float16")
@@ -60,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
         small_ngram=_ngram(args.small_ngram),
         large_ngram=_ngram(args.large_ngram),
         rnn_lm=_rnn_lm(args.rnn_lm),
+        lexicon=Lexicon.from_file(args.lexicon) if args.lexicon else None,
         decoding=_mapping(Path(args.decoding)) if args.decoding else {},
         card=_text(Path(args.card)) if args.card else "",
     )

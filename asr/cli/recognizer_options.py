@@ -58,7 +58,9 @@ def add_recognizer_arguments(parser: argparse.ArgumentParser) -> None:
         help="device memory for the large language models' tables, in MB; the rest stays in host memory (default: all)",
     )
     group.add_argument(
-        "--lexicon", help="the pronunciations that the graph was built from: words then get the times of their phones"
+        "--lexicon",
+        help="the pronunciations that the graph was built from, for exact word times (default: the bundle's, if it has "
+        "them)",
     )
     group.add_argument(
         "--workers",

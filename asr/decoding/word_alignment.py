@@ -21,6 +21,11 @@ from asr.text.lexicon import Lexicon
 _TOPOLOGY = "ctc"
 
 
+def can_align(graph: DecodingGraph) -> bool:
+    """Whether the runs of tokens along a path of the graph are its phones."""
+    return bool(graph.meta.get("topology", _TOPOLOGY) == _TOPOLOGY)
+
+
 class WordAligner:
     """Gives hypotheses the times that their phones have.
 
@@ -33,8 +38,8 @@ class WordAligner:
     """
 
     def __init__(self, lexicon: Lexicon, graph: DecodingGraph) -> None:
-        topology = graph.meta.get("topology", _TOPOLOGY)
-        if topology != _TOPOLOGY:
+        if not can_align(graph):
+            topology = graph.meta["topology"]
             raise AsrError(f"word times from the lexicon need a graph of the topology {_TOPOLOGY}, not {topology}.")
         token_id = {token: position for position, token in enumerate(graph.tokens.tokens)}
         silence = graph.meta.get("silence")

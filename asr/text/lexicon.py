@@ -114,11 +114,12 @@ class Lexicon:
         return Lexicon({**other.pronunciations, **self.pronunciations}, name=f"{self.name} and {other.name}")
 
     def save(self, path: str | Path) -> None:
-        """Writes Kaldi's form, one line a pronunciation."""
+        """Writes Kaldi's form, one line a pronunciation; compressed where the path ends in .xz."""
         lines = [
             f"{word} {' '.join(phones)}\n" for word, variants in self.pronunciations.items() for phones in variants
         ]
-        Path(path).write_text("".join(lines), encoding="utf-8")
+        content = "".join(lines).encode("utf-8")
+        Path(path).write_bytes(lzma.compress(content) if Path(path).suffix == ".xz" else content)
 
 
 @lru_cache(maxsize=4096)

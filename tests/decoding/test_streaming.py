@@ -161,7 +161,7 @@ def test_a_language_model_that_forgets_nothing_is_made_to_decide() -> None:
     log_prob = random_log_prob(5, 1, 120)
     options = DecodingOptions(search_beam=12.0, min_active_states=1, max_active_states=40, lm_scale=0.01)
     settled, totals = [], []
-    for commit_frames in (None, 1000, 30):
+    for commit_frames in (None, 30):
         tree = HistoryTree(graph.vocabulary, torch.device("cpu"))
         decoder = StreamingDecoder(graph, options, tree, commit_frames=commit_frames)
         (stream,) = decoder.start()
@@ -171,6 +171,6 @@ def test_a_language_model_that_forgets_nothing_is_made_to_decide() -> None:
         best = decoder.finalize(stream).best
         assert best is not None
         totals.append(best.total)
-    assert settled[0] == settled[1] < settled[2] >= 80
+    assert settled[0] < settled[1] >= 80
     # Histories that differ long ago only are in each other's way.
-    assert totals[0] == totals[1] < totals[2]
+    assert totals[0] < totals[1]

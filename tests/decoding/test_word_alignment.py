@@ -55,13 +55,17 @@ def test_runs_of_a_path() -> None:
     assert found.phones == ((2, 2, 5), (2, 8, 9), (3, 10, 11))
 
 
-def test_a_recognizer_with_a_lexicon(tiny_bundle_folder) -> None:
+def test_a_recognizer_with_a_lexicon(tiny_bundle_folder, tmp_path) -> None:
     words = ["SKIP", "PAT", "TWO"]
     recognizer = Recognizer.from_folder(tiny_bundle_folder, lexicon=Lexicon(PRONUNCIATIONS))
     (result,) = recognizer(tones(words))
     assert result.text.split() == words
     spans = [(word.start, word.end) for word in result.words]
     assert spans == [pytest.approx(span, abs=0.03) for span in [(0.1, 0.46), (0.56, 0.8), (0.9, 1.02)]]
+    recognizer.bundle.lexicon = Lexicon({**PRONUNCIATIONS, "OTHER": [("P",)]})
+    recognizer.bundle.save(tmp_path / "with_lexicon", half_precision=False)
+    (same,) = Recognizer.from_folder(tmp_path / "with_lexicon")(tones(words))
+    assert same.words == result.words
     graph = recognizer.bundle.graph
     with pytest.raises(AsrError, match="need a graph of the topology ctc, not hmm-1"):
         WordAligner(Lexicon(PRONUNCIATIONS), replace(graph, meta={**graph.meta, "topology": "hmm-1"}))
