@@ -2,16 +2,18 @@
 
     python scripts/bench_query.py --quick        # under 50 s; the last line is one JSON object
     python scripts/bench_query.py                # the papers' tables as well
-    python scripts/bench_query.py --network FOLDER --streams FILE
+    python scripts/bench_query.py --bundle librispeech --streams FILE [--tables index-table throughput]
 
-`cpu_s` is processor time, which hardly depends on what else the machine does; the other seconds are wall time inside
-`score`. Without --network the weights are random: they change no count of exact modes and no time.
+`cpu_s` is processor time, which depends less on what else the machine does; the other seconds are wall time inside
+`score`. Without --bundle the weights are random, H = 256: they change no count of exact modes and no time. Streams
+are recorded by scripts/record_queries.py; BENCH_QUERY.md has the figures, and the commands of the recordings.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -24,8 +26,9 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from asr.bundle import Bundle  # noqa: E402
+from asr.cli.bundle_choice import bundle_folder  # noqa: E402
 from asr.lm.contract import StatefulNetwork  # noqa: E402
-from asr.lm.network_file import load_network  # noqa: E402
 from asr.lm.rnn_lm import RnnLm, RnnLmConfig  # noqa: E402
 from asr.query.engine import RnnLM  # noqa: E402
 from asr.query.recording import QueryStream, load_streams, merged, replay  # noqa: E402
@@ -34,6 +37,7 @@ from asr.text.vocabulary import BOS_ID, SPECIAL_WORDS, Vocabulary  # noqa: E402
 from tests.reference.plain_lm import PlainLM  # noqa: E402
 
 FRAMES_PER_SECOND = 25
+TABLES = ["index-table", "four-caches", "recombination", "frame-batch", "hidden-store", "throughput", "long-stream"]
 
 
 def random_network(output: str, num_words: int = 65_000) -> RnnLm:
@@ -110,7 +114,7 @@ def table(title: str, rows: list[dict[str, Any]]) -> None:
 def columns(counts: QueryStatistics, cpu_s: float) -> dict[str, Any]:
     return {
         "queries": counts.num_queries,
-        "hit ratio": counts.edge_hit_ratio,
+        "hit ratio": counts.hit_ratio,
         "without hidden": counts.answered_without_hidden,
         "hidden rows": counts.num_hidden_rows,
         "contexts": counts.num_contexts,
@@ -121,12 +125,12 @@ def columns(counts: QueryStatistics, cpu_s: float) -> dict[str, Any]:
     }
 
 
-def quick(network: StatefulNetwork, streams: list[QueryStream]) -> dict[str, Any]:
+def quick(network: StatefulNetwork, streams: list[QueryStream], workers: int) -> dict[str, Any]:
     """The figures that the one JSON line has."""
     stream = merged(streams)
     best: tuple[float, float, RnnLM, Tensor] | None = None
     for _ in range(3):
-        engine = RnnLM(network)
+        engine = RnnLM(network, [network] * workers)
         log_prob, cpu_s = run(engine, [stream])
         wall_s = engine.statistics().seconds_total
         if best is None or wall_s < best[0]:
@@ -143,32 +147,37 @@ def quick(network: StatefulNetwork, streams: list[QueryStream]) -> dict[str, Any
         "queries_per_s": round(counts.num_queries / wall_s),
         "queries_per_cpu_s": round(counts.num_queries / cpu_s),
         "bytes_per_context": round(counts.bytes_per_context, 1),
-        "edge_hit_ratio": round(counts.edge_hit_ratio, 5),
+        "hit_ratio": round(counts.hit_ratio, 5),
         "queries": counts.num_queries,
         "contexts": counts.num_contexts,
         "hidden_rows": counts.num_hidden_rows,
         "streams": len(streams),
         "hidden_size": network.hidden_size,
-        "threads": torch.get_num_threads(),
+        "workers": workers,
     }
 
 
 def index_table(network: StatefulNetwork, streams: list[QueryStream]) -> None:
     _, naive_cpu_s = naive_seconds(network, streams[0], 300)
+    everything = RnnLM(network)
+    run(everything, streams)
+    all_bytes = everything.statistics().bytes_held
+    cases: list[tuple[str, int | None, bool]] = [("each utterance anew", None, True), ("kept, all", None, False)]
+    cases += [(f"kept, 1/{part} of that", all_bytes // part, False) for part in (2, 8, 32, 128)]
     rows = []
-    for name, capacity, resets in (
-        ("each utterance anew", None, True),
-        ("kept, 0.5 MB", 500_000, False),
-        ("kept, 2 MB", 2_000_000, False),
-        ("kept, 8 MB", 8_000_000, False),
-        ("kept, all", None, False),
-    ):
+    for name, capacity, resets in cases:
         engine = RnnLM(network, capacity_bytes=capacity)
         _, cpu_s = run(engine, streams, marks=capacity is not None, resets=resets)
         counts = engine.statistics()
-        speedup = naive_cpu_s * counts.num_queries / cpu_s
-        rows.append({"cache": name, **columns(counts, cpu_s), "evictions": counts.num_evictions, "x naive": speedup})
-    table("index-table: capacity, and keeping the cache over utterances", rows)
+        row = columns(counts, cpu_s)
+        row["MB"] = counts.peak_bytes / 1e6
+        row |= {
+            "bound MB": (capacity or 0) / 1e6,
+            "evictions": counts.num_evictions,
+            "rows dropped": counts.num_dropped_rows,
+        }
+        rows.append({"cache": name, **row, "x naive": naive_cpu_s * counts.num_queries / cpu_s})
+    table("index-table: capacity, and keeping the cache over utterances (MB: the peak)", rows)
 
 
 def four_caches(with_skip: QueryStream, without_skip: QueryStream, num_calls: int) -> None:
@@ -221,6 +230,7 @@ def frame_batch(network: StatefulNetwork, streams: list[QueryStream]) -> None:
             }
         )
     table("frame-batch: quantised history vectors", rows)
+    print("\n" + nearness(network, streams))
     rows = []
     for name, batching, asked in (
         ("query", "query", [merged(streams)]),
@@ -243,6 +253,49 @@ def frame_batch(network: StatefulNetwork, streams: list[QueryStream]) -> None:
     table("frame-batch: batching (one processor; the blocks are those that a second device would need)", rows)
 
 
+def nearness(network: StatefulNetwork, streams: list[QueryStream]) -> str:
+    """How near the histories that a word follows come to each other, in words."""
+    engine = RnnLM(network)
+    run(engine, streams)
+    node = (engine.trie.hidden_row >= 0).nonzero().squeeze(1)[2:]
+    word = engine.trie.word[node]
+    before = engine.trie.hidden_row[engine.trie.parent[node].long()].long()
+    state = engine.hidden.read(before)[:, : getattr(network, "recurrent_size", network.state_size)]
+    distances, signs = [], []
+    for one in word.unique().tolist():
+        same = state[(word == one).nonzero().squeeze(1)[:200]]
+        if len(same) > 1:
+            apart = torch.cdist(same, same, p=torch.inf).fill_diagonal_(torch.inf)
+            differing = torch.cdist((same > 0).float(), (same > 0).float(), p=1.0).fill_diagonal_(torch.inf)
+            distances.append(apart.min(1).values)
+            signs.append(differing.min(1).values)
+    at = torch.tensor([0.01, 0.1, 0.5])
+    far, flipped = (torch.quantile(torch.cat(part), at).tolist() for part in (distances, signs))
+    return (
+        f"Nearest other history before the same word, 1 %, 10 %, 50 % of {len(node):,}: largest difference of a column "
+        f"{', '.join(f'{value:.3f}' for value in far)}; columns of {state.shape[1]} that differ in sign "
+        f"{', '.join(f'{value:.0f}' for value in flipped)}; mean magnitude {float(state.abs().mean()):.3f}."
+    )
+
+
+def recombination(network: StatefulNetwork, streams: list[QueryStream]) -> None:
+    rows = []
+    exact, _ = run(RnnLM(network), streams)
+    for length in (None, 5, 4, 3, 2, 1):
+        engine = RnnLM(network, recombination_length=length)
+        log_prob, cpu_s = run(engine, streams)
+        difference = (log_prob - exact).abs()
+        rows.append(
+            {
+                "recombination length": "none" if length is None else str(length),
+                **columns(engine.statistics(), cpu_s),
+                "mean difference": float(difference.mean()),
+                "largest": float(difference.max()),
+            }
+        )
+    table("four-caches: recombination length, the first come stays", rows)
+
+
 def hidden_dtypes(network: StatefulNetwork, streams: list[QueryStream]) -> None:
     exact, rows = None, []
     for dtype in ("float32", "float16", "bfloat16", "int8"):
@@ -259,7 +312,7 @@ def hidden_dtypes(network: StatefulNetwork, streams: list[QueryStream]) -> None:
     table("hidden store", rows)
 
 
-def throughput(network: StatefulNetwork, streams: list[QueryStream]) -> None:
+def throughput(network: StatefulNetwork, streams: list[QueryStream], workers: int) -> None:
     num_words = len(network.vocabulary) - len(SPECIAL_WORDS)
     rows = []
     for num_streams in (1, 2, 4, 8, 16):
@@ -270,11 +323,25 @@ def throughput(network: StatefulNetwork, streams: list[QueryStream]) -> None:
             other = (stream.word - len(SPECIAL_WORDS) + shift) % num_words + len(SPECIAL_WORDS)
             word = torch.where(stream.word < len(SPECIAL_WORDS), stream.word, other)
             copies.append(QueryStream(stream.parent, word, stream.query, stream.call_begin))
-        engine = RnnLM(network)
-        _, cpu_s = run(engine, [merged(copies)])
-        counts = engine.statistics()
-        rows.append({"streams": num_streams, **columns(counts, cpu_s), "queries/s": counts.queries_per_s})
-    table("throughput over the number of streams", rows)
+        best: dict[str, Any] = {}
+        for _ in range(2):
+            engine = RnnLM(network, [network] * workers)
+            _, cpu_s = run(engine, [merged(copies)])
+            counts = engine.statistics()
+            if not best or counts.queries_per_s > best["queries/s"]:
+                stages = {
+                    "find s": counts.seconds_find,
+                    "hidden s": counts.seconds_hidden,
+                    "output s": counts.seconds_output,
+                }
+                best = {"queries/s": counts.queries_per_s, **columns(counts, cpu_s), **stages}
+        rows.append({"streams": num_streams, **best})
+    table(f"throughput over the number of streams, H = {network.hidden_size}, {workers} workers", rows)
+
+
+def resident_bytes() -> int:
+    """Of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def long_stream(network: StatefulNetwork, stream: QueryStream, minutes: int, capacity_bytes: int) -> None:
@@ -303,6 +370,8 @@ def long_stream(network: StatefulNetwork, stream: QueryStream, minutes: int, cap
                     "contexts": counts.num_contexts,
                     "hidden rows held": counts.num_hidden_held,
                     "MB held": counts.bytes_held / 1e6,
+                    "peak MB": counts.peak_bytes / 1e6,
+                    "process MB": resident_bytes() / 1e6,
                     "evictions": counts.num_evictions,
                     "seconds evicting": counts.seconds_evict,
                     "seconds": counts.seconds_total,
@@ -321,22 +390,34 @@ def main() -> None:
         default=ROOT / "tests/assets/query_streams_skip.npz.xz",
         help="one utterance with and without the skip heuristic (%(default)s)",
     )
-    parser.add_argument("--network", type=Path, help="folder of a trained network; default: random weights, H = 256")
-    parser.add_argument("--threads", type=int, default=1, help="of torch (%(default)s); more help little")
+    parser.add_argument("--bundle", help="a bundle whose recurrent model answers; default: random weights, H = 256")
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES, help="which tables; default: all")
+    parser.add_argument("--threads", type=int, default=1, help="of torch (%(default)s)")
+    parser.add_argument("--workers", type=int, default=1, help="threads of the hidden layer (%(default)s)")
     parser.add_argument("--minutes", type=int, default=60, help="of the long stream (%(default)s)")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    network = load_network(args.network) if args.network else random_network("nce")
+    network: Any = random_network("nce")
+    if args.bundle:
+        rnn_lm = Bundle.load(bundle_folder(args.bundle)).rnn_lm
+        if rnn_lm is None:
+            parser.error(f"the bundle {args.bundle} has no recurrent language model")
+        network = rnn_lm.network
     streams = load_streams(args.streams)
     if not args.quick:
         with_skip, without_skip = load_streams(args.skip_streams)
-        index_table(network, streams)
-        four_caches(with_skip, without_skip, 20)
-        frame_batch(network, streams)
-        hidden_dtypes(network, streams)
-        throughput(network, streams)
-        long_stream(network, with_skip, args.minutes, 4_000_000)
-    print(json.dumps(quick(network, streams)))
+        tables: dict[str, Callable[[], None]] = {
+            "index-table": lambda: index_table(network, streams),
+            "four-caches": lambda: four_caches(with_skip, without_skip, 20),
+            "recombination": lambda: recombination(network, streams),
+            "frame-batch": lambda: frame_batch(network, streams),
+            "hidden-store": lambda: hidden_dtypes(network, streams),
+            "throughput": lambda: throughput(network, streams, args.workers),
+            "long-stream": lambda: long_stream(network, with_skip, args.minutes, 4_000_000),
+        }
+        for name in args.tables:
+            tables[name]()
+    print(json.dumps(quick(network, streams, args.workers)))
 
 
 if __name__ == "__main__":

@@ -56,6 +56,11 @@ class QueryStatistics:
         return self.num_edge_hits / max(self.num_queries, 1)
 
     @property
+    def hit_ratio(self) -> float:
+        """The same, had they been asked one after the other: what a call asks twice counts as a hit (index-table)."""
+        return 1.0 - self.num_edges / max(self.num_queries, 1)
+
+    @property
     def answered_without_hidden(self) -> float:
         """Queries answered without hidden-layer work, of all: each row that went through the layer is one query's."""
         return 1.0 - self.num_hidden_rows / max(self.num_queries, 1)
@@ -76,6 +81,7 @@ class QueryStatistics:
         """All counts and the ratios, for a line of JSON."""
         ratios = (
             "edge_hit_ratio",
+            "hit_ratio",
             "answered_without_hidden",
             "mean_hidden_batch",
             "bytes_per_context",
