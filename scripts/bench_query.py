@@ -81,9 +81,9 @@ def naive_seconds(network: StatefulNetwork, stream: QueryStream, num: int) -> tu
     first = network.state_size - network.hidden_size
     plain, asked = PlainLM(network), []
     for words in stream.histories(nodes):
-        history = [*reversed([BOS_ID, *words[:-1]]), 0, 0, 0, 0][: network.num_history_words]
+        newest_first = [*reversed([BOS_ID, *words[:-1]]), 0, 0, 0, 0][: network.num_history_words]
         state = plain._state((BOS_ID, *words[:-1]))
-        asked.append((state, torch.tensor([history], dtype=torch.int64), torch.tensor([words[-1]])))
+        asked.append((state, torch.tensor([newest_first], dtype=torch.int64), torch.tensor([words[-1]])))
     wall, cpu = time.perf_counter(), time.process_time()
     with torch.no_grad():
         for state, history, word_id in asked:
@@ -257,7 +257,7 @@ def nearness(network: StatefulNetwork, streams: list[QueryStream]) -> str:
     """How near the histories that a word follows come to each other, in words."""
     engine = RnnLM(network)
     run(engine, streams)
-    node = (engine.trie.hidden_row >= 0).nonzero().squeeze(1)[2:]
+    node = (engine.trie.nodes.is_used() & (engine.trie.hidden_row >= 0)).nonzero().squeeze(1)[2:]
     word = engine.trie.word[node]
     before = engine.trie.hidden_row[engine.trie.parent[node].long()].long()
     state = engine.hidden.read(before)[:, : getattr(network, "recurrent_size", network.state_size)]

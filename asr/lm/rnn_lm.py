@@ -116,6 +116,11 @@ class RnnLm(nn.Module):
         """The n-gram features, where there are any."""
         return self.output.maxent
 
+    @property
+    def has_constant_normalizer(self) -> bool:
+        """Whether log Z is one number for all histories, so that there is nothing to keep of it."""
+        return isinstance(self.output, NceOutput) and not self.output.normalized
+
     def forward(
         self, batch: TokenBatch, states: list[Tensor] | None, generator: torch.Generator
     ) -> tuple[Tensor, list[Tensor]]:

@@ -37,7 +37,8 @@ class Capacity:
     Args:
         capacity_bytes: the bound.
         costs: what the arrays of this engine take.
-        kept_levels: of the ancestors of live contexts, where all ancestors together would take more than half.
+        kept_levels: so many generations of the ancestors of live contexts stay; the state of the eldest is kept, so
+            that what a stream needs does not grow with its length.
     """
 
     def __init__(
@@ -109,12 +110,10 @@ class Capacity:
         return max(trie.edges.count, trie.num_nodes - START - 1)
 
     def _evict(self, live: Tensor, num_new: int) -> None:
-        """Forgets enough of what is neither live nor above what is, for so many new nodes."""
-        trie, most = self.expansion.trie, self.limits.max_edges
-        is_kept = with_ancestors(trie, live)
-        if int(is_kept.sum()) + num_new > most // 2:
-            is_kept = with_ancestors(trie, live, self.kept_levels)
-            self._pin(trunk_ends(trie, is_kept))
+        """Forgets enough of what is neither live nor close above what is, for so many new nodes."""
+        trie = self.expansion.trie
+        is_kept = with_ancestors(trie, live, self.kept_levels)
+        self._pin(trunk_ends(trie, is_kept))
         num_needed = int(is_kept.sum()) + num_new
         most = Limits.within(self.capacity_bytes, self.costs, num_needed, num_needed).max_edges
         # Half at once, as an eviction goes over the whole table.

@@ -16,19 +16,18 @@ from asr.query.hidden_store import HiddenStore
 from asr.query.trie import BEFORE_START, START, HistoryTrie
 
 
-def with_ancestors(trie: HistoryTrie, live: Tensor, most_levels: int | None = None) -> Tensor:
+def with_ancestors(trie: HistoryTrie, live: Tensor, num_levels: int) -> Tensor:
     """A mask of the nodes (capacity,): the first two, the live ones (Q,), and the ancestors of those, so far up."""
     is_kept = torch.zeros(trie.nodes.capacity, dtype=torch.bool, device=trie.device)
     is_kept[: START + 1] = True
     is_kept[live] = True
     frontier = torch.unique(live)
-    level = 0
-    while frontier.numel() and (most_levels is None or level < most_levels):
-        frontier = torch.unique(trie.parent.index_select(0, frontier).long())
-        if most_levels is None:
-            frontier = frontier[~is_kept.index_select(0, frontier)]
+    for _ in range(num_levels):
+        above = torch.unique(trie.parent.index_select(0, frontier).long())
+        if torch.equal(above, frontier):
+            break
+        frontier = above
         is_kept[frontier] = True
-        level += 1
     return is_kept
 
 
@@ -105,5 +104,6 @@ def remove_nodes(trie: HistoryTrie, is_evicted: Tensor) -> None:
     trie.remove_edges(is_gone)
     node = is_evicted.nonzero().squeeze(1)
     trie.hidden_row[node] = -1
+    trie.parent[node] = BEFORE_START  # the arrays may shrink below the parent
     trie.nodes.give_back(node)
     trie.num_uses.bitwise_right_shift_(1)
