@@ -95,7 +95,7 @@ class Recognizer(nn.Module):
         self.keep_lattices = keep_lattices
         if lexicon is None and can_align(bundle.graph):
             lexicon = bundle.lexicon
-        self._aligner = WordAligner(lexicon, bundle.graph) if lexicon is not None else None
+        self.aligner = WordAligner(lexicon, bundle.graph) if lexicon is not None else None
         self.lm_device_bytes = lm_device_bytes
         # Built for the device that the weights are on when they are first needed.
         self._first_pass: FirstPass | None = None
@@ -220,8 +220,8 @@ class Recognizer(nn.Module):
             scale = 1.0 / self.options.am_scale
             confidences = with_confidences(best, decoded.lattice, self.options, scale).confidences
             lattices = (PieceLattice(0.0, duration, step, decoded.lattice.to("cpu")),)
-        if self._aligner is not None:
-            best = self._aligner.aligned(best)
+        if self.aligner is not None:
+            best = self.aligner.aligned(best)
         spans = zip(best.words, best.start_frames, best.end_frames, confidences, strict=True)
         words = tuple(
             Word(text, start * step, min(end * step, duration), confidence) for text, start, end, confidence in spans

@@ -265,6 +265,8 @@ class StreamingRecognizer:
         return one.begin * self.frame_seconds, heard if one.windows.is_done else min(end, heard)
 
     def _words(self, one: _Stream, hypothesis: Hypothesis) -> tuple[Word, ...]:
+        if self._recognizer.aligner is not None:
+            hypothesis = self._recognizer.aligner.aligned(hypothesis)
         step, last = self.frame_seconds, one.num_samples / one.sampling_rate
         spans = zip(hypothesis.words, hypothesis.start_frames, hypothesis.end_frames, strict=True)
         return tuple(

@@ -18,7 +18,8 @@ from asr.errors import AsrError
 from asr.recognizer import Recognizer
 from asr.streaming_options import StreamingOptions
 from asr.streaming_recognizer import StreamingRecognizer, recognize_stream
-from tests.tiny_bundle import RATE, TEXT, tones
+from asr.text.lexicon import Lexicon
+from tests.tiny_bundle import PRONUNCIATIONS, RATE, TEXT, tones
 
 SENTENCES = [line.split() for line in TEXT[:5]]
 # One utterance a stream, whatever its pauses.
@@ -156,6 +157,15 @@ def test_partial_results_of_every_kind(recognizer):
             settled = one.text.split()[: one.num_settled]
             assert two.text.split()[: len(settled)] == settled
             assert kind != "settled" or one.num_settled == len(one.words)
+
+
+def test_a_lexicon_tells_exact_times(recognizer, tiny_bundle_folder):
+    with_lexicon = Recognizer.from_folder(tiny_bundle_folder, first_pass="torch", lexicon=Lexicon(PRONUNCIATIONS))
+    waveform = tones(["SKIP", "PAT", "TWO"])
+    options = StreamingOptions(**QUICK)
+    final = list(recognize_stream(with_lexicon, waveform.split(1000), options=options))[-1]
+    spans = [(word.start, word.end) for word in final.words]
+    assert spans == [pytest.approx(span, abs=0.03) for span in [(0.1, 0.46), (0.56, 0.8), (0.9, 1.02)]]
 
 
 def test_k2_finds_the_same(recognizer):

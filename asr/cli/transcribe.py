@@ -27,7 +27,8 @@ A file that cannot be read is reported and the others are done; the exit code is
 are in the output already are skipped, so that an interrupted run goes on where it stopped.
 
 With --stream, words are told while the audio still comes, from a file or from standard input. The acoustic model then
-hears a little less of what follows, so that the words can differ from those of the whole recording.
+hears a little less of what follows, so that the words can differ from those of the whole recording; figures and the
+Python interface: recipes/an4/STREAMING.md.
 
 examples:
   asr transcribe talk.mp3

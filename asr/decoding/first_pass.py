@@ -29,8 +29,7 @@ class Hypothesis:
         total: see `DecodingOptions`.
         start_frames: for each word the frame (after subsampling) where it begins.
         end_frames: for each word the frame after its last one.
-        phones: runs of equal tokens, blanks left out: (token, first frame, frame after the last) each; of whole
-            utterances only.
+        phones: runs of equal tokens, blanks left out: (token, first frame, frame after the last) each.
         confidences: for each word its posterior probability in the lattice, or empty where not computed.
     """
 

@@ -5,7 +5,7 @@ Shapes: L arcs of a path.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from torch import Tensor
 from asr.decoding.first_pass import Hypothesis
 from asr.decoding.options import DecodingOptions
 from asr.graph.artefact import DecodingGraph
+
+_Runs = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class SpelledPath:
         word_ids: in order.
         start_frames: for each word the frame (before any were skipped) where it begins.
         end_frames: for each word the frame after its last one so far.
+        phones: runs of equal tokens, blanks left out: (token, first frame, frame after the last) each.
+        last_token: what was read last, blank or not; -1 before anything.
         spoken_end: the frame after the last non-blank one.
         num_frames: frames read.
         graph_score: sum of the arcs' graph scores.
@@ -33,6 +37,8 @@ class SpelledPath:
     word_ids: tuple[int, ...] = ()
     start_frames: tuple[int, ...] = ()
     end_frames: tuple[int, ...] = ()
+    phones: _Runs = ()
+    last_token: int = -1
     spoken_end: int = 0
     num_frames: int = 0
     graph_score: float = 0.0
@@ -53,7 +59,8 @@ class SpelledPath:
         position = graph.word_begin.index_select(0, arc.index_select(0, owner)) - ahead.index_select(0, owner)
         word_ids = graph.word_id.index_select(0, position + torch.arange(len(owner), device=arc.device)).tolist()
         frame = reads.cumsum(0) - reads
-        num_read = int(reads.sum())
+        read = token_id[token_id >= 0]
+        first_frame = self.num_frames
         if frame_of is None:
             frame += self.num_frames
         elif len(frame_of):
@@ -67,10 +74,19 @@ class SpelledPath:
             word_ids=(*self.word_ids, *word_ids),
             start_frames=start_frames,
             end_frames=end_frames,
+            phones=self._with_runs(_runs(read, first_frame, frame_of), int(read[0]) if len(read) else -1),
+            last_token=int(read[-1]) if len(read) else self.last_token,
             spoken_end=spoken_end,
-            num_frames=self.num_frames + num_read,
+            num_frames=self.num_frames + len(read),
             graph_score=self.graph_score + float(graph.score.index_select(0, arc).sum(dtype=torch.float64)),
         )
+
+    def _with_runs(self, runs: _Runs, first_token: int) -> _Runs:
+        """All runs; what is read first may go on with the run that was read last."""
+        if self.phones and first_token == self.last_token > 0:
+            (_, begin, _), (token, _, end) = self.phones[-1], runs[0]
+            return (*self.phones[:-1], (token, begin, end), *runs[1:])
+        return self.phones + runs
 
     def _frames(
         self, frame: list[int], spoken: list[int], arcs: list[int]
@@ -109,6 +125,7 @@ class SpelledPath:
             total=total,
             start_frames=self.start_frames,
             end_frames=self.end_frames,
+            phones=self.phones,
         )
 
 
@@ -132,17 +149,17 @@ def hypothesis_of_path(
         lm_score: the language model's share, unscaled.
         frame_of: (T,) original frame of each decoded one, where frames were skipped.
     """
-    path = SpelledPath().followed_by(graph, arc, frame_of)
-    hypothesis = path.hypothesis(graph, options, total, final_score, lm_score)
-    return replace(hypothesis, phones=_runs(graph.token_id.index_select(0, arc), frame_of))
+    return SpelledPath().followed_by(graph, arc, frame_of).hypothesis(graph, options, total, final_score, lm_score)
 
 
-def _runs(token_id: Tensor, frame_of: Tensor | None) -> tuple[tuple[int, int, int], ...]:
-    """Tokens of arcs (L,) to runs of equal ones without blanks, each with its first frame and that after its last."""
-    token, length = torch.unique_consecutive(token_id[token_id >= 0], return_counts=True)
+def _runs(token_id: Tensor, first_frame: int, frame_of: Tensor | None) -> _Runs:
+    """Tokens of frames (T,) to runs of equal ones without blanks, each with its first frame and that after its last."""
+    token, length = torch.unique_consecutive(token_id, return_counts=True)
     end = length.cumsum(0)
     spoken = token > 0
     token, begin, last = token[spoken], (end - length)[spoken], (end - 1)[spoken]
-    if frame_of is not None:
+    if frame_of is None:
+        begin, last = begin + first_frame, last + first_frame
+    else:
         begin, last = frame_of[begin], frame_of[last]
     return tuple(zip(token.tolist(), begin.tolist(), (last + 1).tolist(), strict=True))
