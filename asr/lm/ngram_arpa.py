@@ -23,7 +23,7 @@ _BLOCK = 1 << 18
 
 
 def read_arpa(path: str | Path, vocabulary: Vocabulary | None = None) -> NgramTrie:
-    """Reads an ARPA file (plain, .gz, .xz) in bounded memory: 16 bytes an n-gram and one block of text.
+    """Reads an ARPA file (plain, .gz, .xz) in bounded memory: the n-grams as numbers and one block of text.
 
     Args:
         path: the file.
@@ -83,15 +83,15 @@ class _TrieBuilder:
         while self._order <= self._reader.order:
             self._close_order()
         assert self._vocabulary is not None
-        parent, word_id, score, backoff = zip(*self._sorted, strict=True)
-        return NgramTrie(
-            self._vocabulary,
-            tuple(self._begin),
-            np.concatenate(parent),
-            np.concatenate(word_id),
-            np.concatenate(score),
-            np.nan_to_num(np.concatenate(backoff), copy=False, nan=0.0),
-        )
+        columns = [list(column) for column in zip(*self._sorted, strict=True)]
+        self._sorted, self._keys = [], []
+        whole = []
+        for column in columns:  # freeing the orders' own arrays as soon as they are in the whole one
+            whole.append(np.concatenate(column))
+            column.clear()
+        parent, word_id, score, backoff = whole
+        np.nan_to_num(backoff, copy=False, nan=0.0)
+        return NgramTrie(self._vocabulary, tuple(self._begin), parent, word_id, score, backoff)
 
     def _close_order(self) -> None:
         if self._order == 1:
