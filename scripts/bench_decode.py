@@ -104,7 +104,7 @@ def warm_up(bundle: Bundle, workload: Workload) -> None:
     models = language_models(bundle, "on_the_fly", weight, torch.device("cpu"))
     decode_all(TorchFirstPass(bundle.graph, options), some)
     decode_all(RescoringPass(bundle.graph, options), some, models.model)
-    decode_all(best_first_pass(bundle.graph, options), some, models.model)
+    decode_all(best_first_pass(bundle.graph, options, rescores=True), some, models.model)
 
 
 def quick(bundle: Bundle, workload: Workload, sampled: int) -> dict[str, Any]:
@@ -129,7 +129,8 @@ def quick(bundle: Bundle, workload: Workload, sampled: int) -> dict[str, Any]:
         rnn_options, weight = decoding_options(bundle, "on_the_fly", beams)
         models = language_models(bundle, "on_the_fly", weight, torch.device("cpu"))
         assert models.engine is not None
-        results, seconds = decode_all(best_first_pass(bundle.graph, rnn_options), workload.frames, models.model)
+        first_pass = best_first_pass(bundle.graph, rnn_options, rescores=True)
+        results, seconds = decode_all(first_pass, workload.frames, models.model)
         report["wer_rnnlm" + suffix] = word_error_rate(best_of(results), workload.references)
         report["rnnlm_over_ngram_time" + suffix] = seconds / ngram_seconds
         counts = models.engine.statistics()

@@ -120,7 +120,7 @@ def batches(bundle: Bundle, workload: Workload) -> None:
         first_pass = best_first_pass(bundle.graph, ngram)
         results, ngram_s = decode_all(first_pass, workload.frames, batch_size=batch_size)
         lm, engine = rnn_lm(bundle)
-        first_pass = best_first_pass(bundle.graph, rnn)
+        first_pass = best_first_pass(bundle.graph, rnn, rescores=True)
         others, rnn_s = decode_all(first_pass, workload.frames, lm, batch_size)
         counts = engine.statistics()
         rows.append(
@@ -200,7 +200,9 @@ def index_table(bundle: Bundle, workload: Workload, plots: Path | None) -> None:
         add("1 / 3-gram", beam, best_of(results), seconds)
     for beam in (3.0, 4.0, 5.0, 6.0, 7.0):
         narrow = replace(rnn, search_beam=10.5, output_beam=beam, context_beam=beam)
-        results, seconds = decode_all(best_first_pass(bundle.graph, narrow), workload.frames, rnn_lm(bundle)[0])
+        results, seconds = decode_all(
+            best_first_pass(bundle.graph, narrow, rescores=True), workload.frames, rnn_lm(bundle)[0]
+        )
         add("1 / RNN LM", beam, best_of(results), seconds)
     lists, seconds = [], 0.0
     wide = replace(ngram, output_beam=12.0)
@@ -288,10 +290,12 @@ def four_caches(bundle: Bundle, workload: Workload, large_ngram: Path | None) ->
     models["RNN LM + 3-gram, 0.5"] = (rnn_lm(bundle, _RNN_WEIGHT)[0], rnn)
     rows, lattices = [], {}
     for name, (lm, options) in models.items():
-        results, seconds = decode_all(best_first_pass(bundle.graph, options), workload.frames, lm)
+        results, seconds = decode_all(
+            best_first_pass(bundle.graph, options, rescores=lm is not None), workload.frames, lm
+        )
         row = {"first pass": name, "WER": word_error_rate(best_of(results), workload.references)}
         rows.append(row | {"ms/frame": 1e3 * seconds / workload.num_frames})
-        kept = best_first_pass(bundle.graph, replace(options, output_beam=6.0), keep_lattice=True)
+        kept = best_first_pass(bundle.graph, replace(options, output_beam=6.0), keep_lattice=True, rescores=True)
         lattices[name] = decode_all(kept, workload.frames, lm)[0]
     table(f"four-caches Tables 3 and 4 ({workload.name})", rows)
     rows = []
@@ -360,7 +364,7 @@ def frame_batch(bundle: Bundle, workload: Workload) -> None:
     add("3-gram", results, seconds, (0, 0))
     for precision in (None, "round-2", "round-1", "sign"):
         lm, engine = rnn_lm(bundle, history_precision=precision)
-        results, seconds = decode_all(best_first_pass(bundle.graph, rnn), workload.frames, lm)
+        results, seconds = decode_all(best_first_pass(bundle.graph, rnn, rescores=True), workload.frames, lm)
         counts = engine.statistics()
         add(f"RNN LM, {precision or 'float'}", results, seconds, (counts.num_hidden_rows, counts.num_shared_rows))
     table(f"frame-batch ({workload.name})", rows)

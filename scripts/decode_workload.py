@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT))
 from asr.decoding.first_pass import DecodeResult, FirstPass, Hypothesis  # noqa: E402  the checkout comes first
 from asr.decoding.options import DecodingOptions  # noqa: E402
 from asr.decoding.rescoring_pass import RescoringPass  # noqa: E402
+from asr.decoding.torch_pass import TorchFirstPass  # noqa: E402
 from asr.errors import AsrError  # noqa: E402
 from asr.evaluation.error_rate import NO_ERRORS, count_errors  # noqa: E402
 from asr.evaluation.segment_pool import SegmentPool  # noqa: E402
@@ -115,14 +116,16 @@ def word_error_rate(hypotheses: Sequence[Hypothesis | None], references: Sequenc
     return 100.0 * sum(counts, NO_ERRORS).rate
 
 
-def best_first_pass(graph: DecodingGraph, options: DecodingOptions, keep_lattice: bool = False) -> FirstPass:
-    """k2's pass where there is a k2, else the torch pass; either rescores its lattice on the fly."""
+def best_first_pass(
+    graph: DecodingGraph, options: DecodingOptions, keep_lattice: bool = False, rescores: bool = False
+) -> FirstPass:
+    """k2's pass where there is a k2, else the torch pass; if it rescores, either rescores its lattice on the fly."""
     try:
         from asr.decoding.k2_pass import K2FirstPass
 
         return K2FirstPass(graph, options, keep_lattice)
     except AsrError:
-        return RescoringPass(graph, options, keep_lattice)
+        return RescoringPass(graph, options, keep_lattice) if rescores else TorchFirstPass(graph, options, keep_lattice)
 
 
 def table(title: str, rows: list[dict[str, Any]]) -> None:
