@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from asr.lm.compiled_loop import loop_for
 from asr.lm.maxent import HashedMaxEnt
-from asr.lm.output_kernel import loops_for
+from asr.lm.output_kernel import add_path_log_prob
 from asr.text.vocabulary import BOS_ID, EPSILON_ID
 
 
@@ -64,11 +65,11 @@ class HuffmanOutput(nn.Module):
         """hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,)."""
         # The loops read the rows in one array, which a table in host memory is not.
         is_whole = isinstance(self.rows, nn.Embedding) and not torch.is_grad_enabled()
-        loops = loops_for(hidden.detach()) if is_whole else None
-        if loops is None:
+        loop = loop_for(add_path_log_prob, hidden.detach()) if is_whole else None
+        if loop is None:
             log_prob = self._log_prob_by_tensors(hidden, history, word_id)
         else:
-            log_prob = self._log_prob_by_loops(hidden, history, word_id, loops[0])
+            log_prob = self._log_prob_by_loops(hidden, history, word_id, loop)
         return log_prob.masked_fill((word_id == EPSILON_ID) | (word_id == BOS_ID), -torch.inf)
 
     def _log_prob_by_tensors(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:

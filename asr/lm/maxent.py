@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from asr.lm.output_kernel import loops_for
+from asr.lm.compiled_loop import loop_for
+from asr.lm.output_kernel import add_gathered, add_slices
 
 if hasattr(torch.sparse, "check_sparse_tensor_invariants"):
     # Says what is so anyway; unsaid, torch warns at the first sparse gradient.
@@ -78,13 +79,24 @@ class HashedMaxEnt(nn.Module):
         Not differentiable.
         """
         weight = self.weight.detach()
-        loops = loops_for(weight)
-        if loops is not None:
-            loops[1](scores.numpy(), weight.numpy(), places.numpy(), begin)
+        loop = loop_for(add_slices, weight)
+        if loop is not None:
+            loop(scores.numpy(), weight.numpy(), places.numpy(), begin)
             return
         slices = weight.as_strided((self.table_size, scores.shape[1]), (1, 1), weight.storage_offset() + begin)
         for column in places.unbind(dim=1):
             scores += slices.index_select(0, column)
+
+    def add_scores(self, scores: Tensor, places: Tensor, word_id: Tensor) -> None:
+        """scores (Q, K) += the features of word_id (K,) after the histories at places (Q, R). Not differentiable."""
+        weight = self.weight.detach()
+        loop = loop_for(add_gathered, weight)
+        if loop is not None:
+            loop(scores.numpy(), weight.numpy(), places.numpy(), word_id.numpy())
+            return
+        for column in places.unbind(dim=1):
+            slots = column[:, None] + word_id
+            scores += weight.index_select(0, slots.view(-1)).view_as(scores)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

@@ -1,38 +1,12 @@
-"""What output layers do most when they score on a CPU, as loops compiled by numba where it is installed.
+"""What output layers do most on a CPU, as loops for `compiled_loop`: a query's sums stay in registers.
 
-The tensor forms in `HuffmanOutput` and `HashedMaxEnt` give the same but for rounding, on any device, and carry
-gradients; these loops keep a query's sums in registers instead of writing every product to memory.
-
-Shapes: Q queries, H hidden, V words or nodes, R history lengths, W the MaxEnt table.
+Shapes: Q queries, H hidden, V words or nodes, K words, R history lengths, W the MaxEnt table.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 from typing import Any
-
-from torch import Tensor
-
-
-@functools.cache
-def compiled_loops() -> tuple[Callable[..., None], Callable[..., None]] | None:
-    """`add_path_log_prob` and `add_slices` compiled, or None where numba is missing."""
-    try:
-        import numba
-    except ImportError:
-        return None
-    # Sums may be reordered: only so does the compiler use vector instructions for them.
-    compiled = numba.njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
-    return compiled(add_path_log_prob), compiled(add_slices)
-
-
-def loops_for(tensor: Tensor) -> tuple[Callable[..., None], Callable[..., None]] | None:
-    """The compiled loops if they serve for float32 tensors where this one lies and nobody asks for a gradient."""
-    if tensor.device.type != "cpu" or tensor.requires_grad:
-        return None
-    return compiled_loops()
 
 
 def add_path_log_prob(
@@ -71,3 +45,14 @@ def add_slices(scores: Any, weight: Any, places: Any, begin: int) -> None:
             first = places[query, i] + begin
             for column in range(scores.shape[1]):
                 scores[query, column] += weight[first + column]
+
+
+def add_gathered(scores: Any, weight: Any, places: Any, word_id: Any) -> None:
+    """scores (Q, K) += weight of the words word_id (K,) after the histories at places (Q, R)."""
+    for query in range(scores.shape[0]):
+        for column in range(scores.shape[1]):
+            word = word_id[column]
+            total = scores[query, column]
+            for i in range(places.shape[1]):
+                total += weight[places[query, i] + word]
+            scores[query, column] = total

@@ -48,9 +48,11 @@ class _NoiseLoss(torch.autograd.Function):
         ctx: Any, hidden: Tensor, rows: Tensor, offset: Tensor, weight: Tensor | None, places: Tensor | None,
         noise: SharedNoise,
     ) -> Tensor:  # fmt: skip
-        terms = compiled_terms() if noise.compiled else noise_terms
         products = torch.mm(hidden, rows.t())
-        loss, prob = terms(products, offset, weight, places, noise.noise_id)
+        if noise.compiled:
+            loss, prob = compiled_terms()(products, offset, weight, places, noise.noise_id)
+        else:
+            loss, prob = noise_terms(products, offset, noise.maxent, places, noise.noise_id)
         ctx.save_for_backward(hidden, rows, prob, places)
         ctx.noise = noise
         return loss
@@ -74,20 +76,20 @@ class _NoiseLoss(torch.autograd.Function):
 
 
 def noise_terms(
-    products: Tensor, offset: Tensor, weight: Tensor | None, places: Tensor | None, noise_id: Tensor
+    products: Tensor, offset: Tensor, maxent: HashedMaxEnt | None, places: Tensor | None, noise_id: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """products (N, K), offset (K,), weight (W,), places (N, R), noise_id (K,) -> loss (), P(data) as products."""
+    """products (N, K), offset (K,), places (N, R), noise_id (K,) -> loss (), P(data) (N, K) of the products' type."""
     odds = products.float() + offset
-    if weight is not None and places is not None:
-        for column in range(places.shape[1]):
-            slots = places[:, column, None] + noise_id
-            odds = odds + weight.index_select(0, slots.view(-1)).view_as(odds)
-    return F.softplus(odds).sum(), torch.sigmoid(odds).to(products.dtype)
+    if maxent is not None and places is not None:
+        maxent.add_scores(odds, places, noise_id)
+    loss = F.softplus(odds).sum()
+    return loss, odds.sigmoid_().to(products.dtype)
 
 
 def _terms_by_indexing(
     products: Tensor, offset: Tensor, weight: Tensor | None, places: Tensor | None, noise_id: Tensor
 ) -> tuple[Tensor, Tensor]:
+    # What `noise_terms` computes, written for the compiler; weight (W,).
     odds = products.float() + offset
     if weight is not None and places is not None:
         for column in range(places.shape[1]):

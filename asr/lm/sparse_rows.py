@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from asr.lm.compiled_loop import loop_for
 
 
 class AdamWithSparseRows(torch.optim.Optimizer):
@@ -75,6 +78,11 @@ class AdamWithSparseRows(torch.optim.Optimizer):
             state["square"] = param.new_full((param.shape[0],), initial_accumulator)
         grad = param.grad
         assert grad is not None
+        loop = loop_for(adagrad_entries, param.detach()) if param.dim() == 1 else None
+        if loop is not None:
+            arrays = param.detach(), state["square"], grad._indices()[0], grad._values()
+            loop(*(array.contiguous().numpy() for array in arrays), lr)
+            return
         if param.dim() == 2:
             grad = grad.coalesce()
             rows, values = grad._indices()[0], grad._values()
@@ -85,3 +93,11 @@ class AdamWithSparseRows(torch.optim.Optimizer):
         state["square"].index_add_(0, rows, squares)
         scale = state["square"].index_select(0, rows).rsqrt_().mul_(-lr)
         param.index_add_(0, rows, values * (scale[:, None] if param.dim() == 2 else scale))
+
+
+def adagrad_entries(param: Any, square: Any, entry: Any, grad: Any, lr: float) -> None:
+    """Adagrad on single entries (W,) of a table, repeated ones as they come, for `compiled_loop`."""
+    for i in range(len(entry)):
+        square[entry[i]] += grad[i] * grad[i]
+    for i in range(len(entry)):
+        param[entry[i]] -= lr * grad[i] / math.sqrt(square[entry[i]])

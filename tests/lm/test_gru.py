@@ -19,7 +19,10 @@ def _pair() -> tuple[GruLayer, torch.nn.GRU]:
     return layer, reference
 
 
-def test_values_and_gradients_equal_torch() -> None:
+@pytest.mark.parametrize("looped", [True, False])
+def test_values_and_gradients_equal_torch(looped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not looped:
+        monkeypatch.setattr("asr.lm.gru.loop_for", lambda function, tensor: None)
     layer, reference = _pair()
     inputs = torch.randn(6, 3, 5, requires_grad=True)
     state = torch.randn(3, 7, requires_grad=True)

@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from asr.lm import output_kernel
 from asr.lm.class_softmax import ClassSoftmaxOutput, frequency_classes
+from asr.lm.compiled_loop import loop_for
 from asr.lm.huffman import HuffmanOutput, huffman_paths
 from asr.lm.maxent import HashedMaxEnt
 from asr.lm.nce import NceOutput
+from asr.lm.output_kernel import add_path_log_prob
 from asr.lm.rnn_lm import RnnLm, RnnLmConfig
 from asr.text.vocabulary import Vocabulary
 
@@ -133,7 +134,7 @@ def test_subsampled_maxent_gradient_is_unbiased() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("maxent_order", [0, 3])
 def test_loops_over_paths_equal_tensors(maxent_order: int) -> None:
-    if output_kernel.compiled_loops() is None:
+    if loop_for(add_path_log_prob, torch.empty(0)) is None:
         pytest.skip("needs numba")
     torch.manual_seed(7)
     maxent = HashedMaxEnt(40, maxent_order, 300) if maxent_order else None
@@ -203,11 +204,14 @@ def test_maxent_scores_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     nn.init.normal_(maxent.weight)
     history = torch.randint(0, 30, (6, 3))
     everything = maxent.score_each(history, torch.arange(30))
-    for loops in (output_kernel.loops_for, lambda tensor: None):
-        monkeypatch.setattr("asr.lm.maxent.loops_for", loops)
+    for choose in (loop_for, lambda function, tensor: None):
+        monkeypatch.setattr("asr.lm.maxent.loop_for", choose)
         scores = torch.ones(6, 10)
         maxent.add_score_range(scores, maxent.places(history), 10)
         torch.testing.assert_close(scores, everything[:, 10:20] + 1)
+        word_id, scores = torch.tensor([3, 3, 17]), torch.ones(6, 3)
+        maxent.add_scores(scores, maxent.places(history), word_id)
+        torch.testing.assert_close(scores, everything[:, word_id] + 1)
     torch.testing.assert_close(maxent.score(history, torch.arange(6)), everything[torch.arange(6), torch.arange(6)])
     # The bigram part depends on the newest word alone.
     places = maxent.places(torch.tensor([[7, 1, 2], [7, 3, 4], [7, 1, 5]]))

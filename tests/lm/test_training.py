@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from asr.errors import AsrError
+from asr.lm.compiled_loop import loop_for
 from asr.lm.rnn_lm import RnnLm, RnnLmConfig
 from asr.lm.sparse_rows import AdamWithSparseRows
 from asr.lm.token_streams import TokenBatch, history_of
@@ -148,6 +149,21 @@ def test_two_word_lists_are_refused(corpus: Path) -> None:
     data = TextDataModule(str(corpus / "other.txt"), str(corpus / "cache"), [str(corpus / "text.txt")])
     with pytest.raises(AsrError, match="different word lists"):
         _trainer(corpus, enable_checkpointing=False).fit(_model(corpus), data)
+
+
+def test_loop_over_entries_equals_tensor_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry, values = torch.tensor([[3, 1, 3, 0]]), torch.tensor([1.0, -2.0, 0.5, 3.0])
+    found = []
+    for choose in (loop_for, lambda function, tensor: None):
+        monkeypatch.setattr("asr.lm.sparse_rows.loop_for", choose)
+        table = torch.nn.Parameter(torch.linspace(-1, 1, 5))
+        optimizer = AdamWithSparseRows([table])
+        for _ in range(2):
+            table.grad = torch.sparse_coo_tensor(entry, values, (5,))
+            optimizer.step()
+        found.append(table.detach())
+    torch.testing.assert_close(found[0], found[1])
+    assert found[0][2] == 0 and found[0][3] < 0.5 < 1 == found[0][4]
 
 
 class _LargestTensor(TorchDispatchMode):
