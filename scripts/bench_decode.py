@@ -1,11 +1,14 @@
 """Measures decoding: agreement of the first passes, their time, what the RNN LM costs and gains, n-best and streaming.
 
+    python scripts/simulate_frames.py prepare --audio LibriSpeech/dev-clean-2 \
+        --text dev-clean.text.xz dev-other.text.xz --lexicon lexicon.txt.xz --output data/simulation    # once
     python scripts/bench_decode.py --quick      # under 50 s; the last line is one JSON object
     python scripts/bench_decode.py              # the papers' tables and the peers as well; with --plots FOLDER figures
     python scripts/bench_decode.py --log-probs FILE.npz --references FILE
 
 Without frames of one's own (npz: utterance id -> (T, C), and `id words` a line) they are those of the LibriSpeech-scale
-simulation: transcripts as segments of real speech, see asr/evaluation/simulated_frames.py. Times are seconds of this
+simulation: transcripts as segments of real speech, see asr/evaluation/simulated_frames.py; its data, which the first
+command makes from a corpus, are read from `--simulation` (data/simulation). Times are seconds of this
 process's CPU, both sides of a ratio in one run; graphs and models are loaded, and loops compiled, before.
 """
 
@@ -60,6 +63,7 @@ def main() -> int:
     parser.add_argument("--bundle", type=Path, default=ROOT / "checkpoints" / "librispeech")
     parser.add_argument("--log-probs", type=Path, help="npz: utterance id -> (T, C) natural log-probabilities")
     parser.add_argument("--references", type=Path, help="utterance id and words a line")
+    parser.add_argument("--simulation", type=Path, default=ROOT / "data" / "simulation", help="(%(default)s)")
     parser.add_argument("--num-utterances", type=int, help="default: 24 with --quick, 60 of the simulation, else all")
     parser.add_argument("--large-ngram", type=Path, help="a larger n-gram model for four-caches' tables")
     parser.add_argument("--lexicon", type=Path, help="the graph's, for flashlight-text")
@@ -68,10 +72,10 @@ def main() -> int:
     parser.add_argument("--plots", type=Path, help="folder for figures (needs matplotlib)")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    workload = chosen_workload(args)
     bundle = Bundle.load(args.bundle)
     if bundle.rnn_lm is None or bundle.small_ngram is None:
         raise AsrError(f"{args.bundle}: the bundle has no recurrent language model; name one that has.")
-    workload = chosen_workload(args)
     with torch.no_grad():
         warm_up(bundle, workload)
         if not args.quick:
@@ -94,7 +98,8 @@ def chosen_workload(args: argparse.Namespace) -> Workload:
         return given(
             args.log_probs, args.references, args.num_utterances or (_QUICK_UTTERANCES if args.quick else None)
         )
-    return simulated(CLARITY["12 %"], args.num_utterances or (_QUICK_UTTERANCES if args.quick else 60), "12 %")
+    num = args.num_utterances or (_QUICK_UTTERANCES if args.quick else 60)
+    return simulated(args.simulation, CLARITY["12 %"], num, "12 %")
 
 
 def warm_up(bundle: Bundle, workload: Workload) -> None:
@@ -236,4 +241,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except AsrError as error:
-        sys.exit(str(error))
+        print(error, file=sys.stderr)
+        sys.exit(2)

@@ -24,12 +24,12 @@ from asr.errors import AsrError  # noqa: E402
 from asr.evaluation.error_rate import NO_ERRORS, count_errors  # noqa: E402
 from asr.evaluation.segment_pool import SegmentPool  # noqa: E402
 from asr.evaluation.simulated_frames import FrameSimulator, simulate  # noqa: E402
+from asr.evaluation.simulation_folder import SimulationFolder  # noqa: E402
 from asr.evaluation.transcripts import read_transcripts  # noqa: E402
 from asr.graph.artefact import DecodingGraph  # noqa: E402
 from asr.lm.contract import LanguageModel  # noqa: E402
 from asr.text.lexicon import Lexicon  # noqa: E402
 
-DATA = ROOT / "scripts" / "simulation"
 # At these clarities the trigram of checkpoints/librispeech has about this word error rate, in %.
 CLARITY = {"6 %": 5.5, "12 %": 2.0}
 BATCH_SIZE = 32
@@ -59,12 +59,13 @@ class Workload:
         return sum(map(len, self.references))
 
 
-def simulated(clarity: float, num_utts: int, name: str) -> Workload:
-    """The simulation kept beside the scripts (scripts/simulation)."""
-    lines = [line.split()[1:] for line in (DATA / "sentences.txt").read_text("utf-8").splitlines()]
-    sentences = [lines[i * len(lines) // num_utts] for i in range(min(num_utts, len(lines)))]
-    simulator = FrameSimulator(SegmentPool.load(DATA / "segments.npz.xz"), clarity)
-    made = simulate(simulator, sentences, Lexicon.from_file(DATA / "lexicon.txt"))
+def simulated(folder: Path, clarity: float, num_utts: int, name: str) -> Workload:
+    """The simulation from a folder that `scripts/simulate_frames.py prepare` made."""
+    data = SimulationFolder(folder).require()
+    lines = list(read_transcripts(data.sentences).values())
+    sentences = [lines[i * len(lines) // num_utts] for i in range(num_utts)] if num_utts < len(lines) else lines
+    simulator = FrameSimulator(SegmentPool.load(data.segments), clarity)
+    made = simulate(simulator, sentences, Lexicon.from_file(data.lexicon))
     return Workload(f"simulation {name}", [torch.from_numpy(frames) for frames in made], list(sentences))
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import runpy
 from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +16,7 @@ from asr.errors import AsrError
 from asr.evaluation.ctc_alignment import align_ctc
 from asr.evaluation.segment_pool import SegmentPool
 from asr.evaluation.simulated_frames import FrameSimulator, simulate
+from asr.evaluation.simulation_folder import SimulationFolder, choose_sentences
 from asr.text.lexicon import Lexicon
 from asr.text.tokens import TokenTable
 
@@ -96,3 +99,45 @@ def test_what_cannot_be_simulated() -> None:
     only_a = SegmentPool.from_utterances(TOKENS, [(random_frames(0, 4), [("A",)])])
     with pytest.raises(AsrError, match="no segment of the phone B"):
         FrameSimulator(only_a).frames([("B",)])
+
+
+def test_sentences_come_in_equal_parts_from_the_texts() -> None:
+    texts = [{f"{name}-{i}": ("AB", "BA")[: 1 + i % 2] for i in range(20)} for name in "xyz"]
+    chosen = choose_sentences(texts, 5, {"AB", "BA"}, {"y"}, (2, 3))
+    assert list(chosen) == ["x-1", "z-1", "z-11"]
+    assert choose_sentences(texts, 5, {"AB"}, {"y"}, (2, 3)) == {}
+
+
+def test_prepare_makes_the_folder_of_a_corpus(
+    tmp_path: Path, tiny_bundle_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.tiny_bundle import PRONUNCIATIONS, RATE, tones
+
+    audio = tmp_path / "audio"
+    audio.mkdir()
+    for index, words in enumerate(("PAT KIT", "SICK SKIP", "KIT SKIP", "PAT SICK")):
+        soundfile.write(audio / f"1-1-{index}.wav", tones(words.split(), seed=index).numpy(), RATE)
+        with (audio / "1-1.trans.txt").open("a") as file:
+            file.write(f"1-1-{index} {words}\n")
+    Lexicon({**PRONUNCIATIONS, "ZOO": [("Z",)]}).save(tmp_path / "lexicon.txt")
+    long = "PAT TO KIT TO SICK"
+    (tmp_path / "text").write_text(f"1-1-9 {long}\n2-1-0 {long} TWO\n2-1-1 PAT\n3-1-0 {long} ZOO\n3-1-1 {long}\n")
+    script = str(Path(__file__).resolve().parents[2] / "scripts" / "simulate_frames.py")
+    files = []
+    for folder in (SimulationFolder(tmp_path / "once"), SimulationFolder(tmp_path / "again")):
+        arguments = {"audio": audio, "text": tmp_path / "text", "lexicon": tmp_path / "lexicon.txt"}
+        arguments |= {"bundle": tiny_bundle_folder, "output": folder.path}
+        monkeypatch.setattr(
+            "sys.argv", [script, "prepare", *(f"--{name}={value}" for name, value in arguments.items())]
+        )
+        with pytest.raises(AsrError, match=r"segments.*is missing.*simulate_frames\.py prepare --audio"):
+            folder.require()
+        assert runpy.run_path(script)["main"]() == 0
+        files.append([file.read_bytes() for file in (folder.segments, folder.sentences, folder.lexicon)])
+    assert files[0] == files[1]
+    folder = folder.require()
+    assert folder.sentences.read_text() == f"2-1-0 {long} TWO\n3-1-1 {long}\n"
+    assert folder.lexicon.read_text() == "KIT K T\nPAT P T\nSICK S K\nTO T\nTWO T\n"
+    sentences = [tuple(line.split()[1:]) for line in folder.sentences.read_text().splitlines()]
+    made = simulate(FrameSimulator(SegmentPool.load(folder.segments)), sentences, Lexicon.from_file(folder.lexicon))
+    assert all(len(frames) for frames in made)
