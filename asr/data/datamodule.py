@@ -19,6 +19,7 @@ from asr.data.fbank import Fbank, WindowType
 from asr.data.feature_stores import FeatureFolder, FeatureMemory
 from asr.data.noise import NoiseMixer
 from asr.data.spec_augment import SpecAugment
+from asr.data.vocal_tract import VocalTractPerturbation
 from asr.errors import AsrError
 from asr.text.tokenizer import Tokenizer
 from asr.text.tokens import TokenTable
@@ -54,6 +55,7 @@ class AcousticDataModule(pl.LightningDataModule):
         min_duration: shorter utterances are left out of training.
         max_duration: longer ones, too.
         speed_factors: one is drawn for each training utterance each epoch, such as [0.9, 1.0, 1.1].
+        max_vocal_tract_warp: frequencies are scaled by up to so much in training, such as 0.1; 0 for not at all.
         spec_augment: mask time and frequency in training.
         noise_dir: folder of noise recordings to add in training; None for none.
         noise_probability: part of the utterances that get noise.
@@ -91,6 +93,7 @@ class AcousticDataModule(pl.LightningDataModule):
         min_duration: float = 0.1,
         max_duration: float = 40.0,
         speed_factors: Sequence[float] = (1.0,),
+        max_vocal_tract_warp: float = 0.0,
         spec_augment: bool = True,
         noise_dir: str | None = None,
         noise_probability: float = 0.5,
@@ -132,6 +135,8 @@ class AcousticDataModule(pl.LightningDataModule):
         self.fbank = Fbank(**self.fbank_config)
         self.waveforms = WaveformCache(self.fbank.sampling_rate)
         noise = NoiseMixer(noise_dir, noise_probability) if noise_dir else None
+        upper_edge = high_freq if high_freq > 0.0 else self.fbank.sampling_rate / 2 + high_freq
+        warp = VocalTractPerturbation(max_vocal_tract_warp, low_freq, upper_edge, num_mel_bins)
         masks = SpecAugment(
             num_time_masks,
             max_time_mask_frames,
@@ -151,6 +156,7 @@ class AcousticDataModule(pl.LightningDataModule):
             self.features,
             speed_factors,
             noise,
+            warp if max_vocal_tract_warp > 0.0 else None,
             masks if spec_augment else None,
             random_pronunciation,
         )

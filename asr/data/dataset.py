@@ -20,6 +20,7 @@ from asr.data.feature_stores import FeatureStore
 from asr.data.noise import NoiseMixer
 from asr.data.resampling import change_speed
 from asr.data.spec_augment import SpecAugment
+from asr.data.vocal_tract import VocalTractPerturbation
 from asr.errors import AsrError
 from asr.text.tokenizer import Tokenizer
 
@@ -98,6 +99,7 @@ class AcousticDataset(Dataset[AcousticBatch]):
         features: where features are kept, used only where they are the same every time: without noise and dither.
         speed_factors: one of them is drawn for every utterance; (1.0,) changes nothing.
         noise: adds noise, or None.
+        vocal_tract: warps frequencies, or None.
         spec_augment: masks features, or None.
         random_pronunciation: draw one of a word's pronunciations instead of taking the first.
     """
@@ -110,6 +112,7 @@ class AcousticDataset(Dataset[AcousticBatch]):
         features: FeatureStore | None = None,
         speed_factors: Sequence[float] = (1.0,),
         noise: NoiseMixer | None = None,
+        vocal_tract: VocalTractPerturbation | None = None,
         spec_augment: SpecAugment | None = None,
         random_pronunciation: bool = False,
     ) -> None:
@@ -119,6 +122,7 @@ class AcousticDataset(Dataset[AcousticBatch]):
         self.features = features if noise is None and fbank.dither == 0.0 else None
         self.speed_factors = tuple(speed_factors)
         self.noise = noise
+        self.vocal_tract = vocal_tract
         self.spec_augment = spec_augment
         self.random_pronunciation = random_pronunciation
 
@@ -142,6 +146,8 @@ class AcousticDataset(Dataset[AcousticBatch]):
             raise AsrError(f"Not one recording of a batch could be read: {reason}")
         padded = pad_sequence(features, batch_first=True)
         num_frames = torch.tensor([len(frames) for frames in features])
+        if self.vocal_tract is not None:
+            padded = self.vocal_tract(padded)
         return {
             "features": padded if self.spec_augment is None else self.spec_augment(padded, num_frames),
             "num_frames": num_frames,
