@@ -39,6 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from-arpa", nargs="+", type=Path, help="take this model instead of estimating one, or mix several"
     )
     source.add_argument("--weights", nargs="+", type=float, help="of several --from-arpa, in their order; of sum one")
+    source.add_argument(
+        "--by-history", action="store_true", help="of several: the model that explains the words so far counts more"
+    )
     source.add_argument("--vocabulary", type=Path, help="word list; n-grams with other words are left out")
     source.add_argument("--map-unknown", action="store_true", help="count words outside the vocabulary as <unk>")
     model = parser.add_argument_group("model")
@@ -68,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     vocabulary = Vocabulary.from_file(args.vocabulary) if args.vocabulary else None
     report: dict[str, object] = {}
     if args.from_arpa:
-        trie, count = _read_and_mix(args.from_arpa, args.weights or [1.0], vocabulary), None
+        trie, count = _read_and_mix(args.from_arpa, args.weights or [1.0], vocabulary, args.by_history), None
     else:
         stream = read_word_stream(args.text, vocabulary, args.transcripts)
         _say(f"{stream.num_words} words in {stream.num_sentences} sentences; estimating order {args.order}")
@@ -102,14 +105,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _read_and_mix(paths: list[Path], weights: list[float], vocabulary: Vocabulary | None) -> NgramTrie:
+def _read_and_mix(
+    paths: list[Path], weights: list[float], vocabulary: Vocabulary | None, by_history: bool
+) -> NgramTrie:
     if len(weights) != len(paths):
         raise AsrError(f"--weights: {len(weights)} weights for {len(paths)} models; give one weight a model.")
     if len(paths) == 1:
         return read_arpa(paths[0], vocabulary)
     if vocabulary is None:
         vocabulary = Vocabulary(dict.fromkeys(word for path in paths for word in read_arpa_words(path)))
-    return mix_linearly([read_arpa(path, vocabulary) for path in paths], weights)
+    return mix_linearly([read_arpa(path, vocabulary) for path in paths], weights, by_history)
 
 
 def _say(message: str) -> None:

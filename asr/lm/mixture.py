@@ -15,9 +15,10 @@ from asr.lm.ngram import NgramLM
 from asr.lm.ngram_arrays import ROOT_STATE
 from asr.lm.ngram_trie import ROOT, IntArray, NgramTrie, find_sorted, pack
 from asr.lm.pruning import DoubleArray, set_backoffs
+from asr.text.vocabulary import BOS_ID
 
 
-def mix_linearly(tries: Sequence[NgramTrie], weights: Sequence[float]) -> NgramTrie:
+def mix_linearly(tries: Sequence[NgramTrie], weights: Sequence[float], by_history: bool = False) -> NgramTrie:
     """The model of all n-grams that any of the models lists, with the weighted sum of the models' probabilities.
 
     As SRILM's `-mix-lm`: the n-grams listed are exactly interpolated, backoff weights are set anew so that every
@@ -27,6 +28,8 @@ def mix_linearly(tries: Sequence[NgramTrie], weights: Sequence[float]) -> NgramT
     Args:
         tries: the models, over one vocabulary.
         weights: one weight a model, positive, of sum one.
+        by_history: in each history a model's weight is multiplied by the probability that it gives the history itself
+            (and normalised), so that the model that explains the words so far decides the next one; SRILM's `-bayes`.
 
     Raises:
         AsrError: the vocabularies differ, or the weights make no sense.
@@ -36,15 +39,18 @@ def mix_linearly(tries: Sequence[NgramTrie], weights: Sequence[float]) -> NgramT
     vocabulary = tries[0].vocabulary
     if any(trie.vocabulary != vocabulary for trie in tries):
         raise AsrError("The n-gram models to mix have different word lists; read them with one vocabulary.")
-    parts = [_Part(trie, weight) for trie, weight in zip(tries, weights, strict=True)]
+    parts = [_Part(trie) for trie in tries]
     begin = [0]
     parents, words, scores = [], [], []
     for order in range(1, max(trie.order for trie in tries) + 1):
         keys = np.unique(np.concatenate([part.keys(order) for part in parts if order <= part.order]))
         parent, word = np.divmod(keys, len(vocabulary))
-        probability = sum(part.advance(order, keys, begin) for part in parts)
-        with np.errstate(divide="ignore"):
-            scores.append(np.minimum(np.log(probability), 0.0).astype(np.float32))
+        log_weight = np.log(np.asarray(weights))[:, None]
+        if by_history and order > 1:
+            log_weight = log_weight + np.stack([part.history for part in parts])[:, parent - begin[-2]]
+            log_weight -= np.logaddexp.reduce(log_weight, axis=0)
+        log_prob = np.stack([part.advance(order, keys, begin) for part in parts])
+        scores.append(np.minimum(np.logaddexp.reduce(log_weight + log_prob, axis=0), 0.0).astype(np.float32))
         parents.append((parent if order > 1 else np.full(len(parent), ROOT)).astype(np.int32))
         words.append(word.astype(np.int32))
         begin.append(begin[-1] + len(keys))
@@ -64,14 +70,14 @@ def mix_linearly(tries: Sequence[NgramTrie], weights: Sequence[float]) -> NgramT
 class _Part:
     """One of the models while the union grows order by order."""
 
-    def __init__(self, trie: NgramTrie, weight: float) -> None:
+    def __init__(self, trie: NgramTrie) -> None:
         self._trie = trie
-        self._weight = weight
         self._lm = NgramLM.from_trie(trie)
         self._is_listed = trie.listed()
         self.order = trie.order
         self._position: IntArray = np.zeros(0, dtype=np.int64)  # in the union, of our n-grams of the order before
         self._state = torch.full((1,), ROOT_STATE)  # ours, after each of the union's n-grams of the order before
+        self.history: DoubleArray = np.zeros(1)  # our log-probability of each of these n-grams as a whole
 
     def keys(self, order: int) -> IntArray:
         """Our n-grams of an order as `parent in the union * V + word`, (M,)."""
@@ -83,11 +89,12 @@ class _Part:
         return pack(parent, word_id, len(self._trie.vocabulary))
 
     def advance(self, order: int, keys: IntArray, begin: Sequence[int]) -> DoubleArray:
-        """Our share of the probability of the union's n-grams of an order, given as keys (M,), (M,)."""
+        """Our log P(last word | words before) of the union's n-grams of an order, given as keys (M,), (M,)."""
         if order <= self.order:
             self._position = find_sorted(keys, self.keys(order)) + begin[-1]
         parent, word = np.divmod(keys, len(self._trie.vocabulary))
-        context = self._state[torch.from_numpy(parent - begin[-2])] if order > 1 else self._state.expand(len(keys))
-        log_prob, self._state = self._lm.score(context, torch.from_numpy(word))
-        probability = np.exp(log_prob.numpy().astype(np.float64)) * self._is_listed[word]
-        return np.asarray(self._weight * probability, dtype=np.float64)
+        before = parent - begin[-2] if order > 1 else np.zeros(len(keys), dtype=np.int64)
+        score, self._state = self._lm.score(self._state[torch.from_numpy(before)], torch.from_numpy(word))
+        log_prob = np.where(self._is_listed[word], score.numpy().astype(np.float64), -np.inf)
+        self.history = self.history[before] + np.where(word == BOS_ID, 0.0, log_prob)  # a sentence's start is given
+        return log_prob

@@ -40,9 +40,15 @@ def _trie(folder: Path, sentences: list[str], order: int, vocabulary: Vocabulary
     st.lists(st.lists(st.sampled_from(WORDS[1:]), min_size=1, max_size=6), min_size=1, max_size=8),
     st.integers(1, 3),
     st.floats(0.05, 0.95),
+    st.booleans(),
 )
 def test_listed_ngrams_are_interpolated_and_histories_sum_to_one(
-    tmp_path_factory: pytest.TempPathFactory, first: list[list[str]], second: list[list[str]], order: int, weight: float
+    tmp_path_factory: pytest.TempPathFactory,
+    first: list[list[str]],
+    second: list[list[str]],
+    order: int,
+    weight: float,
+    by_history: bool,
 ) -> None:
     folder = tmp_path_factory.mktemp("mix")
     vocabulary = Vocabulary(WORDS)
@@ -50,18 +56,19 @@ def test_listed_ngrams_are_interpolated_and_histories_sum_to_one(
         _trie(folder, [" ".join(words) for words in text], own_order, vocabulary)
         for text, own_order in ((first, order), (second, 2))
     ]
-    mixed = mix_linearly(tries, [weight, 1 - weight])
+    mixed = mix_linearly(tries, [weight, 1 - weight], by_history)
     assert mixed.order == max(order, 2)
     models, mixture = [BackoffModel(trie) for trie in tries], BackoffModel(mixed)
     listed = set(models[0].score) | set(models[1].score)
     assert set(mixture.score) == listed
     for ngram in listed - {("<s>",)}:
         history, word = ngram[:-1], ngram[-1]
-        expected = 0.0
+        shares, expected = [], 0.0
         for share, model in zip((weight, 1 - weight), models, strict=True):
+            shares.append(share * _explained(model, history) if by_history else share)
             known = tuple(old if (old,) in model.score else "<unk>" for old in history)
-            expected += share * math.exp(model.log_prob(known, word)) if (word,) in model.score else 0.0
-        assert math.exp(mixture.score[ngram]) == pytest.approx(expected, rel=1e-4), ngram
+            expected += shares[-1] * math.exp(model.log_prob(known, word)) if (word,) in model.score else 0.0
+        assert math.exp(mixture.score[ngram]) == pytest.approx(expected / sum(shares), rel=1e-4), ngram
     lm = NgramLM.from_trie(mixed)
     for history in itertools.chain([()], itertools.product(WORDS, repeat=2)):
         state = lm.start(1)
@@ -72,11 +79,21 @@ def test_listed_ngrams_are_interpolated_and_histories_sum_to_one(
         assert float(total) == pytest.approx(1.0, abs=1e-4)
 
 
-def test_a_mixture_of_equals_is_the_model(tmp_path: Path) -> None:
+def _explained(model: BackoffModel, history: tuple[str, ...]) -> float:
+    """The probability of a history's words; that of `<s>` is one."""
+    probability = 1.0
+    for position, word in enumerate(history):
+        if word != "<s>":
+            probability *= math.exp(model.log_prob(history[:position], word)) if (word,) in model.score else 0.0
+    return probability
+
+
+@pytest.mark.parametrize("by_history", [False, True])
+def test_a_mixture_of_equals_is_the_model(tmp_path: Path, by_history: bool) -> None:
     text = tmp_path / "text"
     text.write_text("\n".join(toy_sentences(2, 200)))
     trie = estimate_kneser_ney(read_word_stream([text]), 3).trie
-    mixed = mix_linearly([trie, trie, trie], [0.2, 0.3, 0.5])
+    mixed = mix_linearly([trie, trie, trie], [0.2, 0.3, 0.5], by_history)
     assert mixed.order_begin == trie.order_begin
     torch.testing.assert_close(torch.from_numpy(mixed.score), torch.from_numpy(trie.score), atol=1e-5, rtol=0)
     torch.testing.assert_close(torch.from_numpy(mixed.backoff), torch.from_numpy(trie.backoff), atol=1e-4, rtol=0)
