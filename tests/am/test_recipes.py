@@ -49,8 +49,14 @@ def test_a_recipe_is_complete(recipe: Path) -> None:
     with torch.inference_mode():
         log_prob, _ = network(torch.randn(1, 30, network.num_features), torch.tensor([30]))
     assert log_prob.shape[2] == network.num_tokens
-    classes = [callback["class_path"] for callback in config["trainer"]["callbacks"]]
-    assert "pytorch_lightning.callbacks.ModelCheckpoint" in classes
+    kept = [
+        callback["init_args"]
+        for callback in config["trainer"]["callbacks"]
+        if callback["class_path"] == "pytorch_lightning.callbacks.ModelCheckpoint"
+    ]
+    # From Lightning 2.6 on, `save_last` beside `monitor` no longer keeps a last state that is not a best one, too.
+    assert [arguments["filename"] for arguments in kept] == ["best", "last"]
+    assert ["monitor" in arguments for arguments in kept] == [True, False]
     assert "TensorBoardLogger" in config["trainer"]["logger"]["class_path"]
     for section in [*config["trainer"]["callbacks"], config["trainer"]["logger"]]:
         inspect.signature(load_class(section["class_path"])).bind(**section.get("init_args", {}))
