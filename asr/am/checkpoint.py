@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,14 @@ from asr.registered_network import ACOUSTIC_MODEL_CLASSES, RegisteredNetwork, bu
 _AVERAGE_PREFIX = "average.network."
 
 
-def network_from_checkpoint(checkpoint: str | Path, recipe: str | Path) -> RegisteredNetwork:
+def network_from_checkpoint(
+    checkpoint: str | Path | Sequence[str | Path], recipe: str | Path
+) -> RegisteredNetwork:
     """The averaged network of a training run, in evaluation mode.
 
     Args:
-        checkpoint: a `.ckpt` file that `asr fit` wrote.
+        checkpoint: a `.ckpt` file that `asr fit` wrote; of several, states of one run or of runs that went on from it,
+            the mean of their weights, which is often better than any of them.
         recipe: the YAML that the run was started with, or the `config.yaml` that it left beside its logs.
 
     Raises:
@@ -28,11 +32,18 @@ def network_from_checkpoint(checkpoint: str | Path, recipe: str | Path) -> Regis
     """
     class_name, arguments = _network_section(Path(recipe))
     registered = build_network(class_name, arguments, ACOUSTIC_MODEL_CLASSES, str(recipe))
-    try:
-        registered.network.load_state_dict(averaged_weights(checkpoint))
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[-1].strip()
-        raise AsrError(f"{checkpoint}: the weights do not fit the network of {recipe} ({reason}).") from error
+    checkpoints = [checkpoint] if isinstance(checkpoint, (str, Path)) else checkpoint
+    mean: dict[str, Tensor] = {}
+    for path in checkpoints:
+        try:
+            registered.network.load_state_dict(averaged_weights(path))
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[-1].strip()
+            raise AsrError(f"{path}: the weights do not fit the network of {recipe} ({reason}).") from error
+        for name, value in registered.network.state_dict().items():
+            share = value / len(checkpoints) if value.is_floating_point() else value
+            mean[name] = mean[name] + share if name in mean and value.is_floating_point() else share.clone()
+    registered.network.load_state_dict(mean)
     return registered
 
 

@@ -36,7 +36,13 @@ example:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("output", help="the bundle's folder; its name is the bundle's name")
-    parser.add_argument("--acoustic-model", required=True, help="a checkpoint of 'asr fit', or an exported folder")
+    parser.add_argument(
+        "--acoustic-model",
+        required=True,
+        nargs="+",
+        type=Path,
+        help="a checkpoint of 'asr fit', several to take the mean of, or an exported folder",
+    )
     parser.add_argument("--recipe", help="the YAML that the acoustic model's checkpoint was trained from")
     parser.add_argument("--graph", required=True, help="decoding graph of 'asr graph'")
     parser.add_argument("--small-ngram", help="the n-gram model that the graph was built from, ARPA or binary")
@@ -50,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     folder = Path(args.output)
-    acoustic_model, features, tokens = _acoustic_model(Path(args.acoustic_model), args.recipe)
+    acoustic_model, features, tokens = _acoustic_model(args.acoustic_model, args.recipe)
     graph = DecodingGraph.load(args.graph)
     if tokens is not None:
         graph.require_tokens(tokens)
@@ -72,8 +78,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _acoustic_model(path: Path, recipe: str | None) -> tuple[RegisteredNetwork, dict[str, Any], TokenTable | None]:
+def _acoustic_model(
+    paths: list[Path], recipe: str | None
+) -> tuple[RegisteredNetwork, dict[str, Any], TokenTable | None]:
     """Network, arguments of `Fbank`, and the tokens where they are known."""
+    path = paths[0]
+    if len(paths) > 1 and any(path.is_dir() for path in paths):
+        raise AsrError("--acoustic-model: a mean is taken of checkpoints of 'asr fit'; give these, or one folder.")
     if path.is_dir():
         description = _mapping(path / "am.json")
         try:
@@ -92,7 +103,7 @@ def _acoustic_model(path: Path, recipe: str | None) -> tuple[RegisteredNetwork, 
     data = _mapping(Path(recipe)).get("data", {}).get("init_args", {})
     # Dither is noise for training.
     features = {name: data[name] for name in inspect.signature(Fbank).parameters if name in data and name != "dither"}
-    return network_from_checkpoint(path, recipe), features, None
+    return network_from_checkpoint(paths, recipe), features, None
 
 
 def _ngram(path: str | None) -> NgramLM | None:

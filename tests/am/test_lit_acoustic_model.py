@@ -102,6 +102,11 @@ def test_the_checkpoint_gives_the_network_back(tmp_path: Path, data_arguments: d
     weights = averaged_weights(checkpoint)
     assert same(weights, registered.network.state_dict())
     assert checkpoint_tokens(checkpoint) == ["<blk>", "AH", "B", "EY"]
+    other = fit(tmp_path / "b", data_arguments, max_epochs=1, initial_checkpoint=str(checkpoint))
+    mean = network_from_checkpoint([checkpoint, other], recipe).network.state_dict()
+    for name, value in averaged_weights(other).items():
+        expected = (value + weights[name]) / 2 if value.is_floating_point() else value
+        torch.testing.assert_close(mean[name], expected)
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path, data_arguments: dict[str, Any]) -> None:
