@@ -232,4 +232,5 @@ def _lines(trie: NgramTrie, positions: IntArray, order: int, words: list[bytes])
     if order == trie.order:
         return b"".join(b"%.7g\t%s\n" % row for row in zip(score.tolist(), ngrams, strict=True))
     backoff = trie.backoff[positions].astype(np.float64) / LN_10
+    backoff[np.isneginf(backoff)] = -99.0
     return b"".join(b"%.7g\t%s\t%.7g\n" % row for row in zip(score.tolist(), ngrams, backoff.tolist(), strict=True))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from asr.cli.main import run
@@ -35,6 +35,8 @@ def _trie(folder: Path, sentences: list[str], order: int, vocabulary: Vocabulary
 
 
 @settings(max_examples=12)
+# The backoff weight of `b` is zero here.
+@example([["a"]], [["b"], ["b", "c"], ["b", "d", "c"]], 1, 0.5, False)
 @given(
     st.lists(st.lists(st.sampled_from(WORDS[:4]), min_size=1, max_size=6), min_size=1, max_size=8),
     st.lists(st.lists(st.sampled_from(WORDS[1:]), min_size=1, max_size=6), min_size=1, max_size=8),
