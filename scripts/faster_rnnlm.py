@@ -37,13 +37,13 @@ def train(
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         assert process.stderr is not None
         for line in process.stderr:
-            now = _processor_seconds(process.pid)
             found = re.search(r"valid:\s+(\S+)  elapsed: ([\d.]+)(.)\+([\d.]+)", line)
             if found:
+                now = _processor_seconds(process.pid)
                 training, validation = float(found[2]), float(found[4])
                 seconds += (now - before) * training / max(1e-9, training + validation)
                 curve.append((round(seconds, 2), round(2 ** float(found[1]), 2)))
-            before = now
+                before = now
     if process.returncode or not curve:
         raise SystemExit(f"{binary}: training failed")
     num_words = sum(len(line.split()) + 1 for line in train_text.open(encoding="utf-8"))
