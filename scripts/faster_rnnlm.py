@@ -41,7 +41,8 @@ def train(
             if found:
                 now = _processor_seconds(process.pid)
                 training, validation = float(found[2]), float(found[4])
-                seconds += (now - before) * training / max(1e-9, training + validation)
+                # The first epoch's share is bounded by the clock, which does not count loading.
+                seconds += min(now - before, training + validation) * training / max(1e-9, training + validation)
                 curve.append((round(seconds, 2), round(2 ** float(found[1]), 2)))
                 before = now
     if process.returncode or not curve:
