@@ -24,7 +24,7 @@ from asr.errors import AsrError  # noqa: E402
 from asr.evaluation.error_rate import NO_ERRORS, count_errors  # noqa: E402
 from asr.evaluation.segment_pool import SegmentPool  # noqa: E402
 from asr.evaluation.simulated_frames import FrameSimulator, simulate  # noqa: E402
-from asr.evaluation.simulation_folder import SimulationFolder  # noqa: E402
+from asr.evaluation.simulation_folder import SimulationFolder, evenly  # noqa: E402
 from asr.evaluation.transcripts import read_transcripts  # noqa: E402
 from asr.graph.artefact import DecodingGraph  # noqa: E402
 from asr.lm.contract import LanguageModel  # noqa: E402
@@ -63,7 +63,7 @@ def simulated(folder: Path, clarity: float, num_utts: int, name: str) -> Workloa
     """The simulation from a folder that `scripts/simulate_frames.py prepare` made."""
     data = SimulationFolder(folder).require()
     lines = list(read_transcripts(data.sentences).values())
-    sentences = [lines[i * len(lines) // num_utts] for i in range(num_utts)] if num_utts < len(lines) else lines
+    sentences = evenly(lines, num_utts)
     simulator = FrameSimulator(SegmentPool.load(data.segments), clarity)
     made = simulate(simulator, sentences, Lexicon.from_file(data.lexicon))
     return Workload(f"simulation {name}", [torch.from_numpy(frames) for frames in made], list(sentences))
@@ -76,8 +76,8 @@ def given(log_probs: Path, references: Path, num_utts: int | None) -> Workload:
         ids = sorted(name for name in archive if name in words)
         if not ids:
             raise AsrError(f"{log_probs}: has none of the utterances of {references}; the ids must be the same.")
-        if num_utts is not None and num_utts < len(ids):
-            ids = [ids[i * len(ids) // num_utts] for i in range(num_utts)]
+        if num_utts is not None:
+            ids = evenly(ids, num_utts)
         frames = [torch.from_numpy(archive[name].astype(np.float32)) for name in ids]
     return Workload(log_probs.stem, frames, [words[name] for name in ids])
 

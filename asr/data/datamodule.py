@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from asr.data.cmvn import GlobalCmvn
 from asr.data.cut_lists import LeftOut, hold_out_speakers, read_cuts, select_usable
 from asr.data.dataset import AcousticBatch, AcousticDataset, WaveformCache
-from asr.data.fbank import Fbank, WindowType
+from asr.data.fbank import Fbank, WindowType, upper_band_edge
 from asr.data.feature_stores import FeatureFolder, FeatureMemory
 from asr.data.noise import NoiseMixer
 from asr.data.spec_augment import SpecAugment
@@ -135,8 +135,10 @@ class AcousticDataModule(pl.LightningDataModule):
         self.fbank = Fbank(**self.fbank_config)
         self.waveforms = WaveformCache(self.fbank.sampling_rate)
         noise = NoiseMixer(noise_dir, noise_probability) if noise_dir else None
-        upper_edge = high_freq if high_freq > 0.0 else self.fbank.sampling_rate / 2 + high_freq
-        warp = VocalTractPerturbation(max_vocal_tract_warp, low_freq, upper_edge, num_mel_bins)
+        warp: VocalTractPerturbation | None = None
+        if max_vocal_tract_warp > 0.0:
+            upper_edge = upper_band_edge(high_freq, self.fbank.sampling_rate)
+            warp = VocalTractPerturbation(max_vocal_tract_warp, low_freq, upper_edge, num_mel_bins)
         masks = SpecAugment(
             num_time_masks,
             max_time_mask_frames,
@@ -156,7 +158,7 @@ class AcousticDataModule(pl.LightningDataModule):
             self.features,
             speed_factors,
             noise,
-            warp if max_vocal_tract_warp > 0.0 else None,
+            warp,
             masks if spec_augment else None,
             random_pronunciation,
         )

@@ -161,17 +161,17 @@ def window_function(window: WindowType, length: int) -> Tensor:
 def mel_filters(num_mel_bins: int, fft_length: int, sampling_rate: int, low_freq: float, high_freq: float) -> Tensor:
     """Kaldi's triangles, linear on the mel axis: (B, M) float32, B = fft_length / 2 (the Nyquist bin is left out)."""
     nyquist = sampling_rate / 2
-    high = high_freq if high_freq > 0.0 else nyquist + high_freq
+    high = upper_band_edge(high_freq, sampling_rate)
     if not 0.0 <= low_freq < high <= nyquist:
         raise AsrError(
             f"Fbank: the band {low_freq} to {high} Hz does not lie within 0 to {nyquist} Hz; set low_freq, high_freq."
         )
     frequency = torch.arange(fft_length // 2, dtype=torch.float64) * sampling_rate / fft_length
-    edges = torch.linspace(_mel(low_freq), _mel(high), num_mel_bins + 2, dtype=torch.float64)
-    mel = (1127.0 * torch.log1p(frequency / 700.0))[:, None]
+    edges = mel_edges(num_mel_bins, low_freq, high)
+    bin_mel = mel(frequency)[:, None]
     left, center, right = edges[:-2], edges[1:-1], edges[2:]
-    rising = (mel - left) / (center - left)
-    falling = (right - mel) / (right - center)
+    rising = (bin_mel - left) / (center - left)
+    falling = (right - bin_mel) / (right - center)
     filters = torch.minimum(rising, falling).clamp(min=0.0).float()
     if bool((filters.sum(dim=0) == 0).any()):
         raise AsrError(
@@ -180,8 +180,20 @@ def mel_filters(num_mel_bins: int, fft_length: int, sampling_rate: int, low_freq
     return filters
 
 
-def _mel(frequency: float) -> float:
-    return 1127.0 * math.log1p(frequency / 700.0)
+def upper_band_edge(high_freq: float, sampling_rate: int) -> float:
+    """In Hz; a `high_freq` of 0 or less counts from half the sampling rate."""
+    return high_freq if high_freq > 0.0 else sampling_rate / 2 + high_freq
+
+
+def mel_edges(num_mel_bins: int, low_freq: float, high_freq: float) -> Tensor:
+    """Where the triangles begin, peak and end, in mel, (M + 2,) float64; band edges in Hz."""
+    low, high = mel(torch.tensor([low_freq, high_freq], dtype=torch.float64)).tolist()
+    return torch.linspace(low, high, num_mel_bins + 2, dtype=torch.float64)
+
+
+def mel(frequency: Tensor) -> Tensor:
+    """Hz to mel, of any shape."""
+    return 1127.0 * torch.log1p(frequency / 700.0)
 
 
 def _mirrored(position: Tensor, num_samples: Tensor) -> Tensor:

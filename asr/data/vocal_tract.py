@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from asr.data.fbank import mel, mel_edges
+
 _KEPT_BAND = 0.8  # part of the band that is scaled as a whole; what lies above is stretched or squeezed into the rest
 
 
@@ -27,11 +29,10 @@ class VocalTractPerturbation(nn.Module):
         super().__init__()
         self.max_warp = max_warp
         self.high_freq = high_freq
-        low_mel, high_mel = _mel(torch.tensor([low_freq, high_freq])).tolist()
-        edges = torch.linspace(low_mel, high_mel, num_mel_bins + 2)
+        edges = mel_edges(num_mel_bins, low_freq, high_freq)
         self.first_mel = float(edges[1])
         self.mel_step = float(edges[1] - edges[0])
-        self.register_buffer("frequency", _hertz(edges[1:-1]), persistent=False)
+        self.register_buffer("frequency", _hertz(edges[1:-1]).float(), persistent=False)
 
     def forward(self, features: Tensor) -> Tensor:
         """(N, T, F) to (N, T, F)."""
@@ -43,7 +44,7 @@ class VocalTractPerturbation(nn.Module):
     def warp(self, features: Tensor, factor: Tensor) -> Tensor:
         """(N, T, F) to (N, T, F) with the factor (N,) given: above 1 everything moves up, as in a shorter vocal tract."""
         num_bins = len(self.frequency)
-        position = ((_mel(self._source(factor[:, None])) - self.first_mel) / self.mel_step).clamp(0, num_bins - 1)
+        position = ((mel(self._source(factor[:, None])) - self.first_mel) / self.mel_step).clamp(0, num_bins - 1)
         below = position.floor().long().clamp(max=num_bins - 2)
         share = (position - below)[:, None, :]
         shape = (*features.shape[:2], num_bins)
@@ -57,10 +58,6 @@ class VocalTractPerturbation(nn.Module):
         scaled = self.frequency / factor
         rest = (self.high_freq - bend / factor) / (self.high_freq - bend)
         return torch.where(self.frequency <= bend, scaled, self.high_freq - (self.high_freq - self.frequency) * rest)
-
-
-def _mel(frequency: Tensor) -> Tensor:
-    return 1127.0 * torch.log1p(frequency / 700.0)
 
 
 def _hertz(mel: Tensor) -> Tensor:

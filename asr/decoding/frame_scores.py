@@ -6,11 +6,22 @@ Shapes: N utterances, T frames, C tokens.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from asr.errors import AsrError
+
+
+def check_chunks(streams: Sequence[int], num_frames: Tensor) -> None:
+    """Refuses a call that does not give each of some streams one chunk; num_frames (N,).
+
+    Raises:
+        AsrError: a stream stands twice, or there are more or fewer chunks than streams.
+    """
+    if len(set(streams)) != len(streams) or len(streams) != len(num_frames):
+        raise AsrError(f"streams {list(streams)} with {len(num_frames)} chunks: give each stream one chunk.")
 
 
 def check_log_prob(log_prob: Tensor, num_frames: Tensor, num_tokens: int) -> None:

@@ -108,9 +108,7 @@ class LatticeFollower:
         frame, graph_state = frame[first:-1] - self._num_frames, graph_state[first:-1]
         score = fsa.scores.detach()[arc].double()
         kept, ahead = self._pruned(frame, graph_state, src_state, dst_state, score)
-        part = self._searchable(
-            len(frame), src_state[kept], dst_state[kept], score[kept], graph_arc[arc[kept]], graph_state
-        )
+        part = self._searchable(len(frame), src_state[kept], dst_state[kept], score[kept], graph_arc[arc[kept]])
         self._follow(part, graph_state[frame == 0], int(frame[-1]))
         last = (frame == frame[-1]).nonzero().squeeze(1)
         self._tokens.state = graph_state[self._tokens.state]
@@ -154,24 +152,16 @@ class LatticeFollower:
         dst_state: Tensor,
         score: Tensor,
         graph_arc: Tensor,
-        graph_state: Tensor,
     ) -> _NewFrames:
         graph = self._graph
         num_arcs = torch.bincount(src_state, minlength=num_states)
-        num_words = graph.word_begin[graph_arc + 1] - graph.word_begin[graph_arc]
-        word_begin = torch.cat([num_words.new_zeros(1), num_words.cumsum(0)])
-        owner = torch.repeat_interleave(num_words)
-        position = (
-            torch.arange(len(owner), device=owner.device) - word_begin[owner] + graph.word_begin[graph_arc[owner]]
-        )
-        words = ArcWords(word_begin, graph.word_id[position])
         emitting = ArcSet(
             torch.cat([num_arcs.new_zeros(1), num_arcs.cumsum(0)]),
             dst_state,
             torch.zeros_like(dst_state),
             score.float(),
             graph_arc,
-            words,
+            ArcWords.of_arcs(graph.word_begin, graph.word_id, graph_arc),
         )
         no_end = torch.full((num_states,), -torch.inf, device=score.device)
         return _NewFrames(num_states, emitting, no_end, no_end)

@@ -13,6 +13,7 @@ import torch
 from asr.decoding.lattice import Lattice
 from asr.decoding.options import DecodingOptions
 from asr.errors import AsrError
+from asr.graph.k2_conversion import import_k2
 
 _FINAL_LABEL = -1
 _SCORES = ("am_score", "graph_score", "lm_score")
@@ -27,7 +28,7 @@ def lattice_to_k2(lattice: Lattice, options: DecodingOptions) -> Any:
     Raises:
         AsrError: k2 is not there.
     """
-    k2 = _k2()
+    k2 = import_k2()
     ends = (lattice.final_graph_score > -torch.inf).nonzero().squeeze(1)
     src_state = torch.cat([lattice.src_state(), ends])
     # k2 wants each state's arcs together, final ones last.
@@ -103,17 +104,9 @@ def load_k2_lattice(path: str | Path) -> Lattice:
     Raises:
         AsrError: the file cannot be read, or holds something else.
     """
-    k2 = _k2()
+    k2 = import_k2()
     try:
         fsa = k2.Fsa.from_dict(torch.load(str(path)))
     except Exception as error:
         raise AsrError(f"{path}: this is no k2 lattice, or it is damaged ({type(error).__name__}).") from error
     return lattice_from_k2_fsa(fsa, str(path))
-
-
-def _k2() -> Any:
-    try:
-        import k2
-    except ImportError as error:
-        raise AsrError(f"k2 does not import here ({error}); `asr doctor` says how to install it.") from error
-    return k2

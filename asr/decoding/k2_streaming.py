@@ -25,7 +25,7 @@ from torch import Tensor
 
 from asr.decoding.endpoint import EndpointRules
 from asr.decoding.first_pass import DecodeResult, Hypothesis
-from asr.decoding.frame_scores import check_log_prob, skip_blanks
+from asr.decoding.frame_scores import check_chunks, check_log_prob, skip_blanks
 from asr.decoding.growing_lattice import LatticeFollower, state_frames
 from asr.decoding.k2_lattice import lattice_from_k2
 from asr.decoding.k2_pass import WIDEST_BEAM, require_k2
@@ -130,8 +130,7 @@ class K2StreamingDecoder:
         Raises:
             AsrError: a stream is not open or stands twice, or the log-probabilities are bad.
         """
-        if len(set(streams)) != len(streams) or len(streams) != len(num_frames):
-            raise AsrError(f"streams {list(streams)} with {len(num_frames)} chunks: give each stream one chunk.")
+        check_chunks(streams, num_frames)
         opened = [self._open(stream) for stream in streams]
         check_log_prob(log_prob, num_frames, len(self.graph.tokens))
         log_prob = log_prob.to(self.graph.device, torch.float32)

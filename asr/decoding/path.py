@@ -12,6 +12,7 @@ from torch import Tensor
 
 from asr.decoding.first_pass import Hypothesis
 from asr.decoding.options import DecodingOptions
+from asr.decoding.token_step import expand
 from asr.graph.artefact import DecodingGraph
 
 _Runs = tuple[tuple[int, int, int], ...]
@@ -53,11 +54,8 @@ class SpelledPath:
         """
         token_id = graph.token_id.index_select(0, arc)
         reads = (token_id >= 0).to(torch.int64)
-        num_words = graph.word_begin.index_select(0, arc + 1) - graph.word_begin.index_select(0, arc)
-        owner = torch.repeat_interleave(num_words)
-        ahead = num_words.cumsum(0) - num_words
-        position = graph.word_begin.index_select(0, arc.index_select(0, owner)) - ahead.index_select(0, owner)
-        word_ids = graph.word_id.index_select(0, position + torch.arange(len(owner), device=arc.device)).tolist()
+        owner, word = expand(graph.word_begin, arc)
+        word_ids = graph.word_id.index_select(0, word).tolist()
         frame = reads.cumsum(0) - reads
         read = token_id[token_id >= 0]
         first_frame = self.num_frames

@@ -85,16 +85,11 @@ def _subset(graph: DecodingGraph, score: Tensor, chosen: Tensor) -> ArcSet:
     arc = chosen.nonzero().squeeze(1)
     before = torch.zeros(graph.num_arcs + 1, dtype=torch.int64, device=graph.device)
     before[1:] = chosen.cumsum(0)
-    num_words = (graph.word_begin[1:] - graph.word_begin[:-1]).index_select(0, arc)
-    word_begin = torch.zeros(len(arc) + 1, dtype=torch.int64, device=graph.device)
-    word_begin[1:] = num_words.cumsum(0)
-    owner = torch.repeat_interleave(num_words)
-    position = torch.arange(len(owner), device=graph.device) - word_begin[owner] + graph.word_begin[arc[owner]]
     return ArcSet(
         before[graph.arc_begin],
         graph.dst_state[arc],
         graph.token_id[arc],
         score[arc],
         arc,
-        ArcWords(word_begin, graph.word_id[position]),
+        ArcWords.of_arcs(graph.word_begin, graph.word_id, arc),
     )

@@ -15,7 +15,7 @@ from asr.decoding.backtrace import Backtrace
 from asr.decoding.ending import Ending, ending_of
 from asr.decoding.endpoint import EndpointRules
 from asr.decoding.first_pass import DecodeResult, Hypothesis
-from asr.decoding.frame_scores import check_log_prob, skip_blanks
+from asr.decoding.frame_scores import check_chunks, check_log_prob, skip_blanks
 from asr.decoding.options import DecodingOptions
 from asr.decoding.path import SpelledPath
 from asr.decoding.search_graph import SearchGraph
@@ -99,8 +99,7 @@ class StreamingDecoder:
         Raises:
             AsrError: a stream is not open or stands twice, or the log-probabilities are bad.
         """
-        if len(set(streams)) != len(streams) or len(streams) != len(num_frames):
-            raise AsrError(f"streams {list(streams)} with {len(num_frames)} chunks: give each stream one chunk.")
+        check_chunks(streams, num_frames)
         progress = [self._open(stream) for stream in streams]
         check_log_prob(log_prob, num_frames, len(self.graph.tokens))
         log_prob = log_prob.to(self.graph.device, torch.float32)

@@ -57,6 +57,13 @@ class ArcWords:
         self.num_words = (word_begin[1:] - word_begin[:-1]).to(torch.int32)
         self.max_words = int(self.num_words.max()) if len(self.num_words) else 0
 
+    @classmethod
+    def of_arcs(cls, word_begin: Tensor, word_id: Tensor, arc: Tensor) -> ArcWords:
+        """Those of some arcs (K,) alone; word_begin and word_id are those of all arcs."""
+        owner, position = expand(word_begin, arc)
+        num_words = torch.bincount(owner, minlength=len(arc))
+        return cls(torch.cat([num_words.new_zeros(1), num_words.cumsum(0)]), word_id.index_select(0, position))
+
     def score(self, lm: LanguageModel, arc: Tensor, context_idx: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Scores the words of arcs, all j-th words in one call of the language model.
 

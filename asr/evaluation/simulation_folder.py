@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from asr.errors import AsrError
 from asr.text.lexicon import Lexicon
 from asr.text.tokens import TokenTable
 
 Words = tuple[str, ...]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,6 @@ def choose_sentences(
     return chosen
 
 
-def evenly(ids: list[str], num: int) -> list[str]:
+def evenly(items: list[_T], num: int) -> list[_T]:
     """So many of them, spread over the whole list."""
-    return [ids[i * len(ids) // num] for i in range(num)] if num < len(ids) else ids
+    return [items[i * len(items) // num] for i in range(num)] if num < len(items) else items

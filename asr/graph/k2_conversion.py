@@ -16,6 +16,19 @@ FINAL_LABEL = -1
 NO_ARC = -1
 
 
+def import_k2() -> Any:
+    """The k2 module.
+
+    Raises:
+        AsrError: it is not there.
+    """
+    try:
+        import k2
+    except ImportError as error:
+        raise AsrError(f"k2 does not import here ({error}); `asr doctor` says how to install it.") from error
+    return k2
+
+
 def to_k2(graph: DecodingGraph) -> Any:
     """A `k2.Fsa` that reads tokens, one a frame, on the graph's device.
 
@@ -26,10 +39,7 @@ def to_k2(graph: DecodingGraph) -> Any:
     Raises:
         AsrError: the graph has input epsilons, which k2 would read as blanks, or k2 is not there.
     """
-    try:
-        import k2
-    except ImportError as error:
-        raise AsrError(f"k2 does not import here ({error}); `asr doctor` says how to install it.") from error
+    k2 = import_k2()
     if graph.has_epsilons:
         raise AsrError("k2 would take the graph's arcs that read nothing for blanks; call `remove_epsilons` first.")
     device = graph.device

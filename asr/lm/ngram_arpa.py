@@ -221,8 +221,7 @@ def _write(trie: NgramTrie, stream: BinaryIO) -> None:
 
 
 def _lines(trie: NgramTrie, positions: IntArray, order: int, words: list[bytes]) -> bytes:
-    score = trie.score[positions].astype(np.float64) / LN_10
-    score[np.isneginf(score)] = -99.0
+    score = _log10(trie.score[positions])
     columns = []
     ancestor = positions
     for _ in range(order):
@@ -231,6 +230,12 @@ def _lines(trie: NgramTrie, positions: IntArray, order: int, words: list[bytes])
     ngrams = map(b" ".join, zip(*columns[::-1], strict=True))
     if order == trie.order:
         return b"".join(b"%.7g\t%s\n" % row for row in zip(score.tolist(), ngrams, strict=True))
-    backoff = trie.backoff[positions].astype(np.float64) / LN_10
-    backoff[np.isneginf(backoff)] = -99.0
+    backoff = _log10(trie.backoff[positions])
     return b"".join(b"%.7g\t%s\t%.7g\n" % row for row in zip(score.tolist(), ngrams, backoff.tolist(), strict=True))
+
+
+def _log10(score: FloatArray) -> npt.NDArray[np.float64]:
+    """Natural logs (M,) as the format has them; -99 stands for the log of zero."""
+    in_file = score.astype(np.float64) / LN_10
+    in_file[np.isneginf(in_file)] = -99.0
+    return in_file

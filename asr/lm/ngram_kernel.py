@@ -8,25 +8,21 @@ Shapes: Q queries.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from asr.lm.compiled_loop import compiled_loop
+
 _BLOCK = 128  # queries whose memory accesses are under way together
 _TAG_MASK = (1 << 31) - 1
 
 
-@functools.cache
 def compiled_loops() -> tuple[Callable[..., None], Callable[..., None]] | None:
     """`find_arcs` and `read_arcs` compiled, or None where numba is missing."""
-    try:
-        import numba
-    except ImportError:
-        return None
-    compiled = numba.njit(nogil=True, cache=True)
-    return compiled(find_arcs), compiled(read_arcs)
+    first, second = (compiled_loop(loop, reorders_sums=False) for loop in (find_arcs, read_arcs))
+    return None if first is None or second is None else (first, second)
 
 
 def find_arcs(

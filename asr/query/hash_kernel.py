@@ -8,22 +8,18 @@ Shapes: Q queries, B buckets, W bucket size.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
+
+from asr.lm.compiled_loop import compiled_loop
 
 _LARGEST = (1 << 63) - 1
 
 
-@functools.cache
 def compiled_loops() -> tuple[Callable[..., int], Callable[..., int]] | None:
     """`find_keys` and `insert_keys` compiled, or None where numba is missing."""
-    try:
-        import numba
-    except ImportError:
-        return None
-    compiled = numba.njit(nogil=True, cache=True)
-    return compiled(find_keys), compiled(insert_keys)
+    first, second = (compiled_loop(loop, reorders_sums=False) for loop in (find_keys, insert_keys))
+    return None if first is None or second is None else (first, second)
 
 
 def find_keys(table: Any, key: Any, multiplier: int, shift: int, slot: Any, missing: Any) -> int:
