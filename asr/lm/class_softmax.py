@@ -71,13 +71,24 @@ class ClassSoftmaxOutput(nn.Module):
 
     def loss(self, hidden: Tensor, history: Tensor, word_id: Tensor, generator: torch.Generator) -> Tensor:
         """hidden (N, H), history (N, M), word_id (N,) -> negative log-likelihood, ()."""
-        group = self.class_of[word_id]
-        loss = F.cross_entropy(self._slice_scores(hidden, history, 0, self.num_classes), group, reduction="sum")
-        for class_idx, member in self._by_class(group):
-            begin, end = self.class_begin[class_idx], self.class_begin[class_idx + 1]
-            scores = self._slice_scores(hidden[member], history[member], begin, end)
-            loss = loss + F.cross_entropy(scores, self.row_of[word_id[member]] - begin, reduction="sum")
-        return loss
+        by_class = list(self._by_class(self.class_of[word_id]))
+        classes, members = [idx for idx, _ in by_class], [member for _, member in by_class]
+        order, sizes = torch.cat(members), [len(member) for member in members]
+        row = [torch.arange(self.num_classes, device=hidden.device)]
+        row += [torch.arange(*self.class_begin[idx : idx + 2], device=hidden.device) for idx in classes]
+        # All softmaxes' rows and features are taken at once: autograd adds up sparse gradients one by one, each time
+        # copying what has come before.
+        widths, all_rows = [len(part) for part in row], torch.cat(row)
+        rows, bias = self.rows(all_rows).to(self.compute_dtype).split(widths), self.bias(all_rows)[:, 0].split(widths)
+        inputs = [part.to(self.compute_dtype) for part in (hidden, *hidden[order].split(sizes))]
+        scores = [F.linear(*args).float() + offset for *args, offset in zip(inputs, rows, bias, strict=True)]
+        if self.maxent is not None:
+            features = self.maxent.score_blocks([history, *history[order].split(sizes)], row)
+            scores = [score + feature for score, feature in zip(scores, features, strict=True)]
+        targets = [self.class_of[word_id]]
+        targets += [self.row_of[word_id[member]] - part[0] for member, part in zip(members, row[1:], strict=True)]
+        losses = [F.cross_entropy(*args, reduction="sum") for args in zip(scores, targets, strict=True)]
+        return torch.stack(losses).sum()
 
     def word_score(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """The class's score and the word's together, (Q,)."""
@@ -110,8 +121,7 @@ class ClassSoftmaxOutput(nn.Module):
     def _slice_scores(self, hidden: Tensor, history: Tensor, begin: int, end: int) -> Tensor:
         """Scores of the rows begin .. end - 1, (Q, end - begin)."""
         row = torch.arange(begin, end, device=hidden.device)
-        dtype = self.compute_dtype if torch.is_grad_enabled() else torch.float32
-        scores = F.linear(hidden.to(dtype), self.rows(row).to(dtype)).float() + self.bias(row).squeeze(1)
+        scores = F.linear(hidden, self.rows(row)) + self.bias(row).squeeze(1)
         return scores if self.maxent is None else scores + self.maxent.score_each(history, row)
 
     def _row_score(self, hidden: Tensor, history: Tensor, row: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ has V places more than there are hashes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,13 @@ class HashedMaxEnt(nn.Module):
         slots = self.places(history)[:, :, None] + word_id
         scores: Tensor = _Take.apply(self.weight, slots)  # type: ignore[no-untyped-call]
         return scores.sum(dim=1)
+
+    def score_blocks(self, history: Sequence[Tensor], word_id: Sequence[Tensor]) -> list[Tensor]:
+        """`score_each` of several pairs of history (Q, M) and word_id (K,), with one gradient for all of them."""
+        slots = [self.places(block)[:, :, None] + words for block, words in zip(history, word_id, strict=True)]
+        scores: Tensor = _Take.apply(self.weight, torch.cat([block.view(-1) for block in slots]))  # type: ignore[no-untyped-call]
+        parts = scores.split([block.numel() for block in slots])
+        return [part.view_as(block).sum(dim=1) for part, block in zip(parts, slots, strict=True)]
 
     def add_score_range(self, scores: Tensor, places: Tensor, begin: int) -> None:
         """scores (Q, K) += the features of words begin .. begin + K - 1 after the histories at places (Q, R).
