@@ -43,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--by-history", action="store_true", help="of several: the model that explains the words so far counts more"
     )
     source.add_argument("--vocabulary", type=Path, help="word list; n-grams with other words are left out")
+    source.add_argument(
+        "--keep-unseen", action="store_true", help="list the vocabulary's words that the text lacks, as likely as <unk>"
+    )
     source.add_argument("--map-unknown", action="store_true", help="count words outside the vocabulary as <unk>")
     model = parser.add_argument_group("model")
     model.add_argument("--order", type=int, default=3, help="length of the longest n-grams (default: 3)")
@@ -67,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
         raise AsrError("Give either text (--text, --transcripts) or --from-arpa.")
     if args.weights and not args.from_arpa:
         raise AsrError("--weights: they are for the models of --from-arpa; give these, or no weights.")
+    if args.keep_unseen and (args.from_arpa or not args.vocabulary):
+        raise AsrError("--keep-unseen: it lists the words of a vocabulary; give --vocabulary and text.")
     begin = time.monotonic()
     vocabulary = Vocabulary.from_file(args.vocabulary) if args.vocabulary else None
     report: dict[str, object] = {}
@@ -79,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         report |= {"unlisted_words": stream.num_unlisted, "word_types": len(stream.vocabulary)}
         if args.map_unknown:
             stream = stream.with_unknown()
-        model = estimate_kneser_ney(stream, args.order, args.prune)
+        model = estimate_kneser_ney(stream, args.order, args.prune, keep_unseen=args.keep_unseen)
         trie, count = model.trie, model.count
         report |= {"distinct_ngrams": model.num_distinct, "discounts": model.discounts}
         if model.fallback_orders:

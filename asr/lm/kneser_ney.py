@@ -46,6 +46,7 @@ def estimate_kneser_ney(
     order: int,
     prune: Sequence[int] = (),
     fallback: tuple[float, float, float] | None = FALLBACK_DISCOUNTS,
+    keep_unseen: bool = False,
 ) -> KneserNeyModel:
     """Estimates a model of `<s> ... </s>` sentences.
 
@@ -59,6 +60,7 @@ def estimate_kneser_ney(
         order: length of the longest n-grams.
         prune: threshold of each order, the last one holding for all further orders; never decreasing.
         fallback: discounts for orders too regular for the closed form; None makes that an error.
+        keep_unseen: whether words of the vocabulary that the text lacks are listed, each as probable as `<unk>`.
 
     Raises:
         AsrError: `order` or `prune` make no sense, or discounts cannot be had.
@@ -67,7 +69,7 @@ def estimate_kneser_ney(
     num_words = len(stream.vocabulary)
     counts = count_ngrams(stream.word_id, num_words, order)
     adjusted = [_adjusted(counts, n) for n in range(1, order + 1)]
-    kept = _kept(counts, thresholds, stream.num_listed)
+    kept = _kept(counts, thresholds, stream.num_listed, keep_unseen)
     discounts, fallback_orders = _all_discounts(adjusted, fallback)
     uniform = 1.0 / (int(kept[0].sum()) - 1)  # <s> is never predicted
     lower: DoubleArray = np.full(1, uniform)
@@ -112,11 +114,15 @@ def _adjusted(counts: list[NgramCounts], n: int) -> IntArray:
     return adjusted
 
 
-def _kept(counts: list[NgramCounts], thresholds: list[int], num_listed: int) -> list[npt.NDArray[np.bool_]]:
+def _kept(
+    counts: list[NgramCounts], thresholds: list[int], num_listed: int, keep_unseen: bool
+) -> list[npt.NDArray[np.bool_]]:
     kept: list[npt.NDArray[np.bool_]] = []
     for ngrams, threshold in zip(counts, thresholds, strict=True):
         mask = (ngrams.count > threshold) & (ngrams.word_id < num_listed)
         if not kept:
+            if keep_unseen:
+                mask |= (ngrams.count == 0) & (ngrams.word_id < num_listed)
             mask[[BOS_ID, EOS_ID, UNK_ID]] = True
             mask[EPSILON_ID] = False
         else:

@@ -56,6 +56,19 @@ def test_every_history_sums_to_one(tmp_path: Path, prune: tuple[int, ...]) -> No
     torch.testing.assert_close(score.exp().view(-1, num_words).sum(1), torch.ones(lm.num_states))
 
 
+def test_words_that_the_text_lacks_can_be_listed(tmp_path: Path) -> None:
+    vocabulary = Vocabulary(["unheard", "w1", "w2", "unseen"])
+    stream = read_word_stream([_text(tmp_path, toy_sentences(1))], vocabulary)
+    tries = [estimate_kneser_ney(stream, 3, keep_unseen=keep).trie for keep in (True, False)]
+    assert [("unseen",) in BackoffModel(trie).score for trie in tries] == [True, False]
+    lm = NgramLM.from_trie(tries[0])
+    unseen, word_id = vocabulary.id_of("unseen"), torch.arange(len(vocabulary))
+    state = torch.arange(lm.num_states).repeat_interleave(len(vocabulary))
+    score = lm.score(state, word_id.repeat(lm.num_states))[0].view(-1, len(vocabulary))
+    torch.testing.assert_close(score[:, unseen], score[:, vocabulary.id_of("<unk>")])
+    torch.testing.assert_close(score.exp().sum(1), torch.ones(lm.num_states))
+
+
 def test_counts_belong_to_the_ngrams_kept(tmp_path: Path) -> None:
     model = estimate_kneser_ney(read_word_stream([_text(tmp_path, ["a b a b", "a b"])]), 2)
     of_bigram = dict(
