@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from torch import Tensor
 
+from asr.bundle import Bundle
+from asr.checkpoint_file import read_checkpoint
 from asr.errors import AsrError
 from asr.registered_network import ACOUSTIC_MODEL_CLASSES, RegisteredNetwork, build_network
 
@@ -47,13 +47,28 @@ def network_from_checkpoint(
     return registered
 
 
+def weights_and_tokens(source: str | Path) -> tuple[dict[str, Tensor], list[str]]:
+    """What a training can start from: a network's state dict and its tokens, blank first.
+
+    Args:
+        source: a checkpoint of `asr fit`, of which the averaged network counts, or the folder of a bundle.
+
+    Raises:
+        AsrError: it is missing, or something else.
+    """
+    if not Path(source).is_dir():
+        return averaged_weights(source), checkpoint_tokens(source)
+    bundle = Bundle.load(source)
+    return bundle.acoustic_model.network.state_dict(), list(bundle.graph.tokens.tokens)
+
+
 def averaged_weights(checkpoint: str | Path) -> dict[str, Tensor]:
     """The averaged network's state dict in a Lightning checkpoint.
 
     Raises:
         AsrError: the file is missing, or was written by something else.
     """
-    state = _read(checkpoint)["state_dict"]
+    state = read_checkpoint(checkpoint)["state_dict"]
     weights = {name[len(_AVERAGE_PREFIX) :]: value for name, value in state.items() if name.startswith(_AVERAGE_PREFIX)}
     if not weights:
         raise AsrError(f"{checkpoint}: it holds no averaged network; take one that `asr fit` wrote for an am*.yaml.")
@@ -66,22 +81,10 @@ def checkpoint_tokens(checkpoint: str | Path) -> list[str]:
     Raises:
         AsrError: the file is missing, or was written by something else.
     """
-    content = _read(checkpoint)
+    content = read_checkpoint(checkpoint)
     if "tokens" not in content:
         raise AsrError(f"{checkpoint}: it does not say its tokens; take one that `asr fit` wrote for an am*.yaml.")
     return list(content["tokens"])
-
-
-def _read(checkpoint: str | Path) -> dict[str, Any]:
-    try:
-        # Lightning's checkpoints hold more than tensors; like any pickle, only load files that you trust.
-        content: dict[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=False)
-        if "state_dict" in content:
-            return content
-        reason = "it has no state_dict"
-    except (OSError, TypeError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        reason = str(error)
-    raise AsrError(f"{checkpoint}: no Lightning checkpoint can be read there ({reason}).")
 
 
 def _network_section(recipe: Path) -> tuple[str, dict[str, Any]]:

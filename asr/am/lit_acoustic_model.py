@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asr.am.checkpoint import averaged_weights, checkpoint_tokens
+from asr.am.checkpoint import weights_and_tokens
 from asr.am.flat_start import even_alignment, frame_cross_entropy
 from asr.am.greedy import greedy_tokens
 from asr.am.network import AcousticNetwork
@@ -39,7 +39,8 @@ class LitAcousticModel(pl.LightningModule):
         average_decay: of the moving average of weights.
         flat_start_steps: first steps on frame cross-entropy with evenly spread tokens; see `asr.am.flat_start`.
         length_multiple: training batches are padded to a multiple of so many frames.
-        initial_checkpoint: start from the averaged weights of this checkpoint of `asr fit`; its tokens may be others.
+        initial_checkpoint: start from the averaged weights of this checkpoint of `asr fit`, or from the network of this
+            bundle's folder; its tokens may be others.
     """
 
     def __init__(
@@ -91,8 +92,7 @@ class LitAcousticModel(pl.LightningModule):
             )
         texts = (cut.supervisions[0].text or "" for cut in data.cuts["train"])
         if self.initial_checkpoint is not None and self.trainer.global_step == 0:
-            weights = averaged_weights(self.initial_checkpoint)
-            weight_tokens = checkpoint_tokens(self.initial_checkpoint)
+            weights, weight_tokens = weights_and_tokens(self.initial_checkpoint)
             for network in (self.network, self.average.network):
                 transfer_weights(network, data.token_table.tokens, weights, weight_tokens)  # type: ignore[arg-type]
         # The loader draws from the generator before the epoch's hooks are called, so the state is restored here.

@@ -14,6 +14,7 @@ from asr.decoding.lattice import Lattice
 from asr.decoding.options import DecodingOptions
 from asr.errors import AsrError
 from asr.graph.k2_conversion import import_k2
+from asr.restricted_pickle import load_tensors
 
 _FINAL_LABEL = -1
 _SCORES = ("am_score", "graph_score", "lm_score")
@@ -99,14 +100,14 @@ def save_k2_lattice(path: str | Path, lattice: Lattice, options: DecodingOptions
 
 
 def load_k2_lattice(path: str | Path) -> Lattice:
-    """Reads what `save_k2_lattice` wrote. Such files can hold any Python object: read only those that you trust.
+    """Reads what `save_k2_lattice` wrote, without running code from the file.
 
     Raises:
         AsrError: the file cannot be read, or holds something else.
     """
     k2 = import_k2()
     try:
-        fsa = k2.Fsa.from_dict(torch.load(str(path)))
+        fsa = k2.Fsa.from_dict(load_tensors(path, ["_k2.ragged RaggedTensor"]))
     except Exception as error:
         raise AsrError(f"{path}: this is no k2 lattice, or it is damaged ({type(error).__name__}).") from error
     return lattice_from_k2_fsa(fsa, str(path))

@@ -11,6 +11,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
+from asr.checkpoint_file import read_checkpoint
 from asr.errors import AsrError
 from asr.lm.rnn_lm import RnnLm, RnnLmConfig
 from asr.lm.sparse_rows import AdamWithSparseRows
@@ -75,7 +76,7 @@ class LitRnnLm(pl.LightningModule):
         counts = torch.from_numpy(data.train_tokens.unigram_counts(len(data.vocabulary)))
         self.network.output.set_unigram(counts, reset_bias=self.init_from is None)
         if self.init_from is not None:
-            self.load_state_dict(torch.load(self.init_from, map_location="cpu")["state_dict"])
+            self.load_state_dict(read_checkpoint(self.init_from)["state_dict"])
 
     def on_train_batch_start(self, batch: TokenBatch, batch_idx: int) -> None:
         """Starts the clock of processor time, which other processes and validation do not disturb."""
@@ -134,7 +135,7 @@ class LitRnnLm(pl.LightningModule):
         """Adam with sparse rows; warm-up, plateau, half cosine."""
         optimizer = AdamWithSparseRows(self.network.parameters(), lr=self.lr, sparse_lr=self.sparse_lr)
         if self.init_from is not None:
-            state = torch.load(self.init_from, map_location="cpu")["optimizer_states"][0]
+            state = read_checkpoint(self.init_from)["optimizer_states"][0]
             # Of the groups only the parameters' order is taken; rates are this run's.
             optimizer.load_state_dict({"state": state["state"], "param_groups": optimizer.state_dict()["param_groups"]})
         num_steps = max(1, int(self.trainer.estimated_stepping_batches))

@@ -6,11 +6,9 @@ import copy
 import json
 from dataclasses import asdict
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
-import torch
-
+from asr.checkpoint_file import read_checkpoint
 from asr.errors import AsrError
 from asr.lm.rnn_lm import RnnLm, RnnLmConfig
 from asr.registered_network import LANGUAGE_MODEL_CLASSES, build_network, load_weights, save_weights
@@ -62,14 +60,13 @@ def network_from_checkpoint(path: str | Path) -> RnnLm:
     Raises:
         AsrError: the file is no such checkpoint.
     """
+    checkpoint = read_checkpoint(path)
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=False)
         arguments = checkpoint["rnn_lm_config"]
         vocabulary = Vocabulary(checkpoint["rnn_lm_words"], name=str(path))
-        state = checkpoint["state_dict"]
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, UnpicklingError) as error:
+    except (KeyError, TypeError) as error:
         raise AsrError(f"{path}: not a checkpoint of a recurrent language model ({error}).") from error
     network = RnnLm(vocabulary, RnnLmConfig(**arguments))
-    prefix = "network."
+    prefix, state = "network.", checkpoint["state_dict"]
     network.load_state_dict({name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)})
     return network.eval()

@@ -12,11 +12,12 @@ import yaml
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from asr.am.checkpoint import averaged_weights, checkpoint_tokens, network_from_checkpoint
+from asr.am.checkpoint import averaged_weights, checkpoint_tokens, network_from_checkpoint, weights_and_tokens
 from asr.am.conformer import Conformer
 from asr.am.ctc_crf import CtcCrf
 from asr.am.lit_acoustic_model import LitAcousticModel
 from asr.am.torch_ctc import TorchCtc
+from asr.bundle import Bundle
 from asr.data.datamodule import AcousticDataModule
 from asr.data.librispeech import LibriSpeech
 from asr.data.preparation import prepare_part
@@ -107,6 +108,16 @@ def test_the_checkpoint_gives_the_network_back(tmp_path: Path, data_arguments: d
     for name, value in averaged_weights(other).items():
         expected = (value + weights[name]) / 2 if value.is_floating_point() else value
         torch.testing.assert_close(mean[name], expected)
+
+
+def test_training_starts_from_a_bundle_too(tmp_path: Path) -> None:
+    folder = Path(__file__).parents[2] / "checkpoints" / "an4"
+    weights, tokens = weights_and_tokens(folder)
+    bundle = Bundle.load(folder)
+    assert same(weights, bundle.acoustic_model.network.state_dict())
+    assert tokens == list(bundle.graph.tokens.tokens)
+    with pytest.raises(AsrError, match=r"bundle\.json"):
+        weights_and_tokens(tmp_path)
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path, data_arguments: dict[str, Any]) -> None:

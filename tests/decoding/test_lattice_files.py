@@ -17,6 +17,7 @@ from asr.decoding.slf_lattice import read_slf, write_slf
 from asr.decoding.torch_pass import TorchFirstPass
 from asr.errors import AsrError
 from tests.decoding.random_graphs import random_graph, random_log_prob
+from tests.reference.harmful_pickle import HarmfulPickle
 from tests.reference.lattice_paths import all_sentences
 from tests.reference.table_lm import TableLM
 
@@ -145,6 +146,17 @@ def test_k2_keeps_everything(tmp_path_factory: pytest.TempPathFactory, seed: int
     path.write_bytes(b"nothing")
     with pytest.raises(AsrError, match=r"a\.pt: this is no k2 lattice"):
         load_k2_lattice(path)
+
+
+def test_code_in_a_k2_lattice_does_not_run(tmp_path) -> None:
+    pytest.importorskip("k2")
+    from asr.decoding.k2_lattice_file import load_k2_lattice
+
+    path = tmp_path / "a.pt"
+    torch.save({"arcs": HarmfulPickle(tmp_path / "made")}, path)
+    with pytest.raises(AsrError, match=r"a\.pt: this is no k2 lattice.*UnpicklingError"):
+        load_k2_lattice(path)
+    assert not (tmp_path / "made").exists()
 
 
 def test_kaldis_words_of_several_frames(tmp_path) -> None:

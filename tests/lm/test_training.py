@@ -140,7 +140,7 @@ def test_damaged_files_are_one_sentence(corpus: Path) -> None:
     (corpus / "lm" / "network.json").write_text("{}")
     with pytest.raises(AsrError, match="description of a language model"):
         load_network(corpus / "lm")
-    with pytest.raises(AsrError, match="not a checkpoint"):
+    with pytest.raises(AsrError, match="no Lightning checkpoint"):
         network_from_checkpoint(corpus / "words.txt")
 
 
