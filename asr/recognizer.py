@@ -21,7 +21,7 @@ from asr.evaluation.timing import StageTimes
 from asr.frontend import as_utterances, at_rate, like_length_batches, split_at_pauses
 from asr.lm.adapters import mark_live
 from asr.overlap import overlapped
-from asr.result import PieceLattice, RecognitionResult, Word, joined
+from asr.result import PieceLattice, RecognitionResult, joined, words_in_time
 from asr.text.lexicon import Lexicon
 
 _Self = TypeVar("_Self", bound="Recognizer")
@@ -214,7 +214,7 @@ class Recognizer(nn.Module):
         samples_per_frame: Any = self.features.frame_shift * self.acoustic_model.subsampling_factor  # type: ignore[operator]
         step = float(samples_per_frame) / self.sampling_rate
         # Confidences go by where the graph writes words, as the lattice does.
-        confidences: Sequence[float | None] = [None] * len(best.words)
+        confidences: Sequence[float] | None = None
         lattices: tuple[PieceLattice, ...] = ()
         if decoded.lattice is not None:
             scale = 1.0 / self.options.am_scale
@@ -222,10 +222,7 @@ class Recognizer(nn.Module):
             lattices = (PieceLattice(0.0, duration, step, decoded.lattice.to("cpu")),)
         if self.aligner is not None:
             best = self.aligner.aligned(best)
-        spans = zip(best.words, best.start_frames, best.end_frames, confidences, strict=True)
-        words = tuple(
-            Word(text, start * step, min(end * step, duration), confidence) for text, start, end, confidence in spans
-        )
+        words = words_in_time(best, step, duration, confidences=confidences)
         scores = (best.am_score, best.graph_score, best.lm_score, best.total)
         return RecognitionResult(words, *scores, decoded.reached_final, times, cache, lattices)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from asr.evaluation.timing import StageTimes
 
 if TYPE_CHECKING:
+    from asr.decoding.first_pass import Hypothesis
     from asr.decoding.lattice import Lattice
 
 
@@ -99,6 +100,40 @@ class RecognitionResult:
             "complete": self.is_complete,
             "seconds": {stage: round(seconds, 4) for stage, seconds in self.times.stages.items()},
         }
+
+
+def words_in_time(
+    hypothesis: Hypothesis,
+    frame_seconds: float,
+    duration: float,
+    first_frame: int = 0,
+    confidences: Sequence[float] | None = None,
+) -> tuple[Word, ...]:
+    """A hypothesis's words with their times.
+
+    Args:
+        hypothesis: K words.
+        frame_seconds: between two of its frames.
+        duration: of the recording so far; no word ends behind it.
+        first_frame: of the hypothesis, in the recording.
+        confidences: (K,), where lattices were kept.
+    """
+    spans = zip(
+        hypothesis.words,
+        hypothesis.start_frames,
+        hypothesis.end_frames,
+        confidences if confidences is not None else [None] * len(hypothesis.words),
+        strict=True,
+    )
+    return tuple(
+        Word(
+            text,
+            (first_frame + start) * frame_seconds,
+            min((first_frame + end) * frame_seconds, duration),
+            confidence,
+        )
+        for text, start, end, confidence in spans
+    )
 
 
 def joined(pieces: Sequence[RecognitionResult], offsets: Sequence[float]) -> RecognitionResult:

@@ -14,8 +14,9 @@ from torch import Tensor
 from asr.data.audio_pieces import RAW_FORMATS, PcmFormat, byte_pieces, file_pieces
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
+from asr.stream_result import StreamResult
 from asr.streaming_options import PARTIALS, StreamingOptions
-from asr.streaming_recognizer import StreamingRecognizer, StreamResult
+from asr.streaming_recognizer import StreamingRecognizer
 
 STANDARD_INPUT = "-"
 _SECONDS = {
