@@ -17,9 +17,7 @@ from asr.registered_network import ACOUSTIC_MODEL_CLASSES, RegisteredNetwork, bu
 _AVERAGE_PREFIX = "average.network."
 
 
-def network_from_checkpoint(
-    checkpoint: str | Path | Sequence[str | Path], recipe: str | Path
-) -> RegisteredNetwork:
+def network_from_checkpoint(checkpoint: str | Path | Sequence[str | Path], recipe: str | Path) -> RegisteredNetwork:
     """The averaged network of a training run, in evaluation mode.
 
     Args:

@@ -22,6 +22,8 @@ def format_cache(counts: Mapping[str, int | float]) -> Iterator[str]:
             f"  {counts['num_history_normalizers']:,} normalizers of histories and "
             f"{counts['num_group_normalizers']:,} of classes computed"
         )
+    if counts["num_tree_decisions"]:
+        yield f"  {counts['num_tree_decisions']:,} decisions along the tree's paths computed"
     yield (
         f"  {counts['num_contexts']:,} histories held in {counts['bytes_held'] / 1e6:.1f} MB; "
         f"{counts['num_evicted_contexts']:,} forgotten for space"

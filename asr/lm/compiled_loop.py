@@ -28,7 +28,7 @@ def compiled_loop(function: Callable[..., Any], reorders_sums: bool = True) -> C
     return compiled
 
 
-def loop_for(function: Callable[..., None], tensor: Tensor) -> Callable[..., None] | None:
+def loop_for(function: Callable[..., Any], tensor: Tensor) -> Callable[..., Any] | None:
     """The compiled function if it serves for tensors like this one: float32, on a CPU, outside gradients."""
     if tensor.device.type != "cpu" or tensor.dtype != torch.float32 or tensor.requires_grad:
         return None

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from asr.lm.compiled_loop import loop_for
+from asr.lm.held_paths import HeldPaths
 from asr.lm.maxent import HashedMaxEnt
 from asr.lm.output_kernel import add_path_log_prob
 from asr.text.vocabulary import BOS_ID, EPSILON_ID
@@ -63,33 +64,55 @@ class HuffmanOutput(nn.Module):
 
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,)."""
+        return self.path_log_prob(hidden, history, word_id, word_id, hidden.new_empty(0, 0))[0]
+
+    def path_log_prob(
+        self, hidden: Tensor, history: Tensor, word_id: Tensor, owner: Tensor, held: Tensor
+    ) -> tuple[Tensor, int]:
+        """log_prob (Q,), and how many decisions had to be computed for it.
+
+        held (O, K) belongs to the histories owner (Q,): of the K likeliest nodes by the counts, the root first,
+        1 / P(node | history), NaN where it is not known. It is read and filled.
+        """
         # The loops read the rows in one array, which a table in host memory is not.
         is_whole = isinstance(self.rows, nn.Embedding) and not torch.is_grad_enabled()
         loop = loop_for(add_path_log_prob, hidden.detach()) if is_whole else None
         if loop is None:
-            log_prob = self._log_prob_by_tensors(hidden, history, word_id)
+            log_prob, num_computed = self._log_prob_by_tensors(hidden, history, word_id, owner, held)
         else:
-            log_prob = self._log_prob_by_loops(hidden, history, word_id, loop)
-        return log_prob.masked_fill((word_id == EPSILON_ID) | (word_id == BOS_ID), -torch.inf)
+            log_prob, num_computed = self._log_prob_by_loops(hidden, history, word_id, owner, held, loop)
+        return log_prob.masked_fill((word_id == EPSILON_ID) | (word_id == BOS_ID), -torch.inf), num_computed
 
-    def _log_prob_by_tensors(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
+    def _log_prob_by_tensors(
+        self, hidden: Tensor, history: Tensor, word_id: Tensor, owner: Tensor, held: Tensor
+    ) -> tuple[Tensor, int]:
         query, node, sign = self._paths(word_id)
+        known = HeldPaths(query, self._root - node, owner, held) if held.numel() else None
+        if known is not None:
+            query, node, sign = query[known.rest], node[known.rest], sign[known.rest]
         logits = (self.rows(node) * hidden[query]).sum(dim=1) + self.bias.weight[node, 0]
         if self.maxent is not None:
             logits = logits + self.maxent.score(history[query], node)
-        return hidden.new_zeros(len(word_id)).index_add(0, query, -F.softplus(-sign * logits))
+        against = F.softplus(-sign * logits)
+        if known is not None:
+            return -known.total(against), len(node)
+        return hidden.new_zeros(len(word_id)).index_add(0, query, -against), len(node)
 
-    def _log_prob_by_loops(self, hidden: Tensor, history: Tensor, word_id: Tensor, loop: Callable[..., None]) -> Tensor:
+    def _log_prob_by_loops(
+        self, hidden: Tensor, history: Tensor, word_id: Tensor, owner: Tensor, held: Tensor, loop: Callable[..., int]
+    ) -> tuple[Tensor, int]:
         log_prob = hidden.new_zeros(len(word_id))
         places, weight = history.new_zeros(len(word_id), 0), hidden.new_zeros(0)
         if self.maxent is not None:
             places, weight = self.maxent.places(history), self.maxent.weight.detach()
         arrays = (
             hidden, places, word_id, self.path_begin, self.path_node, self.path_sign,
-            self.rows.weight.detach(), self.bias.weight.detach()[:, 0], weight, log_prob,
+            self.rows.weight.detach(), self.bias.weight.detach()[:, 0], weight, owner,
         )  # fmt: skip
-        loop(*(array.contiguous().numpy() for array in arrays))
-        return log_prob
+        num_computed = loop(
+            *(array.contiguous().numpy() for array in arrays), held.numpy(), self._root, log_prob.numpy()
+        )
+        return log_prob, num_computed
 
     def _paths(self, word_id: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """word_id (Q,) -> for each node of each path its query, node and direction (+1 or -1), all (L,)."""
@@ -104,6 +127,7 @@ class HuffmanOutput(nn.Module):
         """Sets the paths; returns each node's log odds of going to the +1 side by the counts."""
         counts = self.counts.cpu().numpy()
         begin, node, sign, node_odds = huffman_paths(counts, np.array([EPSILON_ID, BOS_ID]))
+        self._root = len(node_odds) - 1
         device = self.counts.device
         self.path_begin = torch.from_numpy(begin).to(device)
         self.path_node = torch.from_numpy(node).to(device)
@@ -122,7 +146,7 @@ def huffman_paths(
 
     Returns:
         path_begin (V + 1,), path_node and path_sign from the root down, all words' paths one after the other, and
-        the log odds of the +1 side of each node.
+        the log odds of the +1 side of each node. Nodes are numbered by the counts below them, the root last.
     """
     words = np.setdiff1d(np.arange(len(counts)), left_out)
     leaves = words[np.argsort(counts[words], kind="stable")]

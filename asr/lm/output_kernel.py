@@ -1,6 +1,6 @@
 """What output layers do most on a CPU, as loops for `compiled_loop`: a query's sums stay in registers.
 
-Shapes: Q queries, H hidden, V words or nodes, K words, R history lengths, W the MaxEnt table.
+Shapes: Q queries, H hidden, V words or nodes, K words or nodes, R history lengths, W the MaxEnt table.
 """
 
 from __future__ import annotations
@@ -11,16 +11,33 @@ from typing import Any
 
 def add_path_log_prob(
     hidden: Any, places: Any, word_id: Any, path_begin: Any, path_node: Any, path_sign: Any,
-    rows: Any, bias: Any, weight: Any, log_prob: Any,
-) -> None:  # fmt: skip
-    """Adds log P of each word by the decisions on its path: hidden (Q, H), places (Q, R), word_id, log_prob (Q,),
-    rows (V, H), bias (V,), weight (W,); a word's path is path_begin[word] .. path_begin[word + 1] - 1."""
-    size, num_places = hidden.shape[1], places.shape[1]
+    rows: Any, bias: Any, weight: Any, owner: Any, held: Any, root: int, log_prob: Any,
+) -> int:  # fmt: skip
+    """Adds log P of each word by the decisions on its path -> how many have been computed.
+
+    hidden (Q, H), places (Q, R), word_id, owner, log_prob (Q,), rows (V, H), bias (V,), weight (W,); a word's path is
+    path_begin[word] .. path_begin[word + 1] - 1. held (O, K) has 1 / P(node root - k | history) of the histories
+    owner (Q,), NaN where not known, and is filled on the way: what is known of a path is not computed again.
+    """
+    size, num_places, num_held = hidden.shape[1], places.shape[1], held.shape[1]
+    num_computed = 0
     for query in range(len(word_id)):
         word = word_id[query]
+        begin, end = path_begin[word], path_begin[word + 1]
+        last = begin
+        while last + 1 < end and root - path_node[last + 1] < num_held:
+            last += 1
         # Of the product of all 1 + exp(-+logit) one logarithm is taken, before it overflows more than one.
         total, product = 0.0, 1.0
-        for at in range(path_begin[word], path_begin[word + 1]):
+        at = last
+        while at > begin:
+            known = held[owner[query], root - path_node[at]]
+            if known == known:
+                product = known
+                break
+            at -= 1
+        num_computed += end - at
+        while at < end:
             node = path_node[at]
             logit = bias[node]
             for i in range(size):
@@ -35,7 +52,11 @@ def add_path_log_prob(
             if product > 1e250:
                 total += math.log(product)
                 product = 1.0
+            at += 1
+            if at <= last and total == 0.0 and product < 1e30:
+                held[owner[query], root - path_node[at]] = product
         log_prob[query] -= total + math.log(product)
+    return num_computed
 
 
 def add_slices(scores: Any, weight: Any, places: Any, begin: int) -> None:

@@ -20,6 +20,11 @@ class OutputLayer(Protocol):
         group_of(word_id) -> (Q,), group_normalizer(hidden, history, group) -> (Q,)
 
     and log_prob = word_score - history_normalizer - group_normalizer, as far as they exist: a cache may keep them.
+    Layers that decide along a tree's path have
+
+        path_log_prob(hidden, history, word_id, owner, held) -> (Q,), decisions computed
+
+    where held (O, K), read and filled, keeps what is known of the histories owner (Q,), for a cache as well.
     """
 
     rows: nn.Embedding

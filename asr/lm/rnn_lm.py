@@ -106,8 +106,8 @@ class RnnLm(nn.Module):
         self.output: OutputLayer = build_output(
             config, num_words, self.hidden_size, self.embedding if is_tied else None, compute_dtype, compile_cell
         )
-        # Caches of normalisers look for these methods; only some output layers have them.
-        for name in ("word_score", "history_normalizer", "group_of", "group_normalizer"):
+        # The query engine's caches look for these methods; only some output layers have them.
+        for name in ("word_score", "history_normalizer", "group_of", "group_normalizer", "path_log_prob"):
             if hasattr(self.output, name):
                 setattr(self, name, getattr(self.output, name))
 

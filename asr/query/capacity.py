@@ -25,7 +25,7 @@ from asr.query.eviction import (
 )
 from asr.query.expansion import Expansion
 from asr.query.limits import ByteCosts, Limits
-from asr.query.normalizer_cache import NormalizerCache
+from asr.query.output_cache import OutputCache
 from asr.query.quantized_history import QuantizedHistory
 from asr.query.recombination import Recombination
 from asr.query.trie import START
@@ -46,7 +46,7 @@ class Capacity:
         capacity_bytes: int,
         costs: ByteCosts,
         expansion: Expansion,
-        output: NormalizerCache,
+        output: OutputCache,
         recombination: Recombination | None,
         sharing: QuantizedHistory | None,
         kept_levels: int,

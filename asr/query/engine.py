@@ -19,7 +19,7 @@ from asr.query.hash_table import BYTES_PER_SLOT
 from asr.query.hidden_layer import HiddenLayer
 from asr.query.hidden_store import HiddenStore
 from asr.query.limits import ByteCosts
-from asr.query.normalizer_cache import NormalizerCache
+from asr.query.output_cache import OutputCache
 from asr.query.quantized_history import QuantizedHistory
 from asr.query.recombination import Recombination
 from asr.query.statistics import QueryStatistics
@@ -45,6 +45,7 @@ class RnnLM:
         cache_scores: cache 1 of four-caches, (history, word) -> score.
         cache_hidden: cache 2; without it (naive) the hidden layer runs for every query anew, from the row before.
         cache_history_normalizers, cache_group_normalizers: caches 3 and 4.
+        cache_tree_paths: what takes their place where the output layer is a tree.
         recombination_length: histories that end in the same k words share a context; None keeps all apart.
         recombination: whose hidden state a shared context has: the "first" come or the "best" met in the window.
         recombination_window: calls that a best one stands for at least.
@@ -67,6 +68,7 @@ class RnnLM:
         cache_hidden: bool = True,
         cache_history_normalizers: bool = True,
         cache_group_normalizers: bool = True,
+        cache_tree_paths: bool = True,
         recombination_length: int | None = None,
         recombination: str = "first",
         recombination_window: int = 50,
@@ -88,7 +90,9 @@ class RnnLM:
             )
         self._counts = QueryStatistics()
         self.hidden = HiddenStore(network.state_size, hidden_dtype, self.device)
-        self.output = NormalizerCache(network, cache_history_normalizers, cache_group_normalizers, self.device)
+        self.output = OutputCache(
+            network, cache_history_normalizers, cache_group_normalizers, cache_tree_paths, self.device
+        )
         self.recombination = (
             Recombination(recombination_length, recombination, recombination_window, self.device)
             if recombination_length is not None
@@ -106,15 +110,15 @@ class RnnLM:
         self.reset()
 
     def _capacity(self, capacity_bytes: int) -> Capacity:
-        of_normalizer = 4 if self.output.cache_history else 0
+        of_history = self.output.bytes_of_history
         of_best = 8 if self.recombination is not None and self.recombination.choice == "best" else 0
         # Tables of keys by node have as many slots as that of the edges; those by row up to four a row.
         costs = ByteCosts(
             BYTES_PER_SLOT * (1 if self.recombination is None else 2),
-            BYTES_PER_NODE + of_best + (0 if self.sharing is None else of_normalizer),
+            BYTES_PER_NODE + of_best + (0 if self.sharing is None else of_history),
             self.hidden.bytes_per_row
             + self.output.bytes_of_groups
-            + (of_normalizer if self.sharing is None else 4 * BYTES_PER_SLOT),
+            + (of_history if self.sharing is None else 4 * BYTES_PER_SLOT),
         )
         kept_levels = _KEPT_LEVELS + self.network.num_history_words
         return Capacity(
@@ -182,6 +186,7 @@ class RnnLM:
         counts = self._counts
         counts.num_history_normalizers = self.output.num_history_normalizers
         counts.num_group_normalizers = self.output.num_group_normalizers
+        counts.num_tree_decisions = self.output.num_tree_decisions
         counts.num_contexts = self.trie.num_nodes
         counts.num_hidden_held = self.hidden.rows.num_used
         counts.bytes_held = self._bytes_held()

@@ -16,7 +16,8 @@ class QueryStatistics:
         num_hidden_rows, num_hidden_calls, largest_hidden_batch: rows that went through the hidden layer, in how many
             runs of it, and the most rows of one run.
         num_shared_rows: rows taken from a near history instead (quantised history vectors).
-        num_outputs, num_history_normalizers, num_group_normalizers: what the output layer computed.
+        num_outputs, num_history_normalizers, num_group_normalizers, num_tree_decisions: what the output layer
+            computed.
         num_transfers, bytes_moved: blocks sent between devices, each way counted.
         num_contexts, num_hidden_held, bytes_held, peak_bytes: of all arrays, as allocated.
         num_evictions, num_evicted_contexts, num_dropped_rows: what the capacity cost.
@@ -35,6 +36,7 @@ class QueryStatistics:
     num_outputs: int = 0
     num_history_normalizers: int = 0
     num_group_normalizers: int = 0
+    num_tree_decisions: int = 0
     num_transfers: int = 0
     bytes_moved: int = 0
     num_contexts: int = 0

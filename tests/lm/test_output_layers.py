@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -12,10 +11,8 @@ from torch import nn
 
 from asr.lm.class_softmax import ClassSoftmaxOutput, frequency_classes
 from asr.lm.compiled_loop import loop_for
-from asr.lm.huffman import HuffmanOutput, huffman_paths
 from asr.lm.maxent import HashedMaxEnt
 from asr.lm.nce import NceOutput
-from asr.lm.output_kernel import add_path_log_prob
 from asr.lm.rnn_lm import RnnLm, RnnLmConfig
 from asr.text.vocabulary import Vocabulary
 
@@ -138,36 +135,6 @@ def test_subsampled_maxent_gradient_is_unbiased() -> None:
     full = torch.stack([gradient(50, seed) for seed in range(200)]).mean(0)
     part = torch.stack([gradient(10, seed) for seed in range(200)]).mean(0)
     assert (full - part).abs().max() < 0.15 * full.abs().max()
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("maxent_order", [0, 3])
-def test_loops_over_paths_equal_tensors(maxent_order: int) -> None:
-    if loop_for(add_path_log_prob, torch.empty(0)) is None:
-        pytest.skip("needs numba")
-    torch.manual_seed(7)
-    maxent = HashedMaxEnt(40, maxent_order, 300) if maxent_order else None
-    output = HuffmanOutput(40, 9, maxent)
-    output.set_unigram(torch.randint(0, 50, (40,)), reset_bias=True)
-    for parameter in output.parameters():
-        nn.init.normal_(parameter, std=20.0)  # far enough that a careless logarithm would overflow
-    query = torch.randn(50, 9), torch.randint(0, 40, (50, 3)), torch.randint(0, 40, (50,))
-    looped = output.log_prob(*query)
-    assert torch.isneginf(looped[query[2] < 2]).all()
-    tensors = output._log_prob_by_tensors(*query)
-    torch.testing.assert_close(looped[query[2] >= 2], tensors[query[2] >= 2], rtol=1e-4, atol=1e-3)
-
-
-def test_huffman_tree_is_optimal_and_prefix_free() -> None:
-    counts = np.array([0, 0, 1, 1, 2, 3, 5, 8])
-    begin, node, sign, odds = huffman_paths(counts, np.array([0, 1]))
-    lengths = np.diff(begin)
-    assert lengths.tolist() == [0, 0, 5, 5, 4, 3, 2, 1]
-    codes = {tuple(zip(node[a:b], sign[a:b], strict=True)) for a, b in itertools.pairwise(begin[2:])}
-    assert len(codes) == 6
-    # The root parts 8 from 12.
-    root = node[begin[2]]
-    assert math.isclose(abs(float(odds[root])), math.log(12 / 8), rel_tol=1e-5)
 
 
 def test_huffman_starts_at_the_unigram() -> None:

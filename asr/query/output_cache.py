@@ -1,6 +1,8 @@
-"""Output scores with the normalisers of a history, and of a (history, class), kept (caches 3 and 4 of four-caches).
+"""Output scores with what depends on less than (history, word) kept: caches 3 and 4 of four-caches.
 
-Shapes: Q queries, H hidden, M history words, R hidden rows.
+These are the normalisers of a history and of a (history, class), and the partial sums along the paths of a tree.
+
+Shapes: Q queries, H hidden, M history words, R hidden rows, K tree nodes.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from asr.query.distinct import one_of_each
 from asr.query.hash_table import BYTES_PER_SLOT, MAX_LOAD, HashTable
 
 _BYTES_OF_GROUPS = 256
+_HELD_NODES = 64
+"""K: nearer the leaves, paths hardly meet again."""
 
 
 @runtime_checkable
@@ -28,37 +32,57 @@ class HistoryNormalized(Protocol):
 
 @runtime_checkable
 class GroupNormalized(Protocol):
-    """An output layer that normalises within the group (class, inner tree node) of a word as well."""
+    """An output layer that normalises within the group (class) of a word as well."""
 
     def group_of(self, word_id: Tensor) -> Tensor: ...
 
     def group_normalizer(self, hidden: Tensor, history: Tensor, group: Tensor) -> Tensor: ...
 
 
-class NormalizerCache:
+@runtime_checkable
+class TreePathScored(Protocol):
+    """An output layer that decides along a tree's path, `asr.lm.huffman`'s: what it can know of a path it is lent."""
+
+    def path_log_prob(
+        self, hidden: Tensor, history: Tensor, word_id: Tensor, owner: Tensor, held: Tensor
+    ) -> tuple[Tensor, int]: ...
+
+
+class OutputCache:
     """Scores (hidden, history, word) with a network's output layer.
 
     Attributes:
-        num_history_normalizers, num_group_normalizers: how many have been computed.
+        num_history_normalizers, num_group_normalizers, num_tree_decisions: how many have been computed.
     """
 
-    def __init__(self, network: StatefulNetwork, cache_history: bool, cache_group: bool, device: torch.device) -> None:
+    def __init__(
+        self,
+        network: StatefulNetwork,
+        cache_history: bool,
+        cache_group: bool,
+        cache_paths: bool,
+        device: torch.device,
+    ) -> None:
         self.network = network
         # A Protocol takes its time to check.
         is_constant = getattr(network, "has_constant_normalizer", False)
         self._by_history = network if isinstance(network, HistoryNormalized) and not is_constant else None
         self._by_group = network if isinstance(network, GroupNormalized) else None
         self.cache_history = cache_history and self._by_history is not None
+        self._by_path = network if isinstance(network, TreePathScored) else None
         self.cache_group = cache_group and self._by_group is not None
+        self.cache_paths = cache_paths and self._by_path is not None
         self.device = device
         self.num_history_normalizers = 0
         self.num_group_normalizers = 0
+        self.num_tree_decisions = 0
         self._max_groups: int | None = None
         self.clear()
 
     def clear(self) -> None:
         self._history_normalizer = torch.empty(0, device=self.device)
         self._group_normalizer = HashTable(1, self.device)
+        self._held_paths = torch.empty(0, _HELD_NODES if self.cache_paths else 0, device=self.device)
 
     def limit_groups(self, num_histories: int) -> None:
         """Keeps normalisers of groups in no more than `bytes_of_groups` for each of so many histories."""
@@ -69,19 +93,28 @@ class NormalizerCache:
             self._group_normalizer = HashTable(1, self.device)
 
     @property
+    def bytes_of_history(self) -> int:
+        """What is kept of each history, whether it is asked for or not."""
+        return 4 * (self.cache_history + self._held_paths.shape[1])
+
+    @property
     def bytes_of_groups(self) -> int:
         """What may be kept of a history's groups where that is limited; its successors fall into few."""
         return _BYTES_OF_GROUPS if self.cache_group else 0
 
     @property
     def num_bytes(self) -> int:
-        return 4 * self._history_normalizer.numel() + self._group_normalizer.num_bytes
+        return 4 * (self._history_normalizer.numel() + self._held_paths.numel()) + self._group_normalizer.num_bytes
 
     def score(self, row: Tensor, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """row (Q,), hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,).
 
         `row` is any number that stands for hidden and history: what is kept is kept under it.
         """
+        if self._by_path is not None:
+            log_prob, num_computed = self._by_path.path_log_prob(hidden, history, word_id, row, self._held_paths)
+            self.num_tree_decisions += num_computed
+            return log_prob
         if self._by_history is None:
             return self.network.log_prob(hidden, history, word_id)
         log_prob = self._by_history.word_score(hidden, history, word_id)
@@ -111,6 +144,10 @@ class NormalizerCache:
         if self.cache_history and added > 0:
             unknown = torch.full((added,), float("nan"), device=self.device)
             self._history_normalizer = torch.cat((self._history_normalizer, unknown))
+        added = num_histories - len(self._held_paths)
+        if self.cache_paths and added > 0:
+            unknown = torch.full((added, self._held_paths.shape[1]), float("nan"), device=self.device)
+            self._held_paths = torch.cat((self._held_paths, unknown))
 
     def _of_group(
         self, network: GroupNormalized, row: Tensor, hidden: Tensor, history: Tensor, group: Tensor
@@ -142,8 +179,8 @@ class NormalizerCache:
 
     def forget(self, is_dropped: Tensor) -> None:
         """Drops what is kept of the rows marked in is_dropped (rows,): they are given back or overwritten."""
-        num_known = self._history_normalizer.numel()
-        self._history_normalizer[is_dropped[:num_known].nonzero().squeeze(1)] = float("nan")
+        for held in (self._history_normalizer, self._held_paths):
+            held[is_dropped[: len(held)].nonzero().squeeze(1)] = float("nan")
         if self._group_normalizer.count:
             owner = (self._group_normalizer.keys.view(-1) >> 32).clamp_(min=0)
             self._group_normalizer.keep(~is_dropped[owner])
