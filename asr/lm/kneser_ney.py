@@ -8,14 +8,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from asr.errors import AsrError
-from asr.lm.ngram_counts import NgramCounts, count_ngrams
+from asr.lm.ngram_counts import Int32Array, NgramCounts, count_ngrams
 from asr.lm.ngram_text import WordStream
-from asr.lm.ngram_trie import ROOT, IntArray, NgramTrie
+from asr.lm.ngram_trie import ROOT, FloatArray, IntArray, NgramTrie
 from asr.text.vocabulary import BOS_ID, EOS_ID, EPSILON_ID, SPECIAL_WORDS, UNK_ID, Vocabulary
 
 DoubleArray = npt.NDArray[np.float64]
@@ -35,7 +36,7 @@ class KneserNeyModel:
     """
 
     trie: NgramTrie
-    count: IntArray
+    count: Int32Array
     discounts: tuple[tuple[float, ...], ...]
     fallback_orders: tuple[int, ...]
     num_distinct: tuple[int, ...]
@@ -67,23 +68,37 @@ def estimate_kneser_ney(
     """
     thresholds = _thresholds(order, prune)
     num_words = len(stream.vocabulary)
-    counts = count_ngrams(stream.word_id, num_words, order)
-    adjusted = [_adjusted(counts, n) for n in range(1, order + 1)]
-    kept = _kept(counts, thresholds, stream.num_listed, keep_unseen)
-    discounts, fallback_orders = _all_discounts(adjusted, fallback)
-    uniform = 1.0 / (int(kept[0].sum()) - 1)  # <s> is never predicted
-    lower: DoubleArray = np.full(1, uniform)
-    parts: list[tuple[DoubleArray, DoubleArray]] = []
-    for n in range(1, order + 1):
-        ngrams = counts[n - 1]
-        num_contexts = 1 if n == 1 else len(counts[n - 2])
-        usable = _predicted(num_words) if n == 1 else np.ones(len(ngrams), dtype=np.bool_)
-        share, gamma = _discounted(ngrams, adjusted[n - 1], kept[n - 1], usable, discounts[n - 1], num_contexts)
+    collector = _Collector(stream.num_listed)
+    discounts: list[tuple[float, ...]] = []
+    fallback_orders, num_distinct = [], []
+    lower: DoubleArray = np.zeros(0)
+    kept: npt.NDArray[np.bool_] | None = None
+    # of the counts only two orders are held at a time
+    counts = itertools.chain(count_ngrams(stream.word_id, num_words, order), [None])
+    for n, (ngrams, longer) in enumerate(itertools.pairwise(counts), start=1):
+        assert ngrams is not None
+        adjusted = _adjusted(ngrams, longer, n)
+        kept = _kept(ngrams, thresholds[n - 1], stream.num_listed, keep_unseen, kept)
+        estimated = _discounts(adjusted)
+        if estimated is None and fallback is None:
+            raise AsrError(
+                f"order {n}: the text is too small or too regular to estimate the Kneser-Ney discounts of "
+                f"{n}-grams; give --discount-fallback or more text."
+            )
+        if estimated is None:
+            fallback_orders.append(n)
+        discounts.append(estimated or fallback or FALLBACK_DISCOUNTS)
+        usable = np.ones(len(ngrams), dtype=np.bool_)
+        if n == 1:
+            usable = _predicted(num_words)
+            lower = np.full(1, 1.0 / (int(kept.sum()) - 1))  # <s> is never predicted
+        num_distinct.append(len(ngrams) if n > 1 else int(usable.sum()) + 1)
+        share, gamma = _discounted(ngrams, adjusted, kept, usable, discounts[-1], len(lower))
         lower = share + gamma[ngrams.parent] * lower[ngrams.suffix]
-        parts.append((lower, gamma))
-    trie, count = _assemble(stream, counts, kept, parts)
-    num_distinct = (int(_predicted(num_words).sum()) + 1, *(len(ngrams) for ngrams in counts[1:]))
-    return KneserNeyModel(trie, count, discounts, fallback_orders, num_distinct)
+        collector.add(ngrams, kept, lower, gamma)
+    listed = stream.vocabulary.words[len(SPECIAL_WORDS) : stream.num_listed]
+    trie, count = collector.finish(Vocabulary(listed))
+    return KneserNeyModel(trie, count, tuple(discounts), tuple(fallback_orders), tuple(num_distinct))
 
 
 def _thresholds(order: int, prune: Sequence[int]) -> list[int]:
@@ -100,55 +115,33 @@ def _thresholds(order: int, prune: Sequence[int]) -> list[int]:
     return thresholds
 
 
-def _adjusted(counts: list[NgramCounts], n: int) -> IntArray:
+def _adjusted(ngrams: NgramCounts, longer: NgramCounts | None, n: int) -> Int32Array:
     """Kneser-Ney counts: of how many different words an n-gram is preceded; for the longest how often it stands."""
-    ngrams = counts[n - 1]
-    adjusted: IntArray
-    if n == len(counts):
-        adjusted = ngrams.count.copy()
-    else:
-        num_preceding = np.bincount(counts[n].suffix, minlength=len(ngrams))
-        adjusted = np.where(ngrams.from_start, ngrams.count, num_preceding)
+    adjusted = ngrams.count.copy()
+    if longer is not None:
+        num_preceding = np.bincount(longer.suffix, minlength=len(ngrams))
+        np.copyto(adjusted, num_preceding, where=~ngrams.from_start, casting="same_kind")
     if n == 1:
         adjusted[BOS_ID] = 0
     return adjusted
 
 
 def _kept(
-    counts: list[NgramCounts], thresholds: list[int], num_listed: int, keep_unseen: bool
-) -> list[npt.NDArray[np.bool_]]:
-    kept: list[npt.NDArray[np.bool_]] = []
-    for ngrams, threshold in zip(counts, thresholds, strict=True):
-        mask = (ngrams.count > threshold) & (ngrams.word_id < num_listed)
-        if not kept:
-            if keep_unseen:
-                mask |= (ngrams.count == 0) & (ngrams.word_id < num_listed)
-            mask[[BOS_ID, EOS_ID, UNK_ID]] = True
-            mask[EPSILON_ID] = False
-        else:
-            mask &= kept[-1][ngrams.parent]
-        kept.append(mask)
+    ngrams: NgramCounts, threshold: int, num_listed: int, keep_unseen: bool, shorter: npt.NDArray[np.bool_] | None
+) -> npt.NDArray[np.bool_]:
+    """Which n-grams of an order stay; `shorter` says it of the order below."""
+    kept = (ngrams.count > threshold) & (ngrams.word_id < num_listed)
+    if shorter is None:
+        if keep_unseen:
+            kept |= (ngrams.count == 0) & (ngrams.word_id < num_listed)
+        kept[[BOS_ID, EOS_ID, UNK_ID]] = True
+        kept[EPSILON_ID] = False
+    else:
+        kept &= shorter[ngrams.parent]
     return kept
 
 
-def _all_discounts(
-    adjusted: list[IntArray], fallback: tuple[float, float, float] | None
-) -> tuple[tuple[tuple[float, ...], ...], tuple[int, ...]]:
-    discounts, fallback_orders = [], []
-    for n, counts in enumerate(adjusted, start=1):
-        estimated = _discounts(counts)
-        if estimated is None and fallback is None:
-            raise AsrError(
-                f"order {n}: the text is too small or too regular to estimate the Kneser-Ney discounts of "
-                f"{n}-grams; give --discount-fallback or more text."
-            )
-        if estimated is None:
-            fallback_orders.append(n)
-        discounts.append(estimated or fallback or FALLBACK_DISCOUNTS)
-    return tuple(discounts), tuple(fallback_orders)
-
-
-def _discounts(adjusted: IntArray) -> tuple[float, ...] | None:
+def _discounts(adjusted: Int32Array) -> tuple[float, ...] | None:
     """Equation 26 of Chen and Goodman, or None where it gives no sensible value."""
     num_with = np.bincount(np.minimum(adjusted, 5), minlength=6)
     if (num_with[1:4] == 0).any():
@@ -166,7 +159,7 @@ def _predicted(num_words: int) -> npt.NDArray[np.bool_]:
 
 def _discounted(
     ngrams: NgramCounts,
-    adjusted: IntArray,
+    adjusted: Int32Array,
     kept: npt.NDArray[np.bool_],
     usable: npt.NDArray[np.bool_],
     discounts: tuple[float, ...],
@@ -183,38 +176,55 @@ def _discounted(
     return share, left / total
 
 
-def _assemble(
-    stream: WordStream,
-    counts: list[NgramCounts],
-    kept: list[npt.NDArray[np.bool_]],
-    parts: list[tuple[DoubleArray, DoubleArray]],
-) -> tuple[NgramTrie, IntArray]:
-    listed = stream.vocabulary.words[len(SPECIAL_WORDS) : stream.num_listed]
-    num_listed = stream.num_listed
-    begin = [0, num_listed]
-    position = np.arange(len(counts[0]))
-    columns: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], DoubleArray, DoubleArray, IntArray]] = []
-    for n, (ngrams, mask) in enumerate(zip(counts, kept, strict=True), start=1):
-        chosen = np.arange(num_listed) if n == 1 else np.flatnonzero(mask)
-        probability = parts[n - 1][0][chosen]
-        if n == 1:
-            probability[~mask[:num_listed]] = 0.0
+class _Collector:
+    """Puts the n-grams that stay into one trie, order after order."""
+
+    def __init__(self, num_listed: int) -> None:
+        self._num_listed = num_listed
+        self._begin = [0]
+        self._position = np.zeros(0, dtype=np.int32)  # of each n-gram of the newest order, ROOT where it was left out
+        self._chosen: IntArray = np.zeros(0, dtype=np.int64)
+        self._columns: tuple[list[npt.NDArray[Any]], ...] = ([], [], [], [], [])
+
+    def add(
+        self, ngrams: NgramCounts, kept: npt.NDArray[np.bool_], probability: DoubleArray, gamma: DoubleArray
+    ) -> None:
+        """Adds an order: `kept` and `probability` of its n-grams (M,), `gamma` of the contexts before them."""
+        if len(self._begin) == 1:
+            chosen = np.arange(self._num_listed)
+            probability = np.where(kept[: self._num_listed], probability[: self._num_listed], 0.0)
             probability[BOS_ID] = 0.0
-            parent = np.full(num_listed, ROOT, dtype=np.int32)
+            parent = np.full(len(chosen), ROOT, dtype=np.int32)
         else:
-            parent = position[ngrams.parent[chosen]].astype(np.int32)
-            position = np.full(len(ngrams), ROOT)
-            position[chosen] = np.arange(len(chosen)) + begin[-1]
-            begin.append(begin[-1] + len(chosen))
-        # a context that lost all its n-grams backs off with weight 1, as one that never had any
-        weight = np.ones(len(chosen))
-        if n < len(counts):
-            is_context = np.zeros(len(ngrams), dtype=np.bool_)
-            is_context[counts[n].parent[kept[n]]] = True
-            weight = np.where(is_context, parts[n][1], 1.0)[chosen]
-        columns.append((parent, ngrams.word_id[chosen], probability, weight, ngrams.count[chosen]))
+            # a context that lost all its n-grams backs off with weight 1, as one that never had any
+            is_context = np.zeros(len(gamma), dtype=np.bool_)
+            is_context[ngrams.parent[kept]] = True
+            self._columns[3].append(_log(np.where(is_context, gamma, 1.0)[self._chosen]))
+            chosen = np.flatnonzero(kept)
+            probability = probability[chosen]
+            parent = self._position[ngrams.parent[chosen]]
+        self._position = np.full(len(ngrams), ROOT, dtype=np.int32)
+        self._position[chosen] = np.arange(self._begin[-1], self._begin[-1] + len(chosen))
+        self._begin.append(self._begin[-1] + len(chosen))
+        self._chosen = chosen
+        for column, values in zip(
+            (self._columns[i] for i in (0, 1, 2, 4)),
+            (parent, ngrams.word_id[chosen], np.minimum(_log(probability), 0.0), ngrams.count[chosen]),
+            strict=True,
+        ):
+            column.append(values)
+
+    def finish(self, vocabulary: Vocabulary) -> tuple[NgramTrie, Int32Array]:
+        """The trie, and how often each of its n-grams stands in the text."""
+        self._columns[3].append(np.zeros(len(self._chosen), dtype=np.float32))
+        whole = []
+        for column in self._columns:  # an order's own array is freed once it is in the whole one
+            whole.append(np.concatenate(column))
+            column.clear()
+        parent, word_id, score, backoff, count = whole
+        return NgramTrie(vocabulary, tuple(self._begin), parent, word_id, score, backoff), count
+
+
+def _log(probability: DoubleArray) -> FloatArray:
     with np.errstate(divide="ignore"):
-        score, backoff = (np.log(np.concatenate([column[i] for column in columns])).astype(np.float32) for i in (2, 3))
-    parent, word_id = (np.concatenate([column[i] for column in columns]) for i in (0, 1))
-    count = np.concatenate([column[4] for column in columns])
-    return NgramTrie(Vocabulary(listed), tuple(begin), parent, word_id, np.minimum(score, 0.0), backoff), count
+        return np.log(probability).astype(np.float32)

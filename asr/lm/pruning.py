@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from asr.errors import AsrError
-from asr.lm.ngram_trie import ROOT, IntArray, NgramTrie
+from asr.lm.ngram_counts import Int32Array
+from asr.lm.ngram_trie import ROOT, NgramTrie
 from asr.text.vocabulary import BOS_ID, EOS_ID
 
 DoubleArray = npt.NDArray[np.float64]
@@ -17,7 +18,7 @@ _LEAST_MASS = 1e-9
 _NUM_BISECTIONS = 50
 
 
-def prune_to_threshold(trie: NgramTrie, threshold: float, count: IntArray | None = None) -> NgramTrie:
+def prune_to_threshold(trie: NgramTrie, threshold: float, count: Int32Array | None = None) -> NgramTrie:
     """Drops n-grams without which the relative entropy grows by less than `threshold`, and sets backoffs anew.
 
     Unigrams stay. An n-gram stays too where a longer one that begins with it does.
@@ -31,7 +32,7 @@ def prune_to_threshold(trie: NgramTrie, threshold: float, count: IntArray | None
     return _keep(trie, _with_parents(trie, _losses(trie, count) >= threshold))
 
 
-def prune_to_size(trie: NgramTrie, num_ngrams: int, count: IntArray | None = None) -> NgramTrie:
+def prune_to_size(trie: NgramTrie, num_ngrams: int, count: Int32Array | None = None) -> NgramTrie:
     """The same with the threshold that leaves at most `num_ngrams` n-grams of all orders.
 
     Raises:
@@ -98,7 +99,7 @@ def _left_over(trie: NgramTrie, suffix: npt.NDArray[np.int32], order: int) -> tu
     return np.maximum(1.0 - listed, _LEAST_MASS), np.maximum(1.0 - lower, _LEAST_MASS)
 
 
-def _losses(trie: NgramTrie, count: IntArray | None) -> DoubleArray:
+def _losses(trie: NgramTrie, count: Int32Array | None) -> DoubleArray:
     """Growth of relative entropy when an n-gram alone is dropped, (A,); infinite for unigrams."""
     loss = np.full(len(trie.parent), np.inf)
     suffix = trie.suffixes()
@@ -117,7 +118,7 @@ def _losses(trie: NgramTrie, count: IntArray | None) -> DoubleArray:
     return loss
 
 
-def _history_probabilities(trie: NgramTrie, count: IntArray | None) -> DoubleArray:
+def _history_probabilities(trie: NgramTrie, count: Int32Array | None) -> DoubleArray:
     """How much of a text's words follow each n-gram, (A,)."""
     if count is not None:
         in_text = count.astype(np.float64)
