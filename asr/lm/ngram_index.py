@@ -26,6 +26,7 @@ _TAG_BITS = 31
 _TAG_MASK = (1 << _TAG_BITS) - 1
 _WINDOW = 8  # slots looked at together once the first one holds another key
 _BUILD_BLOCK = 1 << 22
+_BUILD_HOMES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class ArcIndex:
         key_bits = max(_PLACE_BITS, state_bits + word_bits)
         num_homes = max(1, int(len(state) / load))
         index = cls(torch.zeros(0, dtype=torch.int64), num_homes, word_bits, key_bits)
-        home = np.empty(len(state), dtype=np.int64)
+        home = np.empty(len(state), dtype=np.uint32)
         entry = np.empty(len(state), dtype=np.int64)
         for begin in range(0, len(state), _BUILD_BLOCK):
             part = slice(begin, begin + _BUILD_BLOCK)
@@ -77,19 +78,27 @@ class ArcIndex:
             home[part] = index._home(key).numpy()
             arc_idx = np.arange(first_arc + begin, first_arc + begin + len(key))
             entry[part] = (torch.bitwise_and(key, _TAG_MASK).numpy() << 32) | arc_idx
-        by_home = np.argsort(home, kind="stable")
-        home = home[by_home]
-        # in the order of their homes keys stand at the first free slot: at least one after the key before
-        rank = np.arange(len(home))
-        place = rank + np.maximum.accumulate(home - rank)
-        farthest = int((place - home).max()) if len(home) else 0
+        slot = np.full(num_homes + _WINDOW, _EMPTY, dtype=np.int64)
+        farthest, num_taken = 0, 0
+        for begin in range(0, num_homes, _BUILD_HOMES):  # bounds what sorting takes
+            by_home = np.flatnonzero((home >= begin) & (home < begin + _BUILD_HOMES))
+            if not len(by_home):
+                continue
+            by_home = by_home[np.argsort(home[by_home], kind="stable")]
+            own = home[by_home].astype(np.int64)
+            # in the order of their homes keys stand at the first free slot: at least one after the key before
+            rank = np.arange(len(own))
+            place = rank + np.maximum.accumulate(np.maximum(own, num_taken) - rank)
+            farthest = max(farthest, int((place - own).max()))
+            num_taken = int(place[-1]) + 1
+            if num_taken + _WINDOW > len(slot):
+                slot = np.append(slot, np.full(num_taken + _WINDOW - len(slot), _EMPTY))
+            slot[place] = entry[by_home]
         spread = (farthest + 1) * (((1 << _PLACE_BITS) // num_homes) + 1) << (key_bits - _PLACE_BITS)
         if spread >> _TAG_BITS:
             raise AsrError(
                 f"The n-gram model's {len(state)} arcs cannot be told apart by hashing; search without index."
             )
-        slot = np.full(max(num_homes, int(place[-1]) + 1 if len(place) else 0) + _WINDOW, _EMPTY, dtype=np.int64)
-        slot[place] = entry[by_home]
         return cls(torch.from_numpy(slot), num_homes, word_bits, key_bits)
 
     def find(self, state: Tensor, label: Tensor) -> Tensor:

@@ -46,10 +46,16 @@ def test_reads_back_what_was_written(lm: NgramLM, tmp_path: Path, kind: str) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["lm.ngram"]
 
 
-def test_index_finds_what_binary_search_finds(lm: NgramLM) -> None:
+def test_index_finds_what_binary_search_finds(lm: NgramLM, monkeypatch: pytest.MonkeyPatch) -> None:
     for load in (0.3, 0.6, 0.95):
-        for ours, theirs in zip(lm.with_index(load).score(*_all_queries(lm)), lm.score(*_all_queries(lm)), strict=True):
+        indexed = lm.with_index(load)
+        for ours, theirs in zip(indexed.score(*_all_queries(lm)), lm.score(*_all_queries(lm)), strict=True):
             assert torch.equal(ours, theirs)
+        with monkeypatch.context() as patch:
+            patch.setattr("asr.lm.ngram_index._BUILD_HOMES", 100)
+            in_many_parts = lm.with_index(load).arrays.index
+        assert indexed.arrays.index is not None and in_many_parts is not None
+        assert torch.equal(in_many_parts.slot, indexed.arrays.index.slot)
 
 
 @pytest.mark.parametrize("kind", ["plain", "indexed", "quantized"])
