@@ -68,8 +68,8 @@ def _run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     text, queries = folder / "train.txt", folder / "queries.txt"
     with _Timer(report, "text_s"):
         source = args.corpora / "text"
-        report["train_words"] = _copy(source / "gutenberg-40m.txt.xz", text, args.train_words, has_id=False)
-        report["query_words"] = _copy(source / "train-clean-100.text.xz", queries, args.query_words, has_id=True)
+        report["train_words"] = copy_text(source / "gutenberg-40m.txt.xz", text, args.train_words, has_id=False)
+        report["query_words"] = copy_text(source / "train-clean-100.text.xz", queries, args.query_words, has_id=True)
     with _Timer(report, "estimate_s"):
         trie = estimate_kneser_ney(read_word_stream([text]), args.order).trie
     report["ngrams"] = sum(trie.counts)
@@ -82,17 +82,17 @@ def _run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         save_ngram_lm(lm, folder / "lm.ngram")
     with _Timer(report, "load_s"):
         lm = load_ngram_lm(folder / "lm.ngram", verify=False)
-    report |= _sizes(plain, lm)
-    state, word, log_prob = _walk(lm, queries)
+    report |= sizes(plain, lm)
+    state, word, log_prob = walk(lm, queries)
     report |= _against_kenlm(lm, folder / "lm.arpa", queries, state, word, log_prob)
     if args.kenlm_bin is not None:
         with _Timer(report, "kenlm_programs_s"):
-            report |= _kenlm_programs(args.kenlm_bin, folder / "lm.arpa", queries, report)
-    report |= _budgets(plain, lm, state, word)
+            report |= kenlm_programs(args.kenlm_bin, folder / "lm.arpa", queries, report)
+    report |= budgets(plain, lm, state, word)
     return report
 
 
-def _sizes(plain: NgramLM, lm: NgramLM) -> dict[str, Any]:
+def sizes(plain: NgramLM, lm: NgramLM) -> dict[str, Any]:
     def per_ngram(model: NgramLM) -> float:
         return round(sum(model.arrays.num_bytes().values()) / model.num_arcs, 2)
 
@@ -104,7 +104,7 @@ def _sizes(plain: NgramLM, lm: NgramLM) -> dict[str, Any]:
     }
 
 
-def _walk(lm: NgramLM, queries: Path) -> tuple[Tensor, Tensor, Tensor]:
+def walk(lm: NgramLM, queries: Path) -> tuple[Tensor, Tensor, Tensor]:
     """Every word's state before it, its id and its score, in the text's order; (Q,) each, sentence ends included."""
     stream = read_word_stream([queries], lm.vocabulary)
     word_id = np.where(stream.word_id < stream.num_listed, stream.word_id, UNK_ID).astype(np.int64)
@@ -136,25 +136,40 @@ def _against_kenlm(
     theirs = np.fromiter((s for text in sentences for s, _, _ in model.full_scores(text)), np.float64, len(word))
     report["max_abs_error_vs_kenlm"] = float(np.abs(log_prob.numpy().astype(np.float64) - theirs * LN_10).max())
     report["states_equal_kenlm"] = _same_states(lm, model, sentences[:STATE_SENTENCES], state)
-    lm.score(state[:10], word[:10])  # compiles
-    theirs_s, ours_s, threads_s = [], [], []
-    parts = list(zip(state.chunk(NUM_THREADS), word.chunk(NUM_THREADS), strict=True))
-    with ThreadPoolExecutor(NUM_THREADS) as pool:
-        for _ in range(3):  # taking turns, so that a busy machine disturbs both alike
-            theirs_s.append(_seconds(lambda: [model.score(text) for text in sentences]))
-            ours_s.append(_seconds(lambda: lm.score(state, word)))
-            threads_s.append(_seconds(lambda: list(pool.map(lambda part: lm.score(*part), parts)))[0])
-    (kenlm_wall, kenlm_cpu), (wall, cpu) = (map(min, zip(*times, strict=True)) for times in (theirs_s, ours_s))
+    theirs_s: list[tuple[float, float]] = []
+
+    def ask_kenlm() -> None:
+        theirs_s.append(_seconds(lambda: [model.score(text) for text in sentences]))
+
+    report |= rates(lm, state, word, ask_kenlm)
+    kenlm_wall, kenlm_cpu = map(min, zip(*theirs_s, strict=True))
+    cpu = len(word) / report["lookups_per_cpu_s"]
     return report | {
         "kenlm_words_per_s": round(len(word) / kenlm_wall),
-        "lookups_per_s_1_thread": round(len(word) / wall),
-        "lookups_per_s_2_threads": round(len(word) / min(threads_s)),
-        "lookups_over_kenlm": round(kenlm_wall / min(threads_s), 2),
+        "lookups_over_kenlm": round(report["lookups_per_s_2_threads"] * kenlm_wall / len(word), 2),
         "lookups_over_kenlm_per_cpu_second": round(kenlm_cpu / cpu, 2),
     }
 
 
-def _kenlm_programs(bin_folder: Path, arpa: Path, queries: Path, report: dict[str, Any]) -> dict[str, Any]:
+def rates(lm: NgramLM, state: Tensor, word: Tensor, between: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Look-ups a second by one thread and by two; `between` takes turns, so that a busy machine disturbs both alike."""
+    lm.score(state[:10], word[:10])  # compiles
+    ours_s, threads_s = [], []
+    parts = list(zip(state.chunk(NUM_THREADS), word.chunk(NUM_THREADS), strict=True))
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        for _ in range(3):
+            between()
+            ours_s.append(_seconds(lambda: lm.score(state, word)))
+            threads_s.append(_seconds(lambda: list(pool.map(lambda part: lm.score(*part), parts)))[0])
+    wall, cpu = map(min, zip(*ours_s, strict=True))
+    return {
+        "lookups_per_s_1_thread": round(len(word) / wall),
+        "lookups_per_cpu_s": round(len(word) / cpu),
+        "lookups_per_s_2_threads": round(len(word) / min(threads_s)),
+    }
+
+
+def kenlm_programs(bin_folder: Path, arpa: Path, queries: Path, report: dict[str, Any]) -> dict[str, Any]:
     """Sizes of KenLM's binary files, and how many words its `query` scores a second, loading not counted."""
     sizes: dict[str, Any] = {}
     num_queries = report["query_words"] + sum(1 for _ in queries.open("rb"))
@@ -203,7 +218,7 @@ def _same_states(lm: NgramLM, model: Any, sentences: list[str], state: Tensor) -
     return len(pairs) == len({theirs for theirs, _ in pairs}) == len({ours for _, ours in pairs})
 
 
-def _budgets(plain: NgramLM, lm: NgramLM, state: Tensor, word: Tensor) -> dict[str, Any]:
+def budgets(plain: NgramLM, lm: NgramLM, state: Tensor, word: Tensor) -> dict[str, Any]:
     """Frames of queries under three budgets: the same answers, what is fetched, and how long it takes."""
     total = sum(plain.arrays.num_bytes().values())
     frames = [(s, w) for s, w in zip(state.split(FRAME_QUERIES), word.split(FRAME_QUERIES), strict=True)][:200]
@@ -229,7 +244,7 @@ def _budgets(plain: NgramLM, lm: NgramLM, state: Tensor, word: Tensor) -> dict[s
     return report
 
 
-def _copy(source: Path, target: Path, max_words: int, has_id: bool) -> int:
+def copy_text(source: Path, target: Path, max_words: int, has_id: bool) -> int:
     """Copies sentences until `max_words` are reached (0: all); returns the number of words."""
     num_words = 0
     with open_text(source) as lines, target.open("wb") as out:
