@@ -17,7 +17,7 @@ from asr.graph.artefact import DecodingGraph
 _FINAL_LABEL = -1
 
 
-def lattice_from_k2(fsas: Any, order: list[int], graph: DecodingGraph, log_prob: Tensor) -> list[Lattice | None]:
+def lattice_from_k2(fsas: Any, order: list[int], graph: DecodingGraph, log_prob: Tensor) -> tuple[Lattice, list[int]]:
     """Takes k2's final arcs off and looks all scores up anew, each by itself.
 
     Args:
@@ -27,7 +27,7 @@ def lattice_from_k2(fsas: Any, order: list[int], graph: DecodingGraph, log_prob:
         log_prob: (N, T, C) of all utterances, unscaled.
 
     Returns:
-        For each utterance its lattice; None where it has no complete path.
+        the lattice of all utterances that have a complete path, and which these are, in the order of its start states.
     """
     device = log_prob.device
     values = fsas.arcs.values().to(torch.int64)
@@ -57,6 +57,9 @@ def lattice_from_k2(fsas: Any, order: list[int], graph: DecodingGraph, log_prob:
     stays &= has_path[fsa_of]
     kept = stays.nonzero().squeeze(1)
     by_frame = kept[torch.sort(frame[kept], stable=True).indices]
+    if not bool(has_path.all()):
+        inner = inner[stays[src_state[inner]]]
+        graph_arc = fsas.arc_idx[inner].to(torch.int64)
     number = torch.full((num_states,), -1, dtype=torch.int64, device=device)
     number[by_frame] = torch.arange(len(by_frame), device=device)
     utt_of_fsa = torch.tensor(order, dtype=torch.int64, device=device)
@@ -72,8 +75,4 @@ def lattice_from_k2(fsas: Any, order: list[int], graph: DecodingGraph, log_prob:
         final_graph_score=final_score[by_frame],
         final_lm_score=torch.zeros(len(by_frame), device=device),
     )
-    joint = lattice_from_graph(parts, graph, log_prob)
-    lattices: list[Lattice | None] = [None] * len(order)
-    for utt_idx, lattice in zip(utt_of_fsa[used].tolist(), joint.split(), strict=True):
-        lattices[utt_idx] = lattice
-    return lattices
+    return lattice_from_graph(parts, graph, log_prob), utt_of_fsa[used].tolist()

@@ -15,7 +15,7 @@ from asr.decoding.first_pass import DecodeResult
 from asr.decoding.frame_scores import check_log_prob, skip_blanks
 from asr.decoding.k2_lattice import lattice_from_k2
 from asr.decoding.lattice import Lattice
-from asr.decoding.on_the_fly import rescore_on_the_fly
+from asr.decoding.on_the_fly import rescore_joint
 from asr.decoding.options import DecodingOptions
 from asr.decoding.path import hypothesis_of_path
 from asr.decoding.search_graph import SearchGraph
@@ -120,23 +120,21 @@ class K2FirstPass:
         fsas, order = self._intersect(log_prob, num_frames)
         found: list[tuple[Tensor | None, float, float, float, Lattice | None]]
         found = [(None, 0.0, 0.0, 0.0, None)] * len(num_frames)
-        lattices: list[Lattice | None] = [None] * len(num_frames)
-        if lm is not None or self._keep_lattice:
-            lattices = lattice_from_k2(fsas, order, self.graph, log_prob)
-        if lm is None:
-            for utt_idx, (graph_arc, total) in enumerate(self._best_paths(fsas, order)):
-                if graph_arc is not None:
-                    last_state = int(self.graph.dst_state[graph_arc[-1]])
-                    final_score = float(self.graph.final_score[last_state])
-                    found[utt_idx] = (graph_arc, total, final_score, 0.0, lattices[utt_idx])
+        if lm is not None:
+            joint, used = lattice_from_k2(fsas, order, self.graph, log_prob)
+            for utt_idx, path in zip(used, rescore_joint(joint, self.options, lm, self._keep_lattice), strict=True):
+                if path is not None:
+                    found[utt_idx] = (path.graph_arc, path.total, path.final_graph_score, path.lm_score, path.lattice)
             return found
-        usable = [utt_idx for utt_idx, lattice in enumerate(lattices) if lattice is not None]
-        paths = rescore_on_the_fly(
-            [lattice for lattice in lattices if lattice is not None], self.options, lm, self._keep_lattice
-        )
-        for utt_idx, path in zip(usable, paths, strict=True):
-            if path is not None:
-                found[utt_idx] = (path.graph_arc, path.total, path.final_graph_score, path.lm_score, path.lattice)
+        lattices: dict[int, Lattice] = {}
+        if self._keep_lattice:
+            joint, used = lattice_from_k2(fsas, order, self.graph, log_prob)
+            lattices = dict(zip(used, joint.split(), strict=True))
+        for utt_idx, (graph_arc, total) in enumerate(self._best_paths(fsas, order)):
+            if graph_arc is not None:
+                last_state = int(self.graph.dst_state[graph_arc[-1]])
+                final_score = float(self.graph.final_score[last_state])
+                found[utt_idx] = (graph_arc, total, final_score, 0.0, lattices.get(utt_idx))
         return found
 
     def _intersect(self, log_prob: Tensor, num_frames: Tensor) -> tuple[Any, list[int]]:

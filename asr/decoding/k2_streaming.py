@@ -31,7 +31,7 @@ from asr.decoding.k2_lattice import lattice_from_k2
 from asr.decoding.k2_pass import WIDEST_BEAM, require_k2
 from asr.decoding.lattice import Lattice
 from asr.decoding.lattice_scores import best_path, prune
-from asr.decoding.on_the_fly import rescore_on_the_fly
+from asr.decoding.on_the_fly import rescore_joint
 from asr.decoding.options import DecodingOptions
 from asr.decoding.path import SpelledPath, hypothesis_of_path
 from asr.decoding.search_graph import SearchGraph
@@ -221,12 +221,12 @@ class K2StreamingDecoder:
         if not fsa.num_arcs:
             return None
         fsa.frame = state_frames(fsa)[fsa.arcs.values()[:, 0].long()]
-        (lattice,) = lattice_from_k2(fsa, [0], self.graph, torch.cat(one.log_prob)[None])
-        return None if lattice is None else prune(lattice, self.options, self.options.output_beam)
+        lattice, used = lattice_from_k2(fsa, [0], self.graph, torch.cat(one.log_prob)[None])
+        return prune(lattice, self.options, self.options.output_beam) if used else None
 
     def _best(self, lattice: Lattice, frame_of: Tensor | None) -> tuple[Hypothesis | None, Lattice | None]:
         if self._lm is not None:
-            (path,) = rescore_on_the_fly([lattice], self.options, self._lm, self._keep_lattice)
+            (path,) = rescore_joint(lattice, self.options, self._lm, self._keep_lattice)
             if path is None:
                 return None, None
             scores = (path.total, path.final_graph_score, path.lm_score)

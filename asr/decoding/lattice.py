@@ -66,6 +66,12 @@ class Lattice:
         """Frames of the longest utterance."""
         return int(self.frame[-1]) if len(self.frame) else 0
 
+    def frames_of_utts(self) -> Tensor:
+        """Frames of each utterance, in the order of the start states, (N,) int64."""
+        utt_idx = self.utt_idx[self.start_state]
+        num_frames = torch.zeros(int(utt_idx.max()) + 1, dtype=torch.int64, device=utt_idx.device)
+        return num_frames.scatter_reduce_(0, self.utt_idx, self.frame, "amax")[utt_idx]
+
     def src_state(self) -> Tensor:
         """The state that each arc leaves, (A,) int64."""
         return torch.repeat_interleave(self.arc_begin[1:] - self.arc_begin[:-1], output_size=self.num_arcs)

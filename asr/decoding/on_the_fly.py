@@ -53,20 +53,30 @@ def rescore_on_the_fly(
     lm: LanguageModel,
     keep_lattice: bool = False,
 ) -> list[RescoredPath | None]:
-    """The best path of each lattice with the language model's scores in the place of those that it has.
+    """The same for lattices of one utterance each, on one device."""
+    return rescore_joint(join(lattices), options, lm, keep_lattice) if lattices else []
+
+
+def rescore_joint(
+    joint: Lattice,
+    options: DecodingOptions,
+    lm: LanguageModel,
+    keep_lattice: bool = False,
+) -> list[RescoredPath | None]:
+    """The best path of each utterance with the language model's scores in the place of those that the lattice has.
 
     Args:
-        lattices: lattices of one utterance each, on one device.
+        joint: a lattice of any number of utterances.
         options: scales; `context_beam`, `max_contexts_per_state` and `max_active_states` bound what is followed.
-        lm: the language model, its words numbered as the lattices' are.
+        lm: the language model, its words numbered as the lattice's are.
         keep_lattice: whether to return lattices too, pruned by `output_beam`.
 
     Returns:
-        For each lattice its best path; None where the lattice has none.
+        For each start state the best path; None where there is none.
     """
-    if not lattices:
+    num_utts = joint.num_utts
+    if not num_utts:
         return []
-    joint = join(lattices)
     graph = LatticeGraph(joint, options)
     device = joint.frame.device
     unpruned = replace(
@@ -76,13 +86,12 @@ def rescore_on_the_fly(
         word_beam=None,
     )
     backtrace = Backtrace(device, collects=not keep_lattice)
-    records = LatticeRecords(len(lattices), options.output_beam) if keep_lattice else None
+    records = LatticeRecords(num_utts, options.output_beam) if keep_lattice else None
     search = TokenSearch(graph, unpruned, lm, backtrace, records)
     stream = search.start(joint.start_state)
-    num_frames = torch.tensor([lattice.num_frames for lattice in lattices], device=device)
-    search.advance(stream, torch.zeros(len(lattices), joint.num_frames, 1, device=device), num_frames)
-    endings = endings_of(graph, unpruned, lm, [search.alive(utt_idx) for utt_idx in range(len(lattices))])
-    rescored: list[Lattice | None] = [None] * len(lattices)
+    search.advance(stream, torch.zeros(num_utts, joint.num_frames, 1, device=device), joint.frames_of_utts())
+    endings = endings_of(graph, unpruned, lm, [search.alive(utt) for utt in range(num_utts)])
+    rescored: list[Lattice | None] = [None] * num_utts
     if records is not None:
         rescored = list(_rescored_lattices(joint, options, records, endings))
     start_score = graph.start_score.tolist()

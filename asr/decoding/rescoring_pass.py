@@ -10,7 +10,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from asr.decoding.first_pass import DecodeResult
-from asr.decoding.on_the_fly import rescore_on_the_fly
+from asr.decoding.on_the_fly import rescore_joint
 from asr.decoding.options import DecodingOptions
 from asr.decoding.path import hypothesis_of_path
 from asr.decoding.torch_pass import TorchFirstPass
@@ -46,15 +46,14 @@ class RescoringPass:
         Raises:
             AsrError: the log-probabilities have NaN in them or another width than the graph's tokens.
         """
-        results = self._search.decode(log_prob, num_frames)
         lm = self._mapper.mapped(lm)
-        if lm is not None:
-            rescored = [utt_idx for utt_idx, result in enumerate(results) if result.lattice is not None]
-            lattices = [result.lattice for result in results if result.lattice is not None]
-            paths = rescore_on_the_fly(lattices, self.options, lm, self._keep_lattice)
-            for utt_idx, path in zip(rescored, paths, strict=True):
-                if path is None:
-                    continue
+        if lm is None:
+            results = self._search.decode(log_prob, num_frames)
+            return results if self._keep_lattice else [replace(result, lattice=None) for result in results]
+        results, joint = self._search.decode_joint(log_prob, num_frames)
+        assert joint is not None
+        for utt_idx, path in enumerate(rescore_joint(joint, self.options, lm, self._keep_lattice)):
+            if path is not None:
                 hypothesis = hypothesis_of_path(
                     self.graph,
                     self.options,
@@ -65,6 +64,4 @@ class RescoringPass:
                     results[utt_idx].original_frame,
                 )
                 results[utt_idx] = replace(results[utt_idx], hypotheses=(hypothesis,), lattice=path.lattice)
-        if self._keep_lattice:
-            return results
-        return [replace(result, lattice=None) for result in results]
+        return results

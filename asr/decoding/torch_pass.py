@@ -5,6 +5,8 @@ Shapes: N utterances, T frames, C tokens.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,7 @@ from asr.decoding.backtrace import Backtrace
 from asr.decoding.ending import endings_of
 from asr.decoding.first_pass import DecodeResult
 from asr.decoding.frame_scores import check_log_prob, skip_blanks
+from asr.decoding.lattice import Lattice
 from asr.decoding.lattice_build import lattice_from_graph
 from asr.decoding.lattice_records import LatticeRecords
 from asr.decoding.lattice_scores import prune
@@ -54,6 +57,16 @@ class TorchFirstPass:
         Raises:
             AsrError: the log-probabilities have NaN in them or another width than the graph's tokens.
         """
+        results, joint = self.decode_joint(log_prob, num_frames, lm)
+        if joint is None:
+            return results
+        pairs = zip(results, joint.split(), strict=True)
+        return [replace(result, lattice=lattice) if result.reached_final else result for result, lattice in pairs]
+
+    def decode_joint(
+        self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel | None = None
+    ) -> tuple[list[DecodeResult], Lattice | None]:
+        """The same, with the lattice of all utterances in one, where lattices are kept."""
         check_log_prob(log_prob, num_frames, len(self.graph.tokens))
         num_utts = len(num_frames)
         log_prob = log_prob.to(self.graph.device, torch.float32)
@@ -70,7 +83,7 @@ class TorchFirstPass:
         stream = search.start(torch.zeros_like(num_frames))
         search.advance(stream, log_prob, num_frames)
         endings = endings_of(self._search_graph, self.options, lm, [search.alive(utt) for utt in range(num_utts)])
-        lattices = None
+        joint: Lattice | None = None
         if records is not None:
             finals = [ending.final for ending in endings]
             parts = records.collected(
@@ -78,8 +91,7 @@ class TorchFirstPass:
                 torch.cat([ending.final_graph_score for ending in endings]),
                 torch.cat([ending.final_lm_score for ending in endings]),
             )
-            joint = lattice_from_graph(parts, self.graph, log_prob)
-            lattices = prune(joint, self.options, self.options.output_beam).split()
+            joint = prune(lattice_from_graph(parts, self.graph, log_prob), self.options, self.options.output_beam)
         results = []
         for utt_idx, ending in enumerate(endings):
             frame_of = None if original_frame is None else original_frame[utt_idx, : int(num_frames[utt_idx])]
@@ -89,8 +101,7 @@ class TorchFirstPass:
                     hypotheses=() if hypothesis is None else (hypothesis,),
                     reached_final=ending.reached_final,
                     num_frames=int(num_frames[utt_idx]),
-                    lattice=lattices[utt_idx] if lattices is not None and ending.reached_final else None,
                     original_frame=frame_of,
                 )
             )
-        return results
+        return results, joint
