@@ -5,17 +5,14 @@ Shapes: S states, A arcs, Q queries.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 
 import torch
 from torch import Tensor
 
 from asr.lm.ngram_arrays import NgramArrays
-from asr.lm.ngram_index import MULTIPLIERS, ArcIndex
-from asr.lm.ngram_kernel import compiled_loops
 
 _NARROW_OFFSET = 1 << 15
-_NO_INDEX = ArcIndex(torch.zeros(0, dtype=torch.int64), 1, 1, 32)
 
 
 def is_narrow(num_words: int) -> bool:
@@ -34,10 +31,9 @@ class ArcFinder:
     Args:
         arrays: the model; scores and destinations of arcs are not looked at, and backoff weights only by `find`. Labels
             may be `narrow`.
-        compiled: on a CPU, whether to run numba's loops where it is installed, instead of tensor operations.
     """
 
-    def __init__(self, arrays: NgramArrays, compiled: bool = True) -> None:
+    def __init__(self, arrays: NgramArrays) -> None:
         self._arc_begin = arrays.arc_begin
         self._label = arrays.label
         self._label_offset = _NARROW_OFFSET if arrays.label.dtype == torch.int16 else 0
@@ -47,19 +43,20 @@ class ArcFinder:
         self._index = arrays.index
         word = torch.arange(len(arrays.word_map), device=arrays.word_map.device)
         self._maps_words = bool(torch.any(torch.ne(arrays.word_map, word)))
-        num_arcs = arrays.arc_begin[2:] - arrays.arc_begin[1:-1]
-        self._num_halvings = int(num_arcs.max()).bit_length() if len(num_arcs) else 0
 
-        loops = compiled_loops() if compiled and arrays.label.device.type == "cpu" else None
-        self._loop = loops[0] if loops else None
+    @functools.cached_property
+    def _num_halvings(self) -> int:
+        """How many steps the longest binary search takes; only asked where arcs are not hashed."""
+        num_arcs = self._arc_begin[2:] - self._arc_begin[1:-1]
+        return int(num_arcs.max()).bit_length() if len(num_arcs) else 0
+
+    def mapped(self, word_id: Tensor) -> Tensor:
+        """The words as the model's labels have them, (Q,): those that it does not list are `<unk>`."""
+        return self._word_map.index_select(0, word_id) if self._maps_words else word_id
 
     def find(self, state: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
         """Follows backoffs until the word is listed: arc_idx (Q,) int64 and the backoff weights passed (Q,)."""
-        if self._maps_words:
-            word_id = self._word_map.index_select(0, word_id)
-        if self._loop is not None:
-            return self._find_in_loop(self._loop, state, word_id)
-        arc_idx, passed = self._follow(state, word_id)
+        arc_idx, passed = self.follow(state, word_id)
         backoff = torch.zeros(len(state), dtype=torch.float32, device=state.device)
         for query, passed_state in passed:
             backoff.index_add_(0, query, self._backoff_score.index_select(0, passed_state))
@@ -70,9 +67,7 @@ class ArcFinder:
 
         A step is (query (P,), state (P,)); no query occurs twice in one.
         """
-        return self._follow(state, self._word_map.index_select(0, word_id) if self._maps_words else word_id)
-
-    def _follow(self, state: Tensor, word_id: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        word_id = self.mapped(word_id)
         arc_idx = word_id.clone()  # in state 0 the word's arc has its own number
         passed = []
         open_idx = torch.nonzero(state).squeeze(1)
@@ -89,27 +84,6 @@ class ArcFinder:
             open_idx, state = open_idx.index_select(0, inner), state.index_select(0, inner).to(torch.int64)
             word = word_id.index_select(0, open_idx)
         return arc_idx, passed
-
-    def _find_in_loop(self, loop: Callable[..., None], state: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
-        arc_idx = torch.empty(len(state), dtype=torch.int64)
-        backoff = torch.empty(len(state), dtype=torch.float32)
-        index = self._index if self._index is not None else _NO_INDEX
-        loop(
-            state.contiguous().numpy(),
-            word_id.contiguous().numpy(),
-            index.slot.numpy(),
-            index.num_homes,
-            index.word_bits,
-            index.key_bits,
-            *MULTIPLIERS,
-            self._arc_begin.numpy(),
-            self._label.numpy(),
-            self._backoff_state.numpy(),
-            self._backoff_score.numpy(),
-            arc_idx.numpy(),
-            backoff.numpy(),
-        )
-        return arc_idx, backoff
 
     def _search(self, state: Tensor, word_id: Tensor) -> Tensor:
         """Binary search among each state's labels: arc_idx (Q,), -1 where the word is not listed."""

@@ -55,7 +55,7 @@ class HostNgramLM:
             self._device_bytes = total_bytes
             return
         if self.placement == "index":
-            self._finder = ArcFinder(_what_finds_arcs(lm).to(self._device), compiled=False)
+            self._finder = ArcFinder(_what_finds_arcs(lm).to(self._device))
         read = self._read_arcs if self.placement == "index" else self._read_answers
         self._rows = CachedRows(read, _COLUMNS, torch.int32, placement.num_places, self._device)
         self._device_bytes = self._rows.num_bytes + (index_bytes if self._finder is not None else 0)

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from asr.lm.arc_finder import ArcFinder
+from asr.lm.compiled_loop import compiled_loop
 from asr.lm.ngram_arpa import read_arpa
 from asr.lm.ngram_arrays import NgramArrays
-from asr.lm.ngram_kernel import compiled_loops
+from asr.lm.ngram_kernel import score_words
 from asr.lm.ngram_trie import NgramTrie
 from asr.text.vocabulary import BOS_ID, EOS_ID, UNK_ID, Vocabulary
 
@@ -46,9 +47,10 @@ class NgramLM:
         self.arrays = arrays
         self.order = order
         self.name = name
-        self._finder = ArcFinder(arrays, compiled)
-        loops = compiled_loops() if compiled and arrays.label.device.type == "cpu" else None
-        self._read_arcs = loops[1] if loops else None
+        self._finder = ArcFinder(arrays)
+        on_cpu = arrays.label.device.type == "cpu"
+        self._loop = compiled_loop(score_words, reorders_sums=False) if compiled and on_cpu else None
+        self._model = arrays.for_loop() if on_cpu else ()
         self._start_state = int(arrays.dst_state[BOS_ID])
 
     @classmethod
@@ -124,16 +126,17 @@ class NgramLM:
         return self.score(context_idx, torch.full_like(context_idx, EOS_ID))[0]
 
     def _score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        if self._loop is not None:
+            return self._score_in_loop(self._loop, context_idx, word_id)
         arc_idx, backoff = self._finder.find(context_idx, word_id)
-        if self._read_arcs is not None:
-            return self._read_in_loop(self._read_arcs, arc_idx, backoff)
         next_idx = self.arrays.dst_state.index_select(0, arc_idx).to(torch.int64)
         return backoff + self.arrays.arc_score(arc_idx), next_idx
 
-    def _read_in_loop(self, loop: Callable[..., None], arc_idx: Tensor, log_prob: Tensor) -> tuple[Tensor, Tensor]:
-        arrays, next_idx = self.arrays, torch.empty_like(arc_idx)
-        model = (arrays.score.numpy(), arrays.score_level.numpy(), arrays.dst_state.numpy())
-        loop(arc_idx.numpy(), *model, log_prob.numpy(), next_idx.numpy())
+    def _score_in_loop(self, loop: Callable[..., None], context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        log_prob, next_idx = torch.empty(len(word_id)), torch.empty(len(word_id), dtype=torch.int64)
+        word_id = self._finder.mapped(word_id)
+        queries = context_idx.contiguous().numpy(), word_id.contiguous().numpy()
+        loop(*queries, *self._model, log_prob.numpy(), next_idx.numpy())
         return log_prob, next_idx
 
     def score_sentence(self, words: Sequence[str]) -> Tensor:

@@ -6,17 +6,19 @@ Shapes: S states, A arcs, V words, Q queries.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from asr.lm.ngram_index import ArcIndex
+from asr.lm.ngram_index import MULTIPLIERS, ArcIndex
 from asr.lm.ngram_trie import ROOT, NgramTrie
 from asr.text.vocabulary import BOS_ID, EPSILON_ID, UNK_ID
 
 ROOT_STATE = 0
 NUM_LEVELS = 256
+_NO_INDEX = ArcIndex(torch.zeros(0, dtype=torch.int64), 1, 1, 32)
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,13 @@ class NgramArrays:
         if len(self.score_level):
             return self.score_level.index_select(0, score.to(torch.int64))
         return score
+
+    def for_loop(self) -> tuple[Any, ...]:
+        """What `asr.lm.ngram_kernel.score_words` reads of the model, as numpy arrays and numbers."""
+        index = self.index if self.index is not None else _NO_INDEX
+        found = (index.slot.numpy(), index.num_homes, index.word_bits, index.key_bits, *MULTIPLIERS)
+        names = ("arc_begin", "label", "backoff_state", "backoff_score", "score", "score_level", "dst_state")
+        return (*found, *(getattr(self, name).numpy() for name in names))
 
     def with_index(self, load: float = 0.6) -> NgramArrays:
         """The same arrays with a hash index; `load` is the share of its slots in use."""

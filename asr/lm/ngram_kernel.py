@@ -1,31 +1,22 @@
-"""n-gram look-up as loops over single queries: compiled by numba where it is installed, for look-ups on a CPU.
+"""n-gram look-up as a loop over single queries: compiled by numba where it is installed, for look-ups on a CPU.
 
-The tensor form in `ArcFinder` gives the same bits on any device; on a CPU these loops are several times faster, since
-a query leaves its block of registers only for the model's own memory. Uncompiled they are the slow oracle.
+The tensor form in `NgramLM` and `ArcFinder` gives the same bits on any device; on a CPU this loop is several times
+faster, since a query leaves its block of registers only for the model's own memory. Uncompiled it is the slow oracle.
 
 Shapes: Q queries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-
-from asr.lm.compiled_loop import compiled_loop
 
 _BLOCK = 128  # queries whose memory accesses are under way together
 _TAG_MASK = (1 << 31) - 1
 
 
-def compiled_loops() -> tuple[Callable[..., None], Callable[..., None]] | None:
-    """`find_arcs` and `read_arcs` compiled, or None where numba is missing."""
-    first, second = (compiled_loop(loop, reorders_sums=False) for loop in (find_arcs, read_arcs))
-    return None if first is None or second is None else (first, second)
-
-
-def find_arcs(
+def score_words(
     state: Any,
     word_id: Any,
     slot: Any,
@@ -38,12 +29,16 @@ def find_arcs(
     label: Any,
     backoff_state: Any,
     backoff_score: Any,
-    arc_idx: Any,
-    backoff: Any,
+    score: Any,
+    level: Any,
+    dst_state: Any,
+    log_prob: Any,
+    next_idx: Any,
 ) -> None:
-    """Fills arc_idx (Q,) and backoff (Q,) as `ArcFinder.find` does; an empty `slot` means binary search.
+    """Fills log_prob (Q,) and next_idx (Q,) as `NgramLM.score` does; an empty `slot` means binary search.
 
-    `slot`, `num_homes`, `word_bits`, `key_bits` are those of `ArcIndex`, `first` and `second` its multipliers.
+    `slot`, `num_homes`, `word_bits`, `key_bits` are those of `ArcIndex`, `first` and `second` its multipliers; `level`
+    is empty where scores are not quantized.
     """
     mask = (1 << key_bits) - 1
     active = np.empty(_BLOCK, dtype=np.int64)
@@ -54,8 +49,8 @@ def find_arcs(
     for begin in range(0, len(state), _BLOCK):
         num_active = 0
         for query in range(begin, min(begin + _BLOCK, len(state))):
-            arc_idx[query] = word_id[query]
-            backoff[query] = 0.0
+            next_idx[query] = word_id[query]  # the arc, until it is followed
+            log_prob[query] = 0.0
             if state[query] != 0:
                 active[num_active] = query
                 context[num_active] = state[query]
@@ -92,23 +87,19 @@ def find_arcs(
                     if low < end and label[low] == word_id[query]:
                         found = low
                 if found >= 0:
-                    arc_idx[query] = found
+                    next_idx[query] = found
                 else:
-                    backoff[query] += backoff_score[context[i]]
+                    log_prob[query] += backoff_score[context[i]]
                     shorter = np.int64(backoff_state[context[i]])
                     if shorter != 0:
                         active[num_left] = query
                         context[num_left] = shorter
                         num_left += 1
             num_active = num_left
-
-
-def read_arcs(arc_idx: Any, score: Any, level: Any, dst_state: Any, log_prob: Any, next_idx: Any) -> None:
-    """Adds the arcs' scores to log_prob (Q,), which holds the backoff weights, and fills next_idx (Q,)."""
-    for query in range(len(arc_idx)):
-        arc = arc_idx[query]
-        if len(level):
-            log_prob[query] += level[int(score[arc])]
-        else:
-            log_prob[query] += score[arc]
-        next_idx[query] = dst_state[arc]
+        for query in range(begin, min(begin + _BLOCK, len(state))):
+            arc = next_idx[query]
+            if len(level):
+                log_prob[query] += level[int(score[arc])]
+            else:
+                log_prob[query] += score[arc]
+            next_idx[query] = dst_state[arc]
