@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,3 +60,11 @@ class StreamResult:
             "complete": self.is_complete,
             "scores": {name: round(score, 4) for name, score in scores.items()},
         }
+
+
+def num_equal(one: Sequence[object], other: Sequence[object]) -> int:
+    """How many words both begin with."""
+    for position, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right:
+            return position
+    return min(len(one), len(other))

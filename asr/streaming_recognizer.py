@@ -19,7 +19,7 @@ from asr.errors import AsrError
 from asr.evaluation.timing import StageTimes
 from asr.recognizer import Recognizer
 from asr.result import Word, words_in_time
-from asr.stream_result import StreamResult
+from asr.stream_result import StreamResult, num_equal
 from asr.streaming_options import StreamingOptions
 
 _NO_SAMPLES = torch.zeros(0)
@@ -189,7 +189,7 @@ class StreamingRecognizer:
         word_ids = hypothesis.word_ids if hypothesis is not None else ()
         num_settled = self._decoder.num_settled_words(one.search)
         num_shown = {"best": len(word_ids), "settled": num_settled}.get(
-            self.options.partials, max(num_settled, _num_equal(one.best, word_ids))
+            self.options.partials, max(num_settled, num_equal(one.best, word_ids))
         )
         one.best = word_ids
         if hypothesis is not None and word_ids[:num_shown] != one.shown:
@@ -248,11 +248,3 @@ def recognize_stream(
     streaming.close(stream)
     while streaming.is_ready:
         yield from streaming.step()
-
-
-def _num_equal(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """How many words both begin with."""
-    for position, (left, right) in enumerate(zip(one, other, strict=False)):
-        if left != right:
-            return position
-    return min(len(one), len(other))

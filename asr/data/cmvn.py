@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asr.errors import AsrError
 
 _FLOOR = 1e-5
+# In every second of speech there is a frame whose log energy (natural) is within this of the loudest ones, or above the lower
+# part of what lies between the softest and the loudest.
+_SPEECH_RANGE = 4.0
+_NOISE_SHARE = 0.3
+_FEW = 10
 
 
 class GlobalCmvn(nn.Module):
@@ -63,24 +69,44 @@ class GlobalCmvn(nn.Module):
 class UtteranceCmvn(nn.Module):
     """Normalises each utterance by its own mean and, if asked, its own standard deviation.
 
+    Of a long pause only the edges count: were mean and variance mostly those of noise, noise would look like speech.
+
     Args:
         normalize_variance: divide by the standard deviation, too.
+        pause_margin: frames of log energies that are further than this from anything loud do not count.
     """
 
-    def __init__(self, normalize_variance: bool = True) -> None:
+    def __init__(self, normalize_variance: bool = True, pause_margin: int = 50) -> None:
         super().__init__()
         self.normalize_variance = normalize_variance
+        self.pause_margin = pause_margin
 
     def forward(self, features: Tensor, num_frames: Tensor) -> Tensor:
         """(N, T, F) to (N, T, F), 0 behind each end."""
-        inside = _inside(features, num_frames)[:, :, None]
-        count = num_frames.to(features.device).clamp(min=1)[:, None, None]
-        mean = features.masked_fill(~inside, 0.0).sum(dim=1, keepdim=True) / count
-        centered = (features - mean).masked_fill(~inside, 0.0)
+        inside = _inside(features, num_frames)
+        counted = self._counted(features, inside)[:, :, None]
+        count = counted.sum(dim=1, keepdim=True).clamp(min=1)
+        mean = features.masked_fill(~counted, 0.0).sum(dim=1, keepdim=True) / count
+        centered = (features - mean).masked_fill(~inside[:, :, None], 0.0)
         if not self.normalize_variance:
             return centered
-        variance = centered.square().sum(dim=1, keepdim=True) / count
+        variance = centered.square().masked_fill(~counted, 0.0).sum(dim=1, keepdim=True) / count
         return centered / variance.sqrt().clamp(min=_FLOOR)
+
+    def _counted(self, features: Tensor, inside: Tensor) -> Tensor:
+        """Which frames are near speech; all of an utterance where none stands out. (N, T, F), (N, T) to (N, T) bool."""
+        margin = self.pause_margin
+        if features.shape[1] <= 2 * margin:
+            return inside
+        energy = features.mean(dim=2)
+        # A few frames more than a click has.
+        loudest = energy.masked_fill(~inside, -torch.inf).topk(_FEW, dim=1).values[:, -1:]
+        softest = energy.masked_fill(~inside, torch.inf).topk(_FEW, dim=1, largest=False).values[:, -1:]
+        threshold = torch.maximum(loudest - _SPEECH_RANGE, softest + _NOISE_SHARE * (loudest - softest))
+        is_loud = inside & (energy > threshold)
+        near = F.max_pool1d(is_loud.to(features.dtype), 2 * margin + 1, stride=1, padding=margin) > 0
+        counted = inside & near
+        return torch.where(counted.any(dim=1, keepdim=True), counted, inside)
 
 
 def _inside(features: Tensor, num_frames: Tensor) -> Tensor:
