@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor
 
 @functools.cache
 def compiled_loop(function: Callable[..., Any], reorders_sums: bool = True) -> Callable[..., Any] | None:
-    """The function compiled, or None where numba is missing.
+    """The function compiled, with the functions of its module that it calls, or None where numba is missing.
 
     Sums may be reordered where that is allowed: only so does the compiler use vector instructions for them.
     """
@@ -23,6 +25,15 @@ def compiled_loop(function: Callable[..., Any], reorders_sums: bool = True) -> C
         import numba
     except ImportError:
         return None
+    assert isinstance(function, FunctionType)
+    named = {name: function.__globals__.get(name) for name in function.__code__.co_names}
+    called = {
+        name: compiled_loop(callee, reorders_sums) for name, callee in named.items() if isinstance(callee, FunctionType)
+    }
+    if called:
+        linked = FunctionType(function.__code__, {**function.__globals__, **called}, function.__name__)
+        function = functools.update_wrapper(linked, function)
+        del function.__wrapped__
     fastmath = {"reassoc", "contract"} if reorders_sums else False
     compiled: Callable[..., Any] = numba.njit(nogil=True, cache=True, fastmath=fastmath)(function)
     return compiled
@@ -33,3 +44,14 @@ def loop_for(function: Callable[..., Any], tensor: Tensor) -> Callable[..., Any]
     if tensor.device.type != "cpu" or tensor.dtype != torch.float32 or tensor.requires_grad:
         return None
     return compiled_loop(function)
+
+
+def in_threads(work: Callable[[int, int], None], num_rows: int, rows_at_least: int) -> None:
+    """work(begin, end) on parts of num_rows rows, as many at a time as torch has threads; loops let each other run."""
+    num_parts = max(1, min(torch.get_num_threads(), num_rows // rows_at_least))
+    if num_parts == 1:
+        work(0, num_rows)
+        return
+    bounds = [num_rows * part // num_parts for part in range(num_parts + 1)]
+    with ThreadPoolExecutor(num_parts) as pool:
+        list(pool.map(work, bounds[:-1], bounds[1:]))

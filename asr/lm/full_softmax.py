@@ -9,12 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from asr.lm.log_z import exact_log_z
 from asr.lm.maxent import HashedMaxEnt
 from asr.text.vocabulary import BOS_ID, EPSILON_ID
-
-# Sums over the vocabulary are made in blocks that stay in a CPU's cache.
-_QUERIES_AT_ONCE = 256
-_WORDS_AT_ONCE = 4096
 
 
 class FullSoftmaxOutput(nn.Module):
@@ -46,7 +43,7 @@ class FullSoftmaxOutput(nn.Module):
         if self.maxent is not None:
             words = torch.arange(self.rows.num_embeddings, device=hidden.device)
             scores = scores + self.maxent.score_each(history, words)
-        scores = scores.index_fill(1, _never_predicted(hidden.device), -torch.inf)
+        scores = scores.index_fill(1, torch.tensor([EPSILON_ID, BOS_ID], device=hidden.device), -torch.inf)
         return F.cross_entropy(scores, word_id, reduction="sum")
 
     def word_score(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
@@ -61,28 +58,3 @@ class FullSoftmaxOutput(nn.Module):
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,)."""
         return self.word_score(hidden, history, word_id) - self.history_normalizer(hidden, history)
-
-
-def exact_log_z(hidden: Tensor, history: Tensor, rows: Tensor, bias: Tensor, maxent: HashedMaxEnt | None) -> Tensor:
-    """log of the sum of exp(row . hidden + bias + MaxEnt) over all words that can be predicted, (Q,).
-
-    hidden (Q, H), history (Q, M), rows (V, H), bias (V,). Not differentiable.
-    """
-    log_z = hidden.new_full((len(hidden),), -torch.inf)
-    with torch.no_grad():
-        for begin in range(0, len(hidden), _QUERIES_AT_ONCE):
-            part = slice(begin, begin + _QUERIES_AT_ONCE)
-            places = None if maxent is None else maxent.places(history[part])
-            for first in range(0, len(rows), _WORDS_AT_ONCE):
-                words = slice(first, min(first + _WORDS_AT_ONCE, len(rows)))
-                scores = F.linear(hidden[part], rows[words], bias[words])
-                if maxent is not None and places is not None:
-                    maxent.add_score_range(scores, places, words.start)
-                if first == 0:
-                    scores.index_fill_(1, _never_predicted(hidden.device), -torch.inf)
-                log_z[part] = torch.logaddexp(log_z[part], scores.logsumexp(dim=1))
-    return log_z
-
-
-def _never_predicted(device: torch.device) -> Tensor:
-    return torch.tensor([EPSILON_ID, BOS_ID], device=device)

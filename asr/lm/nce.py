@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asr.lm.full_softmax import exact_log_z
+from asr.lm.log_z import exact_log_z
 from asr.lm.maxent import HashedMaxEnt
 from asr.lm.shared_noise import SharedNoise
 from asr.text.vocabulary import BOS_ID, EPSILON_ID
