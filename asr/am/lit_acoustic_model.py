@@ -73,6 +73,7 @@ class LitAcousticModel(pl.LightningModule):
         self.length_multiple = length_multiple
         self._errors: ErrorCounts = NO_ERRORS
         self._rng_state: Tensor | None = None
+        self._is_resumed = False
 
     def forward(self, features: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
         """features (N, T, F), num_frames (N,) -> averaged network's log-probabilities (N, T', C), (N,)."""
@@ -91,7 +92,8 @@ class LitAcousticModel(pl.LightningModule):
                 "set num_features and num_tokens of the network in the recipe's YAML."
             )
         texts = (cut.supervisions[0].text or "" for cut in data.cuts["train"])
-        if self.initial_checkpoint is not None and self.trainer.global_step == 0:
+        # A resumed run has its weights by now, but not yet its number of steps.
+        if self.initial_checkpoint is not None and not self._is_resumed:
             weights, weight_tokens = weights_and_tokens(self.initial_checkpoint)
             for network in (self.network, self.average.network):
                 transfer_weights(network, data.token_table.tokens, weights, weight_tokens)  # type: ignore[arg-type]
@@ -175,6 +177,7 @@ class LitAcousticModel(pl.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self._rng_state = checkpoint.get("rng_state")
+        self._is_resumed = True
 
     def on_train_epoch_start(self) -> None:
         """After a resume older versions of Lightning start the loader a second time, behind this hook."""

@@ -83,6 +83,16 @@ def test_a_resumed_run_ends_where_the_whole_one_does(tmp_path: Path, data_argume
     assert not same(averaged_weights(whole), averaged_weights(tmp_path / "whole" / "epoch=1.ckpt"))
 
 
+def test_a_resumed_run_does_not_go_back_to_its_initial_checkpoint(
+    tmp_path: Path, data_arguments: dict[str, Any]
+) -> None:
+    initial = str(fit(tmp_path / "a", data_arguments, max_epochs=1))
+    whole = fit(tmp_path / "whole", data_arguments, max_epochs=3, initial_checkpoint=initial)
+    halfway = str(tmp_path / "whole" / "epoch=1.ckpt")
+    resumed = fit(tmp_path / "b", data_arguments, max_epochs=3, resume=halfway, initial_checkpoint=initial)
+    assert same(averaged_weights(whole), averaged_weights(resumed))
+
+
 def test_flat_start_and_ctc_crf_train_and_another_run_starts_from_them(
     tmp_path: Path, data_arguments: dict[str, Any]
 ) -> None:
