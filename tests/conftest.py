@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+# Triton's kernels run in its interpreter; it wants to know before anybody imports it.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings

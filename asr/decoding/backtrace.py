@@ -35,6 +35,12 @@ class Backtrace:
 
     def add(self, previous: Tensor, arc: Tensor) -> Tensor:
         """Appends a frame's records, previous (K,), arc (K,) -> their numbers (K,)."""
+        begin = self.num_records
+        self.add_blocks(previous, arc, [begin])
+        return torch.arange(begin, self.num_records, device=arc.device)
+
+    def add_blocks(self, previous: Tensor, arc: Tensor, block_begin: list[int]) -> None:
+        """Appends the records of several frames, previous (K,), arc (K,); each frame's begin at these numbers."""
         begin, end = self.num_records, self.num_records + len(arc)
         if end > len(self._arc):
             room = torch.empty(max(end, 2 * len(self._arc)) - self.num_records, dtype=torch.int64, device=arc.device)
@@ -42,9 +48,8 @@ class Backtrace:
             self._arc = torch.cat([self._arc[:begin], room])
         self._previous[begin:end] = previous
         self._arc[begin:end] = arc
-        self._block_begin.append(begin)
+        self._block_begin += block_begin
         self.num_records = end
-        return torch.arange(begin, end, device=arc.device)
 
     @property
     def is_due(self) -> bool:

@@ -47,28 +47,10 @@ class CompiledFrame:
         self._has_lm = has_lm
         self._table = _NO_TABLE if has_lm else np.full(graph.num_states, -1, dtype=np.int32)
 
-    @staticmethod
-    def made_for(
-        graph: Searchable, options: DecodingOptions, has_lm: bool, keeps_lattice: bool
-    ) -> CompiledFrame | None:
-        """One, or None where the graph is not on the CPU or numba is missing."""
-        if graph.final_score.device.type != "cpu":
-            return None
-        try:
-            from asr.decoding import frame_kernel
-        except ImportError:
-            return None
-        return CompiledFrame(frame_kernel, graph, options, has_lm, keeps_lattice)
-
     def expand(
         self, tokens: Tokens, log_prob: Tensor, frame_begin: Tensor, offset: Tensor, everything: bool = False
     ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], NDArray[np.bool_]]:
-        """Arguments as of `FrameStep.read`, paths of a stream side by side.
-
-        Returns:
-            source, arc, stream, score of the candidates, (A,) each: with a language model those worth asking it about,
-            without one perhaps only those near the best; and whether they are all there are of a stream (N,).
-        """
+        """As `FrameHalves.expand`."""
         *candidates, is_complete = self._kernel.expand_frame(
             tokens.stream.numpy(),
             tokens.state.numpy(),
@@ -97,7 +79,7 @@ class CompiledFrame:
         score: Tensor,
         is_complete: NDArray[np.bool_],
     ) -> tuple[Tensor, Tensor, bool]:
-        """Candidates (A,) -> winner (A,), the positions of those that stay, and whether none that could is missing."""
+        """As `FrameHalves.keep`."""
         winner, position, is_enough = self._kernel.keep_frame(
             stream.numpy(),
             state.numpy(),

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from asr.decoding.backtrace import Backtrace
-from asr.decoding.compiled_frame import CompiledFrame
 from asr.decoding.cut_off import best_score, survivors
+from asr.decoding.frame_form import FrameHalves, frame_halves
 from asr.decoding.lattice_records import LatticeRecords
 from asr.decoding.options import DecodingOptions
 from asr.decoding.search_graph import ArcSet, Searchable
@@ -50,7 +50,7 @@ class Candidates:
 class FrameStep:
     """Expands, scores, recombines and prunes. Arguments as of `TokenSearch`.
 
-    On a CPU numba's loops do most of it, where numba is installed and `compiled` is not turned off.
+    Loops or kernels do most of it, where they run and `form` does not say otherwise; see `frame_form`.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class FrameStep:
         lm: LanguageModel | None,
         backtrace: Backtrace,
         lattice: LatticeRecords | None,
-        compiled: bool = True,
+        form: str = "auto",
     ) -> None:
         self._graph = graph
         self._options = options
@@ -68,9 +68,7 @@ class FrameStep:
         self._backtrace = backtrace
         self._lattice = lattice
         self._table: Tensor | None = None
-        self._compiled = (
-            CompiledFrame.made_for(graph, options, lm is not None, lattice is not None) if compiled else None
-        )
+        self._halves = frame_halves(form, graph, options, lm is not None, lattice is not None)
 
     def read(self, tokens: Tokens, log_prob: Tensor, frame_begin: Tensor, offset: Tensor) -> Tokens:
         """Reads a frame.
@@ -81,8 +79,10 @@ class FrameStep:
             frame_begin: (N,) int64, where the stream's frame begins in `log_prob`.
             offset: (N,) float64, what relative scores lack; changed in place.
         """
-        if self._compiled is not None:
-            kept = self._read_compiled(self._compiled, tokens, log_prob, frame_begin, offset)
+        if self._halves is not None:
+            # Triton launches on the current device.
+            with torch.cuda.device_of(offset):
+                kept = self._read_in_halves(self._halves, tokens, log_prob, frame_begin, offset)
             return self.follow_epsilons(kept, offset)
         arcs = self._graph.emitting
         source, arc = expand(arcs.arc_begin, tokens.state)
@@ -100,24 +100,24 @@ class FrameStep:
         winner, position = self._winners(candidates, offset)
         return self.follow_epsilons(self._kept(tokens, arcs, candidates, winner, position), offset)
 
-    def _read_compiled(
-        self, compiled: CompiledFrame, tokens: Tokens, log_prob: Tensor, frame_begin: Tensor, offset: Tensor
+    def _read_in_halves(
+        self, halves: FrameHalves, tokens: Tokens, log_prob: Tensor, frame_begin: Tensor, offset: Tensor
     ) -> Tokens:
         arcs, before = self._graph.emitting, offset.clone()
-        found, is_complete = compiled.expand(tokens, log_prob, frame_begin, offset)
+        found, is_complete = halves.expand(tokens, log_prob, frame_begin, offset)
         while True:
             candidates = self._with_words(tokens, arcs, *found, offset)
             if self._lm is not None and self._options.max_contexts_per_state is not None:
                 winner, position, is_enough = *self._winners(candidates, offset), True
             else:
-                winner, position, is_enough = compiled.keep(
+                winner, position, is_enough = halves.keep(
                     candidates.stream, candidates.state, candidates.context_idx, candidates.score, is_complete
                 )
             if is_enough:
                 return self._kept(tokens, arcs, candidates, winner, position)
             # Fewer than min_active_states are near the best: those that were left out count after all.
             offset.copy_(before)
-            found, is_complete = compiled.expand(tokens, log_prob, frame_begin, offset, everything=True)
+            found, is_complete = halves.expand(tokens, log_prob, frame_begin, offset, everything=True)
 
     def follow_epsilons(self, tokens: Tokens, offset: Tensor) -> Tokens:
         """Takes arcs that read nothing until nothing new or better comes of it."""

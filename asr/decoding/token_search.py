@@ -5,18 +5,22 @@ Shapes: N streams, T frames, C acoustic tokens, K partial paths.
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from asr.decoding.backtrace import Backtrace
+from asr.decoding.frame_form import fixed_search
 from asr.decoding.frame_step import FrameStep
 from asr.decoding.lattice_records import LatticeRecords
 from asr.decoding.options import DecodingOptions
 from asr.decoding.search_graph import Searchable
 from asr.decoding.tokens import Tokens
 from asr.lm.contract import LanguageModel
+
+if TYPE_CHECKING:
+    from asr.decoding.gpu.fixed_search import FixedSearch
 
 _FRAMES_BETWEEN_MARKS = 16
 
@@ -38,6 +42,9 @@ class TokenSearch:
         lm: language model that takes part in the search, or None.
         backtrace: where the paths are remembered.
         lattice: where the alternatives are remembered, or None.
+        form: in which form frames run, see `TorchFirstPass`.
+        fixed: what reads whole chunks without the host, made before for a search of the same graph and options that
+            has ended, or None.
     """
 
     def __init__(
@@ -47,12 +54,17 @@ class TokenSearch:
         lm: LanguageModel | None,
         backtrace: Backtrace,
         lattice: LatticeRecords | None = None,
+        form: str = "auto",
+        fixed: FixedSearch | None = None,
     ) -> None:
         self._am_scale = options.am_scale
         self._lm = lm
         self._forgetful_lm = lm if isinstance(lm, ForgetfulLM) else None
         self._backtrace = backtrace
-        self._step = FrameStep(graph, options, lm, backtrace, lattice)
+        self._step = FrameStep(graph, options, lm, backtrace, lattice, form)
+        self.fixed = fixed
+        if fixed is None and lm is None and lattice is None:
+            self.fixed = fixed_search(form, graph, options)
         self._device = graph.final_score.device
         self._tokens = Tokens.none(self._device)
         self._score_offset = torch.zeros(0, dtype=torch.float64, device=self._device)
@@ -85,7 +97,8 @@ class TokenSearch:
             num_frames: (N,) int64.
         """
         max_frames, num_columns = log_prob.shape[1:]
-        flat = (log_prob * self._am_scale).reshape(-1)
+        log_prob = log_prob * self._am_scale
+        flat = log_prob.reshape(-1)
         row_begin = torch.arange(len(stream), device=self._device) * (max_frames * num_columns)
         row_of = torch.full_like(self._score_offset, -1, dtype=torch.int64)
         row_of[stream] = torch.arange(len(stream), device=self._device)
@@ -95,6 +108,13 @@ class TokenSearch:
         tokens = self._tokens.select(chosen)
         tokens.stream = row.index_select(0, chosen)
         offset = self._score_offset.index_select(0, stream)
+        if self.fixed is not None:
+            with torch.cuda.device_of(offset):
+                tokens = self.fixed.read(
+                    *(tokens, log_prob, num_frames, offset, self._backtrace),
+                    collect=lambda alive: self._collect([*waiting, alive]),
+                )
+            max_frames = 0
         ends = set(num_frames.tolist())
         for frame in range(max_frames):
             if frame in ends:

@@ -6,6 +6,7 @@ Shapes: N utterances, T frames, C tokens.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.ending import endings_of
 from asr.decoding.first_pass import DecodeResult
+from asr.decoding.frame_form import chosen_form
 from asr.decoding.frame_scores import check_log_prob, skip_blanks
 from asr.decoding.lattice import Lattice
 from asr.decoding.lattice_build import lattice_from_graph
@@ -27,6 +29,9 @@ from asr.errors import AsrError
 from asr.graph.artefact import DecodingGraph
 from asr.lm.contract import LanguageModel
 
+if TYPE_CHECKING:
+    from asr.decoding.gpu.fixed_search import FixedSearch
+
 
 class TorchFirstPass:
     """Token passing over whole utterances.
@@ -35,16 +40,30 @@ class TorchFirstPass:
         graph: decoding graph, on the device where the search shall run; arcs that read nothing are followed.
         options: beams and scales.
         keep_lattice: whether results carry a lattice; needs a graph without arcs that read nothing.
+        form: how frames are computed, with the same results. `tensor`: torch operations, on any device, the oracle of
+            the others; `loops`: numba's, on a CPU; `kernels`: Triton's, on a GPU; `steps`: where neither a language
+            model nor a lattice nor arcs that read nothing take part, Triton's kernels in CUDA graphs, many frames for
+            one look of the host, and `kernels` elsewhere; `auto`: the fastest that runs on the device.
+
+    Raises:
+        AsrError: a lattice of a graph with arcs that read nothing is asked for, or a form that does not run here.
     """
 
     def __init__(
-        self, graph: DecodingGraph, options: DecodingOptions | None = None, keep_lattice: bool = False
+        self,
+        graph: DecodingGraph,
+        options: DecodingOptions | None = None,
+        keep_lattice: bool = False,
+        form: str = "auto",
     ) -> None:
         self.graph = graph
         self.options = options if options is not None else DecodingOptions()
         self._search_graph = SearchGraph(graph, self.options)
         self._mapper = WordMapper(graph.vocabulary)
         self._keep_lattice = keep_lattice
+        self._form = chosen_form(form, graph.device)
+        # Several threads may decode at a time, each with one of its own.
+        self._idle_searches: list[FixedSearch] = []
         if keep_lattice and self._search_graph.epsilon is not None:
             raise AsrError(
                 "the graph has arcs that read no frame, from which the torch pass makes no lattice; "
@@ -79,9 +98,12 @@ class TorchFirstPass:
         backtrace = Backtrace(self.graph.device, collects=not self._keep_lattice)
         records = LatticeRecords(num_utts, self.options.output_beam) if self._keep_lattice else None
         lm = self._mapper.mapped(lm)
-        search = TokenSearch(self._search_graph, self.options, lm, backtrace, records)
+        fixed = self._idle_searches.pop() if lm is None and records is None and self._idle_searches else None
+        search = TokenSearch(self._search_graph, self.options, lm, backtrace, records, self._form, fixed)
         stream = search.start(torch.zeros_like(num_frames))
         search.advance(stream, log_prob, num_frames)
+        if search.fixed is not None:
+            self._idle_searches.append(search.fixed)
         endings = endings_of(self._search_graph, self.options, lm, [search.alive(utt) for utt in range(num_utts)])
         joint: Lattice | None = None
         if records is not None:

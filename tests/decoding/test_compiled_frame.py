@@ -1,12 +1,17 @@
-"""numba's loops and the tensor form of a frame keep the same partial paths, bit for bit and in the same order."""
+"""numba's loops, Triton's kernels and the tensor form of a frame keep the same partial paths, bit for bit, in order.
+
+The kernels run in Triton's interpreter here, one program after the other.
+"""
 
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from asr.decoding.backtrace import Backtrace
@@ -18,21 +23,37 @@ from asr.decoding.tokens import Tokens
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.table_lm import TableLM
 
-pytest.importorskip("numba")
+CASES = {
+    "seed": st.integers(0, 10**6),
+    "with_lm": st.booleans(),
+    "epsilons": st.booleans(),
+    "keeps_lattice": st.booleans(),
+    "beam": st.sampled_from([0.5, 3.0, 8.0, float("inf")]),
+    "limits": st.sampled_from([(0, 5), (4, 6), (30, 40), (0, 10**6)]),
+    "word_beam": st.sampled_from([None, 1.0]),
+    "max_contexts": st.sampled_from([None, 1, 2]),
+}
 
 
 @settings(max_examples=20, deadline=None)
-@given(
-    seed=st.integers(0, 10**6),
-    with_lm=st.booleans(),
-    epsilons=st.booleans(),
-    keeps_lattice=st.booleans(),
-    beam=st.sampled_from([0.5, 3.0, 8.0, float("inf")]),
-    limits=st.sampled_from([(0, 5), (4, 6), (30, 40), (0, 10**6)]),
-    word_beam=st.sampled_from([None, 1.0]),
-    max_contexts=st.sampled_from([None, 1, 2]),
-)
-def test_same_paths(
+@given(**CASES)
+def test_loops_keep_the_same_paths(**case: Any) -> None:
+    pytest.importorskip("numba")
+    _check_same_paths("loops", **case)
+
+
+@settings(max_examples=8, deadline=None, phases=[Phase.explicit, Phase.generate])  # shrinking takes minutes
+@given(**CASES)
+def test_kernels_keep_the_same_paths(**case: Any) -> None:
+    pytest.importorskip("triton", reason="the kernels need triton; its interpreter runs them without a GPU")
+    from asr.decoding.gpu import gpu_frame
+
+    with mock.patch.object(gpu_frame, "_FIRST_ROOM", 64):
+        _check_same_paths("kernels", **case)
+
+
+def _check_same_paths(
+    form: str,
     seed: int,
     with_lm: bool,
     epsilons: bool,
@@ -57,10 +78,10 @@ def test_same_paths(
     searched = SearchGraph(graph, options)
     lm = TableLM(graph.vocabulary, seed, num_history_words=2) if with_lm else None
     outcomes = []
-    for compiled in (False, True):
+    for own_form in ("tensor", form):
         backtrace = Backtrace(graph.device, collects=False)
         records = LatticeRecords(num_utts, 2.0) if keeps_lattice and not epsilons else None
-        step = FrameStep(searched, options, lm, backtrace, records, compiled)
+        step = FrameStep(searched, options, lm, backtrace, records, own_form)
         start = torch.zeros(num_utts, dtype=torch.int64)
         tokens = Tokens.starting(torch.arange(num_utts), start, start if lm is None else lm.start(num_utts))
         offset = torch.zeros(num_utts, dtype=torch.float64)

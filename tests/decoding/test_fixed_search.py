@@ -1,0 +1,64 @@
+"""The search in rooms of fixed sizes finds what the tensor form finds, however often it has to make more room."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+import torch
+
+from asr.decoding.backtrace import Backtrace
+from asr.decoding.options import DecodingOptions
+from asr.decoding.search_graph import SearchGraph
+from asr.decoding.token_search import TokenSearch
+from asr.decoding.tokens import Tokens
+from tests.decoding.random_graphs import random_graph, random_log_prob
+
+pytest.importorskip("triton", reason="the kernels need triton; its interpreter runs them without a GPU")
+
+from asr.decoding.gpu import fixed_search
+
+NUM_FRAMES = torch.tensor([5, 0, 11, 11, 1])
+
+
+@pytest.mark.parametrize(
+    ("first_room", "frames_at_once", "beam", "limits"),
+    [(4, 4, 6.0, (3, 12)), (1024, 32, float("inf"), (0, 10**6)), (16, 3, 0.3, (8, 9))],
+)
+def test_same_paths_in_one_chunk_and_in_several(
+    first_room: int, frames_at_once: int, beam: float, limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fixed_search, "_FIRST_ROOM", first_room)
+    monkeypatch.setattr(fixed_search, "_FRAMES_AT_ONCE", frames_at_once)
+    monkeypatch.setattr(Backtrace, "is_due", property(lambda self: self.num_records > 200))
+    graph = random_graph(3, num_states=40, num_arcs=200)
+    log_prob = random_log_prob(5, 5, 11)
+    log_prob[2, :, 1] = -torch.inf
+    log_prob[3, 6] = -torch.inf
+    options = DecodingOptions(search_beam=beam, min_active_states=limits[0], max_active_states=limits[1])
+    searched = SearchGraph(graph, options)
+    found = []
+    for form, cuts in (("tensor", [11]), ("steps", [11]), ("steps", [2, 9])):
+        backtrace = Backtrace(graph.device)
+        search = TokenSearch(searched, options, None, backtrace, form=form)
+        assert (search.fixed is None) == (form == "tensor")
+        stream = search.start(torch.zeros(5, dtype=torch.int64))
+        begin = 0
+        for num in cuts:
+            search.advance(stream, log_prob[:, begin : begin + num], (NUM_FRAMES - begin).clamp(0, num))
+            begin += num
+        found.append([(*search.alive(utt), backtrace) for utt in range(5)])
+        if search.fixed is not None:
+            assert (search.fixed.num_retries > 0) == (first_room < 1024)
+    for others in found[1:]:
+        for (tokens, offset, backtrace), (own, own_offset, own_backtrace) in zip(found[0], others, strict=True):
+            assert offset == own_offset
+            _assert_equal(tokens, own)
+            for record, own_record in zip(tokens.record.tolist(), own.record.tolist(), strict=True):
+                assert torch.equal(backtrace.path(record), own_backtrace.path(own_record))
+
+
+def _assert_equal(tokens: Tokens, others: Tokens) -> None:
+    for field in fields(tokens):
+        if field.name != "record":
+            assert torch.equal(getattr(tokens, field.name), getattr(others, field.name)), field.name
