@@ -49,10 +49,9 @@ class PrefixTree:
         self.num_sentences = len(sentences)
         lengths = torch.tensor([len(sentence) for sentence in sentences], dtype=torch.int64, device=device)
         longest = int(lengths.max()) if len(sentences) else 0
-        words = torch.full((len(sentences), longest), -1, dtype=torch.int64)
-        for row, sentence in zip(words, sentences, strict=True):
-            row[: len(sentence)] = torch.tensor(sentence, dtype=torch.int64)
-        words = words.to(device)
+        flat = torch.tensor([word for sentence in sentences for word in sentence], dtype=torch.int64, device=device)
+        words = torch.full((len(sentences), longest), -1, dtype=torch.int64, device=device)
+        words[torch.arange(longest, device=device) < lengths.unsqueeze(1)] = flat
         prefix = torch.zeros(len(sentences), dtype=torch.int64, device=device)
         root = torch.zeros(1, dtype=torch.int64, device=device)
         done = (lengths == 0).nonzero().squeeze(1)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from asr.lm.compiled_loop import compiled_loop, loop_for
+from asr.lm.fixed_linear import FixedLinear
 
 
 class GruLayer(nn.Module):
@@ -31,6 +32,7 @@ class GruLayer(nn.Module):
         self.hidden_size = hidden_size
         self.compute_dtype: torch.dtype = getattr(torch, compute_dtype)
         self.compile_cell = compile_cell
+        self._from_input, self._from_state = FixedLinear(), FixedLinear()
         self.weight_ih = nn.Parameter(torch.empty(3 * hidden_size, input_size))
         self.weight_hh = nn.Parameter(torch.empty(3 * hidden_size, hidden_size))
         self.bias_ih = nn.Parameter(torch.zeros(3 * hidden_size))
@@ -54,15 +56,22 @@ class GruLayer(nn.Module):
             return FLOAT32_CELL
         return PLAIN_CELL
 
-    def step(self, inputs: Tensor, state: Tensor) -> Tensor:
-        """inputs (Q, E), state (Q, H) -> next state (Q, H), in float32."""
+    def step(self, inputs: Tensor, state: Tensor, which: Tensor | None = None) -> Tensor:
+        """inputs (Q, E), state (Q, H) -> next state (Q, H), in float32; row q reads inputs[which[q]] if which (Q,)."""
+        if inputs.device.type == "cpu" and not torch.is_grad_enabled():
+            gates = self.input_gates(inputs)
+            if which is not None:
+                # A product may have its columns side by side; they stay so.
+                by_row = gates.is_contiguous()
+                gates = gates.index_select(0, which) if by_row else gates.t().index_select(1, which).t()
+            return self._next(gates, state)
+        if which is not None:
+            inputs = inputs.index_select(0, which)
         return torch.gru_cell(inputs, state, self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
 
     def input_gates(self, inputs: Tensor) -> Tensor:
-        """The part of the gates that inputs (L, E) alone decide, (L, 3H), with the recurrent biases of r and z."""
-        size = self.hidden_size
-        bias = torch.cat((self.bias_ih[: 2 * size] + self.bias_hh[: 2 * size], self.bias_ih[2 * size :]))
-        return F.linear(inputs, self.weight_ih, bias)
+        """The part of the gates that inputs (L, E) alone decide, (L, 3H), without gradient."""
+        return self._from_input(inputs, self.weight_ih, self.bias_ih)
 
     def packed(self, gates: Tensor, sizes: list[int], state: Tensor) -> tuple[Tensor, Tensor]:
         """Steps of fewer and fewer sequences side by side, without gradient.
@@ -72,19 +81,20 @@ class GruLayer(nn.Module):
         Returns:
             outputs (L, H), and the last step's.
         """
-        size = self.hidden_size
-        weight_rz, weight_n = self.weight_hh.t().split((2 * size, size), dim=1)
-        bias_n = self.bias_hh[2 * size :]
-        outputs = gates.new_empty(len(gates), size)
-        begin = 0
+        outputs = []
         for from_input in gates.split(sizes):
-            state = state[: len(from_input)]
-            rz = torch.addmm(from_input[:, : 2 * size], state, weight_rz).sigmoid_()
-            recurrent = torch.addmm(bias_n, state, weight_n)
-            n = torch.addcmul(from_input[:, 2 * size :], rz[:, :size], recurrent).tanh_()
-            state = torch.lerp(n, state, rz[:, size:], out=outputs[begin : begin + len(n)])
-            begin += len(n)
-        return outputs, state
+            state = self._next(from_input, state[: len(from_input)])
+            outputs.append(state)
+        return torch.cat(outputs), state
+
+    def _next(self, from_input: Tensor, state: Tensor) -> Tensor:
+        """gates (Q, 3H) of the inputs, state (Q, H) -> next state (Q, H), without gradient."""
+        size = self.hidden_size
+        from_state = self._from_state(state, self.weight_hh, self.bias_hh)
+        rz = torch.add(from_input[:, : 2 * size], from_state[:, : 2 * size]).sigmoid_()
+        n = torch.addcmul(from_input[:, 2 * size :], rz[:, :size], from_state[:, 2 * size :]).tanh_()
+        # As torch.lerp, whose loop torch 1.13 has not made fast.
+        return torch.addcmul(n, rz[:, size:], state - n)
 
 
 class _GruSequence(torch.autograd.Function):

@@ -24,7 +24,7 @@ if hasattr(torch.sparse, "check_sparse_tensor_invariants"):
     torch.sparse.check_sparse_tensor_invariants.disable()
 
 # Odd 64-bit multipliers (from the digits of pi and e); products wrap around.
-_MULTIPLIERS = (0x243F6A8885A308D3, 0x13198A2E03707345, 0x2B7E151628AED2A7, 0x3243F6A8885A308D, 0x1B873593CC9E2D51)
+HASH_MULTIPLIERS = (0x243F6A8885A308D3, 0x13198A2E03707345, 0x2B7E151628AED2A7, 0x3243F6A8885A308D, 0x1B873593CC9E2D51)
 
 
 class HashedMaxEnt(nn.Module):
@@ -131,7 +131,7 @@ def hashed_places(history: Tensor, order: int, table_size: int) -> Tensor:
     places = []
     mixed = torch.zeros_like(history[:, 0])
     for age in range(order - 1):
-        mixed = (mixed ^ history[:, age]) * _MULTIPLIERS[age % len(_MULTIPLIERS)] + age + 1
+        mixed = (mixed ^ history[:, age]) * HASH_MULTIPLIERS[age % len(HASH_MULTIPLIERS)] + age + 1
         mixed = mixed ^ (mixed >> 29)
         places.append(torch.remainder(mixed, table_size))
     return torch.stack(places, dim=1)

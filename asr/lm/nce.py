@@ -6,13 +6,16 @@ Shapes: N words of a batch, Q queries, H hidden, M history words, K noise words,
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from asr.lm.compiled_loop import loop_for
 from asr.lm.log_z import exact_log_z
-from asr.lm.maxent import HashedMaxEnt
+from asr.lm.maxent import HASH_MULTIPLIERS, HashedMaxEnt
+from asr.lm.output_kernel import add_word_scores
 from asr.lm.shared_noise import SharedNoise
 from asr.text.vocabulary import BOS_ID, EPSILON_ID
 
@@ -97,8 +100,24 @@ class NceOutput(nn.Module):
 
     def word_score(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """hidden (Q, H), history (Q, M), word_id (Q,) -> unnormalised score (Q,)."""
+        # The loop reads the rows and features in one array each, which tables in host memory are not.
+        is_whole = isinstance(self.rows, nn.Embedding) and isinstance(self.maxent, HashedMaxEnt | None)
+        loop = loop_for(add_word_scores, hidden) if is_whole and not torch.is_grad_enabled() else None
+        if loop is not None:
+            return self._word_score_by_loop(hidden, history, word_id, loop)
         scores = (hidden * self.rows(word_id)).sum(dim=1) + self.bias.weight[word_id, 0]
         return scores if self.maxent is None else scores + self.maxent.score(history, word_id)
+
+    def _word_score_by_loop(
+        self, hidden: Tensor, history: Tensor, word_id: Tensor, loop: Callable[..., None]
+    ) -> Tensor:
+        scores, weight, order, table_size = hidden.new_zeros(len(word_id)), hidden.new_zeros(0), 1, 1
+        if self.maxent is not None:
+            weight, order, table_size = self.maxent.weight.detach(), self.maxent.order, self.maxent.table_size
+        tables = self.rows.weight.detach(), self.bias.weight.detach()[:, 0], weight
+        arrays = (array.contiguous().numpy() for array in (hidden, history, word_id, *tables))
+        loop(*arrays, order, table_size, HASH_MULTIPLIERS, scores.numpy())
+        return scores
 
     def history_normalizer(self, hidden: Tensor, history: Tensor) -> Tensor:
         """The constant log Z, or the true one of each history where `normalized` is set, (Q,)."""

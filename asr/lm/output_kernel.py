@@ -59,6 +59,26 @@ def add_path_log_prob(
     return num_computed
 
 
+def add_word_scores(
+    hidden: Any, history: Any, word_id: Any, rows: Any, bias: Any, weight: Any, order: int, table_size: int,
+    multipliers: Any, scores: Any,
+) -> None:  # fmt: skip
+    """Adds the score of each word: hidden (Q, H), history (Q, M), word_id, scores (Q,), rows (V, H), bias (V,),
+    weight (W,); the features' places are those of `hashed_places`, none where the order is 1."""
+    size = hidden.shape[1]
+    for query in range(len(word_id)):
+        word = word_id[query]
+        total = bias[word]
+        for i in range(size):
+            total += hidden[query, i] * rows[word, i]
+        mixed = 0
+        for age in range(order - 1):
+            mixed = (mixed ^ history[query, age]) * multipliers[age % len(multipliers)] + age + 1
+            mixed = mixed ^ (mixed >> 29)
+            total += weight[mixed % table_size + word]
+        scores[query] += total
+
+
 def add_slices(scores: Any, weight: Any, places: Any, begin: int) -> None:
     """scores (Q, K) += weight of the words begin .. begin + K - 1 after the histories at places (Q, R)."""
     for query in range(scores.shape[0]):

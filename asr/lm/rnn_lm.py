@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from asr.lm.class_softmax import ClassSoftmaxOutput, default_num_classes
+from asr.lm.fixed_linear import FixedLinear
 from asr.lm.full_softmax import FullSoftmaxOutput
 from asr.lm.gru import GruLayer
 from asr.lm.huffman import HuffmanOutput
@@ -22,6 +23,9 @@ from asr.lm.output_layer import OutputLayer
 from asr.lm.simple_rnn import SimpleRnnLayer
 from asr.lm.token_streams import TokenBatch
 from asr.text.vocabulary import Vocabulary
+
+# From so many histories on, those that end in the same word share its part of the gates.
+_MANY_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,7 @@ class RnnLm(nn.Module):
         is_tied = config.tie_embeddings and config.output in ("nce", "full")
         if is_tied and width != config.embedding_size:
             self.projection = nn.Linear(width, config.embedding_size)
+            self._fixed_projection = FixedLinear()
             self.hidden_size = config.embedding_size
         self.state_size = config.num_layers * width + (self.hidden_size if self.projection is not None else 0)
         self.recurrent_size = config.num_layers * width
@@ -174,12 +179,10 @@ class RnnLm(nn.Module):
         width = self.config.hidden_size
         columns = []
         first = self.layers[0]
-        if isinstance(first, GruLayer) and state.device.type == "cpu" and not torch.is_grad_enabled():
-            # Many histories of a frame end in the same word, whose part of the gates is computed once; to find them
-            # on a GPU would cost the host a round trip.
-            word_id, occurrence = torch.unique(word_id, return_inverse=True)
-            gates = first.input_gates(self.embedding(word_id)).index_select(0, occurrence)
-            inputs, _ = first.packed(gates, [len(occurrence)], state[:, :width])
+        if isinstance(first, GruLayer) and len(word_id) >= _MANY_ROWS and state.device.type == "cpu":
+            # Many histories of a batch end in the same word; on a GPU it would cost a round trip to find them.
+            word_id, which = torch.unique(word_id, return_inverse=True)
+            inputs = first.step(self.embedding(word_id), state[:, :width], which)
         else:
             assert isinstance(first, (GruLayer, SimpleRnnLayer))
             inputs = first.step(self.embedding(word_id), state[:, :width])
@@ -204,7 +207,12 @@ class RnnLm(nn.Module):
         return self.output.word_score(hidden, history, word_id) - log_z, log_z - self.output.log_z
 
     def _project(self, hidden: Tensor) -> Tensor:
-        return hidden if self.projection is None else self.projection(hidden)
+        if self.projection is None:
+            return hidden
+        if torch.is_grad_enabled() or hidden.dim() > 2:
+            projected: Tensor = self.projection(hidden)
+            return projected
+        return self._fixed_projection(hidden, self.projection.weight, self.projection.bias)
 
 
 def build_output(

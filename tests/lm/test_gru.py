@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -71,3 +73,28 @@ def test_bfloat16_is_near_float32() -> None:
     rough, _ = layer(inputs, torch.zeros(3, 7), torch.ones(6, 3, 1))
     assert rough.dtype == torch.float32
     assert 0 < (rough - exact).abs().max() < 0.05
+
+
+def test_packed_weights_follow_the_parameters_and_copies_pack_their_own() -> None:
+    """Many rows at once, without gradient, as torch.gru_cell; after an update too, and in a copy."""
+    torch.manual_seed(3)
+    layer = GruLayer(24, 32)
+    words, which, state = torch.randn(7, 24), torch.randint(7, (40,)), torch.randn(40, 32)
+
+    def expected(one: GruLayer) -> torch.Tensor:
+        weights = one.weight_ih, one.weight_hh, one.bias_ih, one.bias_hh
+        return torch.gru_cell(words[which], state, *weights)
+
+    with torch.no_grad():
+        torch.testing.assert_close(layer.step(words, state, which), expected(layer))
+        layer.weight_hh.add_(torch.randn(96, 32))
+        layer.bias_ih.add_(torch.randn(96))
+        copied = copy.deepcopy(layer)
+        copied.weight_ih.mul_(2.0)
+        for one in (layer, copied):
+            torch.testing.assert_close(one.step(words, state, which), expected(one))
+            torch.testing.assert_close(one.step(words[which], state), expected(one))
+            # One row at a time goes another way.
+            alone = [one.step(words[which[i : i + 1]], state[i : i + 1]) for i in range(len(which))]
+            torch.testing.assert_close(torch.cat(alone), expected(one))
+    torch.testing.assert_close(layer.step(words, state, which), expected(layer))

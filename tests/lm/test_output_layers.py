@@ -13,6 +13,7 @@ from asr.lm.class_softmax import ClassSoftmaxOutput, frequency_classes
 from asr.lm.compiled_loop import loop_for
 from asr.lm.maxent import HashedMaxEnt
 from asr.lm.nce import NceOutput
+from asr.lm.output_kernel import add_word_scores
 from asr.lm.rnn_lm import RnnLm, RnnLmConfig
 from asr.text.vocabulary import Vocabulary
 
@@ -135,6 +136,19 @@ def test_subsampled_maxent_gradient_is_unbiased() -> None:
     full = torch.stack([gradient(50, seed) for seed in range(200)]).mean(0)
     part = torch.stack([gradient(10, seed) for seed in range(200)]).mean(0)
     assert (full - part).abs().max() < 0.15 * full.abs().max()
+
+
+@pytest.mark.parametrize("maxent_order", [0, 3])
+def test_loop_over_words_equals_tensors(maxent_order: int) -> None:
+    if loop_for(add_word_scores, torch.empty(0)) is None:
+        pytest.skip("needs numba")
+    network = _network("nce", maxent_order)
+    hidden, history, word_id = _queries(network, 50)
+    # A slice of wider rows, as the engine's states are.
+    wide = torch.cat((torch.randn_like(hidden), hidden), dim=1)[:, hidden.shape[1] :]
+    with torch.no_grad():
+        looped = network.word_score(wide, history, word_id)
+    torch.testing.assert_close(looped, network.word_score(hidden, history, word_id).detach(), rtol=1e-5, atol=1e-5)
 
 
 def test_huffman_starts_at_the_unigram() -> None:

@@ -1,0 +1,82 @@
+"""The product of a linear layer whose weights stay as they are, without gradient.
+
+On a CPU the weights are kept in the form that oneDNN's kernels read. Given plain weights, torch arranges them anew at
+each call or leaves them to MKL, which on processors of other makers does without most of their instructions.
+
+Shapes: Q rows, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_Product = Callable[[Tensor], Tensor]
+# Fewer rows are multiplied as fast by plain weights.
+_FEWEST_ROWS = 3
+
+
+class FixedLinear:
+    """inputs W^T + bias, the weights given at each call and packed anew only where they have changed.
+
+    A copy of it packs its own, so that the module which holds it may be copied.
+    """
+
+    def __init__(self) -> None:
+        self._held: tuple[tuple[int, ...], _Product] | None = None
+
+    def __call__(self, inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """inputs (Q, I), weight (O, I), bias (O,) -> (Q, O), in any memory order."""
+        if len(inputs) < _FEWEST_ROWS:
+            return torch.addmm(bias, inputs, weight.t())
+        version = (weight.data_ptr(), weight._version, bias.data_ptr(), bias._version)
+        held = self._held
+        if held is None or held[0] != version:
+            # One assignment, since two threads may come here together.
+            self._held = held = (version, _product(weight.detach(), bias.detach()))
+        return held[1](inputs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FixedLinear:
+        return FixedLinear()
+
+    def __reduce__(self) -> tuple[type[FixedLinear], tuple[()]]:
+        return FixedLinear, ()
+
+
+def _product(weight: Tensor, bias: Tensor) -> _Product:
+    if weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available():
+        if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+            return _packed_product(weight, bias)
+        if torch.__version__.startswith("1."):
+            return _convolution_product(weight, bias)
+    weight_t = weight.t()
+    return lambda inputs: torch.addmm(bias, inputs, weight_t)
+
+
+def _packed_product(weight: Tensor, bias: Tensor) -> _Product:
+    """torch 2's own packed layer."""
+    operators: Any = torch.ops.mkldnn
+    packed = operators._reorder_linear_weight(weight, None)
+
+    def product(inputs: Tensor) -> Tensor:
+        outputs: Tensor = operators._linear_pointwise(inputs, packed, bias, "none", [], "")
+        return outputs
+
+    return product
+
+
+def _convolution_product(weight: Tensor, bias: Tensor) -> _Product:
+    """torch 1.13 packs weights for convolutions only: the rows are the pixels of one column."""
+    operators: Any = torch._C._nn  # type: ignore[attr-defined]
+    shape = (0, 0), (1, 1), (1, 1), 1
+    packed = operators.mkldnn_reorder_conv2d_weight(weight[:, :, None, None].to_mkldnn(), *shape)
+
+    def product(inputs: Tensor) -> Tensor:
+        pixels = inputs.t()[None, :, :, None]
+        outputs: Tensor = torch.mkldnn_convolution(pixels, packed, bias, *shape)  # type: ignore[attr-defined]
+        return outputs[0, :, :, 0].t()
+
+    return product
