@@ -45,7 +45,8 @@ class CompiledFrame:
         self._reach = np.float32(options.search_beam + (options.output_beam if keeps_lattice else 0.0))
         self._limits = (options.min_active_states, options.max_active_states)
         self._has_lm = has_lm
-        self._table = _NO_TABLE if has_lm else np.full(graph.num_states, -1, dtype=np.int32)
+        self._num_states = graph.num_states
+        self._table: NDArray[np.int32] | None = _NO_TABLE if has_lm else None
 
     def expand(
         self, tokens: Tokens, log_prob: Tensor, frame_begin: Tensor, offset: Tensor, everything: bool = False
@@ -80,6 +81,8 @@ class CompiledFrame:
         is_complete: NDArray[np.bool_],
     ) -> tuple[Tensor, Tensor, bool]:
         """As `FrameHalves.keep`."""
+        if self._table is None:
+            self._table = np.full(self._num_states, -1, dtype=np.int32)
         winner, position, is_enough = self._kernel.keep_frame(
             stream.numpy(),
             state.numpy(),

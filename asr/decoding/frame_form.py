@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from asr.decoding.backtrace import Backtrace
 from asr.decoding.options import DecodingOptions
 from asr.decoding.search_graph import Searchable
 from asr.decoding.tokens import Tokens
 from asr.errors import AsrError
-
-if TYPE_CHECKING:
-    from asr.decoding.gpu.fixed_search import FixedSearch
 
 FORMS = ("auto", "tensor", "loops", "kernels", "steps")
 """What may be asked for, see `TorchFirstPass`."""
@@ -39,6 +38,33 @@ class FrameHalves(Protocol):
         self, stream: Tensor, state: Tensor, context_idx: Tensor | None, score: Tensor, is_complete: Any
     ) -> tuple[Tensor, Tensor, bool]:
         """Candidates (A,) -> winner (A,), the positions of those that stay, and whether none that could is missing."""
+
+
+class ChunkReader(Protocol):
+    """What reads whole chunks at a time."""
+
+    def read(
+        self,
+        tokens: Tokens,
+        log_prob: Tensor,
+        num_frames: Tensor,
+        offset: Tensor,
+        backtrace: Backtrace,
+        collect: Callable[[Tokens], None],
+    ) -> Tokens:
+        """Reads a chunk.
+
+        Args:
+            tokens: what is alive, `stream` numbering the rows of the next three, paths of a stream side by side.
+            log_prob: (N, T, C) scaled.
+            num_frames: (N,) int64, how many of the T frames are the stream's.
+            offset: (N,) float64, what relative scores lack; changed in place.
+            backtrace: takes the records.
+            collect: called now and then where the backtrace is due, with what is alive, to renumber its records.
+
+        Returns:
+            What is alive behind the last frames.
+        """
 
 
 def chosen_form(form: str, device: torch.device) -> str:
@@ -86,14 +112,20 @@ def frame_halves(
     return GpuFrame(graph, FrameLimits(options, has_lm, keeps_lattice, device))
 
 
-def fixed_search(form: str, graph: Searchable, options: DecodingOptions) -> FixedSearch | None:
-    """What reads whole chunks without the host where neither language model nor lattice take part.
+def chunk_reader(form: str, graph: Searchable, options: DecodingOptions) -> ChunkReader | None:
+    """What reads whole chunks where neither language model nor lattice take part.
 
     None where frames are read one by one. Arguments as of `frame_halves`.
     """
     device = graph.final_score.device
-    if chosen_form(form, device) != "steps" or graph.epsilon is not None:
+    form = chosen_form(form, device)
+    if graph.epsilon is not None or form not in ("loops", "steps"):
         return None
+    if form == "loops":
+        from asr.decoding import chunk_kernel
+        from asr.decoding.compiled_chunk import CompiledChunk
+
+        return CompiledChunk(chunk_kernel, graph, options)
     from asr.decoding.gpu.fixed_search import FixedSearch
     from asr.decoding.gpu.limits import FrameLimits
 

@@ -5,22 +5,19 @@ Shapes: N streams, T frames, C acoustic tokens, K partial paths.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from asr.decoding.backtrace import Backtrace
-from asr.decoding.frame_form import fixed_search
+from asr.decoding.frame_form import ChunkReader, chunk_reader
 from asr.decoding.frame_step import FrameStep
 from asr.decoding.lattice_records import LatticeRecords
 from asr.decoding.options import DecodingOptions
 from asr.decoding.search_graph import Searchable
 from asr.decoding.tokens import Tokens
 from asr.lm.contract import LanguageModel
-
-if TYPE_CHECKING:
-    from asr.decoding.gpu.fixed_search import FixedSearch
 
 _FRAMES_BETWEEN_MARKS = 16
 
@@ -43,8 +40,7 @@ class TokenSearch:
         backtrace: where the paths are remembered.
         lattice: where the alternatives are remembered, or None.
         form: in which form frames run, see `TorchFirstPass`.
-        fixed: what reads whole chunks without the host, made before for a search of the same graph and options that
-            has ended, or None.
+        reader: what reads whole chunks, made before for a search of the same graph and options that has ended, or None.
     """
 
     def __init__(
@@ -55,16 +51,16 @@ class TokenSearch:
         backtrace: Backtrace,
         lattice: LatticeRecords | None = None,
         form: str = "auto",
-        fixed: FixedSearch | None = None,
+        reader: ChunkReader | None = None,
     ) -> None:
         self._am_scale = options.am_scale
         self._lm = lm
         self._forgetful_lm = lm if isinstance(lm, ForgetfulLM) else None
         self._backtrace = backtrace
         self._step = FrameStep(graph, options, lm, backtrace, lattice, form)
-        self.fixed = fixed
-        if fixed is None and lm is None and lattice is None:
-            self.fixed = fixed_search(form, graph, options)
+        self.reader = reader
+        if reader is None and lm is None and lattice is None:
+            self.reader = chunk_reader(form, graph, options)
         self._device = graph.final_score.device
         self._tokens = Tokens.none(self._device)
         self._score_offset = torch.zeros(0, dtype=torch.float64, device=self._device)
@@ -108,9 +104,9 @@ class TokenSearch:
         tokens = self._tokens.select(chosen)
         tokens.stream = row.index_select(0, chosen)
         offset = self._score_offset.index_select(0, stream)
-        if self.fixed is not None:
+        if self.reader is not None:
             with torch.cuda.device_of(offset):
-                tokens = self.fixed.read(
+                tokens = self.reader.read(
                     *(tokens, log_prob, num_frames, offset, self._backtrace),
                     collect=lambda alive: self._collect([*waiting, alive]),
                 )

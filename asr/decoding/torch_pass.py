@@ -6,7 +6,6 @@ Shapes: N utterances, T frames, C tokens.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from torch import Tensor
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.ending import endings_of
 from asr.decoding.first_pass import DecodeResult
-from asr.decoding.frame_form import chosen_form
+from asr.decoding.frame_form import ChunkReader, chosen_form
 from asr.decoding.frame_scores import check_log_prob, skip_blanks
 from asr.decoding.lattice import Lattice
 from asr.decoding.lattice_build import lattice_from_graph
@@ -28,9 +27,6 @@ from asr.decoding.word_map import WordMapper
 from asr.errors import AsrError
 from asr.graph.artefact import DecodingGraph
 from asr.lm.contract import LanguageModel
-
-if TYPE_CHECKING:
-    from asr.decoding.gpu.fixed_search import FixedSearch
 
 
 class TorchFirstPass:
@@ -63,7 +59,7 @@ class TorchFirstPass:
         self._keep_lattice = keep_lattice
         self._form = chosen_form(form, graph.device)
         # Several threads may decode at a time, each with one of its own.
-        self._idle_searches: list[FixedSearch] = []
+        self._idle_readers: list[ChunkReader] = []
         if keep_lattice and self._search_graph.epsilon is not None:
             raise AsrError(
                 "the graph has arcs that read no frame, from which the torch pass makes no lattice; "
@@ -98,12 +94,12 @@ class TorchFirstPass:
         backtrace = Backtrace(self.graph.device, collects=not self._keep_lattice)
         records = LatticeRecords(num_utts, self.options.output_beam) if self._keep_lattice else None
         lm = self._mapper.mapped(lm)
-        fixed = self._idle_searches.pop() if lm is None and records is None and self._idle_searches else None
-        search = TokenSearch(self._search_graph, self.options, lm, backtrace, records, self._form, fixed)
+        reader = self._idle_readers.pop() if lm is None and records is None and self._idle_readers else None
+        search = TokenSearch(self._search_graph, self.options, lm, backtrace, records, self._form, reader)
         stream = search.start(torch.zeros_like(num_frames))
         search.advance(stream, log_prob, num_frames)
-        if search.fixed is not None:
-            self._idle_searches.append(search.fixed)
+        if search.reader is not None:
+            self._idle_readers.append(search.reader)
         endings = endings_of(self._search_graph, self.options, lm, [search.alive(utt) for utt in range(num_utts)])
         joint: Lattice | None = None
         if records is not None:

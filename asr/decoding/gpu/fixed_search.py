@@ -53,19 +53,7 @@ class FixedSearch:
         backtrace: Backtrace,
         collect: Callable[[Tokens], None],
     ) -> Tokens:
-        """Reads a chunk.
-
-        Args:
-            tokens: what is alive, `stream` numbering the rows of the next three.
-            log_prob: (N, T, C) scaled.
-            num_frames: (N,) int64, how many of the T frames are the stream's.
-            offset: (N,) float64, what relative scores lack; changed in place.
-            backtrace: takes the records.
-            collect: called now and then where the backtrace is due, with what is alive, to renumber its records.
-
-        Returns:
-            What is alive behind the last frames.
-        """
+        """As `ChunkReader.read`."""
         order = torch.sort(num_frames, descending=True, stable=True).indices
         rank = torch.empty_like(order)
         rank[order] = torch.arange(len(order), device=order.device)

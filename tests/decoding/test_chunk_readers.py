@@ -1,4 +1,4 @@
-"""The search in rooms of fixed sizes finds what the tensor form finds, however often it has to make more room."""
+"""What reads whole chunks (loops, or kernels in rooms of fixed sizes) finds what the tensor form finds, bit for bit."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ import pytest
 import torch
 
 from asr.decoding.backtrace import Backtrace
+from asr.decoding.frame_form import ChunkReader
 from asr.decoding.options import DecodingOptions
 from asr.decoding.search_graph import SearchGraph
 from asr.decoding.token_search import TokenSearch
 from asr.decoding.tokens import Tokens
 from tests.decoding.random_graphs import random_graph, random_log_prob
-
-pytest.importorskip("triton", reason="the kernels need triton; its interpreter runs them without a GPU")
-
-from asr.decoding.gpu import fixed_search
 
 NUM_FRAMES = torch.tensor([5, 0, 11, 11, 1])
 
@@ -25,11 +22,34 @@ NUM_FRAMES = torch.tensor([5, 0, 11, 11, 1])
     ("first_room", "frames_at_once", "beam", "limits"),
     [(4, 4, 6.0, (3, 12)), (1024, 32, float("inf"), (0, 10**6)), (16, 3, 0.3, (8, 9))],
 )
-def test_same_paths_in_one_chunk_and_in_several(
+def test_rooms_of_fixed_sizes(
     first_room: int, frames_at_once: int, beam: float, limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("triton", reason="the kernels need triton; its interpreter runs them without a GPU")
+    from asr.decoding.gpu import fixed_search
+    from asr.decoding.gpu.fixed_search import FixedSearch
+
     monkeypatch.setattr(fixed_search, "_FIRST_ROOM", first_room)
     monkeypatch.setattr(fixed_search, "_FRAMES_AT_ONCE", frames_at_once)
+    for reader in _check_same_paths("steps", beam, limits, monkeypatch):
+        assert isinstance(reader, FixedSearch)
+        assert (reader.num_retries > 0) == (first_room < 1024)
+
+
+@pytest.mark.parametrize("frames_at_once", [3, 32])
+@pytest.mark.parametrize(("beam", "limits"), [(6.0, (3, 12)), (float("inf"), (0, 10**6)), (0.3, (8, 9))])
+def test_loops(frames_at_once: int, beam: float, limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    from asr.decoding import compiled_chunk
+
+    monkeypatch.setattr(compiled_chunk, "_FRAMES_AT_ONCE", frames_at_once)
+    assert len(_check_same_paths("loops", beam, limits, monkeypatch)) == 2
+
+
+def _check_same_paths(
+    form: str, beam: float, limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> list[ChunkReader]:
+    """In one chunk and in several, records collected on the way; gives the readers."""
     monkeypatch.setattr(Backtrace, "is_due", property(lambda self: self.num_records > 200))
     graph = random_graph(3, num_states=40, num_arcs=200)
     log_prob = random_log_prob(5, 5, 11)
@@ -38,24 +58,26 @@ def test_same_paths_in_one_chunk_and_in_several(
     options = DecodingOptions(search_beam=beam, min_active_states=limits[0], max_active_states=limits[1])
     searched = SearchGraph(graph, options)
     found = []
-    for form, cuts in (("tensor", [11]), ("steps", [11]), ("steps", [2, 9])):
+    readers: list[ChunkReader] = []
+    for own_form, cuts in (("tensor", [11]), (form, [11]), (form, [2, 9])):
         backtrace = Backtrace(graph.device)
-        search = TokenSearch(searched, options, None, backtrace, form=form)
-        assert (search.fixed is None) == (form == "tensor")
+        search = TokenSearch(searched, options, None, backtrace, form=own_form)
+        assert (search.reader is None) == (own_form == "tensor")
         stream = search.start(torch.zeros(5, dtype=torch.int64))
         begin = 0
         for num in cuts:
             search.advance(stream, log_prob[:, begin : begin + num], (NUM_FRAMES - begin).clamp(0, num))
             begin += num
         found.append([(*search.alive(utt), backtrace) for utt in range(5)])
-        if search.fixed is not None:
-            assert (search.fixed.num_retries > 0) == (first_room < 1024)
+        if search.reader is not None:
+            readers.append(search.reader)
     for others in found[1:]:
         for (tokens, offset, backtrace), (own, own_offset, own_backtrace) in zip(found[0], others, strict=True):
             assert offset == own_offset
             _assert_equal(tokens, own)
             for record, own_record in zip(tokens.record.tolist(), own.record.tolist(), strict=True):
                 assert torch.equal(backtrace.path(record), own_backtrace.path(own_record))
+    return readers
 
 
 def _assert_equal(tokens: Tokens, others: Tokens) -> None:
