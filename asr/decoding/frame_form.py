@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +14,7 @@ from asr.decoding.options import DecodingOptions
 from asr.decoding.search_graph import Searchable
 from asr.decoding.tokens import Tokens
 from asr.errors import AsrError
+from asr.gpu_kernels import kernels_run
 
 FORMS = ("auto", "tensor", "loops", "kernels", "steps")
 """What may be asked for, see `TorchFirstPass`."""
@@ -75,8 +75,8 @@ def chosen_form(form: str, device: torch.device) -> str:
     """
     if form not in FORMS:
         raise AsrError(f"there is no form {form!r} of the torch pass; it is one of {', '.join(FORMS)}.")
-    loops = device.type == "cpu" and _imports("numba")
-    kernels = (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1") and _imports("triton")
+    loops = device.type == "cpu" and find_spec("numba") is not None
+    kernels = kernels_run(device)
     if form == "auto":
         return "steps" if device.type == "cuda" and kernels else "loops" if loops else "tensor"
     if (form == "loops" and not loops) or (form in ("kernels", "steps") and not kernels):
@@ -130,11 +130,3 @@ def chunk_reader(form: str, graph: Searchable, options: DecodingOptions) -> Chun
     from asr.decoding.gpu.limits import FrameLimits
 
     return FixedSearch(graph, FrameLimits(options, False, False, device))
-
-
-def _imports(name: str) -> bool:
-    try:
-        importlib.import_module(name)
-    except ImportError:
-        return False
-    return True

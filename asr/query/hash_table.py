@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asr.gpu_kernels import gpu_module
 from asr.query.hash_kernel import compiled_loops
 
 BUCKET_SIZE = 8
@@ -32,11 +33,12 @@ class HashTable:
     Slot numbers change whenever the table grows or drops keys; `num_rebuilds` counts how often.
 
     Args:
-        compiled: on a CPU, whether to run numba's loops where it is installed.
+        compiled: whether to run numba's loops on a CPU and Triton's kernels on a GPU, where they are installed.
     """
 
     def __init__(self, num_buckets: int, device: torch.device, compiled: bool = True) -> None:
         self._loops = compiled_loops() if compiled and device.type == "cpu" else None
+        self._kernels = gpu_module("asr.query.gpu_hash", device) if compiled else None
         self.device = device
         self.count = 0
         self.num_rebuilds = 0
@@ -69,6 +71,8 @@ class HashTable:
 
     def find(self, key: Tensor) -> tuple[Tensor, Tensor | None]:
         """key (Q,) -> slot (Q,), -1 where absent, and the positions of the absent keys (None where all are there)."""
+        if self._kernels is not None:
+            return self._kernels.find_keys(self.keys, key, _MULTIPLIER, self._hash_shift)
         if self._loops is not None:
             slot, missing = torch.empty_like(key), torch.empty_like(key)
             num_missing = self._loops[0](*self._arrays(key), slot.numpy(), missing.numpy())
@@ -107,6 +111,12 @@ class HashTable:
 
     def insert(self, key: Tensor) -> tuple[Tensor, Tensor]:
         """Absent keys (Q,), duplicates allowed -> slot (Q,), and the position of one query of each new key (D,)."""
+        if self._kernels is not None:
+            if self.count + key.numel() > MAX_LOAD * self.num_slots:
+                self.reserve(torch.unique(key).numel())
+            slot, one = self._kernels.insert_keys(self.keys, self.values, key, _MULTIPLIER, self._hash_shift)
+            self.count += one.numel()
+            return slot, one
         if self._loops is not None:
             return self._insert_in_loop(self._loops[1], key)
         # The mixed form orders keys by bucket, equal ones side by side.
@@ -199,6 +209,10 @@ class HashTable:
         self._allocate(num_buckets)
         self.num_rebuilds += 1
         self.count = key.numel()
+        if self._kernels is not None:
+            slot, _ = self._kernels.insert_keys(self.keys, self.values, key, _MULTIPLIER, self._hash_shift)
+            self.values.index_copy_(0, slot, value)
+            return
         if self._loops is not None:
             slot, one = torch.empty_like(key), torch.empty_like(key)
             self._loops[1](*self._arrays(key), slot.numpy(), one.numpy(), 0, key.numel())

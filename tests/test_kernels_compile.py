@@ -1,0 +1,110 @@
+"""Every Triton kernel compiles to the machine code of a GPU (Hopper), which needs no GPU.
+
+The interpreter that the other tests run kernels in takes more than the compiler does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+
+import pytest
+
+GPU = "asr.decoding.gpu."
+# Module, kernel, types of its arguments in order, and what is known when it is compiled.
+KERNELS = [
+    (GPU + "expansion", "count_arcs", "*i32 *i64 *i64 *i64 i32", {"B": 256}),
+    (GPU + "expansion", "count_arcs", "*i64 *i64 *i64 *i64 i32", {"B": 256}),
+    (
+        GPU + "expansion",
+        "expand_arcs",
+        "*i32 *i32 *fp32 *i64 i32 *i64 *i32 *fp32 *fp32 *i64 *i64 i32 *i32 *i32 *i32 *fp32 *i32 i32",
+        {"NUM_STEPS": 13, "B": 256},
+    ),
+    (
+        GPU + "expansion",
+        "expand_arcs",
+        "*i64 *i64 *fp32 *i64 i32 *i64 *i32 *fp32 *fp32 *i64 *i64 i32 *i32 *i32 *i32 *fp32 *i32 i32",
+        {"NUM_STEPS": 13, "B": 256},
+    ),
+    (
+        GPU + "expansion",
+        "relate_to_best",
+        "*i32 *i32 *fp32 *i64 i32 i32 *i32 *i32 *i32 *i32 *i32 fp32 fp32",
+        {"B": 256},
+    ),
+    (GPU + "expansion", "shift_offsets", "*i32 *fp64 *i32 *fp32 *i64 i32 i32", {"B": 256}),
+    (GPU + "selection", "cut_off", "*fp32 *i32 *i32 *i32 *fp32 fp32 i32 i32", {"B": 512}),
+    (
+        GPU + "recombination",
+        "enter",
+        "*i32 *i32 *i32 *fp32 *i64 i32 *i32 *i64 *i32 i32",
+        {"HAS_CONTEXT": False, "B": 256},
+    ),
+    (
+        GPU + "recombination",
+        "enter",
+        "*i64 *i64 *i64 *fp32 *i64 i32 *i32 *i64 *i32 i32",
+        {"HAS_CONTEXT": True, "B": 256},
+    ),
+    (GPU + "recombination", "settle", "*i32 *fp32 *i64 i32 *i64 *i32 *i32 *fp32 *i32 *i32 *i32 fp32", {"B": 256}),
+    (GPU + "recombination", "settle", "*i64 *fp32 *i64 i32 *i64 *i32 *i32 *fp32 *i32 *i32 *i32 fp32", {"B": 256}),
+    (GPU + "recombination", "leave", "*i64 i32 *i32 *i64 *i32", {"B": 256}),
+    (
+        GPU + "compaction",
+        "count_stays",
+        "*fp32 *i32 *fp32 *i64 i32 *i64 *i64 *i64 *i64",
+        {"HAS_ENDS": True, "B": 256},
+    ),
+    (
+        GPU + "compaction",
+        "count_stays",
+        "*fp32 *i32 *fp32 *i64 i32 *i64 *i64 *i64 *i64",
+        {"HAS_ENDS": False, "B": 256},
+    ),
+    (
+        GPU + "compaction",
+        "gather_candidates",
+        "*i32 *i32 *i32 *fp32 *fp32 *i64 i32 *i64 *i64 *i32 *i64 *i32 *i32 *i32 *i32 *fp32 *i64",
+        {"B": 256},
+    ),
+    (
+        GPU + "keeping",
+        "keep_paths",
+        "*i32 *i32 *fp32 *i64 *i32 *fp32 *i64 i32 *i64 *i64 *i64 *i64 *i32 *i32 *fp32 *i64 i32 i32 *i64 *i64 i32",
+        {"B": 256},
+    ),
+    (GPU + "keeping", "end_frame", "*i64 *i64 *i64 i32 *i64 i32 i32 i32 i32", {}),
+    ("asr.query.gpu_hash", "_find", "*i64 i32 *i64 i32 i64 i32 i32 *i64", {"L": 256}),
+    ("asr.query.gpu_hash", "_insert", "*i64 i32 *i64 i32 i64 i32 i32 *i64 *i64", {"L": 256}),
+]
+
+
+def test_every_kernel_compiles() -> None:
+    pytest.importorskip("triton", reason="the kernels need triton")
+    # In a process of its own: this one is the interpreter's.
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == [name for _, name, _, _ in KERNELS]
+
+
+def main() -> None:
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    for module, name, types, constants in KERNELS:
+        kernel = getattr(importlib.import_module(module), name)
+        free = [argument for argument in kernel.arg_names if argument not in constants]
+        signature = dict(zip(free, types.split(), strict=True)) | dict.fromkeys(constants, "constexpr")
+        compiled = triton.compile(
+            triton.compiler.ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 90, 32)
+        )
+        assert len(compiled.asm["cubin"]) > 0
+        print(name)
+
+
+if __name__ == "__main__":
+    main()
