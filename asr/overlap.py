@@ -2,19 +2,21 @@
 
 Frame-batch and index-table rescore with one to four workers beside the rest of the recognizer. Here the first stage
 has one thread, the second one to four, each with a language model of its own. On a CPU torch and k2 let go of Python's
-lock while they compute; on a GPU each thread has a stream.
+lock while they compute; on a GPU each thread has a stream, and a search waits there, not on the host, for the acoustic
+model's event.
 """
 
 from __future__ import annotations
 
-import contextlib
 import queue
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+
+from asr.device_streams import DeviceStreams
 
 _Item = TypeVar("_Item")
 _Between = TypeVar("_Between")
@@ -47,32 +49,23 @@ def overlapped(
     idle: queue.SimpleQueue[int] = queue.SimpleQueue()
     for worker in range(num_workers):
         idle.put(worker)
-    streams = [torch.cuda.Stream(device) for _ in range(num_workers + 1)] if device.type == "cuda" else []
-
-    def in_stream(position: int) -> contextlib.AbstractContextManager[object]:
-        return torch.cuda.stream(streams[position]) if streams else contextlib.nullcontext()
-
-    def wait(position: int) -> None:
-        # What one thread made, the next reads only when it is there.
-        if streams:
-            streams[position].synchronize()
+    streams = DeviceStreams(num_workers + 1, device)
 
     @torch.no_grad()
-    def run_first(item: _Item) -> _Between:
-        with in_stream(num_workers):
-            made = first(item)
-            wait(num_workers)
-            return made
+    def run_first(item: _Item) -> tuple[_Between, Any]:
+        with streams.running(num_workers):
+            return first(item), streams.event(num_workers)
 
     @torch.no_grad()
-    def run_second(made: Future[_Between]) -> _Result:
-        value = made.result()
+    def run_second(made: Future[tuple[_Between, Any]]) -> _Result:
+        value, is_made = made.result()
         worker = idle.get()
         try:
-            with in_stream(worker):
+            with streams.running(worker, after=is_made):
                 result = second(worker, value)
-                wait(worker)
-                return result
+            # The result is read by any thread, and the memory of the value goes back to the first stage's stream.
+            streams.wait(worker)
+            return result
         finally:
             idle.put(worker)
 

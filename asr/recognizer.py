@@ -16,6 +16,7 @@ from asr.decoding.posteriors import with_confidences
 from asr.decoding.torch_pass import TorchFirstPass
 from asr.decoding.word_alignment import WordAligner, can_align
 from asr.decoding_mode import LanguageModels, chosen_mode, decoding_options, language_models
+from asr.device_streams import to_device
 from asr.errors import AsrError
 from asr.evaluation.timing import StageTimes
 from asr.frontend import as_utterances, at_rate, like_length_batches, split_at_pauses
@@ -165,9 +166,9 @@ class Recognizer(nn.Module):
     def log_prob(self, samples: Sequence[Tensor], times: StageTimes) -> tuple[Tensor, Tensor]:
         """Pieces of audio to token log-probabilities (N, T, C) and num_frames (N,); adds to the times."""
         device = self.device
-        num_samples = torch.tensor([len(row) for row in samples], device=device)
+        num_samples = to_device(torch.tensor([len(row) for row in samples]), device)
         with times.measure("features", device):
-            padded = nn.utils.rnn.pad_sequence([row.to(device) for row in samples], batch_first=True)
+            padded = to_device(nn.utils.rnn.pad_sequence(list(samples), batch_first=True), device)
             features, num_frames = self.features(padded, num_samples)
         with times.measure("acoustic model", device):
             if int(num_frames.max()) == 0:

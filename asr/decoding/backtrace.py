@@ -85,6 +85,23 @@ class Backtrace:
             record = int(previous[record])
         return self._arc[torch.tensor(records[::-1], dtype=torch.int64, device=self._arc.device)]
 
+    def paths(self, record: Tensor) -> list[Tensor]:
+        """The arcs that lead to each of some records (N,), (L,) int64 each, on the host."""
+        if record.device.type == "cpu":
+            return [self.path(int(one)) for one in record]
+        return self.paths_together(record)
+
+    def paths_together(self, record: Tensor) -> list[Tensor]:
+        """The same, all traced back at once, so that a GPU hands over one table."""
+        arcs = [torch.full_like(record, -1)]
+        # A block holds no record and its predecessor, so that no path has more arcs than there are blocks.
+        for _ in self._block_begin if self.num_records else ():
+            known = record.clamp(min=0)
+            arcs.append(torch.where(record < 0, record, self._arc[known]))
+            record = torch.where(record < 0, record, self._previous[known])
+        table = torch.stack(arcs[::-1]).cpu()
+        return [column[column >= 0] for column in table.unbind(1)]
+
     def settle(self, living: Tensor) -> Tensor:
         """What all living paths of a stream share is decided: gives these arcs and forgets them.
 

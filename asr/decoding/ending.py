@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from asr.decoding.backtrace import Backtrace
 from asr.decoding.first_pass import Hypothesis
 from asr.decoding.options import DecodingOptions
 from asr.decoding.path import hypothesis_of_path
@@ -45,12 +44,11 @@ class Ending:
     final_lm_score: Tensor
 
     def hypothesis(
-        self, graph: DecodingGraph, options: DecodingOptions, backtrace: Backtrace, frame_of: Tensor | None
+        self, graph: DecodingGraph, options: DecodingOptions, arc: Tensor, frame_of: Tensor | None
     ) -> Hypothesis | None:
-        """The best path spelled, or None where nothing is alive."""
+        """The best path, of these arcs (L,), spelled, or None where nothing is alive."""
         if self.record is None:
             return None
-        arc = backtrace.path(self.record)
         return hypothesis_of_path(graph, options, arc, self.total, self.graph_score, self.lm_score, frame_of)
 
 

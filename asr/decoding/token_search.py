@@ -134,6 +134,15 @@ class TokenSearch:
         tokens = self._tokens.select((self._tokens.stream == stream).nonzero().squeeze(1))
         return tokens, float(self._score_offset[stream])
 
+    def alive_in_all(self) -> list[tuple[Tokens, float]]:
+        """`alive` of each stream that has been started, in order of their numbers."""
+        order = torch.sort(self._tokens.stream, stable=True).indices
+        num_alive = torch.bincount(self._tokens.stream, minlength=len(self._score_offset)).tolist()
+        return [
+            (self._tokens.select(position), offset)
+            for position, offset in zip(order.split(num_alive), self._score_offset.tolist(), strict=True)
+        ]
+
     def keep(self, stream: int, kept: Tensor) -> None:
         """Drops those that are alive in a stream but not kept; (K,) bool in the order of `alive`."""
         others = (self._tokens.stream != stream).nonzero().squeeze(1)

@@ -55,6 +55,8 @@ class TorchFirstPass:
         self.graph = graph
         self.options = options if options is not None else DecodingOptions()
         self._search_graph = SearchGraph(graph, self.options)
+        # Paths are spelled on the host.
+        self._host_graph = graph.to(torch.device("cpu"))
         self._mapper = WordMapper(graph.vocabulary)
         self._keep_lattice = keep_lattice
         self._form = chosen_form(form, graph.device)
@@ -100,7 +102,7 @@ class TorchFirstPass:
         search.advance(stream, log_prob, num_frames)
         if search.reader is not None:
             self._idle_readers.append(search.reader)
-        endings = endings_of(self._search_graph, self.options, lm, [search.alive(utt) for utt in range(num_utts)])
+        endings = endings_of(self._search_graph, self.options, lm, search.alive_in_all())
         joint: Lattice | None = None
         if records is not None:
             finals = [ending.final for ending in endings]
@@ -111,14 +113,18 @@ class TorchFirstPass:
             )
             joint = prune(lattice_from_graph(parts, self.graph, log_prob), self.options, self.options.output_beam)
         results = []
+        records_of_best = [-1 if ending.record is None else ending.record for ending in endings]
+        arcs = backtrace.paths(torch.tensor(records_of_best, dtype=torch.int64, device=self.graph.device))
+        num_read = num_frames.tolist()
+        original_frame = None if original_frame is None else original_frame.cpu()
         for utt_idx, ending in enumerate(endings):
-            frame_of = None if original_frame is None else original_frame[utt_idx, : int(num_frames[utt_idx])]
-            hypothesis = ending.hypothesis(self.graph, self.options, backtrace, frame_of)
+            frame_of = None if original_frame is None else original_frame[utt_idx, : num_read[utt_idx]]
+            hypothesis = ending.hypothesis(self._host_graph, self.options, arcs[utt_idx], frame_of)
             results.append(
                 DecodeResult(
                     hypotheses=() if hypothesis is None else (hypothesis,),
                     reached_final=ending.reached_final,
-                    num_frames=int(num_frames[utt_idx]),
+                    num_frames=num_read[utt_idx],
                     original_frame=frame_of,
                 )
             )

@@ -33,7 +33,7 @@ class StageTimes:
 
     @contextmanager
     def measure(self, stage: str, device: torch.device | None = None) -> Iterator[None]:
-        """Adds the time of the block to a stage; on a GPU waits for its work before and after."""
+        """Adds the time of the block to a stage; on a GPU waits for the work of this thread's stream."""
         _synchronize(device)
         begin = time.perf_counter()
         try:
@@ -60,4 +60,5 @@ class StageTimes:
 
 def _synchronize(device: torch.device | None) -> None:
     if device is not None and device.type == "cuda":
-        torch.cuda.synchronize(device)
+        # Other streams may go on with other batches.
+        torch.cuda.current_stream(device).synchronize()

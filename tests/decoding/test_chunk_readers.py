@@ -77,6 +77,8 @@ def _check_same_paths(
             _assert_equal(tokens, own)
             for record, own_record in zip(tokens.record.tolist(), own.record.tolist(), strict=True):
                 assert torch.equal(backtrace.path(record), own_backtrace.path(own_record))
+            together = own_backtrace.paths_together(own.record)
+            assert [arc.tolist() for arc in together] == [own_backtrace.path(r).tolist() for r in own.record.tolist()]
     return readers
 
 
