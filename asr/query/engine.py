@@ -19,6 +19,7 @@ from asr.query.hash_table import BYTES_PER_SLOT
 from asr.query.hidden_layer import HiddenLayer
 from asr.query.hidden_store import HiddenStore
 from asr.query.limits import ByteCosts
+from asr.query.new_edges import NewEdges
 from asr.query.output_cache import OutputCache
 from asr.query.quantized_history import QuantizedHistory
 from asr.query.recombination import Recombination
@@ -82,7 +83,6 @@ class RnnLM:
         self.device = network.initial_state().device
         self.search_device = search_device or self.device
         self.cache_scores = cache_scores
-        self.cache_hidden = cache_hidden
         self.synchronize = synchronize
         if history_precision is not None and recombination_length is not None and recombination == "best":
             raise AsrError(
@@ -107,6 +107,9 @@ class RnnLM:
         layer = HiddenLayer(hidden_networks or [network], self.device, batching, self._counts)
         self.expansion = Expansion(self.trie, self.hidden, layer, self.sharing)
         self.capacity = self._capacity(capacity_bytes) if capacity_bytes is not None else None
+        self.new_edges = NewEdges(
+            self.expansion, self.output, self.recombination, self.capacity, cache_scores, cache_hidden
+        )
         self.reset()
 
     def _capacity(self, capacity_bytes: int) -> Capacity:
@@ -163,7 +166,7 @@ class RnnLM:
             slot = self._add_edges(key, slot, missing)
         if not self.cache_scores:
             with torch.no_grad():
-                self.trie.edge_score.index_copy_(0, slot, self._log_prob(key >> 32, key & 0xFFFFFFFF))
+                self.trie.edge_score.index_copy_(0, slot, self.new_edges.log_prob(key >> 32, key & 0xFFFFFFFF))
         if self.search_device == self.device:
             log_prob = self.trie.edge_score.index_select(0, slot)
             next_idx = self.trie.edge_node.index_select(0, slot).long()
@@ -216,7 +219,7 @@ class RnnLM:
         if self.capacity is not None:
             self.capacity.make_edge_room(key, missing)
         try:
-            new_slot = self._score_new(new_key)
+            new_slot = self.new_edges.add(new_key)
         except BaseException:
             # Edges without a score must not stay; a caller that goes on begins anew.
             self.reset()
@@ -226,35 +229,6 @@ class RnnLM:
             return self.trie.edges.find(key)[0]
         return slot.index_copy_(0, missing, new_slot)
 
-    def _score_new(self, key: Tensor) -> Tensor:
-        """Adds absent edges (Q,) with their scores and nodes -> their slots (Q,)."""
-        slot, one = self.trie.add_edges(key)
-        new, new_key = slot.index_select(0, one), key.index_select(0, one)
-        context_idx, word_id = new_key >> 32, new_key & 0xFFFFFFFF
-        self._counts.num_edges += one.numel()
-        if self.cache_scores or self.recombination is not None:
-            log_prob = self._log_prob(context_idx, word_id)
-        else:
-            log_prob = torch.zeros(one.numel(), device=self.device)
-        if self.recombination is None:
-            node = self.trie.new_nodes(context_idx, word_id)
-        else:
-            node = self.recombination.nodes(self.trie, context_idx, word_id)
-            if self.recombination.choice == "best":
-                self._prefer_best(node, context_idx, log_prob)
-        self.trie.edge_node.index_copy_(0, new, node.int())
-        self.trie.edge_score.index_copy_(0, new, log_prob)
-        return slot
-
-    def _prefer_best(self, node: Tensor, context_idx: Tensor, log_prob: Tensor) -> None:
-        assert self.recombination is not None
-        better = self.recombination.better(node, log_prob, self.trie.call, self.trie.nodes.capacity)
-        row = self.expansion.replace(node.index_select(0, better), context_idx.index_select(0, better))
-        if row.numel():
-            is_written = torch.zeros(self.hidden.rows.capacity, dtype=torch.bool, device=self.device)
-            is_written[row] = True
-            self.output.forget(is_written)
-
     def _check_range(self, context_idx: Tensor, word_id: Tensor) -> None:
         for name, index, size in (
             ("word_id", word_id, len(self.vocabulary)),
@@ -263,30 +237,3 @@ class RnnLM:
             low, high = torch.aminmax(index)
             if int(low) < 0 or int(high) >= size:
                 raise IndexError(f"{name} runs from {int(low)} to {int(high)}; it must lie in 0 .. {size - 1}")
-
-    def _log_prob(self, context_idx: Tensor, word_id: Tensor) -> Tensor:
-        """The output layer's scores, (R,)."""
-        lacking = self.expansion.lacking(context_idx)
-        if lacking.numel():
-            num = context_idx.numel()
-            is_room = self.capacity is None or self.capacity.make_row_room(lacking.numel(), context_idx)
-            if not is_room and num > 1:
-                halves = zip(context_idx.split((num + 1) // 2), word_id.split((num + 1) // 2), strict=True)
-                return torch.cat([self._log_prob(*half) for half in halves])
-            self.expansion.compute(lacking)
-        begin = time.perf_counter()
-        row = self.trie.hidden_row.index_select(0, context_idx).long()
-        if self.capacity is not None:
-            self.hidden.last_used.index_fill_(0, row, self.trie.call)
-        first_column = self.network.state_size - self.network.hidden_size
-        if self.cache_hidden:
-            hidden = self.hidden.read(row, first_column)
-        else:
-            hidden = self.expansion.layer.step(*self.expansion.state_before(context_idx))[:, first_column:]
-        self.output.reserve(self.hidden.rows.capacity if self.sharing is None else self.trie.nodes.capacity)
-        history = self.trie.history(context_idx, self.network.num_history_words)
-        # Where rows are shared, equal rows can stand for different histories.
-        log_prob = self.output.score(row if self.sharing is None else context_idx, hidden, history, word_id)
-        self._counts.num_outputs += word_id.numel()
-        self._counts.seconds_output += time.perf_counter() - begin
-        return log_prob

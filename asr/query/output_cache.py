@@ -17,7 +17,7 @@ from asr.query.distinct import one_of_each
 from asr.query.hash_table import BYTES_PER_SLOT, MAX_LOAD, HashTable
 
 _BYTES_OF_GROUPS = 256
-_HELD_NODES = 64
+_HELD_NODES = 32
 """K: nearer the leaves, paths hardly meet again."""
 
 

@@ -113,6 +113,19 @@ def test_first_come_history_stands_for_a_shared_context_and_the_best_takes_its_p
             assert log_prob.item() == pytest.approx(plain.last_log_prob([*stands, 9]), abs=1e-5)
 
 
+def test_the_best_stands_for_a_shared_context_as_long_as_the_window():
+    network = ToyNetwork(num_history_words=0)
+    plain = PlainLM(network)
+    better, worse = sorted(([5, 7], [6, 7]), key=plain.last_log_prob, reverse=True)
+    for window, stands in ((50, better), (0, worse)):
+        engine = RnnLM(network, recombination_length=1, recombination="best", recombination_window=window)
+        for words in (better, worse):
+            _, context = engine.score(engine.start(1), torch.tensor(words[:1]))
+            _, context = engine.score(context, torch.tensor(words[1:]))
+        log_prob, _ = engine.score(context, torch.tensor([9]))
+        assert log_prob.item() == pytest.approx(plain.last_log_prob([*stands, 9]), abs=1e-5)
+
+
 @pytest.mark.parametrize(("precision", "tolerance"), [("round-2", 0.05), ("round-1", 0.5)])
 def test_near_histories_share_hidden_rows(precision, tolerance):
     network = ToyNetwork(hidden_size=4)
