@@ -66,7 +66,7 @@ def caches_of_networks(folders: list[Path], with_skip: QueryStream, without_skip
     ]
     for title, network in networks:
         kind = f"{network.config.output} output, H = {network.hidden_size}, {len(network.vocabulary):,} words"
-        four_caches(title.format(kind), network, with_skip, without_skip, 20)
+        four_caches(title.format(kind), network, with_skip, without_skip)
 
 
 def main() -> None:
