@@ -1,0 +1,113 @@
+"""How much hidden-layer work a search could spare if it knew which words will survive: the limit of any bound.
+
+    python scripts/query_limit.py talk.mp3 folder/ [--every 20] [--search-beam 14]
+
+A history needs a hidden row when the search asks for the score of a word after it. Where the paths of all its words
+are dropped in the frames in which they were asked for, the row has decided nothing but that. Counted are histories with
+a word that survived (what no exact method can spare) and those with a word that would survive if its probability were
+1 (what the bound P <= 1 cannot spare; it is exact for normalised models only).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from asr.cli.recognizer_options import add_recognizer_arguments, recognizer_from  # noqa: E402
+from asr.cli.transcription import audio_files  # noqa: E402
+from asr.data.audio import read_audio  # noqa: E402
+from asr.decoding import token_search  # noqa: E402
+from asr.decoding.frame_step import Candidates, FrameStep  # noqa: E402
+from asr.decoding.search_graph import ArcSet  # noqa: E402
+from asr.decoding.tokens import Tokens  # noqa: E402
+from asr.decoding.torch_pass import TorchFirstPass  # noqa: E402
+from asr.evaluation.timing import StageTimes  # noqa: E402
+from asr.lm.adapters import MappedLM  # noqa: E402
+from asr.lm.contract import LanguageModel  # noqa: E402
+from asr.lm.interpolation import CombinedLM, difference_lm  # noqa: E402
+from asr.query.engine import RnnLM  # noqa: E402
+
+
+class WatchedStep(FrameStep):
+    """A frame's step that writes down which histories were asked, and which of them had to be."""
+
+    small: LanguageModel
+    histories: ClassVar[dict[str, set[int]]] = {"asked": set(), "bound": set(), "survived": set()}
+    _asked: tuple[Tensor, Tensor] | None = None
+
+    def _with_words(
+        self, tokens: Tokens, arcs: ArcSet, source: Tensor, arc: Tensor, stream: Tensor, score: Tensor, offset: Tensor
+    ) -> Candidates:
+        self._asked = tokens.context_idx.index_select(0, source), score.clone()
+        return super()._with_words(tokens, arcs, source, arc, stream, score, offset)
+
+    def _kept(self, tokens: Tokens, arcs: ArcSet, candidates: Candidates, winner: Tensor, position: Tensor) -> Tokens:
+        if self._asked is not None:
+            self._count(arcs, candidates.arc, *self._asked, position)
+            self._asked = None
+        return super()._kept(tokens, arcs, candidates, winner, position)
+
+    def _count(self, arcs: ArcSet, arc: Tensor, context_idx: Tensor, score: Tensor, kept: Tensor) -> None:
+        """arc, context_idx and the score before the language model (A,) of all candidates; kept (K',) of them."""
+        options = self._options
+        has_word = arcs.words.num_words.index_select(0, arc) > 0
+        asked = has_word.nonzero().squeeze(1)
+        large_idx, small_idx = CombinedLM.unpack(context_idx.index_select(0, asked))
+        survives = torch.zeros_like(has_word)
+        survives[kept] = True
+        # What reads no word is sure of its score: it sets the least that a word must reach.
+        sure = score[~has_word]
+        least = -torch.inf
+        if len(sure):
+            least = float(sure.max()) - options.search_beam
+            if len(sure) > options.max_active_states:
+                least = max(least, float(sure.topk(options.max_active_states).values[-1]))
+        first = arcs.words.word_begin.index_select(0, arc.index_select(0, asked))
+        small_score, _ = self.small.score(small_idx, arcs.words.word_id.index_select(0, first))
+        may = score.index_select(0, asked) - options.lm_scale * small_score >= least
+        self.histories["asked"].update(large_idx.tolist())
+        self.histories["bound"].update(large_idx[may].tolist())
+        self.histories["survived"].update(large_idx[survives.index_select(0, asked)].tolist())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("audio", nargs="+", help="files or folders")
+    parser.add_argument("--every", type=int, default=1, help="of the files, each so manieth (%(default)s)")
+    add_recognizer_arguments(parser)
+    parser.set_defaults(first_pass="torch")
+    args = parser.parse_args()
+    recognizer = recognizer_from(args, "on_the_fly")
+    bundle = recognizer.bundle
+    assert bundle.rnn_lm is not None and bundle.small_ngram is not None
+    engine = RnnLM(bundle.rnn_lm.network)  # type: ignore[arg-type]
+    large: LanguageModel = engine
+    if engine.vocabulary != bundle.small_ngram.vocabulary:
+        large = MappedLM(engine, bundle.small_ngram.vocabulary)
+    WatchedStep.small = bundle.small_ngram
+    token_search.FrameStep = WatchedStep
+    search = TorchFirstPass(bundle.graph, recognizer.options)
+    lm = difference_lm(large, bundle.small_ngram)
+    for path in audio_files(args.audio)[:: args.every]:
+        with torch.no_grad():
+            log_prob = recognizer.log_prob([read_audio(path, recognizer.sampling_rate)], StageTimes())
+            search.decode(*log_prob, lm)
+    counts = engine.statistics()
+    print(
+        f"{counts.num_queries:,} queries, {counts.num_hidden_rows:,} hidden rows: {counts.answered_without_hidden:.2%}"
+    )
+    for name, histories in WatchedStep.histories.items():
+        share = 1 - len(histories) / counts.num_queries
+        print(f"{name}: {len(histories):,} histories in the frames; {share:.2%} without hidden were these all")
+
+
+if __name__ == "__main__":
+    main()
