@@ -1,4 +1,7 @@
-"""Compares recognition on a GPU with the CPU, stage by stage, and measures both. Run by scripts/gpu_check."""
+"""Compares recognition on a GPU with the CPU, and each way of doing it with the plain one; measures what it costs.
+
+Run by scripts/gpu_check. `--device cpu --small` runs all of it on a CPU with next to nothing to do: a test of itself.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,12 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
+from gpu_check_search import search_checks
+from gpu_check_speed import chain, queries, training
 from torch import Tensor
 
 from asr.bundle import Bundle
@@ -24,23 +30,38 @@ _CLIPS = Path(__file__).resolve().parent / "demo_clips"
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bundle", help="folder of a bundle, or its name in checkpoints/")
-    parser.add_argument("--copies", type=int, default=16, help="how often each clip stands in the benchmark's batch")
+    parser.add_argument("--device", default="cuda", help="cuda, or cpu to see that the check itself runs")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 32, 256, 1024], help="utterances in a batch")
+    parser.add_argument("--small", action="store_true", help="little of everything: a test of this program")
     args = parser.parse_args()
-    gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    print(f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}, CUDA {torch.version.cuda}")
+    device, cpu = torch.device(args.device), torch.device("cpu")
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    print(f"{name}, torch {torch.__version__}, CUDA {torch.version.cuda}")
     folder = bundle_folder(args.bundle)
-    waveforms = _waveforms(Bundle.load(folder).sampling_rate)
-    checks = [_check("features and acoustic model", lambda: _compare_log_prob(folder, waveforms, cpu, gpu))]
-    if Bundle.load(folder).rnn_lm is not None:
-        checks.append(_check("recurrent language model's scores", lambda: _compare_scores(folder, cpu, gpu)))
-    first_passes = ["torch"] if default_first_pass(gpu) == "torch" else ["torch", "k2"]
-    for mode in available_modes(Bundle.load(folder)):
+    bundle = Bundle.load(folder)
+    waveforms = _waveforms(bundle.sampling_rate)
+    if args.small:
+        waveforms = [waveforms[0][: 2 * bundle.sampling_rate]]
+    checks = [_check("features and acoustic model", lambda: _compare_log_prob(folder, waveforms, cpu, device))]
+    if bundle.rnn_lm is not None:
+        checks.append(_check("recurrent language model's scores", lambda: _compare_scores(folder, cpu, device)))
+    for name, compare in search_checks(folder, device, *((2, 4) if args.small else (64, 200))):
+        checks.append(_check(name, compare))
+    modes = available_modes(bundle)[: 1 if args.small else None]
+    first_passes = ["torch"] if default_first_pass(device) == "torch" or args.small else ["torch", "k2"]
+    for mode in modes:
         for name in first_passes:
-            checks.append(_check(f"{mode}, {name}", lambda m=mode, n=name: _compare(folder, m, n, waveforms, cpu, gpu)))
-    for mode in available_modes(Bundle.load(folder)):
-        for device in (cpu, gpu):
-            _benchmark(folder, mode, waveforms, 1 if device == cpu else args.copies, device)
-    print(json.dumps({"checks": len(checks), "failed": checks.count(False)}))
+            compare = partial(_compare, folder, mode, name, waveforms, cpu, device)
+            checks.append(_check(f"{mode}, {name}", compare))
+        checks.append(_check(f"{mode}, workers", partial(_compare_workers, folder, mode, waveforms, device)))
+    measured: dict[str, float] = {}
+    for mode in modes:
+        for batch in [1] if args.small else args.batch:
+            measured |= chain(folder, mode, waveforms, batch, device)
+    measured |= queries(device, *((500, 8, 2) if args.small else (33_000, 4096, 50)))
+    for num_words in [500] if args.small else [33_000, 200_000]:
+        measured |= training(device, num_words, *((4, 1) if args.small else (256, 100)))
+    print(json.dumps({"checks": len(checks), "failed": checks.count(False), **measured}))
     return 0 if all(checks) else 1
 
 
@@ -111,14 +132,23 @@ def _compare(
     return f"{num_same} of {len(on_cpu)} transcripts are the same, all totals agree"
 
 
-def _benchmark(folder: Path, mode: str, waveforms: list[Tensor], copies: int, device: torch.device) -> None:
-    recognizer = Recognizer.from_folder(folder, mode=mode, batch_seconds=1e4).to(device)
-    recognizer(waveforms[:1])  # the first call prepares kernels
-    times = StageTimes()
-    for result in recognizer(waveforms * copies):
-        times.add(result.times)
-    name = recognizer.first_pass_name
-    print(f"{device.type:<5}{mode:<14}{name:<6}{len(waveforms) * copies} utterances: {times.format()}")
+def _compare_workers(folder: Path, mode: str, waveforms: list[Tensor], device: torch.device) -> str:
+    """Batches one after the other, and several at a time in streams of their own."""
+    recordings = waveforms * 4
+    seconds = max(map(len, waveforms)) / Bundle.load(folder).sampling_rate
+    results = []
+    for num_workers in (0, 1, 2, 4):
+        recognizer = Recognizer.from_folder(
+            folder, mode=mode, first_pass="torch", batch_seconds=2 * seconds, num_workers=num_workers
+        )
+        results.append([(result.text, result.total) for result in recognizer.to(device)(recordings)])
+    for found in results[1:]:
+        for (text, total), (other_text, other_total) in zip(results[0], found, strict=True):
+            assert abs(total - other_total) < 1e-3 * abs(total) + 1e-3, (
+                f"{text!r} {total}, {other_text!r} {other_total}"
+            )
+    num_same = sum(found == results[0] for found in results[1:])
+    return f"1, 2 and 4 workers: totals agree, {num_same} of 3 equal to the last digit"
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from asr.decoding.tokens import Tokens
 from asr.errors import AsrError
 from asr.gpu_kernels import kernels_run
 
-FORMS = ("auto", "tensor", "loops", "kernels", "steps")
+FORMS = ("auto", "tensor", "loops", "kernels", "steps", "graphs")
 """What may be asked for, see `TorchFirstPass`."""
 
 
@@ -78,8 +78,9 @@ def chosen_form(form: str, device: torch.device) -> str:
     loops = device.type == "cpu" and find_spec("numba") is not None
     kernels = kernels_run(device)
     if form == "auto":
-        return "steps" if device.type == "cuda" and kernels else "loops" if loops else "tensor"
-    if (form == "loops" and not loops) or (form in ("kernels", "steps") and not kernels):
+        return "graphs" if device.type == "cuda" and kernels else "loops" if loops else "tensor"
+    runs = {"loops": loops, "kernels": kernels, "steps": kernels, "graphs": kernels and device.type == "cuda"}
+    if not runs.get(form, True):
         needs = "numba and a CPU" if form == "loops" else "triton and a GPU"
         raise AsrError(f"the torch pass in the form {form!r} needs {needs}; ask for auto or tensor.")
     return form
@@ -119,7 +120,7 @@ def chunk_reader(form: str, graph: Searchable, options: DecodingOptions) -> Chun
     """
     device = graph.final_score.device
     form = chosen_form(form, device)
-    if graph.epsilon is not None or form not in ("loops", "steps"):
+    if graph.epsilon is not None or form not in ("loops", "steps", "graphs"):
         return None
     if form == "loops":
         from asr.decoding import chunk_kernel
@@ -129,4 +130,4 @@ def chunk_reader(form: str, graph: Searchable, options: DecodingOptions) -> Chun
     from asr.decoding.gpu.fixed_search import FixedSearch
     from asr.decoding.gpu.limits import FrameLimits
 
-    return FixedSearch(graph, FrameLimits(options, False, False, device))
+    return FixedSearch(graph, FrameLimits(options, False, False, device), captures=form == "graphs")

@@ -38,8 +38,9 @@ class TorchFirstPass:
         keep_lattice: whether results carry a lattice; needs a graph without arcs that read nothing.
         form: how frames are computed, with the same results. `tensor`: torch operations, on any device, the oracle of
             the others; `loops`: numba's, on a CPU; `kernels`: Triton's, on a GPU; `steps`: where neither a language
-            model nor a lattice nor arcs that read nothing take part, Triton's kernels in CUDA graphs, many frames for
-            one look of the host, and `kernels` elsewhere; `auto`: the fastest that runs on the device.
+            model nor a lattice nor arcs that read nothing take part, many frames of these for one look of the host, and
+            `kernels` elsewhere; `graphs`: each such frame captured as a CUDA graph; `auto`: the fastest that runs on
+            the device.
 
     Raises:
         AsrError: a lattice of a graph with arcs that read nothing is asked for, or a form that does not run here.

@@ -1,0 +1,110 @@
+"""Part of gpu_check: every form of the torch pass and of the hash table finds what its plain tensor form finds."""
+
+from __future__ import annotations
+
+import importlib
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from asr.bundle import Bundle
+from asr.decoding.first_pass import DecodeResult
+from asr.decoding.torch_pass import TorchFirstPass
+from asr.decoding_mode import decoding_options
+from asr.errors import AsrError
+from asr.gpu_kernels import kernels_run
+from asr.query import hash_table
+from asr.query.engine import RnnLM
+from asr.query.hash_table import HashTable
+
+Check = tuple[str, Callable[[], str]]
+
+
+def search_checks(folder: Path, device: torch.device, num_utts: int, num_frames: int) -> list[Check]:
+    """What is to be compared on this device, by name.
+
+    Args:
+        folder: of a bundle, whose graph is searched with frames drawn by chance.
+        num_utts, num_frames: how many of them.
+    """
+    bundle = Bundle.load(folder)
+    generator = torch.Generator().manual_seed(0)
+    num_tokens = len(bundle.graph.tokens)
+    log_prob = (3 * torch.randn(num_utts, num_frames, num_tokens, generator=generator)).log_softmax(2)
+    lengths = torch.linspace(num_frames // 2, num_frames, num_utts).long()
+    expected: dict[bool, list[DecodeResult]] = {}
+
+    def decoded(form: str, where: torch.device, with_lm: bool, captured: bool = False) -> list[DecodeResult]:
+        options, _ = decoding_options(bundle, "ngram", {})
+        options = replace(options, search_beam=min(options.search_beam, 12.0), max_active_states=2000)
+        search = TorchFirstPass(bundle.graph.to(where), options, form=form)
+        lm = None
+        if with_lm:
+            assert bundle.rnn_lm is not None
+            lm = RnnLM(bundle.rnn_lm.network.to(where))  # type: ignore[arg-type]
+        with warnings.catch_warnings(), torch.no_grad():
+            # A graph that cannot be captured is a warning elsewhere, and wrong here.
+            warnings.simplefilter("error" if captured else "default")
+            return search.decode(log_prob.to(where), lengths.to(where), lm)
+
+    def compare(form: str, where: torch.device, with_lm: bool) -> str:
+        if with_lm not in expected:
+            expected[with_lm] = decoded("tensor", device, with_lm)
+        begin = time.perf_counter()
+        try:
+            found = decoded(form, where, with_lm, form == "graphs")
+        except AsrError as error:
+            return f"not here: {error}"
+        seconds = time.perf_counter() - begin
+        for ours, theirs in zip(found, expected[with_lm], strict=True):
+            assert (ours.best is None) == (theirs.best is None), "a path where there is none"
+            if ours.best is not None and theirs.best is not None:
+                difference = abs(ours.best.total - theirs.best.total)
+                # On the same device the search's own sums are the same, bit for bit; a network's are not.
+                exact = where == device and not with_lm
+                allowed = 0.0 if exact else 1e-4 * abs(theirs.best.total) + 0.02 * with_lm
+                assert difference <= allowed, f"{ours.best.total} where the tensor form has {theirs.best.total}"
+                assert not exact or ours.best.word_ids == theirs.best.word_ids, "other words"
+        return f"{len(found)} best paths agree with the tensor form's; {seconds:.2f} s, compiling included"
+
+    cases = [(form, device, with_lm) for with_lm in (False, True) for form in ("kernels", "steps", "graphs", "loops")]
+    cases += [("auto", torch.device("cpu"), with_lm) for with_lm in (False, True)]
+    return [
+        (
+            f"torch pass, {form} on {where.type}, {'GRU' if with_lm else 'n-gram graph'}",
+            lambda f=form, w=where, m=with_lm: compare(f, w, m),  # type: ignore[misc]
+        )
+        for form, where, with_lm in cases
+        if not with_lm or bundle.rnn_lm is not None
+    ] + [("hash table", lambda: compare_hash_tables(device, 4 * num_utts * num_frames))]
+
+
+def compare_hash_tables(device: torch.device, num_keys: int) -> str:
+    """Inserts and finds keys by kernels and by tensor operations."""
+    if not kernels_run(device):
+        return "not here: triton is missing"
+    generator = torch.Generator().manual_seed(0)
+    with mock.patch.object(hash_table, "gpu_module", lambda name, _: importlib.import_module(name)):
+        tables = [HashTable(16, device), HashTable(16, device, compiled=False)]
+    held = [torch.zeros(0, dtype=torch.int64, device=device) for _ in tables]
+    for _ in range(4):
+        key = torch.randint(2 * num_keys, (num_keys,), generator=generator).to(device) * 1234567
+        absent: list[Tensor] = []
+        for number, table in enumerate(tables):
+            slot, missing = table.find(key)
+            if missing is not None:
+                _, one = table.insert(key[missing])
+                held[number] = torch.cat([held[number], key[missing][one]])
+                absent.append(missing)
+            slot, missing = table.find(key)
+            assert missing is None, "a key that was put in is not found"
+            assert torch.equal(table.keys.view(-1)[slot], key), "a key is found where another stands"
+        assert len(absent) != 2 or torch.equal(absent[0], absent[1]), "other keys are absent"
+        assert torch.equal(held[0].sort().values, held[1].sort().values), "other keys are new"
+    return f"{tables[0].count} keys put in and found"
