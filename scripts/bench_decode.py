@@ -8,8 +8,8 @@
 
 Without frames of one's own (npz: utterance id -> (T, C), and `id words` a line) they are those of the LibriSpeech-scale
 simulation: transcripts as segments of real speech, see asr/evaluation/simulated_frames.py; its data, which the first
-command makes from a corpus, are read from `--simulation` (data/simulation). Times are seconds of this
-process's CPU, both sides of a ratio in one run; graphs and models are loaded, and loops compiled, before.
+command makes from a corpus, are read from `--simulation` (data/simulation). Times are seconds of this process's CPU,
+both sides of a ratio in one run, the faster of two; graphs and models are loaded, and loops compiled, before.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from decode_nbest import measure_n_best, middle_sized
 from decode_workload import (
     CLARITY,
     ROOT,
@@ -31,17 +32,15 @@ from decode_workload import (
     best_of,
     decode_all,
     given,
+    lesser,
     simulated,
-    timed,
     word_error_rate,
 )
 from torch import Tensor
 
 from asr.bundle import Bundle
 from asr.decoding.first_pass import DecodeResult
-from asr.decoding.nbest import n_best
 from asr.decoding.options import DecodingOptions
-from asr.decoding.prefix_tree import PrefixTree, score_tree_by_network
 from asr.decoding.rescoring_pass import RescoringPass
 from asr.decoding.streaming import StreamingDecoder
 from asr.decoding.torch_pass import TorchFirstPass
@@ -121,8 +120,8 @@ def quick(bundle: Bundle, workload: Workload, sampled: int) -> dict[str, Any]:
         "num_words": workload.num_words,
     }
     options, _ = decoding_options(bundle, "ngram", {})
-    torch_results, torch_seconds = decode_all(TorchFirstPass(bundle.graph, options), workload.frames)
-    ngram_results, ngram_seconds = decode_all(best_first_pass(bundle.graph, options), workload.frames)
+    torch_results, torch_seconds = lesser(lambda: decode_all(TorchFirstPass(bundle.graph, options), workload.frames))
+    ngram_results, ngram_seconds = lesser(lambda: decode_all(best_first_pass(bundle.graph, options), workload.frames))
     report["wer_ngram"] = word_error_rate(best_of(ngram_results), workload.references)
     report["ngram_ms_per_frame"] = 1e3 * ngram_seconds / workload.num_frames
     report["torch_ms_per_frame"] = 1e3 * torch_seconds / workload.num_frames
@@ -132,13 +131,18 @@ def quick(bundle: Bundle, workload: Workload, sampled: int) -> dict[str, Any]:
     report["best_score_max_diff"], report["compared_with"] = agreement(bundle, options, workload)
     for suffix, beams in (("", RNN_BEAMS), ("_bundle_beams", {})):
         rnn_options, weight = decoding_options(bundle, "on_the_fly", beams)
-        models = language_models(bundle, "on_the_fly", weight, torch.device("cpu"))
-        assert models.engine is not None
         first_pass = best_first_pass(bundle.graph, rnn_options, rescores=True)
-        results, seconds = decode_all(first_pass, workload.frames, models.model)
+
+        def with_rnn_lm(first_pass: Any = first_pass, weight: float = weight) -> tuple[Any, float]:
+            # An engine of its own: what another run has computed must not be found again.
+            models = language_models(bundle, "on_the_fly", weight, torch.device("cpu"))
+            assert models.engine is not None
+            results, seconds = decode_all(first_pass, workload.frames, models.model)
+            return (results, models.engine.statistics()), seconds
+
+        (results, counts), seconds = lesser(with_rnn_lm)
         report["wer_rnnlm" + suffix] = word_error_rate(best_of(results), workload.references)
         report["rnnlm_over_ngram_time" + suffix] = seconds / ngram_seconds
-        counts = models.engine.statistics()
         report["hidden_rows_per_word" + suffix] = counts.num_hidden_rows / workload.num_words
         report["options" + suffix] = beams or asdict(rnn_options)
     report |= measure_n_best(bundle, middle_sized(workload.frames), sampled)
@@ -174,48 +178,6 @@ def agreement(bundle: Bundle, options: DecodingOptions, workload: Workload) -> t
 def same_words(one: Sequence[DecodeResult], other: Sequence[DecodeResult]) -> int:
     pairs = zip(best_of(one), best_of(other), strict=True)
     return sum(a is not None and b is not None and a.word_ids == b.word_ids for a, b in pairs)
-
-
-def middle_sized(frames: list[Tensor]) -> Tensor:
-    return sorted(frames, key=len)[len(frames) // 2]
-
-
-def measure_n_best(bundle: Bundle, log_prob: Tensor, sampled: int) -> dict[str, Any]:
-    """1000-best: every sentence by itself, word by word, against the prefix tree in batches."""
-    assert bundle.rnn_lm is not None
-    network: Any = bundle.rnn_lm.network
-    sentences, extraction = thousand_best(bundle, log_prob, 1000)
-    tree = PrefixTree(sentences)
-    score_tree_by_network(tree, network)
-    together, tree_seconds = timed(lambda: score_tree_by_network(PrefixTree(sentences), network))
-    some = sentences[::sampled]
-    alone, seconds = timed(lambda: [float(score_tree_by_network(PrefixTree([one]), network)) for one in some])
-    difference = (together[::sampled] - torch.tensor(alone, dtype=torch.float64)).abs().max()
-    return {
-        "nbest_size": len(sentences),
-        "nbest_prefixes": tree.num_prefixes,
-        "nbest_words": sum(len(sentence) + 1 for sentence in sentences),
-        "nbest_extraction_seconds": extraction,
-        "nbest_speedup_1000": seconds * len(sentences) / len(some) / tree_seconds,
-        "nbest_max_diff": float(difference),
-        "nbest_identical": bool(difference < 1e-3),
-    }
-
-
-def thousand_best(bundle: Bundle, log_prob: Tensor, num: int) -> tuple[list[list[int]], float]:
-    """The n best sentences of an utterance in the RNN LM's word ids, and the seconds that their extraction took."""
-    assert bundle.rnn_lm is not None
-    network: Any = bundle.rnn_lm.network
-    options, _ = decoding_options(bundle, "ngram", {"output_beam": 12.0})
-    results = TorchFirstPass(bundle.graph, options, keep_lattice=True).decode(
-        log_prob[None], torch.tensor([len(log_prob)])
-    )
-    lattice = results[0].lattice
-    if lattice is None:
-        raise AsrError("the utterance chosen for the n-best list reached no final state; widen the beam.")
-    hypotheses, seconds = timed(lambda: n_best(lattice, bundle.graph, options, num))
-    word_map = bundle.graph.vocabulary.map_to(network.vocabulary)
-    return [word_map[list(one.word_ids)].tolist() for one in hypotheses], seconds
 
 
 def chunked_equals_whole(bundle: Bundle, frames: list[Tensor]) -> bool:

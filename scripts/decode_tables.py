@@ -10,13 +10,16 @@ from typing import Any
 
 import decode_plots
 import torch
-from bench_decode import RNN_BEAMS, middle_sized, thousand_best
+from bench_decode import RNN_BEAMS
+from decode_caches import RNN_WEIGHT, four_caches, frame_batch
+from decode_nbest import prefix_tree
 from decode_workload import (
     BATCH_SIZE,
     Workload,
     best_first_pass,
     best_of,
     decode_all,
+    rnn_lm,
     table,
     timed,
     word_error_rate,
@@ -25,25 +28,15 @@ from flashlight_peer import FlashlightSearch
 
 from asr.bundle import Bundle
 from asr.decoding.nbest import n_best
-from asr.decoding.on_the_fly import rescore_on_the_fly
-from asr.decoding.options import DecodingOptions
 from asr.decoding.path import hypothesis_of_path
-from asr.decoding.prefix_tree import PrefixTree, rescore_n_best, score_tree, score_tree_by_network
+from asr.decoding.prefix_tree import rescore_n_best
 from asr.decoding.torch_pass import TorchFirstPass
 from asr.decoding_mode import decoding_options
 from asr.errors import AsrError
 from asr.evaluation.error_rate import NO_ERRORS, count_errors
-from asr.lm.adapters import MappedLM
-from asr.lm.contract import LanguageModel
-from asr.lm.interpolation import difference_lm, interpolated_difference_lm
-from asr.lm.ngram_file import load_ngram_lm
-from asr.query.engine import RnnLM
 from asr.text.lexicon import Lexicon
 
 BEAMS = (6.0, 8.0, 10.0, 12.0, 14.0)
-SIZES = (10, 20, 50, 100, 200, 500, 1000, 2000)
-_MANY = 200  # longer lists: the sentence-by-sentence side is timed on every eighth sentence
-_RNN_WEIGHT = 0.5
 
 
 @dataclass(frozen=True)
@@ -75,17 +68,6 @@ def run(bundle: Bundle, workload: Workload, names: list[str], inputs: Inputs) ->
         if name not in tables:
             raise AsrError(f"there is no table {name!r}; there are {', '.join(tables)}.")
         tables[name]()
-
-
-def rnn_lm(bundle: Bundle, weight: float | None = None, **engine_options: Any) -> tuple[LanguageModel, RnnLM]:
-    """The RNN LM minus the graph's own, or interpolated with it at a weight; the query engine by itself."""
-    assert bundle.rnn_lm is not None and bundle.small_ngram is not None
-    engine = RnnLM(bundle.rnn_lm.network, **engine_options)  # type: ignore[arg-type]
-    small = bundle.small_ngram
-    large: LanguageModel = engine if engine.vocabulary == small.vocabulary else MappedLM(engine, small.vocabulary)
-    if weight is not None:
-        return interpolated_difference_lm(large, small, weight), engine
-    return difference_lm(large, small), engine
 
 
 def speed(bundle: Bundle, workload: Workload) -> None:
@@ -216,7 +198,7 @@ def index_table(bundle: Bundle, workload: Workload, plots: Path | None) -> None:
     # The second pass weighs the frames as the one pass with the RNN LM does.
     shift = rnn.am_scale - ngram.am_scale
     lists = [tuple(replace(one, total=one.total + shift * one.am_score) for one in some) for some in lists]
-    hybrid = rnn_lm(bundle, _RNN_WEIGHT)[0]
+    hybrid = rnn_lm(bundle, RNN_WEIGHT)[0]
     for kind, lm in (("2 / hybrid, 1000-best", hybrid), ("2 / RNN LM, 1000-best", rnn_lm(bundle)[0])):
         rescored, more = timed(lambda lm=lm: rescore_n_best(lists, lm, rnn))
         add(kind, 14.0, [some[0] if some else None for some in rescored], seconds + more)
@@ -226,148 +208,6 @@ def index_table(bundle: Bundle, workload: Workload, plots: Path | None) -> None:
     )
     if plots is not None:
         decode_plots.error_over_time(rows, workload.name, plots / f"error_over_time_{slug(workload)}.svg")
-
-
-def prefix_tree(bundle: Bundle, workload: Workload, plots: Path | None) -> None:
-    """prefix-tree, Table 3 and Figure 3: lists of many sizes, standard, tree, tree and batches."""
-    assert bundle.rnn_lm is not None
-    network: Any = bundle.rnn_lm.network
-    longest = max(workload.frames, key=len)
-    rows = []
-    for name, log_prob in (("middle", middle_sized(workload.frames)), ("longest", longest)):
-        most, _ = thousand_best(bundle, log_prob, SIZES[-1])
-        for size in SIZES:
-            sentences = most[:size]
-            if len(sentences) < size:
-                continue
-            every = 8 if size > _MANY else 1
-            tree = PrefixTree(sentences)
-            together, batched_s = timed(lambda some=sentences: score_tree_by_network(PrefixTree(some), network))
-            by_one, tree_s = timed(lambda tree=tree: score_tree(tree, RnnLM(network, batching="query")))
-            alone, standard_s = timed(
-                lambda some=sentences[::every]: [
-                    float(score_tree_by_network(PrefixTree([one]), network)) for one in some
-                ]
-            )
-            standard_s *= len(sentences) / len(alone)
-            rows.append(
-                {
-                    "utterance": name,
-                    "n-best": size,
-                    "computations standard": sum(len(one) + 1 for one in sentences),
-                    "tree": tree.num_prefixes,
-                    "s standard": standard_s,
-                    "s tree": tree_s,
-                    "s tree + batches": batched_s,
-                    "speed-up tree": standard_s / tree_s,
-                    "speed-up tree + batches": standard_s / batched_s,
-                    "largest difference": max(
-                        float((together[::every] - torch.tensor(alone, dtype=torch.float64)).abs().max()),
-                        float((together - by_one).abs().max()),
-                    ),
-                }
-            )
-    table(f"prefix-tree Table 3 ({workload.name})", rows)
-    if plots is not None:
-        decode_plots.n_best(rows, plots / "n_best.svg")
-
-
-def four_caches(bundle: Bundle, workload: Workload, large_ngram: Path | None) -> None:
-    """four-caches, Tables 3 and 4 (models in the first pass), 5 (caches, skip heuristic), 6 (lattice rescoring)."""
-    assert bundle.small_ngram is not None
-    ngram, _ = decoding_options(bundle, "ngram", {})
-    rnn, _ = decoding_options(bundle, "on_the_fly", RNN_BEAMS)
-    models: dict[str, tuple[LanguageModel | None, DecodingOptions]] = {"baseline (3-gram)": (None, ngram)}
-    if large_ngram is not None:
-        large: LanguageModel = load_ngram_lm(large_ngram)
-        if large.vocabulary != bundle.small_ngram.vocabulary:
-            large = MappedLM(large, bundle.small_ngram.vocabulary)
-        models["4-gram"] = (
-            difference_lm(large, bundle.small_ngram),
-            replace(rnn, am_scale=ngram.am_scale, search_beam=14.0),
-        )
-    models["RNN LM"] = (rnn_lm(bundle)[0], rnn)
-    models["RNN LM + 3-gram, 0.5"] = (rnn_lm(bundle, _RNN_WEIGHT)[0], rnn)
-    rows, lattices = [], {}
-    for name, (lm, options) in models.items():
-        results, seconds = decode_all(
-            best_first_pass(bundle.graph, options, rescores=lm is not None), workload.frames, lm
-        )
-        row = {"first pass": name, "WER": word_error_rate(best_of(results), workload.references)}
-        rows.append(row | {"ms/frame": 1e3 * seconds / workload.num_frames})
-        kept = best_first_pass(bundle.graph, replace(options, output_beam=6.0), keep_lattice=True, rescores=True)
-        lattices[name] = decode_all(kept, workload.frames, lm)[0]
-    table(f"four-caches Tables 3 and 4 ({workload.name})", rows)
-    rows = []
-    for name, results in lattices.items():
-        row = {"lattice of": name}
-        for weight in (0.3, 0.5, 0.8, None):
-            lm = rnn_lm(bundle, weight)[0]
-            found = [one.lattice for one in results if one.lattice is not None]
-            paths = iter(rescore_on_the_fly(found, rnn, lm))
-            hypotheses = []
-            for one in results:
-                path = next(paths) if one.lattice is not None else None
-                hypotheses.append(
-                    one.best
-                    if path is None
-                    else hypothesis_of_path(bundle.graph, rnn, path.graph_arc, path.total, 0.0, 0.0)
-                )
-            row["RNN LM alone" if weight is None else f"RNN LM {weight}"] = word_error_rate(
-                hypotheses, workload.references
-            )
-        rows.append(row)
-    table(f"four-caches Table 6 ({workload.name}): WER of lattices rescored by RNN LM and 3-gram", rows)
-    few = Workload(workload.name, workload.frames[:6], workload.references[:6])
-    naive = {
-        "cache_scores": False,
-        "cache_hidden": False,
-        "cache_history_normalizers": False,
-        "cache_group_normalizers": False,
-    }
-    rows = []
-    for name, word_beam, caches in (
-        ("no skip, all caches", None, {}),
-        ("skip, no cache", 6.0, naive),
-        ("skip, + cache 2", 6.0, naive | {"cache_hidden": True}),
-        ("skip, + caches 1, 2", 6.0, naive | {"cache_hidden": True, "cache_scores": True}),
-        ("skip, all caches", 6.0, {}),
-    ):
-        lm, engine = rnn_lm(bundle, **caches)
-        options = replace(rnn, word_beam=word_beam, max_active_states=1500)
-        results, seconds = decode_all(TorchFirstPass(bundle.graph, options), few.frames, lm)
-        counts = engine.statistics()
-        rows.append(
-            {
-                "search": name,
-                "WER": word_error_rate(best_of(results), few.references),
-                "ms/frame": 1e3 * seconds / few.num_frames,
-                "queries": counts.num_queries,
-                "hidden rows": counts.num_hidden_rows,
-            }
-        )
-    table(f"four-caches Table 5 ({workload.name}, 6 utterances): RNN LM inside the torch pass's search", rows)
-
-
-def frame_batch(bundle: Bundle, workload: Workload) -> None:
-    """frame-batch's tables: n-gram, float and quantised histories."""
-    ngram, _ = decoding_options(bundle, "ngram", {})
-    rnn, _ = decoding_options(bundle, "on_the_fly", RNN_BEAMS)
-    results, seconds = decode_all(best_first_pass(bundle.graph, ngram), workload.frames)
-    rows: list[dict[str, Any]] = []
-
-    def add(name: str, results: Any, seconds: float, counts: tuple[int, int]) -> None:
-        rate = word_error_rate(best_of(results), workload.references)
-        row = {"language model": name, "WER": rate, "ms/frame": 1e3 * seconds / workload.num_frames}
-        rows.append(row | {"hidden rows": counts[0], "shared": counts[1] / max(1, sum(counts))})
-
-    add("3-gram", results, seconds, (0, 0))
-    for precision in (None, "round-2", "round-1", "sign"):
-        lm, engine = rnn_lm(bundle, history_precision=precision)
-        results, seconds = decode_all(best_first_pass(bundle.graph, rnn, rescores=True), workload.frames, lm)
-        counts = engine.statistics()
-        add(f"RNN LM, {precision or 'float'}", results, seconds, (counts.num_hidden_rows, counts.num_shared_rows))
-    table(f"frame-batch ({workload.name})", rows)
 
 
 def slug(workload: Workload) -> str:

@@ -16,7 +16,8 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from asr.decoding.first_pass import DecodeResult, FirstPass, Hypothesis  # noqa: E402  the checkout comes first
+from asr.bundle import Bundle  # noqa: E402  the checkout comes first
+from asr.decoding.first_pass import DecodeResult, FirstPass, Hypothesis  # noqa: E402
 from asr.decoding.options import DecodingOptions  # noqa: E402
 from asr.decoding.rescoring_pass import RescoringPass  # noqa: E402
 from asr.decoding.torch_pass import TorchFirstPass  # noqa: E402
@@ -27,7 +28,11 @@ from asr.evaluation.simulated_frames import FrameSimulator, simulate  # noqa: E4
 from asr.evaluation.simulation_folder import SimulationFolder, evenly  # noqa: E402
 from asr.evaluation.transcripts import read_transcripts  # noqa: E402
 from asr.graph.artefact import DecodingGraph  # noqa: E402
+from asr.lm.adapters import MappedLM  # noqa: E402
 from asr.lm.contract import LanguageModel  # noqa: E402
+from asr.lm.interpolation import difference_lm, interpolated_difference_lm  # noqa: E402
+from asr.lm.ngram import NgramLM  # noqa: E402
+from asr.query.engine import RnnLM  # noqa: E402
 from asr.text.lexicon import Lexicon  # noqa: E402
 
 # At these clarities the trigram of checkpoints/librispeech has about this word error rate, in %.
@@ -106,6 +111,12 @@ def timed(work: Callable[[], _T]) -> tuple[_T, float]:
     return result, time.process_time() - begin
 
 
+def lesser(work: Callable[[], tuple[_T, float]]) -> tuple[_T, float]:
+    """The faster of two runs, work giving a result and its seconds: other load on a machine slows either."""
+    one, other = work(), work()
+    return one if one[1] <= other[1] else other
+
+
 def best_of(results: Sequence[DecodeResult]) -> list[Hypothesis | None]:
     return [result.best for result in results]
 
@@ -127,6 +138,22 @@ def best_first_pass(
         return K2FirstPass(graph, options, keep_lattice)
     except AsrError:
         return RescoringPass(graph, options, keep_lattice) if rescores else TorchFirstPass(graph, options, keep_lattice)
+
+
+def rnn_lm(
+    bundle: Bundle, weight: float | None = None, small: NgramLM | None = None, **engine_options: Any
+) -> tuple[LanguageModel, RnnLM]:
+    """The RNN LM minus the graph's own, or interpolated with it at a weight; the query engine by itself.
+
+    The graph's own is the bundle's small n-gram model, or another one.
+    """
+    small = small or bundle.small_ngram
+    assert bundle.rnn_lm is not None and small is not None
+    engine = RnnLM(bundle.rnn_lm.network, **engine_options)  # type: ignore[arg-type]
+    large: LanguageModel = engine if engine.vocabulary == small.vocabulary else MappedLM(engine, small.vocabulary)
+    if weight is not None:
+        return interpolated_difference_lm(large, small, weight), engine
+    return difference_lm(large, small), engine
 
 
 def table(title: str, rows: list[dict[str, Any]]) -> None:

@@ -71,6 +71,12 @@ class PrefixTree:
         """Distinct prefixes, the empty one included: the hidden layer runs once for each."""
         return sum(len(level.parent) for level in self.levels)
 
+    @property
+    def most_held(self) -> int:
+        """The most prefixes of two levels in a row: so many hidden rows are held at a time."""
+        sizes = [len(level.parent) for level in self.levels]
+        return max(map(sum, zip(sizes, [*sizes[1:], 0], strict=True)))
+
 
 def score_tree(tree: PrefixTree, lm: LanguageModel) -> Tensor:
     """The score of each sentence, `</s>` included, by any language model, one call a level; (K,) float64."""
