@@ -63,6 +63,9 @@ def main() -> int:
     parser.add_argument("--log-probs", type=Path, help="npz: utterance id -> (T, C) natural log-probabilities")
     parser.add_argument("--references", type=Path, help="utterance id and words a line")
     parser.add_argument("--simulation", type=Path, default=ROOT / "data" / "simulation", help="(%(default)s)")
+    parser.add_argument(
+        "--trigram-wer", choices=["6", "12"], default="12", help="of the simulation, about, in %% (%(default)s)"
+    )
     parser.add_argument("--num-utterances", type=int, help="default: 24 with --quick, 60 of the simulation, else all")
     parser.add_argument("--large-ngram", type=Path, help="a larger n-gram model for four-caches' tables")
     parser.add_argument("--lexicon", type=Path, help="the graph's, for flashlight-text")
@@ -98,7 +101,8 @@ def chosen_workload(args: argparse.Namespace) -> Workload:
             args.log_probs, args.references, args.num_utterances or (_QUICK_UTTERANCES if args.quick else None)
         )
     num = args.num_utterances or (_QUICK_UTTERANCES if args.quick else 60)
-    return simulated(args.simulation, CLARITY["12 %"], num, "12 %")
+    rate = f"{args.trigram_wer} %"
+    return simulated(args.simulation, CLARITY[rate], num, rate)
 
 
 def warm_up(bundle: Bundle, workload: Workload) -> None:
