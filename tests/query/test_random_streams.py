@@ -109,6 +109,26 @@ def test_any_capacity_placement_and_number_of_streams(output, parts, capacity, m
         assert_plain_scores(output, stream, engine, marks)
 
 
+@pytest.mark.parametrize("output", ["normalised nce", "hierarchical", "class"])
+@pytest.mark.parametrize("options", [{"recombination": "first"}, {"recombination": "best"}], ids=str)
+@settings(max_examples=10)
+@given(stream=streams())
+def test_what_shares_contexts_forgets_what_was_kept_of_them(output, options, stream):
+    # Longer than any history here, so that all scores are plain ones.
+    assert_plain_scores(output, stream, RnnLM(small_network(output), recombination_length=41, **options))
+
+
+@pytest.mark.parametrize("output", ["normalised nce", "hierarchical", "class"])
+@settings(max_examples=10)
+@given(stream=streams())
+def test_near_histories_keep_normalizers_of_their_own(output, stream):
+    """Features of the words before differ where rows are shared; the row stands for near states alone."""
+    engine = RnnLM(small_network(output), history_precision="round-2")
+    found = replay(stream, engine)
+    expected = [oracle(output).last_log_prob(words) for words in stream.histories(stream.query)]
+    torch.testing.assert_close(found, torch.tensor(expected), atol=0.1, rtol=0.0)
+
+
 def test_a_second_word_of_a_history_decides_only_where_its_path_is_new():
     network = small_network("hierarchical")
     path_begin = network.output.path_begin
