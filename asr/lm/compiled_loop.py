@@ -35,7 +35,7 @@ def compiled_loop(function: Callable[..., Any], reorders_sums: bool = True) -> C
         function = functools.update_wrapper(linked, function)
         del function.__wrapped__
     fastmath = {"reassoc", "contract"} if reorders_sums else False
-    compiled: Callable[..., Any] = numba.njit(nogil=True, cache=True, fastmath=fastmath)(function)
+    compiled: Callable[..., Any] = numba.njit(nogil=True, cache=True, fastmath=fastmath, error_model="numpy")(function)
     return compiled
 
 

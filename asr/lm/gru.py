@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from asr.lm.compiled_loop import compiled_loop, loop_for
 from asr.lm.fixed_linear import FixedLinear
+from asr.lm.recurrent_kernel import GRU, ROWS_WORTH_TILES, add_sentences, run_sentences
 
 
 class GruLayer(nn.Module):
@@ -73,16 +74,22 @@ class GruLayer(nn.Module):
         """The part of the gates that inputs (L, E) alone decide, (L, 3H), without gradient."""
         return self._from_input(inputs, self.weight_ih, self.bias_ih)
 
-    def packed(self, gates: Tensor, sizes: list[int], state: Tensor) -> tuple[Tensor, Tensor]:
+    def packed(self, gates: Tensor, input_idx: Tensor, sizes: list[int], state: Tensor) -> tuple[Tensor, Tensor]:
         """Steps of fewer and fewer sequences side by side, without gradient.
 
-        gates (L, 3H) of all steps one after the other, state (B, H); step t has the first sizes[t] of the sequences.
+        gates (D, 3H) of the distinct inputs, input_idx (L,) the input of each step's sequences one step after the
+        other, state (B, H); step t has the first sizes[t] of the sequences.
 
         Returns:
             outputs (L, H), and the last step's.
         """
+        size = self.hidden_size
+        loop = loop_for(add_sentences, state.detach()) if len(input_idx) >= ROWS_WORTH_TILES else None
+        if loop is not None:
+            gates = gates + F.pad(self.bias_hh[: 2 * size], (0, size))
+            return run_sentences(loop, GRU, gates, input_idx, sizes, state, self.weight_hh, self.bias_hh[2 * size :])
         outputs = []
-        for from_input in gates.split(sizes):
+        for from_input in gates.index_select(0, input_idx).split(sizes):
             state = self._next(from_input, state[: len(from_input)])
             outputs.append(state)
         return torch.cat(outputs), state

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from asr.lm.compiled_loop import in_threads, loop_for
 from asr.lm.maxent import HashedMaxEnt
-from asr.lm.product_kernel import add_products
+from asr.lm.tile_kernel import add_products, exponentials
 from asr.text.vocabulary import BOS_ID, EPSILON_ID
 
 # Sums over the vocabulary are made in blocks that stay in a CPU's cache.
@@ -87,7 +87,7 @@ def log_z_by_loop(
         part = slice(4 * begin, 4 * end)
         arrays = (
             hidden[part], places[part], tiles, bias.view(-1, TILE), weight, num_words,
-            hidden.new_empty(4, TILE), torch.empty(TILE, dtype=torch.int32), top[part], total[part],
+            hidden.new_empty(4, TILE), hidden.new_empty(TILE), top[part], total[part],
         )  # fmt: skip
         loop(*(array.numpy() if isinstance(array, Tensor) else array for array in arrays))
 
@@ -99,14 +99,14 @@ def log_z_by_loop(
 
 def add_exponentials(
     hidden: Any, places: Any, tiles: Any, bias: Any, weight: Any, num_words: int,
-    scores: Any, power: Any, top: Any, total: Any,
+    scores: Any, room: Any, top: Any, total: Any,
 ) -> None:  # fmt: skip
     """Adds exp(score - top) of all words to total (Q,); top (Q,) becomes the largest score. For `compiled_loop`.
 
-    hidden (Q, H), places (Q, R), tiles (P, H, TILE), bias (P, TILE), weight (W,); scores (4, TILE) and power (TILE,)
-    int32 are room to work in. Q and H are multiples of 4.
+    hidden (Q, H), places (Q, R), tiles (P, H, TILE), bias (P, TILE), weight (W,); scores (4, TILE) and room (TILE,)
+    are room to work in. Q and H are multiples of 4.
     """
-    as_float = power.view(np.float32)
+    room_bits = room.view(np.int32)
     for tile in range(tiles.shape[0]):
         first = tile * TILE
         width = min(TILE, num_words - first)
@@ -122,11 +122,15 @@ def add_exponentials(
             add_products(scores, hidden[begin : begin + 4], tiles[tile])
             for i in range(4):
                 query = begin + i
-                largest = _largest(scores[i], as_float)
+                largest = _largest(scores[i], room)
                 if largest > top[query]:
                     total[query] *= math.exp(top[query] - largest)
                     top[query] = largest
-                total[query] += _sum_of_exponentials(scores[i], top[query], power, as_float)
+                exponentials(scores[i], TILE, 1.0, top[query], room, room_bits)
+                part = np.float32(0.0)
+                for v in range(TILE):
+                    part += scores[i, v]
+                total[query] += part
 
 
 def _largest(score: Any, room: Any) -> Any:
@@ -142,25 +146,3 @@ def _largest(score: Any, room: Any) -> Any:
     for v in range(1, half):
         largest = max(largest, room[v])
     return largest
-
-
-def _sum_of_exponentials(score: Any, top: Any, power: Any, as_float: Any) -> Any:
-    """Sum of exp(score - top); score is overwritten, and `power` is the memory of `as_float`.
-
-    exp(x) = 2^n 2^f, f within half a unit of 0: 2^n by its bits, 2^f by its series, exact to float32's last digit.
-    """
-    for v in range(TILE):
-        x = np.float32(1.442695041) * (score[v] - top)
-        if x < np.float32(-126.0):  # below that 2^n has no bits; what is not a number stays so
-            x = np.float32(-126.0)
-        n = np.floor(x + np.float32(0.5))
-        f = x - n
-        power[v] = (np.int32(n) + np.int32(127)) << np.int32(23)
-        series = np.float32(0.00133335581) + f * np.float32(0.000154035304)
-        series = np.float32(0.0555041087) + f * (np.float32(0.00961812911) + f * series)
-        series = np.float32(0.693147181) + f * (np.float32(0.240226507) + f * series)
-        score[v] = np.float32(1.0) + f * series
-    total = np.float32(0.0)
-    for v in range(TILE):
-        total += score[v] * as_float[v]
-    return total

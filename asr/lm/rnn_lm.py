@@ -150,23 +150,29 @@ class RnnLm(nn.Module):
             next_states.append(state)
         return self._project(inputs), next_states
 
+    def input_gates(self, input_id: Tensor) -> tuple[Tensor, Tensor]:
+        """What the first layer makes of the distinct ones among words (L,), (D, G), and which one each is, (L,)."""
+        occurs = torch.zeros(len(self.vocabulary), dtype=torch.int64, device=input_id.device)
+        occurs[input_id] = 1
+        first = self.layers[0]
+        assert isinstance(first, (GruLayer, SimpleRnnLayer))
+        return first.input_gates(self.embedding(occurs.nonzero()[:, 0])), (occurs.cumsum(0) - 1)[input_id]
+
     def hidden_packed(
-        self, input_id: Tensor, sizes: list[int], states: list[Tensor] | None
+        self, gates: Tensor, input_idx: Tensor, sizes: list[int], states: list[Tensor] | None
     ) -> tuple[Tensor, list[Tensor]]:
         """Sentences side by side, without gradient: what the output layer reads at each word, and the last states.
 
-        input_id (L,) step after step, step t of the first sizes[t] sentences; `states` None at the sentences' start.
-        What the first layer makes of a word it makes once for all the word's occurrences.
+        gates (D, G) and input_idx (L,) as from `input_gates`, step after step, step t of the first sizes[t] sentences;
+        `states` None at the sentences' start.
         """
-        occurs = torch.zeros(len(self.vocabulary), dtype=torch.int64, device=input_id.device)
-        occurs[input_id] = 1
-        occurrence = (occurs.cumsum(0) - 1)[input_id]
-        inputs, next_states = self.embedding(occurs.nonzero()[:, 0]), []
+        inputs, next_states = gates, []
         for idx, layer in enumerate(self.layers):
             assert isinstance(layer, (GruLayer, SimpleRnnLayer))
-            gates = layer.input_gates(inputs)
+            if idx:
+                gates, input_idx = layer.input_gates(inputs), torch.arange(len(inputs), device=inputs.device)
             state = gates.new_zeros(sizes[0], layer.hidden_size) if states is None else states[idx]
-            inputs, state = layer.packed(gates if idx else gates.index_select(0, occurrence), sizes, state)
+            inputs, state = layer.packed(gates, input_idx, sizes, state)
             next_states.append(state)
         return self._project(inputs), next_states
 

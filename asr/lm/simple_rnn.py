@@ -12,6 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from asr.lm.compiled_loop import loop_for
+from asr.lm.recurrent_kernel import RELU, ROWS_WORTH_TILES, SIGMOID, add_sentences, run_sentences
+
 _ACTIVATIONS = {"sigmoid": torch.sigmoid, "relu": torch.relu}
 
 
@@ -59,8 +62,15 @@ class SimpleRnnLayer(nn.Module):
         """The part of the sum that inputs (L, E) alone decide, (L, H)."""
         return F.linear(inputs, self.weight_ih, self.bias)
 
-    def packed(self, gates: Tensor, sizes: list[int], state: Tensor) -> tuple[Tensor, Tensor]:
-        """Steps of fewer and fewer sequences side by side, as `GruLayer.packed`: gates (L, H), state (B, H)."""
+    def packed(self, gates: Tensor, input_idx: Tensor, sizes: list[int], state: Tensor) -> tuple[Tensor, Tensor]:
+        """Steps of fewer and fewer sequences side by side, as `GruLayer.packed`: gates (D, H), state (B, H)."""
+        loop = loop_for(add_sentences, state.detach()) if len(input_idx) >= ROWS_WORTH_TILES else None
+        if loop is not None:
+            cell = RELU if self.activation == "relu" else SIGMOID
+            return run_sentences(loop, cell, gates, input_idx, sizes, state, self.weight_hh, self.bias)
+        return self._packed_by_tensors(gates.index_select(0, input_idx), sizes, state)
+
+    def _packed_by_tensors(self, gates: Tensor, sizes: list[int], state: Tensor) -> tuple[Tensor, Tensor]:
         weight_t = self.weight_hh.t()
         activation = torch.relu_ if self.activation == "relu" else torch.sigmoid_
         outputs = torch.empty_like(gates)

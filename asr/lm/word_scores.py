@@ -82,13 +82,15 @@ def network_queries(
     for sentences in pack_sentences(token_id, network.num_history_words, sentences_at_once):
         states: list[Tensor] | None = None
         state = initial.expand(sentences.sizes[0], -1)
+        input_id = sentences.input_id.to(initial.device)
+        if isinstance(network, RnnLm):
+            gates, input_idx = network.input_gates(input_id)
         # A network of one's own may have a hidden layer as wide as the vocabulary: it goes step by step.
         for sizes, words in sentences.chunks(_WORDS_AT_ONCE if isinstance(network, RnnLm) else 1):
-            input_id = sentences.input_id[words].to(initial.device)
             if isinstance(network, RnnLm):
-                hidden, states = network.hidden_packed(input_id, sizes, states)
+                hidden, states = network.hidden_packed(gates, input_idx[words], sizes, states)
             else:
-                state = network.step(state[: sizes[0]], input_id)
+                state = network.step(state[: sizes[0]], input_id[words])
                 hidden = state[:, network.state_size - network.hidden_size :]
             query = sentences.history[words].to(initial.device), sentences.word_id[words].to(initial.device)
             yield hidden, *query, sentences.place[words]

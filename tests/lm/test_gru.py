@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from asr.lm.gru import GruLayer
+from asr.lm.recurrent_kernel import ROWS_WORTH_TILES
 from asr.lm.simple_rnn import SimpleRnnLayer
 
 
@@ -63,6 +64,34 @@ def test_step_equals_sequence(cell: str) -> None:
     for row, expected in zip(inputs, outputs, strict=True):
         state = layer.step(row, state)
         torch.testing.assert_close(state, expected)
+
+
+@pytest.mark.parametrize("cell", ["gru", "sigmoid", "relu"])
+@pytest.mark.parametrize("size", [7, 130])  # one tile of the loop's weights, and two
+@torch.no_grad()
+def test_sentences_side_by_side_equal_steps(cell: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(3)
+    layer = GruLayer(5, size) if cell == "gru" else SimpleRnnLayer(5, size, cell)  # type: ignore[arg-type]
+    for name, parameter in layer.named_parameters():
+        if name.startswith("bias"):
+            torch.nn.init.normal_(parameter)
+    words, sizes = torch.randn(40, 5), [131, 131, 130, 66, 65, 3, 1]
+    input_idx = torch.randint(0, 40, (sum(sizes),))
+    initial = torch.rand(131, size)
+    expected, state = [], initial
+    for rows in input_idx.split(sizes):
+        state = layer.step(words[rows], state[: len(rows)])
+        expected.append(state)
+    gates, num_threads = layer.input_gates(words), torch.get_num_threads()
+    assert len(input_idx) >= ROWS_WORTH_TILES
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        outputs, last = layer.packed(gates, input_idx, sizes, initial)
+        torch.testing.assert_close(outputs, torch.cat(expected), rtol=1e-5, atol=2e-6)
+        torch.testing.assert_close(last, expected[-1], rtol=1e-5, atol=2e-6)
+    torch.set_num_threads(num_threads)
+    monkeypatch.setattr(f"{type(layer).__module__}.loop_for", lambda function, tensor: None)
+    torch.testing.assert_close(layer.packed(gates, input_idx, sizes, initial)[0], outputs, rtol=1e-5, atol=2e-6)
 
 
 def test_bfloat16_is_near_float32() -> None:
