@@ -5,8 +5,6 @@ Shapes: N streams, S states, K partial paths before the frame, A expanded arcs, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -17,34 +15,11 @@ from asr.decoding.lattice_records import LatticeRecords
 from asr.decoding.options import DecodingOptions
 from asr.decoding.search_graph import ArcSet, Searchable
 from asr.decoding.token_step import NOT_REACHED, best_of_group, expand, recombine
-from asr.decoding.tokens import Tokens
+from asr.decoding.tokens import Candidates, Tokens
 from asr.lm.contract import LanguageModel
 
 # A table with one place for each (stream, state) is faster than hashing, while it is of a sensible size.
 _LARGEST_TABLE = 1 << 24
-
-
-@dataclass
-class Candidates:
-    """What partial paths become over arcs, before recombination.
-
-    Args:
-        source: (A,) the path that goes on.
-        arc: (A,) the arc in its set.
-        stream: (A,) int64.
-        score: (A,) float32, relative to the stream's best.
-        state: (A,) int64, where the arc leads.
-        context_idx: (A,) int64 and
-        lm_score: (A,) float64, both None without a language model.
-    """
-
-    source: Tensor
-    arc: Tensor
-    stream: Tensor
-    score: Tensor
-    state: Tensor
-    context_idx: Tensor | None
-    lm_score: Tensor | None
 
 
 class FrameStep:

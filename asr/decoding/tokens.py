@@ -1,4 +1,4 @@
-"""The partial paths that a search keeps alive."""
+"""The partial paths that a search keeps alive, and what they become over arcs."""
 
 from __future__ import annotations
 
@@ -53,3 +53,26 @@ class Tokens:
         if len(parts) == 1:
             return parts[0]
         return Tokens(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Tokens)))
+
+
+@dataclass
+class Candidates:
+    """What partial paths become over arcs, before recombination.
+
+    Args:
+        source: (A,) the path that goes on.
+        arc: (A,) the arc in its set.
+        stream: (A,) int64.
+        score: (A,) float32, relative to the stream's best.
+        state: (A,) int64, where the arc leads.
+        context_idx: (A,) int64 and
+        lm_score: (A,) float64, both None without a language model.
+    """
+
+    source: Tensor
+    arc: Tensor
+    stream: Tensor
+    score: Tensor
+    state: Tensor
+    context_idx: Tensor | None
+    lm_score: Tensor | None
