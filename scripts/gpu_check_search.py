@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from asr.bundle import Bundle
+from asr.compiled_forms import kernels_run
 from asr.decoding.first_pass import DecodeResult
 from asr.decoding.torch_pass import TorchFirstPass
 from asr.decoding_mode import decoding_options
 from asr.errors import AsrError
-from asr.gpu_kernels import kernels_run
 from asr.query import hash_table
 from asr.query.engine import RnnLM
 from asr.query.hash_table import HashTable

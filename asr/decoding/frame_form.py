@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from asr.compiled_forms import imports, kernels_run
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.options import DecodingOptions
 from asr.decoding.search_graph import Searchable
 from asr.decoding.tokens import Tokens
 from asr.errors import AsrError
-from asr.gpu_kernels import kernels_run
 
 FORMS = ("auto", "tensor", "loops", "kernels", "steps", "graphs")
 """What may be asked for, see `TorchFirstPass`."""
@@ -75,7 +74,7 @@ def chosen_form(form: str, device: torch.device) -> str:
     """
     if form not in FORMS:
         raise AsrError(f"there is no form {form!r} of the torch pass; it is one of {', '.join(FORMS)}.")
-    loops = device.type == "cpu" and find_spec("numba") is not None
+    loops = device.type == "cpu" and imports("numba")
     kernels = kernels_run(device)
     if form == "auto":
         return "graphs" if device.type == "cuda" and kernels else "loops" if loops else "tensor"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asr.gpu_kernels import gpu_module
+from asr.compiled_forms import gpu_module
 from asr.query.hash_kernel import compiled_loops
 
 BUCKET_SIZE = 8

@@ -1,4 +1,4 @@
-"""Whether Triton's kernels run for tensors on a device."""
+"""Which compiled forms run here: whether a package imports, whether Triton's kernels run for a device's tensors."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import torch
 
 def kernels_run(device: torch.device) -> bool:
     """Whether they do: on a GPU, or anywhere in Triton's interpreter, a slow one for tests (TRITON_INTERPRET=1)."""
-    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        return False
+    return (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1") and imports("triton")
+
+
+def imports(name: str) -> bool:
+    """Whether a package is installed and works: an older numba, as it is imported, refuses a newer numpy."""
     try:
-        importlib.import_module("triton")
+        importlib.import_module(name)
     except ImportError:
         return False
     return True
