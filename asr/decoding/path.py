@@ -30,6 +30,7 @@ class SpelledPath:
         end_frames: for each word the frame after its last one so far.
         phones: runs of equal tokens, blanks left out: (token, first frame, frame after the last) each.
         last_token: what was read last, blank or not; -1 before anything.
+        last_frame: the original frame that was read last, where frames were skipped.
         spoken_end: the frame after the last non-blank one.
         num_frames: frames read.
         graph_score: sum of the arcs' graph scores.
@@ -40,6 +41,7 @@ class SpelledPath:
     end_frames: tuple[int, ...] = ()
     phones: _Runs = ()
     last_token: int = -1
+    last_frame: int = 0
     spoken_end: int = 0
     num_frames: int = 0
     graph_score: float = 0.0
@@ -63,6 +65,8 @@ class SpelledPath:
             frame += self.num_frames
         elif len(frame_of):
             frame = frame_of.index_select(0, frame.clamp(max=len(frame_of) - 1))
+        else:
+            frame += self.last_frame
         position = torch.arange(len(token_id), device=token_id.device)
         # For each arc the last one up to it that reads something else than blank, -1 before there is one.
         spoken = torch.where(token_id > 0, position, torch.full_like(position, -1))
@@ -74,6 +78,7 @@ class SpelledPath:
             end_frames=end_frames,
             phones=self._with_runs(_runs(read, first_frame, frame_of), int(read[0]) if len(read) else -1),
             last_token=int(read[-1]) if len(read) else self.last_token,
+            last_frame=int(frame_of[len(read) - 1]) if frame_of is not None and len(read) else self.last_frame,
             spoken_end=spoken_end,
             num_frames=self.num_frames + len(read),
             graph_score=self.graph_score + float(graph.score.index_select(0, arc).sum(dtype=torch.float64)),
