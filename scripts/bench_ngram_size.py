@@ -8,8 +8,9 @@
         --arpa big.arpa --kenlm-bin kenlm-0.3.0/bin
 
 `estimate` goes from text to the binary file without ARPA text between, then writes that too; `convert` reads it;
-`look-up` loads the file and asks it. KenLM's programs (scripts/BENCH_NGRAM.md says how to have them) must be compiled
-for models of that order. One JSON line a step; the peak is the process's resident memory during the step (Linux).
+`look-up` loads the file, asks it, and compares some scores with the text's. KenLM's programs (scripts/BENCH_NGRAM.md
+says how to have them) must be compiled for models of that order. One JSON line a step; the peak is the process's
+resident memory during the step (Linux).
 """
 
 from __future__ import annotations
@@ -31,16 +32,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench_ngram import budgets, copy_text, kenlm_programs, rates, sizes, walk
 
-from asr.lm.arpa import LN_10
+from asr.lm.arpa import LN_10, open_text
 from asr.lm.kneser_ney import estimate_kneser_ney
 from asr.lm.ngram import NgramLM
 from asr.lm.ngram_arpa import read_arpa, write_arpa
 from asr.lm.ngram_file import load_ngram_lm, save_ngram_lm
 from asr.lm.ngram_text import read_word_stream
 from asr.lm.ngram_trie import NgramTrie
-from asr.text.vocabulary import Vocabulary
+from asr.text.vocabulary import UNK_ID, Vocabulary
 
 CHECKED_SENTENCES = 3000
+CHECKED_BY_TEXT = 500
 
 
 def main() -> int:
@@ -118,12 +120,43 @@ def _look_up(args: argparse.Namespace) -> None:
             step.report |= rates(lm, state, word)
         with _Step("device budgets") as step:
             step.report |= budgets(plain, lm, state, word)
+        if args.arpa is not None:
+            with _Step("scores by the text") as step:
+                step.report |= _against_text(lm, args.arpa, queries, log_prob)
         if args.kenlm_bin is not None:
             with _Step("KenLM's programs") as step:
                 known = {"query_words": num_words, "ngrams": lm.num_arcs} | rates(lm, state, word)
                 step.report |= kenlm_programs(args.kenlm_bin, args.arpa, queries, known)
             with _Step("KenLM's scores") as step:
                 step.report |= _against_kenlm(args, queries, log_prob)
+
+
+def _against_text(lm: NgramLM, arpa: Path, queries: Path, log_prob: Tensor) -> dict[str, Any]:
+    """The largest difference from what the ARPA text itself says of some sentences, backoffs followed by dictionary."""
+    sentences = []
+    is_listed = lm.arrays.word_map.ne(UNK_ID).tolist()
+    known = {word for word, listed in zip(lm.vocabulary.words, is_listed, strict=True) if listed}
+    for line in queries.read_text().splitlines()[:CHECKED_BY_TEXT]:
+        words = [word if word in known else "<unk>" for word in line.split()]
+        sentences.append([word.encode() for word in ("<s>", *words, "</s>")])
+    spans = [(s, e - n, e) for s in sentences for e in range(1, len(s) + 1) for n in range(1, min(lm.order, e) + 1)]
+    wanted = {b" ".join(sentence[begin:end]) for sentence, begin, end in spans}
+    listed: dict[bytes, tuple[float, float]] = {}
+    with open_text(arpa) as lines:
+        for line in lines:
+            fields = line.rstrip(b"\n").split(b"\t")
+            if len(fields) > 1 and fields[1] in wanted:
+                listed[fields[1]] = (float(fields[0]), float(fields[2]) if len(fields) > 2 else 0.0)
+    theirs = []
+    for sentence in sentences:
+        for end in range(2, len(sentence) + 1):
+            score, begin = 0.0, max(0, end - lm.order)
+            while (ngram := b" ".join(sentence[begin:end])) not in listed:
+                score += listed.get(b" ".join(sentence[begin : end - 1]), (0.0, 0.0))[1]
+                begin += 1
+            theirs.append((score + listed[ngram][0]) * LN_10)
+    difference = log_prob[: len(theirs)].double() - torch.tensor(theirs, dtype=torch.float64)
+    return {"checked_words": len(theirs), "max_abs_error_vs_text": float(difference.abs().max())}
 
 
 def _against_kenlm(args: argparse.Namespace, queries: Path, log_prob: Tensor) -> dict[str, Any]:

@@ -70,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
         raise AsrError("Give either text (--text, --transcripts) or --from-arpa.")
     if args.weights and not args.from_arpa:
         raise AsrError("--weights: they are for the models of --from-arpa; give these, or no weights.")
+    if args.by_history and len(args.from_arpa or []) < 2:
+        raise AsrError("--by-history: it says how several models are mixed; give two or more after --from-arpa.")
     if args.keep_unseen and (args.from_arpa or not args.vocabulary):
         raise AsrError("--keep-unseen: it lists the words of a vocabulary; give --vocabulary and text.")
     begin = time.monotonic()

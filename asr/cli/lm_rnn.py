@@ -13,7 +13,12 @@ from numpy.typing import NDArray
 
 from asr.errors import AsrError
 from asr.lm.distributions import language_model_distributions, network_distributions
-from asr.lm.interpolation_weight import log_linear_log_prob, tune_linear_weights, tune_log_linear_weights
+from asr.lm.interpolation_weight import (
+    log_linear_log_prob,
+    of_words,
+    tune_linear_weights,
+    tune_log_linear_weights,
+)
 from asr.lm.network_file import load_network, network_from_checkpoint, save_network
 from asr.lm.ngram import NgramLM
 from asr.lm.ngram_file import load_ngram_lm
@@ -112,8 +117,8 @@ def measure_log_linear(
         parts.append((distributions, torch.from_numpy(part.astype(np.int64))))
     weight = tune_log_linear_weights(*parts[0])
     (held_out, word_id) = parts[1]
-    alone = held_out.gather(2, word_id.expand(2, -1)[:, :, None])[:, :, 0]
-    linear, _ = tune_linear_weights(parts[0][0].gather(2, parts[0][1].expand(2, -1)[:, :, None])[:, :, 0])
+    alone = of_words(held_out, word_id)
+    linear, _ = tune_linear_weights(of_words(*parts[0]))
     return {
         "tuned_on_words": middle,
         "measured_on_words": end - middle,

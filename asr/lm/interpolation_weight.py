@@ -49,7 +49,7 @@ def tune_log_linear_weights(log_prob: Tensor, word_id: Tensor, num_iterations: i
     features = log_prob.masked_fill(ruled_out, 0.0)
     known = ~ruled_out.gather(1, word_id[:, None])[:, 0]
     features, ruled_out, word_id = features[:, known], ruled_out[known], word_id[known]
-    observed = features.gather(2, word_id.expand(len(features), -1)[:, :, None])[:, :, 0]
+    observed = of_words(features, word_id)
     weight = torch.full((len(features),), 1 / len(features), dtype=torch.float64)
     for _ in range(num_iterations):
         mixed = torch.tensordot(weight.to(features), features, dims=1).masked_fill(ruled_out, -torch.inf)
@@ -66,6 +66,11 @@ def tune_log_linear_weights(log_prob: Tensor, word_id: Tensor, num_iterations: i
         if step.abs().max() < 1e-5:
             break
     return weight
+
+
+def of_words(values: Tensor, word_id: Tensor) -> Tensor:
+    """What stands at each place's own word: values (K, L, V), word_id (L,) -> (K, L)."""
+    return values.gather(2, word_id.expand(len(values), -1)[:, :, None])[:, :, 0]
 
 
 def log_linear_log_prob(log_prob: Tensor, word_id: Tensor, weight: Tensor) -> Tensor:

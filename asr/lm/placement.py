@@ -27,7 +27,7 @@ class Placement:
     def within(
         cls, device_budget: int, resident_bytes: int, index_bytes: int | None, place_bytes: int, what: str
     ) -> Placement:
-        """The first level that fits the budget, with as many cache places as it leaves, a power of two.
+        """The first level that fits the budget, with as many cache places as it leaves.
 
         Args:
             device_budget: bytes of device memory to spend.
@@ -43,12 +43,7 @@ class Placement:
             return cls("resident", 0)
         least = LEAST_PLACES * place_bytes
         if index_bytes is not None and index_bytes + least <= device_budget:
-            return cls("index", _power_of_two((device_budget - index_bytes) // place_bytes))
+            return cls("index", (device_budget - index_bytes) // place_bytes)
         if least > device_budget:
             raise AsrError(f"A device budget of {device_budget} bytes is too small for {what}; give {least} or more.")
-        return cls("cache", _power_of_two(device_budget // place_bytes))
-
-
-def _power_of_two(number: int) -> int:
-    """The largest one that is not above `number`."""
-    return 1 << (number.bit_length() - 1)
+        return cls("cache", device_budget // place_bytes)

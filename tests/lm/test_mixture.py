@@ -109,6 +109,8 @@ def test_command_line_and_bad_weights(tmp_path: Path, capsys: pytest.CaptureFixt
     assert run([*command, "--weights", "0.25", "0.75"]) == 0
     assert json.loads(capsys.readouterr().out)["ngrams"][0] == len("abcd") + 3
     assert read_arpa(paths[2]).vocabulary.words[4:] == ("a", "b", "c", "d")
+    with pytest.raises(AsrError, match="--by-history: it says how several models are mixed"):
+        run(["lm", "ngram", "--from-arpa", paths[0], "--by-history", "--arpa", paths[2]])
     with pytest.raises(AsrError, match="1 weights for 2 models; give one weight a model"):
         run(command)
     with pytest.raises(AsrError, match="give a positive one each, of sum one"):
