@@ -97,7 +97,7 @@ def quick(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     network_word_scores(network, text[:2000], normalized=True)  # loads the compiled loops
     rates = {"train_words_per_s": train_rate}
     log_z: dict[str, float] = {}
-    for name, normalized, num_words in (("normalised", True, 24_000), ("unnormalised", False, 250_000)):
+    for name, normalized, num_words in (("normalised", True, 12_000), ("unnormalised", False, 250_000)):
         part = text[:num_words]
         clock = Clock()
         _, excess = network_word_scores(network, part, normalized=normalized)
