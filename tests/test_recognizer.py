@@ -48,7 +48,9 @@ def test_a_device_budget_changes_nothing(bundle, mode, monkeypatch):
         Recognizer(bundle, mode=mode, first_pass="torch", lm_device_bytes=budget)(waveforms) for budget in (None, 900)
     ]
     for ours, theirs in zip(*results, strict=True):
-        assert (ours.words, ours.total) == (theirs.words, theirs.total)
+        assert ours.words == theirs.words
+        # Resident tables are read by loops, which sum in another order.
+        assert ours.total == pytest.approx(theirs.total, rel=1e-6)
     with pytest.raises(AsrError, match=r"budget of \d+ bytes is too small"):
         Recognizer(bundle, mode=mode, first_pass="torch", lm_device_bytes=30)(waveforms)
 

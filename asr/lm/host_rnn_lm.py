@@ -26,7 +26,7 @@ def table_bytes(network: RnnLm) -> int:
 def with_host_tables(
     network: RnnLm, device: torch.device | str, device_budget: int
 ) -> tuple[RnnLm, dict[str, HostTable]]:
-    """The same network on a device, for scoring; equal to the original bit for bit.
+    """The same network on a device, for scoring; equal to the original but for rounding.
 
     Word vectors come first, since a row of them is as much as hundreds of MaxEnt weights: they are resident if the
     budget allows, else a cache of them takes the part of the budget that they have in the tables' size.
