@@ -14,8 +14,8 @@ from typing import Any
 from asr.bundle_manifest import read_manifest, write_manifest
 from asr.errors import AsrError
 from asr.graph.artefact import DecodingGraph
-from asr.lm.ngram import NgramLM
-from asr.lm.ngram_file import load_ngram_lm, save_ngram_lm
+from asr.lm.ngram.file import load_ngram_lm, save_ngram_lm
+from asr.lm.ngram.ngram_lm import NgramLM
 from asr.registered_network import (
     ACOUSTIC_MODEL_CLASSES,
     FEATURE_CLASSES,

@@ -13,11 +13,11 @@ from asr.decoding.options import DecodingOptions
 from asr.errors import AsrError
 from asr.lm.adapters import MappedLM
 from asr.lm.contract import LanguageModel
-from asr.lm.host_ngram import HostNgramLM
-from asr.lm.host_rnn_lm import table_bytes, with_host_tables
 from asr.lm.interpolation import difference_lm, interpolated_difference_lm, interpolated_lm
-from asr.lm.ngram import NgramLM
-from asr.lm.rnn_lm import RnnLm
+from asr.lm.ngram.host_ngram import HostNgramLM
+from asr.lm.ngram.ngram_lm import NgramLM
+from asr.lm.rnn.host_rnn_lm import table_bytes, with_host_tables
+from asr.lm.rnn.rnn_lm import RnnLm
 from asr.query.engine import RnnLM
 
 # mode -> what it is; `auto` takes the first that the bundle has parts for. A small n-gram beside a well trained

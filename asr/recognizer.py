@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from asr.bundle import Bundle
 from asr.decoding.first_pass import DecodeResult, FirstPass
-from asr.decoding.posteriors import with_confidences
+from asr.decoding.lattice.posteriors import with_confidences
 from asr.decoding.torch_pass import TorchFirstPass
 from asr.decoding.word_alignment import WordAligner, can_align
 from asr.decoding_mode import LanguageModels, chosen_mode, decoding_options, language_models

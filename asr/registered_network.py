@@ -18,7 +18,7 @@ from asr.text.vocabulary import Vocabulary
 # The only classes that a file can name -> where they are defined.
 FEATURE_CLASSES = {"Fbank": "asr.data.fbank"}
 ACOUSTIC_MODEL_CLASSES = {"Conformer": "asr.am.conformer", "SplicedDnn": "asr.am.spliced_dnn"}
-LANGUAGE_MODEL_CLASSES = {"RnnLm": "asr.lm.rnn_lm"}
+LANGUAGE_MODEL_CLASSES = {"RnnLm": "asr.lm.rnn.rnn_lm"}
 
 
 @dataclass

@@ -10,7 +10,7 @@ from asr.evaluation.timing import StageTimes
 
 if TYPE_CHECKING:
     from asr.decoding.first_pass import Hypothesis
-    from asr.decoding.lattice import Lattice
+    from asr.decoding.lattice.lattice import Lattice
 
 
 @dataclass(frozen=True)

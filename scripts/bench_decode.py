@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from decode_nbest import measure_n_best, middle_sized
-from decode_workload import (
+from parts.decode_nbest import measure_n_best, middle_sized
+from parts.decode_workload import (
     CLARITY,
     ROOT,
     Workload,
@@ -81,7 +81,7 @@ def main() -> int:
     with torch.no_grad():
         warm_up(bundle, workload)
         if not args.quick:
-            import decode_tables
+            from parts import decode_tables
 
             inputs = decode_tables.Inputs(args.large_ngram, args.lexicon, args.arpa, args.plots)
             decode_tables.run(bundle, workload, args.tables or list(TABLES), inputs)

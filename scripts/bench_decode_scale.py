@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from bench_decode import RNN_BEAMS
-from decode_workload import (
+from parts.decode_workload import (
     CLARITY,
     ROOT,
     Workload,
@@ -39,12 +39,12 @@ from decode_workload import (
 from asr.bundle import Bundle
 from asr.decoding.k2_pass import K2FirstPass
 from asr.decoding.options import DecodingOptions
-from asr.decoding.path import hypothesis_of_path
+from asr.decoding.search.path import hypothesis_of_path
 from asr.decoding.torch_pass import TorchFirstPass
 from asr.decoding_mode import decoding_options
 from asr.errors import AsrError
 from asr.graph.artefact import DecodingGraph
-from asr.lm.ngram_file import load_ngram_lm
+from asr.lm.ngram.file import load_ngram_lm
 
 BEAMS = ((8.0, 1000), (11.0, 2000), (14.0, 3000), (17.0, 5000))
 BATCH_SIZES = (1, 8, 32)

@@ -29,16 +29,16 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import faster_rnnlm
+from parts import faster_rnnlm
 
-from asr.lm.maxent import HashedMaxEnt
-from asr.lm.maxent_collisions import measure_collisions
-from asr.lm.nce import NceOutput
-from asr.lm.network_file import load_network
-from asr.lm.rnn_lm import RnnLm, RnnLmConfig
-from asr.lm.sparse_rows import AdamWithSparseRows
-from asr.lm.token_file import TokenFile, read_sentences
-from asr.lm.token_streams import TokenStreams
+from asr.lm.rnn.maxent import HashedMaxEnt
+from asr.lm.rnn.maxent_collisions import measure_collisions
+from asr.lm.rnn.nce import NceOutput
+from asr.lm.rnn.network_file import load_network
+from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
+from asr.lm.rnn.sparse_rows import AdamWithSparseRows
+from asr.lm.rnn.token_file import TokenFile, read_sentences
+from asr.lm.rnn.token_streams import TokenStreams
 from asr.lm.word_scores import language_model_word_scores, network_word_scores, perplexity
 from asr.query.engine import RnnLM
 from asr.text.vocabulary import SPECIAL_WORDS, Vocabulary

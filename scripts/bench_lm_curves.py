@@ -16,14 +16,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import faster_rnnlm
 import numpy as np
+from parts import faster_rnnlm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench_lm import ROWS, corpus, default_corpora
 
-from asr.lm.token_file import TokenFile
+from asr.lm.rnn.token_file import TokenFile
 
 
 def main() -> int:

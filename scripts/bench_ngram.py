@@ -30,13 +30,13 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from asr.lm.arpa import LN_10, open_text
-from asr.lm.host_ngram import HostNgramLM, bytes_to_find_arcs
-from asr.lm.kneser_ney import estimate_kneser_ney
-from asr.lm.ngram import NgramLM
-from asr.lm.ngram_arpa import write_arpa
-from asr.lm.ngram_file import load_ngram_lm, save_ngram_lm
-from asr.lm.ngram_text import read_word_stream
+from asr.lm.ngram.arpa import LN_10, open_text
+from asr.lm.ngram.file import load_ngram_lm, save_ngram_lm
+from asr.lm.ngram.host_ngram import HostNgramLM, bytes_to_find_arcs
+from asr.lm.ngram.kneser_ney import estimate_kneser_ney
+from asr.lm.ngram.ngram_lm import NgramLM
+from asr.lm.ngram.text import read_word_stream
+from asr.lm.ngram.trie_arpa import write_arpa
 from asr.text.vocabulary import BOS_ID, UNK_ID
 
 QUICK_TRAIN_WORDS = 1_500_000

@@ -29,7 +29,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from decode_workload import CLARITY, simulated
+from parts.decode_workload import CLARITY, simulated
 
 from asr.bundle import Bundle
 from asr.cli.bundle_choice import bundle_folder
@@ -43,12 +43,12 @@ from asr.evaluation.timing import StageTimes
 from asr.graph.artefact import DecodingGraph
 from asr.lm.adapters import MappedLM
 from asr.lm.contract import LanguageModel
-from asr.lm.host_ngram import HostNgramLM, bytes_to_find_arcs
-from asr.lm.host_rnn_lm import table_bytes, with_host_tables
 from asr.lm.host_table import HostTable
 from asr.lm.interpolation import difference_lm
-from asr.lm.ngram import NgramLM
-from asr.lm.ngram_file import is_ngram_file, load_ngram_lm
+from asr.lm.ngram.file import is_ngram_file, load_ngram_lm
+from asr.lm.ngram.host_ngram import HostNgramLM, bytes_to_find_arcs
+from asr.lm.ngram.ngram_lm import NgramLM
+from asr.lm.rnn.host_rnn_lm import table_bytes, with_host_tables
 from asr.query.engine import RnnLM
 from asr.recognizer import Recognizer
 

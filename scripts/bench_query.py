@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from query_cache_tables import four_caches
-from query_tables import frame_batch, hidden_dtypes, index_table, recombination
-from query_throughput import fastest, long_stream, throughput
-from query_workload import ROOT, max_abs_error, naive_seconds, random_network
+from parts.query_cache_tables import four_caches
+from parts.query_tables import frame_batch, hidden_dtypes, index_table, recombination
+from parts.query_throughput import fastest, long_stream, throughput
+from parts.query_workload import ROOT, max_abs_error, naive_seconds, random_network
 
 from asr.bundle import Bundle
 from asr.cli.bundle_choice import bundle_folder
 from asr.lm.contract import StatefulNetwork
-from asr.lm.network_file import load_network
+from asr.lm.rnn.network_file import load_network
 from asr.query.recording import QueryStream, load_streams, merged
 
 TABLES = ["index-table", "four-caches", "recombination", "frame-batch", "hidden-store", "throughput", "long-stream"]

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from gpu_check_search import search_checks
-from gpu_check_speed import chain, queries, training
+from parts.gpu_check_search import search_checks
+from parts.gpu_check_speed import chain, queries, training
 from torch import Tensor
 
 from asr.bundle import Bundle

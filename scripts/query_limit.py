@@ -24,10 +24,10 @@ sys.path.insert(0, str(ROOT))
 from asr.cli.recognizer_options import add_recognizer_arguments, recognizer_from  # noqa: E402
 from asr.cli.transcription import audio_files  # noqa: E402
 from asr.data.audio import read_audio  # noqa: E402
-from asr.decoding import token_search  # noqa: E402
-from asr.decoding.frame_step import Candidates, FrameStep  # noqa: E402
-from asr.decoding.search_graph import ArcSet  # noqa: E402
-from asr.decoding.tokens import Tokens  # noqa: E402
+from asr.decoding.search import token_search  # noqa: E402
+from asr.decoding.search.frame_step import Candidates, FrameStep  # noqa: E402
+from asr.decoding.search.search_graph import ArcSet  # noqa: E402
+from asr.decoding.search.tokens import Tokens  # noqa: E402
 from asr.decoding.torch_pass import TorchFirstPass  # noqa: E402
 from asr.evaluation.timing import StageTimes  # noqa: E402
 from asr.lm.adapters import MappedLM  # noqa: E402

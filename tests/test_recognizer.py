@@ -9,7 +9,8 @@ import torch
 from asr.bundle import Bundle
 from asr.decoding_mode import MODES, available_modes
 from asr.errors import AsrError
-from asr.lm import host_rnn_lm, placement
+from asr.lm import placement
+from asr.lm.rnn import host_rnn_lm
 from asr.recognizer import Recognizer
 from tests.tiny_bundle import RATE, TEXT, tones
 

@@ -16,10 +16,10 @@ from asr.am.spliced_dnn import SplicedDnn
 from asr.bundle import Bundle
 from asr.data.fbank import Fbank
 from asr.graph.build import build_graph
-from asr.lm.kneser_ney import estimate_kneser_ney
-from asr.lm.ngram import NgramLM
-from asr.lm.ngram_text import read_word_stream
-from asr.lm.rnn_lm import RnnLm, RnnLmConfig
+from asr.lm.ngram.kneser_ney import estimate_kneser_ney
+from asr.lm.ngram.ngram_lm import NgramLM
+from asr.lm.ngram.text import read_word_stream
+from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
 from asr.registered_network import RegisteredNetwork
 from asr.text.lexicon import Lexicon
 from asr.text.tokens import TokenTable

@@ -15,10 +15,10 @@ from asr.bundle import Bundle
 from asr.data.fbank import Fbank
 from asr.errors import AsrError
 from asr.graph.artefact import DecodingGraph
-from asr.lm.network_file import load_network
-from asr.lm.network_file import network_from_checkpoint as language_model_of_checkpoint
-from asr.lm.ngram import NgramLM
-from asr.lm.ngram_file import is_ngram_file, load_ngram_lm
+from asr.lm.ngram.file import is_ngram_file, load_ngram_lm
+from asr.lm.ngram.ngram_lm import NgramLM
+from asr.lm.rnn.network_file import load_network
+from asr.lm.rnn.network_file import network_from_checkpoint as language_model_of_checkpoint
 from asr.registered_network import ACOUSTIC_MODEL_CLASSES, RegisteredNetwork, build_network, load_weights
 from asr.text.lexicon import Lexicon
 from asr.text.tokens import TokenTable

@@ -16,7 +16,7 @@ from rich.console import Console
 from asr.errors import AsrError
 from asr.graph.build import BuildReport, build_phone_graph
 from asr.graph.topology import TOPOLOGIES
-from asr.lm.ngram import NgramLM
+from asr.lm.ngram.ngram_lm import NgramLM
 from asr.text.lexicon import Lexicon
 from asr.text.tokens import TokenTable
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from asr.decoding.k2_lattice_file import save_k2_lattice
-from asr.decoding.kaldi_lattice import write_kaldi_lattice
-from asr.decoding.slf_lattice import write_slf
+from asr.decoding.lattice.k2_file import save_k2_lattice
+from asr.decoding.lattice.kaldi_file import write_kaldi_lattice
+from asr.decoding.lattice.slf_file import write_slf
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
 from asr.result import RecognitionResult

@@ -9,14 +9,14 @@ import time
 from pathlib import Path
 
 from asr.errors import AsrError
-from asr.lm.kneser_ney import estimate_kneser_ney
-from asr.lm.mixture import mix_linearly
-from asr.lm.ngram import NgramLM
-from asr.lm.ngram_arpa import read_arpa, read_arpa_words, write_arpa
-from asr.lm.ngram_file import save_ngram_lm
-from asr.lm.ngram_text import read_word_stream
-from asr.lm.ngram_trie import NgramTrie
-from asr.lm.pruning import prune_to_size, prune_to_threshold
+from asr.lm.ngram.file import save_ngram_lm
+from asr.lm.ngram.kneser_ney import estimate_kneser_ney
+from asr.lm.ngram.mixture import mix_linearly
+from asr.lm.ngram.ngram_lm import NgramLM
+from asr.lm.ngram.pruning import prune_to_size, prune_to_threshold
+from asr.lm.ngram.text import read_word_stream
+from asr.lm.ngram.trie import NgramTrie
+from asr.lm.ngram.trie_arpa import read_arpa, read_arpa_words, write_arpa
 from asr.text.vocabulary import Vocabulary
 
 NAME = "lm ngram"

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 
 from asr.errors import AsrError
-from asr.lm.ngram import NgramLM
-from asr.lm.ngram_file import is_ngram_file, load_ngram_lm
-from asr.lm.ngram_text import read_word_stream
+from asr.lm.ngram.file import is_ngram_file, load_ngram_lm
+from asr.lm.ngram.ngram_lm import NgramLM
+from asr.lm.ngram.text import read_word_stream
 from asr.lm.perplexity import measure_perplexity
 
 NAME = "lm perplexity"

@@ -19,11 +19,11 @@ from asr.lm.interpolation_weight import (
     tune_linear_weights,
     tune_log_linear_weights,
 )
-from asr.lm.network_file import load_network, network_from_checkpoint, save_network
-from asr.lm.ngram import NgramLM
-from asr.lm.ngram_file import load_ngram_lm
-from asr.lm.rnn_lm import RnnLm
-from asr.lm.token_file import TokenFile
+from asr.lm.ngram.file import load_ngram_lm
+from asr.lm.ngram.ngram_lm import NgramLM
+from asr.lm.rnn.network_file import load_network, network_from_checkpoint, save_network
+from asr.lm.rnn.rnn_lm import RnnLm
+from asr.lm.rnn.token_file import TokenFile
 from asr.lm.word_scores import language_model_word_scores, network_word_scores, perplexity
 from asr.text.vocabulary import EOS_ID
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from asr.errors import AsrError
-from asr.lm.arpa import open_text
-from asr.lm.ngram_text import read_word_stream
+from asr.lm.ngram.arpa import open_text
+from asr.lm.ngram.text import read_word_stream
 from asr.text.vocabulary import SPECIAL_WORDS, Vocabulary
 
 NAME = "lm vocabulary"

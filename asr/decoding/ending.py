@@ -13,9 +13,9 @@ from torch import Tensor
 
 from asr.decoding.first_pass import Hypothesis
 from asr.decoding.options import DecodingOptions
-from asr.decoding.path import hypothesis_of_path
-from asr.decoding.search_graph import Searchable
-from asr.decoding.tokens import Tokens
+from asr.decoding.search.path import hypothesis_of_path
+from asr.decoding.search.search_graph import Searchable
+from asr.decoding.search.tokens import Tokens
 from asr.graph.artefact import DecodingGraph
 from asr.lm.contract import LanguageModel
 

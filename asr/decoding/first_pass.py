@@ -13,7 +13,7 @@ from torch import Tensor
 from asr.lm.contract import LanguageModel
 
 if TYPE_CHECKING:
-    from asr.decoding.lattice import Lattice
+    from asr.decoding.lattice.lattice import Lattice
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class DecodeResult:
     """The outcome for one utterance.
 
     Args:
-        hypotheses: best first. One from the search itself; `asr.decoding.nbest` takes more from the lattice.
+        hypotheses: best first. One from the search itself; `asr.decoding.lattice.nbest` takes more from the lattice.
             Empty where nothing survived the beam, or there were no frames and the empty sentence is not allowed.
         reached_final: False where no complete sentence survived; a hypothesis then is the best unfinished path.
         num_frames: frames decoded, those that `blank_skip_threshold` left out not counted.

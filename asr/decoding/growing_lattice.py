@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.decoding.backtrace import Backtrace
-from asr.decoding.frame_step import FrameStep
 from asr.decoding.options import DecodingOptions
-from asr.decoding.search_graph import ArcSet
-from asr.decoding.token_step import ArcWords
-from asr.decoding.tokens import Tokens
+from asr.decoding.search.backtrace import Backtrace
+from asr.decoding.search.frame_step import FrameStep
+from asr.decoding.search.search_graph import ArcSet
+from asr.decoding.search.token_step import ArcWords
+from asr.decoding.search.tokens import Tokens
 from asr.graph.artefact import DecodingGraph
 from asr.lm.contract import LanguageModel
 

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from asr.decoding.first_pass import DecodeResult
 from asr.decoding.frame_scores import check_log_prob, skip_blanks
-from asr.decoding.k2_lattice import lattice_from_k2
-from asr.decoding.lattice import Lattice
+from asr.decoding.lattice.k2_lattice import lattice_from_k2
+from asr.decoding.lattice.lattice import Lattice
 from asr.decoding.on_the_fly import rescore_joint
 from asr.decoding.options import DecodingOptions
-from asr.decoding.path import hypothesis_of_path
-from asr.decoding.search_graph import SearchGraph
+from asr.decoding.search.path import hypothesis_of_path
+from asr.decoding.search.search_graph import SearchGraph
 from asr.decoding.torch_pass import TorchFirstPass
 from asr.decoding.word_map import WordMapper
 from asr.errors import AsrError

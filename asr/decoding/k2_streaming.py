@@ -27,14 +27,14 @@ from asr.decoding.endpoint import EndpointRules
 from asr.decoding.first_pass import DecodeResult, Hypothesis
 from asr.decoding.frame_scores import check_chunks, check_log_prob, skip_blanks
 from asr.decoding.growing_lattice import LatticeFollower, state_frames
-from asr.decoding.k2_lattice import lattice_from_k2
 from asr.decoding.k2_pass import WIDEST_BEAM, require_k2
-from asr.decoding.lattice import Lattice
-from asr.decoding.lattice_scores import best_path, prune
+from asr.decoding.lattice.k2_lattice import lattice_from_k2
+from asr.decoding.lattice.lattice import Lattice
+from asr.decoding.lattice.scores import best_path, prune
 from asr.decoding.on_the_fly import rescore_joint
 from asr.decoding.options import DecodingOptions
-from asr.decoding.path import SpelledPath, hypothesis_of_path
-from asr.decoding.search_graph import SearchGraph
+from asr.decoding.search.path import SpelledPath, hypothesis_of_path
+from asr.decoding.search.search_graph import SearchGraph
 from asr.decoding.torch_pass import TorchFirstPass
 from asr.decoding.word_map import WordMapper
 from asr.errors import AsrError

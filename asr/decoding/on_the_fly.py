@@ -15,16 +15,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from asr.decoding.backtrace import Backtrace
 from asr.decoding.ending import Ending, endings_of
-from asr.decoding.lattice import Lattice, join
-from asr.decoding.lattice_build import lattice_from_lattice
-from asr.decoding.lattice_graph import LatticeGraph
-from asr.decoding.lattice_records import LatticeRecords
-from asr.decoding.lattice_scores import prune
+from asr.decoding.lattice.build import lattice_from_lattice
+from asr.decoding.lattice.graph import LatticeGraph
+from asr.decoding.lattice.lattice import Lattice, join
+from asr.decoding.lattice.records import LatticeRecords
+from asr.decoding.lattice.scores import prune
 from asr.decoding.options import DecodingOptions
-from asr.decoding.token_search import TokenSearch
-from asr.decoding.tokens import Tokens
+from asr.decoding.search.backtrace import Backtrace
+from asr.decoding.search.token_search import TokenSearch
+from asr.decoding.search.tokens import Tokens
 from asr.lm.contract import LanguageModel
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from asr.decoding.first_pass import DecodeResult
 from asr.decoding.on_the_fly import rescore_joint
 from asr.decoding.options import DecodingOptions
-from asr.decoding.path import hypothesis_of_path
+from asr.decoding.search.path import hypothesis_of_path
 from asr.decoding.torch_pass import TorchFirstPass
 from asr.decoding.word_map import WordMapper
 from asr.graph.artefact import DecodingGraph

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from asr.decoding.backtrace import Backtrace
 from asr.decoding.ending import Ending, ending_of
 from asr.decoding.endpoint import EndpointRules
 from asr.decoding.first_pass import DecodeResult, Hypothesis
 from asr.decoding.frame_scores import check_chunks, check_log_prob, skip_blanks
 from asr.decoding.options import DecodingOptions
-from asr.decoding.path import SpelledPath
-from asr.decoding.search_graph import SearchGraph
-from asr.decoding.token_search import TokenSearch
+from asr.decoding.search.backtrace import Backtrace
+from asr.decoding.search.path import SpelledPath
+from asr.decoding.search.search_graph import SearchGraph
+from asr.decoding.search.token_search import TokenSearch
 from asr.decoding.word_map import WordMapper
 from asr.errors import AsrError
 from asr.graph.artefact import DecodingGraph

@@ -10,19 +10,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from asr.decoding.backtrace import Backtrace
 from asr.decoding.ending import endings_of
 from asr.decoding.first_pass import DecodeResult
-from asr.decoding.frame_form import ChunkReader, chosen_form
 from asr.decoding.frame_scores import check_log_prob, skip_blanks
-from asr.decoding.lattice import Lattice
-from asr.decoding.lattice_build import lattice_from_graph
-from asr.decoding.lattice_records import LatticeRecords
-from asr.decoding.lattice_scores import prune
+from asr.decoding.lattice.build import lattice_from_graph
+from asr.decoding.lattice.lattice import Lattice
+from asr.decoding.lattice.records import LatticeRecords
+from asr.decoding.lattice.scores import prune
 from asr.decoding.options import DecodingOptions
-from asr.decoding.search_graph import SearchGraph
-from asr.decoding.token_search import TokenSearch
-from asr.decoding.tokens import Tokens
+from asr.decoding.search.backtrace import Backtrace
+from asr.decoding.search.frame_form import ChunkReader, chosen_form
+from asr.decoding.search.search_graph import SearchGraph
+from asr.decoding.search.token_search import TokenSearch
+from asr.decoding.search.tokens import Tokens
 from asr.decoding.word_map import WordMapper
 from asr.errors import AsrError
 from asr.graph.artefact import DecodingGraph

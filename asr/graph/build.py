@@ -20,7 +20,7 @@ from asr.graph.openfst import from_openfst, import_kaldifst, to_openfst
 from asr.graph.phone_graph import PhoneGraph
 from asr.graph.topology import topology_named
 from asr.graph.transducer import Transducer
-from asr.lm.ngram import NgramLM
+from asr.lm.ngram.ngram_lm import NgramLM
 from asr.text.lexicon import Lexicon
 from asr.text.tokens import TokenTable
 from asr.text.vocabulary import UNK_ID

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from asr.graph.transducer import EPSILON, Transducer, round_scores
-from asr.lm.ngram_arrays import ROOT_STATE, NgramArrays
+from asr.lm.ngram.arrays import ROOT_STATE, NgramArrays
 from asr.text.vocabulary import BOS_ID, EOS_ID
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asr.lm.contract import LanguageModel, StatefulNetwork
-from asr.lm.packed_sentences import pack_sentences
+from asr.lm.rnn.packed_sentences import pack_sentences
 from asr.lm.word_scores import network_queries
 
 _WORDS_AT_ONCE = 4096  # their word vectors stay in a CPU's cache

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from asr.lm.cached_rows import CachedRows, CacheStatistics
-from asr.lm.maxent import HashedMaxEnt, hashed_places
 from asr.lm.placement import Level, Placement
+from asr.lm.rnn.maxent import HashedMaxEnt, hashed_places
 
 _BIT = (1, 2, 4, 8, 16, 32, 64, 128)
 

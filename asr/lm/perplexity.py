@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from asr.lm.contract import LanguageModel
-from asr.lm.ngram_text import WordStream
+from asr.lm.ngram.text import WordStream
 from asr.text.vocabulary import BOS_ID, UNK_ID
 
 _SENTENCES_AT_ONCE = 4096

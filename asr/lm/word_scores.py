@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asr.lm.contract import LanguageModel, StatefulNetwork
-from asr.lm.packed_sentences import pack_sentences
-from asr.lm.rnn_lm import RnnLm
-from asr.lm.token_streams import TokenStreams
+from asr.lm.rnn.packed_sentences import pack_sentences
+from asr.lm.rnn.rnn_lm import RnnLm
+from asr.lm.rnn.token_streams import TokenStreams
 from asr.text.vocabulary import EOS_ID
 
 _WORDS_AT_ONCE = 1 << 14  # what is between two layers stays small enough for a CPU's cache

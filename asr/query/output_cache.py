@@ -41,7 +41,7 @@ class GroupNormalized(Protocol):
 
 @runtime_checkable
 class TreePathScored(Protocol):
-    """An output layer that decides along a tree's path, `asr.lm.huffman`'s: what it can know of a path it is lent."""
+    """An output layer that decides along a tree's path (`asr.lm.rnn.huffman`): what is known of a path it is lent."""
 
     def path_log_prob(
         self, hidden: Tensor, history: Tensor, word_id: Tensor, owner: Tensor, held: Tensor

@@ -6,8 +6,8 @@ import pytest
 
 from asr.bundle import Bundle
 from asr.cli.main import main
-from asr.lm.network_file import save_network
-from asr.lm.ngram_file import save_ngram_lm
+from asr.lm.ngram.file import save_ngram_lm
+from asr.lm.rnn.network_file import save_network
 from asr.recognizer import Recognizer
 from asr.registered_network import save_weights
 from tests.tiny_bundle import tones

@@ -9,9 +9,9 @@ import torch
 
 from asr.bundle import Bundle
 from asr.cli.main import main
-from asr.decoding.kaldi_lattice import read_kaldi_lattices
-from asr.decoding.oracle import oracle_errors
-from asr.decoding.slf_lattice import read_slf
+from asr.decoding.lattice.kaldi_file import read_kaldi_lattices
+from asr.decoding.lattice.oracle import oracle_errors
+from asr.decoding.lattice.slf_file import read_slf
 from tests.tiny_bundle import RATE, tones
 
 WORDS = ["PAT", "TO", "KIT"]
@@ -172,7 +172,7 @@ def test_lattices(tmp_path, transcribe, tiny_bundle_folder, lattice_format):
         names = sorted(path.stem for path in folder.iterdir())
         found = {name: read_slf(folder / f"{name}.slf", graph.vocabulary, graph.tokens) for name in names}
     else:
-        from asr.decoding.k2_lattice_file import load_k2_lattice
+        from asr.decoding.lattice.k2_file import load_k2_lattice
 
         found = {path.stem: load_k2_lattice(path) for path in sorted(folder.iterdir())}
     assert list(found) == ["a_b", "c"]

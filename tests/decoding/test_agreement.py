@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asr.decoding.options import DecodingOptions
-from asr.decoding.path import hypothesis_of_path
+from asr.decoding.search.path import hypothesis_of_path
 from asr.decoding.torch_pass import TorchFirstPass
 from tests.decoding.random_graphs import random_graph, random_log_prob
 

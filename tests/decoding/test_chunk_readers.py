@@ -7,12 +7,12 @@ from dataclasses import fields
 import pytest
 import torch
 
-from asr.decoding.backtrace import Backtrace
-from asr.decoding.frame_form import ChunkReader
 from asr.decoding.options import DecodingOptions
-from asr.decoding.search_graph import SearchGraph
-from asr.decoding.token_search import TokenSearch
-from asr.decoding.tokens import Tokens
+from asr.decoding.search.backtrace import Backtrace
+from asr.decoding.search.frame_form import ChunkReader
+from asr.decoding.search.search_graph import SearchGraph
+from asr.decoding.search.token_search import TokenSearch
+from asr.decoding.search.tokens import Tokens
 from tests.decoding.random_graphs import random_graph, random_log_prob
 
 NUM_FRAMES = torch.tensor([5, 0, 11, 11, 1])
@@ -40,7 +40,7 @@ def test_rooms_of_fixed_sizes(
 @pytest.mark.parametrize(("beam", "limits"), [(6.0, (3, 12)), (float("inf"), (0, 10**6)), (0.3, (8, 9))])
 def test_loops(frames_at_once: int, beam: float, limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba")
-    from asr.decoding import compiled_chunk
+    from asr.decoding.search import compiled_chunk
 
     monkeypatch.setattr(compiled_chunk, "_FRAMES_AT_ONCE", frames_at_once)
     assert len(_check_same_paths("loops", beam, limits, monkeypatch)) == 2

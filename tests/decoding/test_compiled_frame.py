@@ -14,12 +14,12 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from asr.decoding.backtrace import Backtrace
-from asr.decoding.frame_step import FrameStep
-from asr.decoding.lattice_records import LatticeRecords
+from asr.decoding.lattice.records import LatticeRecords
 from asr.decoding.options import DecodingOptions
-from asr.decoding.search_graph import SearchGraph
-from asr.decoding.tokens import Tokens
+from asr.decoding.search.backtrace import Backtrace
+from asr.decoding.search.frame_step import FrameStep
+from asr.decoding.search.search_graph import SearchGraph
+from asr.decoding.search.tokens import Tokens
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.table_lm import TableLM
 

@@ -15,9 +15,9 @@ from asr.decoding.options import DecodingOptions
 from asr.decoding.torch_pass import TorchFirstPass
 from asr.graph.artefact import DecodingGraph
 from asr.graph.build import build_graph
-from asr.lm.arpa import LN_10
 from asr.lm.interpolation import difference_lm
-from asr.lm.ngram import NgramLM
+from asr.lm.ngram.arpa import LN_10
+from asr.lm.ngram.ngram_lm import NgramLM
 from asr.text.lexicon import Lexicon
 from asr.text.tokens import TokenTable
 

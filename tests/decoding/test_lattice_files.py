@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.decoding.kaldi_lattice import read_kaldi_lattices, write_kaldi_lattice
-from asr.decoding.lattice import Lattice
+from asr.decoding.lattice.kaldi_file import read_kaldi_lattices, write_kaldi_lattice
+from asr.decoding.lattice.lattice import Lattice
+from asr.decoding.lattice.slf_file import read_slf, write_slf
 from asr.decoding.options import DecodingOptions
-from asr.decoding.slf_lattice import read_slf, write_slf
 from asr.decoding.torch_pass import TorchFirstPass
 from asr.errors import AsrError
 from tests.decoding.random_graphs import random_graph, random_log_prob
@@ -129,7 +129,7 @@ def test_kaldis_own_search_finds_the_same_sentences(seed: int) -> None:
 @given(seed=st.integers(0, 10**6))
 def test_k2_keeps_everything(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     k2 = pytest.importorskip("k2")
-    from asr.decoding.k2_lattice_file import lattice_to_k2, load_k2_lattice, save_k2_lattice
+    from asr.decoding.lattice.k2_file import lattice_to_k2, load_k2_lattice, save_k2_lattice
 
     found = a_lattice(seed)
     if found is None:
@@ -150,7 +150,7 @@ def test_k2_keeps_everything(tmp_path_factory: pytest.TempPathFactory, seed: int
 
 def test_code_in_a_k2_lattice_does_not_run(tmp_path) -> None:
     pytest.importorskip("k2")
-    from asr.decoding.k2_lattice_file import load_k2_lattice
+    from asr.decoding.lattice.k2_file import load_k2_lattice
 
     path = tmp_path / "a.pt"
     torch.save({"arcs": HarmfulPickle(tmp_path / "made")}, path)

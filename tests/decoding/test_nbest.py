@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asr.decoding.first_pass import DecodeResult
-from asr.decoding.nbest import n_best
+from asr.decoding.lattice.nbest import n_best
+from asr.decoding.lattice.oracle import oracle_errors
+from asr.decoding.lattice.posteriors import arc_posteriors, with_confidences
+from asr.decoding.lattice.prefix_tree import PrefixTree, rescore_n_best, score_tree, score_tree_by_network
 from asr.decoding.options import DecodingOptions
-from asr.decoding.oracle import oracle_errors
-from asr.decoding.posteriors import arc_posteriors, with_confidences
-from asr.decoding.prefix_tree import PrefixTree, rescore_n_best, score_tree, score_tree_by_network
 from asr.decoding.torch_pass import TorchFirstPass
 from asr.errors import AsrError
 from asr.graph.artefact import DecodingGraph

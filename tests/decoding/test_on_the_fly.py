@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.decoding.lattice import Lattice, join
-from asr.decoding.lattice_scores import best_path, prune
+from asr.decoding.lattice.lattice import Lattice, join
+from asr.decoding.lattice.scores import best_path, prune
 from asr.decoding.on_the_fly import rescore_on_the_fly
 from asr.decoding.options import DecodingOptions
-from asr.decoding.path import hypothesis_of_path
 from asr.decoding.rescoring_pass import RescoringPass
+from asr.decoding.search.path import hypothesis_of_path
 from asr.decoding.torch_pass import TorchFirstPass
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.lattice_paths import all_sentences

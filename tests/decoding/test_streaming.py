@@ -11,12 +11,12 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-import asr.decoding.backtrace as backtrace_module
+import asr.decoding.search.backtrace as backtrace_module
 from asr.decoding.endpoint import EndpointRules
 from asr.decoding.first_pass import DecodeResult
-from asr.decoding.history_tree import HistoryTree
 from asr.decoding.options import DecodingOptions
-from asr.decoding.path import SpelledPath
+from asr.decoding.search.history_tree import HistoryTree
+from asr.decoding.search.path import SpelledPath
 from asr.decoding.streaming import StreamingDecoder
 from asr.decoding.torch_pass import TorchFirstPass
 from asr.errors import AsrError

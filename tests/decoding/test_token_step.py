@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.decoding.cut_off import kth_best_score, survivors
 from asr.decoding.frame_scores import skip_blanks
 from asr.decoding.options import DecodingOptions
-from asr.decoding.token_step import NOT_REACHED, best_of_group, expand, group, recombine
+from asr.decoding.search.cut_off import kth_best_score, survivors
+from asr.decoding.search.token_step import NOT_REACHED, best_of_group, expand, group, recombine
 from asr.errors import AsrError
 
 SCORES = st.lists(st.floats(-50.0, 0.0, width=32), min_size=1, max_size=40)

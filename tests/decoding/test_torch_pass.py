@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.decoding.lattice_scores import best_path
+from asr.decoding.lattice.scores import best_path
 from asr.decoding.options import DecodingOptions
 from asr.decoding.torch_pass import TorchFirstPass
 from asr.errors import AsrError

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asr.decoding.options import DecodingOptions
-from asr.decoding.path import hypothesis_of_path
+from asr.decoding.search.path import hypothesis_of_path
 from asr.decoding.word_alignment import WordAligner, word_ends
 from asr.errors import AsrError
 from asr.recognizer import Recognizer

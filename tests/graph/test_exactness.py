@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from asr.graph.artefact import DecodingGraph
 from asr.graph.build import build_graph, build_phone_graph
-from asr.lm.kneser_ney import estimate_kneser_ney
-from asr.lm.ngram import NgramLM
-from asr.lm.ngram_text import read_word_stream
+from asr.lm.ngram.kneser_ney import estimate_kneser_ney
+from asr.lm.ngram.ngram_lm import NgramLM
+from asr.lm.ngram.text import read_word_stream
 from asr.text.lexicon import Lexicon
 from asr.text.tokens import TokenTable
 from tests.reference.graph_search import Scores, word_sequence_scores

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from asr.errors import AsrError
-from asr.lm import arpa
-from asr.lm.arpa import LN_10
-from asr.lm.ngram_arpa import read_arpa, write_arpa
+from asr.lm.ngram import arpa
+from asr.lm.ngram.arpa import LN_10
+from asr.lm.ngram.trie_arpa import read_arpa, write_arpa
 from asr.text.vocabulary import Vocabulary
 from tests.reference.tiny_arpa import TINY
 

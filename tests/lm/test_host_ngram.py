@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asr.errors import AsrError
-from asr.lm import host_ngram
 from asr.lm.cached_rows import CachedRows
 from asr.lm.contract import LanguageModel
-from asr.lm.host_ngram import HostNgramLM
-from asr.lm.kneser_ney import estimate_kneser_ney
-from asr.lm.ngram import NgramLM
-from asr.lm.ngram_text import read_word_stream
+from asr.lm.ngram import host_ngram
+from asr.lm.ngram.host_ngram import HostNgramLM
+from asr.lm.ngram.kneser_ney import estimate_kneser_ney
+from asr.lm.ngram.ngram_lm import NgramLM
+from asr.lm.ngram.text import read_word_stream
 from tests.reference.ngram_oracle import toy_sentences
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from asr.errors import AsrError
-from asr.lm.host_rnn_lm import table_bytes, with_host_tables
 from asr.lm.host_table import HostTable
-from asr.lm.rnn_lm import RnnLm, RnnLmConfig
+from asr.lm.rnn.host_rnn_lm import table_bytes, with_host_tables
+from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
 from asr.query.engine import RnnLM
 from asr.text.vocabulary import Vocabulary
 
@@ -62,7 +62,7 @@ def test_same_bits_within_the_budget(
 ) -> None:
     # Compiled loops over a whole table round differently from the tensor form, which is all that a GPU has.
     for module in ("huffman", "nce"):
-        monkeypatch.setattr(f"asr.lm.{module}.loop_for", lambda function, tensor: None)
+        monkeypatch.setattr(f"asr.lm.rnn.{module}.loop_for", lambda function, tensor: None)
     network = _network(output, tie)
     budget = int(share * table_bytes(network))
     host, tables = with_host_tables(network, "cpu", budget)

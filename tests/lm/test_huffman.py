@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from asr.lm.compiled_loop import loop_for
-from asr.lm.huffman import HuffmanOutput, huffman_paths
-from asr.lm.maxent import HashedMaxEnt
-from asr.lm.output_kernel import add_path_log_prob
+from asr.lm.rnn.huffman import HuffmanOutput, huffman_paths
+from asr.lm.rnn.maxent import HashedMaxEnt
+from asr.lm.rnn.output_kernel import add_path_log_prob
 
 QUERIES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 39)), max_size=12)
 

@@ -15,9 +15,9 @@ from asr.lm.adapters import MappedLM, NumberedLM
 from asr.lm.context_table import ContextTable
 from asr.lm.contract import LanguageModel
 from asr.lm.interpolation import CombinedLM, difference_lm, interpolated_difference_lm, interpolated_lm
-from asr.lm.kneser_ney import estimate_kneser_ney
-from asr.lm.ngram import NgramLM
-from asr.lm.ngram_text import read_word_stream
+from asr.lm.ngram.kneser_ney import estimate_kneser_ney
+from asr.lm.ngram.ngram_lm import NgramLM
+from asr.lm.ngram.text import read_word_stream
 from asr.text.vocabulary import Vocabulary
 from tests.reference.ngram_oracle import toy_sentences
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from asr.lm.compiled_loop import in_threads, loop_for
-from asr.lm.log_z import TILE, add_exponentials, exact_log_z, log_z_by_loop, log_z_by_tensors
-from asr.lm.maxent import HashedMaxEnt
+from asr.lm.rnn.log_z import TILE, add_exponentials, exact_log_z, log_z_by_loop, log_z_by_tensors
+from asr.lm.rnn.maxent import HashedMaxEnt
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from asr.cli.main import main
-from asr.lm.network_file import save_network
-from asr.lm.rnn_lm import RnnLm, RnnLmConfig
+from asr.lm.rnn.network_file import save_network
+from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
 from asr.text.vocabulary import Vocabulary
 
 WORDS = "THE A CAT DOG SAT RAN FAR".split()

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from asr.cli.main import run
 from asr.errors import AsrError
-from asr.lm.kneser_ney import estimate_kneser_ney
-from asr.lm.mixture import mix_linearly
-from asr.lm.ngram import NgramLM
-from asr.lm.ngram_arpa import read_arpa, write_arpa
-from asr.lm.ngram_text import read_word_stream
-from asr.lm.ngram_trie import NgramTrie
+from asr.lm.ngram.kneser_ney import estimate_kneser_ney
+from asr.lm.ngram.mixture import mix_linearly
+from asr.lm.ngram.ngram_lm import NgramLM
+from asr.lm.ngram.text import read_word_stream
+from asr.lm.ngram.trie import NgramTrie
+from asr.lm.ngram.trie_arpa import read_arpa, write_arpa
 from asr.text.vocabulary import Vocabulary
 from tests.reference.ngram_oracle import BackoffModel, toy_sentences
 

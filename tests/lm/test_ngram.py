@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from asr.lm.arpa import LN_10
 from asr.lm.contract import LanguageModel
-from asr.lm.ngram import NgramLM
+from asr.lm.ngram.arpa import LN_10
+from asr.lm.ngram.ngram_lm import NgramLM
 from asr.text.vocabulary import Vocabulary
 from tests.reference.tiny_arpa import TINY
 

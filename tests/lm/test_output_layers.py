@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from asr.lm.class_softmax import ClassSoftmaxOutput, frequency_classes
 from asr.lm.compiled_loop import loop_for
-from asr.lm.maxent import HashedMaxEnt
-from asr.lm.nce import NceOutput
-from asr.lm.output_kernel import add_word_scores
-from asr.lm.rnn_lm import RnnLm, RnnLmConfig
+from asr.lm.rnn.class_softmax import ClassSoftmaxOutput, frequency_classes
+from asr.lm.rnn.maxent import HashedMaxEnt
+from asr.lm.rnn.nce import NceOutput
+from asr.lm.rnn.output_kernel import add_word_scores
+from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
 from asr.text.vocabulary import Vocabulary
 
 WORDS = 40
@@ -195,7 +195,7 @@ def test_maxent_scores_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     history = torch.randint(0, 30, (6, 3))
     everything = maxent.score_each(history, torch.arange(30))
     for choose in (loop_for, lambda function, tensor: None):
-        monkeypatch.setattr("asr.lm.maxent.loop_for", choose)
+        monkeypatch.setattr("asr.lm.rnn.maxent.loop_for", choose)
         scores = torch.ones(6, 10)
         maxent.add_score_range(scores, maxent.places(history), 10)
         torch.testing.assert_close(scores, everything[:, 10:20] + 1)

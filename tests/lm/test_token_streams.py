@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asr.errors import AsrError
-from asr.lm.token_file import TokenFile
-from asr.lm.token_streams import TokenStreams
+from asr.lm.rnn.token_file import TokenFile
+from asr.lm.rnn.token_streams import TokenStreams
 from asr.text.vocabulary import BOS_ID, EOS_ID, EPSILON_ID, UNK_ID, Vocabulary
 
 

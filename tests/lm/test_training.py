@@ -12,17 +12,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from asr.errors import AsrError
 from asr.lm.compiled_loop import loop_for
-from asr.lm.rnn_lm import RnnLm, RnnLmConfig
-from asr.lm.sparse_rows import AdamWithSparseRows
-from asr.lm.token_streams import TokenBatch, history_of
+from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
+from asr.lm.rnn.sparse_rows import AdamWithSparseRows
+from asr.lm.rnn.token_streams import TokenBatch, history_of
 from asr.text.vocabulary import EOS_ID, Vocabulary
 
 pl = pytest.importorskip("pytorch_lightning")
 pytest.importorskip("tensorboard")
 
-from asr.lm.lit_rnn_lm import LitRnnLm  # noqa: E402
-from asr.lm.lit_text_data import TextDataModule  # noqa: E402
-from asr.lm.network_file import load_network, network_from_checkpoint, save_network  # noqa: E402
+from asr.lm.rnn.lit_rnn_lm import LitRnnLm  # noqa: E402
+from asr.lm.rnn.lit_text_data import TextDataModule  # noqa: E402
+from asr.lm.rnn.network_file import load_network, network_from_checkpoint, save_network  # noqa: E402
 
 SMALL = {"embedding_size": 8, "hidden_size": 8, "maxent_order": 3, "maxent_size": 997, "num_noise_words": 32}
 
@@ -155,7 +155,7 @@ def test_loop_over_entries_equals_tensor_operations(monkeypatch: pytest.MonkeyPa
     entry, values = torch.tensor([[3, 1, 3, 0]]), torch.tensor([1.0, -2.0, 0.5, 3.0])
     found = []
     for choose in (loop_for, lambda function, tensor: None):
-        monkeypatch.setattr("asr.lm.sparse_rows.loop_for", choose)
+        monkeypatch.setattr("asr.lm.rnn.sparse_rows.loop_for", choose)
         table = torch.nn.Parameter(torch.linspace(-1, 1, 5))
         optimizer = AdamWithSparseRows([table])
         for _ in range(2):

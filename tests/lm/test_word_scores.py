@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from asr.lm.distributions import network_distributions
 from asr.lm.interpolation_weight import log_linear_log_prob, tune_linear_weights, tune_log_linear_weights
-from asr.lm.maxent import HashedMaxEnt
-from asr.lm.maxent_collisions import OrderCollisions, measure_collisions
-from asr.lm.rnn_lm import RnnLm, RnnLmConfig
+from asr.lm.rnn.maxent import HashedMaxEnt
+from asr.lm.rnn.maxent_collisions import OrderCollisions, measure_collisions
+from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
 from asr.lm.word_scores import network_word_scores, perplexity
 from asr.text.vocabulary import BOS_ID, EOS_ID, EPSILON_ID, Vocabulary
 
@@ -61,7 +61,7 @@ def test_equal_to_one_word_after_the_other(sentences: list[list[int]], sentences
 
 @torch.no_grad()
 def test_training_and_scoring_see_the_same_hidden_layer() -> None:
-    from asr.lm.token_streams import TokenStreams
+    from asr.lm.rnn.token_streams import TokenStreams
 
     token_id = np.array([3, 4, 5, EOS_ID, 6, EOS_ID, 3, 3, EOS_ID], dtype=np.int32)
     batch = TokenStreams(token_id, 1, 9, NETWORK.num_history_words)[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asr.decoding.lattice import Lattice
+from asr.decoding.lattice.lattice import Lattice
 from asr.decoding.options import DecodingOptions
 from tests.reference.table_lm import TableLM
 

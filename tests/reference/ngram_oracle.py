@@ -6,7 +6,7 @@ import math
 import random
 from collections import Counter, defaultdict
 
-from asr.lm.ngram_trie import NgramTrie
+from asr.lm.ngram.trie import NgramTrie
 
 Ngram = tuple[str, ...]
 

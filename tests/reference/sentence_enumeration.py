@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from asr.lm.ngram_arrays import NgramArrays
+from asr.lm.ngram.arrays import NgramArrays
 from asr.text.tokens import TokenTable
 from asr.text.vocabulary import EOS_ID
 from tests.reference.graph_search import Scores

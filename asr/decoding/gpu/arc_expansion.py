@@ -12,7 +12,7 @@ from torch import Tensor
 from asr.decoding.gpu import compaction, expansion, selection
 from asr.decoding.gpu.by_stream import LOWEST
 from asr.decoding.gpu.limits import NO_LIMIT, FrameLimits
-from asr.decoding.search_graph import ArcSet
+from asr.decoding.search.search_graph import ArcSet
 
 
 class ArcExpansion:

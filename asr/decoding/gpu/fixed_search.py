@@ -12,13 +12,13 @@ import torch
 import triton
 from torch import Tensor
 
-from asr.decoding.backtrace import Backtrace
 from asr.decoding.gpu import keeping
 from asr.decoding.gpu.frame_room import FrameRoom, Sizes
 from asr.decoding.gpu.limits import FrameLimits
 from asr.decoding.gpu.replay import FrameReplay
-from asr.decoding.search_graph import Searchable
-from asr.decoding.tokens import Tokens
+from asr.decoding.search.backtrace import Backtrace
+from asr.decoding.search.search_graph import Searchable
+from asr.decoding.search.tokens import Tokens
 
 _FRAMES_AT_ONCE = 32
 _FIRST_ROOM = 1 << 12

@@ -19,7 +19,7 @@ from asr.decoding.gpu import compaction, expansion, keeping
 from asr.decoding.gpu.arc_expansion import ArcExpansion
 from asr.decoding.gpu.limits import FrameLimits
 from asr.decoding.gpu.recombined import Recombined
-from asr.decoding.search_graph import ArcSet
+from asr.decoding.search.search_graph import ArcSet
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from asr.decoding.gpu import expansion
 from asr.decoding.gpu.arc_expansion import ArcExpansion
 from asr.decoding.gpu.limits import FrameLimits
 from asr.decoding.gpu.recombined import Recombined
-from asr.decoding.search_graph import Searchable
-from asr.decoding.tokens import Tokens
+from asr.decoding.search.search_graph import Searchable
+from asr.decoding.search.tokens import Tokens
 
 _FIRST_ROOM = 1 << 12
 

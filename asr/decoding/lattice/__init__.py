@@ -1,0 +1,1 @@
+"""Lattices: made, scored, searched, in files."""

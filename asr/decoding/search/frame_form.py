@@ -1,0 +1,132 @@
+"""In which form a frame of the token search runs: loops for CPUs, kernels for GPUs, or plain tensor operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from asr.compiled_forms import imports, kernels_run
+from asr.decoding.options import DecodingOptions
+from asr.decoding.search.backtrace import Backtrace
+from asr.decoding.search.search_graph import Searchable
+from asr.decoding.search.tokens import Tokens
+from asr.errors import AsrError
+
+FORMS = ("auto", "tensor", "loops", "kernels", "steps", "graphs")
+"""What may be asked for, see `TorchFirstPass`."""
+
+
+class FrameHalves(Protocol):
+    """What stands for the tensor operations of a frame, with the same outcome."""
+
+    def expand(
+        self, tokens: Tokens, log_prob: Tensor, frame_begin: Tensor, offset: Tensor, everything: bool = False
+    ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Any]:
+        """Arguments as of `FrameStep.read`, paths of a stream side by side.
+
+        Returns:
+            source, arc, stream, score of the candidates, (A,) each: with a language model those worth asking it about,
+            without one perhaps only those near the best, unless `everything` is asked for; and whether they are all
+            there are of a stream, (N,) for `keep`.
+        """
+
+    def keep(
+        self, stream: Tensor, state: Tensor, context_idx: Tensor | None, score: Tensor, is_complete: Any
+    ) -> tuple[Tensor, Tensor, bool]:
+        """Candidates (A,) -> winner (A,), the positions of those that stay, and whether none that could is missing."""
+
+
+class ChunkReader(Protocol):
+    """What reads whole chunks at a time."""
+
+    def read(
+        self,
+        tokens: Tokens,
+        log_prob: Tensor,
+        num_frames: Tensor,
+        offset: Tensor,
+        backtrace: Backtrace,
+        collect: Callable[[Tokens], None],
+    ) -> Tokens:
+        """Reads a chunk.
+
+        Args:
+            tokens: what is alive, `stream` numbering the rows of the next three, paths of a stream side by side.
+            log_prob: (N, T, C) scaled.
+            num_frames: (N,) int64, how many of the T frames are the stream's.
+            offset: (N,) float64, what relative scores lack; changed in place.
+            backtrace: takes the records.
+            collect: called now and then where the backtrace is due, with what is alive, to renumber its records.
+
+        Returns:
+            What is alive behind the last frames.
+        """
+
+
+def chosen_form(form: str, device: torch.device) -> str:
+    """The form for a device: `auto` is the fastest that runs there.
+
+    Raises:
+        AsrError: there is no such form, or it does not run here.
+    """
+    if form not in FORMS:
+        raise AsrError(f"there is no form {form!r} of the torch pass; it is one of {', '.join(FORMS)}.")
+    loops = device.type == "cpu" and imports("numba")
+    kernels = kernels_run(device)
+    if form == "auto":
+        return "graphs" if device.type == "cuda" and kernels else "loops" if loops else "tensor"
+    runs = {"loops": loops, "kernels": kernels, "steps": kernels, "graphs": kernels and device.type == "cuda"}
+    if not runs.get(form, True):
+        needs = "numba and a CPU" if form == "loops" else "triton and a GPU"
+        raise AsrError(f"the torch pass in the form {form!r} needs {needs}; ask for auto or tensor.")
+    return form
+
+
+def frame_halves(
+    form: str, graph: Searchable, options: DecodingOptions, has_lm: bool, keeps_lattice: bool
+) -> FrameHalves | None:
+    """What runs a frame in this form; None for tensor operations.
+
+    Args:
+        form: as of `chosen_form`.
+        graph: on the device where the search runs.
+        options: beams.
+        has_lm: whether a language model takes part.
+        keeps_lattice: whether candidates that lose must be seen.
+    """
+    device = graph.final_score.device
+    form = chosen_form(form, device)
+    if form == "tensor":
+        return None
+    if form == "loops":
+        from asr.decoding.search import frame_kernel
+        from asr.decoding.search.compiled_frame import CompiledFrame
+
+        return CompiledFrame(frame_kernel, graph, options, has_lm, keeps_lattice)
+    from asr.decoding.gpu.gpu_frame import GpuFrame
+    from asr.decoding.gpu.limits import FrameLimits
+
+    return GpuFrame(graph, FrameLimits(options, has_lm, keeps_lattice, device))
+
+
+def chunk_reader(form: str, graph: Searchable, options: DecodingOptions) -> ChunkReader | None:
+    """What reads whole chunks where neither language model nor lattice take part.
+
+    None where frames are read one by one. Arguments as of `frame_halves`.
+    """
+    device = graph.final_score.device
+    form = chosen_form(form, device)
+    if graph.epsilon is not None or form not in ("loops", "steps", "graphs"):
+        return None
+    if form == "loops":
+        from asr.decoding.search import chunk_kernel
+        from asr.decoding.search.compiled_chunk import CompiledChunk
+
+        return CompiledChunk(chunk_kernel, graph, options)
+    from asr.decoding.gpu.fixed_search import FixedSearch
+    from asr.decoding.gpu.limits import FrameLimits
+
+    return FixedSearch(graph, FrameLimits(options, False, False, device), captures=form == "graphs")

@@ -1,0 +1,1 @@
+"""n-gram models: files, estimation, pruning, look-up."""

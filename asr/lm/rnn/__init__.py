@@ -1,0 +1,1 @@
+"""Recurrent language models: layers, output layers, training."""

@@ -1,0 +1,148 @@
+"""The normaliser of scores over the whole vocabulary: log of the sum of exp(row . hidden + bias + MaxEnt).
+
+Shapes: Q queries, H hidden, M history words, R history lengths, V vocabulary, P tiles of it, W the MaxEnt table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from asr.lm.compiled_loop import in_threads, loop_for
+from asr.lm.rnn.maxent import HashedMaxEnt
+from asr.lm.rnn.tile_kernel import add_products, exponentials
+from asr.text.vocabulary import BOS_ID, EPSILON_ID
+
+# Sums over the vocabulary are made in blocks that stay in a CPU's cache.
+_QUERIES_AT_ONCE = 256
+_WORDS_AT_ONCE = 4096
+TILE = 512
+# The compiled loop wants the word vectors in tiles, words along rows; to lay them out so costs this many queries.
+_QUERIES_WORTH_TILES = 512
+
+
+def exact_log_z(hidden: Tensor, history: Tensor, rows: Tensor, bias: Tensor, maxent: HashedMaxEnt | None) -> Tensor:
+    """log of the sum of exp(row . hidden + bias + MaxEnt) over all words that can be predicted, (Q,).
+
+    hidden (Q, H), history (Q, M), rows (V, H), bias (V,). Not differentiable.
+    """
+    with torch.no_grad():
+        hidden, rows, bias = hidden.detach(), rows.detach(), bias.detach()
+        loop = loop_for(add_exponentials, hidden) if len(hidden) >= _QUERIES_WORTH_TILES else None
+        if loop is None:
+            return log_z_by_tensors(hidden, history, rows, bias, maxent)
+        return log_z_by_loop(hidden, history, rows, bias, maxent, loop)
+
+
+def log_z_by_tensors(
+    hidden: Tensor, history: Tensor, rows: Tensor, bias: Tensor, maxent: HashedMaxEnt | None
+) -> Tensor:
+    """`exact_log_z` on any device."""
+    log_z = hidden.new_full((len(hidden),), -torch.inf)
+    never_predicted = torch.tensor([EPSILON_ID, BOS_ID], device=hidden.device)
+    for begin in range(0, len(hidden), _QUERIES_AT_ONCE):
+        part = slice(begin, begin + _QUERIES_AT_ONCE)
+        places = None if maxent is None else maxent.places(history[part])
+        for first in range(0, len(rows), _WORDS_AT_ONCE):
+            words = slice(first, min(first + _WORDS_AT_ONCE, len(rows)))
+            scores = F.linear(hidden[part], rows[words], bias[words])
+            if maxent is not None and places is not None:
+                maxent.add_score_range(scores, places, words.start)
+            if first == 0:
+                scores.index_fill_(1, never_predicted, -torch.inf)
+            log_z[part] = torch.logaddexp(log_z[part], scores.logsumexp(dim=1))
+    return log_z
+
+
+def log_z_by_loop(
+    hidden: Tensor, history: Tensor, rows: Tensor, bias: Tensor, maxent: HashedMaxEnt | None, loop: Callable[..., None]
+) -> Tensor:
+    """`exact_log_z` by the compiled loop: scores never leave the nearest cache."""
+    num_queries, num_words = len(hidden), len(rows)
+    places, weight = history.new_zeros(num_queries, 0), hidden.new_zeros(0)
+    order = torch.arange(num_queries)
+    if maxent is not None:
+        places, weight = maxent.places(history), maxent.weight.detach()
+        # Histories that end alike one after the other: the second finds its features in the cache.
+        for column in places[:, :2].t().flip(0):
+            order = order[column[order].argsort(stable=True)]
+    padding = -num_words % TILE
+    bias = F.pad(bias, (0, padding), value=-torch.inf)
+    bias[[EPSILON_ID, BOS_ID]] = -torch.inf
+    columns = -rows.shape[1] % 4
+    tiles = F.pad(rows, (0, columns, 0, padding)).view(-1, TILE, rows.shape[1] + columns).transpose(1, 2).contiguous()
+    # The loop takes four queries at a time.
+    hidden = F.pad(hidden[order], (0, columns, 0, -num_queries % 4))
+    places = torch.cat((places[order], places.new_zeros(-num_queries % 4, places.shape[1])))
+    top = hidden.new_full((len(hidden),), -torch.inf)
+    total = torch.zeros(len(hidden), dtype=torch.float64)
+
+    def work(begin: int, end: int) -> None:
+        part = slice(4 * begin, 4 * end)
+        arrays = (
+            hidden[part], places[part], tiles, bias.view(-1, TILE), weight, num_words,
+            hidden.new_empty(4, TILE), hidden.new_empty(TILE), top[part], total[part],
+        )  # fmt: skip
+        loop(*(array.numpy() if isinstance(array, Tensor) else array for array in arrays))
+
+    in_threads(work, len(hidden) // 4, rows_at_least=16)
+    log_z = hidden.new_empty(num_queries)
+    log_z[order] = (top + total.log()).float()[:num_queries]
+    return log_z
+
+
+def add_exponentials(
+    hidden: Any, places: Any, tiles: Any, bias: Any, weight: Any, num_words: int,
+    scores: Any, room: Any, top: Any, total: Any,
+) -> None:  # fmt: skip
+    """Adds exp(score - top) of all words to total (Q,); top (Q,) becomes the largest score. For `compiled_loop`.
+
+    hidden (Q, H), places (Q, R), tiles (P, H, TILE), bias (P, TILE), weight (W,); scores (4, TILE) and room (TILE,)
+    are room to work in. Q and H are multiples of 4.
+    """
+    room_bits = room.view(np.int32)
+    for tile in range(tiles.shape[0]):
+        first = tile * TILE
+        width = min(TILE, num_words - first)
+        for begin in range(0, hidden.shape[0], 4):
+            for i in range(4):
+                score = scores[i]
+                for v in range(TILE):
+                    score[v] = bias[tile, v]
+                for length in range(places.shape[1]):
+                    features = weight[places[begin + i, length] + first :]
+                    for v in range(width):
+                        score[v] += features[v]
+            add_products(scores, hidden[begin : begin + 4], tiles[tile])
+            for i in range(4):
+                query = begin + i
+                largest = _largest(scores[i], room)
+                if largest > top[query]:
+                    total[query] *= math.exp(top[query] - largest)
+                    top[query] = largest
+                exponentials(scores[i], TILE, 1.0, top[query], room, room_bits)
+                part = np.float32(0.0)
+                for v in range(TILE):
+                    part += scores[i, v]
+                total[query] += part
+
+
+def _largest(score: Any, room: Any) -> Any:
+    # The largest of pairs, then of pairs of these: each pass is free of order, so it runs in vector registers.
+    half = TILE // 2
+    for v in range(half):
+        room[v] = max(score[v], score[v + half])
+    while half > 16:
+        half //= 2
+        for v in range(half):
+            room[v] = max(room[v], room[v + half])
+    largest = room[0]
+    for v in range(1, half):
+        largest = max(largest, room[v])
+    return largest

@@ -1,0 +1,132 @@
+"""Output layer trained by noise-contrastive estimation: no sum over the vocabulary, in training or in scoring.
+
+Shapes: N words of a batch, Q queries, H hidden, M history words, K noise words, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from asr.lm.compiled_loop import loop_for
+from asr.lm.rnn.log_z import exact_log_z
+from asr.lm.rnn.maxent import HASH_MULTIPLIERS, HashedMaxEnt
+from asr.lm.rnn.output_kernel import add_word_scores
+from asr.lm.rnn.shared_noise import SharedNoise
+from asr.text.vocabulary import BOS_ID, EPSILON_ID
+
+
+class NceOutput(nn.Module):
+    """score(w | h) = row(w) . hidden + bias(w) + MaxEnt(w, h); log P = score - log Z with one constant log Z.
+
+    Args:
+        rows: the output word vectors (V, H), shared with the input where the two are tied.
+        maxent: n-gram features, or none.
+        num_noise_words: noise words of a batch, shared by all of its words.
+        noise_power: the noise is the unigram (one added to each count) to this power.
+        log_z: the constant, or where it starts if it is learnt.
+        learn_log_z: whether log Z is a parameter.
+        normalized: scores are normalised by a sum over the vocabulary, exact and slow, not by the constant log Z.
+        num_grad_words: noise words of a batch through which MaxEnt weights are updated.
+        compute_dtype: what the matrix products of the loss run in.
+        compile_loss: compiles the element-wise part of the loss (torch 2 and a C++ compiler).
+    """
+
+    def __init__(
+        self,
+        rows: nn.Embedding,
+        maxent: HashedMaxEnt | None,
+        num_noise_words: int = 512,
+        noise_power: float = 0.75,
+        log_z: float = 0.0,
+        learn_log_z: bool = False,
+        normalized: bool = False,
+        num_grad_words: int = 32,
+        compute_dtype: str = "float32",
+        compile_loss: bool = False,
+    ) -> None:
+        super().__init__()
+        vocabulary_size = rows.num_embeddings
+        self.rows = rows
+        self.maxent = maxent
+        self.num_noise_words = num_noise_words
+        self.noise_power = noise_power
+        self.normalized = normalized
+        self.num_grad_words = min(num_grad_words, num_noise_words)
+        self.compute_dtype: torch.dtype = getattr(torch, compute_dtype)
+        self.compile_loss = compile_loss
+        self.bias = nn.Embedding(vocabulary_size, 1, sparse=True)
+        self.log_z = nn.Parameter(torch.tensor(float(log_z)), requires_grad=learn_log_z)
+        self.noise_log_prob: Tensor
+        self.noise_cdf: Tensor
+        self.register_buffer("noise_log_prob", torch.zeros(vocabulary_size), persistent=False)
+        self.register_buffer("noise_cdf", torch.zeros(vocabulary_size, dtype=torch.float64), persistent=False)
+        self.set_unigram(torch.ones(vocabulary_size), reset_bias=True)
+
+    def set_unigram(self, counts: Tensor, *, reset_bias: bool) -> None:
+        """The noise from the training text's counts (V,); `reset_bias` starts the biases at the log unigram."""
+        smoothed = counts.double() + 1
+        smoothed[[EPSILON_ID, BOS_ID]] = 0
+        noise = smoothed**self.noise_power
+        noise /= noise.sum()
+        self.noise_log_prob.copy_(noise.log())
+        self.noise_cdf.copy_(noise.cumsum(0))
+        if reset_bias:
+            log_unigram = (smoothed / smoothed.sum()).log().clamp(min=-30)
+            with torch.no_grad():
+                self.bias.weight.copy_((log_unigram + self.log_z)[:, None])
+
+    def loss(self, hidden: Tensor, history: Tensor, word_id: Tensor, generator: torch.Generator) -> Tensor:
+        """hidden (N, H), history (N, M), word_id (N,) -> the NCE objective summed over the words."""
+        num_noise = self.num_noise_words
+        uniform = torch.rand(num_noise, generator=generator, dtype=torch.float64).to(hidden.device)
+        # Sorted ids make the MaxEnt slices' reads run forward through memory.
+        noise_id = torch.searchsorted(self.noise_cdf, uniform).clamp(max=len(self.noise_cdf) - 1).sort().values
+        both_id = torch.cat((word_id, noise_id))
+        rows, bias = self.rows(both_id), self.bias(both_id).squeeze(1)
+        # Score less log(K q(w)) less log Z: the log odds that a word is data and not noise.
+        offset = bias - self.noise_log_prob[both_id] - math.log(num_noise) - self.log_z
+        num_words = len(word_id)
+        data_odds = (hidden * rows[:num_words]).sum(dim=1) + offset[:num_words]
+        if self.maxent is not None:
+            data_odds = data_odds + self.maxent.score(history, word_id)
+        columns = torch.randperm(num_noise, generator=generator)[: self.num_grad_words].to(hidden.device)
+        noise = SharedNoise(noise_id, columns, self.maxent, self.compute_dtype, self.compile_loss)
+        return F.softplus(-data_odds).sum() + noise.loss(hidden, history, rows[num_words:], offset[num_words:])
+
+    def word_score(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
+        """hidden (Q, H), history (Q, M), word_id (Q,) -> unnormalised score (Q,)."""
+        # The loop reads the rows and features in one array each, which tables in host memory are not.
+        is_whole = isinstance(self.rows, nn.Embedding) and isinstance(self.maxent, HashedMaxEnt | None)
+        loop = loop_for(add_word_scores, hidden) if is_whole and not torch.is_grad_enabled() else None
+        if loop is not None:
+            return self._word_score_by_loop(hidden, history, word_id, loop)
+        scores = (hidden * self.rows(word_id)).sum(dim=1) + self.bias.weight[word_id, 0]
+        return scores if self.maxent is None else scores + self.maxent.score(history, word_id)
+
+    def _word_score_by_loop(
+        self, hidden: Tensor, history: Tensor, word_id: Tensor, loop: Callable[..., None]
+    ) -> Tensor:
+        scores, weight, order, table_size = hidden.new_zeros(len(word_id)), hidden.new_zeros(0), 1, 1
+        if self.maxent is not None:
+            weight, order, table_size = self.maxent.weight.detach(), self.maxent.order, self.maxent.table_size
+        tables = self.rows.weight.detach(), self.bias.weight.detach()[:, 0], weight
+        arrays = (array.contiguous().numpy() for array in (hidden, history, word_id, *tables))
+        loop(*arrays, order, table_size, HASH_MULTIPLIERS, scores.numpy())
+        return scores
+
+    def history_normalizer(self, hidden: Tensor, history: Tensor) -> Tensor:
+        """The constant log Z, or the true one of each history where `normalized` is set, (Q,)."""
+        return self.exact_log_z(hidden, history) if self.normalized else self.log_z.expand(len(hidden))
+
+    def exact_log_z(self, hidden: Tensor, history: Tensor) -> Tensor:
+        """hidden (Q, H), history (Q, M) -> log of the scores' sum over the vocabulary, (Q,)."""
+        return exact_log_z(hidden, history, self.rows.weight, self.bias.weight[:, 0], self.maxent)
+
+    def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
+        """Score less log Z, (Q,); not `normalized`, it is as close to a probability as NCE has brought it."""
+        return self.word_score(hidden, history, word_id) - self.history_normalizer(hidden, history)

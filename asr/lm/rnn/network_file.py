@@ -1,0 +1,72 @@
+"""A recurrent language model as a folder: `network.json`, `network.safetensors`, `words.txt`; no Lightning needed."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from asr.checkpoint_file import read_checkpoint
+from asr.errors import AsrError
+from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
+from asr.registered_network import LANGUAGE_MODEL_CLASSES, build_network, load_weights, save_weights
+from asr.text.vocabulary import Vocabulary
+
+_FORMAT = 1
+
+
+def save_network(
+    network: RnnLm, folder: Path, *, half_precision: bool = True, num_maxent_weights: int | None = None
+) -> None:
+    """Writes a network; `num_maxent_weights` keeps only that many n-gram weights, the largest."""
+    network = copy.deepcopy(network)
+    maxent = network.maxent
+    if maxent is not None and num_maxent_weights is not None:
+        maxent.prune(num_maxent_weights)
+    folder.mkdir(parents=True, exist_ok=True)
+    network.vocabulary.save(folder / "words.txt")
+    save_weights(network, folder / "network.safetensors", half_precision)
+    description = {"format": _FORMAT, "class": "RnnLm", "arguments": asdict(network.config)}
+    (folder / "network.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+
+
+def load_network(folder: str | Path) -> RnnLm:
+    """Reads what `save_network` wrote, in float32, ready to score.
+
+    Raises:
+        AsrError: a file is missing, damaged, or does not fit the others.
+    """
+    folder = Path(folder)
+    path = folder / "network.json"
+    try:
+        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        class_name, arguments = description["class"], description["arguments"]
+    except OSError as error:
+        raise AsrError(f"{path}: the language model cannot be read ({error.strerror}); name its folder.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise AsrError(f"{path}: not the description of a language model ({error}); export it again.") from error
+    vocabulary = Vocabulary.from_file(folder / "words.txt")
+    network = build_network(class_name, arguments, LANGUAGE_MODEL_CLASSES, str(path), vocabulary).network
+    assert isinstance(network, RnnLm)
+    load_weights(network, folder / "network.safetensors")
+    return network.eval()
+
+
+def network_from_checkpoint(path: str | Path) -> RnnLm:
+    """The network of a Lightning checkpoint of `LitRnnLm`, read without Lightning.
+
+    Raises:
+        AsrError: the file is no such checkpoint.
+    """
+    checkpoint = read_checkpoint(path)
+    try:
+        arguments = checkpoint["rnn_lm_config"]
+        vocabulary = Vocabulary(checkpoint["rnn_lm_words"], name=str(path))
+    except (KeyError, TypeError) as error:
+        raise AsrError(f"{path}: not a checkpoint of a recurrent language model ({error}).") from error
+    network = RnnLm(vocabulary, RnnLmConfig(**arguments))
+    prefix, state = "network.", checkpoint["state_dict"]
+    network.load_state_dict({name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)})
+    return network.eval()

@@ -1,0 +1,96 @@
+"""Part of gpu_check: how fast the whole chain, the query engine and the training of a language model are."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from asr.evaluation.timing import StageTimes
+from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
+from asr.lm.rnn.sparse_rows import AdamWithSparseRows
+from asr.lm.rnn.token_streams import TokenStreams
+from asr.query.engine import RnnLM
+from asr.recognizer import Recognizer
+from asr.text.vocabulary import Vocabulary
+
+
+def chain(folder: Path, mode: str, waveforms: list[Tensor], batch: int, device: torch.device) -> dict[str, float]:
+    """Audio to words, so many utterances in one batch -> seconds of audio for a second of work."""
+    recognizer = Recognizer.from_folder(folder, mode=mode, first_pass="torch", batch_seconds=1e9).to(device)
+    recordings = [waveforms[i % len(waveforms)] for i in range(batch)]
+    # The first call of this size compiles kernels and makes room.
+    recognizer(recordings)
+    _wait(device)
+    begin, times = time.perf_counter(), StageTimes()
+    for result in recognizer(recordings):
+        times.add(result.times)
+    _wait(device)
+    seconds = time.perf_counter() - begin
+    print(
+        f"{device.type:<5}{mode:<14}batch {batch:<5}{times.audio_seconds / seconds:9.1f} x real time: {times.format()}"
+    )
+    return {f"{mode}_{batch}_times_real_time": round(times.audio_seconds / seconds, 1)}
+
+
+@torch.no_grad()
+def queries(device: torch.device, num_words: int, num_queries: int, num_calls: int) -> dict[str, float]:
+    """Word scores of a GRU 256 behind the trie: every call asks words of the contexts that the last one gave."""
+    network = RnnLm(_vocabulary(num_words), _gru()).eval().to(device)
+    rates, engine = {}, RnnLM(network)
+    for name in ("first", "again"):
+        generator = torch.Generator().manual_seed(0)
+        context_idx = engine.start(num_queries)
+        words = [torch.randint(4, num_words, (num_queries,), generator=generator).to(device) for _ in range(num_calls)]
+        _wait(device)
+        begin = time.perf_counter()
+        for word_id in words:
+            _, context_idx = engine.score(context_idx, word_id)
+        _wait(device)
+        rates[f"queries_per_s_{name}"] = round(num_queries * num_calls / (time.perf_counter() - begin))
+    print(f"{device.type:<5}query engine, {num_queries} a call: {rates}")
+    return dict(rates)
+
+
+def training(device: torch.device, num_words: int, num_streams: int, num_steps: int) -> dict[str, float]:
+    """Words a second that a GRU 256 with noise-contrastive estimation and n-gram features learns from."""
+    network = RnnLm(_vocabulary(num_words), _gru())
+    generator = torch.Generator().manual_seed(0)
+    token_id = (num_words ** torch.rand(num_streams * 20 * (num_steps + 3), generator=generator)).long().clamp(4)
+    token_id = token_id.clamp(max=num_words - 1)
+    network.output.set_unigram(torch.bincount(token_id, minlength=num_words), reset_bias=True)
+    network = network.to(device)
+    optimizer = AdamWithSparseRows(network.parameters(), lr=1e-3)
+    streams = TokenStreams(token_id.int().numpy(), num_streams, 20, network.num_history_words)
+    states, begin = None, 0.0
+    for step in range(num_steps + 2):
+        if step == 2:
+            _wait(device)
+            begin = time.perf_counter()
+        batch = streams[step]
+        batch = batch._replace(
+            **{name: part.to(device) for name, part in batch._asdict().items() if isinstance(part, Tensor)}
+        )
+        loss, states = network(batch, states, torch.Generator().manual_seed(step))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    _wait(device)
+    rate = round(num_streams * 20 * num_steps / (time.perf_counter() - begin))
+    print(f"{device.type:<5}training, GRU 256, {num_words} words, {num_streams} streams: {rate} words/s")
+    return {f"training_words_per_s_{num_words}": rate}
+
+
+def _vocabulary(num_words: int) -> Vocabulary:
+    return Vocabulary(f"w{number}" for number in range(4, num_words))
+
+
+def _gru() -> RnnLmConfig:
+    return RnnLmConfig(embedding_size=256, hidden_size=256, maxent_order=3, maxent_size=1 << 20)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

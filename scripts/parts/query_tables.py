@@ -1,0 +1,144 @@
+"""The papers' tables on query streams: capacity, recombination, quantised histories, batching, hidden stores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asr.lm.contract import StatefulNetwork
+from asr.query.engine import RnnLM
+from asr.query.recording import QueryStream, merged
+from parts.query_workload import columns, naive_seconds, run, table
+
+
+def index_table(network: StatefulNetwork, streams: list[QueryStream]) -> None:
+    _, naive_cpu_s = naive_seconds(network, streams[0], 300)
+    everything = RnnLM(network)
+    run(everything, streams)
+    all_bytes = everything.statistics().bytes_held
+    cases: list[tuple[str, int | None, bool]] = [("each utterance anew", None, True), ("kept, all", None, False)]
+    cases += [(f"kept, 1/{part} of that", all_bytes // part, False) for part in (2, 8, 32, 128)]
+    rows = []
+    for name, capacity, resets in cases:
+        engine = RnnLM(network, capacity_bytes=capacity)
+        _, cpu_s = run(engine, streams, marks=capacity is not None, resets=resets)
+        counts = engine.statistics()
+        row = columns(counts, cpu_s)
+        row["MB"] = counts.peak_bytes / 1e6
+        row |= {
+            "bound MB": (capacity or 0) / 1e6,
+            "evictions": counts.num_evictions,
+            "rows dropped": counts.num_dropped_rows,
+        }
+        rows.append({"cache": name, **row, "x naive": naive_cpu_s * counts.num_queries / cpu_s})
+    table("index-table: capacity, and keeping the cache over utterances (MB: the peak)", rows)
+
+
+def frame_batch(network: StatefulNetwork, streams: list[QueryStream]) -> None:
+    exact, rows = None, []
+    for precision in (None, "round-2", "round-1", "sign"):
+        engine = RnnLM(network, history_precision=precision)
+        log_prob, cpu_s = run(engine, streams)
+        exact = log_prob if exact is None else exact
+        counts = engine.statistics()
+        total = counts.num_hidden_rows + counts.num_shared_rows
+        rows.append(
+            {
+                "precision": precision or "baseline",
+                "hidden rows": counts.num_hidden_rows,
+                "redundancy": counts.num_shared_rows / total,
+                "largest difference": float((log_prob - exact).abs().max()),
+                "cpu_s": cpu_s,
+            }
+        )
+    table("frame-batch: quantised history vectors", rows)
+    print("\n" + nearness(network, streams))
+    rows = []
+    for name, batching, asked in (
+        ("query", "query", [merged(streams)]),
+        ("utterance", "frame", streams),
+        ("frame", "frame", [merged(streams)]),
+    ):
+        engine = RnnLM(network, batching=batching)
+        run(engine, asked)
+        counts = engine.statistics()
+        rows.append(
+            {
+                "batches by": name,
+                "hidden runs": counts.num_hidden_calls,
+                "blocks to another device": 2 * counts.num_hidden_calls,
+                "rows a run": counts.mean_hidden_batch,
+                "hidden s": counts.seconds_hidden,
+                "output s": counts.seconds_output,
+            }
+        )
+    table("frame-batch: batching (one processor; the blocks are those that a second device would need)", rows)
+
+
+def nearness(network: StatefulNetwork, streams: list[QueryStream]) -> str:
+    """How near the histories that a word follows come to each other, in words."""
+    engine = RnnLM(network)
+    run(engine, streams)
+    node = (engine.trie.nodes.is_used() & (engine.trie.hidden_row >= 0)).nonzero().squeeze(1)[2:]
+    word = engine.trie.word[node]
+    before = engine.trie.hidden_row[engine.trie.parent[node].long()].long()
+    state = engine.hidden.read(before)[:, : getattr(network, "recurrent_size", network.state_size)]
+    distances, signs = [], []
+    for one in word.unique().tolist():
+        same = state[(word == one).nonzero().squeeze(1)[:200]]
+        if len(same) > 1:
+            apart = torch.cdist(same, same, p=torch.inf).fill_diagonal_(torch.inf)
+            differing = torch.cdist((same > 0).float(), (same > 0).float(), p=1.0).fill_diagonal_(torch.inf)
+            distances.append(apart.min(1).values)
+            signs.append(differing.min(1).values)
+    at = torch.tensor([0.01, 0.1, 0.5])
+    far, flipped = (torch.quantile(torch.cat(part), at).tolist() for part in (distances, signs))
+    return (
+        f"Nearest other history before the same word, 1 %, 10 %, 50 % of {len(node):,}: largest difference of a column "
+        f"{', '.join(f'{value:.3f}' for value in far)}; columns of {state.shape[1]} that differ in sign "
+        f"{', '.join(f'{value:.0f}' for value in flipped)}; mean magnitude {float(state.abs().mean()):.3f}."
+    )
+
+
+def recombination(network: StatefulNetwork, streams: list[QueryStream]) -> None:
+    """Histories that end in the same words share a context: that of the first come, or of the best in a window."""
+    engine = RnnLM(network)
+    exact, cpu_s = run(engine, streams)
+    rows = [_recombined("none", "", engine, exact, exact, cpu_s)]
+    for length in (5, 4, 3, 2, 1):
+        for choice in ("first", "best"):
+            engine = RnnLM(network, recombination_length=length, recombination=choice)
+            log_prob, cpu_s = run(engine, streams)
+            rows.append(_recombined(str(length), choice, engine, log_prob, exact, cpu_s))
+    table("four-caches: recombination length, the first come stays or the best within 50 calls", rows)
+
+
+def _recombined(
+    length: str, choice: str, engine: RnnLM, log_prob: Tensor, exact: Tensor, cpu_s: float
+) -> dict[str, Any]:
+    difference = (log_prob - exact).abs()
+    return {
+        "recombination length": length,
+        "stays": choice,
+        **columns(engine.statistics(), cpu_s),
+        "mean difference": float(difference.mean()),
+        "largest": float(difference.max()),
+    }
+
+
+def hidden_dtypes(network: StatefulNetwork, streams: list[QueryStream]) -> None:
+    exact, rows = None, []
+    for dtype in ("float32", "float16", "bfloat16", "int8"):
+        engine = RnnLM(network, hidden_dtype=dtype)
+        log_prob, cpu_s = run(engine, streams)
+        exact = log_prob if exact is None else exact
+        rows.append(
+            {
+                "kept in": dtype,
+                "largest difference": float((log_prob - exact).abs().max()),
+                **columns(engine.statistics(), cpu_s),
+            }
+        )
+    table("hidden store", rows)
