@@ -123,8 +123,9 @@ def _k2() -> Finding:
         k2 = importlib.import_module("k2")
         version = importlib.metadata.version("k2")
         with_cuda = bool(getattr(k2, "with_cuda", False))
-    except ModuleNotFoundError:
-        reason = "not installed"
+    except ModuleNotFoundError as error:
+        # Without its compiled part it is a wheel for another Python.
+        reason = "not installed" if error.name == "k2" else f"installed, but does not import ({error})"
     except (ImportError, OSError, AttributeError) as error:
         reason = f"installed, but does not import ({str(error).splitlines()[0]})"
     else:

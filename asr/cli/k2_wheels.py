@@ -10,6 +10,8 @@ from __future__ import annotations
 CPU_INDEX = "https://k2-fsa.github.io/k2/cpu.html"
 CUDA_INDEX = "https://k2-fsa.github.io/k2/cuda.html"
 
+# Of the wheel for Python 3.10 on PyPI, as in constraints/k2.txt.
+_PYPI_HASH = "1404589732fdb7f6f5bf62297a20dd73318b7b4f2e10dd52dc3d5b6669688a4c"
 # As listed on the index pages for x86-64 Linux: torch -> (k2 version, CUDA versions).
 _CUDA_BUILDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "2.13.0": ("1.24.4.dev20260710", ("12.6", "13.0", "13.2")),
@@ -48,8 +50,11 @@ def install_advice(
     if machine != "x86_64":
         return [f"k2's Linux wheels with CUDA are for x86-64, not {machine}; see {CPU_INDEX} for CPU wheels."]
     if torch_version == "1.13.1" and python_version == (3, 10):
-        # pip 26 refuses the wheel's file name.
-        return ["pip install 'pip<26' && pip install k2==1.23.4"]
+        # pip 26 refuses the wheel's file name, older ones take a wheel for any Python unless the hash says which.
+        return [
+            f"echo 'k2==1.23.4 --hash=sha256:{_PYPI_HASH}' > k2.txt && pip install 'pip<26' && "
+            "pip install --no-deps --force-reinstall -r k2.txt"
+        ]
     index, build = (CPU_INDEX, "cpu") if cuda_version is None else (CUDA_INDEX, f"cuda{cuda_version}")
     if cuda_version is None:
         k2_version = _CPU_BUILDS.get(torch_version)

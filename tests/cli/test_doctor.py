@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -45,8 +46,25 @@ def test_a_missing_package_that_is_needed_is_bad(monkeypatch, capsys):
 )  # fmt: skip
 def test_known_builds_of_k2(torch_version, cuda, python, expected):
     (line,) = install_advice(torch_version, cuda, python)
-    assert line.startswith("pip install ")
+    assert "pip install " in line
     assert expected in line
+
+
+def test_the_wheel_for_python_3_10_is_told_by_its_hash():
+    pinned = (Path(__file__).resolve().parents[2] / "constraints" / "k2.txt").read_text().splitlines()[-1]
+    assert pinned.startswith("k2==1.23.4 --hash=sha256:")
+    assert pinned in install_advice("1.13.1+cu117", "11.7", (3, 10))[0]
+
+
+def test_a_k2_for_another_python_is_not_called_missing(monkeypatch, capsys, tmp_path):
+    (tmp_path / "k2").mkdir()
+    (tmp_path / "k2" / "__init__.py").write_text("import _k2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("k2", "_k2"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "_k2", None)
+    main(["doctor"])
+    assert "installed, but does not import" in capsys.readouterr().out
 
 
 def test_where_no_build_of_k2_is_known():
