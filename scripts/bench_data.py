@@ -10,6 +10,7 @@ import json
 import time
 
 import torch
+from parts.command import run
 
 from asr.data.datamodule import AcousticDataModule
 
@@ -48,4 +49,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

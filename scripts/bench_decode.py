@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from parts import ROOT
+from parts.command import run
 from parts.decode_nbest import measure_n_best, middle_sized
 from parts.decode_workload import (
     CLARITY,
-    ROOT,
     Workload,
     best_first_pass,
     best_of,
@@ -204,8 +205,4 @@ def chunked_equals_whole(bundle: Bundle, frames: list[Tensor]) -> bool:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except AsrError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    run(main)

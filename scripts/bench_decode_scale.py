@@ -15,16 +15,16 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import resource
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from bench_decode import RNN_BEAMS
+from parts import ROOT
+from parts.command import run
 from parts.decode_workload import (
     CLARITY,
-    ROOT,
     Workload,
     best_of,
     decode_all,
@@ -155,8 +155,4 @@ def resident_mb() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except AsrError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    run(main)

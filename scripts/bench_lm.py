@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -26,10 +25,8 @@ from typing import Any
 
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from parts import faster_rnnlm
+from parts.command import run
 
 from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.maxent_collisions import measure_collisions
@@ -277,4 +274,4 @@ def default_corpora() -> Path | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

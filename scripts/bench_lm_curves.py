@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from parts import faster_rnnlm
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from bench_lm import ROWS, corpus, default_corpora
+from parts import faster_rnnlm
+from parts.command import run
 
 from asr.lm.rnn.token_file import TokenFile
 
@@ -118,4 +115,4 @@ def plot(curves: Path, picture: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -26,9 +26,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from parts.command import run
 from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from asr.lm.ngram.arpa import LN_10, open_text
 from asr.lm.ngram.file import load_ngram_lm, save_ngram_lm
@@ -280,4 +279,4 @@ class _Timer:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -17,7 +17,6 @@ import argparse
 import json
 import math
 import random
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -25,11 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+from parts.command import run
 from parts.decode_workload import CLARITY, simulated
+from torch import Tensor
 
 from asr.bundle import Bundle
 from asr.cli.bundle_choice import bundle_folder
@@ -245,4 +242,4 @@ def _read(path: Path) -> NgramLM:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

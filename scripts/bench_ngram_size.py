@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -26,11 +25,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from bench_ngram import budgets, copy_text, kenlm_programs, rates, sizes, walk
+from parts.command import run
+from torch import Tensor
 
 from asr.lm.ngram.arpa import LN_10, open_text
 from asr.lm.ngram.file import load_ngram_lm, save_ngram_lm
@@ -195,4 +192,4 @@ class _Step:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

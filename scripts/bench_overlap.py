@@ -13,6 +13,7 @@ import os
 import time
 
 import torch
+from parts.command import run
 from torch import Tensor
 
 from asr.cli.bundle_choice import bundle_folder
@@ -67,4 +68,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

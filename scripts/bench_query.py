@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from parts import ROOT
+from parts.command import run
 from parts.query_cache_tables import four_caches
 from parts.query_tables import frame_batch, hidden_dtypes, index_table, recombination
 from parts.query_throughput import fastest, long_stream, throughput
-from parts.query_workload import ROOT, max_abs_error, naive_seconds, random_network
+from parts.query_workload import max_abs_error, naive_seconds, random_network
 
 from asr.bundle import Bundle
 from asr.cli.bundle_choice import bundle_folder
@@ -119,4 +121,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from parts.command import run
 from torch import Tensor
 
 from asr.cli.bundle_choice import bundle_folder
 from asr.data.cut_lists import cut_text, read_cuts
-from asr.errors import AsrError
 from asr.evaluation.error_rate import NO_ERRORS, ErrorCounts, count_errors
 from asr.recognizer import Recognizer
 from asr.stream_result import StreamResult, num_equal
@@ -154,8 +153,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except AsrError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    run(main)

@@ -10,6 +10,8 @@ import logging
 import sys
 import time
 
+from parts.command import run
+
 from asr.bundle import Bundle
 from asr.cli.bundle_choice import bundle_folder
 from asr.cli.recognizer_options import device_from
@@ -72,4 +74,4 @@ def compare(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import torch
+from parts.command import run
 from parts.gpu_check_search import search_checks
 from parts.gpu_check_speed import chain, queries, training
 from torch import Tensor
@@ -152,4 +152,4 @@ def _compare_workers(folder: Path, mode: str, waveforms: list[Tensor], device: t
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -11,29 +11,25 @@ a word that survived (what no exact method can spare) and those with a word that
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 from typing import ClassVar
 
 import torch
+from parts.command import run
 from torch import Tensor
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from asr.cli.recognizer_options import add_recognizer_arguments, recognizer_from  # noqa: E402
-from asr.cli.transcription import audio_files  # noqa: E402
-from asr.data.audio import read_audio  # noqa: E402
-from asr.decoding.search import token_search  # noqa: E402
-from asr.decoding.search.frame_step import Candidates, FrameStep  # noqa: E402
-from asr.decoding.search.search_graph import ArcSet  # noqa: E402
-from asr.decoding.search.tokens import Tokens  # noqa: E402
-from asr.decoding.torch_pass import TorchFirstPass  # noqa: E402
-from asr.evaluation.timing import StageTimes  # noqa: E402
-from asr.lm.adapters import MappedLM  # noqa: E402
-from asr.lm.contract import LanguageModel  # noqa: E402
-from asr.lm.interpolation import CombinedLM, difference_lm  # noqa: E402
-from asr.query.engine import RnnLM  # noqa: E402
+from asr.cli.recognizer_options import add_recognizer_arguments, recognizer_from
+from asr.cli.transcription import audio_files
+from asr.data.audio import read_audio
+from asr.decoding.search import token_search
+from asr.decoding.search.frame_step import Candidates, FrameStep
+from asr.decoding.search.search_graph import ArcSet
+from asr.decoding.search.tokens import Tokens
+from asr.decoding.torch_pass import TorchFirstPass
+from asr.evaluation.timing import StageTimes
+from asr.lm.adapters import MappedLM
+from asr.lm.contract import LanguageModel
+from asr.lm.interpolation import CombinedLM, difference_lm
+from asr.query.engine import RnnLM
 
 
 class WatchedStep(FrameStep):
@@ -110,4 +106,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -14,23 +14,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from parts.command import run
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from asr.cli.recognizer_options import add_recognizer_arguments, recognizer_from  # noqa: E402
-from asr.cli.transcription import audio_files  # noqa: E402
-from asr.data.audio import read_audio  # noqa: E402
-from asr.decoding.first_pass import FirstPass  # noqa: E402
-from asr.decoding.torch_pass import TorchFirstPass  # noqa: E402
-from asr.errors import AsrError  # noqa: E402
-from asr.evaluation.timing import StageTimes  # noqa: E402
-from asr.frontend import split_at_pauses  # noqa: E402
-from asr.lm.adapters import MappedLM  # noqa: E402
-from asr.lm.contract import LanguageModel  # noqa: E402
-from asr.lm.interpolation import difference_lm  # noqa: E402
-from asr.query.engine import RnnLM  # noqa: E402
-from asr.query.recording import QueryRecorder, save_streams  # noqa: E402
+from asr.cli.recognizer_options import add_recognizer_arguments, recognizer_from
+from asr.cli.transcription import audio_files
+from asr.data.audio import read_audio
+from asr.decoding.first_pass import FirstPass
+from asr.decoding.torch_pass import TorchFirstPass
+from asr.errors import AsrError
+from asr.evaluation.timing import StageTimes
+from asr.frontend import split_at_pauses
+from asr.lm.adapters import MappedLM
+from asr.lm.contract import LanguageModel
+from asr.lm.interpolation import difference_lm
+from asr.query.engine import RnnLM
+from asr.query.recording import QueryRecorder, save_streams
 
 
 def record(args: argparse.Namespace) -> int:
@@ -80,4 +78,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

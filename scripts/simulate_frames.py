@@ -24,35 +24,33 @@ from __future__ import annotations
 
 import argparse
 import lzma
-import sys
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from parts import ROOT
+from parts.command import run
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from asr.bundle import Bundle  # noqa: E402  the checkout must be on the path first
-from asr.data.audio import find_audio_files, read_audio  # noqa: E402
-from asr.decoding.torch_pass import TorchFirstPass  # noqa: E402
-from asr.decoding_mode import decoding_options  # noqa: E402
-from asr.errors import AsrError  # noqa: E402
-from asr.evaluation.error_rate import NO_ERRORS, count_errors  # noqa: E402
-from asr.evaluation.segment_pool import SegmentPool  # noqa: E402
-from asr.evaluation.simulated_frames import FrameSimulator, simulate  # noqa: E402
-from asr.evaluation.simulation_folder import (  # noqa: E402
+from asr.bundle import Bundle
+from asr.data.audio import find_audio_files, read_audio
+from asr.decoding.torch_pass import TorchFirstPass
+from asr.decoding_mode import decoding_options
+from asr.errors import AsrError
+from asr.evaluation.error_rate import NO_ERRORS, count_errors
+from asr.evaluation.segment_pool import SegmentPool
+from asr.evaluation.simulated_frames import FrameSimulator, simulate
+from asr.evaluation.simulation_folder import (
     SimulationFolder,
     choose_sentences,
     evenly,
     sayable,
     speaker_of,
 )
-from asr.evaluation.timing import StageTimes  # noqa: E402
-from asr.evaluation.transcripts import read_transcripts  # noqa: E402
-from asr.recognizer import Recognizer  # noqa: E402
-from asr.text.lexicon import Lexicon  # noqa: E402
+from asr.evaluation.timing import StageTimes
+from asr.evaluation.transcripts import read_transcripts
+from asr.recognizer import Recognizer
+from asr.text.lexicon import Lexicon
 
 DATA = ROOT / "data" / "simulation"
 _LONGEST_SECONDS = 25.0
@@ -212,8 +210,4 @@ def write_sentences(path: Path, sentences: dict[str, tuple[str, ...]]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except AsrError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    run(main)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,27 +12,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from asr.bundle import Bundle  # noqa: E402  the checkout comes first
-from asr.decoding.first_pass import DecodeResult, FirstPass, Hypothesis  # noqa: E402
-from asr.decoding.options import DecodingOptions  # noqa: E402
-from asr.decoding.rescoring_pass import RescoringPass  # noqa: E402
-from asr.decoding.torch_pass import TorchFirstPass  # noqa: E402
-from asr.errors import AsrError  # noqa: E402
-from asr.evaluation.error_rate import NO_ERRORS, count_errors  # noqa: E402
-from asr.evaluation.segment_pool import SegmentPool  # noqa: E402
-from asr.evaluation.simulated_frames import FrameSimulator, simulate  # noqa: E402
-from asr.evaluation.simulation_folder import SimulationFolder, evenly  # noqa: E402
-from asr.evaluation.transcripts import read_transcripts  # noqa: E402
-from asr.graph.artefact import DecodingGraph  # noqa: E402
-from asr.lm.adapters import MappedLM  # noqa: E402
-from asr.lm.contract import LanguageModel  # noqa: E402
-from asr.lm.interpolation import difference_lm, interpolated_difference_lm  # noqa: E402
-from asr.lm.ngram.ngram_lm import NgramLM  # noqa: E402
-from asr.query.engine import RnnLM  # noqa: E402
-from asr.text.lexicon import Lexicon  # noqa: E402
+from asr.bundle import Bundle
+from asr.decoding.first_pass import DecodeResult, FirstPass, Hypothesis
+from asr.decoding.options import DecodingOptions
+from asr.decoding.rescoring_pass import RescoringPass
+from asr.decoding.torch_pass import TorchFirstPass
+from asr.errors import AsrError
+from asr.evaluation.error_rate import NO_ERRORS, count_errors
+from asr.evaluation.segment_pool import SegmentPool
+from asr.evaluation.simulated_frames import FrameSimulator, simulate
+from asr.evaluation.simulation_folder import SimulationFolder, evenly
+from asr.evaluation.transcripts import read_transcripts
+from asr.graph.artefact import DecodingGraph
+from asr.lm.adapters import MappedLM
+from asr.lm.contract import LanguageModel
+from asr.lm.interpolation import difference_lm, interpolated_difference_lm
+from asr.lm.ngram.ngram_lm import NgramLM
+from asr.query.engine import RnnLM
+from asr.text.lexicon import Lexicon
 
 # At these clarities the trigram of checkpoints/librispeech has about this word error rate, in %.
 CLARITY = {"6 %": 5.5, "12 %": 2.0}

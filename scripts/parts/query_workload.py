@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from asr.lm.contract import StatefulNetwork  # noqa: E402
-from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig  # noqa: E402
-from asr.query.engine import RnnLM  # noqa: E402
-from asr.query.recording import QueryStream, replay  # noqa: E402
-from asr.query.statistics import QueryStatistics  # noqa: E402
-from asr.text.vocabulary import BOS_ID, Vocabulary  # noqa: E402
-from tests.reference.plain_lm import PlainLM  # noqa: E402
+from asr.lm.contract import StatefulNetwork
+from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
+from asr.query.engine import RnnLM
+from asr.query.recording import QueryStream, replay
+from asr.query.statistics import QueryStatistics
+from asr.text.vocabulary import BOS_ID, Vocabulary
+from tests.reference.plain_lm import PlainLM
 
 
 def random_network(output: str, num_words: int = 65_000) -> RnnLm:

@@ -123,6 +123,7 @@ def test_prepare_makes_the_folder_of_a_corpus(
     long = "PAT TO KIT TO SICK"
     (tmp_path / "text").write_text(f"1-1-9 {long}\n2-1-0 {long} TWO\n2-1-1 PAT\n3-1-0 {long} ZOO\n3-1-1 {long}\n")
     script = str(Path(__file__).resolve().parents[2] / "scripts" / "simulate_frames.py")
+    monkeypatch.syspath_prepend(str(Path(script).parent))
     files = []
     for folder in (SimulationFolder(tmp_path / "once"), SimulationFolder(tmp_path / "again")):
         arguments = {"audio": audio, "text": tmp_path / "text", "lexicon": tmp_path / "lexicon.txt"}
