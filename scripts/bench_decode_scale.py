@@ -31,10 +31,10 @@ from parts.decode_workload import (
     lesser,
     rnn_lm,
     simulated,
-    table,
     timed,
     word_error_rate,
 )
+from parts.markdown_table import table
 
 from asr.bundle import Bundle
 from asr.decoding.k2_pass import K2FirstPass

@@ -55,7 +55,8 @@ def weights_and_tokens(source: str | Path) -> tuple[dict[str, Tensor], list[str]
         AsrError: it is missing, or something else.
     """
     if not Path(source).is_dir():
-        return averaged_weights(source), checkpoint_tokens(source)
+        content = read_checkpoint(source)
+        return _averaged_weights(content, source), _tokens(content, source)
     bundle = Bundle.load(source)
     return bundle.acoustic_model.network.state_dict(), list(bundle.graph.tokens.tokens)
 
@@ -66,11 +67,7 @@ def averaged_weights(checkpoint: str | Path) -> dict[str, Tensor]:
     Raises:
         AsrError: the file is missing, or was written by something else.
     """
-    state = read_checkpoint(checkpoint)["state_dict"]
-    weights = {name[len(_AVERAGE_PREFIX) :]: value for name, value in state.items() if name.startswith(_AVERAGE_PREFIX)}
-    if not weights:
-        raise AsrError(f"{checkpoint}: it holds no averaged network; take one that `asr fit` wrote for an am*.yaml.")
-    return weights
+    return _averaged_weights(read_checkpoint(checkpoint), checkpoint)
 
 
 def checkpoint_tokens(checkpoint: str | Path) -> list[str]:
@@ -79,7 +76,18 @@ def checkpoint_tokens(checkpoint: str | Path) -> list[str]:
     Raises:
         AsrError: the file is missing, or was written by something else.
     """
-    content = read_checkpoint(checkpoint)
+    return _tokens(read_checkpoint(checkpoint), checkpoint)
+
+
+def _averaged_weights(content: dict[str, Any], checkpoint: str | Path) -> dict[str, Tensor]:
+    state = content["state_dict"]
+    weights = {name[len(_AVERAGE_PREFIX) :]: value for name, value in state.items() if name.startswith(_AVERAGE_PREFIX)}
+    if not weights:
+        raise AsrError(f"{checkpoint}: it holds no averaged network; take one that `asr fit` wrote for an am*.yaml.")
+    return weights
+
+
+def _tokens(content: dict[str, Any], checkpoint: str | Path) -> list[str]:
     if "tokens" not in content:
         raise AsrError(f"{checkpoint}: it does not say its tokens; take one that `asr fit` wrote for an am*.yaml.")
     return list(content["tokens"])

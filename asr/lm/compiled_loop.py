@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asr.compiled_forms import imports
+
 
 @functools.cache
 def compiled_loop(function: Callable[..., Any], reorders_sums: bool = True) -> Callable[..., Any] | None:
@@ -21,10 +23,10 @@ def compiled_loop(function: Callable[..., Any], reorders_sums: bool = True) -> C
 
     Sums may be reordered where that is allowed: only so does the compiler use vector instructions for them.
     """
-    try:
-        import numba
-    except ImportError:
+    if not imports("numba"):
         return None
+    import numba
+
     assert isinstance(function, FunctionType)
     named = {name: function.__globals__.get(name) for name in function.__code__.co_names}
     called = {

@@ -18,7 +18,8 @@ from asr.lm.adapters import MappedLM
 from asr.lm.contract import LanguageModel
 from asr.lm.interpolation import difference_lm
 from asr.lm.ngram.file import load_ngram_lm
-from parts.decode_workload import Workload, best_first_pass, best_of, decode_all, rnn_lm, table, word_error_rate
+from parts.decode_workload import Workload, best_first_pass, best_of, decode_all, rnn_lm, word_error_rate
+from parts.markdown_table import table
 
 RNN_WEIGHT = 0.5
 

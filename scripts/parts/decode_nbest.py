@@ -18,7 +18,8 @@ from asr.errors import AsrError
 from asr.query.engine import RnnLM
 from asr.text.vocabulary import BOS_ID, EOS_ID, EPSILON_ID
 from parts import decode_plots
-from parts.decode_workload import Workload, lesser, table, timed
+from parts.decode_workload import Workload, lesser, timed
+from parts.markdown_table import table
 
 SIZES = (10, 20, 50, 100, 200, 500, 1000, 2000)
 _MANY = 200  # longer lists: the sentence-by-sentence side is timed on every eighth sentence

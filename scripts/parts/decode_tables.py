@@ -30,11 +30,11 @@ from parts.decode_workload import (
     best_of,
     decode_all,
     rnn_lm,
-    table,
     timed,
     word_error_rate,
 )
 from parts.flashlight_peer import FlashlightSearch
+from parts.markdown_table import table
 
 BEAMS = (6.0, 8.0, 10.0, 12.0, 14.0)
 

@@ -150,11 +150,3 @@ def rnn_lm(
     if weight is not None:
         return interpolated_difference_lm(large, small, weight), engine
     return difference_lm(large, small), engine
-
-
-def table(title: str, rows: list[dict[str, Any]]) -> None:
-    """Prints rows of equal keys as a Markdown table."""
-    print(f"\n### {title}\n\n| {' | '.join(rows[0])} |\n|{' --- |' * len(rows[0])}")
-    for row in rows:
-        cells = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()]
-        print(f"| {' | '.join(cells)} |", flush=True)

@@ -8,7 +8,8 @@ from typing import Any
 from asr.lm.contract import StatefulNetwork
 from asr.query.engine import RnnLM
 from asr.query.recording import QueryStream
-from parts.query_workload import run, table
+from parts.markdown_table import table
+from parts.query_workload import run
 
 CACHES = [
     ("cache 2", "cache_hidden"),
@@ -42,7 +43,7 @@ def four_caches(title: str, network: StatefulNetwork, with_skip: QueryStream, wi
                         "cpu_s": cpu_s,
                     }
             rows.append(best)
-    table(f"four-caches, Table 5: one utterance, {title}", rows)
+    table(f"four-caches, Table 5: one utterance, {title}", rows, thousands=",")
 
 
 def _settings(network: StatefulNetwork) -> Iterator[tuple[str, dict[str, bool]]]:

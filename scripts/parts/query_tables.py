@@ -10,7 +10,8 @@ from torch import Tensor
 from asr.lm.contract import StatefulNetwork
 from asr.query.engine import RnnLM
 from asr.query.recording import QueryStream, merged
-from parts.query_workload import columns, naive_seconds, run, table
+from parts.markdown_table import table
+from parts.query_workload import columns, naive_seconds, run
 
 
 def index_table(network: StatefulNetwork, streams: list[QueryStream]) -> None:
@@ -33,7 +34,7 @@ def index_table(network: StatefulNetwork, streams: list[QueryStream]) -> None:
             "rows dropped": counts.num_dropped_rows,
         }
         rows.append({"cache": name, **row, "x naive": naive_cpu_s * counts.num_queries / cpu_s})
-    table("index-table: capacity, and keeping the cache over utterances (MB: the peak)", rows)
+    table("index-table: capacity, and keeping the cache over utterances (MB: the peak)", rows, thousands=",")
 
 
 def frame_batch(network: StatefulNetwork, streams: list[QueryStream]) -> None:
@@ -53,7 +54,7 @@ def frame_batch(network: StatefulNetwork, streams: list[QueryStream]) -> None:
                 "cpu_s": cpu_s,
             }
         )
-    table("frame-batch: quantised history vectors", rows)
+    table("frame-batch: quantised history vectors", rows, thousands=",")
     print("\n" + nearness(network, streams))
     rows = []
     for name, batching, asked in (
@@ -74,7 +75,11 @@ def frame_batch(network: StatefulNetwork, streams: list[QueryStream]) -> None:
                 "output s": counts.seconds_output,
             }
         )
-    table("frame-batch: batching (one processor; the blocks are those that a second device would need)", rows)
+    table(
+        "frame-batch: batching (one processor; the blocks are those that a second device would need)",
+        rows,
+        thousands=",",
+    )
 
 
 def nearness(network: StatefulNetwork, streams: list[QueryStream]) -> str:
@@ -112,7 +117,7 @@ def recombination(network: StatefulNetwork, streams: list[QueryStream]) -> None:
             engine = RnnLM(network, recombination_length=length, recombination=choice)
             log_prob, cpu_s = run(engine, streams)
             rows.append(_recombined(str(length), choice, engine, log_prob, exact, cpu_s))
-    table("four-caches: recombination length, the first come stays or the best within 50 calls", rows)
+    table("four-caches: recombination length, the first come stays or the best within 50 calls", rows, thousands=",")
 
 
 def _recombined(
@@ -141,4 +146,4 @@ def hidden_dtypes(network: StatefulNetwork, streams: list[QueryStream]) -> None:
                 **columns(engine.statistics(), cpu_s),
             }
         )
-    table("hidden store", rows)
+    table("hidden store", rows, thousands=",")

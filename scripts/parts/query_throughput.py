@@ -17,7 +17,7 @@ from asr.query.engine import RnnLM
 from asr.query.recording import QueryStream, merged, replay
 from asr.query.statistics import QueryStatistics
 from asr.text.vocabulary import SPECIAL_WORDS
-from parts.query_workload import table
+from parts.markdown_table import table
 
 FRAMES_PER_SECOND = 25
 
@@ -112,7 +112,7 @@ def throughput(network: StatefulNetwork, streams: list[QueryStream], seconds: fl
             "two engines: queries/s": round(two.queries_per_s) if two else "",
             "queries/cpu_s of both": round(two.counts.num_queries / two.cpu_s) if two else "",
         })  # fmt: skip
-    table(f"throughput over the number of streams, H = {network.hidden_size}, by the clock", rows)
+    table(f"throughput over the number of streams, H = {network.hidden_size}, by the clock", rows, thousands=",")
 
 
 def resident_bytes() -> int:
@@ -153,4 +153,4 @@ def long_stream(network: StatefulNetwork, stream: QueryStream, minutes: int, cap
                     "seconds": counts.seconds_total,
                 }
             )
-    table(f"one stream of {minutes} minutes within {capacity_bytes / 1e6:g} MB", rows)
+    table(f"one stream of {minutes} minutes within {capacity_bytes / 1e6:g} MB", rows, thousands=",")

@@ -81,17 +81,6 @@ def max_abs_error(network: StatefulNetwork, stream: QueryStream, log_prob: Tenso
     return float((log_prob[sample] - torch.tensor(expected)).abs().max())
 
 
-def table(title: str, rows: list[dict[str, Any]]) -> None:
-    """Prints rows of equal keys as a Markdown table."""
-    print(f"\n### {title}\n\n| {' | '.join(rows[0])} |\n|{' --- |' * len(rows[0])}")
-    for row in rows:
-        cells = [
-            f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
-            for value in row.values()
-        ]
-        print(f"| {' | '.join(cells)} |", flush=True)
-
-
 def columns(counts: QueryStatistics, cpu_s: float) -> dict[str, Any]:
     return {
         "queries": counts.num_queries,
