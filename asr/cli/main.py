@@ -116,7 +116,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output (head, less) has seen enough.
         sys.stderr.close()
         return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

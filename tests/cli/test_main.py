@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from asr.cli import main as cli
@@ -61,3 +64,9 @@ def test_the_bundle_that_is_taken(tmp_path, monkeypatch):
     assert bundle_folder(None, tmp_path).name == "an4"
     with pytest.raises(AsrError, match=r"nowhere: there is no bundle here .* checkpoints/ has: an4, librispeech"):
         bundle_folder("nowhere", tmp_path)
+
+
+def test_the_package_runs_as_a_module():
+    run = subprocess.run([sys.executable, "-m", "asr", "doctors"], capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert "doctors" in run.stderr
