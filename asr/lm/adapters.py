@@ -6,6 +6,7 @@ Shapes: Q queries, N streams.
 from __future__ import annotations
 
 import logging
+import math
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -69,7 +70,10 @@ class NumberedLM:
 
 
 class MappedLM:
-    """A model asked with the word ids of another vocabulary; words it does not have are its `<unk>`.
+    """A model asked with the word ids of another vocabulary; words it does not have share its `<unk>` evenly.
+
+    Each gets log P(<unk> | history) less the logarithm of their number, so that what the model gives to all words
+    together stays one; as history each is `<unk>`.
 
     Args:
         lm: the model.
@@ -94,10 +98,14 @@ class MappedLM:
             )
         if self.num_unlisted_words:
             _LOGGER.warning(
-                "The language model lacks %d of %d words; it scores them as <unk>.",
+                "The language model lacks %d of %d words; they share the probability of its <unk>.",
                 self.num_unlisted_words,
                 len(ordinary),
             )
+        self._share: Tensor | None = None
+        if self.num_unlisted_words > 1:
+            self._share = self._word_map.eq(UNK_ID).float() * -math.log(self.num_unlisted_words)
+            self._share[: len(SPECIAL_WORDS)] = 0.0
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -110,7 +118,8 @@ class MappedLM:
 
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
         """log P(word | history) and the next context, (Q,) each."""
-        return self._lm.score(context_idx, self._word_map[word_id])
+        log_prob, next_idx = self._lm.score(context_idx, self._word_map[word_id])
+        return log_prob if self._share is None else log_prob + self._share[word_id], next_idx
 
     def final(self, context_idx: Tensor) -> Tensor:
         """log P(</s> | history), (Q,)."""

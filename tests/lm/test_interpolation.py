@@ -18,7 +18,7 @@ from asr.lm.interpolation import CombinedLM, difference_lm, interpolated_differe
 from asr.lm.ngram.kneser_ney import estimate_kneser_ney
 from asr.lm.ngram.ngram_lm import NgramLM
 from asr.lm.ngram.text import read_word_stream
-from asr.text.vocabulary import Vocabulary
+from asr.text.vocabulary import SPECIAL_WORDS, Vocabulary
 from tests.reference.ngram_oracle import toy_sentences
 
 SENTENCES = ["w1 w2 w1", "w0 w0 w3 w5", "", "rare3 w1"]
@@ -141,6 +141,14 @@ def test_models_of_different_words(models: list[NgramLM], tmp_path: Path, caplog
     torch.testing.assert_close(_scores(mapped, "w1 unheard w2"), _scores(models[2], "w1 unheard w2"))
     with pytest.raises(AsrError, match=r"has none of the 2 words asked for \('W2', ...\); check .* language and case"):
         MappedLM(models[2], Vocabulary(["W1", "W2"]))
+    many = MappedLM(models[2], Vocabulary([*models[2].vocabulary.words[4:], "unheard", "unknown", "unsaid"]))
+    word_id = torch.arange(len(SPECIAL_WORDS), len(many.vocabulary))
+    log_prob, _ = many.score(many.start(1).expand(len(word_id)), word_id)
+    probability = log_prob.double().exp()
+    ends, unheard = many.final(many.start(1)).double().exp(), models[2].vocabulary.ids_of(["unheard"])
+    unknown, _ = models[2].score(models[2].start(1), unheard)
+    torch.testing.assert_close(probability[-3:].sum().float(), unknown[0].exp())
+    assert float(probability.sum() + ends) == pytest.approx(1.0, abs=1e-5)
     numbered = NumberedLM(mapped)
     assert torch.equal(_scores(numbered, "w1 w2"), _scores(mapped, "w1 w2"))
     assert numbered.start(3).tolist() == [0, 0, 0]
