@@ -16,6 +16,7 @@ from asr.bundle import Bundle
 from asr.cli.bundle_choice import bundle_folder
 from asr.cli.recognizer_options import device_from
 from asr.cli.transcription import audio_files, transcribe
+from asr.data.audio import read_audio
 from asr.decoding_mode import MODES, available_modes
 from asr.errors import AsrError
 from asr.evaluation.cache_report import format_cache
@@ -55,13 +56,13 @@ def compare(args: argparse.Namespace) -> int:
         recognizer = Recognizer(bundle, mode=mode).to(device)
         print(f"\n== {MODES[mode]} ({recognizer.first_pass_name} first pass)")
         times, cache, hypotheses, failed = StageTimes(), {}, {}, 0
-        for outcome in transcribe(recognizer, files):
+        for outcome in transcribe(recognizer, files, read_audio):
             if outcome.result is None:
                 failed += 1
-                print(f"{outcome.audio.name}: FAILED: {outcome.error}")
+                print(f"{outcome.name.name}: FAILED: {outcome.error}")
                 continue
-            print(f"{outcome.audio.name}: {outcome.result.text}")
-            hypotheses[outcome.audio.stem] = tuple(outcome.result.text.split())
+            print(f"{outcome.name.name}: {outcome.result.text}")
+            hypotheses[outcome.name.stem] = tuple(outcome.result.text.split())
             times.add(outcome.result.times)
             cache = outcome.result.cache
         print(f"time: {times.format()}")

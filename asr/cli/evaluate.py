@@ -27,7 +27,8 @@ HELP = """Scores transcripts against a reference, or recognizes a manifest's rec
 
 Transcripts are Kaldi's lines 'id words ...', or JSON Lines with 'id' (or 'audio') and 'text', as 'asr transcribe'
 writes them. A manifest is what 'asr prepare' makes (lhotse cuts, .jsonl or .jsonl.gz). Word and character error rate
-come with a 95 % bootstrap interval over utterances.
+come with a 95 % bootstrap interval over utterances. A recording that cannot be used is reported and counts as
+deleted; the exit code is then 1.
 
 examples:
   asr evaluate words.jsonl --reference reference.txt
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ignore-case", action="store_true", help="compare words in upper case")
     parser.add_argument("--details", help="write every utterance's alignment and the confusions to this text file")
     parser.add_argument("--output", help="write what is recognized to this file, JSON Lines")
+    parser.add_argument("--resume", action="store_true", help="go on where an interrupted run stopped (--output)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     add_recognizer_arguments(parser)
 
@@ -75,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     if args.details:
         _write_details(Path(args.details), references, hypotheses, report)
     print(json.dumps(_as_dict(report, extra)) if args.json else "\n".join(_as_text(report, extra)))
-    return 0
+    return 1 if extra.get("failed") else 0
 
 
 def _upper(transcripts: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
@@ -89,41 +91,58 @@ def _recognize(
     from rich.progress import track
 
     from asr.cli.recognizer_options import recognizer_from
-    from asr.data.cut_lists import cut_text, read_cuts
+    from asr.cli.transcription import appended, transcribe
+    from asr.data.cut_lists import cut_text, cut_waveform, read_cuts
 
+    cuts = {cut.id: cut for cut in read_cuts([args.cuts])}
+    done = _done_before(args)
+    hypotheses = {name: tuple(str(record["text"]).split()) for name, record in done.items() if name in cuts}
+    todo = [name for name in cuts if name not in hypotheses]
+    if hypotheses:
+        print(f"{len(hypotheses)} of {len(cuts)} recordings are in {args.output} already.", file=sys.stderr)
     recognizer = recognizer_from(args)
-    references: dict[str, tuple[str, ...]] = {}
-    hypotheses: dict[str, tuple[str, ...]] = {}
-    times, cache = StageTimes(), {}
-    output = Path(args.output).open("w", encoding="utf-8") if args.output else None  # noqa: SIM115
-    cuts = read_cuts([args.cuts])
+    outcomes = transcribe(recognizer, todo, lambda name, rate: cut_waveform(cuts[name], rate))
+    times, cache, num_failed = StageTimes(), {}, 0
     console = Console(stderr=True)
-    for cut in track(cuts, "recognizing", console=console, disable=not console.is_terminal):
-        (result,) = recognizer([_waveform(cut, recognizer.sampling_rate)])
-        references[cut.id] = tuple(cut_text(cut).split())
-        hypotheses[cut.id] = tuple(word.text for word in result.words)
-        times.add(result.times)
-        cache = result.cache
-        if output is not None:
-            print(json.dumps({"id": cut.id, **result.as_dict()}, ensure_ascii=False), file=output, flush=True)
-    if output is not None:
-        output.close()
+    with appended(args.output) as output:
+        shown = track(outcomes, "recognizing", total=len(todo), console=console, disable=not console.is_terminal)
+        for outcome in shown:
+            record: dict[str, Any] = {"id": outcome.name}
+            if outcome.result is None:
+                num_failed += 1
+                print(f"asr: {outcome.error}", file=sys.stderr)
+                hypotheses[outcome.name] = ()
+                record["error"] = outcome.error
+            else:
+                hypotheses[outcome.name] = tuple(word.text for word in outcome.result.words)
+                times.add(outcome.result.times)
+                cache = outcome.result.cache
+                record.update(outcome.result.as_dict())
+            if output is not None:
+                print(json.dumps(record, ensure_ascii=False), file=output, flush=True)
     print(f"{recognizer.first_pass_name} first pass, mode {recognizer.mode}: {times.format()}", file=sys.stderr)
     extra = {
         "mode": recognizer.mode,
         "first_pass": recognizer.first_pass_name,
+        "failed": num_failed,
         "real_time_factor": round(times.real_time_factor, 4),
         "seconds": {stage: round(seconds, 3) for stage, seconds in times.stages.items()},
         "cache": cache,
     }
-    return references, hypotheses, extra
+    return {name: tuple(cut_text(cut).split()) for name, cut in cuts.items()}, hypotheses, extra
 
 
-def _waveform(cut: Any, sampling_rate: int) -> Any:
-    import torch
+def _done_before(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """What the output has, where the run goes on; else the output is begun anew."""
+    from asr.cli.transcription import records_of
 
-    samples = torch.from_numpy(cut.resample(sampling_rate).load_audio())
-    return samples.mean(dim=0)
+    if args.resume:
+        if not args.output:
+            raise AsrError("--resume goes on with what --output has; name it.")
+        return records_of(Path(args.output), "id")
+    if args.output:
+        Path(args.output).unlink(missing_ok=True)
+    return {}
 
 
 def _as_dict(report: ErrorReport, extra: dict[str, Any]) -> dict[str, Any]:

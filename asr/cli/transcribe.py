@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -15,7 +14,8 @@ from rich.progress import track
 from asr.cli.lattices import LatticeWriter, add_lattice_arguments
 from asr.cli.recognizer_options import add_recognizer_arguments, recognizer_from
 from asr.cli.stream import STANDARD_INPUT, add_stream_arguments, run_streams
-from asr.cli.transcription import Outcome, audio_files, transcribe
+from asr.cli.transcription import Outcome, appended, audio_files, records_of, transcribe
+from asr.data.audio import read_audio
 from asr.errors import AsrError
 from asr.evaluation.cache_report import format_cache
 from asr.evaluation.timing import StageTimes
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if STANDARD_INPUT in args.audio:
         raise AsrError("standard input (-) is read with --stream only.")
     files = audio_files(args.audio)
-    done = _already_done(Path(args.output)) if args.output else set()
+    done = records_of(Path(args.output), "audio") if args.output else {}
     todo = [path for path in files if str(path) not in done]
     if len(todo) < len(files):
         print(f"{len(files) - len(todo)} of {len(files)} files are in {args.output} already.", file=sys.stderr)
@@ -66,21 +66,21 @@ def run(args: argparse.Namespace) -> int:
     recognizer = recognizer_from(args)
     recognizer.keep_lattices = args.lattices is not None
     lattices = LatticeWriter(args.lattices, args.lattice_format, recognizer) if args.lattices is not None else None
-    outcomes = transcribe(recognizer, todo)
+    outcomes = transcribe(recognizer, todo, read_audio)
     console = Console(stderr=True)
     if not args.no_progress and console.is_terminal:
         outcomes = iter(track(outcomes, "transcribing", total=len(todo), console=console))
-    failures: list[Outcome] = []
+    failures: list[Outcome[Path]] = []
     times, cache = StageTimes(), {}
-    with _opened(args.output) as stream:
+    with appended(args.output) as output:
         for outcome in outcomes:
-            _write(outcome, stream, as_json=args.jsonl or args.output is not None)
+            _write(outcome, output or sys.stdout, as_json=args.jsonl or args.output is not None)
             if outcome.result is None:
                 failures.append(outcome)
                 print(f"asr: {outcome.error}", file=sys.stderr)
             else:
                 if lattices is not None:
-                    lattices.write(outcome.audio, outcome.result)
+                    lattices.write(outcome.name, outcome.result)
                 times.add(outcome.result.times)
                 cache = outcome.result.cache
     if args.statistics:
@@ -94,42 +94,14 @@ def run(args: argparse.Namespace) -> int:
 def _run_streams(args: argparse.Namespace) -> int:
     named = [name for name in args.audio if name != STANDARD_INPUT]
     names = [*map(str, audio_files(named)), *(name for name in args.audio if name == STANDARD_INPUT)]
-    with _opened(args.output) as output:
-        return 1 if run_streams(args, recognizer_from(args), names, output) else 0
+    with appended(args.output) as output:
+        return 1 if run_streams(args, recognizer_from(args), names, output or sys.stdout) else 0
 
 
-def _write(outcome: Outcome, stream: TextIO, as_json: bool) -> None:
+def _write(outcome: Outcome[Path], stream: TextIO, as_json: bool) -> None:
     if as_json:
-        record: dict[str, Any] = {"audio": str(outcome.audio)}
+        record: dict[str, Any] = {"audio": str(outcome.name)}
         record.update(outcome.result.as_dict() if outcome.result is not None else {"error": outcome.error})
         print(json.dumps(record, ensure_ascii=False), file=stream, flush=True)
     elif outcome.result is not None:
-        print(f"{outcome.audio}: {outcome.result.text}", file=stream, flush=True)
-
-
-def _opened(path: str | None) -> AbstractContextManager[TextIO]:
-    if path is None:
-        return nullcontext(sys.stdout)
-    try:
-        return Path(path).open("a", encoding="utf-8")
-    except OSError as error:
-        raise AsrError(f"{path}: the output cannot be written ({error.strerror}).") from error
-
-
-def _already_done(path: Path) -> set[str]:
-    """The audio files that the output has words for; a line that an interruption left unfinished is taken away."""
-    if not path.is_file():
-        return set()
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
-        lines.pop()
-        path.write_text("".join(lines), encoding="utf-8")
-    done = set()
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-            if "error" not in record:
-                done.add(record["audio"])
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise AsrError(f"{path}:{number}: this is no output of 'asr transcribe'; name another --output.") from error
-    return done
+        print(f"{outcome.name}: {outcome.result.text}", file=stream, flush=True)

@@ -1,30 +1,35 @@
-"""Many audio files through a recognizer: what cannot be read is reported, the others are done."""
+"""Many recordings through a recognizer: what cannot be read is reported, the others are done."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Generic, TextIO, TypeVar
 
 from torch import Tensor
 
-from asr.data.audio import AUDIO_SUFFIXES, find_audio_files, read_audio
+from asr.data.audio import AUDIO_SUFFIXES, find_audio_files
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
 from asr.result import RecognitionResult
 
+_Name = TypeVar("_Name", Path, str)
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
+
+@dataclass(frozen=True)
+class Outcome(Generic[_Name]):
     """One of `result` and `error` is there.
 
     Args:
-        audio: the file, as the user named it or below the folder that the user named.
+        name: the recording: its file, or its id.
         result: its words.
         error: why there are none.
     """
 
-    audio: Path
+    name: _Name
     result: RecognitionResult | None = None
     error: str = ""
 
@@ -47,25 +52,70 @@ def audio_files(paths: Sequence[str | Path]) -> list[Path]:
     return list(files)
 
 
-def transcribe(recognizer: Recognizer, files: Sequence[Path], batch_seconds: float = 60.0) -> Iterator[Outcome]:
-    """Recognizes files in order, several at a time; yields each as soon as it is done.
+def records_of(path: Path, field: str) -> dict[str, dict[str, Any]]:
+    """What an earlier run wrote there as JSON Lines, failures left out, by the field that names the recording.
+
+    A line that an interruption left unfinished is taken away; without a file there is nothing.
+
+    Raises:
+        AsrError: the file holds something else.
+    """
+    if not path.is_file():
+        return {}
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        lines.pop()
+        path.write_text("".join(lines), encoding="utf-8")
+    records: dict[str, dict[str, Any]] = {}
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            if "error" not in record:
+                records[record[field]] = record
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise AsrError(f"{path}:{number}: this is no output of this command; name another --output.") from error
+    return records
+
+
+def appended(path: str | None) -> AbstractContextManager[TextIO | None]:
+    """The file to add lines to, or None where there is no path.
+
+    Raises:
+        AsrError: it cannot be written.
+    """
+    if path is None:
+        return nullcontext()
+    try:
+        return Path(path).open("a", encoding="utf-8")
+    except OSError as error:
+        raise AsrError(f"{path}: the output cannot be written ({error.strerror}).") from error
+
+
+def transcribe(
+    recognizer: Recognizer,
+    names: Sequence[_Name],
+    read: Callable[[_Name, int], Tensor],
+    batch_seconds: float = 60.0,
+) -> Iterator[Outcome[_Name]]:
+    """Recognizes recordings in order, several at a time; yields each as soon as it is done.
 
     Args:
         recognizer: the recognizer.
-        files: audio files.
+        names: of the recordings.
+        read: a recording's samples (L,) by its name and a sampling rate; an `AsrError` of it is the recording's.
         batch_seconds: how much audio is read for each worker before it is recognized together.
     """
     # Several batches for each worker, or there is nothing to overlap.
     batch_seconds *= 1 + 4 * recognizer.num_workers
-    waiting: list[tuple[Path, Tensor | str]] = []
+    waiting: list[tuple[_Name, Tensor | str]] = []
     num_samples = 0
-    for path in files:
+    for name in names:
         try:
-            waveform = read_audio(path, recognizer.sampling_rate)
+            waveform = read(name, recognizer.sampling_rate)
         except AsrError as error:
-            waiting.append((path, str(error)))
+            waiting.append((name, str(error)))
             continue
-        waiting.append((path, waveform))
+        waiting.append((name, waveform))
         num_samples += len(waveform)
         if num_samples >= batch_seconds * recognizer.sampling_rate:
             yield from _recognized(recognizer, waiting)
@@ -73,18 +123,18 @@ def transcribe(recognizer: Recognizer, files: Sequence[Path], batch_seconds: flo
     yield from _recognized(recognizer, waiting)
 
 
-def _recognized(recognizer: Recognizer, waiting: Sequence[tuple[Path, Tensor | str]]) -> Iterator[Outcome]:
+def _recognized(recognizer: Recognizer, waiting: Sequence[tuple[_Name, Tensor | str]]) -> Iterator[Outcome[_Name]]:
     waveforms = [content for _, content in waiting if not isinstance(content, str)]
     results = iter(_all_or_each(recognizer, waveforms))
-    for path, content in waiting:
+    for name, content in waiting:
         if isinstance(content, str):
-            yield Outcome(path, error=content)
+            yield Outcome(name, error=content)
             continue
         result = next(results)
         if isinstance(result, AsrError):
-            yield Outcome(path, error=f"{path}: {result}")
+            yield Outcome(name, error=f"{name}: {result}")
         else:
-            yield Outcome(path, result)
+            yield Outcome(name, result)
 
 
 def _all_or_each(recognizer: Recognizer, waveforms: list[Tensor]) -> list[RecognitionResult | AsrError]:

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from lhotse import CutSet, MonoCut
+from torch import Tensor
 
 from asr.errors import AsrError
 from asr.text.tokenizer import Tokenizer
@@ -43,6 +45,19 @@ class LeftOut:
 def cut_text(cut: MonoCut) -> str:
     """The transcript of a cut; empty where it has none."""
     return " ".join(supervision.text for supervision in cut.supervisions if supervision.text)
+
+
+def cut_waveform(cut: MonoCut, sampling_rate: int) -> Tensor:
+    """The samples (L,) of a cut at a sampling rate, channels averaged.
+
+    Raises:
+        AsrError: its audio cannot be read.
+    """
+    try:
+        samples = cut.resample(sampling_rate).load_audio()
+    except Exception as error:  # lhotse's backends each raise their own
+        raise AsrError(f"{cut.id}: the audio of the cut cannot be read ({str(error).splitlines()[0]}).") from error
+    return torch.from_numpy(samples).mean(dim=0)
 
 
 def read_cuts(paths: Sequence[str | Path]) -> list[MonoCut]:

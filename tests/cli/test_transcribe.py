@@ -147,7 +147,7 @@ def test_an_output_of_something_else_is_not_touched(tmp_path, transcribe):
     (tmp_path / "notes.txt").write_text("my notes\n")
     code, _, errors = transcribe(path, "--output", tmp_path / "notes.txt")
     assert code == 2
-    assert "notes.txt:1: this is no output of 'asr transcribe'" in errors
+    assert "notes.txt:1: this is no output of this command" in errors
     assert (tmp_path / "notes.txt").read_text() == "my notes\n"
 
 
