@@ -7,15 +7,17 @@ each file its size and SHA-256. Numbers may be stored in half precision; they ar
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from asr.bundle_manifest import read_manifest, write_manifest
 from asr.errors import AsrError
 from asr.graph.artefact import DecodingGraph
-from asr.lm.ngram.file import load_ngram_lm, save_ngram_lm
+from asr.lm.ngram.file import load_ngram_lm, read_ngram_lm, save_ngram_lm
 from asr.lm.ngram.ngram_lm import NgramLM
+from asr.lm.rnn.network_file import read_network
+from asr.lm.rnn.rnn_lm import RnnLm
 from asr.registered_network import (
     ACOUSTIC_MODEL_CLASSES,
     FEATURE_CLASSES,
@@ -91,6 +93,29 @@ class Bundle:
                 f"{feature_dim}; take the feature settings that it was trained with."
             )
 
+    def with_language_models(self, large_ngram: str | Path | None = None, rnn_lm: str | Path | None = None) -> Bundle:
+        """The same bundle with a user's own models in the place of its own.
+
+        Args:
+            large_ngram: n-gram model to act on the fly, binary or ARPA.
+            rnn_lm: recurrent model, an exported folder or a checkpoint of 'asr fit'.
+
+        Raises:
+            AsrError: a file cannot be read, or the bundle lacks the n-gram model of its graph, which they replace.
+        """
+        if large_ngram is None and rnn_lm is None:
+            return self
+        if self.small_ngram is None:
+            raise AsrError(
+                f"bundle {self.name}: it does not have the n-gram model of its graph, whose place another language "
+                "model would take; make it again with 'asr bundle --small-ngram'."
+            )
+        return replace(
+            self,
+            large_ngram=self.large_ngram if large_ngram is None else read_ngram_lm(large_ngram),
+            rnn_lm=self.rnn_lm if rnn_lm is None else registered_rnn_lm(read_network(rnn_lm)),
+        )
+
     def save(self, folder: str | Path, half_precision: bool = True, graph_file: Path | None = None) -> None:
         """Writes the bundle.
 
@@ -162,6 +187,11 @@ class Bundle:
         )
         bundle.check()
         return bundle
+
+
+def registered_rnn_lm(network: RnnLm) -> RegisteredNetwork:
+    """A recurrent language model as a part of a bundle."""
+    return RegisteredNetwork("RnnLm", asdict(network.config), network)
 
 
 def _description(registered: RegisteredNetwork, **files: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from asr.lm.rnn.rnn_lm import RnnLm
 from asr.query.engine import RnnLM
 
 # mode -> what it is; `auto` takes the first that the bundle has parts for. A small n-gram beside a well trained
-# recurrent model adds more time than words, so that interpolation is there to be asked for.
+# recurrent model adds more time than words, so that interpolation is there to be asked for; a large one is worth it.
 MODES = {
     "on_the_fly": "the recurrent language model on the fly",
     "interpolated": "recurrent and n-gram language model interpolated, on the fly",
@@ -38,7 +38,8 @@ def available_modes(bundle: Bundle) -> list[str]:
     has_rnn = bundle.rnn_lm is not None and bundle.small_ngram is not None
     has_large = bundle.large_ngram is not None and bundle.small_ngram is not None
     allowed = {"on_the_fly": has_rnn, "interpolated": has_rnn, "large_ngram": has_large, "ngram": True}
-    return [mode for mode in MODES if allowed[mode]]
+    best_first = sorted(MODES, key=lambda mode: mode != "interpolated") if has_large else MODES
+    return [mode for mode in best_first if allowed[mode]]
 
 
 def chosen_mode(bundle: Bundle, mode: str) -> str:
@@ -58,10 +59,12 @@ def chosen_mode(bundle: Bundle, mode: str) -> str:
 def decoding_options(bundle: Bundle, mode: str, overrides: dict[str, Any]) -> tuple[DecodingOptions, float]:
     """A mode's options as the bundle was tuned, the user's own on top, and the recurrent model's weight.
 
+    A mode that the bundle was not tuned for takes what `ngram` was tuned to.
+
     Raises:
         AsrError: an option does not exist or is out of its range.
     """
-    settings = {**bundle.decoding.get(mode, {}), **overrides}
+    settings = {**bundle.decoding.get(mode, bundle.decoding.get("ngram", {})), **overrides}
     rnn_weight = float(settings.pop(_RNN_WEIGHT, _DEFAULT_RNN_WEIGHT))
     if not 0.0 <= rnn_weight <= 1.0:
         raise AsrError(f"the recurrent model's weight is {rnn_weight}; it lies between 0 and 1.")

@@ -104,9 +104,18 @@ class Recognizer(nn.Module):
         self.eval()
 
     @classmethod
-    def from_folder(cls: type[_Self], folder: str | Path, **arguments: Any) -> _Self:
-        """Loads a bundle; the arguments are those of the constructor."""
-        return cls(Bundle.load(folder), **arguments)
+    def from_folder(
+        cls: type[_Self],
+        folder: str | Path,
+        large_ngram: str | Path | None = None,
+        rnn_lm: str | Path | None = None,
+        **arguments: Any,
+    ) -> _Self:
+        """Loads a bundle, with a user's own language models where given (`Bundle.with_language_models`).
+
+        The other arguments are those of the constructor.
+        """
+        return cls(Bundle.load(folder).with_language_models(large_ngram, rnn_lm), **arguments)
 
     @property
     def sampling_rate(self) -> int:

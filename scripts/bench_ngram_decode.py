@@ -42,9 +42,8 @@ from asr.lm.adapters import MappedLM
 from asr.lm.contract import LanguageModel
 from asr.lm.host_table import HostTable
 from asr.lm.interpolation import difference_lm
-from asr.lm.ngram.file import is_ngram_file, load_ngram_lm
+from asr.lm.ngram.file import load_ngram_lm, read_ngram_lm
 from asr.lm.ngram.host_ngram import HostNgramLM, bytes_to_find_arcs
-from asr.lm.ngram.ngram_lm import NgramLM
 from asr.lm.rnn.host_rnn_lm import table_bytes, with_host_tables
 from asr.query.engine import RnnLM
 from asr.recognizer import Recognizer
@@ -220,7 +219,7 @@ def _systems(bundle: Bundle, args: argparse.Namespace) -> dict[str, System]:
         "GRU and 4-gram": lambda: recurrent("interpolated"),
     }
     if args.pruned_ngram is not None:
-        pruned = _read(args.pruned_ngram)
+        pruned = read_ngram_lm(args.pruned_ngram)
         makers["pruned 4-gram"] = lambda: on_the_fly(pruned)
     if args.pruned_graph is not None:
         graph = DecodingGraph.load(args.pruned_graph)
@@ -235,10 +234,6 @@ def _first_pass(kind: str, graph: DecodingGraph, options: DecodingOptions) -> Fi
     from asr.decoding.k2_pass import K2FirstPass
 
     return K2FirstPass(graph, options)
-
-
-def _read(path: Path) -> NgramLM:
-    return load_ngram_lm(path) if is_ngram_file(path) else NgramLM.from_arpa(path)
 
 
 if __name__ == "__main__":

@@ -11,14 +11,13 @@ from typing import Any
 
 import yaml
 
-from asr.bundle import Bundle
+from asr.bundle import Bundle, registered_rnn_lm
 from asr.data.fbank import Fbank
 from asr.errors import AsrError
 from asr.graph.artefact import DecodingGraph
-from asr.lm.ngram.file import is_ngram_file, load_ngram_lm
+from asr.lm.ngram.file import read_ngram_lm
 from asr.lm.ngram.ngram_lm import NgramLM
-from asr.lm.rnn.network_file import load_network
-from asr.lm.rnn.network_file import network_from_checkpoint as language_model_of_checkpoint
+from asr.lm.rnn.network_file import read_network
 from asr.registered_network import ACOUSTIC_MODEL_CLASSES, RegisteredNetwork, build_network, load_weights
 from asr.text.lexicon import Lexicon
 from asr.text.tokens import TokenTable
@@ -109,18 +108,13 @@ def _acoustic_model(
 def _ngram(path: str | None) -> NgramLM | None:
     if path is None:
         return None
-    if not Path(path).is_file():
-        raise AsrError(f"{path}: there is no such n-gram model.")
-    model = load_ngram_lm(path) if is_ngram_file(path) else NgramLM.from_arpa(path)
+    model = read_ngram_lm(path)
     model.name = Path(path).name  # not where it lay when the bundle was made
     return model
 
 
 def _rnn_lm(path: str | None) -> RegisteredNetwork | None:
-    if path is None:
-        return None
-    network = load_network(path) if Path(path).is_dir() else language_model_of_checkpoint(path)
-    return RegisteredNetwork("RnnLm", vars(network.config).copy(), network)
+    return None if path is None else registered_rnn_lm(read_network(path))
 
 
 def _mapping(path: Path) -> dict[str, Any]:

@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 
 from asr.errors import AsrError
-from asr.lm.ngram.file import is_ngram_file, load_ngram_lm
-from asr.lm.ngram.ngram_lm import NgramLM
+from asr.lm.ngram.file import read_ngram_lm
 from asr.lm.ngram.text import read_word_stream
 from asr.lm.perplexity import measure_perplexity
 
@@ -30,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     if not args.model.is_file():
         raise AsrError(f"{args.model}: there is no such model file; make one with 'asr lm ngram'.")
-    lm = load_ngram_lm(args.model) if is_ngram_file(args.model) else NgramLM.from_arpa(args.model)
+    lm = read_ngram_lm(args.model)
     for path in args.texts:
         texts, transcripts = ([], [path]) if args.transcripts else ([path], [])
         result = measure_perplexity(lm, read_word_stream(texts, lm.vocabulary, transcripts))

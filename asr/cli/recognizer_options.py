@@ -39,6 +39,16 @@ def add_recognizer_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--ngram-only", action="store_true", help="the same as --mode ngram")
     group.add_argument(
+        "--large-ngram",
+        metavar="FILE",
+        help="n-gram model to act on the fly, binary ('asr lm ngram --binary') or ARPA, which takes long to read",
+    )
+    group.add_argument(
+        "--rnn-lm",
+        metavar="FOLDER",
+        help="recurrent model in the place of the bundle's, from 'asr lm rnn export', or a checkpoint of 'asr fit'",
+    )
+    group.add_argument(
         "--first-pass", choices=["auto", "k2", "torch"], default="auto", help="auto: k2 where it works, else torch"
     )
     group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ...; auto: a GPU where there is one")
@@ -86,6 +96,8 @@ def recognizer_from(args: argparse.Namespace, mode: str | None = None) -> Recogn
         raise AsrError(f"--ngram-only and --mode {args.mode} exclude each other; give one of them.")
     recognizer = Recognizer.from_folder(
         bundle_folder(args.bundle),
+        large_ngram=args.large_ngram,
+        rnn_lm=args.rnn_lm,
         mode=mode or ("ngram" if args.ngram_only else args.mode),
         first_pass=args.first_pass,
         max_segment_seconds=args.max_segment_seconds,

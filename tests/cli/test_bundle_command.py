@@ -58,7 +58,7 @@ def test_wrong_parts_are_one_sentence(parts, capsys):
     (parts / "tokens.txt").write_text("<blk>\nA\nB\nC\nD\n")
     for changes, message in (
         ({"graph": parts / "none.safetensors"}, "none.safetensors"),
-        ({"small-ngram": parts / "none.arpa"}, "there is no such n-gram model"),
+        ({"small-ngram": parts / "none.arpa"}, "none.arpa: the n-gram model cannot be read"),
         ({"decoding": parts / "card.md"}, "holds no mapping"),
         ({"acoustic-model": parts / "card.md"}, "a checkpoint needs --recipe"),
     ):

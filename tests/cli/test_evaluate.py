@@ -5,7 +5,9 @@ import json
 import pytest
 import soundfile
 
+from asr.bundle import Bundle
 from asr.cli.main import main
+from asr.lm.rnn.network_file import save_network
 from tests.tiny_bundle import RATE, TEXT, tones
 
 
@@ -77,18 +79,24 @@ def test_utterances_of_one_side_only(tmp_path, transcripts, evaluate):
     assert "1 deletions of 5 words" in text
 
 
-def test_a_manifest_is_recognized_and_scored(tmp_path, evaluate, tiny_bundle_folder):
+@pytest.fixture
+def cuts(tmp_path):
+    """A manifest of three utterances."""
     lhotse = pytest.importorskip("lhotse")
-    cuts = []
+    made = []
     for index, text in enumerate(TEXT[:3]):
         path = tmp_path / f"u{index}.wav"
         soundfile.write(path, tones(text.split(), seed=index).numpy(), RATE)
         recording = lhotse.Recording.from_file(path)
         supervision = lhotse.SupervisionSegment(path.stem, recording.id, 0, recording.duration, text=text)
-        cuts.append(lhotse.MonoCut(path.stem, 0, recording.duration, 0, [supervision], recording=recording))
-    lhotse.CutSet.from_cuts(cuts).to_file(tmp_path / "cuts.jsonl.gz")
+        made.append(lhotse.MonoCut(path.stem, 0, recording.duration, 0, [supervision], recording=recording))
+    lhotse.CutSet.from_cuts(made).to_file(tmp_path / "cuts.jsonl.gz")
+    return tmp_path / "cuts.jsonl.gz"
+
+
+def test_a_manifest_is_recognized_and_scored(tmp_path, cuts, evaluate, tiny_bundle_folder):
     code, text, errors = evaluate(
-        *("--cuts", tmp_path / "cuts.jsonl.gz", "--bundle", tiny_bundle_folder, "--mode", "interpolated"),
+        *("--cuts", cuts, "--bundle", tiny_bundle_folder, "--mode", "interpolated"),
         *("--output", tmp_path / "words.jsonl", "--json"),
     )
     record = json.loads(text)
@@ -98,3 +106,44 @@ def test_a_manifest_is_recognized_and_scored(tmp_path, evaluate, tiny_bundle_fol
     assert record["cache"]["num_queries"] > 0
     assert "real-time factor" in errors
     assert [json.loads(line)["text"] for line in (tmp_path / "words.jsonl").read_text().splitlines()] == TEXT[:3]
+
+
+def test_an_interrupted_evaluation_goes_on_and_a_bad_recording_counts_as_deleted(
+    tmp_path, cuts, evaluate, tiny_bundle_folder
+):
+    output = tmp_path / "words.jsonl"
+    arguments = ("--cuts", cuts, "--bundle", tiny_bundle_folder, "--mode", "ngram", "--output", output, "--json")
+    assert evaluate(*arguments)[0] == 0
+    first, second, _ = output.read_text().splitlines(keepends=True)
+    output.write_text(first.replace(TEXT[0], "SKIP") + second + '{"id": "u2", "te')
+    (tmp_path / "u2.wav").write_bytes(b"no audio")
+    code, text, errors = evaluate(*arguments, "--resume")
+    record = json.loads(text)
+    assert code == 1
+    assert "2 of 3 recordings are in" in errors
+    assert "asr: u2: the audio of the cut cannot be read" in errors
+    words = [len(line.split()) for line in TEXT[:3]]
+    assert (record["failed"], record["words"]) == (1, sum(words))
+    # What was there is taken as it is, and not recognized again.
+    assert record["substitutions"] + record["deletions"] == words[0] + words[2]
+    assert "error" in json.loads(output.read_text().splitlines()[-1])
+    code, _, errors = evaluate("--cuts", cuts, "--bundle", tiny_bundle_folder, "--resume")
+    assert (code, "--resume goes on with what --output has" in errors) == (2, True)
+
+
+def test_a_users_own_language_models_take_the_place_of_the_bundles(
+    tmp_path, cuts, evaluate, tiny_bundle_folder, caplog
+):
+    (tmp_path / "text").write_text("KIT TO SICK\n" * 3 + "PAT\n")
+    options = ["--order", "2", "--binary", str(tmp_path / "own")]
+    assert main(["lm", "ngram", "--text", str(tmp_path / "text"), *options]) == 0
+    arguments = ("--cuts", cuts, "--bundle", tiny_bundle_folder, "--first-pass", "torch", "--json")
+    code, text, _ = evaluate(*arguments, "--large-ngram", tmp_path / "own", "--mode", "large_ngram")
+    assert (code, json.loads(text)["mode"]) == (0, "large_ngram")
+    assert "lacks 2 of 6 words" in caplog.text
+    network = Bundle.load(tiny_bundle_folder).rnn_lm.network
+    save_network(network, tmp_path / "rnn", half_precision=False)
+    code, text, _ = evaluate(*arguments, "--rnn-lm", tmp_path / "rnn", "--mode", "on_the_fly")
+    assert (code, json.loads(text)["wer"]) == (0, 0.0)
+    code, _, errors = evaluate(*arguments, "--large-ngram", tmp_path / "nowhere")
+    assert (code, "nowhere: the n-gram model cannot be read" in errors) == (2, True)

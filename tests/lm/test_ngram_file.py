@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from asr.errors import AsrError
-from asr.lm.ngram.file import is_ngram_file, load_ngram_lm, save_ngram_lm
+from asr.lm.ngram.file import load_ngram_lm, read_ngram_lm, save_ngram_lm
 from asr.lm.ngram.kernel import score_words
 from asr.lm.ngram.kneser_ney import estimate_kneser_ney
 from asr.lm.ngram.ngram_lm import NgramLM
@@ -37,8 +37,7 @@ def _all_queries(lm: NgramLM) -> tuple[torch.Tensor, torch.Tensor]:
 def test_reads_back_what_was_written(lm: NgramLM, tmp_path: Path, kind: str) -> None:
     lm = {"plain": lm, "indexed": lm.with_index(), "quantized": lm.quantized().with_index(0.9)}[kind]
     save_ngram_lm(lm, tmp_path / "lm.ngram")
-    assert is_ngram_file(tmp_path / "lm.ngram")
-    again = load_ngram_lm(tmp_path / "lm.ngram")
+    again = read_ngram_lm(tmp_path / "lm.ngram")
     assert (again.vocabulary, again.order, again.name) == (lm.vocabulary, 4, "toy")
     for ours, theirs in zip(again.score(*_all_queries(again)), lm.score(*_all_queries(lm)), strict=True):
         assert torch.equal(ours, theirs)

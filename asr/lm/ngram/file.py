@@ -93,10 +93,19 @@ def load_ngram_lm(path: str | Path, verify: bool = True) -> NgramLM:
     return NgramLM(vocabulary, NgramArrays(**tensors, index=index), header["order"], header["name"])
 
 
-def is_ngram_file(path: str | Path) -> bool:
-    """Whether the file begins as `save_ngram_lm` writes it."""
-    with Path(path).open("rb") as stream:
-        return stream.read(len(MAGIC)) == MAGIC
+def read_ngram_lm(path: str | Path) -> NgramLM:
+    """A model from its binary file, or from ARPA text (plain, gz, xz).
+
+    Raises:
+        AsrError: the file is missing or damaged, or neither of the two.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as stream:
+            is_binary = stream.read(len(MAGIC)) == MAGIC
+    except OSError as error:
+        raise AsrError(f"{path}: the n-gram model cannot be read ({error.strerror}).") from error
+    return load_ngram_lm(path) if is_binary else NgramLM.from_arpa(path)
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:

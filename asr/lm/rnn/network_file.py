@@ -54,6 +54,15 @@ def load_network(folder: str | Path) -> RnnLm:
     return network.eval()
 
 
+def read_network(path: str | Path) -> RnnLm:
+    """A network from its folder, or from a Lightning checkpoint of `LitRnnLm`.
+
+    Raises:
+        AsrError: there is neither, or it is damaged.
+    """
+    return load_network(path) if Path(path).is_dir() else network_from_checkpoint(path)
+
+
 def network_from_checkpoint(path: str | Path) -> RnnLm:
     """The network of a Lightning checkpoint of `LitRnnLm`, read without Lightning.
 
