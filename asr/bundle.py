@@ -11,13 +11,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from asr.bundle_manifest import read_manifest, write_manifest
+from asr.bundle_manifest import FILE_NAME, read_manifest, write_manifest
 from asr.errors import AsrError
 from asr.graph.artefact import DecodingGraph
 from asr.lm.ngram.file import load_ngram_lm, read_ngram_lm, save_ngram_lm
 from asr.lm.ngram.ngram_lm import NgramLM
 from asr.lm.rnn.network_file import read_network
-from asr.lm.rnn.rnn_lm import RnnLm
 from asr.registered_network import (
     ACOUSTIC_MODEL_CLASSES,
     FEATURE_CLASSES,
@@ -98,7 +97,7 @@ class Bundle:
 
         Args:
             large_ngram: n-gram model to act on the fly, binary or ARPA.
-            rnn_lm: recurrent model, an exported folder or a checkpoint of 'asr fit'.
+            rnn_lm: recurrent model, as `read_rnn_lm` takes it.
 
         Raises:
             AsrError: a file cannot be read, or the bundle lacks the n-gram model of its graph, which they replace.
@@ -113,7 +112,7 @@ class Bundle:
         return replace(
             self,
             large_ngram=self.large_ngram if large_ngram is None else read_ngram_lm(large_ngram),
-            rnn_lm=self.rnn_lm if rnn_lm is None else registered_rnn_lm(read_network(rnn_lm)),
+            rnn_lm=self.rnn_lm if rnn_lm is None else read_rnn_lm(rnn_lm),
         )
 
     def save(self, folder: str | Path, half_precision: bool = True, graph_file: Path | None = None) -> None:
@@ -189,8 +188,18 @@ class Bundle:
         return bundle
 
 
-def registered_rnn_lm(network: RnnLm) -> RegisteredNetwork:
-    """A recurrent language model as a part of a bundle."""
+def read_rnn_lm(path: str | Path) -> RegisteredNetwork:
+    """A recurrent language model from its exported folder, from a checkpoint of 'asr fit', or from another bundle.
+
+    Raises:
+        AsrError: there is none, or it is damaged.
+    """
+    if (Path(path) / FILE_NAME).is_file():
+        rnn_lm = Bundle.load(path).rnn_lm
+        if rnn_lm is None:
+            raise AsrError(f"{path}: the bundle has no recurrent language model; name another one.")
+        return rnn_lm
+    network = read_network(path)
     return RegisteredNetwork("RnnLm", asdict(network.config), network)
 
 

@@ -7,18 +7,17 @@ import inspect
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
-from asr.bundle import Bundle, registered_rnn_lm
+from asr.bundle import Bundle, read_rnn_lm
 from asr.data.fbank import Fbank
 from asr.errors import AsrError
 from asr.graph.artefact import DecodingGraph
 from asr.lm.ngram.file import read_ngram_lm
 from asr.lm.ngram.ngram_lm import NgramLM
-from asr.lm.rnn.network_file import read_network
-from asr.registered_network import ACOUSTIC_MODEL_CLASSES, RegisteredNetwork, build_network, load_weights
+from asr.registered_network import RegisteredNetwork
 from asr.text.lexicon import Lexicon
 from asr.text.tokens import TokenTable
 
@@ -30,7 +29,8 @@ scores are taken out exactly.
 
 example:
   asr bundle checkpoints/an4 --acoustic-model exp/am/checkpoints/last.ckpt --recipe recipes/an4/am.yaml \\
-      --graph graph.safetensors --small-ngram 3gram.arpa --rnn-lm exp/lm/checkpoints/last.ckpt --card card.md"""
+      --graph graph.safetensors --small-ngram 3gram.arpa --rnn-lm exp/lm/checkpoints/last.ckpt --card card.md
+  asr bundle mine --acoustic-model checkpoints/librispeech --graph my-words.safetensors --small-ngram my-words.arpa"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,35 +40,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         nargs="+",
         type=Path,
-        help="a checkpoint of 'asr fit', several to take the mean of, or an exported folder",
+        help="a checkpoint of 'asr fit', several to take the mean of, or the folder of a bundle to take it from",
     )
     parser.add_argument("--recipe", help="the YAML that the acoustic model's checkpoint was trained from")
     parser.add_argument("--graph", required=True, help="decoding graph of 'asr graph'")
     parser.add_argument("--small-ngram", help="the n-gram model that the graph was built from, ARPA or binary")
     parser.add_argument("--large-ngram", help="a larger n-gram model, ARPA or binary")
-    parser.add_argument("--rnn-lm", help="recurrent language model: a checkpoint of 'asr fit', or an exported folder")
+    parser.add_argument(
+        "--rnn-lm", help="recurrent language model: a checkpoint of 'asr fit', an exported folder, or a bundle"
+    )
     parser.add_argument("--lexicon", help="the pronunciations that the graph was built from: words get exact times")
-    parser.add_argument("--decoding", help="YAML or JSON: for each mode the decoding options that were tuned for it")
+    parser.add_argument(
+        "--decoding",
+        help="YAML or JSON: for each mode the decoding options that were tuned for it (default: those of the "
+        "bundle that the acoustic model is from)",
+    )
     parser.add_argument("--card", help="Markdown: what it was trained on and what it reaches")
     parser.add_argument("--full-precision", action="store_true", help="store weights as float32 instead of float16")
 
 
 def run(args: argparse.Namespace) -> int:
     folder = Path(args.output)
-    acoustic_model, features, tokens = _acoustic_model(args.acoustic_model, args.recipe)
+    acoustics = _acoustics(args.acoustic_model, args.recipe)
     graph = DecodingGraph.load(args.graph)
-    if tokens is not None:
-        graph.require_tokens(tokens)
+    graph.require_tokens(acoustics.tokens)
     bundle = Bundle(
         name=folder.name,
-        features=RegisteredNetwork("Fbank", features, Fbank(**features)),
-        acoustic_model=acoustic_model,
+        features=acoustics.features,
+        acoustic_model=acoustics.network,
         graph=graph,
         small_ngram=_ngram(args.small_ngram),
         large_ngram=_ngram(args.large_ngram),
-        rnn_lm=_rnn_lm(args.rnn_lm),
+        rnn_lm=read_rnn_lm(args.rnn_lm) if args.rnn_lm else None,
         lexicon=Lexicon.from_file(args.lexicon) if args.lexicon else None,
-        decoding=_mapping(Path(args.decoding)) if args.decoding else {},
+        decoding=_mapping(Path(args.decoding)) if args.decoding else acoustics.decoding,
         card=_text(Path(args.card)) if args.card else "",
     )
     bundle.save(folder, half_precision=not args.full_precision, graph_file=Path(args.graph))
@@ -77,32 +82,33 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _acoustic_model(
-    paths: list[Path], recipe: str | None
-) -> tuple[RegisteredNetwork, dict[str, Any], TokenTable | None]:
-    """Network, arguments of `Fbank`, and the tokens where they are known."""
-    path = paths[0]
-    if len(paths) > 1 and any(path.is_dir() for path in paths):
-        raise AsrError("--acoustic-model: a mean is taken of checkpoints of 'asr fit'; give these, or one folder.")
-    if path.is_dir():
-        description = _mapping(path / "am.json")
-        try:
-            registered = build_network(
-                description["class"], description["arguments"], ACOUSTIC_MODEL_CLASSES, str(path / "am.json")
-            )
-            features = dict(description["features"])
-        except KeyError as error:
-            raise AsrError(f"{path / 'am.json'}: the field {error} is missing; export the model again.") from error
-        load_weights(registered.network, path / "acoustic_model.safetensors")
-        return registered, features, TokenTable.from_file(path / "tokens.txt")
-    if recipe is None:
-        raise AsrError(f"{path}: a checkpoint needs --recipe, the YAML that it was trained from.")
-    from asr.am.checkpoint import network_from_checkpoint
+class _Acoustics(NamedTuple):
+    network: RegisteredNetwork
+    features: RegisteredNetwork
+    tokens: TokenTable
+    decoding: dict[str, dict[str, Any]]
 
+
+def _acoustics(paths: list[Path], recipe: str | None) -> _Acoustics:
+    """The acoustic model, and the decoding options that were tuned with it."""
+    if any(path.is_dir() for path in paths):
+        if len(paths) > 1:
+            raise AsrError("--acoustic-model: a mean is taken of checkpoints of 'asr fit'; give these, or one bundle.")
+        bundle = Bundle.load(paths[0])
+        return _Acoustics(bundle.acoustic_model, bundle.features, bundle.graph.tokens, bundle.decoding)
+    if recipe is None:
+        raise AsrError(f"{paths[0]}: a checkpoint needs --recipe, the YAML that it was trained from.")
+    from asr.am.checkpoint import checkpoint_tokens, network_from_checkpoint
+
+    network = network_from_checkpoint(paths, recipe)
     data = _mapping(Path(recipe)).get("data", {}).get("init_args", {})
     # Dither is noise for training.
     features = {name: data[name] for name in inspect.signature(Fbank).parameters if name in data and name != "dither"}
-    return network_from_checkpoint(paths, recipe), features, None
+    tables = [TokenTable(checkpoint_tokens(path), name=str(path)) for path in paths]
+    for table in tables[1:]:
+        if table != tables[0]:
+            raise AsrError(f"{table.name}: the checkpoint is for other tokens than {tables[0].name}; take one run's.")
+    return _Acoustics(network, RegisteredNetwork("Fbank", features, Fbank(**features)), tables[0], {})
 
 
 def _ngram(path: str | None) -> NgramLM | None:
@@ -111,10 +117,6 @@ def _ngram(path: str | None) -> NgramLM | None:
     model = read_ngram_lm(path)
     model.name = Path(path).name  # not where it lay when the bundle was made
     return model
-
-
-def _rnn_lm(path: str | None) -> RegisteredNetwork | None:
-    return None if path is None else registered_rnn_lm(read_network(path))
 
 
 def _mapping(path: Path) -> dict[str, Any]:

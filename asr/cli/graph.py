@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from asr.bundle import Bundle
 from asr.errors import AsrError
 from asr.graph.build import BuildReport, build_phone_graph
 from asr.graph.topology import TOPOLOGIES
@@ -34,6 +35,7 @@ One JSON object with the graph's size goes to stdout, progress to stderr.
 examples:
   asr graph --lexicon lexicon.txt --arpa 3gram.arpa --output graph.safetensors
   asr graph --lexicon names.txt cmudict.dict --arpa 3gram.arpa.gz --tokens tokens.txt --output graph.safetensors
+  asr graph --lexicon my.dict cmudict.dict --arpa my.arpa --tokens checkpoints/librispeech --output my.safetensors
   asr graph --topology hmm-3 --silence SIL --lexicon lexicon.txt --arpa 3gram.arpa --tokens states.txt \\
       --output graph.safetensors
 """
@@ -55,7 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokens",
         type=Path,
         metavar="FILE",
-        help="the acoustic model's output symbols, one a line (default: the lexicon's phones, sorted, as in training)",
+        help="the acoustic model's output symbols, one a line, or the folder of a bundle with that model (default: the "
+        "lexicon's phones, sorted, as in training)",
     )
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="where the graph goes")
     parser.add_argument(
@@ -94,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         lexicon = Lexicon.from_file(args.lexicon[0], keep_stress=args.keep_stress)
         for path in args.lexicon[1:]:
             lexicon = lexicon.merged_with(Lexicon.from_file(path, keep_stress=args.keep_stress))
-        tokens = TokenTable.from_file(args.tokens) if args.tokens else TokenTable(lexicon.phones, name=lexicon.name)
+        tokens = _tokens(args.tokens, lexicon)
         model = NgramLM.from_arpa(args.arpa)
         phone_graph, report = build_phone_graph(
             lexicon,
@@ -144,6 +147,12 @@ def _check(args: argparse.Namespace) -> None:
         raise AsrError(f"--silence-probability {args.silence_probability}: give a number between 0 and 1.")
     if not 1 <= args.score_bits <= _MAX_BITS:
         raise AsrError(f"--score-bits {args.score_bits}: give a number from 1 to {_MAX_BITS}.")
+
+
+def _tokens(source: Path | None, lexicon: Lexicon) -> TokenTable:
+    if source is None:
+        return TokenTable(lexicon.phones, name=lexicon.name)
+    return Bundle.load(source).graph.tokens if source.is_dir() else TokenTable.from_file(source)
 
 
 def _write_unpronounced(output: Path, report: BuildReport) -> Path | None:

@@ -46,7 +46,8 @@ def add_recognizer_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--rnn-lm",
         metavar="FOLDER",
-        help="recurrent model in the place of the bundle's, from 'asr lm rnn export', or a checkpoint of 'asr fit'",
+        help="recurrent model in the place of the bundle's: from 'asr lm rnn export', a checkpoint of 'asr fit', or a "
+        "bundle",
     )
     group.add_argument(
         "--first-pass", choices=["auto", "k2", "torch"], default="auto", help="auto: k2 where it works, else torch"

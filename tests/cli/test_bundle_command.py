@@ -3,27 +3,27 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from asr.bundle import Bundle
 from asr.cli.main import main
 from asr.lm.ngram.file import save_ngram_lm
 from asr.lm.rnn.network_file import save_network
 from asr.recognizer import Recognizer
-from asr.registered_network import save_weights
 from tests.tiny_bundle import tones
 
 
 @pytest.fixture
 def parts(tiny_bundle_folder, tmp_path):
-    """The exported parts, as training leaves them."""
+    """The parts of a bundle, as training leaves them."""
     bundle = Bundle.load(tiny_bundle_folder)
-    am = tmp_path / "am"
-    am.mkdir()
     registered = bundle.acoustic_model
-    description = {"class": registered.class_name, "arguments": registered.arguments}
-    (am / "am.json").write_text(json.dumps({**description, "features": bundle.features.arguments}))
-    save_weights(registered.network, am / "acoustic_model.safetensors", half_precision=True)
-    bundle.graph.tokens.save(am / "tokens.txt")
+    network = {"class_path": f"asr.am.spliced_dnn.{registered.class_name}", "init_args": registered.arguments}
+    recipe = {"model": {"init_args": {"network": network}}, "data": {"init_args": bundle.features.arguments}}
+    (tmp_path / "am.yaml").write_text(json.dumps(recipe))
+    state = {f"average.network.{name}": value for name, value in registered.network.state_dict().items()}
+    torch.save({"state_dict": state, "tokens": list(bundle.graph.tokens.tokens)}, tmp_path / "am.ckpt")
+    torch.save({"state_dict": state, "tokens": ["<blk>", "A", "B", "C", "D"]}, tmp_path / "other.ckpt")
     bundle.graph.save(tmp_path / "graph.safetensors")
     save_ngram_lm(bundle.small_ngram, tmp_path / "small.bin")
     save_network(bundle.rnn_lm.network, tmp_path / "rnn")
@@ -34,7 +34,8 @@ def parts(tiny_bundle_folder, tmp_path):
 
 def arguments(parts, output, **changes):
     named = {
-        "acoustic-model": parts / "am",
+        "acoustic-model": parts / "am.ckpt",
+        "recipe": parts / "am.yaml",
         "graph": parts / "graph.safetensors",
         "small-ngram": parts / "small.bin",
         "rnn-lm": parts / "rnn",
@@ -54,18 +55,41 @@ def test_parts_become_a_bundle_that_recognizes(parts, capsys):
     assert recognizer(tones(["SICK", "SKIP"]))[0].text == "SICK SKIP"
 
 
+def test_the_acoustic_model_of_another_bundle(parts, tiny_bundle_folder):
+    changes = {"acoustic-model": tiny_bundle_folder, "rnn-lm": tiny_bundle_folder}
+    command = [text for text in arguments(parts, parts / "out", **changes) if "decoding" not in text]
+    assert main(command) == 0
+    one, other = Bundle.load(parts / "out"), Bundle.load(tiny_bundle_folder)
+    assert one.decoding == other.decoding
+    assert one.rnn_lm.arguments == other.rnn_lm.arguments
+    assert one.features.arguments == other.features.arguments
+    for name, value in other.acoustic_model.network.state_dict().items():
+        assert torch.equal(one.acoustic_model.network.state_dict()[name], value.half().to(value.dtype))
+
+
 def test_wrong_parts_are_one_sentence(parts, capsys):
-    (parts / "tokens.txt").write_text("<blk>\nA\nB\nC\nD\n")
     for changes, message in (
         ({"graph": parts / "none.safetensors"}, "none.safetensors"),
         ({"small-ngram": parts / "none.arpa"}, "none.arpa: the n-gram model cannot be read"),
         ({"decoding": parts / "card.md"}, "holds no mapping"),
-        ({"acoustic-model": parts / "card.md"}, "a checkpoint needs --recipe"),
+        ({"acoustic-model": parts / "none.ckpt"}, "none.ckpt: no Lightning checkpoint can be read there"),
+        ({"acoustic-model": parts / "rnn"}, "bundle.json is missing"),
+        # As many tokens, but others.
+        ({"acoustic-model": parts / "other.ckpt"}, "was built for other tokens: column 1 is 'K' to it and 'A' to the"),
     ):
         assert main(arguments(parts, parts / "out", **changes)) == 2
         error = capsys.readouterr().err
         assert message in error
         assert len(error.splitlines()) == 1
-    (parts / "am" / "tokens.txt").write_text("<blk>\nA\nB\nC\nD\n")
-    assert main(arguments(parts, parts / "out")) == 2
-    assert "was built for other tokens" in capsys.readouterr().err
+    assert (
+        main(
+            [*arguments(parts, parts / "out"), "--acoustic-model", *map(str, [parts / "am.ckpt", parts / "other.ckpt"])]
+        )
+        == 2
+    )
+    assert "other.ckpt: the checkpoint is for other tokens than" in capsys.readouterr().err
+    without_recipe = [
+        text for text in arguments(parts, parts / "out") if text not in ("--recipe", str(parts / "am.yaml"))
+    ]
+    assert main(without_recipe) == 2
+    assert "a checkpoint needs --recipe" in capsys.readouterr().err

@@ -145,5 +145,7 @@ def test_a_users_own_language_models_take_the_place_of_the_bundles(
     save_network(network, tmp_path / "rnn", half_precision=False)
     code, text, _ = evaluate(*arguments, "--rnn-lm", tmp_path / "rnn", "--mode", "on_the_fly")
     assert (code, json.loads(text)["wer"]) == (0, 0.0)
+    code, text, _ = evaluate(*arguments, "--rnn-lm", tiny_bundle_folder, "--mode", "on_the_fly")
+    assert (code, json.loads(text)["wer"]) == (0, 0.0)
     code, _, errors = evaluate(*arguments, "--large-ngram", tmp_path / "nowhere")
     assert (code, "nowhere: the n-gram model cannot be read" in errors) == (2, True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from asr.bundle import Bundle
 from asr.cli.main import main
 from asr.graph.artefact import DecodingGraph
 from asr.text.tokens import TokenTable
@@ -49,6 +50,15 @@ def run(files: Path, *options: str) -> int:
         if option not in options:
             arguments += [option, str(files / name)]
     return main([*arguments, *options])
+
+
+def test_tokens_of_a_bundle(files: Path, tiny_bundle_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (files / "lexicon.txt").write_text("ONE P T\nTWO K S\n")
+    assert run(files, "--tokens", str(tiny_bundle_folder)) == 0
+    tokens = Bundle.load(tiny_bundle_folder).graph.tokens
+    DecodingGraph.load(files / "graph.safetensors", tokens)
+    assert run(files, "--tokens", str(files)) == 2
+    assert "bundle.json is missing" in capsys.readouterr().err
 
 
 def test_graph_and_summary(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
