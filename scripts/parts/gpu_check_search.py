@@ -26,6 +26,10 @@ from asr.query.hash_table import HashTable
 Check = tuple[str, Callable[[], str]]
 
 
+class NotHere(Exception):
+    """What was to be compared does not run on this kind of device."""
+
+
 def search_checks(folder: Path, device: torch.device, num_utts: int, num_frames: int) -> list[Check]:
     """What is to be compared on this device, by name.
 
@@ -60,7 +64,8 @@ def search_checks(folder: Path, device: torch.device, num_utts: int, num_frames:
         try:
             found = decoded(form, where, with_lm, form == "graphs")
         except AsrError as error:
-            return f"not here: {error}"
+            # What a GPU is there for must run on one.
+            raise (NotHere if form == "loops" or where.type != "cuda" else AssertionError)(error) from error
         seconds = time.perf_counter() - begin
         for ours, theirs in zip(found, expected[with_lm], strict=True):
             assert (ours.best is None) == (theirs.best is None), "a path where there is none"
@@ -88,7 +93,7 @@ def search_checks(folder: Path, device: torch.device, num_utts: int, num_frames:
 def compare_hash_tables(device: torch.device, num_keys: int) -> str:
     """Inserts and finds keys by kernels and by tensor operations."""
     if not kernels_run(device):
-        return "not here: triton is missing"
+        raise (AssertionError if device.type == "cuda" else NotHere)("triton is missing")
     generator = torch.Generator().manual_seed(0)
     with mock.patch.object(hash_table, "gpu_module", lambda name, _: importlib.import_module(name)):
         tables = [HashTable(16, device), HashTable(16, device, compiled=False)]
