@@ -6,8 +6,10 @@ Each loop has a tensor form beside it, which gives the same on any device, but f
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
@@ -17,9 +19,21 @@ from torch import Tensor
 from asr.compiled_forms import imports
 
 
+@dataclass(frozen=True)
+class Intrinsic:
+    """What compiled loops call and Python cannot, being written in the compiler's terms: its module needs numba."""
+
+    module: str
+    name: str
+
+    def load(self) -> Any:
+        """The intrinsic itself."""
+        return getattr(importlib.import_module(self.module), self.name)
+
+
 @functools.cache
 def compiled_loop(function: Callable[..., Any], reorders_sums: bool = True) -> Callable[..., Any] | None:
-    """The function compiled, with the functions of its module that it calls, or None where numba is missing.
+    """The function compiled, with the functions and intrinsics of its module that it calls; None without numba.
 
     Sums may be reordered where that is allowed: only so does the compiler use vector instructions for them.
     """
@@ -31,7 +45,7 @@ def compiled_loop(function: Callable[..., Any], reorders_sums: bool = True) -> C
     named = {name: function.__globals__.get(name) for name in function.__code__.co_names}
     called = {
         name: compiled_loop(callee, reorders_sums) for name, callee in named.items() if isinstance(callee, FunctionType)
-    }
+    } | {name: callee.load() for name, callee in named.items() if isinstance(callee, Intrinsic)}
     if called:
         linked = FunctionType(function.__code__, {**function.__globals__, **called}, function.__name__)
         function = functools.update_wrapper(linked, function)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,6 +60,26 @@ def test_equal_to_one_word_after_the_other(sentences: list[list[int]], sentences
             torch.testing.assert_close(found[place], score[0])
             past.insert(0, word)
             place += 1
+
+
+@pytest.mark.parametrize("output", ["nce", "hierarchical"])
+@torch.no_grad()
+def test_any_number_of_threads_gives_the_same_numbers(output: Literal["nce", "hierarchical"]) -> None:
+    torch.manual_seed(5)
+    config = RnnLmConfig(embedding_size=5, hidden_size=5, output=output, maxent_order=3, maxent_size=97)
+    network = RnnLm(Vocabulary([f"W{number}" for number in range(30)]), config).eval()
+    assert network.maxent is not None
+    torch.nn.init.normal_(network.maxent.weight)
+    token_id = np.random.default_rng(1).integers(EOS_ID, 32, 7000).astype(np.int32)  # a sentence end in thirty
+    num_threads, scores = torch.get_num_threads(), []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        scores.append(
+            torch.stack([network_word_scores(network, token_id, normalized=each)[0] for each in (False, True)])
+        )
+    torch.set_num_threads(num_threads)
+    assert torch.equal(scores[0], scores[1])
+    assert torch.equal(scores[0], scores[2])
 
 
 @torch.no_grad()

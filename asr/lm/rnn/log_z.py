@@ -16,13 +16,14 @@ from torch.nn import functional as F
 
 from asr.lm.compiled_loop import in_threads, loop_for
 from asr.lm.rnn.maxent import HashedMaxEnt
-from asr.lm.rnn.tile_kernel import add_products, exponentials
+from asr.lm.rnn.tile_kernel import COLUMNS, ROWS, add_products, exponential
 from asr.text.vocabulary import BOS_ID, EPSILON_ID
 
 # Sums over the vocabulary are made in blocks that stay in a CPU's cache.
 _QUERIES_AT_ONCE = 256
 _WORDS_AT_ONCE = 4096
-TILE = 512
+TILE = 12 * COLUMNS
+_MUCH = 1e18  # of exponentials: far from float32's end, and far from where the smaller ones would be lost
 # The compiled loop wants the word vectors in tiles, words along rows; to lay them out so costs this many queries.
 _QUERIES_WORTH_TILES = 512
 
@@ -68,81 +69,77 @@ def log_z_by_loop(
     places, weight = history.new_zeros(num_queries, 0), hidden.new_zeros(0)
     order = torch.arange(num_queries)
     if maxent is not None:
-        places, weight = maxent.places(history), maxent.weight.detach()
+        # A tile may reach beyond the last word.
+        places, weight = maxent.places(history), F.pad(maxent.weight.detach(), (0, TILE))
         # Histories that end alike one after the other: the second finds its features in the cache.
         for column in places[:, :2].t().flip(0):
             order = order[column[order].argsort(stable=True)]
     padding = -num_words % TILE
     bias = F.pad(bias, (0, padding), value=-torch.inf)
     bias[[EPSILON_ID, BOS_ID]] = -torch.inf
-    columns = -rows.shape[1] % 4
-    tiles = F.pad(rows, (0, columns, 0, padding)).view(-1, TILE, rows.shape[1] + columns).transpose(1, 2).contiguous()
-    # The loop takes four queries at a time.
-    hidden = F.pad(hidden[order], (0, columns, 0, -num_queries % 4))
-    places = torch.cat((places[order], places.new_zeros(-num_queries % 4, places.shape[1])))
+    tiles = F.pad(rows, (0, 0, 0, padding)).view(-1, TILE, rows.shape[1]).transpose(1, 2).contiguous()
+    hidden = F.pad(hidden[order], (0, 0, 0, -num_queries % ROWS))
+    places = torch.cat((places[order], places.new_zeros(-num_queries % ROWS, places.shape[1])))
     top = hidden.new_full((len(hidden),), -torch.inf)
     total = torch.zeros(len(hidden), dtype=torch.float64)
 
     def work(begin: int, end: int) -> None:
-        part = slice(4 * begin, 4 * end)
+        part = slice(ROWS * begin, ROWS * end)
         arrays = (
-            hidden[part], places[part], tiles, bias.view(-1, TILE), weight, num_words,
-            hidden.new_empty(4, TILE), hidden.new_empty(TILE), top[part], total[part],
+            hidden[part], places[part], tiles, bias.view(-1, TILE), weight, hidden.new_empty(ROWS, TILE),
+            top[part], total[part],
         )  # fmt: skip
-        loop(*(array.numpy() if isinstance(array, Tensor) else array for array in arrays))
+        loop(*(array.numpy() for array in arrays))
 
-    in_threads(work, len(hidden) // 4, rows_at_least=16)
+    in_threads(work, len(hidden) // ROWS, rows_at_least=8)
     log_z = hidden.new_empty(num_queries)
     log_z[order] = (top + total.log()).float()[:num_queries]
     return log_z
 
 
 def add_exponentials(
-    hidden: Any, places: Any, tiles: Any, bias: Any, weight: Any, num_words: int,
-    scores: Any, room: Any, top: Any, total: Any,
-) -> None:  # fmt: skip
-    """Adds exp(score - top) of all words to total (Q,); top (Q,) becomes the largest score. For `compiled_loop`.
+    hidden: Any, places: Any, tiles: Any, bias: Any, weight: Any, scores: Any, top: Any, total: Any
+) -> None:
+    """Adds exp(score - top) of all words to total (Q,); top (Q,) becomes one of the larger scores. For `compiled_loop`.
 
-    hidden (Q, H), places (Q, R), tiles (P, H, TILE), bias (P, TILE), weight (W,); scores (4, TILE) and room (TILE,)
-    are room to work in. Q and H are multiples of 4.
+    hidden (Q, H), places (Q, R), tiles (P, H, TILE), bias (P, TILE), weight (W,); scores (ROWS, TILE) is room to work
+    in. Q is a multiple of ROWS.
     """
-    room_bits = room.view(np.int32)
     for tile in range(tiles.shape[0]):
         first = tile * TILE
-        width = min(TILE, num_words - first)
-        for begin in range(0, hidden.shape[0], 4):
-            for i in range(4):
+        for begin in range(0, hidden.shape[0], ROWS):
+            for i in range(ROWS):
                 score = scores[i]
                 for v in range(TILE):
                     score[v] = bias[tile, v]
                 for length in range(places.shape[1]):
                     features = weight[places[begin + i, length] + first :]
-                    for v in range(width):
+                    for v in range(TILE):
                         score[v] += features[v]
-            add_products(scores, hidden[begin : begin + 4], tiles[tile])
-            for i in range(4):
+            add_products(scores, hidden[begin : begin + ROWS], tiles[tile])
+            for i in range(ROWS):
                 query = begin + i
-                largest = _largest(scores[i], room)
-                if largest > top[query]:
+                score = scores[i]
+                if tile == 0:
+                    top[query] = _largest(score)
+                part = _sum_of_exponentials(score, top[query])
+                if part > _MUCH:
+                    largest = _largest(score)
                     total[query] *= math.exp(top[query] - largest)
                     top[query] = largest
-                exponentials(scores[i], TILE, 1.0, top[query], room, room_bits)
-                part = np.float32(0.0)
-                for v in range(TILE):
-                    part += scores[i, v]
+                    part = _sum_of_exponentials(score, largest)
                 total[query] += part
 
 
-def _largest(score: Any, room: Any) -> Any:
-    # The largest of pairs, then of pairs of these: each pass is free of order, so it runs in vector registers.
-    half = TILE // 2
-    for v in range(half):
-        room[v] = max(score[v], score[v + half])
-    while half > 16:
-        half //= 2
-        for v in range(half):
-            room[v] = max(room[v], room[v + half])
-    largest = room[0]
-    for v in range(1, half):
-        largest = max(largest, room[v])
+def _sum_of_exponentials(score: Any, top: Any) -> Any:
+    total = np.float32(0.0)
+    for v in range(TILE):
+        total += exponential(score[v] - top)
+    return total
+
+
+def _largest(score: Any) -> Any:
+    largest = score[0]
+    for v in range(1, TILE):
+        largest = max(largest, score[v])
     return largest

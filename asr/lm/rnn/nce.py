@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asr.lm.compiled_loop import loop_for
+from asr.lm.compiled_loop import in_threads, loop_for
 from asr.lm.rnn.log_z import exact_log_z
 from asr.lm.rnn.maxent import HASH_MULTIPLIERS, HashedMaxEnt
 from asr.lm.rnn.output_kernel import add_word_scores
 from asr.lm.rnn.shared_noise import SharedNoise
 from asr.text.vocabulary import BOS_ID, EPSILON_ID
+
+_WORDS_AT_LEAST = 2048  # of a thread's part
 
 
 class NceOutput(nn.Module):
@@ -115,8 +117,13 @@ class NceOutput(nn.Module):
         if self.maxent is not None:
             weight, order, table_size = self.maxent.weight.detach(), self.maxent.order, self.maxent.table_size
         tables = self.rows.weight.detach(), self.bias.weight.detach()[:, 0], weight
-        arrays = (array.contiguous().numpy() for array in (hidden, history, word_id, *tables))
-        loop(*arrays, order, table_size, HASH_MULTIPLIERS, scores.numpy())
+        arrays = [array.contiguous().numpy() for array in (hidden, history, word_id, *tables)]
+
+        def work(begin: int, end: int) -> None:
+            queries = (array[begin:end] for array in arrays[:3])
+            loop(*queries, *arrays[3:], order, table_size, HASH_MULTIPLIERS, scores[begin:end].numpy())
+
+        in_threads(work, len(word_id), rows_at_least=_WORDS_AT_LEAST)
         return scores
 
     def history_normalizer(self, hidden: Tensor, history: Tensor) -> Tensor:

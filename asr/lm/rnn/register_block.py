@@ -1,0 +1,119 @@
+"""What compiled loops say to the compiler in its own terms: a block of a product held in vector registers, and bits.
+
+A compiler left to itself keeps the sums of a product in memory; here a block of them, as large as the registers allow,
+stays in registers over all of the inner dimension. Imported by `compiled_loop` alone, since it needs numba.
+
+Shapes: K inner dimension, W columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.binding
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic
+from numba.np.arrayobj import make_array
+
+from asr.lm.rnn.tile_kernel import COLUMNS, ROWS
+
+llvmlite.binding.initialize_native_asmparser()  # for the one instruction that is written out
+
+_INT16, _INT32, _INT64, _FLOAT = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+
+
+def has_instruction(name: str) -> bool:
+    """Whether the processor that loops are compiled for has a group of instructions, in LLVM's words."""
+    _, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return f"+{name}" in features.split(",")
+
+
+@intrinsic
+def add_block(typingctx: Any, products: Any, left: Any, right: Any, column: Any) -> Any:
+    """Columns column .. column + COLUMNS - 1 of: products (ROWS, W) += left (ROWS, K) @ right (K, W).
+
+    left and right are float32; or int32, each a pair of bfloat16 along the inner dimension, where the processor
+    multiplies these: sums are float32 in either case.
+    """
+    is_pairs = left.dtype == types.int32
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        # Sixteen registers of eight numbers, or thirty-two of sixteen: sums, a row's numbers, and what they multiply.
+        lanes, num_rows = (16, ROWS) if has_instruction("avx512f") else (8, ROWS // 2)
+        arrays = [_Rows(context, builder, *pair) for pair in zip(signature.args[:3], arguments[:3], strict=True)]
+        for row in range(0, ROWS, num_rows):
+            for first in range(0, COLUMNS, 3 * lanes):
+                begin = builder.add(arguments[3], _INT64(first))
+                _add_block(builder, arrays, range(row, row + num_rows), begin, lanes, is_pairs)
+        return context.get_dummy_value()
+
+    return types.void(products, left, right, column), generate
+
+
+@intrinsic
+def as_float32(typingctx: Any, number: Any) -> Any:
+    """A float32 as it is, or from its bits (int32), or from a bfloat16's (int16)."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        bits = arguments[0]
+        if number == types.int16:
+            bits = builder.shl(builder.zext(bits, _INT32), _INT32(16))
+        return bits if number == types.float32 else builder.bitcast(bits, _FLOAT)
+
+    return types.float32(number), generate
+
+
+class _Rows:
+    """The rows of a two-dimensional array, contiguous each, in generated code."""
+
+    def __init__(self, context: Any, builder: Any, array_type: Any, value: Any) -> None:
+        array = make_array(array_type)(context, builder, value)
+        self._builder, self._data = builder, array.data
+        self._stride = builder.sdiv(cgutils.unpack_tuple(builder, array.strides)[0], array.itemsize)
+        self.num_rows = cgutils.unpack_tuple(builder, array.shape)[0]
+
+    def place(self, row: Any, column: Any, kind: Any) -> Any:
+        """A pointer of the kind to the number at this place."""
+        at = self._builder.add(self._builder.mul(self._stride, row), column)
+        return self._builder.bitcast(self._builder.gep(self._data, [at]), kind.as_pointer())
+
+
+def _add_block(builder: Any, arrays: list[_Rows], rows: range, column: Any, lanes: int, is_pairs: bool) -> None:
+    products, left, right = arrays
+    number = _INT32 if is_pairs else _FLOAT
+    several, sums = ir.VectorType(number, lanes), ir.VectorType(_FLOAT, lanes)
+    columns = [builder.add(column, _INT64(lanes * j)) for j in range(3)]
+    places = [products.place(_INT64(row), at, sums) for row in rows for at in columns]
+    totals = [cgutils.alloca_once(builder, sums) for _ in places]
+    for place, total in zip(places, totals, strict=True):
+        builder.store(builder.load(place, align=4), total)
+    multiply_add = _pairs_instruction if is_pairs else _multiply_add
+    with cgutils.for_range(builder, right.num_rows) as loop:
+        factors = [builder.load(right.place(loop.index, at, several), align=4) for at in columns]
+        for i, row in enumerate(rows):
+            one = builder.load(left.place(_INT64(row), loop.index, number))
+            spread = _in_all_lanes(builder, one, several)
+            for j, factor in enumerate(factors):
+                total = totals[3 * i + j]
+                builder.store(multiply_add(builder, builder.load(total), spread, factor), total)
+    for place, total in zip(places, totals, strict=True):
+        builder.store(builder.load(total), place, align=4)
+
+
+def _in_all_lanes(builder: Any, number: Any, kind: Any) -> Any:
+    nothing = ir.Constant(kind, ir.Undefined)
+    first = builder.insert_element(nothing, number, _INT32(0))
+    return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(_INT32, kind.count), [0] * kind.count))
+
+
+def _multiply_add(builder: Any, total: Any, left: Any, right: Any) -> Any:
+    contract = ("contract",)
+    return builder.fadd(total, builder.fmul(left, right, flags=contract), flags=contract)
+
+
+def _pairs_instruction(builder: Any, total: Any, left: Any, right: Any) -> Any:
+    kind = ir.FunctionType(total.type, [total.type, left.type, right.type])
+    return builder.asm(kind, "vdpbf16ps $3, $2, $0", "=v,0,v,v", [total, left, right], side_effect=False)
