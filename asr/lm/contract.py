@@ -41,6 +41,7 @@ class StatefulNetwork(Protocol):
     the output layer reads. `history` gives the last `num_history_words` words of a history, newest first, padded
     with `EPSILON_ID` before `<s>`; MaxEnt features are hashed from it.
     A network may say in `recurrent_size` how many columns, from the first, the next step reads; all where it does not.
+    One that spares work where many rows follow one state has a method `branch`, see `branched`.
     """
 
     vocabulary: Vocabulary
@@ -56,3 +57,12 @@ class StatefulNetwork(Protocol):
 
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,), without any cache."""
+
+
+def branched(network: StatefulNetwork, state: Tensor, before: Tensor, word_id: Tensor) -> Tensor:
+    """What follows state[before] and word_id: state (R, S), before, word_id (Q,) -> (Q, S)."""
+    branch = getattr(network, "branch", None)
+    if branch is None:
+        return network.step(state.index_select(0, before), word_id)
+    following: Tensor = branch(state, before, word_id)
+    return following

@@ -8,15 +8,18 @@ Shapes: K sentences, L levels, P prefixes of a level, S state width, M history w
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from asr.decoding.first_pass import Hypothesis
 from asr.decoding.options import DecodingOptions
-from asr.lm.contract import LanguageModel, StatefulNetwork
+from asr.lm.contract import LanguageModel, StatefulNetwork, branched
+from asr.lm.rnn.few_words import for_words
 from asr.text.vocabulary import BOS_ID, EOS_ID, EPSILON_ID
 
 
@@ -25,7 +28,7 @@ class Level:
     """The prefixes of one length.
 
     Args:
-        parent: (P,) int64, the prefix one word shorter, on the level before.
+        parent: (P,) int64, ascending, the prefix one word shorter, on the level before.
         word_id: (P,) int64, the last word.
         ends: (E,) int64, prefixes that are whole sentences, one entry for each sentence.
         sentence: (E,) int64, these sentences.
@@ -47,9 +50,10 @@ class PrefixTree:
 
     def __init__(self, sentences: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> None:
         self.num_sentences = len(sentences)
-        lengths = torch.tensor([len(sentence) for sentence in sentences], dtype=torch.int64, device=device)
+        num_words = np.fromiter(map(len, sentences), np.int64, len(sentences))
+        all_words = np.fromiter(itertools.chain.from_iterable(sentences), np.int64, int(num_words.sum()))
+        lengths, flat = (torch.from_numpy(numbers).to(device) for numbers in (num_words, all_words))
         longest = int(lengths.max()) if len(sentences) else 0
-        flat = torch.tensor([word for sentence in sentences for word in sentence], dtype=torch.int64, device=device)
         words = torch.full((len(sentences), longest), -1, dtype=torch.int64, device=device)
         words[torch.arange(longest, device=device) < lengths.unsqueeze(1)] = flat
         prefix = torch.zeros(len(sentences), dtype=torch.int64, device=device)
@@ -70,6 +74,11 @@ class PrefixTree:
     def num_prefixes(self) -> int:
         """Distinct prefixes, the empty one included: the hidden layer runs once for each."""
         return sum(len(level.parent) for level in self.levels)
+
+    def words(self) -> Tensor:
+        """The distinct words, ascending, `</s>` among them, which ends each sentence; (W,)."""
+        ids = [level.word_id for level in self.levels[1:]]
+        return torch.unique(torch.cat([*ids, torch.full_like(self.levels[0].parent, EOS_ID)]))
 
     @property
     def most_held(self) -> int:
@@ -99,6 +108,7 @@ def score_tree_by_network(tree: PrefixTree, network: StatefulNetwork) -> Tensor:
     """The same by a bare network, with no cache at all: two levels of hidden rows are held at a time; (K,) float64."""
     device = tree.levels[0].parent.device
     bos = torch.full((1,), BOS_ID, dtype=torch.int64, device=device)
+    network = for_words(network, torch.cat([bos, tree.words()]).unique())
     state = network.step(network.initial_state().unsqueeze(0), bos)
     history = torch.full((1, network.num_history_words), EPSILON_ID, dtype=torch.int64, device=device)
     history[:, :1] = BOS_ID
@@ -109,7 +119,9 @@ def score_tree_by_network(tree: PrefixTree, network: StatefulNetwork) -> Tensor:
             hidden = state[:, -network.hidden_size :]
             word = level.word_id
             score = score[level.parent] + network.log_prob(hidden[level.parent], history[level.parent], word)
-            state = network.step(state[level.parent], word)
+            # Not all prefixes go on, and those that do may go on in many ways.
+            inner, before = torch.unique_consecutive(level.parent, return_inverse=True)
+            state = branched(network, state.index_select(0, inner), before, word)
             history = torch.cat([word.unsqueeze(1), history[level.parent]], dim=1)[:, : network.num_history_words]
         if len(level.ends):
             distinct, inverse = torch.unique(level.ends, return_inverse=True)

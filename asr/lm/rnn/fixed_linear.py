@@ -17,6 +17,8 @@ from torch import Tensor
 _Product = Callable[[Tensor], Tensor]
 # Fewer rows are multiplied as fast by plain weights.
 _FEWEST_ROWS = 3
+# For so many rows it is worth to arrange weights anew at each call.
+_MANY_ROWS = 192
 
 
 class FixedLinear:
@@ -69,14 +71,22 @@ def _packed_product(weight: Tensor, bias: Tensor) -> _Product:
 
 
 def _convolution_product(weight: Tensor, bias: Tensor) -> _Product:
-    """torch 1.13 packs weights for convolutions only: the rows are the pixels of one column."""
+    """torch 1.13 packs weights for convolutions only: the rows are the pixels of one column.
+
+    What that gives has its columns side by side, and many rows take their time to get there: these go another way.
+    """
     operators: Any = torch._C._nn  # type: ignore[attr-defined]
     shape = (0, 0), (1, 1), (1, 1), 1
+    plain, plain_bias = weight.to_mkldnn(), bias.to_mkldnn()
     packed = operators.mkldnn_reorder_conv2d_weight(weight[:, :, None, None].to_mkldnn(), *shape)
 
     def product(inputs: Tensor) -> Tensor:
+        outputs: Tensor
+        if len(inputs) >= _MANY_ROWS:
+            outputs = operators.mkldnn_linear(inputs.to_mkldnn(), plain, plain_bias).to_dense()
+            return outputs
         pixels = inputs.t()[None, :, :, None]
-        outputs: Tensor = torch.mkldnn_convolution(pixels, packed, bias, *shape)  # type: ignore[attr-defined]
+        outputs = torch.mkldnn_convolution(pixels, packed, bias, *shape)  # type: ignore[attr-defined]
         return outputs[0, :, :, 0].t()
 
     return product

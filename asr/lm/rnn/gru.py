@@ -18,7 +18,14 @@ from torch.nn import functional as F
 from asr.lm.compiled_loop import loop_for
 from asr.lm.rnn.fixed_linear import FixedLinear
 from asr.lm.rnn.gru_cell import FLOAT32_CELL, PLAIN_CELL, GruCell, compiled_cell, loop_backward
-from asr.lm.rnn.recurrent_kernel import GRU, ROWS_WORTH_TILES, add_sentences, run_sentences
+from asr.lm.rnn.recurrent_kernel import (
+    GRU,
+    ROWS_WORTH_TILES,
+    add_next_states,
+    add_sentences,
+    next_states,
+    run_sentences,
+)
 
 
 class GruLayer(nn.Module):
@@ -55,17 +62,17 @@ class GruLayer(nn.Module):
             return FLOAT32_CELL
         return PLAIN_CELL
 
-    def step(self, inputs: Tensor, state: Tensor, which: Tensor | None = None) -> Tensor:
-        """inputs (Q, E), state (Q, H) -> next state (Q, H), in float32; row q reads inputs[which[q]] if which (Q,)."""
+    def step(self, inputs: Tensor, state: Tensor, which: Tensor | None = None, before: Tensor | None = None) -> Tensor:
+        """inputs (D, E), state (R, H) -> next state (Q, H), in float32.
+
+        Row q reads inputs[which[q]] after state[before[q]], or the q-th of each where these (Q,) are None.
+        """
         if inputs.device.type == "cpu" and not torch.is_grad_enabled():
-            gates = self.input_gates(inputs)
-            if which is not None:
-                # A product may have its columns side by side; they stay so.
-                by_row = gates.is_contiguous()
-                gates = gates.index_select(0, which) if by_row else gates.t().index_select(1, which).t()
-            return self._next(gates, state)
+            return self.next_state(self.input_gates(inputs), state, which, before)
         if which is not None:
             inputs = inputs.index_select(0, which)
+        if before is not None:
+            state = state.index_select(0, before)
         return torch.gru_cell(inputs, state, self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
 
     def input_gates(self, inputs: Tensor) -> Tensor:
@@ -88,16 +95,29 @@ class GruLayer(nn.Module):
             return run_sentences(loop, GRU, gates, input_idx, sizes, state, self.weight_hh, self.bias_hh[2 * size :])
         outputs = []
         for from_input in gates.index_select(0, input_idx).split(sizes):
-            state = self._next(from_input, state[: len(from_input)])
+            state = self.next_state(from_input, state[: len(from_input)])
             outputs.append(state)
         return torch.cat(outputs), state
 
-    def _next(self, from_input: Tensor, state: Tensor) -> Tensor:
-        """gates (Q, 3H) of the inputs, state (Q, H) -> next state (Q, H), without gradient."""
+    def next_state(
+        self, gates: Tensor, state: Tensor, which: Tensor | None = None, before: Tensor | None = None
+    ) -> Tensor:
+        """gates (D, 3H) of the inputs, the rest as for `step` -> next state (Q, H), without gradient.
+
+        The product of a state is made once, however many rows follow it.
+        """
         size = self.hidden_size
+        state = state.contiguous()
         from_state = self._from_state(state, self.weight_hh, self.bias_hh)
-        rz = torch.add(from_input[:, : 2 * size], from_state[:, : 2 * size]).sigmoid_()
-        n = torch.addcmul(from_input[:, 2 * size :], rz[:, :size], from_state[:, 2 * size :]).tanh_()
+        loop = loop_for(add_next_states, state)
+        if loop is not None:
+            return next_states(loop, gates, from_state, state, which, before)
+        if which is not None:
+            gates = gates.index_select(0, which)
+        if before is not None:
+            from_state, state = from_state.index_select(0, before), state.index_select(0, before)
+        rz = torch.add(gates[:, : 2 * size], from_state[:, : 2 * size]).sigmoid_()
+        n = torch.addcmul(gates[:, 2 * size :], rz[:, :size], from_state[:, 2 * size :]).tanh_()
         # As torch.lerp, whose loop torch 1.13 has not made fast.
         return torch.addcmul(n, rz[:, size:], state - n)
 

@@ -6,7 +6,6 @@ Shapes: N words of a batch, Q queries, H hidden, M history words, K noise words,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -102,29 +101,13 @@ class NceOutput(nn.Module):
 
     def word_score(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """hidden (Q, H), history (Q, M), word_id (Q,) -> unnormalised score (Q,)."""
-        # The loop reads the rows and features in one array each, which tables in host memory are not.
+        # Tables in host memory are not one array each, and rows chosen before have a gradient of their own.
         is_whole = isinstance(self.rows, nn.Embedding) and isinstance(self.maxent, HashedMaxEnt | None)
-        loop = loop_for(add_word_scores, hidden) if is_whole and not torch.is_grad_enabled() else None
-        if loop is not None:
-            return self._word_score_by_loop(hidden, history, word_id, loop)
+        if is_whole and not torch.is_grad_enabled():
+            rows, bias = self.rows.weight, self.bias.weight[:, 0]
+            return scores_by_rows(hidden, history, word_id, rows, bias, word_id, self.maxent)
         scores = (hidden * self.rows(word_id)).sum(dim=1) + self.bias.weight[word_id, 0]
         return scores if self.maxent is None else scores + self.maxent.score(history, word_id)
-
-    def _word_score_by_loop(
-        self, hidden: Tensor, history: Tensor, word_id: Tensor, loop: Callable[..., None]
-    ) -> Tensor:
-        scores, weight, order, table_size = hidden.new_zeros(len(word_id)), hidden.new_zeros(0), 1, 1
-        if self.maxent is not None:
-            weight, order, table_size = self.maxent.weight.detach(), self.maxent.order, self.maxent.table_size
-        tables = self.rows.weight.detach(), self.bias.weight.detach()[:, 0], weight
-        arrays = [array.contiguous().numpy() for array in (hidden, history, word_id, *tables)]
-
-        def work(begin: int, end: int) -> None:
-            queries = (array[begin:end] for array in arrays[:3])
-            loop(*queries, *arrays[3:], order, table_size, HASH_MULTIPLIERS, scores[begin:end].numpy())
-
-        in_threads(work, len(word_id), rows_at_least=_WORDS_AT_LEAST)
-        return scores
 
     def history_normalizer(self, hidden: Tensor, history: Tensor) -> Tensor:
         """The constant log Z, or the true one of each history where `normalized` is set, (Q,)."""
@@ -137,3 +120,27 @@ class NceOutput(nn.Module):
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """Score less log Z, (Q,); not `normalized`, it is as close to a probability as NCE has brought it."""
         return self.word_score(hidden, history, word_id) - self.history_normalizer(hidden, history)
+
+
+def scores_by_rows(
+    hidden: Tensor, history: Tensor, word_id: Tensor, rows: Tensor, bias: Tensor, row_idx: Tensor,
+    maxent: HashedMaxEnt | None,
+) -> Tensor:  # fmt: skip
+    """hidden (Q, H), history (Q, M), word_id (Q,), whose vector and bias are row_idx (Q,) of rows (W, H) and bias (W,)
+    -> rows . hidden + bias + MaxEnt, (Q,), without gradient."""
+    loop = loop_for(add_word_scores, hidden)
+    if loop is None:
+        scores = (hidden * rows.index_select(0, row_idx)).sum(dim=1) + bias.index_select(0, row_idx)
+        return scores if maxent is None else scores + maxent.score(history, word_id)
+    scores, weight, order, table_size = hidden.new_zeros(len(word_id)), hidden.new_zeros(0), 1, 1
+    if maxent is not None:
+        weight, order, table_size = maxent.weight, maxent.order, maxent.table_size
+    tensors = hidden, history, word_id, row_idx, rows, bias, weight
+    arrays = [tensor.detach().contiguous().numpy() for tensor in tensors]
+
+    def work(begin: int, end: int) -> None:
+        queries = (array[begin:end] for array in arrays[:4])
+        loop(*queries, *arrays[4:], order, table_size, HASH_MULTIPLIERS, scores[begin:end].numpy())
+
+    in_threads(work, len(word_id), rows_at_least=_WORDS_AT_LEAST)
+    return scores

@@ -60,17 +60,17 @@ def add_path_log_prob(
 
 
 def add_word_scores(
-    hidden: Any, history: Any, word_id: Any, rows: Any, bias: Any, weight: Any, order: int, table_size: int,
-    multipliers: Any, scores: Any,
+    hidden: Any, history: Any, word_id: Any, row_idx: Any, rows: Any, bias: Any, weight: Any, order: int,
+    table_size: int, multipliers: Any, scores: Any,
 ) -> None:  # fmt: skip
-    """Adds the score of each word: hidden (Q, H), history (Q, M), word_id, scores (Q,), rows (V, H), bias (V,),
-    weight (W,); the features' places are those of `hashed_places`, none where the order is 1."""
+    """Adds the score of each word: hidden (Q, H), history (Q, M), word_id, row_idx (its row), scores (Q,), rows (V, H),
+    bias (V,), weight (W,); the features' places are those of `hashed_places`, none where the order is 1."""
     size = hidden.shape[1]
     for query in range(len(word_id)):
-        word = word_id[query]
-        total = bias[word]
+        word, row = word_id[query], row_idx[query]
+        total = bias[row]
         for i in range(size):
-            total += hidden[query, i] * rows[word, i]
+            total += hidden[query, i] * rows[row, i]
         mixed = 0
         for age in range(order - 1):
             mixed = (mixed ^ history[query, age]) * multipliers[age % len(multipliers)] + age + 1

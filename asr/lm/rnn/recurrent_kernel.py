@@ -1,7 +1,7 @@
 """Recurrent layers over sentences side by side, products and activations of a few states at a time in one loop.
 
-Shapes: L words, T steps, B sentences, H hidden, G gates (3, or 1 in a simple layer), D distinct inputs, P tiles of U
-hidden units.
+Shapes: Q rows, R states before them, L words, T steps, B sentences, H hidden, G gates (3, or 1 in a simple layer), D
+distinct inputs, P tiles of U hidden units.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from asr.lm.rnn.tile_kernel import COLUMNS, ROWS, add_products, exponential
 
 _MAX_UNITS = 128  # a tile of a wide layer's weights should leave a core's second cache room for more
 _SENTENCES_AT_LEAST = 64  # of a thread's part
+_ROWS_AT_LEAST = 256
 ROWS_WORTH_TILES = 512  # to lay out the weights in tiles costs as much as so many words, or fewer
 GRU, SIGMOID, RELU = 0, 1, 2
 
@@ -89,6 +90,38 @@ def add_sentences(
                     _copy(states[now + begin + i, first:], new, count)
         before = now
         now += sizes[step]
+
+
+def next_states(
+    loop: Callable[..., None], gates: Tensor, from_state: Tensor, state: Tensor, which: Tensor | None,
+    before: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """A GRU's next states (Q, H): gates (D, 3H) of the distinct inputs, from_state (R, 3H) the part that states (R, H)
+    decide, both with their biases; row q is of gates[which[q]] and state[before[q]], or of the q-th of either."""
+    num = len(gates) if which is None else len(which)
+    new = state.new_empty(num, state.shape[1])
+    indices = (torch.arange(num) if index is None else index for index in (which, before))
+    arrays = [array.detach().contiguous().numpy() for array in (gates, from_state, state, *indices, new)]
+
+    def work(begin: int, end: int) -> None:
+        loop(begin, end, *arrays, np.empty(4 * state.shape[1], np.float32))
+
+    in_threads(work, num, rows_at_least=_ROWS_AT_LEAST)
+    return new
+
+
+def add_next_states(
+    begin: int, end: int, gates: Any, from_state: Any, state: Any, which: Any, before: Any, new: Any, score: Any
+) -> None:
+    """Fills the rows begin .. end - 1 of new (Q, H), for `compiled_loop`; score (4H,) to work in."""
+    size = new.shape[1]
+    for row in range(begin, end):
+        inputs, recurrent = gates[which[row]], from_state[before[row]]
+        for j in range(2 * size):
+            score[j] = inputs[j] + recurrent[j]
+        _copy(score[2 * size :], recurrent[2 * size :], size)
+        _copy(score[3 * size :], inputs[2 * size :], size)
+        _gru_cell(score, state[before[row]], new[row])
 
 
 def _copy(to: Any, values: Any, count: int) -> None:

@@ -182,24 +182,31 @@ class RnnLm(nn.Module):
 
     def step(self, state: Tensor, word_id: Tensor) -> Tensor:
         """state (Q, S), word_id (Q,) -> next state (Q, S)."""
+        return self._next(state, None, word_id)
+
+    def branch(self, state: Tensor, before: Tensor, word_id: Tensor) -> Tensor:
+        """state (R, S), before, word_id (Q,) -> what follows state[before] and word_id, (Q, S).
+
+        On a CPU the products of a state are made once for all words that follow it.
+        """
+        return self._next(state, before, word_id)
+
+    def _next(self, state: Tensor, before: Tensor | None, word_id: Tensor) -> Tensor:
         width = self.config.hidden_size
-        columns = []
-        first = self.layers[0]
-        if isinstance(first, GruLayer) and len(word_id) >= _MANY_ROWS and state.device.type == "cpu":
+        which = None
+        if len(word_id) >= _MANY_ROWS and state.device.type == "cpu":
             # Many histories of a batch end in the same word; on a GPU it would cost a round trip to find them.
             word_id, which = torch.unique(word_id, return_inverse=True)
-            inputs = first.step(self.embedding(word_id), state[:, :width], which)
-        else:
-            assert isinstance(first, (GruLayer, SimpleRnnLayer))
-            inputs = first.step(self.embedding(word_id), state[:, :width])
-        columns.append(inputs)
-        for idx, layer in enumerate(self.layers[1:], start=1):  # type: ignore[arg-type]
+        inputs = self.embedding(word_id)
+        columns = []
+        for idx, layer in enumerate(self.layers):
             assert isinstance(layer, (GruLayer, SimpleRnnLayer))
-            inputs = layer.step(inputs, state[:, idx * width : (idx + 1) * width])
+            inputs = layer.step(inputs, state[:, idx * width : (idx + 1) * width], which, before)
+            which = None
             columns.append(inputs)
         if self.projection is not None:
             columns.append(self._project(inputs))
-        return torch.cat(columns, dim=1)
+        return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
 
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,)."""

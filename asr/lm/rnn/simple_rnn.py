@@ -53,10 +53,20 @@ class SimpleRnnLayer(nn.Module):
             outputs.append(state)
         return torch.stack(outputs), state.detach()
 
-    def step(self, inputs: Tensor, state: Tensor) -> Tensor:
-        """inputs (Q, E), state (Q, H) -> next state (Q, H), in float32."""
-        total = F.linear(inputs, self.weight_ih, self.bias) + F.linear(state, self.weight_hh)
-        return _ACTIVATIONS[self.activation](total)
+    def step(self, inputs: Tensor, state: Tensor, which: Tensor | None = None, before: Tensor | None = None) -> Tensor:
+        """inputs (D, E), state (R, H) -> next state (Q, H), in float32; which and before as for `GruLayer.step`."""
+        return self.next_state(self.input_gates(inputs), state, which, before)
+
+    def next_state(
+        self, gates: Tensor, state: Tensor, which: Tensor | None = None, before: Tensor | None = None
+    ) -> Tensor:
+        """gates (D, H) of the inputs, the rest as for `step` -> next state (Q, H)."""
+        from_state = F.linear(state, self.weight_hh)
+        if which is not None:
+            gates = gates.index_select(0, which)
+        if before is not None:
+            from_state = from_state.index_select(0, before)
+        return _ACTIVATIONS[self.activation](gates + from_state)
 
     def input_gates(self, inputs: Tensor) -> Tensor:
         """The part of the sum that inputs (L, E) alone decide, (L, H)."""

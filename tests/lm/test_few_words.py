@@ -1,0 +1,83 @@
+"""Networks that follow one state with many words, and that are asked for few words: as the plain network."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from asr.lm.contract import branched
+from asr.lm.rnn.few_words import FewWords, for_words
+from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
+from asr.text.vocabulary import EOS_ID, Vocabulary
+from tests.reference.toy_network import ToyNetwork
+
+VOCABULARY = Vocabulary(f"W{idx}" for idx in range(50))
+
+
+def _network(num_layers: int, hidden_size: int, **more: object) -> RnnLm:
+    torch.manual_seed(5)
+    config = RnnLmConfig(
+        embedding_size=6, hidden_size=hidden_size, num_layers=num_layers, maxent_order=3, maxent_size=101, log_z=0.7,
+        **more,  # type: ignore[arg-type]
+    )  # fmt: skip
+    network = RnnLm(VOCABULARY, config)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return network
+
+
+@pytest.mark.parametrize("cell", ["gru", "sigmoid"])
+@pytest.mark.parametrize("num_layers, hidden_size", [(1, 6), (1, 9), (2, 9)])
+@pytest.mark.parametrize("num_rows", [5, 300])  # distinct words are looked for among many
+@pytest.mark.parametrize("looped", [True, False])
+@torch.no_grad()
+def test_rows_of_one_state_equal_rows_by_themselves(
+    cell: str, num_layers: int, hidden_size: int, num_rows: int, looped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = _network(num_layers, hidden_size, cell=cell)
+    state = torch.randn(200, network.state_size)  # torch 1.13 multiplies so many in another way
+    before, word_id = torch.randint(200, (num_rows,)), torch.randint(2, len(VOCABULARY), (num_rows,))
+    expected = torch.cat([network.step(state[i, None], word[None]) for i, word in zip(before, word_id, strict=True)])
+    if not looped:
+        monkeypatch.setattr("asr.lm.rnn.gru.loop_for", lambda function, tensor: None)
+    num_threads = torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        torch.testing.assert_close(network.branch(state, before, word_id), expected, rtol=1e-5, atol=2e-6)
+    torch.set_num_threads(num_threads)
+
+
+def test_branch_has_the_gradient_of_a_step() -> None:
+    network = _network(1, 9)
+    before, word_id = torch.tensor([0, 1, 1]), torch.tensor([4, 5, 4])
+    found, wanted = [], []
+    for gradients, rows in ((found, True), (wanted, False)):
+        state = torch.ones(2, network.state_size, requires_grad=True)
+        after = network.branch(state, before, word_id) if rows else network.step(state[before], word_id)
+        gradients.append(torch.autograd.grad(after.square().sum(), state)[0])
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("num_layers, hidden_size", [(1, 6), (1, 9), (2, 9)])
+@torch.no_grad()
+def test_few_words_equal_the_network(num_layers: int, hidden_size: int) -> None:
+    network = _network(num_layers, hidden_size)
+    words = torch.tensor([EOS_ID, 7, 8, 20, 49])
+    few = for_words(network, words)
+    assert isinstance(few, FewWords)
+    before, word_id = torch.randint(3, (30,)), words[torch.randint(5, (30,))]
+    history = torch.randint(2, len(VOCABULARY), (30, 2))
+    state, few_state = network.initial_state().expand(3, -1), few.initial_state().expand(3, -1)
+    for _ in range(3):
+        state, few_state = branched(network, state, before, word_id), branched(few, few_state, before, word_id)
+        torch.testing.assert_close(few_state, state[:, : few.state_size], rtol=1e-5, atol=2e-6)
+        expected = network.log_prob(state[:, -network.hidden_size :], history, word_id)
+        found = few.log_prob(few_state[:, -few.hidden_size :], history, word_id)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=5e-6)
+    torch.testing.assert_close(few.step(few_state, word_id), few.branch(few_state, torch.arange(30), word_id))
+
+
+def test_networks_with_other_normalisers_stay_as_they_are() -> None:
+    words = torch.tensor([EOS_ID, 7])
+    for network in (_network(1, 6, normalized=True), _network(1, 6, output="full"), ToyNetwork()):
+        assert for_words(network, words) is network
