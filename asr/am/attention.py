@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from asr.am.packed_linear import PackedLinear
+
 
 def rotary_angles(num_frames: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the rotary position embedding, each (T, head_dim / 2) float32."""
@@ -33,8 +35,8 @@ class SelfAttention(nn.Module):
             raise ValueError(f"dim ({dim}) must be an even multiple of num_heads ({num_heads})")
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
-        self.in_projection = nn.Linear(dim, 3 * dim)
-        self.out_projection = nn.Linear(dim, dim)
+        self.in_projection = PackedLinear(dim, 3 * dim)
+        self.out_projection = PackedLinear(dim, dim)
 
     def forward(self, x: Tensor, bias: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
         """x (N, T, dim), bias (N, 1, T), very negative at padding, angles of `rotary_angles` -> (N, T, dim)."""

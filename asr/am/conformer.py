@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from asr.am.attention import rotary_angles
 from asr.am.conformer_block import ConformerBlock
 from asr.am.frames import valid_frames
+from asr.am.packed_linear import PackedLinear
 from asr.am.subsampling import ConvSubsampling
 from asr.data.cmvn import UtteranceCmvn
 
@@ -73,9 +74,9 @@ class Conformer(nn.Module):
             for block_idx in range(num_blocks)
         )
         self.in_dropout = nn.Dropout(dropout)
-        self.out = nn.Linear(dim, num_tokens)
+        self.out = PackedLinear(dim, num_tokens)
         if self.intermediate_blocks:
-            self.feedback = nn.Linear(num_tokens, dim)
+            self.feedback = PackedLinear(num_tokens, dim)
 
     def forward(self, features: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
         """features (N, T, F), num_frames (N,) -> natural log-probabilities (N, T', C) float32, (N,)."""

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asr.am.attention import SelfAttention
+from asr.am.packed_linear import PackedLinear
 
 
 class ResidualSum(nn.Module):
@@ -30,8 +31,8 @@ class FeedForward(nn.Module):
     def __init__(self, dim: int, hidden_dim: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(dim)
-        self.expand = nn.Linear(dim, hidden_dim)
-        self.contract = nn.Linear(hidden_dim, dim)
+        self.expand = PackedLinear(dim, hidden_dim)
+        self.contract = PackedLinear(hidden_dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (N, T, dim) -> (N, T, dim)."""
@@ -53,10 +54,10 @@ class ConvModule(nn.Module):
         if kernel_size % 2 == 0:
             raise ValueError(f"kernel_size must be odd, not {kernel_size}")
         self.in_norm = nn.LayerNorm(dim)
-        self.gate = nn.Linear(dim, 2 * dim)
+        self.gate = PackedLinear(dim, 2 * dim)
         self.conv = nn.Conv1d(dim, dim, kernel_size, padding=kernel_size // 2, groups=dim // group_size)
         self.out_norm = nn.LayerNorm(dim)
-        self.out = nn.Linear(dim, dim)
+        self.out = PackedLinear(dim, dim)
 
     def forward(self, x: Tensor, valid: Tensor) -> Tensor:
         """x (N, T, dim), valid (N, T, 1) of 1 and 0 -> (N, T, dim)."""

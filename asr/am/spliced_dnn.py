@@ -7,6 +7,7 @@ from itertools import pairwise
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asr.am.packed_linear import PackedLinear
 from asr.data.cmvn import UtteranceCmvn
 from asr.data.splicing import Splice
 
@@ -45,9 +46,9 @@ class SplicedDnn(nn.Module):
         self.input_norm = UtteranceCmvn()
         self.splice = Splice(left_context, right_context)
         sizes = [num_features * (left_context + 1 + right_context)] + [hidden_dim] * num_hidden_layers
-        self.hidden = nn.ModuleList(nn.Linear(size, next_size) for size, next_size in pairwise(sizes))
+        self.hidden = nn.ModuleList(PackedLinear(size, next_size) for size, next_size in pairwise(sizes))
         self.dropout = nn.Dropout(dropout)
-        self.out = nn.Linear(hidden_dim, num_tokens)
+        self.out = PackedLinear(hidden_dim, num_tokens)
         for layer in self.hidden:
             assert isinstance(layer, nn.Linear)
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")

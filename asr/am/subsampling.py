@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asr.am.frames import valid_frames
+from asr.am.packed_linear import PackedLinear
 
 
 class ConvSubsampling(nn.Module):
@@ -27,7 +28,7 @@ class ConvSubsampling(nn.Module):
         super().__init__()
         self.first = nn.Conv2d(1, first_channels, kernel_size=3, stride=2, padding=1)
         self.second = nn.Conv2d(first_channels, second_channels, kernel_size=3, stride=2, padding=1)
-        self.out = nn.Linear(second_channels * ((num_features + 3) // 4), dim)
+        self.out = PackedLinear(second_channels * ((num_features + 3) // 4), dim)
 
     def forward(self, features: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
         """features (N, T, F) with zeros as padding, num_frames (N,) -> (N, T', dim) with T' = ceil(T / 4), (N,)."""

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from asr.fixed_linear import FixedLinear
 from asr.lm.compiled_loop import loop_for
-from asr.lm.rnn.fixed_linear import FixedLinear
 from asr.lm.rnn.gru_cell import FLOAT32_CELL, PLAIN_CELL, GruCell, compiled_cell, loop_backward
 from asr.lm.rnn.recurrent_kernel import (
     GRU,

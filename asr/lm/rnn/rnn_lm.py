@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from asr.fixed_linear import FixedLinear
 from asr.lm.rnn.class_softmax import ClassSoftmaxOutput, default_num_classes
-from asr.lm.rnn.fixed_linear import FixedLinear
 from asr.lm.rnn.full_softmax import FullSoftmaxOutput
 from asr.lm.rnn.gru import GruLayer
 from asr.lm.rnn.huffman import HuffmanOutput
