@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -60,14 +59,3 @@ def loop_for(function: Callable[..., Any], tensor: Tensor) -> Callable[..., Any]
     if tensor.device.type != "cpu" or tensor.dtype != torch.float32 or tensor.requires_grad:
         return None
     return compiled_loop(function)
-
-
-def in_threads(work: Callable[[int, int], None], num_rows: int, rows_at_least: int) -> None:
-    """work(begin, end) on parts of num_rows rows, as many at a time as torch has threads; loops let each other run."""
-    num_parts = max(1, min(torch.get_num_threads(), num_rows // rows_at_least))
-    if num_parts == 1:
-        work(0, num_rows)
-        return
-    bounds = [num_rows * part // num_parts for part in range(num_parts + 1)]
-    with ThreadPoolExecutor(num_parts) as pool:
-        list(pool.map(work, bounds[:-1], bounds[1:]))

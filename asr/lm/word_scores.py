@@ -15,42 +15,65 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asr.lm.contract import LanguageModel, StatefulNetwork
-from asr.lm.rnn.packed_sentences import pack_sentences
+from asr.lm.rnn.packed_sentences import PackedSentences, pack_sentences
 from asr.lm.rnn.rnn_lm import RnnLm
 from asr.lm.rnn.token_streams import TokenStreams
+from asr.lm.threads import each_in_threads
 from asr.text.vocabulary import EOS_ID
+
+# What the output layer reads at each word (Q, H), its history (Q, M), the word and its place in the text (Q,).
+Queries = tuple[Tensor, Tensor, Tensor, Tensor]
 
 _WORDS_AT_ONCE = 1 << 14  # what is between two layers stays small enough for a CPU's cache
 _STREAM_WINDOW = 1 << 10
+# A text's sentences are shared out in groups, the same whatever the number of threads: of about so many words at
+# least, since each group costs the weights' arrangement for the loops, about so many groups at least for a long text.
+_WORDS_OF_GROUP, _NUM_GROUPS, _MOST_SENTENCES = 1 << 12, 16, 1024
 
 
 @torch.no_grad()
 def network_word_scores(
-    network: StatefulNetwork, token_id: NDArray[np.int32], *, normalized: bool = False, sentences_at_once: int = 1024
+    network: StatefulNetwork, token_id: NDArray[np.int32], *, normalized: bool = False, sentences_at_once: int = 0
 ) -> tuple[Tensor, Tensor | None]:
     """Runs the network over each sentence from its initial state; an RnnLm that carries states, over the whole text.
+
+    On a CPU an RnnLm runs in as many threads as torch has.
 
     Args:
         network: an RnnLm, or any other network.
         token_id: the text (L,).
         normalized: true probabilities (an RnnLm only); otherwise what `log_prob` gives.
-        sentences_at_once: how many run side by side.
+        sentences_at_once: how many run side by side; 0 for as many as serve a text of this size.
 
     Returns:
         log_prob (L,) float32, and for a normalised NCE output by how much the true log Z exceeds the constant (L,).
     """
-    log_prob = torch.empty(len(token_id))
-    excess = None
-    for hidden, history, word_id, place in network_queries(network, token_id, sentences_at_once):
-        if normalized and isinstance(network, RnnLm):
-            scores, more = network.normalized_log_prob(hidden, history, word_id)
-            if more is not None:
-                excess = torch.empty(len(token_id)) if excess is None else excess
-                excess[place] = more.float().cpu()
-        else:
-            scores = network.log_prob(hidden, history, word_id)
-        log_prob[place] = scores.float().cpu()
-    return log_prob, excess
+    log_prob, excess = torch.empty(len(token_id)), torch.empty(len(token_id))
+    has_excess = False
+
+    def add(queries: Iterator[Queries]) -> None:
+        nonlocal has_excess
+        for hidden, history, word_id, place in queries:
+            if normalized and isinstance(network, RnnLm):
+                scores, more = network.normalized_log_prob(hidden, history, word_id)
+                if more is not None:
+                    has_excess = True
+                    excess[place] = more.float().cpu()
+            else:
+                scores = network.log_prob(hidden, history, word_id)
+            log_prob[place] = scores.float().cpu()
+
+    if not sentences_at_once:
+        num_sentences = 1 + int(np.count_nonzero(token_id == EOS_ID))
+        num_groups = min(_NUM_GROUPS, max(1, len(token_id) // _WORDS_OF_GROUP))
+        sentences_at_once = min(-(-num_sentences // num_groups), _MOST_SENTENCES)
+    is_on_cpu = network.initial_state().device.type == "cpu"
+    if isinstance(network, RnnLm) and not network.config.carry_state and is_on_cpu:
+        groups = pack_sentences(token_id, network.num_history_words, sentences_at_once)
+        each_in_threads(lambda sentences: add(sentence_queries(network, sentences)), groups)
+    else:
+        add(network_queries(network, token_id, sentences_at_once))
+    return log_prob, excess if has_excess else None
 
 
 @torch.no_grad()
@@ -71,32 +94,35 @@ def perplexity(log_prob: Tensor) -> float:
     return float(torch.exp(-log_prob.double().mean()))
 
 
-def network_queries(
-    network: StatefulNetwork, token_id: NDArray[np.int32], sentences_at_once: int
-) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """What the output layer reads at each word (Q, H), its history (Q, M), the word and its place in the text (Q,)."""
+def network_queries(network: StatefulNetwork, token_id: NDArray[np.int32], sentences_at_once: int) -> Iterator[Queries]:
+    """The queries of all words of a text."""
     if isinstance(network, RnnLm) and network.config.carry_state:
         yield from _carried_queries(network, token_id)
         return
-    initial = network.initial_state()
     for sentences in pack_sentences(token_id, network.num_history_words, sentences_at_once):
-        states: list[Tensor] | None = None
-        state = initial.expand(sentences.sizes[0], -1)
-        input_id = sentences.input_id.to(initial.device)
+        yield from sentence_queries(network, sentences)
+
+
+def sentence_queries(network: StatefulNetwork, sentences: PackedSentences) -> Iterator[Queries]:
+    """The queries of these sentences' words, each sentence from the initial state on."""
+    initial = network.initial_state()
+    states: list[Tensor] | None = None
+    state = initial.expand(sentences.sizes[0], -1)
+    input_id = sentences.input_id.to(initial.device)
+    if isinstance(network, RnnLm):
+        gates, input_idx = network.input_gates(input_id)
+    # A network of one's own may have a hidden layer as wide as the vocabulary: it goes step by step.
+    for sizes, words in sentences.chunks(_WORDS_AT_ONCE if isinstance(network, RnnLm) else 1):
         if isinstance(network, RnnLm):
-            gates, input_idx = network.input_gates(input_id)
-        # A network of one's own may have a hidden layer as wide as the vocabulary: it goes step by step.
-        for sizes, words in sentences.chunks(_WORDS_AT_ONCE if isinstance(network, RnnLm) else 1):
-            if isinstance(network, RnnLm):
-                hidden, states = network.hidden_packed(gates, input_idx[words], sizes, states)
-            else:
-                state = network.step(state[: sizes[0]], input_id[words])
-                hidden = state[:, network.state_size - network.hidden_size :]
-            query = sentences.history[words].to(initial.device), sentences.word_id[words].to(initial.device)
-            yield hidden, *query, sentences.place[words]
+            hidden, states = network.hidden_packed(gates, input_idx[words], sizes, states)
+        else:
+            state = network.step(state[: sizes[0]], input_id[words])
+            hidden = state[:, network.state_size - network.hidden_size :]
+        query = sentences.history[words].to(initial.device), sentences.word_id[words].to(initial.device)
+        yield hidden, *query, sentences.place[words]
 
 
-def _carried_queries(network: RnnLm, token_id: NDArray[np.int32]) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+def _carried_queries(network: RnnLm, token_id: NDArray[np.int32]) -> Iterator[Queries]:
     """The same over the text as one stream, in windows, by what training runs."""
     device = network.initial_state().device
     num_windows = -(-len(token_id) // _STREAM_WINDOW)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from asr.lm.compiled_loop import in_threads, loop_for
+from asr.lm.compiled_loop import loop_for
 from asr.lm.rnn.log_z import TILE, add_exponentials, exact_log_z, log_z_by_loop, log_z_by_tensors
 from asr.lm.rnn.maxent import HashedMaxEnt
 
@@ -56,10 +56,3 @@ def test_what_is_not_a_number_stays_so() -> None:
     hidden, *layer = _layer(513, 40, 4, 3, 0.5)
     hidden[5, 2] = torch.nan
     assert torch.nonzero(exact_log_z(hidden, *layer).isnan()).tolist() == [[5]]  # type: ignore[arg-type]
-
-
-def test_threads_share_all_rows(three_threads: None) -> None:
-    for num_rows, rows_at_least in ((100, 7), (10, 7), (0, 7)):
-        seen: list[int] = []
-        in_threads(lambda begin, end, seen=seen: seen.extend(range(begin, end)), num_rows, rows_at_least)  # type: ignore[misc]
-        assert sorted(seen) == list(range(num_rows))

@@ -14,13 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asr.lm.compiled_loop import in_threads, loop_for
+from asr.lm.compiled_loop import loop_for
 from asr.lm.rnn.held_paths import HeldPaths
 from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.output_kernel import add_path_log_prob
 from asr.text.vocabulary import BOS_ID, EPSILON_ID
-
-_WORDS_AT_LEAST = 2048  # of a thread's part
 
 
 class HuffmanOutput(nn.Module):
@@ -107,20 +105,14 @@ class HuffmanOutput(nn.Module):
         places, weight = history.new_zeros(len(word_id), 0), hidden.new_zeros(0)
         if self.maxent is not None:
             places, weight = self.maxent.places(history), self.maxent.weight.detach()
-        queries = [array.contiguous().numpy() for array in (hidden, places, word_id, owner, log_prob)]
-        tables = (
-            self.path_begin, self.path_node, self.path_sign,
-            self.rows.weight.detach(), self.bias.weight.detach()[:, 0], weight,
+        arrays = (
+            hidden, places, word_id, self.path_begin, self.path_node, self.path_sign,
+            self.rows.weight.detach(), self.bias.weight.detach()[:, 0], weight, owner,
         )  # fmt: skip
-        arrays = [*(array.contiguous().numpy() for array in tables), held.numpy()]
-        num_computed = []
-
-        def work(begin: int, end: int) -> None:
-            num_computed.append(loop(*(array[begin:end] for array in queries), *arrays, self._root))
-
-        # What is known of a history is read and filled by one query after the other.
-        in_threads(work, len(word_id), max(1, len(word_id)) if held.numel() else _WORDS_AT_LEAST)
-        return log_prob, sum(num_computed)
+        num_computed = loop(
+            *(array.contiguous().numpy() for array in arrays), held.numpy(), self._root, log_prob.numpy()
+        )
+        return log_prob, num_computed
 
     def _paths(self, word_id: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """word_id (Q,) -> for each node of each path its query, node and direction (+1 or -1), all (L,)."""

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from asr.lm.compiled_loop import in_threads, loop_for
+from asr.lm.compiled_loop import loop_for
 from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.tile_kernel import COLUMNS, ROWS, add_products, exponential
+from asr.lm.threads import in_threads
 from asr.text.vocabulary import BOS_ID, EPSILON_ID
 
 # Sums over the vocabulary are made in blocks that stay in a CPU's cache.

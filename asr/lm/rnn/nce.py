@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asr.lm.compiled_loop import in_threads, loop_for
+from asr.lm.compiled_loop import loop_for
 from asr.lm.rnn.log_z import exact_log_z
 from asr.lm.rnn.maxent import HASH_MULTIPLIERS, HashedMaxEnt
 from asr.lm.rnn.output_kernel import add_word_scores
 from asr.lm.rnn.shared_noise import SharedNoise
+from asr.lm.threads import in_threads
 from asr.text.vocabulary import BOS_ID, EPSILON_ID
 
 _WORDS_AT_LEAST = 2048  # of a thread's part

@@ -10,8 +10,8 @@ from typing import Any
 
 
 def add_path_log_prob(
-    hidden: Any, places: Any, word_id: Any, owner: Any, log_prob: Any,
-    path_begin: Any, path_node: Any, path_sign: Any, rows: Any, bias: Any, weight: Any, held: Any, root: int,
+    hidden: Any, places: Any, word_id: Any, path_begin: Any, path_node: Any, path_sign: Any,
+    rows: Any, bias: Any, weight: Any, owner: Any, held: Any, root: int, log_prob: Any,
 ) -> int:  # fmt: skip
     """Adds log P of each word by the decisions on its path -> how many have been computed.
 

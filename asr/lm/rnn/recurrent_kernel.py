@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from asr.lm.compiled_loop import in_threads
 from asr.lm.rnn.tile_kernel import COLUMNS, ROWS, add_products, exponential
+from asr.lm.threads import in_threads
 
 _MAX_UNITS = 128  # a tile of a wide layer's weights should leave a core's second cache room for more
-_SENTENCES_AT_LEAST = 64  # of a thread's part
-_ROWS_AT_LEAST = 256
+_ROWS_AT_LEAST = 256  # of a thread's part
 ROWS_WORTH_TILES = 512  # to lay out the weights in tiles costs as much as so many words, or fewer
 GRU, SIGMOID, RELU = 0, 1, 2
 
@@ -40,27 +39,21 @@ def run_sentences(
     tiles = by_gate.view(num_gates, num_tiles, units, size).permute(1, 3, 0, 2).contiguous()
     states = state.new_empty(len(state) + len(input_idx), size)
     states[: len(state)] = state
-    num_parts = max(1, min(torch.get_num_threads(), len(state) // _SENTENCES_AT_LEAST))
-
-    def work(part: int, _: int) -> None:
-        arrays = (
-            gates, input_idx, torch.tensor(sizes), states, tiles.view(num_tiles, size, num_gates * units), bias_n,
-            gates.new_zeros(ROWS, width), gates.new_zeros(ROWS, (num_gates + 1) * units), gates.new_zeros(units),
-        )  # fmt: skip
-        loop(cell, part, num_parts, *(array.detach().contiguous().numpy() for array in arrays))
-
-    in_threads(work, num_parts, rows_at_least=1)
+    arrays = (
+        gates, input_idx, torch.tensor(sizes), states, tiles.view(num_tiles, size, num_gates * units), bias_n,
+        gates.new_zeros(ROWS, width), gates.new_zeros(ROWS, (num_gates + 1) * units), gates.new_zeros(units),
+    )  # fmt: skip
+    loop(cell, *(array.detach().contiguous().numpy() for array in arrays))
     return states[len(state) :], states[len(states) - sizes[-1] :]
 
 
 def add_sentences(
-    cell: int, part: int, num_parts: int, gates: Any, input_idx: Any, sizes: Any, states: Any, tiles: Any,
-    bias_n: Any, left: Any, scores: Any, new: Any,
+    cell: int, gates: Any, input_idx: Any, sizes: Any, states: Any, tiles: Any, bias_n: Any,
+    left: Any, scores: Any, new: Any,
 ) -> None:  # fmt: skip
-    """Fills states (B + L, H), which starts with the B initial ones, for some of the sentences; for `compiled_loop`.
+    """Fills states (B + L, H), which starts with the B initial ones; for `compiled_loop`.
 
-    Sentences are taken ROWS at a time, each `num_parts`-th time in this part: the longer ones, which come first, are
-    spread over the parts. tiles (P, H, GU); left (ROWS, PU), scores (ROWS, GU + U) and new (U,) to work in.
+    tiles (P, H, GU); left (ROWS, PU), scores (ROWS, GU + U) and new (U,) to work in.
     """
     size, units = states.shape[1], len(new)
     before, now = 0, len(states) - len(input_idx)
@@ -70,7 +63,7 @@ def add_sentences(
         for tile in range(tiles.shape[0]):
             first = tile * units
             count = min(units, size - first)
-            for begin in range(part * ROWS, end, num_parts * ROWS):
+            for begin in range(0, end, ROWS):
                 # Where fewer sentences are left, the last is computed again in their place.
                 for i in range(ROWS):
                     sentence = min(begin + i, end - 1)
