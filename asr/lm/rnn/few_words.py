@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.lm.contract import StatefulNetwork
+from asr.lm.rnn.fixed_linear import FixedLinear
 from asr.lm.rnn.gru import GruLayer
 from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.nce import NceOutput, scores_by_rows
@@ -48,7 +49,8 @@ class FewWords:
         self._rows, self._bias = output.rows(word_id), output.bias(word_id)[:, 0] - output.log_z
         if network.projection is not None:
             self._bias = self._bias + self._rows @ network.projection.bias
-            self._rows = self._rows @ network.projection.weight
+            back = network.projection.weight.t()
+            self._rows = FixedLinear()(self._rows, back, torch.zeros_like(back[:, 0]))
 
     def initial_state(self) -> Tensor:
         """(S,)."""
