@@ -31,6 +31,8 @@ MODES = {
 # Settings beside those of DecodingOptions that a mode may have.
 _RNN_WEIGHT = "rnn_weight"
 _DEFAULT_RNN_WEIGHT = 0.5
+# On a CPU so many rows cost hardly more than one, whose time is that of reading the weights.
+_ROWS_AHEAD = 16
 
 
 def available_modes(bundle: Bundle) -> list[str]:
@@ -126,7 +128,8 @@ def language_models(
     assert network is not None
     if network_budget is not None:
         network, _ = with_host_tables(network.to("cpu"), device, network_budget)  # type: ignore[arg-type]
-    engine = RnnLM(network.to(device), capacity_bytes=capacity_bytes)  # type: ignore[arg-type]
+    ahead = _ROWS_AHEAD if device.type == "cpu" else 0
+    engine = RnnLM(network.to(device), capacity_bytes=capacity_bytes, rows_ahead=ahead)  # type: ignore[arg-type]
     large = _mapped(engine, small)
     if mode == "interpolated" and ngram is small:
         return LanguageModels(interpolated_difference_lm(large, small, rnn_weight), engine)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 _Product = Callable[[Tensor], Tensor]
 # Fewer rows are multiplied as fast by plain weights.
-_FEWEST_ROWS = 3
+_FEWEST_ROWS = 2
 # For so many rows it is worth to arrange weights anew at each call.
 _MANY_ROWS = 192
 

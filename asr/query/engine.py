@@ -55,6 +55,9 @@ class RnnLM:
         capacity_bytes: what trie, hidden rows and normalisers may take. Of the contexts only those that `mark_live`
             left out are forgotten for it; hidden rows are dropped at need, which costs time but changes no score.
             See `asr.query.capacity` for when it cannot be kept.
+        rows_ahead: a run of the hidden layer for fewer histories than this takes along others, the newest, up to so
+            many rows, before they are asked for a successor: weights are read once for all of them. None with a
+            capacity or without cache 2.
         batching: "frame" runs the hidden layer once a call, "query" once a row.
         synchronize: wait for the device before each reading of the clock, so that the seconds of the stages are true.
     """
@@ -75,6 +78,7 @@ class RnnLM:
         recombination_window: int = 50,
         history_precision: str | None = None,
         capacity_bytes: int | None = None,
+        rows_ahead: int = 0,
         batching: str = "frame",
         synchronize: bool = False,
     ) -> None:
@@ -105,7 +109,8 @@ class RnnLM:
         )
         self.trie = HistoryTrie(self.device)
         layer = HiddenLayer(hidden_networks or [network], self.device, batching, self._counts)
-        self.expansion = Expansion(self.trie, self.hidden, layer, self.sharing)
+        ahead = rows_ahead if capacity_bytes is None and cache_hidden else 0
+        self.expansion = Expansion(self.trie, self.hidden, layer, self.sharing, ahead)
         self.capacity = self._capacity(capacity_bytes) if capacity_bytes is not None else None
         self.new_edges = NewEdges(
             self.expansion, self.output, self.recombination, self.capacity, cache_scores, cache_hidden

@@ -12,22 +12,35 @@ from asr.query.distinct import one_of_each
 from asr.query.hidden_layer import HiddenLayer
 from asr.query.hidden_store import HiddenStore
 from asr.query.quantized_history import QuantizedHistory
-from asr.query.trie import HistoryTrie
+from asr.query.trie import START, HistoryTrie
+
+# So many of the newest nodes are looked through for those without a row.
+_NEWEST = 256
 
 
 class Expansion:
     """Computes hidden rows from the nearest ancestors that have one.
 
     An ancestor lacks a row only where a capacity made it drop; its state is then computed on the way, and not kept.
+
+    Args:
+        rows_ahead: a run of fewer rows than this takes along nodes that have not been asked yet, the newest, up to so
+            many rows.
     """
 
     def __init__(
-        self, trie: HistoryTrie, hidden: HiddenStore, layer: HiddenLayer, sharing: QuantizedHistory | None
+        self,
+        trie: HistoryTrie,
+        hidden: HiddenStore,
+        layer: HiddenLayer,
+        sharing: QuantizedHistory | None,
+        rows_ahead: int = 0,
     ) -> None:
         self.trie = trie
         self.hidden = hidden
         self.layer = layer
         self.sharing = sharing
+        self.rows_ahead = rows_ahead
 
     def lacking(self, context_idx: Tensor) -> Tensor:
         """The distinct ones of contexts (Q,) that have no row, (R,)."""
@@ -37,8 +50,20 @@ class Expansion:
 
     def compute(self, node: Tensor) -> None:
         """Gives distinct nodes (R,) without a row theirs: in one run of the hidden layer where all parents have one."""
+        if node.numel() < self.rows_ahead:
+            node = torch.cat([node, self._newest_without_row(self.rows_ahead - node.numel(), node)])
         state, word_id = self.state_before(node)
         self.trie.hidden_row.index_copy_(0, node, self._rows(state, word_id).int())
+
+    def _newest_without_row(self, most: int, others: Tensor) -> Tensor:
+        """The newest nodes without a row whose parent has one, but for some others (R,); at most so many."""
+        # Where nothing is forgotten, nodes are numbered as they come.
+        end = self.trie.num_nodes
+        begin = max(START, end - _NEWEST)
+        parent = self.trie.parent[begin:end].long()
+        waits = (self.trie.hidden_row[begin:end] < 0) & (self.trie.hidden_row.index_select(0, parent) >= 0)
+        waits[others[others >= begin] - begin] = False
+        return waits.nonzero().squeeze(1)[-most:] + begin
 
     def state_before(self, node: Tensor) -> tuple[Tensor, Tensor]:
         """The states (R, S) of the parents of nodes (R,), and the words (R,) that lead from there to the nodes."""
