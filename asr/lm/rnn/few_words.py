@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from asr.fixed_linear import FixedLinear
 from asr.lm.contract import StatefulNetwork
-from asr.lm.rnn.fixed_linear import FixedLinear
 from asr.lm.rnn.gru import GruLayer
 from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.nce import NceOutput, scores_by_rows
