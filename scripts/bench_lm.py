@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from parts import faster_rnnlm
 from parts.command import run
+from parts.lm_rates import Clock, peer_rates, ratios, scoring_rates
 
 from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.maxent_collisions import measure_collisions
@@ -36,7 +36,7 @@ from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
 from asr.lm.rnn.sparse_rows import AdamWithSparseRows
 from asr.lm.rnn.token_file import TokenFile, read_sentences
 from asr.lm.rnn.token_streams import TokenStreams
-from asr.lm.word_scores import language_model_word_scores, network_word_scores, perplexity
+from asr.lm.word_scores import language_model_word_scores, perplexity
 from asr.query.engine import RnnLM
 from asr.text.vocabulary import SPECIAL_WORDS, Vocabulary
 
@@ -61,11 +61,11 @@ def main() -> int:
     parser.add_argument("--text", type=Path, help="text for --truncation (default: WikiText-2's test part)")
     parser.add_argument("--max-words", type=int, default=5_000, help="words of it")
     parser.add_argument("--corpora", type=Path, default=default_corpora())
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of the scoring that is not on one")
     parser.add_argument("--compute-dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--compile", action="store_true", help="compile the element-wise work (torch 2, C++ compiler)")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(1)
     torch.manual_seed(1)
     with tempfile.TemporaryDirectory() as folder:
         if args.truncation is not None:
@@ -81,86 +81,34 @@ def main() -> int:
 def quick(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """NCE and MaxEnt of order 4: rates of a short training, of scoring, and the outputs' normalisation.
 
-    Rates are words a second of wall time; on a machine that is not idle, look at those a second of processor time.
+    Rates are words a second by the clock, of scoring with all threads, of training with one; then of scoring with one;
+    then of processor time with one, which say something on a machine that is not idle, too.
     """
     vocabulary, parts, is_real = corpus(args, folder)
     options = {**ROWS[args.row][0], "num_noise_words": 256}
     network = make_network(vocabulary, parts["train"], args, options)
     begin = time.monotonic()
     # Two steps make the optimiser's state (and compile, where asked); they are not counted.
-    train_rate = train(network, parts["train"], max_seconds=10.0)
+    training = train(network, parts["train"], max_seconds=10.0)
     network.eval()
-    text = parts["test"].token_id
-    network_word_scores(network, text[:2000], normalized=True)  # loads the compiled loops
-    rates = {"train_words_per_s": train_rate}
-    log_z: dict[str, float] = {}
-    for name, normalized, num_words in (("normalised", True, 12_000), ("unnormalised", False, 250_000)):
-        part = text[:num_words]
-        clock = Clock()
-        _, excess = network_word_scores(network, part, normalized=normalized)
-        rates[f"score_words_per_s_{name}"] = clock.rate(len(part))
-        if excess is not None:
-            log_z = {"log_z_mean": round(float(excess.mean()), 4), "log_z_std": round(float(excess.std()), 4)}
     tree = make_network(vocabulary, parts["train"], args, ROWS["sigmoid100"][0]).eval()
-    network_word_scores(tree, text[:2000])
-    clock = Clock()
-    network_word_scores(tree, text)
-    rates["score_words_per_s_tree"] = clock.rate(len(text))
+    rates, log_z = scoring_rates(network, tree, parts["test"].token_id, args.threads)
     errors = []
     for output in ("hierarchical", "class"):
         small = {"hidden_size": 32, "output": output}
         errors.append(normalisation_error(make_network(vocabulary, parts["train"], args, small)))
+    rates["per_cpu_second"]["train_words_per_s"] = training[1]
     report = {
         "bench": "lm", "row": args.row, "text": "WikiText-2" if is_real else "synthetic",
         "vocabulary": len(vocabulary), "cpus": os.cpu_count(), "threads": args.threads, "torch": torch.__version__,
-        "compute_dtype": args.compute_dtype, **{name: rate[0] for name, rate in rates.items()},
-        "per_cpu_second": {name: rate[1] for name, rate in rates.items()},
+        "compute_dtype": args.compute_dtype, "train_words_per_s": training[0], **rates["by_clock_all_threads"],
+        "by_clock_one_thread": rates["by_clock_one_thread"], "per_cpu_second": rates["per_cpu_second"],
         "max_normalisation_error": max(errors), **log_z,
     }  # fmt: skip
     if args.peer is not None:
-        report["peer_per_cpu_second"] = peer = peer_rates(args, folder)
-        report["ratio"] = {name: round(rate[1] / peer[name], 2) for name, rate in rates.items()}
+        report["peer"] = peer = peer_rates(args.peer, folder, ROWS[args.row][1], ROWS["sigmoid100"][1])
+        report["ratio"] = ratios(rates, peer)
     return {**report, "seconds": round(time.monotonic() - begin, 1)}
-
-
-class Clock:
-    """Wall and processor time from its making on."""
-
-    def __init__(self) -> None:
-        self.wall, self.processor = time.monotonic(), time.process_time()
-
-    def rate(self, num_words: int) -> tuple[int, int]:
-        """Words a second of either."""
-        wall, processor = time.monotonic() - self.wall, time.process_time() - self.processor
-        return round(num_words / wall), round(num_words / processor)
-
-
-def peer_rates(args: argparse.Namespace, folder: Path) -> dict[str, int]:
-    """The peer's on parts of the same text, in words a second of processor time, one thread."""
-    rates = {}
-    sizes = {"train": 40_000, "valid": 100, "test": 1_000}
-    for part, num_words in sizes.items():
-        lines = (folder / f"{part}.txt").read_text(encoding="utf-8").splitlines()
-        length = np.cumsum([len(line.split()) + 1 for line in lines])
-        short = lines[: int(np.searchsorted(length, num_words)) + 1]
-        (folder / f"{part}.short").write_text("".join(line + "\n" for line in short), encoding="utf-8")
-    for row, name in ((args.row, ""), ("sigmoid100", "_tree")):
-        model = folder / f"peer{name}"
-        # Its vocabulary file: what makes a short training text do. The first line is the sentence end.
-        counts = Counter(word for words in read_sentences(folder / "train.txt") for word in [*words, "</s>"])
-        ranked = sorted(counts.items(), key=lambda item: (item[0] != "</s>", -item[1]))
-        model.write_text("".join(f"{word} {count}\n" for word, count in ranked), encoding="utf-8")
-        once = ("--retry", "0", "--stop", "9")
-        files = folder / "train.short", folder / "valid.short"
-        training = faster_rnnlm.train(args.peer, model, ROWS[row][1], *files, once)
-        kinds = (("_normalised", True, "test.short"), ("_unnormalised", False, "test.txt"))
-        for kind, normalised, text in (("_tree", False, "test.txt"),) if name else kinds:
-            num_words = sum(len(words) + 1 for words in read_sentences(folder / text))
-            _, seconds = faster_rnnlm.score(args.peer, model, folder / text, normalised=normalised)
-            rates[f"score_words_per_s{kind}"] = round(num_words / seconds)
-        if not name:
-            rates["train_words_per_s"] = training.words_per_s
-    return rates
 
 
 def collisions(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -242,7 +190,7 @@ def train(network: RnnLm, tokens: TokenFile, max_seconds: float) -> tuple[int, i
         counted += batch.target_id.numel()
         if step > 2 and time.monotonic() - clock.wall > max_seconds:
             break
-    return clock.rate(counted)
+    return clock.rates(counted)
 
 
 @torch.no_grad()

@@ -60,8 +60,8 @@ def peer_training(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     every = 1 if ROWS[args.row][0]["output"] == "hierarchical" else args.test_lines
     text = (folder / "test.txt").read_text(encoding="utf-8").splitlines(keepends=True)[::every]
     (folder / "test.part").write_text("".join(text), encoding="utf-8")
-    test_perplexity, _ = faster_rnnlm.score(args.binary, model, folder / "test.part", normalised=True)
-    line |= {"test_perplexity": round(test_perplexity, 2), "test_lines": f"every {every}"}
+    test = faster_rnnlm.score(args.binary, model, folder / "test.part", normalised=True)
+    line |= {"test_perplexity": round(test.perplexity, 2), "test_lines": f"every {every}"}
     return {**line, "curve": result.curve}
 
 

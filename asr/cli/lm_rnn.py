@@ -21,6 +21,8 @@ from asr.lm.interpolation_weight import (
 )
 from asr.lm.ngram.file import load_ngram_lm
 from asr.lm.ngram.ngram_lm import NgramLM
+from asr.lm.rnn.full_softmax import FullSoftmaxOutput
+from asr.lm.rnn.nce import NceOutput
 from asr.lm.rnn.network_file import load_network, network_from_checkpoint, save_network
 from asr.lm.rnn.rnn_lm import RnnLm
 from asr.lm.rnn.token_file import TokenFile
@@ -51,6 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measure.add_argument("--ngram", type=Path, help="binary n-gram model to interpolate with; the weight is tuned here")
     measure.add_argument("--ngram-weight", type=float, help="use this weight instead, tuned on other text")
     measure.add_argument(
+        "--normalizer-precision",
+        choices=["float32", "bfloat16"],
+        help="of the sums over the vocabulary: bfloat16 is up to twice as fast on processors that multiply it "
+        "(default: as the network's description says)",
+    )
+    measure.add_argument(
         "--log-linear-words",
         type=int,
         default=0,
@@ -73,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
 def measure_network(args: argparse.Namespace) -> dict[str, object]:
     """Perplexities per sentence, sentence ends counted, unknown words scored as `<unk>`."""
     network = load_network(args.folder)
+    if args.normalizer_precision is not None and isinstance(network.output, (NceOutput, FullSoftmaxOutput)):
+        network.output.normalizer_precision = args.normalizer_precision
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "text.tokens"
         tokens = TokenFile.build(args.text, args.transcripts, network.vocabulary, path)

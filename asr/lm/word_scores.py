@@ -28,7 +28,7 @@ _WORDS_AT_ONCE = 1 << 14  # what is between two layers stays small enough for a 
 _STREAM_WINDOW = 1 << 10
 # A text's sentences are shared out in groups, the same whatever the number of threads: of about so many words at
 # least, since each group costs the weights' arrangement for the loops, about so many groups at least for a long text.
-_WORDS_OF_GROUP, _NUM_GROUPS, _MOST_SENTENCES = 1 << 12, 16, 1024
+_WORDS_OF_GROUP, _NUM_GROUPS, _MOST_SENTENCES = 1 << 13, 16, 1024
 
 
 @torch.no_grad()

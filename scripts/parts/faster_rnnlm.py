@@ -3,7 +3,8 @@
     g++ -Ofast -march=native -funroll-loops -std=gnu++11 -D__STDC_FORMAT_MACROS -DEIGEN_DONT_PARALLELIZE -DNOCUDA \\
         -pthread -I.. -o rnnlm *.cc layers/*.cc -lrt          (in its folder faster-rnnlm, with Eigen's headers)
 
-Times are processor times of one thread, its own unit being wall time.
+It trains on as many threads as it is told to, here one, and scores on one whatever it is told. Times are processor
+times where not said otherwise, its own unit being wall time.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import re
 import resource
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,18 +53,29 @@ def train(
     return PeerTraining(curve, round(num_words * len(curve) / seconds))
 
 
-def score(binary: Path, model: Path, text: Path, *, normalised: bool) -> tuple[float, float]:
-    """Perplexity (of use where normalised, or for a tree) and processor seconds, those of loading the model aside."""
+@dataclass(frozen=True)
+class PeerScoring:
+    """Perplexity (of use where normalised, or for a tree) and seconds, those of loading the model aside."""
+
+    perplexity: float
+    processor_seconds: float
+    clock_seconds: float
+
+
+def score(binary: Path, model: Path, text: Path, *, normalised: bool) -> PeerScoring:
+    """Scores a text."""
     seconds = []
     for part in (Path(os.devnull), text):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
         command = [str(binary), "--rnnlm", str(model), "--test", str(part)]
         command += ["--nce-accurate-test", str(int(normalised))]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
+        clock = time.monotonic() - begin
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        seconds.append((after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, clock))
     entropy = re.search(r"Test entropy (\S+)", done.stderr)
-    return (2 ** float(entropy[1]) if entropy else float("nan")), seconds[1] - seconds[0]
+    perplexity = 2 ** float(entropy[1]) if entropy else float("nan")
+    return PeerScoring(perplexity, seconds[1][0] - seconds[0][0], seconds[1][1] - seconds[0][1])
 
 
 def _processor_seconds(pid: int) -> float:

@@ -52,6 +52,29 @@ def test_loop_equals_tensors_and_float64(
     assert torch.equal(exact_log_z(*layer), log_z_by_loop(*layer, loop))
 
 
+@pytest.mark.parametrize("order", [0, 4])
+@pytest.mark.parametrize(("num_queries", "num_words", "size"), [(515, 2 * TILE + 3, 9), (600, TILE, 64)])
+@torch.no_grad()
+def test_bfloat16_rounds_what_is_multiplied_and_nothing_else(
+    order: int, num_queries: int, num_words: int, size: int, three_threads: None
+) -> None:
+    hidden, history, rows, bias, maxent = _layer(num_queries, num_words, size, order, 0.3)
+    exact = exact_log_z(hidden, history, rows, bias, maxent)
+    scores = hidden.bfloat16().double() @ rows.bfloat16().double().t() + bias
+    if maxent is not None:
+        maxent.weight.copy_(maxent.weight.half())
+        scores += maxent.score_each(history, torch.arange(num_words))
+    expected = scores[:, 2:].logsumexp(dim=1).float()
+    found = exact_log_z(hidden, history, rows, bias, maxent, "bfloat16")
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=3e-6)
+    torch.testing.assert_close(
+        log_z_by_tensors(hidden, history, rows, bias, maxent, "bfloat16"), expected, rtol=1e-6, atol=3e-6
+    )
+    error = (found - exact).abs()
+    assert 0 < error.mean() < 5e-3
+    assert error.max() < 5e-2
+
+
 def test_what_is_not_a_number_stays_so() -> None:
     hidden, *layer = _layer(513, 40, 4, 3, 0.5)
     hidden[5, 2] = torch.nan

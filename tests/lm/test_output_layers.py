@@ -11,7 +11,7 @@ from torch import nn
 
 from asr.lm.compiled_loop import loop_for
 from asr.lm.rnn.class_softmax import ClassSoftmaxOutput, frequency_classes
-from asr.lm.rnn.maxent import HashedMaxEnt
+from asr.lm.rnn.maxent import HashedMaxEnt, add_score_range
 from asr.lm.rnn.nce import NceOutput
 from asr.lm.rnn.output_kernel import add_word_scores
 from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
@@ -197,7 +197,7 @@ def test_maxent_scores_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     for choose in (loop_for, lambda function, tensor: None):
         monkeypatch.setattr("asr.lm.rnn.maxent.loop_for", choose)
         scores = torch.ones(6, 10)
-        maxent.add_score_range(scores, maxent.places(history), 10)
+        add_score_range(scores, maxent.weight.detach(), maxent.places(history), 10)
         torch.testing.assert_close(scores, everything[:, 10:20] + 1)
         word_id, scores = torch.tensor([3, 3, 17]), torch.ones(6, 3)
         maxent.add_scores(scores, maxent.places(history), word_id)

@@ -70,7 +70,7 @@ def test_any_number_of_threads_gives_the_same_numbers(output: Literal["nce", "hi
     network = RnnLm(Vocabulary([f"W{number}" for number in range(30)]), config).eval()
     assert network.maxent is not None
     torch.nn.init.normal_(network.maxent.weight)
-    token_id = np.random.default_rng(1).integers(EOS_ID, 32, 9000).astype(np.int32)  # a sentence end in thirty
+    token_id = np.random.default_rng(1).integers(EOS_ID, 32, 25_000).astype(np.int32)  # a sentence end in thirty
     num_threads, scores = torch.get_num_threads(), []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asr.lm.rnn.log_z import exact_log_z
+from asr.lm.rnn.log_z import Precision, exact_log_z
 from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.text.vocabulary import BOS_ID, EPSILON_ID
 
@@ -21,13 +21,18 @@ class FullSoftmaxOutput(nn.Module):
         rows: the output word vectors (V, H), shared with the input where the two are tied.
         maxent: n-gram features, or none; in training they cost a weight a word of the vocabulary and history length.
         compute_dtype: what the matrix products of the loss run in.
+        normalizer_precision: of the sum over the vocabulary, see `exact_log_z`; a word's own score is float32.
     """
 
-    def __init__(self, rows: nn.Embedding, maxent: HashedMaxEnt | None, compute_dtype: str = "float32") -> None:
+    def __init__(
+        self, rows: nn.Embedding, maxent: HashedMaxEnt | None, compute_dtype: str = "float32",
+        normalizer_precision: Precision = "float32",
+    ) -> None:  # fmt: skip
         super().__init__()
         self.rows = rows
         self.maxent = maxent
         self.compute_dtype: torch.dtype = getattr(torch, compute_dtype)
+        self.normalizer_precision: Precision = normalizer_precision
         self.bias = nn.Parameter(torch.zeros(rows.num_embeddings))
 
     def set_unigram(self, counts: Tensor, *, reset_bias: bool) -> None:
@@ -53,7 +58,7 @@ class FullSoftmaxOutput(nn.Module):
 
     def history_normalizer(self, hidden: Tensor, history: Tensor) -> Tensor:
         """hidden (Q, H), history (Q, M) -> log Z (Q,)."""
-        return exact_log_z(hidden, history, self.rows.weight, self.bias, self.maxent)
+        return exact_log_z(hidden, history, self.rows.weight, self.bias, self.maxent, self.normalizer_precision)
 
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,)."""

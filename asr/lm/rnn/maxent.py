@@ -81,20 +81,6 @@ class HashedMaxEnt(nn.Module):
         parts = scores.split([block.numel() for block in slots])
         return [part.view_as(block).sum(dim=1) for part, block in zip(parts, slots, strict=True)]
 
-    def add_score_range(self, scores: Tensor, places: Tensor, begin: int) -> None:
-        """scores (Q, K) += the features of words begin .. begin + K - 1 after the histories at places (Q, R).
-
-        Not differentiable.
-        """
-        weight = self.weight.detach()
-        loop = loop_for(add_slices, weight)
-        if loop is not None:
-            loop(scores.numpy(), weight.numpy(), places.numpy(), begin)
-            return
-        slices = weight.as_strided((self.table_size, scores.shape[1]), (1, 1), weight.storage_offset() + begin)
-        for column in places.unbind(dim=1):
-            scores += slices.index_select(0, column)
-
     def add_scores(self, scores: Tensor, places: Tensor, word_id: Tensor) -> None:
         """scores (Q, K) += the features of word_id (K,) after the histories at places (Q, R). Not differentiable."""
         weight = self.weight.detach()
@@ -124,6 +110,23 @@ class HashedMaxEnt(nn.Module):
             state_dict[prefix + "weight"] = weight
             self.is_pruned = True
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def add_score_range(scores: Tensor, weight: Tensor, places: Tensor, begin: int) -> None:
+    """scores (Q, K) += the features weight (W,) of words begin .. begin + K - 1 after the histories at places (Q, R).
+
+    Not differentiable.
+    """
+    loop = loop_for(add_slices, weight)
+    if loop is not None:
+        loop(scores.numpy(), weight.numpy(), places.numpy(), begin)
+        return
+    num_words = scores.shape[1]
+    slices = weight.as_strided(
+        (len(weight) - begin - num_words + 1, num_words), (1, 1), weight.storage_offset() + begin
+    )
+    for column in places.unbind(dim=1):
+        scores += slices.index_select(0, column)
 
 
 def hashed_places(history: Tensor, order: int, table_size: int) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from asr.lm.compiled_loop import loop_for
-from asr.lm.rnn.log_z import exact_log_z
+from asr.lm.rnn.log_z import Precision, exact_log_z
 from asr.lm.rnn.maxent import HASH_MULTIPLIERS, HashedMaxEnt
 from asr.lm.rnn.output_kernel import add_word_scores
 from asr.lm.rnn.shared_noise import SharedNoise
@@ -36,6 +36,7 @@ class NceOutput(nn.Module):
         num_grad_words: noise words of a batch through which MaxEnt weights are updated.
         compute_dtype: what the matrix products of the loss run in.
         compile_loss: compiles the element-wise part of the loss (torch 2 and a C++ compiler).
+        normalizer_precision: of the sum over the vocabulary, see `exact_log_z`; a word's own score is float32.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class NceOutput(nn.Module):
         num_grad_words: int = 32,
         compute_dtype: str = "float32",
         compile_loss: bool = False,
+        normalizer_precision: Precision = "float32",
     ) -> None:
         super().__init__()
         vocabulary_size = rows.num_embeddings
@@ -61,6 +63,7 @@ class NceOutput(nn.Module):
         self.num_grad_words = min(num_grad_words, num_noise_words)
         self.compute_dtype: torch.dtype = getattr(torch, compute_dtype)
         self.compile_loss = compile_loss
+        self.normalizer_precision: Precision = normalizer_precision
         self.bias = nn.Embedding(vocabulary_size, 1, sparse=True)
         self.log_z = nn.Parameter(torch.tensor(float(log_z)), requires_grad=learn_log_z)
         self.noise_log_prob: Tensor
@@ -116,7 +119,9 @@ class NceOutput(nn.Module):
 
     def exact_log_z(self, hidden: Tensor, history: Tensor) -> Tensor:
         """hidden (Q, H), history (Q, M) -> log of the scores' sum over the vocabulary, (Q,)."""
-        return exact_log_z(hidden, history, self.rows.weight, self.bias.weight[:, 0], self.maxent)
+        return exact_log_z(
+            hidden, history, self.rows.weight, self.bias.weight[:, 0], self.maxent, self.normalizer_precision
+        )
 
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """Score less log Z, (Q,); not `normalized`, it is as close to a probability as NCE has brought it."""

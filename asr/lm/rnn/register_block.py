@@ -22,7 +22,7 @@ from asr.lm.rnn.tile_kernel import COLUMNS, ROWS
 
 llvmlite.binding.initialize_native_asmparser()  # for the one instruction that is written out
 
-_INT16, _INT32, _INT64, _FLOAT = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_INT32, _INT64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 
 
 def has_instruction(name: str) -> bool:
@@ -55,13 +55,12 @@ def add_block(typingctx: Any, products: Any, left: Any, right: Any, column: Any)
 
 @intrinsic
 def as_float32(typingctx: Any, number: Any) -> Any:
-    """A float32 as it is, or from its bits (int32), or from a bfloat16's (int16)."""
+    """A float32 as it is, or from its bits (int32), or from a float16's (int16)."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        bits = arguments[0]
         if number == types.int16:
-            bits = builder.shl(builder.zext(bits, _INT32), _INT32(16))
-        return bits if number == types.float32 else builder.bitcast(bits, _FLOAT)
+            return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), _FLOAT)
+        return arguments[0] if number == types.float32 else builder.bitcast(arguments[0], _FLOAT)
 
     return types.float32(number), generate
 

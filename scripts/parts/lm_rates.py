@@ -1,0 +1,105 @@
+"""Words a second of bench_lm.py: ours by the clock and of processor time, faster-rnnlm's beside them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asr.lm.rnn.nce import NceOutput
+from asr.lm.rnn.rnn_lm import RnnLm
+from asr.lm.rnn.token_file import read_sentences
+from asr.lm.word_scores import network_word_scores
+from parts import faster_rnnlm
+
+Rates = dict[str, int]
+
+
+class Clock:
+    """Wall and processor time from its making on."""
+
+    def __init__(self) -> None:
+        self.wall, self.processor = time.monotonic(), time.process_time()
+
+    def rates(self, num_words: int) -> tuple[int, int]:
+        """Words a second of either."""
+        wall, processor = time.monotonic() - self.wall, time.process_time() - self.processor
+        return round(num_words / wall), round(num_words / processor)
+
+
+def scoring_rates(
+    network: RnnLm, tree: RnnLm, text: NDArray[np.int32], num_threads: int
+) -> tuple[dict[str, Rates], dict[str, float]]:
+    """Rates by the clock with all threads and with one, and of processor time with one; figures of log Z."""
+    rates: dict[str, Rates] = {"by_clock_all_threads": {}, "by_clock_one_thread": {}, "per_cpu_second": {}}
+    excess: dict[str, Tensor] = {}
+    kinds = (
+        ("normalised", network, True, "float32", 36_000), ("normalised_bfloat16", network, True, "bfloat16", 36_000),
+        ("unnormalised", network, False, "float32", 250_000), ("tree", tree, False, "float32", 250_000),
+    )  # fmt: skip
+    for kind, scored, normalized, precision, num_words in kinds:
+        name, part = f"score_words_per_s_{kind}", text[:num_words]
+        if isinstance(scored.output, NceOutput):
+            scored.output.normalizer_precision = precision
+        network_word_scores(scored, text[:2000], normalized=normalized)  # loads the compiled loops
+        torch.set_num_threads(num_threads)
+        clock = Clock()
+        network_word_scores(scored, part, normalized=normalized)
+        rates["by_clock_all_threads"][name] = clock.rates(len(part))[0]
+        torch.set_num_threads(1)
+        clock = Clock()
+        _, more = network_word_scores(scored, part, normalized=normalized)
+        rates["by_clock_one_thread"][name], rates["per_cpu_second"][name] = clock.rates(len(part))
+        if more is not None:
+            excess[precision] = more.double()
+    log_z = {"log_z_mean": excess["float32"].mean(), "log_z_std": excess["float32"].std()}
+    error = (excess["bfloat16"] - excess["float32"]).abs()
+    log_z |= {"bfloat16_log_z_error_mean": error.mean(), "bfloat16_log_z_error_max": error.max()}
+    return rates, {name: round(float(value), 5) for name, value in log_z.items()}
+
+
+def peer_rates(binary: Path, folder: Path, options: list[str], tree_options: list[str]) -> dict[str, Rates]:
+    """faster-rnnlm's on parts of the text in a folder, one thread: by the clock, and of processor time.
+
+    options, tree_options: of the network whose training and scoring are measured, and of the one with a tree.
+    """
+    rates: dict[str, Rates] = {"by_clock": {}, "per_cpu_second": {}}
+    sizes = {"train": 40_000, "valid": 100, "test": 1_000}
+    for part, num_words in sizes.items():
+        lines = (folder / f"{part}.txt").read_text(encoding="utf-8").splitlines()
+        length = np.cumsum([len(line.split()) + 1 for line in lines])
+        short = lines[: int(np.searchsorted(length, num_words)) + 1]
+        (folder / f"{part}.short").write_text("".join(line + "\n" for line in short), encoding="utf-8")
+    for row, is_tree in ((options, False), (tree_options, True)):
+        model = folder / f"peer{is_tree}"
+        # Its vocabulary file: what makes a short training text do. The first line is the sentence end.
+        counts = Counter(word for words in read_sentences(folder / "train.txt") for word in [*words, "</s>"])
+        ranked = sorted(counts.items(), key=lambda item: (item[0] != "</s>", -item[1]))
+        model.write_text("".join(f"{word} {count}\n" for word, count in ranked), encoding="utf-8")
+        once = ("--retry", "0", "--stop", "9")
+        files = folder / "train.short", folder / "valid.short"
+        training = faster_rnnlm.train(binary, model, row, *files, once)
+        kinds = (("normalised", True, "test.short"), ("unnormalised", False, "test.txt"))
+        for kind, normalised, text in (("tree", False, "test.txt"),) if is_tree else kinds:
+            num_words = sum(len(words) + 1 for words in read_sentences(folder / text))
+            scored = faster_rnnlm.score(binary, model, folder / text, normalised=normalised)
+            rates["by_clock"][f"score_words_per_s_{kind}"] = round(num_words / scored.clock_seconds)
+            rates["per_cpu_second"][f"score_words_per_s_{kind}"] = round(num_words / scored.processor_seconds)
+        if not is_tree:
+            rates["per_cpu_second"]["train_words_per_s"] = training.words_per_s
+    return rates
+
+
+def ratios(ours: dict[str, Rates], peer: dict[str, Rates]) -> dict[str, dict[str, float]]:
+    """Each of our rates over the peer's of the same kind of second; it normalises in one precision."""
+    table = {}
+    for kind, rates in ours.items():
+        theirs = peer["per_cpu_second" if kind == "per_cpu_second" else "by_clock"]
+        pairs = {name: theirs.get(name.removesuffix("_bfloat16")) for name in rates}
+        table[kind] = {name: round(rates[name] / rate, 2) for name, rate in pairs.items() if rate is not None}
+    return table
