@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from asr.errors import AsrError
@@ -78,7 +78,7 @@ def save_weights(network: nn.Module, path: Path, half_precision: bool) -> None:
         stored.add(tensor.data_ptr())
         halved = half_precision and tensor.dtype == torch.float32
         state[name] = tensor.detach().cpu().to(torch.float16 if halved else tensor.dtype).contiguous()
-    save_file(state, str(path))
+    path.write_bytes(save(state))  # what `save_file` writes can be read by its owner only
 
 
 def load_weights(network: nn.Module, path: Path) -> None:

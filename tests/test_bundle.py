@@ -46,6 +46,13 @@ def test_half_precision_halves_the_weights_and_loads_as_float32(folder, tmp_path
         assert parameter.dtype == torch.float32
 
 
+def test_files_are_readable_by_whom_the_user_lets(folder, tmp_path):
+    Bundle.load(folder).save(tmp_path / "again")
+    (tmp_path / "other").write_text("")
+    wanted = (tmp_path / "other").stat().st_mode
+    assert {path.stat().st_mode for path in (tmp_path / "again").iterdir()} == {wanted}
+
+
 def test_tied_weights_are_stored_once_and_stay_tied(folder):
     network = Bundle.load(folder).rnn_lm.network
     assert network.config.embedding_size != network.config.hidden_size

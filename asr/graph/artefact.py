@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from asr.errors import AsrError
@@ -187,7 +187,7 @@ def write_graph_file(
     lines = "".join(f"{word}\n" for word in vocabulary.words[len(SPECIAL_WORDS) :])
     words = torch.from_numpy(np.frombuffer(lines.encode("utf-8"), dtype=np.uint8).copy())
     metadata = {"header": json.dumps({**header, **(extra_header or {})}, ensure_ascii=False)}
-    save_file({**tensors, "words": words}, str(path), metadata=metadata)
+    Path(path).write_bytes(save({**tensors, "words": words}, metadata))  # `save_file` lets only the owner read it
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
