@@ -32,6 +32,7 @@ class Ending:
         reached_final: whether the path is complete.
         final: partial paths at which the stream may end.
         final_graph_score, final_lm_score: (K,) their final scores.
+        final_total: (K,) the scaled scores of the complete paths, `total` among them, relative to `offset`.
     """
 
     record: int | None
@@ -42,6 +43,7 @@ class Ending:
     final: Tokens
     final_graph_score: Tensor
     final_lm_score: Tensor
+    final_total: Tensor
 
     def hypothesis(
         self, graph: DecodingGraph, options: DecodingOptions, arc: Tensor, frame_of: Tensor | None
@@ -109,10 +111,10 @@ def _ending(
     unfinished: bool,
 ) -> Ending:
     reached_final = len(final) > 0
+    total = final.score + graph.final_score.index_select(0, final.state) + options.lm_scale * lm_score
     if not len(tokens):
-        return Ending(None, -torch.inf, 0.0, 0.0, False, final, graph_score, lm_score)
+        return Ending(None, -torch.inf, 0.0, 0.0, False, final, graph_score, lm_score, total)
     if reached_final and not unfinished:
-        total = final.score + graph.final_score.index_select(0, final.state) + options.lm_scale * lm_score
         best = int(total.argmax())
         return Ending(
             record=int(final.record[best]),
@@ -123,6 +125,7 @@ def _ending(
             final=final,
             final_graph_score=graph_score,
             final_lm_score=lm_score,
+            final_total=total,
         )
     best = int(tokens.score.argmax())
     return Ending(
@@ -134,4 +137,5 @@ def _ending(
         final=final,
         final_graph_score=graph_score,
         final_lm_score=lm_score,
+        final_total=total,
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from asr.decoding.ending import Ending, endings_of
+from asr.decoding.ending import endings_of
 from asr.decoding.lattice.build import lattice_from_lattice
 from asr.decoding.lattice.graph import LatticeGraph
 from asr.decoding.lattice.lattice import Lattice, join
@@ -24,7 +24,6 @@ from asr.decoding.lattice.scores import prune
 from asr.decoding.options import DecodingOptions
 from asr.decoding.search.backtrace import Backtrace
 from asr.decoding.search.token_search import TokenSearch
-from asr.decoding.search.tokens import Tokens
 from asr.lm.contract import LanguageModel
 
 
@@ -86,14 +85,15 @@ def rescore_joint(
         word_beam=None,
     )
     backtrace = Backtrace(device, collects=not keep_lattice)
-    records = LatticeRecords(num_utts, options.output_beam) if keep_lattice else None
+    records = LatticeRecords(num_utts, unpruned) if keep_lattice else None
     search = TokenSearch(graph, unpruned, lm, backtrace, records)
     stream = search.start(joint.start_state)
     search.advance(stream, torch.zeros(num_utts, joint.num_frames, 1, device=device), joint.frames_of_utts())
     endings = endings_of(graph, unpruned, lm, [search.alive(utt) for utt in range(num_utts)])
     rescored: list[Lattice | None] = [None] * num_utts
     if records is not None:
-        rescored = list(_rescored_lattices(joint, options, records, endings))
+        parts = records.collected(backtrace, endings)
+        rescored = list(prune(lattice_from_lattice(parts, joint), options, options.output_beam).split())
     start_score = graph.start_score.tolist()
     results: list[RescoredPath | None] = []
     for ending, before, lattice in zip(endings, start_score, rescored, strict=True):
@@ -103,14 +103,3 @@ def rescore_joint(
         graph_arc = joint.graph_arc[backtrace.path(ending.record)]
         results.append(RescoredPath(graph_arc, before + ending.total, ending.graph_score, ending.lm_score, lattice))
     return results
-
-
-def _rescored_lattices(
-    joint: Lattice, options: DecodingOptions, records: LatticeRecords, endings: list[Ending]
-) -> list[Lattice]:
-    parts = records.collected(
-        Tokens.join([ending.final for ending in endings]),
-        torch.cat([ending.final_graph_score for ending in endings]),
-        torch.cat([ending.final_lm_score for ending in endings]),
-    )
-    return prune(lattice_from_lattice(parts, joint), options, options.output_beam).split()

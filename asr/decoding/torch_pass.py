@@ -22,7 +22,6 @@ from asr.decoding.search.backtrace import Backtrace
 from asr.decoding.search.frame_form import ChunkReader, chosen_form
 from asr.decoding.search.search_graph import SearchGraph
 from asr.decoding.search.token_search import TokenSearch
-from asr.decoding.search.tokens import Tokens
 from asr.decoding.word_map import WordMapper
 from asr.errors import AsrError
 from asr.graph.artefact import DecodingGraph
@@ -95,9 +94,9 @@ class TorchFirstPass:
                 log_prob, num_frames, self.options.blank_skip_threshold
             )
         backtrace = Backtrace(self.graph.device, collects=not self._keep_lattice)
-        records = LatticeRecords(num_utts, self.options.output_beam) if self._keep_lattice else None
+        records = LatticeRecords(num_utts, self.options, self._form != "tensor") if self._keep_lattice else None
         lm = self._mapper.mapped(lm)
-        reader = self._idle_readers.pop() if lm is None and records is None and self._idle_readers else None
+        reader = self._idle_readers.pop() if lm is None and self._idle_readers else None
         search = TokenSearch(self._search_graph, self.options, lm, backtrace, records, self._form, reader)
         stream = search.start(torch.zeros_like(num_frames))
         search.advance(stream, log_prob, num_frames)
@@ -106,12 +105,7 @@ class TorchFirstPass:
         endings = endings_of(self._search_graph, self.options, lm, search.alive_in_all())
         joint: Lattice | None = None
         if records is not None:
-            finals = [ending.final for ending in endings]
-            parts = records.collected(
-                Tokens.join(finals) if finals else Tokens.none(self.graph.device),
-                torch.cat([ending.final_graph_score for ending in endings]),
-                torch.cat([ending.final_lm_score for ending in endings]),
-            )
+            parts = records.collected(backtrace, endings)
             joint = prune(lattice_from_graph(parts, self.graph, log_prob), self.options, self.options.output_beam)
         results = []
         records_of_best = [-1 if ending.record is None else ending.record for ending in endings]

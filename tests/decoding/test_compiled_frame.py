@@ -80,7 +80,7 @@ def _check_same_paths(
     outcomes = []
     for own_form in ("tensor", form):
         backtrace = Backtrace(graph.device, collects=False)
-        records = LatticeRecords(num_utts, 2.0) if keeps_lattice and not epsilons else None
+        records = LatticeRecords(num_utts, options) if keeps_lattice and not epsilons else None
         step = FrameStep(searched, options, lm, backtrace, records, own_form)
         start = torch.zeros(num_utts, dtype=torch.int64)
         tokens = Tokens.starting(torch.arange(num_utts), start, start if lm is None else lm.start(num_utts))
@@ -91,7 +91,7 @@ def _check_same_paths(
             begin = (torch.arange(num_utts) * num_frames + frame) * log_prob.shape[2]
             tokens = step.read(tokens, log_prob.flatten(), begin, offset)
             frames.append((tokens, offset.clone()))
-        kept = [] if records is None else [part for frame_arcs in records._arcs for part in _in_order(frame_arcs)]
+        kept = [] if records is None else [part for frame_losers in records._losers for part in _in_order(frame_losers)]
         outcomes.append((frames, kept))
     for (tokens, offset), (other, other_offset) in zip(outcomes[0][0], outcomes[1][0], strict=True):
         assert torch.equal(offset, other_offset)
@@ -101,7 +101,7 @@ def _check_same_paths(
         assert torch.equal(part, other_part)
 
 
-def _in_order(arcs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
-    src_state, dst_state, arc, lm_score = arcs
-    order = torch.argsort(arc * 10**6 + src_state, stable=True)
-    return [part[order] for part in (src_state, dst_state, arc, lm_score)]
+def _in_order(losers: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    src_record, _, arc, _, _ = losers
+    order = torch.argsort(arc * 10**6 + src_record, stable=True)
+    return [part[order] for part in losers]

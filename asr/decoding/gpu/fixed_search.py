@@ -16,6 +16,7 @@ from asr.decoding.gpu import keeping
 from asr.decoding.gpu.frame_room import FrameRoom, Sizes
 from asr.decoding.gpu.limits import FrameLimits
 from asr.decoding.gpu.replay import FrameReplay
+from asr.decoding.lattice.records import LatticeRecords
 from asr.decoding.search.backtrace import Backtrace
 from asr.decoding.search.search_graph import Searchable
 from asr.decoding.search.tokens import Tokens
@@ -51,6 +52,7 @@ class FixedSearch:
         num_frames: Tensor,
         offset: Tensor,
         backtrace: Backtrace,
+        lattice: LatticeRecords | None,
         collect: Callable[[Tokens], None],
     ) -> Tokens:
         """As `ChunkReader.read`."""

@@ -20,15 +20,11 @@ class FrameLimits:
     Args:
         options: beams.
         has_lm: whether a language model takes part.
-        keeps_lattice: whether candidates that lose must be seen.
         device: where the search runs.
         block: candidates of a program; on a GPU at least its threads, 128.
     """
 
-    def __init__(
-        self, options: DecodingOptions, has_lm: bool, keeps_lattice: bool, device: torch.device, block: int = 256
-    ) -> None:
-        reach = options.search_beam + (options.output_beam if keeps_lattice else 0.0) + _SLACK
+    def __init__(self, options: DecodingOptions, has_lm: bool, device: torch.device, block: int = 256) -> None:
         self.beam = options.search_beam
         self.word_beam = options.word_beam if has_lm and options.word_beam is not None else float("inf")
         self.min_active = options.min_active_states
@@ -41,4 +37,4 @@ class FrameLimits:
         def scalar(value: float) -> Tensor:
             return torch.tensor(value, dtype=torch.float32, device=device)
 
-        self.reach_score, self.lowest_score = scalar(-reach), scalar(-torch.inf)
+        self.reach_score, self.lowest_score = scalar(-options.search_beam - _SLACK), scalar(-torch.inf)

@@ -1,78 +1,147 @@
 """Remembers, during a search of whole utterances, all arcs that may belong to the lattice.
 
-Shapes: N utterances, K tokens, S lattice states.
+Shapes: N utterances, K partial paths, A candidates, R records, L losers, S lattice states.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from asr.decoding.ending import Ending
 from asr.decoding.lattice.build import LatticeParts
-from asr.decoding.search.tokens import Tokens
+from asr.decoding.lattice.kernel import add_losses
+from asr.decoding.options import DecodingOptions
+from asr.decoding.search.backtrace import Backtrace
+from asr.decoding.search.tokens import Candidates, Tokens
+from asr.lm.compiled_loop import compiled_loop
+
+# More than the rounding of all the scores of an utterance can be.
+_SLACK = 0.1
 
 
 class LatticeRecords:
-    """A lattice state is a back-pointer record; all utterances begin together, so the n-th call is frame n.
+    """A lattice state is a back-pointer record or the start of an utterance; all utterances begin together.
+
+    The back-pointers say by which arc a state was reached best. Here are the losers: arcs that led there, too, inside
+    the search beam. One that loses by more than `reach` cannot be in the lattice.
 
     Args:
         num_utts: N.
-        beam: an arc that loses more than this against the best into the same state cannot be in the lattice.
+        options: the beams that are searched with.
+        compiled: whether numba's loops, where it is installed and on a CPU, drop what the output beam is going to drop.
     """
 
-    def __init__(self, num_utts: int, beam: float) -> None:
+    def __init__(self, num_utts: int, options: DecodingOptions, compiled: bool = True) -> None:
         self._num_utts = num_utts
-        self._beam = beam
-        self._arcs: list[tuple[Tensor, ...]] = []
-        self._states: list[Tensor] = []
+        self._search_beam = options.search_beam
+        self.reach = options.output_beam + _SLACK
+        self._loop = compiled_loop(add_losses, reorders_sums=False) if compiled else None
+        self._num_frames = 0
+        self._records: list[tuple[Tensor, ...]] = []
+        self._losers: list[tuple[Tensor, ...]] = []
 
     def add(
-        self, tokens: Tokens, graph_arc: Tensor, lm_score: Tensor, winner: Tensor, kept: Tensor, record: Tensor
+        self, tokens: Tokens, candidates: Candidates, graph_arc: Tensor, winner: Tensor, kept: Tensor, record: Tensor
     ) -> None:
         """Takes one frame.
 
         Args:
-            tokens: before recombination, each with its previous record.
-            graph_arc: (K,) the arc that each took.
-            lm_score: (K,) what the language model gave to the arc's words.
-            winner: (K,) the token that each lost to, itself where it won.
-            kept: (K',) winners that survived.
-            record: (K',) their records.
+            tokens: before the frame.
+            candidates: what they became over arcs.
+            graph_arc: (A,) these arcs in the graph.
+            winner: (A,) the candidate that each lost to, itself where it won.
+            kept: (K,) winners that survived.
+            record: (K,) their records.
         """
+        score, stream = candidates.score, candidates.stream
         record_of = torch.full_like(winner, -1)
         record_of[kept] = record
-        dst_record = record_of[winner]
-        stays = (dst_record >= 0) & (tokens.score >= tokens.score[winner] - self._beam)
-        arc = stays.nonzero().squeeze(1)
-        previous = tokens.record[arc]
-        # State numbers: the starts first, then the records.
-        src_state = torch.where(previous < 0, tokens.stream[arc], previous + self._num_utts)
-        self._arcs.append((src_state, dst_record[arc] + self._num_utts, graph_arc[arc], lm_score[arc]))
-        self._states.append(tokens.stream[kept])
+        lost_by = score[winner] - score
+        # As everywhere in the search, what falls behind its beam is gone, unless so few survive that worse ones do.
+        lowest = torch.full((self._num_utts,), -self._search_beam, device=score.device)
+        lowest.scatter_reduce_(0, stream[kept], score[kept], "amin", include_self=True)
+        stays = (record_of[winner] >= 0) & (lost_by <= self.reach) & (score >= lowest[stream])
+        stays &= winner != torch.arange(len(winner), device=winner.device)
+        loser = stays.nonzero().squeeze(1)
+        source = candidates.source
+        lm_score = torch.zeros_like(score, dtype=torch.float64)
+        if candidates.lm_score is not None:
+            lm_score = candidates.lm_score - tokens.lm_score[source]
+        self._num_frames += 1
+        self._records.append((stream[kept], torch.full_like(record, self._num_frames), lm_score[kept]))
+        self._losers.append(
+            (tokens.record[source[loser]], record_of[winner[loser]], graph_arc[loser], lost_by[loser], lm_score[loser])
+        )
 
-    def collected(self, final: Tokens, final_graph_score: Tensor, final_lm_score: Tensor) -> LatticeParts:
-        """Everything that was remembered.
+    def add_frames(self, utt_idx: Tensor, frame: Tensor, losers: Sequence[Tensor]) -> None:
+        """Takes several frames that were read without a language model.
 
         Args:
-            final: tokens at which an utterance may end.
-            final_graph_score, final_lm_score: (K,) of these tokens.
+            utt_idx, frame: (R,) of each new record, in order, its utterance and the frames read before it.
+            losers: (L,) each, those of a frame side by side: the record that each comes from, the one that it lost,
+                its arc in the graph, and by how much it lost.
         """
-        device = final.state.device
-        starts = torch.arange(self._num_utts, device=device)
-        num_states = torch.tensor([self._num_utts, *map(len, self._states)], device=device)
-        utt_idx = torch.cat([starts, *self._states])
-        state = torch.where(final.record < 0, final.stream, final.record + self._num_utts)
-        no_end = torch.full((len(utt_idx),), -torch.inf, device=device)
-        empty = starts[:0]
-        src_state, dst_state, arc, lm_score = zip(*self._arcs or [(empty, empty, empty, empty.double())], strict=True)
+        self._records.append((utt_idx, frame, torch.zeros_like(frame, dtype=torch.float64)))
+        self._losers.append((*losers, torch.zeros_like(losers[0], dtype=torch.float64)))
+
+    def collected(self, backtrace: Backtrace, endings: Sequence[Ending]) -> LatticeParts:
+        """Everything that was remembered, or at least what lies within the output beam.
+
+        Args:
+            backtrace: of the search.
+            endings: of all utterances.
+        """
+        num_utts = self._num_utts
+        final = Tokens.join([ending.final for ending in endings])
+        previous, arc = backtrace.records()
+        record = torch.arange(len(arc), device=arc.device)
+        none = record[:0]
+        utt_idx, frame, arc_lm_score = _joined(self._records, (none, none, none.double()))
+        losers = _joined(self._losers, (none, none, none, none.float(), none.double()))
+        if self._loop is not None and arc.device.type == "cpu":
+            src, dst, _, lost_by, _ = losers
+            loss = _final_losses(final.record, endings, len(arc))
+            self._loop(*(part.numpy() for part in (previous, frame, src, dst, lost_by, loss)))
+            record = (loss <= self.reach).nonzero().squeeze(1)
+            stays = (loss[dst] + lost_by <= self.reach).nonzero().squeeze(1)
+            losers = tuple(part.index_select(0, stays) for part in losers)
+        src, dst, lost_arc, _, lost_lm_score = losers
+        src, dst = torch.cat([previous[record], src]), torch.cat([record, dst])
+        # The starts first, then the records, by frame.
+        state = record[torch.sort(frame[record], stable=True).indices]
+        number = torch.full_like(previous, -1)
+        number[state] = num_utts + torch.arange(len(state), device=state.device)
+        starts = torch.arange(num_utts, device=state.device)
+        final_state = torch.where(final.record < 0, final.stream, number[final.record])
+        no_end = torch.full((num_utts + len(state),), -torch.inf, device=state.device)
+        ends = (final_state >= 0).nonzero().squeeze(1)
+        final_graph_score = torch.cat([ending.final_graph_score for ending in endings])[ends]
+        final_lm_score = torch.cat([ending.final_lm_score for ending in endings])[ends]
         return LatticeParts(
-            frame=torch.repeat_interleave(num_states),
-            utt_idx=utt_idx,
+            frame=torch.cat([torch.zeros_like(starts), frame[state]]),
+            utt_idx=torch.cat([starts, utt_idx[state]]),
             start_state=starts,
-            src_state=torch.cat(src_state),
-            dst_state=torch.cat(dst_state),
-            arc=torch.cat(arc),
-            lm_score=torch.cat(lm_score).float(),
-            final_graph_score=no_end.index_copy(0, state, final_graph_score),
-            final_lm_score=torch.zeros_like(no_end).index_copy(0, state, final_lm_score),
+            src_state=torch.where(src < 0, utt_idx[dst], number[src]),
+            dst_state=number[dst],
+            arc=torch.cat([arc[record], lost_arc]),
+            lm_score=torch.cat([arc_lm_score[record], lost_lm_score]).float(),
+            final_graph_score=no_end.index_copy(0, final_state[ends], final_graph_score),
+            final_lm_score=torch.zeros_like(no_end).index_copy(0, final_state[ends], final_lm_score),
         )
+
+
+def _joined(parts: list[tuple[Tensor, ...]], none: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(map(torch.cat, zip(none, *parts, strict=True)))
+
+
+def _final_losses(record: Tensor, endings: Sequence[Ending], num_records: int) -> Tensor:
+    """How much each path at which an utterance may end is worse than its best, (R,) float32; infinite for others."""
+    loss = torch.full((num_records,), torch.inf)
+    lost = [ending.final_total.max() - ending.final_total for ending in endings if len(ending.final)]
+    if lost:
+        has_arcs = record >= 0
+        loss[record[has_arcs]] = torch.cat(lost)[has_arcs].float()
+    return loss

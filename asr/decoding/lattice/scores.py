@@ -6,18 +6,26 @@ Shapes: N utterances, S states, A arcs.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from asr.decoding.lattice.kernel import spread_backward, spread_forward
 from asr.decoding.lattice.lattice import Lattice
 from asr.decoding.options import DecodingOptions
+from asr.lm.compiled_loop import compiled_loop
 
 
 def best_from_start(lattice: Lattice, arc_total: Tensor) -> Tensor:
     """The best score of any way from the start to each state, (S,) float64; arc_total (A,) float64."""
     score = torch.full((lattice.num_states,), -torch.inf, dtype=torch.float64, device=arc_total.device)
     score[lattice.start_state] = 0.0
+    if (loop := _loop_for(spread_forward, score)) is not None:
+        loop(*_arrays(lattice, arc_total, score))
+        return score
     src_state = lattice.src_state()
     begin = lattice.arc_frame_begin()
     for first, last in itertools.pairwise(begin):
@@ -29,12 +37,24 @@ def best_from_start(lattice: Lattice, arc_total: Tensor) -> Tensor:
 def best_to_end(lattice: Lattice, arc_total: Tensor, final_total: Tensor) -> Tensor:
     """The best score of any way from each state to an end, (S,) float64; arc_total (A,), final_total (S,) float64."""
     score = final_total.clone()
+    if (loop := _loop_for(spread_backward, score)) is not None:
+        loop(*_arrays(lattice, arc_total, score))
+        return score
     src_state = lattice.src_state()
     begin = lattice.arc_frame_begin()
     for first, last in reversed(list(itertools.pairwise(begin))):
         extended = score.index_select(0, lattice.dst_state[first:last]) + arc_total[first:last]
         score.scatter_reduce_(0, src_state[first:last], extended, "amax", include_self=True)
     return score
+
+
+def _loop_for(function: Callable[..., None], score: Tensor) -> Callable[..., None] | None:
+    """numba's loop, where it is installed and the lattice is on a CPU; the results are the same."""
+    return compiled_loop(function, reorders_sums=False) if score.device.type == "cpu" else None
+
+
+def _arrays(lattice: Lattice, arc_total: Tensor, score: Tensor) -> list[NDArray[Any]]:
+    return [part.numpy() for part in (lattice.arc_begin, lattice.dst_state, arc_total, score)]
 
 
 def prune(lattice: Lattice, options: DecodingOptions, beam: float) -> Lattice:

@@ -51,6 +51,10 @@ class Backtrace:
         self._block_begin += block_begin
         self.num_records = end
 
+    def records(self) -> tuple[Tensor, Tensor]:
+        """All records: the one before each, and the arc, (R,) each."""
+        return self._previous[: self.num_records], self._arc[: self.num_records]
+
     @property
     def is_due(self) -> bool:
         """Whether the store has grown enough for a collection to pay."""

@@ -1,6 +1,9 @@
-"""Several frames of the token search in one call, by the loops of a frame, where no language model takes part.
+"""Several frames of one stream in one call, by the loops of a frame, where no language model takes part.
 
-Shapes: N streams, K partial paths, T frames, S states, R records.
+A stream is followed by itself, so that the part of the graph around its paths stays in the processor's cache.
+
+Shapes: K partial paths, T frames, S states, P paths before the first frame and behind each, one after the other,
+R records, L losers.
 """
 
 from __future__ import annotations
@@ -15,7 +18,6 @@ from asr.decoding.search.frame_kernel import expand_frame, keep_frame
 
 @compiled
 def read_frames(
-    stream: Any,
     state: Any,
     score: Any,
     record: Any,
@@ -26,69 +28,132 @@ def read_frames(
     dst_state: Any,
     log_prob: Any,
     frame_begin: Any,
-    num_frames: int,
-    num_columns: int,
     offset: Any,
     table: Any,
     beam: Any,
     min_active: int,
     max_active: int,
+    reach: Any,
     first_record: int,
-) -> tuple[Any, Any, Any, Any, Any, Any, Any]:
-    """Reads frames of streams none of which ends before the last.
+) -> tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any]:
+    """Reads some frames.
 
     Args:
-        stream, state, score, record: (K,) the partial paths before, those of a stream side by side.
+        state, score, record: (K,) the partial paths before.
         arc_begin, token_id, arc_score, num_words, dst_state: the graph's arcs.
-        log_prob, frame_begin: scores of all frames, flat, and where each stream's first frame begins in them (N,).
-        num_frames: T.
-        num_columns: how far on the next frame begins.
-        offset: (N,) float64; what scores lack is added in place.
+        log_prob, frame_begin: scores, flat, and where each frame begins in them (T,).
+        offset: (1,) float64; what scores lack is added in place.
         table, beam, min_active, max_active: as of `keep_frame`.
+        reach: what loses by no more is told, too, below 0 nothing.
         first_record: the number of the first record to be made.
 
     Returns:
-        stream, state, score, record of the paths behind the last frame; the records made, previous (R,) and arc (R,);
-        and the number of each frame's first record (T,).
+        The paths behind the last frame: state, score, record (K',).
+        Records: previous and arc (R,), and the number of each frame's first one (T,). They are of the paths that lead
+        to one behind the last frame and lose by no more than `reach` on the way, by nothing where nothing is told.
+        Losers: the record that each comes from, the one that it lost, its arc, and by how much it lost (L,).
     """
-    previous = np.empty(4 * len(state) * num_frames + 1024, dtype=np.int64)
-    record_arc = np.empty_like(previous)
-    block_begin = np.empty(num_frames, dtype=np.int64)
-    no_context = np.zeros(0, dtype=np.int64)
-    no_beam, before = np.float32(np.inf), np.empty_like(offset)
-    num = 0
+    no_context, stream = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    no_beam = np.float32(np.inf)
+    num_before, num_frames = len(state), len(frame_begin)
+    num, first, num_losers = num_before, 0, 0
+    previous, path_arc = np.empty(num, dtype=np.int64), np.empty(num, dtype=np.int64)
+    path_begin, loser_begin = np.empty(num_frames + 1, dtype=np.int64), np.zeros(num_frames + 1, dtype=np.int64)
+    src, dst, lost_arc = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    lost_by = np.empty(0, dtype=np.float32)
     for frame in range(num_frames):
-        before[:] = offset
-        reach = beam
+        if len(stream) < len(state):
+            stream = np.zeros(2 * len(state), dtype=np.int64)
+        before, frame_reach = offset[0], beam
         while True:
             source, arc, new_stream, new_score, is_complete = expand_frame(
-                stream, state, score, arc_begin, token_id, arc_score, num_words,
-                log_prob, frame_begin + frame * num_columns, offset, reach, beam, no_beam, min_active, False,
+                stream[: len(state)], state, score, arc_begin, token_id, arc_score, num_words, log_prob,
+                frame_begin[frame : frame + 1], offset, frame_reach, beam, no_beam, min_active, False,
             )  # fmt: skip
             new_state = np.empty(len(arc), dtype=np.int64)
             for i in range(len(arc)):
                 new_state[i] = dst_state[arc[i]]
-            _, kept, is_enough = keep_frame(
+            winner, kept, is_enough = keep_frame(
                 new_stream, new_state, no_context, new_score, is_complete, table, beam, min_active, max_active
             )
             if is_enough:
                 break
             # Fewer than min_active are near the best: those that were left out count after all.
-            offset[:] = before
-            reach = no_beam
-        if num + len(kept) > len(previous):
-            room = np.empty(max(num + len(kept), 2 * len(previous)), dtype=np.int64)
-            arc_room = np.empty_like(room)
-            room[:num], arc_room[:num] = previous[:num], record_arc[:num]
-            previous, record_arc = room, arc_room
-        block_begin[frame] = first_record + num
-        stream, state = np.empty(len(kept), dtype=np.int64), np.empty(len(kept), dtype=np.int64)
-        next_record, score = np.empty(len(kept), dtype=np.int64), np.empty(len(kept), dtype=np.float32)
+            offset[0] = before
+            frame_reach = no_beam
+        path_begin[frame] = num
+        previous, path_arc = _with_room(previous, num + len(kept)), _with_room(path_arc, num + len(kept))
+        state, score = np.empty(len(kept), dtype=np.int64), np.empty(len(kept), dtype=np.float32)
         for i in range(len(kept)):
-            at = kept[i]
-            stream[i], state[i], score[i] = new_stream[at], new_state[at], new_score[at]
-            previous[num], record_arc[num] = record[source[at]], arc[at]
-            next_record[i] = first_record + num
-            num += 1
-        record = next_record
-    return stream, state, score, record, previous[:num], record_arc[:num], block_begin
+            state[i], score[i] = new_state[kept[i]], new_score[kept[i]]
+            previous[num + i], path_arc[num + i] = first + source[kept[i]], arc[kept[i]]
+        if reach >= 0:
+            room = num_losers + len(arc)
+            src, dst = _with_room(src, room), _with_room(dst, room)
+            lost_arc, lost_by = _with_room(lost_arc, room), _with_room(lost_by, room)
+            path = np.full(len(arc), -1, dtype=np.int64)
+            # As everywhere in the search, what falls behind its beam is gone, unless so few survive that worse ones do.
+            lowest = -beam
+            for i in range(len(kept)):
+                path[kept[i]] = num + i
+                lowest = min(lowest, score[i])
+            for i in range(len(arc)):
+                won, by = path[winner[i]], new_score[winner[i]] - new_score[i]
+                src[num_losers], dst[num_losers] = first + source[i], won
+                lost_arc[num_losers], lost_by[num_losers] = arc[i], by
+                is_near = (by <= reach) & (new_score[i] >= lowest)
+                num_losers += int((winner[i] != i) & (won >= 0) & is_near)
+        first = num
+        num += len(kept)
+        loser_begin[frame + 1] = num_losers
+    path_begin[num_frames] = num
+    loss = _losses(previous[:num], path_begin, src, dst, lost_by, loser_begin, reach)
+    number = np.empty(num, dtype=np.int64)
+    number[:num_before] = record
+    num_records = 0
+    block_begin = np.empty(num_frames, dtype=np.int64)
+    for frame in range(num_frames):
+        block_begin[frame] = first_record + num_records
+        for i in range(path_begin[frame], path_begin[frame + 1]):
+            if loss[i] < np.inf:
+                # Never behind the place that is read.
+                number[i] = first_record + num_records
+                previous[num_records], path_arc[num_records] = number[previous[i]], path_arc[i]
+                num_records += 1
+    stay = 0
+    for i in range(num_losers):
+        if loss[dst[i]] + lost_by[i] <= reach and loss[dst[i]] < np.inf:
+            src[stay], dst[stay] = number[src[i]], number[dst[i]]
+            lost_arc[stay], lost_by[stay] = lost_arc[i], lost_by[i]
+            stay += 1
+    return (
+        state, score, number[first:],
+        previous[:num_records], path_arc[:num_records], block_begin,
+        src[:stay], dst[:stay], lost_arc[:stay], lost_by[:stay],
+    )  # fmt: skip
+
+
+@compiled
+def _losses(previous: Any, path_begin: Any, src: Any, dst: Any, lost_by: Any, loser_begin: Any, reach: Any) -> Any:
+    """How much the best way on from each path (P,) loses against the best way to the same last path, or infinity."""
+    loss = np.full(path_begin[-1], np.inf, dtype=np.float32)
+    num_frames = len(path_begin) - 1
+    loss[path_begin[num_frames - 1] if num_frames else 0 :] = 0.0
+    for frame in range(num_frames - 1, -1, -1):
+        for i in range(path_begin[frame], path_begin[frame + 1]):
+            loss[previous[i]] = min(loss[previous[i]], loss[i])
+        for i in range(loser_begin[frame], loser_begin[frame + 1]):
+            by = loss[dst[i]] + lost_by[i]
+            if by <= reach:
+                loss[src[i]] = min(loss[src[i]], by)
+    return loss
+
+
+@compiled
+def _with_room(array: Any, size: int) -> Any:
+    """The array, or a larger one that begins with it."""
+    if size <= len(array):
+        return array
+    larger = np.empty(2 * size, dtype=array.dtype)
+    larger[: len(array)] = array
+    return larger

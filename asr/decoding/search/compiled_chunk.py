@@ -12,17 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asr.decoding.lattice.records import LatticeRecords
 from asr.decoding.options import DecodingOptions
 from asr.decoding.search.backtrace import Backtrace
 from asr.decoding.search.search_graph import Searchable
 from asr.decoding.search.tokens import Tokens
 
-# Now and then the records are looked at, whether any can be dropped.
+# Behind so many frames what leads nowhere is dropped.
 _FRAMES_AT_ONCE = 32
+_NO_LOSERS = -1.0
 
 
 class CompiledChunk:
-    """The search without a language model, lattice or arcs that read nothing; the same paths as frame by frame.
+    """The search without a language model or arcs that read nothing; the same paths as frame by frame.
 
     Args:
         kernel: the module `asr.decoding.search.chunk_kernel`.
@@ -46,46 +48,52 @@ class CompiledChunk:
         num_frames: Tensor,
         offset: Tensor,
         backtrace: Backtrace,
+        lattice: LatticeRecords | None,
         collect: Callable[[Tokens], None],
     ) -> Tokens:
         """As `ChunkReader.read`."""
-        _, max_frames, num_columns = log_prob.shape
-        flat = log_prob.reshape(-1)
-        row_begin = torch.arange(len(num_frames)) * (max_frames * num_columns)
-        ended = Tokens.none(flat.device)
-        ends = sorted({*num_frames.tolist(), *range(0, max_frames, _FRAMES_AT_ONCE), max_frames})
-        for begin, end in zip(ends, [*ends[1:], max_frames], strict=True):
-            is_going = num_frames.index_select(0, tokens.stream) > begin
-            ended = Tokens.join([ended, tokens.select((~is_going).nonzero().squeeze(1))])
-            tokens = tokens.select(is_going.nonzero().squeeze(1))
-            if not len(tokens):
-                break
-            if backtrace.is_due:
-                both = Tokens.join([tokens, ended])
-                collect(both)
-                tokens.record, ended.record = both.record.split([len(tokens), len(ended)])
-            tokens = self._read_at_once(
-                tokens, flat, row_begin + begin * num_columns, end - begin, num_columns, offset, backtrace
-            )
-        return Tokens.join([ended, tokens])
+        if not len(tokens):
+            return tokens
+        max_frames, num_columns = log_prob.shape[1:]
+        own, num_paths = torch.unique_consecutive(tokens.stream, return_counts=True)
+        parts = list(map(tokens.select, torch.arange(len(tokens)).split(num_paths.tolist())))
+        for position, stream in enumerate(own.tolist()):
+            frame_begin = num_columns * torch.arange(stream * max_frames, stream * max_frames + int(num_frames[stream]))
+            for begin in range(0, len(frame_begin), _FRAMES_AT_ONCE):
+                if backtrace.is_due:
+                    together = Tokens.join(parts)
+                    collect(together)
+                    for part, record in zip(parts, together.record.split(list(map(len, parts))), strict=True):
+                        part.record = record
+                some = frame_begin[begin : begin + _FRAMES_AT_ONCE]
+                parts[position] = self._read_some(
+                    parts[position], log_prob, some, begin, offset[stream : stream + 1], backtrace, lattice
+                )
+        return Tokens.join(parts)
 
-    def _read_at_once(
+    def _read_some(
         self,
         tokens: Tokens,
         log_prob: Tensor,
         frame_begin: Tensor,
-        num_frames: int,
-        num_columns: int,
+        num_before: int,
         offset: Tensor,
         backtrace: Backtrace,
+        lattice: LatticeRecords | None,
     ) -> Tokens:
-        """So many frames, of which every path's stream has as many."""
-        paths = (part.numpy() for part in (tokens.stream, tokens.state, tokens.score, tokens.record))
-        *found, block_begin = self._kernel.read_frames(
-            *(*paths, *self._arcs, log_prob.numpy(), frame_begin.numpy(), num_frames, num_columns),
-            *(offset.numpy(), self._table, *self._limits, backtrace.num_records),
+        """Some frames of one stream, which begin at these places of the log-probabilities; so many were before."""
+        reach = np.float32(_NO_LOSERS if lattice is None else lattice.reach)
+        found = self._kernel.read_frames(
+            *(tokens.state.numpy(), tokens.score.numpy(), tokens.record.numpy(), *self._arcs),
+            *(log_prob.reshape(-1).numpy(), frame_begin.numpy(), offset.numpy(), self._table, *self._limits),
+            *(reach, backtrace.num_records),
         )
-        stream, state, score, record, previous, arc = map(torch.from_numpy, found)
+        state, score, record, previous, arc, block_begin, *losers = map(torch.from_numpy, found)
+        stream = tokens.stream[:1]
+        if lattice is not None:
+            end = torch.cat([block_begin[1:], torch.tensor([backtrace.num_records + len(arc)])])
+            frame = num_before + 1 + torch.repeat_interleave(end - block_begin)
+            lattice.add_frames(stream.expand(len(arc)), frame, losers)
         backtrace.add_blocks(previous, arc, block_begin.tolist())
         no_context = torch.zeros_like(record)
-        return Tokens(stream, state, no_context, score, no_context.double(), record)
+        return Tokens(stream.expand(len(state)), state, no_context, score, no_context.double(), record)

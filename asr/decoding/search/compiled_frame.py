@@ -28,12 +28,9 @@ class CompiledFrame:
         graph: on the CPU.
         options: beams.
         has_lm: whether a language model takes part.
-        keeps_lattice: whether candidates that lose must be seen.
     """
 
-    def __init__(
-        self, kernel: Any, graph: Searchable, options: DecodingOptions, has_lm: bool, keeps_lattice: bool
-    ) -> None:
+    def __init__(self, kernel: Any, graph: Searchable, options: DecodingOptions, has_lm: bool) -> None:
         arcs = graph.emitting
         self._kernel = kernel
         self._arc_begin = arcs.arc_begin.numpy()
@@ -42,7 +39,6 @@ class CompiledFrame:
         self._num_words = arcs.words.num_words.numpy()
         self._beam = np.float32(options.search_beam)
         self._word_beam = np.float32(np.inf if options.word_beam is None else options.word_beam)
-        self._reach = np.float32(options.search_beam + (options.output_beam if keeps_lattice else 0.0))
         self._limits = (options.min_active_states, options.max_active_states)
         self._has_lm = has_lm
         self._num_states = graph.num_states
@@ -63,7 +59,7 @@ class CompiledFrame:
             log_prob.numpy(),
             frame_begin.numpy(),
             offset.numpy(),
-            np.float32(np.inf) if everything else self._reach,
+            np.float32(np.inf) if everything else self._beam,
             self._beam,
             self._word_beam,
             self._limits[0],

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from asr.compiled_forms import imports, kernels_run
+from asr.decoding.lattice.records import LatticeRecords
 from asr.decoding.options import DecodingOptions
 from asr.decoding.search.backtrace import Backtrace
 from asr.decoding.search.search_graph import Searchable
@@ -49,6 +50,7 @@ class ChunkReader(Protocol):
         num_frames: Tensor,
         offset: Tensor,
         backtrace: Backtrace,
+        lattice: LatticeRecords | None,
         collect: Callable[[Tokens], None],
     ) -> Tokens:
         """Reads a chunk.
@@ -59,6 +61,7 @@ class ChunkReader(Protocol):
             num_frames: (N,) int64, how many of the T frames are the stream's.
             offset: (N,) float64, what relative scores lack; changed in place.
             backtrace: takes the records.
+            lattice: takes what else belongs to a lattice, or None.
             collect: called now and then where the backtrace is due, with what is alive, to renumber its records.
 
         Returns:
@@ -85,9 +88,7 @@ def chosen_form(form: str, device: torch.device) -> str:
     return form
 
 
-def frame_halves(
-    form: str, graph: Searchable, options: DecodingOptions, has_lm: bool, keeps_lattice: bool
-) -> FrameHalves | None:
+def frame_halves(form: str, graph: Searchable, options: DecodingOptions, has_lm: bool) -> FrameHalves | None:
     """What runs a frame in this form; None for tensor operations.
 
     Args:
@@ -95,7 +96,6 @@ def frame_halves(
         graph: on the device where the search runs.
         options: beams.
         has_lm: whether a language model takes part.
-        keeps_lattice: whether candidates that lose must be seen.
     """
     device = graph.final_score.device
     form = chosen_form(form, device)
@@ -105,21 +105,22 @@ def frame_halves(
         from asr.decoding.search import frame_kernel
         from asr.decoding.search.compiled_frame import CompiledFrame
 
-        return CompiledFrame(frame_kernel, graph, options, has_lm, keeps_lattice)
+        return CompiledFrame(frame_kernel, graph, options, has_lm)
     from asr.decoding.gpu.gpu_frame import GpuFrame
     from asr.decoding.gpu.limits import FrameLimits
 
-    return GpuFrame(graph, FrameLimits(options, has_lm, keeps_lattice, device))
+    return GpuFrame(graph, FrameLimits(options, has_lm, device))
 
 
-def chunk_reader(form: str, graph: Searchable, options: DecodingOptions) -> ChunkReader | None:
-    """What reads whole chunks where neither language model nor lattice take part.
+def chunk_reader(form: str, graph: Searchable, options: DecodingOptions, keeps_lattice: bool) -> ChunkReader | None:
+    """What reads whole chunks where no language model takes part.
 
-    None where frames are read one by one. Arguments as of `frame_halves`.
+    None where frames are read one by one: by kernels, where a lattice is kept. Other arguments as of `frame_halves`.
     """
     device = graph.final_score.device
     form = chosen_form(form, device)
-    if graph.epsilon is not None or form not in ("loops", "steps", "graphs"):
+    forms = ("loops",) if keeps_lattice else ("loops", "steps", "graphs")
+    if graph.epsilon is not None or form not in forms:
         return None
     if form == "loops":
         from asr.decoding.search import chunk_kernel
@@ -129,4 +130,4 @@ def chunk_reader(form: str, graph: Searchable, options: DecodingOptions) -> Chun
     from asr.decoding.gpu.fixed_search import FixedSearch
     from asr.decoding.gpu.limits import FrameLimits
 
-    return FixedSearch(graph, FrameLimits(options, False, False, device), captures=form == "graphs")
+    return FixedSearch(graph, FrameLimits(options, False, device), captures=form == "graphs")

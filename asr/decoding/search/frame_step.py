@@ -43,7 +43,7 @@ class FrameStep:
         self._backtrace = backtrace
         self._lattice = lattice
         self._table: Tensor | None = None
-        self._halves = frame_halves(form, graph, options, lm is not None, lattice is not None)
+        self._halves = frame_halves(form, graph, options, lm is not None)
 
     def read(self, tokens: Tokens, log_prob: Tensor, frame_begin: Tensor, offset: Tensor) -> Tokens:
         """Reads a frame.
@@ -183,9 +183,7 @@ class FrameStep:
         arc = arcs.arc_of(candidates.arc.index_select(0, position))
         kept.record = self._backtrace.add(kept.record, arc)
         if self._lattice is not None:
-            before = self._tokens_of(tokens, candidates)
-            word_score = before.lm_score - tokens.lm_score.index_select(0, candidates.source)
-            self._lattice.add(before, arcs.arc_of(candidates.arc), word_score, winner, position, kept.record)
+            self._lattice.add(tokens, candidates, arcs.arc_of(candidates.arc), winner, position, kept.record)
         return kept
 
     def _tokens_of(self, tokens: Tokens, candidates: Candidates, position: Tensor | None = None) -> Tokens:

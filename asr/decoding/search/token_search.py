@@ -57,10 +57,11 @@ class TokenSearch:
         self._lm = lm
         self._forgetful_lm = lm if isinstance(lm, ForgetfulLM) else None
         self._backtrace = backtrace
+        self._lattice = lattice
         self._step = FrameStep(graph, options, lm, backtrace, lattice, form)
         self.reader = reader
-        if reader is None and lm is None and lattice is None:
-            self.reader = chunk_reader(form, graph, options)
+        if reader is None and lm is None:
+            self.reader = chunk_reader(form, graph, options, lattice is not None)
         self._device = graph.final_score.device
         self._tokens = Tokens.none(self._device)
         self._score_offset = torch.zeros(0, dtype=torch.float64, device=self._device)
@@ -107,7 +108,7 @@ class TokenSearch:
         if self.reader is not None:
             with torch.cuda.device_of(offset):
                 tokens = self.reader.read(
-                    *(tokens, log_prob, num_frames, offset, self._backtrace),
+                    *(tokens, log_prob, num_frames, offset, self._backtrace, self._lattice),
                     collect=lambda alive: self._collect([*waiting, alive]),
                 )
             max_frames = 0

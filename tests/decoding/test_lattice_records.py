@@ -1,0 +1,93 @@
+"""Lattices by numba's loops, which drop early what the output beam drops, are those of the tensor form, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asr.decoding.lattice import scores
+from asr.decoding.lattice.kernel import add_losses
+from asr.decoding.lattice.lattice import Lattice
+from asr.decoding.options import DecodingOptions
+from asr.decoding.search import compiled_chunk
+from asr.decoding.torch_pass import TorchFirstPass
+from tests.decoding.random_graphs import random_graph, random_log_prob
+from tests.reference.table_lm import TableLM
+
+NUM_FRAMES = torch.tensor([11, 0, 5, 11, 1])
+
+
+def assert_equal(one: Lattice, other: Lattice) -> None:
+    for field in fields(one):
+        assert torch.equal(getattr(one, field.name), getattr(other, field.name)), field.name
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    beam=st.sampled_from([0.3, 3.0, 6.0, float("inf")]),
+    output_beam=st.sampled_from([0.5, 4.0, float("inf")]),
+    limits=st.sampled_from([(0, 5), (4, 6), (30, 40), (0, 10**6)]),
+    with_lm=st.booleans(),
+    frames_at_once=st.sampled_from([1, 3, 32]),
+)
+def test_loops_give_the_tensor_forms_lattice(
+    seed: int, beam: float, output_beam: float, limits: tuple[int, int], with_lm: bool, frames_at_once: int
+) -> None:
+    pytest.importorskip("numba")
+    graph = random_graph(seed, num_states=40, num_arcs=200, final_prob=0.2)
+    log_prob = random_log_prob(seed, 5, 11)
+    log_prob[0, 2, 1] = -torch.inf
+    log_prob[3, 6] = -torch.inf
+    options = DecodingOptions(
+        search_beam=beam, output_beam=output_beam, min_active_states=limits[0], max_active_states=limits[1]
+    )
+    lm = TableLM(graph.vocabulary, seed) if with_lm else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled_chunk, "_FRAMES_AT_ONCE", frames_at_once)
+        found, lattice = TorchFirstPass(graph, options, True, "loops").decode_joint(log_prob, NUM_FRAMES, lm)
+        patch.setattr(scores, "_loop_for", lambda function, score: None)
+        expected, other = TorchFirstPass(graph, options, True, "tensor").decode_joint(log_prob, NUM_FRAMES, lm)
+    assert found == expected
+    assert lattice is not None and other is not None
+    assert_equal(lattice, other)
+
+
+def test_a_lattice_costs_the_search_no_path() -> None:
+    graph = random_graph(3, num_states=40, num_arcs=200)
+    log_prob = random_log_prob(3, 5, 11)
+    options = DecodingOptions(search_beam=4.0, output_beam=3.0, min_active_states=3, max_active_states=12)
+    with_lattice = TorchFirstPass(graph, options, keep_lattice=True).decode(log_prob, NUM_FRAMES)
+    plain = TorchFirstPass(graph, options).decode(log_prob, NUM_FRAMES)
+    assert [replace(result, lattice=None) for result in with_lattice] == plain
+
+
+def test_losses_by_hand() -> None:
+    # 0 -> 2 -> 3, 1 lost 2 to 0 by 0.5, and 2 lost 4 by 2 to the start's own arc; 3 and 4 may end, 4 a little worse.
+    frame = torch.tensor([1, 1, 2, 3, 3])
+    previous = torch.tensor([-1, -1, 0, 2, -1])
+    src, dst, lost_by = torch.tensor([1, 2]), torch.tensor([2, 4]), torch.tensor([0.5, 2.0])
+    loss = torch.tensor([torch.inf, torch.inf, torch.inf, 0.0, 0.25])
+    add_losses(*(part.numpy() for part in (previous, frame, src, dst, lost_by, loss)))
+    assert loss.tolist() == [0.0, 0.5, 0.0, 0.0, 0.25]
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_scores_by_loops_equal_those_by_tensors(seed: int) -> None:
+    graph = random_graph(seed, num_states=40, num_arcs=200)
+    options = DecodingOptions(output_beam=float("inf"))
+    first_pass = TorchFirstPass(graph, options, keep_lattice=True)
+    _, lattice = first_pass.decode_joint(random_log_prob(seed, 5, 11), NUM_FRAMES)
+    assert lattice is not None
+    arc_total, final_total = lattice.arc_total(options), lattice.final_total(options)
+    forward = scores.best_from_start(lattice, arc_total)
+    backward = scores.best_to_end(lattice, arc_total, final_total)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scores, "_loop_for", lambda function, score: None)
+        assert torch.equal(forward, scores.best_from_start(lattice, arc_total))
+        assert torch.equal(backward, scores.best_to_end(lattice, arc_total, final_total))
