@@ -33,7 +33,10 @@ from asr.query.recording import QueryRecorder, save_streams
 
 def record(args: argparse.Namespace) -> int:
     recognizer = recognizer_from(args, "on_the_fly")
-    options = replace(recognizer.options, word_beam=args.word_beam)
+    if args.repeat_frames < 1:
+        raise AsrError(f"--repeat-frames is {args.repeat_frames}; give 1 (frames as they are) or more.")
+    am_scale = recognizer.options.am_scale / args.repeat_frames
+    options = replace(recognizer.options, word_beam=args.word_beam, am_scale=am_scale)
     bundle = recognizer.bundle
     assert bundle.rnn_lm is not None and bundle.small_ngram is not None
     recorder = QueryRecorder(RnnLM(bundle.rnn_lm.network))  # type: ignore[arg-type]
@@ -51,7 +54,9 @@ def record(args: argparse.Namespace) -> int:
         waveform = read_audio(path, recognizer.sampling_rate)
         for begin, end in split_at_pauses(waveform, recognizer.sampling_rate, args.max_segment_seconds):
             with torch.no_grad():
-                first_pass.decode(*recognizer.log_prob([waveform[begin:end]], StageTimes()), lm)
+                log_prob, num_frames = recognizer.log_prob([waveform[begin:end]], StageTimes())
+                log_prob = log_prob.repeat_interleave(args.repeat_frames, dim=1)
+                first_pass.decode(log_prob, num_frames * args.repeat_frames, lm)
         seconds += len(waveform) / recognizer.sampling_rate
     streams = recorder.streams()
     save_streams(args.output, streams)
@@ -69,6 +74,12 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True, help="file to write, .npz.xz")
     parser.add_argument("--every", type=int, default=1, help="of the files, each so manieth (%(default)s)")
     parser.add_argument("--word-beam", type=float, help="the skip heuristic's beam (default: none)")
+    parser.add_argument(
+        "--repeat-frames",
+        type=int,
+        default=1,
+        help="read each frame so many times, at so small a part of its weight, as if frames were shorter (%(default)s)",
+    )
     add_recognizer_arguments(parser)
     try:
         return record(parser.parse_args())
