@@ -9,7 +9,7 @@ import pytest
 pl = pytest.importorskip("pytorch_lightning")
 pytest.importorskip("jsonargparse")
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 RECIPES = sorted(ROOT.glob("recipes/*/*rnnlm*.yaml"))
 
 
