@@ -16,6 +16,8 @@ from asr.query.trie import START, HistoryTrie
 
 # So many of the newest nodes are looked through for those without a row.
 _NEWEST = 256
+# From so many rows on it is worth to look for those that follow the same state.
+_ROWS_WORTH_BRANCHES = 16
 
 
 class Expansion:
@@ -52,8 +54,7 @@ class Expansion:
         """Gives distinct nodes (R,) without a row theirs: in one run of the hidden layer where all parents have one."""
         if node.numel() < self.rows_ahead:
             node = torch.cat([node, self._newest_without_row(self.rows_ahead - node.numel(), node)])
-        state, word_id = self.state_before(node)
-        self.trie.hidden_row.index_copy_(0, node, self._rows(state, word_id).int())
+        self.trie.hidden_row.index_copy_(0, node, self._rows(*self.state_before(node)).int())
 
     def _newest_without_row(self, most: int, others: Tensor) -> Tensor:
         """The newest nodes without a row whose parent has one, but for some others (R,); at most so many."""
@@ -65,10 +66,12 @@ class Expansion:
         waits[others[others >= begin] - begin] = False
         return waits.nonzero().squeeze(1)[-most:] + begin
 
-    def state_before(self, node: Tensor) -> tuple[Tensor, Tensor]:
-        """The states (R, S) of the parents of nodes (R,), and the words (R,) that lead from there to the nodes."""
-        parent = self.trie.parent.index_select(0, node).long()
-        return self._states(parent), self.trie.word.index_select(0, node).long()
+    def state_before(self, node: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What `HiddenLayer.step` reads for nodes (R,): states (R, S), words (R,), and which state each follows."""
+        parent, before = self.trie.parent.index_select(0, node).long(), None
+        if self.layer.branches and self.sharing is None and node.numel() >= _ROWS_WORTH_BRANCHES:
+            parent, before = torch.unique(parent, return_inverse=True)
+        return self._states(parent), self.trie.word.index_select(0, node).long(), before
 
     def _states(self, node: Tensor) -> Tensor:
         """States (R, S) of nodes (R,); those without a row are computed level by level, the oldest first."""
@@ -99,10 +102,10 @@ class Expansion:
             state[lacking] = known_state[torch.searchsorted(known, node.index_select(0, lacking))]
         return state
 
-    def _rows(self, state: Tensor, word_id: Tensor) -> Tensor:
-        """Rows (R,) that hold what follows state (R, S) and word (R,)."""
+    def _rows(self, state: Tensor, word_id: Tensor, before: Tensor | None) -> Tensor:
+        """Rows (R,) that hold what follows, arguments as of `HiddenLayer.step`."""
         if self.sharing is None:
-            return self.hidden.append(self.layer.step(state, word_id))
+            return self.hidden.append(self.layer.step(state, word_id, before))
         key = self.sharing.key(state, word_id)
         row, missing = self.sharing.find(key)
         if missing is not None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from asr.errors import AsrError
-from asr.lm.contract import StatefulNetwork
+from asr.lm.contract import StatefulNetwork, branched
 from asr.query.statistics import QueryStatistics
 
 BATCHINGS = ("frame", "query")
@@ -41,12 +41,21 @@ class HiddenLayer:
         self.statistics = statistics
         self._devices = [network.initial_state().device for network in self.networks]
         self._workers = ThreadPoolExecutor(len(self.networks)) if len(self.networks) > 1 else None
+        is_at_home = self._workers is None and batching == "frame" and self._devices[0] == home
+        # On a GPU it costs a round trip to find equal states.
+        self.branches = is_at_home and home.type == "cpu" and hasattr(self.networks[0], "branch")
 
-    def step(self, state: Tensor, word_id: Tensor) -> Tensor:
-        """state (R, S), word_id (R,) on the home device -> next state (R, S) on the home device."""
+    def step(self, state: Tensor, word_id: Tensor, before: Tensor | None = None) -> Tensor:
+        """state (R, S), word_id (R,) on the home device -> next state (R, S) on the home device.
+
+        With before (R,), which only a layer that `branches` takes, row r follows state[before[r]] of fewer states.
+        """
         begin = time.perf_counter()
         num_rows = word_id.numel()
-        if self.batching == "query":
+        if before is not None:
+            with torch.no_grad():
+                parts = [branched(self.networks[0], state, before, word_id)]
+        elif self.batching == "query":
             parts = [self._run(0, *row) for row in zip(state.split(1), word_id.split(1), strict=True)]
         elif self._workers is None or num_rows < 2 * len(self.networks):
             parts = [self._run(0, state, word_id)]

@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asr.errors import AsrError
+from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
 from asr.query.engine import RnnLM
 from asr.query.hidden_layer import _packed, _unpacked
+from asr.text.vocabulary import Vocabulary
 from tests.reference.plain_lm import PlainLM
 from tests.reference.toy_network import ToyClassNetwork, ToyNetwork
 
@@ -62,6 +64,25 @@ def test_rows_ahead_spare_runs_and_take_the_newest():
     assert (network.num_steps, network.num_rows) == (2, 5)
     _, context = engine.score(context[1:5], torch.tensor([5, 6, 7, 8]))  # as many as are taken anyway
     assert (network.num_steps, network.num_rows) == (3, 9)
+
+
+def test_products_of_a_state_are_made_once_for_all_that_follow_it(monkeypatch):
+    network = RnnLm(Vocabulary([f"W{i}" for i in range(30)]), RnnLmConfig(embedding_size=6, hidden_size=9))
+    num_states = []
+
+    def branch(state, before, word_id):
+        num_states.append(len(state))
+        return network.step(state[before], word_id)
+
+    monkeypatch.setattr(network, "branch", branch)
+    engine = RnnLM(network)
+    _, context = engine.score(engine.start(20), torch.arange(4, 24))
+    _, context = engine.score(context[:3].repeat_interleave(8), torch.arange(24) + 4)
+    log_prob, _ = engine.score(context, torch.full_like(context, 7))
+    assert num_states == [3]
+    plain = PlainLM(network)
+    expected = [plain.last_log_prob([4 + row // 8, 4 + row, 7]) for row in range(24)]
+    assert log_prob.tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_each_cache_saves_its_own_work():
