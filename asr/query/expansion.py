@@ -57,14 +57,15 @@ class Expansion:
         self.trie.hidden_row.index_copy_(0, node, self._rows(*self.state_before(node)).int())
 
     def _newest_without_row(self, most: int, others: Tensor) -> Tensor:
-        """The newest nodes without a row whose parent has one, but for some others (R,); at most so many."""
-        # Where nothing is forgotten, nodes are numbered as they come.
+        """The newest nodes without a row, but for some others (R,) without one; at most so many.
+
+        Nothing must have been forgotten: nodes are then numbered as they come, and all parents have their rows.
+        """
         end = self.trie.num_nodes
         begin = max(START, end - _NEWEST)
-        parent = self.trie.parent[begin:end].long()
-        waits = (self.trie.hidden_row[begin:end] < 0) & (self.trie.hidden_row.index_select(0, parent) >= 0)
-        waits[others[others >= begin] - begin] = False
-        return waits.nonzero().squeeze(1)[-most:] + begin
+        self.trie.hidden_row.index_fill_(0, others, 0)  # not to be found, and soon to be overwritten
+        waiting = (self.trie.hidden_row[begin:end] < 0).nonzero().squeeze(1)
+        return waiting[-most:].add_(begin)
 
     def state_before(self, node: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """What `HiddenLayer.step` reads for nodes (R,): states (R, S), words (R,), and which state each follows."""
