@@ -55,7 +55,7 @@ def build_network(
     Raises:
         AsrError: the class is not of the registry, or does not take these arguments.
     """
-    if class_name not in classes:
+    if not isinstance(class_name, str) or class_name not in classes:
         raise AsrError(f"{where}: the class {class_name!r} is not one that files may name ({', '.join(classes)}).")
     module = importlib.import_module(classes[class_name])
     try:
@@ -63,7 +63,7 @@ def build_network(
             network = getattr(module, class_name)(**arguments)
         else:
             network = getattr(module, class_name)(vocabulary, getattr(module, f"{class_name}Config")(**arguments))
-    except TypeError as error:
+    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
         raise AsrError(f"{where}: {class_name} does not take the arguments given there ({error}).") from error
     return RegisteredNetwork(class_name, arguments, network.eval())
 
@@ -85,12 +85,13 @@ def load_weights(network: nn.Module, path: Path) -> None:
     """Loads what `save_weights` wrote; numbers take the network's own precision.
 
     Raises:
-        AsrError: the file cannot be read, or does not fit the network.
+        AsrError: the file cannot be read, has numbers that are none, or does not fit the network.
     """
     try:
         state = load_file(str(path))
     except (OSError, SafetensorError) as error:
         raise AsrError(f"{path}: the weights cannot be read ({error}); fetch the file again.") from error
+    require_finite(state, path)
     try:
         missing, unexpected = network.load_state_dict(state, strict=False)
     except RuntimeError as error:
@@ -100,6 +101,20 @@ def load_weights(network: nn.Module, path: Path) -> None:
     missing = [name for name in missing if network.state_dict()[name].data_ptr() not in filled]
     if missing or unexpected:
         raise _misfit(path, f"missing: {missing[:3]}, not wanted: {unexpected[:3]}")
+
+
+def require_finite(state: dict[str, Tensor], path: Path) -> None:
+    """Refuses weights with which nothing can be computed.
+
+    Raises:
+        AsrError: a weight is infinite or not a number.
+    """
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise AsrError(
+                f"{path}: the weights {name!r} are not all finite numbers: the training diverged (take an earlier "
+                "checkpoint), or the file is damaged (fetch it again)."
+            )
 
 
 def _misfit(path: Path, reason: str) -> AsrError:

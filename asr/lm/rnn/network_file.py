@@ -10,11 +10,19 @@ from typing import Any
 
 from asr.checkpoint_file import read_checkpoint
 from asr.errors import AsrError
+from asr.file_checksums import checksums, require_intact
 from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
-from asr.registered_network import LANGUAGE_MODEL_CLASSES, build_network, load_weights, save_weights
+from asr.registered_network import (
+    LANGUAGE_MODEL_CLASSES,
+    build_network,
+    load_weights,
+    require_finite,
+    save_weights,
+)
 from asr.text.vocabulary import Vocabulary
 
 _FORMAT = 1
+_FILES = "network.safetensors", "words.txt"
 
 
 def save_network(
@@ -29,6 +37,7 @@ def save_network(
     network.vocabulary.save(folder / "words.txt")
     save_weights(network, folder / "network.safetensors", half_precision)
     description = {"format": _FORMAT, "class": "RnnLm", "arguments": asdict(network.config)}
+    description["files"] = checksums(folder, _FILES)
     (folder / "network.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
 
 
@@ -43,10 +52,13 @@ def load_network(folder: str | Path) -> RnnLm:
     try:
         description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         class_name, arguments = description["class"], description["arguments"]
+        files = dict(description.get("files", {}))  # exports of earlier versions have none
     except OSError as error:
         raise AsrError(f"{path}: the language model cannot be read ({error.strerror}); name its folder.") from error
     except (ValueError, KeyError, TypeError) as error:
         raise AsrError(f"{path}: not the description of a language model ({error}); export it again.") from error
+    for name, expected in files.items():
+        require_intact(folder / name, expected, "language model")
     vocabulary = Vocabulary.from_file(folder / "words.txt")
     network = build_network(class_name, arguments, LANGUAGE_MODEL_CLASSES, str(path), vocabulary).network
     assert isinstance(network, RnnLm)
@@ -71,11 +83,13 @@ def network_from_checkpoint(path: str | Path) -> RnnLm:
     """
     checkpoint = read_checkpoint(path)
     try:
-        arguments = checkpoint["rnn_lm_config"]
-        vocabulary = Vocabulary(checkpoint["rnn_lm_words"], name=str(path))
-    except (KeyError, TypeError) as error:
+        network = RnnLm(
+            Vocabulary(checkpoint["rnn_lm_words"], name=str(path)), RnnLmConfig(**checkpoint["rnn_lm_config"])
+        )
+        prefix, state = "network.", checkpoint["state_dict"]
+        state = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
+        network.load_state_dict(state)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise AsrError(f"{path}: not a checkpoint of a recurrent language model ({error}).") from error
-    network = RnnLm(vocabulary, RnnLmConfig(**arguments))
-    prefix, state = "network.", checkpoint["state_dict"]
-    network.load_state_dict({name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)})
+    require_finite(state, Path(path))
     return network.eval()

@@ -6,7 +6,7 @@ Shapes: T steps, B streams, Q queries, E embedding, H output width, S state, M h
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +72,16 @@ class RnnLmConfig:
     normalizer_precision: Precision = "float32"
     dropout: float = 0.0
     carry_state: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuses what no network can be made of, which an edited description may say."""
+        for name in ("embedding_size", "hidden_size", "num_layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+        kinds = get_type_hints(RnnLmConfig)
+        for name in ("cell", "output", "normalizer_precision"):
+            if getattr(self, name) not in get_args(kinds[name]):
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {get_args(kinds[name])}")
 
 
 class RnnLm(nn.Module):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from asr.text.vocabulary import EOS_ID, Vocabulary
 pl = pytest.importorskip("pytorch_lightning")
 pytest.importorskip("tensorboard")
 
+from asr.cli import lightning  # noqa: E402
 from asr.lm.rnn.lit_rnn_lm import LitRnnLm  # noqa: E402
 from asr.lm.rnn.lit_text_data import TextDataModule  # noqa: E402
 from asr.lm.rnn.network_file import load_network, network_from_checkpoint, save_network  # noqa: E402
@@ -122,26 +125,76 @@ def test_pruned_half_precision_file_scores_alike(corpus: Path) -> None:
     assert not network.maxent.is_pruned
 
 
-def test_damaged_files_are_one_sentence(corpus: Path) -> None:
+@pytest.mark.parametrize(
+    ("file", "damage", "sentence"),
+    [
+        ("network.safetensors", lambda content: content[:-50], "bytes where the language model names"),
+        ("network.safetensors", lambda content: content[:-50] + b"?" + content[-49:], "the checksum is not the one"),
+        ("words.txt", lambda content: b"THE\nA\n", "bytes where the language model names"),
+        ("network.json", lambda content: b"{}", "description of a language model"),
+        ("network.json", lambda content: b"\xff", "description of a language model"),
+        ("network.json", lambda content: content.replace(b'"RnnLm"', b'"os"'), "not one that files may name"),
+        ("network.json", lambda content: content.replace(b'"RnnLm"', b"{}"), "not one that files may name"),
+        ("network.json", lambda content: content.replace(b'_size": 8', b'_size": 9'), "do not fit"),
+        ("network.json", lambda content: content.replace(b'_size": 8', b'_size": -8'), "it must be 1 or more"),
+        ("network.json", lambda content: content.replace(b'_size": 8', b'_size": "8"'), "does not take the arguments"),
+        ("network.json", lambda content: content.replace(b'"gru"', b'"lstm"'), "cell is 'lstm'; it must be one of"),
+        ("network.json", lambda content: content.replace(b'maxent_size": ', b'maxent_size": -'), "does not take"),
+    ],
+)
+def test_damaged_files_are_one_sentence(
+    corpus: Path, file: str, damage: Callable[[bytes], bytes], sentence: str
+) -> None:
     network = RnnLm(Vocabulary.from_file(corpus / "words.txt"), RnnLmConfig(**SMALL))
     save_network(network, corpus / "lm")
-    weights = corpus / "lm" / "network.safetensors"
-    content = weights.read_bytes()
-    weights.write_bytes(content[: len(content) // 2])
-    with pytest.raises(AsrError, match=r"network\.safetensors.*cannot be read"):
+    path = corpus / "lm" / file
+    content = path.read_bytes()
+    assert damage(content) != content
+    path.write_bytes(damage(content))
+    with pytest.raises(AsrError, match=sentence):
         load_network(corpus / "lm")
-    weights.write_bytes(content)
-    (corpus / "lm" / "words.txt").write_text("THE\nA\n")
-    with pytest.raises(AsrError, match="do not fit"):
+    path.unlink()
+    with pytest.raises(AsrError, match=f"{file}: .*(missing|cannot be read)"):
         load_network(corpus / "lm")
+
+
+def test_an_export_without_checksums_is_read(corpus: Path) -> None:
+    network = RnnLm(Vocabulary.from_file(corpus / "words.txt"), RnnLmConfig(**SMALL))
+    save_network(network, corpus / "lm")
+    path = corpus / "lm" / "network.json"
+    description = json.loads(path.read_text())
+    del description["files"]
+    path.write_text(json.dumps(description))
+    load_network(corpus / "lm")
     (corpus / "lm" / "words.txt").write_text("THE\nA\nTHE\n")
     with pytest.raises(AsrError, match="stands twice"):
         load_network(corpus / "lm")
-    (corpus / "lm" / "network.json").write_text("{}")
-    with pytest.raises(AsrError, match="description of a language model"):
+
+
+def test_weights_that_are_no_numbers_are_refused(corpus: Path) -> None:
+    model = _model(corpus)
+    trainer = _trainer(corpus, enable_checkpointing=False, max_steps=1)
+    trainer.fit(model, _data(corpus))
+    with torch.no_grad():
+        model.network.layers[0].weight_hh[0, 0] = torch.nan
+    trainer.save_checkpoint(corpus / "a.ckpt")
+    with pytest.raises(AsrError, match=r"a\.ckpt: the weights 'layers.0.weight_hh' are not all finite"):
+        network_from_checkpoint(corpus / "a.ckpt")
+    save_network(model.network, corpus / "lm")
+    with pytest.raises(AsrError, match=r"network\.safetensors: the weights 'layers.0.weight_hh' are not all finite"):
         load_network(corpus / "lm")
     with pytest.raises(AsrError, match="no Lightning checkpoint"):
         network_from_checkpoint(corpus / "words.txt")
+
+
+def test_bad_input_of_a_recipe_is_one_sentence(corpus: Path) -> None:
+    """LightningCLI wraps what its classes raise."""
+    (corpus / "words.txt").write_text("THE\nA\nTHE\n")
+    words = str(corpus / "words.txt")
+    command = ["fit", "--model", "asr.lm.rnn.lit_rnn_lm.LitRnnLm", "--model.vocabulary", words]
+    command += ["--data", "asr.lm.rnn.lit_text_data.TextDataModule", "--data.cache_dir", str(corpus / "cache")]
+    with pytest.raises(AsrError, match=r"words\.txt: the word 'THE' stands twice"):
+        lightning.run([*command, "--data.vocabulary", words, "--model.network.hidden_size", "8"])
 
 
 def test_two_word_lists_are_refused(corpus: Path) -> None:
