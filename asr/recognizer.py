@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -13,12 +12,12 @@ from torch import Tensor, nn
 from asr.bundle import Bundle
 from asr.decoding.first_pass import DecodeResult, FirstPass
 from asr.decoding.lattice.posteriors import with_confidences
-from asr.decoding.torch_pass import TorchFirstPass
 from asr.decoding.word_alignment import WordAligner, can_align
 from asr.decoding_mode import LanguageModels, chosen_mode, decoding_options, language_models
 from asr.device_streams import to_device
 from asr.errors import AsrError
 from asr.evaluation.timing import StageTimes
+from asr.first_pass_choice import build_first_pass, chosen_first_pass
 from asr.frontend import as_utterances, at_rate, like_length_batches, split_at_pauses
 from asr.lm.adapters import mark_live
 from asr.overlap import overlapped
@@ -46,7 +45,9 @@ class Recognizer(nn.Module):
     Args:
         bundle: the trained parts.
         mode: `auto` (the first that the bundle has parts for), `on_the_fly`, `interpolated`, `large_ngram` or `ngram`.
-        first_pass: `auto` (k2 where it imports and the device supports it), `k2` or `torch`.
+        first_pass: `auto` (k2 where it imports and the device supports it), `k2` or `torch`, whose lattices the
+            language model rescores on the fly; or `torch-search`, with the language model inside the search, where it
+            decides what is pruned: that takes several times as long.
         max_segment_seconds: longer recordings are cut at pauses into pieces of at most this length.
         batch_seconds: pieces are recognized together up to this much audio, padding included.
         cache_bytes: what the recurrent language model's caches may hold; the least used histories make room.
@@ -86,9 +87,8 @@ class Recognizer(nn.Module):
         self.options, self.rnn_weight = decoding_options(bundle, self.mode, options or {})
         if not 0 <= num_workers <= _MOST_WORKERS:
             raise AsrError(f"the number of workers is {num_workers}; it lies between 0 and {_MOST_WORKERS}.")
-        if first_pass not in ("auto", "k2", "torch"):
-            raise AsrError(f"there is no first pass {first_pass!r}; it is auto, k2 or torch.")
         self._wanted_first_pass = first_pass
+        chosen_first_pass(first_pass, bundle.graph, torch.device("cpu"))
         self.max_segment_seconds = max_segment_seconds
         self.batch_seconds = batch_seconds
         self.cache_bytes = cache_bytes
@@ -129,10 +129,8 @@ class Recognizer(nn.Module):
 
     @property
     def first_pass_name(self) -> str:
-        """`k2` or `torch`."""
-        if self._wanted_first_pass != "auto":
-            return self._wanted_first_pass
-        return "torch" if self.bundle.graph.has_epsilons else default_first_pass(self.device)
+        """`k2`, `torch` or `torch-search`."""
+        return chosen_first_pass(self._wanted_first_pass, self.bundle.graph, self.device)
 
     @torch.no_grad()
     def forward(
@@ -240,11 +238,7 @@ class Recognizer(nn.Module):
         """Builds what is missing: first pass, and a language model a worker."""
         if self._first_pass is None:
             graph = self.bundle.graph.to(self.device)
-            if self.first_pass_name == "k2":
-                k2_pass = importlib.import_module("asr.decoding.k2_pass")
-                self._first_pass = k2_pass.K2FirstPass(graph, self.options, self.keep_lattices)
-            else:
-                self._first_pass = TorchFirstPass(graph, self.options, self.keep_lattices)
+            self._first_pass = build_first_pass(self.first_pass_name, graph, self.options, self.keep_lattices)
         num_models = max(1, self.num_workers)
         while len(self._language_models) < num_models:
             self._language_models.append(
@@ -264,15 +258,3 @@ class Recognizer(nn.Module):
         self._language_models = []
         super()._apply(fn, *args, **kwargs)
         return self
-
-
-def default_first_pass(device: torch.device) -> str:
-    """`k2` where it imports and was built for the device, else `torch`."""
-    try:
-        k2 = importlib.import_module("k2")
-    except (ImportError, OSError, AttributeError):
-        # A k2 that was built for another torch fails in any of these ways.
-        return "torch"
-    if device.type == "cpu" or (device.type == "cuda" and bool(getattr(k2, "with_cuda", False))):
-        return "k2"
-    return "torch"

@@ -33,10 +33,10 @@ from asr.cli.bundle_choice import bundle_folder
 from asr.data.cut_lists import cut_text, read_cuts
 from asr.decoding.first_pass import FirstPass
 from asr.decoding.options import DecodingOptions
-from asr.decoding.torch_pass import TorchFirstPass
 from asr.decoding_mode import decoding_options, language_models
 from asr.evaluation.error_rate import bootstrap_interval, score_transcripts
 from asr.evaluation.timing import StageTimes
+from asr.first_pass_choice import FIRST_PASSES, build_first_pass
 from asr.graph.artefact import DecodingGraph
 from asr.lm.adapters import MappedLM
 from asr.lm.contract import LanguageModel
@@ -82,14 +82,14 @@ def main() -> int:
     parser.add_argument("--large-ngram", required=True, type=Path, help="binary n-gram model")
     parser.add_argument("--pruned-ngram", type=Path, help="the model that --pruned-graph was compiled from")
     parser.add_argument("--pruned-graph", type=Path, help="decoding graph of 'asr graph'")
-    parser.add_argument("--first-pass", choices=["torch", "k2"], default="torch")
+    parser.add_argument("--first-pass", choices=list(FIRST_PASSES)[1:], default="torch")
     parser.add_argument("--systems", nargs="+", help="only these, and the trigram")
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after about this time, with what is done")
     parser.add_argument("--repeats", type=int, default=1, help="each batch so many times, the fastest counts")
     parser.add_argument("--batch", type=int, default=8, help="utterances decoded together")
-    parser.add_argument("--word-beam", type=float, default=6.0, help="torch pass: words that the n-grams are asked for")
-    parser.add_argument("--output-beam", type=float, default=7.0, help="k2 pass: of the lattice that is rescored")
-    parser.add_argument("--context-beam", type=float, default=8.0, help="k2 pass: of word histories")
+    parser.add_argument("--word-beam", type=float, default=math.inf, help="torch-search: words that are asked for")
+    parser.add_argument("--output-beam", type=float, default=7.0, help="k2, torch: of the lattice that is rescored")
+    parser.add_argument("--context-beam", type=float, default=8.0, help="k2, torch: of word histories")
     parser.add_argument("--log-probs", type=Path, help="where the network's outputs are kept for the next run")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -186,7 +186,7 @@ def _systems(bundle: Bundle, args: argparse.Namespace) -> dict[str, System]:
     def first_pass(graph: DecodingGraph, options: DecodingOptions) -> FirstPass:
         key = (id(graph), options)
         if key not in passes:
-            passes[key] = _first_pass(args.first_pass, graph, options)
+            passes[key] = build_first_pass(args.first_pass, graph, options, keep_lattices=False)
         return passes[key]
 
     def on_the_fly(lm: LanguageModel) -> System:
@@ -226,14 +226,6 @@ def _systems(bundle: Bundle, args: argparse.Namespace) -> dict[str, System]:
         makers["pruned 4-gram's own graph"] = lambda: System(first_pass(graph, options), None)
     wanted = [REFERENCE, *(args.systems if args.systems is not None else makers)]
     return {name: makers[name]() for name in dict.fromkeys(wanted)}
-
-
-def _first_pass(kind: str, graph: DecodingGraph, options: DecodingOptions) -> FirstPass:
-    if kind == "torch":
-        return TorchFirstPass(graph, options)
-    from asr.decoding.k2_pass import K2FirstPass
-
-    return K2FirstPass(graph, options)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--bundle", help="folder of a bundle, or its name in checkpoints/")
     parser.add_argument("--every", type=int, default=1, help="take every n-th file")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2, 4])
-    parser.add_argument("--first-pass", nargs="+", default=["torch", "k2"])
+    parser.add_argument("--first-pass", nargs="+", default=["torch", "torch-search", "k2"])
     parser.add_argument("--rounds", type=int, default=3, help="each is measured so often, in turn")
     parser.add_argument("--batch-seconds", type=float, default=15.0)
     args = parser.parse_args()

@@ -23,8 +23,9 @@ from asr.bundle import Bundle
 from asr.cli.bundle_choice import bundle_folder
 from asr.decoding_mode import available_modes
 from asr.evaluation.timing import StageTimes
+from asr.first_pass_choice import default_first_pass
 from asr.query.engine import RnnLM
-from asr.recognizer import Recognizer, default_first_pass
+from asr.recognizer import Recognizer
 
 _CLIPS = Path(__file__).resolve().parent / "demo_clips"
 
@@ -50,7 +51,9 @@ def main() -> int:
     for name, compare in search_checks(folder, device, *((2, 4) if args.small else (64, 200))):
         checks.append(_check(name, compare))
     modes = available_modes(bundle)[: 1 if args.small else None]
-    first_passes = ["torch"] if default_first_pass(device) == "torch" or args.small else ["torch", "k2"]
+    first_passes = ["torch", "torch-search"]
+    if default_first_pass(device) == "k2" and not args.small:
+        first_passes.append("k2")
     for mode in modes:
         for name in first_passes:
             compare = partial(_compare, folder, mode, name, waveforms, cpu, device)

@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("audio", nargs="+", help="files or folders")
     parser.add_argument("--every", type=int, default=1, help="of the files, each so manieth (%(default)s)")
     add_recognizer_arguments(parser)
-    parser.set_defaults(first_pass="torch")
+    parser.set_defaults(first_pass="torch-search")
     args = parser.parse_args()
     recognizer = recognizer_from(args, "on_the_fly")
     bundle = recognizer.bundle

@@ -1,7 +1,7 @@
 """Records what decoding asks of the recurrent language model, for scripts/bench_query.py to play back.
 
     python scripts/record_queries.py talk.mp3 folder/ --output streams.npz.xz
-    python scripts/record_queries.py ... --first-pass torch --search-beam 12 --word-beam 8
+    python scripts/record_queries.py ... --first-pass torch-search --search-beam 12 --word-beam 8
 
 A recording holds word numbers and no sound: one stream for each piece of at most --max-segment-seconds.
 """
@@ -19,10 +19,9 @@ from parts.command import run
 from asr.cli.recognizer_options import add_recognizer_arguments, recognizer_from
 from asr.cli.transcription import audio_files
 from asr.data.audio import read_audio
-from asr.decoding.first_pass import FirstPass
-from asr.decoding.torch_pass import TorchFirstPass
 from asr.errors import AsrError
 from asr.evaluation.timing import StageTimes
+from asr.first_pass_choice import build_first_pass
 from asr.frontend import split_at_pauses
 from asr.lm.adapters import MappedLM
 from asr.lm.contract import LanguageModel
@@ -44,11 +43,7 @@ def record(args: argparse.Namespace) -> int:
     if recorder.vocabulary != bundle.small_ngram.vocabulary:
         large = MappedLM(recorder, bundle.small_ngram.vocabulary)
     lm = difference_lm(large, bundle.small_ngram)
-    first_pass: FirstPass = TorchFirstPass(bundle.graph, options)
-    if recognizer.first_pass_name == "k2":
-        from asr.decoding.k2_pass import K2FirstPass
-
-        first_pass = K2FirstPass(bundle.graph, options)
+    first_pass = build_first_pass(recognizer.first_pass_name, bundle.graph, options, keep_lattices=False)
     seconds = 0.0
     for path in audio_files(args.audio)[:: args.every]:
         waveform = read_audio(path, recognizer.sampling_rate)

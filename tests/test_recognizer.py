@@ -31,9 +31,10 @@ def words_of(results):
     return [result.text.split() for result in results]
 
 
+@pytest.mark.parametrize("first_pass", ["torch", "torch-search"])
 @pytest.mark.parametrize("mode", MODES)
-def test_every_mode_finds_the_words(bundle, mode):
-    recognizer = Recognizer(bundle, mode=mode, first_pass="torch")
+def test_every_mode_finds_the_words(bundle, mode, first_pass):
+    recognizer = Recognizer(bundle, mode=mode, first_pass=first_pass)
     results = recognizer([tones(words, seed=9) for words in SENTENCES])
     assert words_of(results) == SENTENCES
     assert all(result.is_complete for result in results)
@@ -93,7 +94,7 @@ def test_a_batch_is_its_recordings_one_by_one(bundle):
     assert words_of(recognizer(padded, num_samples=lengths)) == SENTENCES
 
 
-@pytest.mark.parametrize("first_pass", ["torch", "k2"])
+@pytest.mark.parametrize("first_pass", ["torch", "torch-search", "k2"])
 def test_any_number_of_workers_finds_the_same(bundle, first_pass):
     if first_pass == "k2":
         pytest.importorskip("k2")
@@ -105,6 +106,8 @@ def test_any_number_of_workers_finds_the_same(bundle, first_pass):
         for one, other in zip(found, expected, strict=True):
             assert one.words == other.words
             assert one.total == pytest.approx(other.total, abs=1e-3)
+    with pytest.raises(AsrError, match="no first pass 'k3'; it is one of auto, k2, torch, torch-search"):
+        Recognizer(bundle, first_pass="k3")
     with pytest.raises(AsrError, match="number of workers is -1"):
         Recognizer(bundle, num_workers=-1)
 
@@ -152,8 +155,8 @@ def test_a_blink_of_audio_has_a_result(recognizer, num_samples):
 
 def test_caches_stay_within_what_they_may_take(bundle):
     waveforms = [tones(words, seed=5) for words in SENTENCES]
-    small = Recognizer(bundle, mode="on_the_fly", first_pass="torch", cache_bytes=20_000)
-    large = Recognizer(bundle, mode="on_the_fly", first_pass="torch")
+    small = Recognizer(bundle, mode="on_the_fly", first_pass="torch-search", cache_bytes=20_000)
+    large = Recognizer(bundle, mode="on_the_fly", first_pass="torch-search")
     for _ in range(2):
         assert words_of(small(waveforms)) == words_of(large(waveforms))
     cache = small(waveforms)[0].cache

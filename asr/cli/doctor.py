@@ -139,7 +139,7 @@ def _k2() -> Finding:
 def _first_pass() -> Finding:
     import torch
 
-    from asr.recognizer import default_first_pass
+    from asr.first_pass_choice import default_first_pass
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return Finding("first pass", "ok", f"{default_first_pass(device)} (by default on {device})")

@@ -10,6 +10,7 @@ import torch
 from asr.cli.bundle_choice import bundle_folder
 from asr.decoding_mode import MODES
 from asr.errors import AsrError
+from asr.first_pass_choice import FIRST_PASSES
 from asr.recognizer import Recognizer
 from asr.text.lexicon import Lexicon
 
@@ -50,7 +51,10 @@ def add_recognizer_arguments(parser: argparse.ArgumentParser) -> None:
         "bundle",
     )
     group.add_argument(
-        "--first-pass", choices=["auto", "k2", "torch"], default="auto", help="auto: k2 where it works, else torch"
+        "--first-pass",
+        choices=FIRST_PASSES,
+        default="auto",
+        help="; ".join(f"{name}: {text}" for name, text in FIRST_PASSES.items()),
     )
     group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ...; auto: a GPU where there is one")
     group.add_argument(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from asr.decoding.first_pass import DecodeResult
@@ -22,8 +23,8 @@ from asr.lm.contract import LanguageModel
 class RescoringPass:
     """The torch pass by the graph's scores, its lattice rescored on the fly.
 
-    Against the torch pass alone, the language model is asked about fewer words, but cannot save what the graph's own
-    model has pruned.
+    Against the language model inside the search, it is asked about fewer words and slows nothing else down, but cannot
+    save what the graph's own model has pruned.
 
     Args:
         graph: decoding graph without arcs that read nothing.
@@ -43,13 +44,17 @@ class RescoringPass:
     def decode(self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel | None = None) -> list[DecodeResult]:
         """log_prob (N, T, C) natural log, num_frames (N,) int64 -> one result an utterance, in order.
 
+        An utterance that has no lattice, since no complete path survived, is decoded by the torch pass with the
+        language model inside, which tells the best unfinished path or finds a complete one.
+
         Raises:
             AsrError: the log-probabilities have NaN in them or another width than the graph's tokens.
         """
         lm = self._mapper.mapped(lm)
+        if lm is None and not self._keep_lattice:
+            return self._search.decode_joint(log_prob, num_frames, keep_lattice=False)[0]
         if lm is None:
-            results = self._search.decode(log_prob, num_frames)
-            return results if self._keep_lattice else [replace(result, lattice=None) for result in results]
+            return self._search.decode(log_prob, num_frames)
         results, joint = self._search.decode_joint(log_prob, num_frames)
         assert joint is not None
         for utt_idx, path in enumerate(rescore_joint(joint, self.options, lm, self._keep_lattice)):
@@ -64,4 +69,10 @@ class RescoringPass:
                     results[utt_idx].original_frame,
                 )
                 results[utt_idx] = replace(results[utt_idx], hypotheses=(hypothesis,), lattice=path.lattice)
+        unfinished = [utt_idx for utt_idx, result in enumerate(results) if not result.reached_final]
+        if unfinished:
+            rest = torch.tensor(unfinished, device=log_prob.device)
+            instead, _ = self._search.decode_joint(log_prob[rest], num_frames[rest], lm, keep_lattice=False)
+            for utt_idx, result in zip(unfinished, instead, strict=True):
+                results[utt_idx] = result
         return results

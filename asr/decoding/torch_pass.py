@@ -74,16 +74,16 @@ class TorchFirstPass:
         Raises:
             AsrError: the log-probabilities have NaN in them or another width than the graph's tokens.
         """
-        results, joint = self.decode_joint(log_prob, num_frames, lm)
+        results, joint = self.decode_joint(log_prob, num_frames, lm, self._keep_lattice)
         if joint is None:
             return results
         pairs = zip(results, joint.split(), strict=True)
         return [replace(result, lattice=lattice) if result.reached_final else result for result, lattice in pairs]
 
     def decode_joint(
-        self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel | None = None
+        self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel | None = None, keep_lattice: bool = True
     ) -> tuple[list[DecodeResult], Lattice | None]:
-        """The same, with the lattice of all utterances in one, where lattices are kept."""
+        """The same, with the lattice of all utterances in one, where it is kept."""
         check_log_prob(log_prob, num_frames, len(self.graph.tokens))
         num_utts = len(num_frames)
         log_prob = log_prob.to(self.graph.device, torch.float32)
@@ -93,10 +93,12 @@ class TorchFirstPass:
             log_prob, num_frames, original_frame, _ = skip_blanks(
                 log_prob, num_frames, self.options.blank_skip_threshold
             )
-        backtrace = Backtrace(self.graph.device, collects=not self._keep_lattice)
-        records = LatticeRecords(num_utts, self.options, self._form != "tensor") if self._keep_lattice else None
+        backtrace = Backtrace(self.graph.device, collects=not keep_lattice)
+        records = LatticeRecords(num_utts, self.options, self._form != "tensor") if keep_lattice else None
         lm = self._mapper.mapped(lm)
-        reader = self._idle_readers.pop() if lm is None and self._idle_readers else None
+        # Of the chunk readers only loops keep lattices.
+        may_read = lm is None and (self._form == "loops" or not keep_lattice)
+        reader = self._idle_readers.pop() if may_read and self._idle_readers else None
         search = TokenSearch(self._search_graph, self.options, lm, backtrace, records, self._form, reader)
         stream = search.start(torch.zeros_like(num_frames))
         search.advance(stream, log_prob, num_frames)

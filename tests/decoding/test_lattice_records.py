@@ -66,6 +66,14 @@ def test_a_lattice_costs_the_search_no_path() -> None:
     assert [replace(result, lattice=None) for result in with_lattice] == plain
 
 
+def test_no_frames_at_all() -> None:
+    graph = random_graph(3)
+    graph.final_score[0] = -0.5
+    _, lattice = TorchFirstPass(graph, keep_lattice=True).decode_joint(torch.zeros(2, 0, 4), torch.tensor([0, 0]))
+    assert lattice is not None
+    assert lattice.num_states == 2 and lattice.num_arcs == 0 and lattice.final_graph_score.tolist() == [-0.5, -0.5]
+
+
 def test_losses_by_hand() -> None:
     # 0 -> 2 -> 3, 1 lost 2 to 0 by 0.5, and 2 lost 4 by 2 to the start's own arc; 3 and 4 may end, 4 a little worse.
     frame = torch.tensor([1, 1, 2, 3, 3])

@@ -110,9 +110,9 @@ class LatticeRecords:
             losers = tuple(part.index_select(0, stays) for part in losers)
         src, dst, lost_arc, _, lost_lm_score = losers
         src, dst = torch.cat([previous[record], src]), torch.cat([record, dst])
-        # The starts first, then the records, by frame.
+        # The starts first, then the records, by frame; record -1 marks the spare last place.
         state = record[torch.sort(frame[record], stable=True).indices]
-        number = torch.full_like(previous, -1)
+        number = previous.new_full((len(previous) + 1,), -1)
         number[state] = num_utts + torch.arange(len(state), device=state.device)
         starts = torch.arange(num_utts, device=state.device)
         final_state = torch.where(final.record < 0, final.stream, number[final.record])

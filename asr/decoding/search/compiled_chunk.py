@@ -19,7 +19,7 @@ from asr.decoding.search.search_graph import Searchable
 from asr.decoding.search.tokens import Tokens
 
 # Behind so many frames what leads nowhere is dropped.
-_FRAMES_AT_ONCE = 32
+_FRAMES_AT_ONCE = 64
 _NO_LOSERS = -1.0
 
 

@@ -12,9 +12,11 @@ from asr.compiled_forms import imports, kernels_run
 from asr.decoding.lattice.records import LatticeRecords
 from asr.decoding.options import DecodingOptions
 from asr.decoding.search.backtrace import Backtrace
+from asr.decoding.search.compiled_lm_frame import CompiledLmFrame
 from asr.decoding.search.search_graph import Searchable
 from asr.decoding.search.tokens import Tokens
 from asr.errors import AsrError
+from asr.lm.contract import LanguageModel
 
 FORMS = ("auto", "tensor", "loops", "kernels", "steps", "graphs")
 """What may be asked for, see `TorchFirstPass`."""
@@ -110,6 +112,20 @@ def frame_halves(form: str, graph: Searchable, options: DecodingOptions, has_lm:
     from asr.decoding.gpu.limits import FrameLimits
 
     return GpuFrame(graph, FrameLimits(options, has_lm, device))
+
+
+def lm_frame(
+    form: str, graph: Searchable, options: DecodingOptions, lm: LanguageModel, backtrace: Backtrace
+) -> CompiledLmFrame | None:
+    """What runs a frame with a language model where no lattice is kept; None where its halves or tensors do.
+
+    Other arguments as of `frame_halves`.
+    """
+    if chosen_form(form, graph.final_score.device) != "loops":
+        return None
+    from asr.decoding.search import lm_frame_kernel
+
+    return CompiledLmFrame(lm_frame_kernel, graph, options, lm, backtrace)
 
 
 def chunk_reader(form: str, graph: Searchable, options: DecodingOptions, keeps_lattice: bool) -> ChunkReader | None:

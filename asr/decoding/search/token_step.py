@@ -75,24 +75,26 @@ class ArcWords:
         Returns:
             changed (Q,), the positions of arcs that have words; their lm_score (Q,); their next context_idx (Q,).
         """
-        num_words = self.num_words.index_select(0, arc)
-        changed = num_words.nonzero().squeeze(1)
-        num_words = num_words.index_select(0, changed)
-        first = self.word_begin.index_select(0, arc.index_select(0, changed))
-        context_idx = context_idx.index_select(0, changed)
-        lm_score = torch.zeros(len(changed), device=arc.device)
-        for position in range(self.max_words if len(changed) else 0):
-            if position == 0:
-                lm_score, context_idx = lm.score(context_idx, self.word_id.index_select(0, first))
-                continue
-            more = (num_words > position).nonzero().squeeze(1)
+        changed = self.num_words.index_select(0, arc).nonzero().squeeze(1)
+        arc, context_idx = arc.index_select(0, changed), context_idx.index_select(0, changed)
+        if not len(changed):
+            return changed, torch.zeros(0, device=arc.device), context_idx
+        word = self.word_id.index_select(0, self.word_begin.index_select(0, arc))
+        return changed, *self.score_rest(lm, arc, *lm.score(context_idx, word))
+
+    def score_rest(
+        self, lm: LanguageModel, arc: Tensor, lm_score: Tensor, context_idx: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Scores the words of arcs (Q,) but for the first: lm_score and context_idx (Q,) behind that -> behind all."""
+        for position in range(1, self.max_words):
+            more = (self.num_words.index_select(0, arc) > position).nonzero().squeeze(1)
             if not len(more):
                 break
-            word = self.word_id.index_select(0, first.index_select(0, more) + position)
+            word = self.word_id.index_select(0, self.word_begin.index_select(0, arc.index_select(0, more)) + position)
             log_prob, next_idx = lm.score(context_idx.index_select(0, more), word)
             lm_score = lm_score.index_add(0, more, log_prob)
             context_idx = context_idx.index_copy(0, more, next_idx)
-        return changed, lm_score, context_idx
+        return lm_score, context_idx
 
 
 def magnitude_bits(score: Tensor) -> Tensor:
