@@ -190,7 +190,8 @@ def train(network: RnnLm, tokens: TokenFile, max_seconds: float) -> tuple[int, i
         counted += batch.target_id.numel()
         if step > 2 and time.monotonic() - clock.wall > max_seconds:
             break
-    return clock.rates(counted)
+    wall, processor = clock.seconds()
+    return round(counted / wall), round(counted / processor)
 
 
 @torch.no_grad()

@@ -8,6 +8,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from asr.lm.compiled_loop import Intrinsic
+
+prefetch: Any = Intrinsic("asr.lm.rnn.register_block", "prefetch")
+
 
 def add_path_log_prob(
     hidden: Any, places: Any, word_id: Any, path_begin: Any, path_node: Any, path_sign: Any,
@@ -24,6 +28,13 @@ def add_path_log_prob(
     for query in range(len(word_id)):
         word = word_id[query]
         begin, end = path_begin[word], path_begin[word + 1]
+        # The features of a path lie all over a table that no near cache holds; the next word's are asked for meanwhile.
+        if query + 1 < len(word_id):
+            following = word_id[query + 1]
+            for at in range(path_begin[following], path_begin[following + 1]):
+                node = path_node[at]
+                for i in range(num_places):
+                    prefetch(weight, places[query + 1, i] + node)
         last = begin
         while last + 1 < end and root - path_node[last + 1] < num_held:
             last += 1

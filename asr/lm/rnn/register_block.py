@@ -65,6 +65,22 @@ def as_float32(typingctx: Any, number: Any) -> Any:
     return types.float32(number), generate
 
 
+@intrinsic
+def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
+    """Asks for a number of a one-dimensional array to be in the cache soon."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = make_array(signature.args[0])(context, builder, arguments[0]).data
+        byte = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte, _INT32, _INT32, _INT32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        place = builder.bitcast(builder.gep(data, [arguments[1]]), byte)
+        builder.call(function, [place, _INT32(0), _INT32(3), _INT32(1)])  # to be read, all caches, data
+        return context.get_dummy_value()
+
+    return types.void(array, index), generate
+
+
 class _Rows:
     """The rows of a two-dimensional array, contiguous each, in generated code."""
 
