@@ -19,6 +19,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,16 +139,20 @@ def quick(bundle: Bundle, workload: Workload, sampled: int) -> dict[str, Any]:
         rnn_options, weight = decoding_options(bundle, "on_the_fly", beams)
         first_pass = best_first_pass(bundle.graph, rnn_options, rescores=True)
 
-        def with_rnn_lm(first_pass: Any = first_pass, weight: float = weight) -> tuple[Any, float]:
+        def with_rnn_lm(first_pass: Any, weight: float = weight) -> tuple[Any, float]:
             # An engine of its own: what another run has computed must not be found again.
             models = language_models(bundle, "on_the_fly", weight, torch.device("cpu"))
             assert models.engine is not None
             results, seconds = decode_all(first_pass, workload.frames, models.model)
             return (results, models.engine.statistics()), seconds
 
-        (results, counts), seconds = lesser(with_rnn_lm)
+        (results, counts), seconds = lesser(partial(with_rnn_lm, first_pass))
         report["wer_rnnlm" + suffix] = word_error_rate(best_of(results), workload.references)
         report["rnnlm_over_ngram_time" + suffix] = seconds / ngram_seconds
+        (torch_results, _), seconds = lesser(partial(with_rnn_lm, RescoringPass(bundle.graph, rnn_options)))
+        report["torch_wer_rnnlm" + suffix] = word_error_rate(best_of(torch_results), workload.references)
+        report["torch_rnnlm_over_ngram_time" + suffix] = seconds / torch_seconds
+        report["torch_rnnlm_ms_per_frame" + suffix] = 1e3 * seconds / workload.num_frames
         report["hidden_rows_per_word" + suffix] = counts.num_hidden_rows / workload.num_words
         report["options" + suffix] = beams or asdict(rnn_options)
     report |= measure_n_best(bundle, middle_sized(workload.frames), sampled)

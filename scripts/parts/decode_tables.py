@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from bench_decode import RNN_BEAMS
 from asr.bundle import Bundle
 from asr.decoding.lattice.nbest import n_best
 from asr.decoding.lattice.prefix_tree import rescore_n_best
+from asr.decoding.rescoring_pass import RescoringPass
 from asr.decoding.search.path import hypothesis_of_path
 from asr.decoding.torch_pass import TorchFirstPass
 from asr.decoding_mode import decoding_options
@@ -98,16 +100,23 @@ def batches(bundle: Bundle, workload: Workload) -> None:
     ngram, _ = decoding_options(bundle, "ngram", {})
     rnn, _ = decoding_options(bundle, "on_the_fly", RNN_BEAMS)
     rows = []
-    for batch_size in (8, 32, 128):
-        first_pass = best_first_pass(bundle.graph, ngram)
-        results, ngram_s = decode_all(first_pass, workload.frames, batch_size=batch_size)
+    passes = {
+        "torch": (TorchFirstPass(bundle.graph, ngram), RescoringPass(bundle.graph, rnn)),
+        "k2, where there is one": (
+            best_first_pass(bundle.graph, ngram),
+            best_first_pass(bundle.graph, rnn, rescores=True),
+        ),
+    }
+    for batch_size, name in itertools.product((8, 32, 128), passes):
+        alone, rescoring = passes[name]
+        results, ngram_s = decode_all(alone, workload.frames, batch_size=batch_size)
         lm, engine = rnn_lm(bundle)
-        first_pass = best_first_pass(bundle.graph, rnn, rescores=True)
-        others, rnn_s = decode_all(first_pass, workload.frames, lm, batch_size)
+        others, rnn_s = decode_all(rescoring, workload.frames, lm, batch_size)
         counts = engine.statistics()
         rows.append(
             {
                 "batch": batch_size,
+                "first pass": name,
                 "3-gram ms/frame": 1e3 * ngram_s / workload.num_frames,
                 "RNN LM ms/frame": 1e3 * rnn_s / workload.num_frames,
                 "RNN LM / 3-gram": rnn_s / ngram_s,
