@@ -142,6 +142,28 @@ def test_rescoring_pass_equals_the_language_model_inside_the_search(seed: int) -
             assert result.best.am_score == pytest.approx(other.best.am_score, abs=1e-3)
 
 
+def test_rescoring_pass_tells_unfinished_paths_as_the_search_does() -> None:
+    graph = random_graph(11, num_states=30, num_arcs=150)
+    graph.final_score[:] = -math.inf
+    log_prob, num_frames = random_log_prob(11, 2, 9), torch.tensor([9, 5])
+    lm = TableLM(graph.vocabulary)
+    options = replace(OPTIONS, word_insertion_penalty=4.0)
+    results = RescoringPass(graph, options).decode(log_prob, num_frames, lm)
+    assert results == TorchFirstPass(graph, options).decode(log_prob, num_frames, lm)
+    assert not any(result.reached_final for result in results)
+    assert any(result.best is not None and result.best.lm_score < 0 for result in results)
+
+
+def test_rescoring_pass_without_a_language_model_is_the_torch_pass() -> None:
+    graph = random_graph(1)
+    log_prob, num_frames = random_log_prob(1, 2, 4), torch.tensor([4, 2])
+    expected = TorchFirstPass(graph, OPTIONS).decode(log_prob, num_frames)
+    assert RescoringPass(graph, OPTIONS).decode(log_prob, num_frames) == expected
+    kept = RescoringPass(graph, OPTIONS, keep_lattice=True).decode(log_prob, num_frames)
+    assert [replace(result, lattice=None) for result in kept] == expected
+    assert all(result.lattice is not None for result in kept)
+
+
 def test_word_beam_asks_the_language_model_less() -> None:
     graph = random_graph(11, num_states=30, num_arcs=150)
     log_prob, num_frames = random_log_prob(11, 1, 12), torch.tensor([12])
