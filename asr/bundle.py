@@ -14,6 +14,7 @@ from typing import Any
 from asr.bundle_manifest import FILE_NAME, read_manifest, write_manifest
 from asr.errors import AsrError
 from asr.graph.artefact import DecodingGraph
+from asr.lm.adapters import num_unlisted_words
 from asr.lm.ngram.file import load_ngram_lm, read_ngram_lm, save_ngram_lm
 from asr.lm.ngram.ngram_lm import NgramLM
 from asr.lm.rnn.network_file import read_network
@@ -75,9 +76,13 @@ class Bundle:
         """Refuses parts that do not belong together.
 
         Raises:
-            AsrError: the acoustic model has another number of outputs than the graph reads, or its input is another
-                than the features.
+            AsrError: the acoustic model has another number of outputs than the graph reads, its input is another than
+                the features, or a language model has none of the graph's words.
         """
+        rnn_lm: Any = None if self.rnn_lm is None else self.rnn_lm.network
+        for model in (self.small_ngram, self.large_ngram, rnn_lm):
+            if model is not None:
+                num_unlisted_words(model.vocabulary, self.graph.vocabulary)
         num_tokens = int(self.acoustic_model.network.num_tokens)  # type: ignore[arg-type]
         if num_tokens != len(self.graph.tokens):
             raise AsrError(
@@ -100,7 +105,8 @@ class Bundle:
             rnn_lm: recurrent model, as `read_rnn_lm` takes it.
 
         Raises:
-            AsrError: a file cannot be read, or the bundle lacks the n-gram model of its graph, which they replace.
+            AsrError: a file cannot be read, a model has none of the graph's words, or the bundle lacks the n-gram model
+                of its graph, which they replace.
         """
         if large_ngram is None and rnn_lm is None:
             return self
@@ -109,11 +115,13 @@ class Bundle:
                 f"bundle {self.name}: it does not have the n-gram model of its graph, whose place another language "
                 "model would take; make it again with 'asr bundle --small-ngram'."
             )
-        return replace(
+        bundle = replace(
             self,
             large_ngram=self.large_ngram if large_ngram is None else read_ngram_lm(large_ngram),
             rnn_lm=self.rnn_lm if rnn_lm is None else read_rnn_lm(rnn_lm),
         )
+        bundle.check()
+        return bundle
 
     def save(self, folder: str | Path, half_precision: bool = True, graph_file: Path | None = None) -> None:
         """Writes the bundle.

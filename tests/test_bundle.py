@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 
-from asr.bundle import Bundle
+from asr.bundle import Bundle, read_rnn_lm
 from asr.errors import AsrError
 from asr.graph.artefact import DecodingGraph
+from asr.lm.rnn.network_file import save_network
+from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
 from asr.text.tokens import TokenTable
+from asr.text.vocabulary import Vocabulary
 
 
 @pytest.fixture
@@ -89,6 +93,16 @@ def test_a_wrong_description_is_one_sentence(folder, change, message):
     with pytest.raises(AsrError, match=message) as caught:
         Bundle.load(folder)
     assert "\n" not in str(caught.value)
+
+
+def test_a_language_model_of_other_words_is_refused(folder, tmp_path):
+    other = RnnLm(Vocabulary(["pat", "kit"]), RnnLmConfig(embedding_size=4, hidden_size=4))
+    save_network(other, tmp_path / "rnn")
+    bundle = Bundle.load(folder)
+    with pytest.raises(AsrError, match=r"\('kit', ...\) has none of the \d+ words asked for .* language and case"):
+        bundle.with_language_models(rnn_lm=tmp_path / "rnn")
+    with pytest.raises(AsrError, match="has none of"):
+        replace(bundle, rnn_lm=read_rnn_lm(tmp_path / "rnn")).save(tmp_path / "bundle")
 
 
 def test_a_description_that_is_no_json(folder):

@@ -89,18 +89,12 @@ class MappedLM:
         self._lm = lm
         self._vocabulary = vocabulary
         self._word_map = vocabulary.map_to(lm.vocabulary).to(lm.start(0).device)
-        ordinary = self._word_map[len(SPECIAL_WORDS) :]
-        self.num_unlisted_words = int(ordinary.eq(UNK_ID).sum())
-        if 0 < len(ordinary) == self.num_unlisted_words:
-            raise AsrError(
-                f"The language model ({lm.vocabulary.words[-1]!r}, ...) has none of the {len(ordinary)} words asked "
-                f"for ({vocabulary.words[-1]!r}, ...); check that both are of one language and case."
-            )
+        self.num_unlisted_words = num_unlisted_words(lm.vocabulary, vocabulary)
         if self.num_unlisted_words:
             _LOGGER.warning(
                 "The language model lacks %d of %d words; they share the probability of its <unk>.",
                 self.num_unlisted_words,
-                len(ordinary),
+                len(vocabulary) - len(SPECIAL_WORDS),
             )
         self._share: Tensor | None = None
         if self.num_unlisted_words > 1:
@@ -128,3 +122,19 @@ class MappedLM:
     def mark_live(self, context_idx: Tensor) -> None:
         """Passes on which contexts (K,) the search still holds."""
         mark_live(self._lm, context_idx)
+
+
+def num_unlisted_words(model: Vocabulary, words: Vocabulary) -> int:
+    """How many of the words a language model with the vocabulary `model` lacks.
+
+    Raises:
+        AsrError: it lacks all of them.
+    """
+    ordinary = words.map_to(model)[len(SPECIAL_WORDS) :]
+    num_unlisted = int(ordinary.eq(UNK_ID).sum())
+    if 0 < len(ordinary) == num_unlisted:
+        raise AsrError(
+            f"The language model ({model.words[-1]!r}, ...) has none of the {num_unlisted} words asked for "
+            f"({words.words[-1]!r}, ...); check that both are of one language and case."
+        )
+    return num_unlisted
