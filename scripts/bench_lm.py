@@ -89,7 +89,7 @@ def quick(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     network = make_network(vocabulary, parts["train"], args, options)
     begin = time.monotonic()
     # Two steps make the optimiser's state (and compile, where asked); they are not counted.
-    training = train(network, parts["train"], max_seconds=10.0)
+    training = train(network, parts["train"], max_seconds=5.0)
     network.eval()
     tree = make_network(vocabulary, parts["train"], args, ROWS["sigmoid100"][0]).eval()
     rates, log_z = scoring_rates(network, tree, parts["test"].token_id, args.threads)

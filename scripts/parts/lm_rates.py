@@ -18,7 +18,7 @@ from asr.lm.word_scores import network_word_scores
 from parts import faster_rnnlm
 
 Rates = dict[str, int]
-_REPEATS = 3  # of what takes less than a second, on either side; the fastest counts
+_REPEATS = 2  # of what takes less than a second, on either side; the fastest counts
 
 
 class Clock:

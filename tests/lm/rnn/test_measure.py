@@ -43,6 +43,15 @@ def test_both_interpolations_are_at_least_as_good_as_the_better_model(
     assert log_linear["perplexity"] <= min(log_linear["network_perplexity"], log_linear["ngram_perplexity"]) * 1.01
 
 
+def test_the_normaliser_in_bfloat16_is_near_float32(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["lm", "rnn", "measure", str(folder / "lm"), "--text", str(folder / "text.txt")]
+    found = []
+    for precision in ("float32", "bfloat16"):
+        assert main([*command, "--normalizer-precision", precision]) == 0
+        found.append(json.loads(capsys.readouterr().out)["perplexity"])
+    assert 0 < abs(found[1] / found[0] - 1) < 1e-3
+
+
 def test_what_does_not_fit_is_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["lm", "rnn", "measure", str(folder / "lm"), "--ngram", str(folder / "2gram")]
     assert main(command) != 0
@@ -50,6 +59,7 @@ def test_what_does_not_fit_is_one_sentence(folder: Path, capsys: pytest.CaptureF
     short = [*command, "--text", str(folder / "text.txt"), "--log-linear-words", "1000"]
     assert main(short) != 0
     assert "lower --log-linear-words" in capsys.readouterr().err
-    (folder / "lm" / "words.txt").write_text("\n".join(reversed(WORDS)))
+    config = RnnLmConfig(embedding_size=8, hidden_size=8)
+    save_network(RnnLm(Vocabulary(reversed(WORDS)), config), folder / "lm")
     assert main([*command, "--text", str(folder / "text.txt")]) != 0
     assert "word list differs" in capsys.readouterr().err
