@@ -63,8 +63,9 @@ class Expansion:
         """
         end = self.trie.num_nodes
         begin = max(START, end - _NEWEST)
-        self.trie.hidden_row.index_fill_(0, others, 0)  # not to be found, and soon to be overwritten
+        self.trie.hidden_row.index_fill_(0, others, 0)  # for a moment, not to be found
         waiting = (self.trie.hidden_row[begin:end] < 0).nonzero().squeeze(1)
+        self.trie.hidden_row.index_fill_(0, others, -1)
         return waiting[-most:].add_(begin)
 
     def state_before(self, node: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
