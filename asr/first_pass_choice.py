@@ -6,6 +6,7 @@ import importlib
 
 import torch
 
+from asr.compiled_forms import imports
 from asr.decoding.first_pass import FirstPass
 from asr.decoding.options import DecodingOptions
 from asr.decoding.rescoring_pass import RescoringPass
@@ -14,7 +15,7 @@ from asr.errors import AsrError
 from asr.graph.artefact import DecodingGraph
 
 FIRST_PASSES = {
-    "auto": "k2 where it works, else torch",
+    "auto": "torch on CPUs, k2 on GPUs where it works, else torch",
     "k2": "k2's search; the language model rescores its lattice on the fly",
     "torch": "the search in torch; the language model rescores its lattice on the fly",
     "torch-search": "the same with the language model inside, deciding what is pruned: slower",
@@ -50,7 +51,9 @@ def build_first_pass(name: str, graph: DecodingGraph, options: DecodingOptions, 
 
 
 def default_first_pass(device: torch.device) -> str:
-    """`k2` where it imports and was built for the device, else `torch`."""
+    """The fastest that runs: on a CPU `torch` where its compiled loops run; else `k2` where it works, or `torch`."""
+    if device.type == "cpu" and imports("numba"):
+        return "torch"
     try:
         k2 = importlib.import_module("k2")
     except (ImportError, OSError, AttributeError):

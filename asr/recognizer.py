@@ -45,7 +45,7 @@ class Recognizer(nn.Module):
     Args:
         bundle: the trained parts.
         mode: `auto` (the first that the bundle has parts for), `on_the_fly`, `interpolated`, `large_ngram` or `ngram`.
-        first_pass: `auto` (k2 where it imports and the device supports it), `k2` or `torch`, whose lattices the
+        first_pass: `auto` (see `asr.first_pass_choice.default_first_pass`), `k2` or `torch`, whose lattices the
             language model rescores on the fly; or `torch-search`, with the language model inside the search, where it
             decides what is pruned: that takes several times as long.
         max_segment_seconds: longer recordings are cut at pauses into pieces of at most this length.
