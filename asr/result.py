@@ -62,7 +62,8 @@ class RecognitionResult:
         is_complete: False where no complete sentence survived the beam somewhere; the words then are the best
             unfinished path.
         times: of each stage.
-        cache: what the language model's caches did for this recording's batch; empty without a recurrent model.
+        cache: what the recurrent model's caches have done since it was loaded, this recording's batch included; empty
+            without one. With several workers, each counts for itself.
         lattices: of the recording's pieces, where they were kept; a piece without a complete sentence has none.
     """
 
@@ -136,6 +137,11 @@ def words_in_time(
     )
 
 
+def later_cache(*caches: dict[str, int | float]) -> dict[str, int | float]:
+    """Of counts that only grow those that were taken last; recordings are not recognized in their order."""
+    return max(caches, key=lambda cache: cache.get("num_queries", -1))
+
+
 def joined(pieces: Sequence[RecognitionResult], offsets: Sequence[float]) -> RecognitionResult:
     """The result of a recording from those of its pieces.
 
@@ -158,7 +164,7 @@ def joined(pieces: Sequence[RecognitionResult], offsets: Sequence[float]) -> Rec
         total=sum(piece.total for piece in pieces),
         is_complete=all(piece.is_complete for piece in pieces),
         times=times,
-        cache=pieces[-1].cache,
+        cache=later_cache(*(piece.cache for piece in pieces)),
         lattices=tuple(
             replace(one, begin=one.begin + offset, end=one.end + offset)
             for piece, offset in zip(pieces, offsets, strict=True)

@@ -24,6 +24,7 @@ from asr.evaluation.error_rate import score_transcripts
 from asr.evaluation.timing import StageTimes
 from asr.evaluation.transcripts import read_transcripts
 from asr.recognizer import Recognizer
+from asr.result import later_cache
 
 
 def main() -> int:
@@ -64,7 +65,7 @@ def compare(args: argparse.Namespace) -> int:
             print(f"{outcome.name.name}: {outcome.result.text}")
             hypotheses[outcome.name.stem] = tuple(outcome.result.text.split())
             times.add(outcome.result.times)
-            cache = outcome.result.cache
+            cache = later_cache(cache, outcome.result.cache)
         print(f"time: {times.format()}")
         print("\n".join(format_cache(cache)), end="\n" if cache else "")
         known = {name: words for name, words in references.items() if name in hypotheses}

@@ -204,3 +204,13 @@ print(repr(Recognizer.from_folder({str(tiny_bundle_folder)!r})(torch.zeros(8000)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "''"
+
+
+def test_counts_of_the_caches_are_the_latest(bundle):
+    sentences = [["PAT", "TWO"], *(3 * list(SENTENCES)), ["SICK", "SKIP"]]
+    recognizer = Recognizer(bundle, mode="on_the_fly", first_pass="torch", batch_seconds=1.5)
+    recording = torch.cat([tones(words, seed=9) for words in sentences])
+    recognizer.max_segment_seconds = 1.2
+    (result,) = recognizer(recording)
+    engine = recognizer._language_models[0].engine
+    assert result.cache["num_queries"] == engine.statistics().num_queries > 0

@@ -93,6 +93,7 @@ def _recognize(
     from asr.cli.recognizer_options import recognizer_from
     from asr.cli.transcription import appended, transcribe
     from asr.data.cut_lists import cut_text, cut_waveform, read_cuts
+    from asr.result import later_cache
 
     cuts = {cut.id: cut for cut in read_cuts([args.cuts])}
     done = _done_before(args)
@@ -102,7 +103,7 @@ def _recognize(
         print(f"{len(hypotheses)} of {len(cuts)} recordings are in {args.output} already.", file=sys.stderr)
     recognizer = recognizer_from(args)
     outcomes = transcribe(recognizer, todo, lambda name, rate: cut_waveform(cuts[name], rate))
-    times, cache, num_failed = StageTimes(), {}, 0
+    times, cache, num_failed = StageTimes(), dict[str, int | float](), 0
     console = Console(stderr=True)
     with appended(args.output) as output:
         shown = track(outcomes, "recognizing", total=len(todo), console=console, disable=not console.is_terminal)
@@ -116,7 +117,7 @@ def _recognize(
             else:
                 hypotheses[outcome.name] = tuple(word.text for word in outcome.result.words)
                 times.add(outcome.result.times)
-                cache = outcome.result.cache
+                cache = later_cache(cache, outcome.result.cache)
                 record.update(outcome.result.as_dict())
             if output is not None:
                 print(json.dumps(record, ensure_ascii=False), file=output, flush=True)

@@ -19,6 +19,7 @@ from asr.data.audio import read_audio
 from asr.errors import AsrError
 from asr.evaluation.cache_report import format_cache
 from asr.evaluation.timing import StageTimes
+from asr.result import later_cache
 
 NAME = "transcribe"
 HELP = """Turns audio files into words: WAV, FLAC, MP3, OGG, ... of any sampling rate, mono or stereo, of any length.
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.no_progress and console.is_terminal:
         outcomes = iter(track(outcomes, "transcribing", total=len(todo), console=console))
     failures: list[Outcome[Path]] = []
-    times, cache = StageTimes(), {}
+    times, cache = StageTimes(), dict[str, int | float]()
     with appended(args.output) as output:
         for outcome in outcomes:
             _write(outcome, output or sys.stdout, as_json=args.jsonl or args.output is not None)
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
                 if lattices is not None:
                     lattices.write(outcome.name, outcome.result)
                 times.add(outcome.result.times)
-                cache = outcome.result.cache
+                cache = later_cache(cache, outcome.result.cache)
     if args.statistics:
         print(f"{recognizer.first_pass_name} first pass, mode {recognizer.mode}: {times.format()}", file=sys.stderr)
         print("\n".join(format_cache(cache)), file=sys.stderr)
