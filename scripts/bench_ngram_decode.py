@@ -38,7 +38,7 @@ from asr.evaluation.error_rate import bootstrap_interval, score_transcripts
 from asr.evaluation.timing import StageTimes
 from asr.first_pass_choice import FIRST_PASSES, build_first_pass
 from asr.graph.artefact import DecodingGraph
-from asr.lm.adapters import MappedLM
+from asr.lm.adapters import MappedLM, mark_live
 from asr.lm.contract import LanguageModel
 from asr.lm.host_table import HostTable
 from asr.lm.interpolation import difference_lm
@@ -50,6 +50,7 @@ from asr.recognizer import Recognizer
 
 CPU = torch.device("cpu")
 REFERENCE = "trigram"
+_CACHE_BYTES = 1 << 30  # of each recurrent model
 
 
 @dataclass
@@ -67,6 +68,9 @@ class System:
         cpu = time.process_time()
         results = self.first_pass.decode(log_prob, num_frames, self.lm)
         cpu = time.process_time() - cpu
+        if self.lm is not None:
+            # No history is held from one batch to the next: caches may make room.
+            mark_live(self.lm, num_frames.new_empty(0))
         for name, result in zip(names, results, strict=True):
             self.words[name] = result.best.words if result.best is not None else ()
         return cpu
@@ -203,9 +207,11 @@ def _systems(bundle: Bundle, args: argparse.Namespace) -> dict[str, System]:
         own, rnn_weight = decoding_options(bundle, mode, {})
         network: Any = bundle.rnn_lm.network
         if share is None:
-            return System(first_pass(bundle.graph, own), language_models(bundle, mode, rnn_weight, CPU).model)
+            return System(
+                first_pass(bundle.graph, own), language_models(bundle, mode, rnn_weight, CPU, None, _CACHE_BYTES).model
+            )
         on_device, tables = with_host_tables(network, CPU, int(share * table_bytes(network)))
-        lm = difference_lm(MappedLM(RnnLM(on_device), small.vocabulary), small)
+        lm = difference_lm(MappedLM(RnnLM(on_device, capacity_bytes=_CACHE_BYTES), small.vocabulary), small)
         return System(first_pass(bundle.graph, own), lm, dict(tables))
 
     makers: dict[str, Callable[[], System]] = {
