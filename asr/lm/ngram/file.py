@@ -7,7 +7,6 @@ header names each array's place, type, length and CRC-32, and the length of the 
 from __future__ import annotations
 
 import json
-import os
 import struct
 import zlib
 from pathlib import Path
@@ -21,6 +20,7 @@ from asr.lm.ngram.arrays import NgramArrays
 from asr.lm.ngram.index import ArcIndex
 from asr.lm.ngram.ngram_lm import NgramLM
 from asr.text.vocabulary import SPECIAL_WORDS, Vocabulary
+from asr.whole_file import written_whole
 
 MAGIC = b"ASRNGRAM"
 VERSION = 1
@@ -35,7 +35,6 @@ def save_ngram_lm(lm: NgramLM, path: str | Path) -> None:
     Raises:
         AsrError: the file cannot be written, for want of space for instance.
     """
-    path = Path(path)
     arrays = {name: np.ascontiguousarray(tensor.cpu().numpy()) for name, tensor in lm.arrays.tensors().items()}
     words = "\n".join(lm.vocabulary.words[len(SPECIAL_WORDS) :]).encode()
     arrays["words"] = np.frombuffer(words, dtype=np.uint8)
@@ -49,16 +48,8 @@ def save_ngram_lm(lm: NgramLM, path: str | Path) -> None:
         header["arrays"][name] = [str(array.dtype), len(array), position, _crc(array)]
         position += array.nbytes
     header["num_bytes"] = position
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("wb") as stream:
-            _write(stream, header, arrays)
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise AsrError(f"{path}: the file cannot be written ({error.strerror}); make room and try again.") from error
+    with written_whole(Path(path)) as stream:
+        _write(stream, header, arrays)
 
 
 def load_ngram_lm(path: str | Path, verify: bool = True) -> NgramLM:

@@ -5,7 +5,6 @@ Shapes: M n-grams of one order, V words.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,6 +15,7 @@ from asr.errors import AsrError
 from asr.lm.ngram.arpa import LN_10, ArpaBlock, ArpaReader
 from asr.lm.ngram.trie import ROOT, FloatArray, IntArray, NgramTrie, find_sorted, pack
 from asr.text.vocabulary import BOS_ID, SPECIAL_WORDS, UNK_ID, Vocabulary
+from asr.whole_file import written_whole
 
 UNLISTED = -1
 NO_UNKNOWN_SCORE = np.float32(-100.0 * LN_10)
@@ -190,17 +190,8 @@ def write_arpa(trie: NgramTrie, path: str | Path) -> None:
     Raises:
         AsrError: the file cannot be written, for want of space for instance.
     """
-    path = Path(path)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("wb", buffering=1 << 20) as stream:
-            _write(trie, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise AsrError(f"{path}: the file cannot be written ({error.strerror}); make room and try again.") from error
+    with written_whole(Path(path)) as stream:
+        _write(trie, stream)
 
 
 def _write(trie: NgramTrie, stream: BinaryIO) -> None:
