@@ -5,8 +5,6 @@ Shapes: N streams, T frames, C acoustic tokens, K partial paths.
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
-
 import torch
 from torch import Tensor
 
@@ -17,17 +15,10 @@ from asr.decoding.search.frame_form import ChunkReader, chunk_reader
 from asr.decoding.search.frame_step import FrameStep
 from asr.decoding.search.search_graph import Searchable
 from asr.decoding.search.tokens import Tokens
+from asr.lm.adapters import ForgetfulLM
 from asr.lm.contract import LanguageModel
 
 _FRAMES_BETWEEN_MARKS = 16
-
-
-@runtime_checkable
-class ForgetfulLM(Protocol):
-    """A language model that may forget histories, but none that the search still holds."""
-
-    def mark_live(self, context_idx: Tensor) -> None:
-        """Declares live the contexts (K,), and those that `score` returns from now on."""
 
 
 class TokenSearch:
