@@ -1,4 +1,4 @@
-"""The linear layer of acoustic models."""
+"""The linear layer of acoustic models, and of what is behind recurrent layers."""
 
 from __future__ import annotations
 

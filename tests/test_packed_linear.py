@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from asr.am.packed_linear import PackedLinear
+from asr.packed_linear import PackedLinear
 
 
 @pytest.mark.parametrize("shape", [(7,), (1, 7), (2, 3, 7), (400, 7), (2, 0, 7)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from asr.am.packed_linear import PackedLinear
+from asr.packed_linear import PackedLinear
 
 
 def rotary_angles(num_frames: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from asr.am.attention import rotary_angles
 from asr.am.conformer_block import ConformerBlock
 from asr.am.frames import valid_frames
-from asr.am.packed_linear import PackedLinear
 from asr.am.subsampling import ConvSubsampling
 from asr.data.cmvn import UtteranceCmvn
+from asr.packed_linear import PackedLinear
 
 
 class Conformer(nn.Module):

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asr.am.attention import SelfAttention
-from asr.am.packed_linear import PackedLinear
+from asr.packed_linear import PackedLinear
 
 
 class ResidualSum(nn.Module):

@@ -7,9 +7,9 @@ from itertools import pairwise
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asr.am.packed_linear import PackedLinear
 from asr.data.cmvn import UtteranceCmvn
 from asr.data.splicing import Splice
+from asr.packed_linear import PackedLinear
 
 
 class SplicedDnn(nn.Module):

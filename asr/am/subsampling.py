@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asr.am.frames import valid_frames
-from asr.am.packed_linear import PackedLinear
+from asr.packed_linear import PackedLinear
 
 
 class ConvSubsampling(nn.Module):

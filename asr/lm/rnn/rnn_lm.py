@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asr.fixed_linear import FixedLinear
 from asr.lm.rnn.class_softmax import ClassSoftmaxOutput, default_num_classes
 from asr.lm.rnn.full_softmax import FullSoftmaxOutput
 from asr.lm.rnn.gru import GruLayer
@@ -23,6 +22,7 @@ from asr.lm.rnn.nce import NceOutput
 from asr.lm.rnn.output_layer import OutputLayer
 from asr.lm.rnn.simple_rnn import SimpleRnnLayer
 from asr.lm.rnn.token_streams import TokenBatch
+from asr.packed_linear import PackedLinear
 from asr.text.vocabulary import Vocabulary
 
 # From so many histories on, those that end in the same word share its part of the gates.
@@ -112,12 +112,11 @@ class RnnLm(nn.Module):
             else SimpleRnnLayer(size, width, config.cell, compute_dtype)
             for size in sizes[:-1]
         )
-        self.projection: nn.Linear | None = None
+        self.projection: PackedLinear | None = None
         self.hidden_size = width
         is_tied = config.tie_embeddings and config.output in ("nce", "full")
         if is_tied and width != config.embedding_size:
-            self.projection = nn.Linear(width, config.embedding_size)
-            self._fixed_projection = FixedLinear()
+            self.projection = PackedLinear(width, config.embedding_size)
             self.hidden_size = config.embedding_size
         self.state_size = config.num_layers * width + (self.hidden_size if self.projection is not None else 0)
         self.recurrent_size = config.num_layers * width
@@ -236,10 +235,8 @@ class RnnLm(nn.Module):
     def _project(self, hidden: Tensor) -> Tensor:
         if self.projection is None:
             return hidden
-        if torch.is_grad_enabled() or hidden.dim() > 2:
-            projected: Tensor = self.projection(hidden)
-            return projected
-        return self._fixed_projection(hidden, self.projection.weight, self.projection.bias)
+        projected: Tensor = self.projection(hidden)
+        return projected
 
 
 def build_output(
