@@ -13,12 +13,15 @@ from asr.bundle import Bundle
 from asr.checkpoint_file import read_checkpoint
 from asr.errors import AsrError
 from asr.registered_network import ACOUSTIC_MODEL_CLASSES, RegisteredNetwork, build_network
+from asr.text.tokens import TokenTable
 
 _AVERAGE_PREFIX = "average.network."
 
 
-def network_from_checkpoint(checkpoint: str | Path | Sequence[str | Path], recipe: str | Path) -> RegisteredNetwork:
-    """The averaged network of a training run, in evaluation mode.
+def network_from_checkpoint(
+    checkpoint: str | Path | Sequence[str | Path], recipe: str | Path
+) -> tuple[RegisteredNetwork, TokenTable]:
+    """The averaged network of a training run, in evaluation mode, and the tokens that it was trained for.
 
     Args:
         checkpoint: a `.ckpt` file that `asr fit` wrote; of several, states of one run or of runs that went on from it,
@@ -32,17 +35,22 @@ def network_from_checkpoint(checkpoint: str | Path | Sequence[str | Path], recip
     registered = build_network(class_name, arguments, ACOUSTIC_MODEL_CLASSES, str(recipe))
     checkpoints = [checkpoint] if isinstance(checkpoint, (str, Path)) else checkpoint
     mean: dict[str, Tensor] = {}
+    tables: list[TokenTable] = []
     for path in checkpoints:
+        content = read_checkpoint(path)
         try:
-            registered.network.load_state_dict(averaged_weights(path))
+            registered.network.load_state_dict(_averaged_weights(content, path))
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1].strip()
             raise AsrError(f"{path}: the weights do not fit the network of {recipe} ({reason}).") from error
         for name, value in registered.network.state_dict().items():
             share = value / len(checkpoints) if value.is_floating_point() else value
             mean[name] = mean[name] + share if name in mean and value.is_floating_point() else share.clone()
+        tables.append(TokenTable(_tokens(content, path), name=str(path)))
+        if tables[-1] != tables[0]:
+            raise AsrError(f"{path}: the checkpoint is for other tokens than {tables[0].name}; take one run's.")
     registered.network.load_state_dict(mean)
-    return registered
+    return registered, tables[0]
 
 
 def weights_and_tokens(source: str | Path) -> tuple[dict[str, Tensor], list[str]]:
@@ -68,15 +76,6 @@ def averaged_weights(checkpoint: str | Path) -> dict[str, Tensor]:
         AsrError: the file is missing, or was written by something else.
     """
     return _averaged_weights(read_checkpoint(checkpoint), checkpoint)
-
-
-def checkpoint_tokens(checkpoint: str | Path) -> list[str]:
-    """The tokens that the network in a checkpoint was trained for, blank first.
-
-    Raises:
-        AsrError: the file is missing, or was written by something else.
-    """
-    return _tokens(read_checkpoint(checkpoint), checkpoint)
 
 
 def _averaged_weights(content: dict[str, Any], checkpoint: str | Path) -> dict[str, Tensor]:

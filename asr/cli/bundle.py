@@ -98,17 +98,13 @@ def _acoustics(paths: list[Path], recipe: str | None) -> _Acoustics:
         return _Acoustics(bundle.acoustic_model, bundle.features, bundle.graph.tokens, bundle.decoding)
     if recipe is None:
         raise AsrError(f"{paths[0]}: a checkpoint needs --recipe, the YAML that it was trained from.")
-    from asr.am.checkpoint import checkpoint_tokens, network_from_checkpoint
+    from asr.am.checkpoint import network_from_checkpoint
 
-    network = network_from_checkpoint(paths, recipe)
+    network, tokens = network_from_checkpoint(paths, recipe)
     data = _mapping(Path(recipe)).get("data", {}).get("init_args", {})
     # Dither is noise for training.
     features = {name: data[name] for name in inspect.signature(Fbank).parameters if name in data and name != "dither"}
-    tables = [TokenTable(checkpoint_tokens(path), name=str(path)) for path in paths]
-    for table in tables[1:]:
-        if table != tables[0]:
-            raise AsrError(f"{table.name}: the checkpoint is for other tokens than {tables[0].name}; take one run's.")
-    return _Acoustics(network, RegisteredNetwork("Fbank", features, Fbank(**features)), tables[0], {})
+    return _Acoustics(network, RegisteredNetwork("Fbank", features, Fbank(**features)), tokens, {})
 
 
 def _ngram(path: str | None) -> NgramLM | None:

@@ -12,7 +12,7 @@ import yaml
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from asr.am.checkpoint import averaged_weights, checkpoint_tokens, network_from_checkpoint, weights_and_tokens
+from asr.am.checkpoint import averaged_weights, network_from_checkpoint, weights_and_tokens
 from asr.am.conformer import Conformer
 from asr.am.ctc_crf import CtcCrf
 from asr.am.lit_acoustic_model import LitAcousticModel
@@ -107,14 +107,14 @@ def test_the_checkpoint_gives_the_network_back(tmp_path: Path, data_arguments: d
     recipe = tmp_path / "am.yaml"
     section = {"class_path": "asr.am.conformer.Conformer", "init_args": NETWORK}
     recipe.write_text(yaml.safe_dump({"model": {"init_args": {"network": section}}}), encoding="utf-8")
-    registered = network_from_checkpoint(checkpoint, recipe)
+    registered, tokens = network_from_checkpoint(checkpoint, recipe)
     assert registered.class_name == "Conformer"
     assert not registered.network.training
     weights = averaged_weights(checkpoint)
     assert same(weights, registered.network.state_dict())
-    assert checkpoint_tokens(checkpoint) == ["<blk>", "AH", "B", "EY"]
+    assert list(tokens.tokens) == ["<blk>", "AH", "B", "EY"]
     other = fit(tmp_path / "b", data_arguments, max_epochs=1, initial_checkpoint=str(checkpoint))
-    mean = network_from_checkpoint([checkpoint, other], recipe).network.state_dict()
+    mean = network_from_checkpoint([checkpoint, other], recipe)[0].network.state_dict()
     for name, value in averaged_weights(other).items():
         expected = (value + weights[name]) / 2 if value.is_floating_point() else value
         torch.testing.assert_close(mean[name], expected)
