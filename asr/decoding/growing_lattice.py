@@ -19,6 +19,7 @@ from torch import Tensor
 
 from asr.decoding.options import DecodingOptions
 from asr.decoding.search.backtrace import Backtrace
+from asr.decoding.search.frame_form import lm_chunk_reader
 from asr.decoding.search.frame_step import FrameStep
 from asr.decoding.search.search_graph import ArcSet
 from asr.decoding.search.token_step import ArcWords
@@ -173,6 +174,12 @@ class LatticeFollower:
         stays = (known[place] == self._tokens.state).nonzero().squeeze(1)
         tokens = self._tokens.select(stays)
         tokens.state = order[place[stays]]
+        reader = None if self._lm is None else lm_chunk_reader("auto", part, self._options, self._lm, False)
+        if reader is not None:
+            frames, num = torch.zeros(1, num_frames, 1), torch.tensor([num_frames])
+            own = (tokens, frames, num, self._offset, self.backtrace, None)
+            self._tokens = reader.read(*own, collect=lambda alive: None)
+            return
         step = FrameStep(part, self._options, self._lm, self.backtrace, None)
         zero = torch.zeros(1, dtype=torch.int64, device=tokens.state.device)
         for _ in range(num_frames):

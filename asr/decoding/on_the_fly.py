@@ -1,8 +1,8 @@
 """Rescoring of a lattice by a language model, frame by frame as the lattice grows.
 
 A lattice state stands for all word histories that lead to it. Here it is split by history: what is alive at a frame
-is (lattice state, context index), and all words of a frame, of all utterances, are scored in one call. With no bound
-set the result is that of scoring every path of the lattice by itself.
+is (lattice state, context index), and the words of all utterances' next frames that have any are scored in one call.
+With no bound set the result is that of scoring every path of the lattice by itself.
 
 Shapes: N utterances, S lattice states.
 """

@@ -82,15 +82,15 @@ def read_frames(
             offset[0] = before
             frame_reach = no_beam
         path_begin[frame] = num
-        previous, path_arc = _with_room(previous, num + len(kept)), _with_room(path_arc, num + len(kept))
+        previous, path_arc = with_room(previous, num + len(kept)), with_room(path_arc, num + len(kept))
         state, score = np.empty(len(kept), dtype=np.int64), np.empty(len(kept), dtype=np.float32)
         for i in range(len(kept)):
             state[i], score[i] = new_state[kept[i]], new_score[kept[i]]
             previous[num + i], path_arc[num + i] = first + source[kept[i]], arc[kept[i]]
         if reach >= 0:
             room = num_losers + len(arc)
-            src, dst = _with_room(src, room), _with_room(dst, room)
-            lost_arc, lost_by = _with_room(lost_arc, room), _with_room(lost_by, room)
+            src, dst = with_room(src, room), with_room(dst, room)
+            lost_arc, lost_by = with_room(lost_arc, room), with_room(lost_by, room)
             path = np.full(len(arc), -1, dtype=np.int64)
             # As everywhere in the search, what falls behind its beam is gone, unless so few survive that worse ones do.
             lowest = -beam
@@ -150,7 +150,7 @@ def _losses(previous: Any, path_begin: Any, src: Any, dst: Any, lost_by: Any, lo
 
 
 @compiled
-def _with_room(array: Any, size: int) -> Any:
+def with_room(array: Any, size: int) -> Any:
     """The array, or a larger one that begins with it."""
     if size <= len(array):
         return array

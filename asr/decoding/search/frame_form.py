@@ -12,7 +12,6 @@ from asr.compiled_forms import imports, kernels_run
 from asr.decoding.lattice.records import LatticeRecords
 from asr.decoding.options import DecodingOptions
 from asr.decoding.search.backtrace import Backtrace
-from asr.decoding.search.compiled_lm_frame import CompiledLmFrame
 from asr.decoding.search.search_graph import Searchable
 from asr.decoding.search.tokens import Tokens
 from asr.errors import AsrError
@@ -64,7 +63,7 @@ class ChunkReader(Protocol):
             offset: (N,) float64, what relative scores lack; changed in place.
             backtrace: takes the records.
             lattice: takes what else belongs to a lattice, or None.
-            collect: called now and then where the backtrace is due, with what is alive, to renumber its records.
+            collect: called now and then, always where the backtrace is due, with what is alive: may renumber records.
 
         Returns:
             What is alive behind the last frames.
@@ -114,18 +113,20 @@ def frame_halves(form: str, graph: Searchable, options: DecodingOptions, has_lm:
     return GpuFrame(graph, FrameLimits(options, has_lm, device))
 
 
-def lm_frame(
-    form: str, graph: Searchable, options: DecodingOptions, lm: LanguageModel, backtrace: Backtrace
-) -> CompiledLmFrame | None:
-    """What runs a frame with a language model where no lattice is kept; None where its halves or tensors do.
-
-    Other arguments as of `frame_halves`.
-    """
+def lm_chunk_reader(
+    form: str, graph: Searchable, options: DecodingOptions, lm: LanguageModel, keeps_lattice: bool
+) -> ChunkReader | None:
+    """What reads whole chunks with a language model; None where frames are read one by one, as for `chunk_reader`."""
+    limited = options.max_contexts_per_state is not None
+    is_on_cpu = graph.final_score.device.type == "cpu"
+    if not is_on_cpu or keeps_lattice or limited or graph.epsilon is not None:
+        return None
     if chosen_form(form, graph.final_score.device) != "loops":
         return None
-    from asr.decoding.search import lm_frame_kernel
+    from asr.decoding.search import lm_chunk_kernel
+    from asr.decoding.search.compiled_lm_chunk import CompiledLmChunk
 
-    return CompiledLmFrame(lm_frame_kernel, graph, options, lm, backtrace)
+    return CompiledLmChunk(lm_chunk_kernel, graph, options, lm)
 
 
 def chunk_reader(form: str, graph: Searchable, options: DecodingOptions, keeps_lattice: bool) -> ChunkReader | None:

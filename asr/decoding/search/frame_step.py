@@ -11,9 +11,8 @@ from torch import Tensor
 from asr.decoding.lattice.records import LatticeRecords
 from asr.decoding.options import DecodingOptions
 from asr.decoding.search.backtrace import Backtrace
-from asr.decoding.search.compiled_lm_frame import CompiledLmFrame
 from asr.decoding.search.cut_off import best_score, survivors
-from asr.decoding.search.frame_form import FrameHalves, frame_halves, lm_frame
+from asr.decoding.search.frame_form import FrameHalves, frame_halves
 from asr.decoding.search.search_graph import ArcSet, Searchable
 from asr.decoding.search.token_step import NOT_REACHED, best_of_group, expand, recombine
 from asr.decoding.search.tokens import Candidates, Tokens
@@ -45,9 +44,6 @@ class FrameStep:
         self._lattice = lattice
         self._table: Tensor | None = None
         self._halves = frame_halves(form, graph, options, lm is not None)
-        self._lm_frame: CompiledLmFrame | None = None
-        if lm is not None and lattice is None and options.max_contexts_per_state is None:
-            self._lm_frame = lm_frame(form, graph, options, lm, backtrace)
 
     def read(self, tokens: Tokens, log_prob: Tensor, frame_begin: Tensor, offset: Tensor) -> Tokens:
         """Reads a frame.
@@ -58,8 +54,6 @@ class FrameStep:
             frame_begin: (N,) int64, where the stream's frame begins in `log_prob`.
             offset: (N,) float64, what relative scores lack; changed in place.
         """
-        if self._lm_frame is not None:
-            return self.follow_epsilons(self._lm_frame.read(tokens, log_prob, frame_begin, offset), offset)
         if self._halves is not None:
             # Triton launches on the current device.
             with torch.cuda.device_of(offset):

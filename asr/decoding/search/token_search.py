@@ -11,7 +11,7 @@ from torch import Tensor
 from asr.decoding.lattice.records import LatticeRecords
 from asr.decoding.options import DecodingOptions
 from asr.decoding.search.backtrace import Backtrace
-from asr.decoding.search.frame_form import ChunkReader, chunk_reader
+from asr.decoding.search.frame_form import ChunkReader, chunk_reader, lm_chunk_reader
 from asr.decoding.search.frame_step import FrameStep
 from asr.decoding.search.search_graph import Searchable
 from asr.decoding.search.tokens import Tokens
@@ -31,7 +31,8 @@ class TokenSearch:
         backtrace: where the paths are remembered.
         lattice: where the alternatives are remembered, or None.
         form: in which form frames run, see `TorchFirstPass`.
-        reader: what reads whole chunks, made before for a search of the same graph and options that has ended, or None.
+        reader: what reads whole chunks without a language model, made before for a search of the same graph and options
+            that has ended, or None.
     """
 
     def __init__(
@@ -51,7 +52,9 @@ class TokenSearch:
         self._lattice = lattice
         self._step = FrameStep(graph, options, lm, backtrace, lattice, form)
         self.reader = reader
-        if reader is None and lm is None:
+        if lm is not None:
+            self.reader = lm_chunk_reader(form, graph, options, lm, lattice is not None)
+        elif reader is None:
             self.reader = chunk_reader(form, graph, options, lattice is not None)
         self._device = graph.final_score.device
         self._tokens = Tokens.none(self._device)
@@ -100,7 +103,7 @@ class TokenSearch:
             with torch.cuda.device_of(offset):
                 tokens = self.reader.read(
                     *(tokens, log_prob, num_frames, offset, self._backtrace, self._lattice),
-                    collect=lambda alive: self._collect([*waiting, alive]),
+                    collect=lambda alive: self._tell([*waiting, alive]),
                 )
             max_frames = 0
         ends = set(num_frames.tolist())
@@ -113,9 +116,8 @@ class TokenSearch:
                 tokens = tokens.select(going.nonzero().squeeze(1))
             if not len(tokens):
                 break
-            if frame % _FRAMES_BETWEEN_MARKS == 0:
-                self._mark_live([*waiting, tokens])
-            self._collect([*waiting, tokens])
+            if self._backtrace.is_due or frame % _FRAMES_BETWEEN_MARKS == 0:
+                self._tell([*waiting, tokens])
             tokens = self._step.read(tokens, flat, row_begin + frame * num_columns, offset)
         tokens.stream = stream.index_select(0, tokens.stream)
         self._score_offset[stream] = offset
@@ -146,11 +148,10 @@ class TokenSearch:
         self._tokens = self._tokens.select((self._tokens.stream != stream).nonzero().squeeze(1))
         self._free_streams.append(stream)
 
-    def _mark_live(self, parts: list[Tokens]) -> None:
+    def _tell(self, parts: list[Tokens]) -> None:
+        """Tells the language model and the back-pointers, where these are due, what is alive."""
         if self._forgetful_lm is not None:
             self._forgetful_lm.mark_live(torch.cat([part.context_idx for part in parts]))
-
-    def _collect(self, parts: list[Tokens]) -> None:
         if self._backtrace.is_due:
             records = self._backtrace.collect(torch.cat([part.record for part in parts]))
             for part, record in zip(parts, torch.split(records, [len(part) for part in parts]), strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from asr.decoding.search.search_graph import SearchGraph
 from asr.decoding.search.token_search import TokenSearch
 from asr.decoding.search.tokens import Tokens
 from tests.decoding.random_graphs import random_graph, random_log_prob
+from tests.reference.table_lm import TableLM
 
 NUM_FRAMES = torch.tensor([5, 0, 11, 11, 1])
 
@@ -46,8 +47,46 @@ def test_loops(frames_at_once: int, beam: float, limits: tuple[int, int], monkey
     assert len(_check_same_paths("loops", beam, limits, monkeypatch)) == 2
 
 
+@pytest.mark.parametrize("word_beam", [None, 0.2])
+@pytest.mark.parametrize(("beam", "limits"), [(6.0, (3, 12)), (float("inf"), (0, 500)), (0.3, (8, 9)), (1.0, (0, 5))])
+def test_loops_with_a_language_model(
+    beam: float, limits: tuple[int, int], word_beam: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numba")
+    from asr.decoding.search.compiled_lm_chunk import CompiledLmChunk
+
+    readers = _check_same_paths("loops", beam, limits, monkeypatch, with_lm=True, word_beam=word_beam)
+    assert [type(reader) for reader in readers] == 2 * [CompiledLmChunk]
+
+
+def test_streams_ask_together() -> None:
+    pytest.importorskip("numba")
+    # One state; the second token says a word. Two streams hear it, at different frames, one of them twice.
+    graph = replace(
+        random_graph(0, num_states=1, num_arcs=2, num_tokens=2, num_words=1),
+        token_id=torch.tensor([0, 1], dtype=torch.int32),
+        word_begin=torch.tensor([0, 0, 1]),
+        word_id=torch.tensor([4], dtype=torch.int32),
+    )
+    log_prob = torch.tensor([0.0, -20.0]).repeat(3, 6, 1)
+    for utt, frame in ((0, 1), (2, 2), (2, 4)):
+        log_prob[utt, frame] = torch.tensor([-20.0, 0.0])
+    options = DecodingOptions(search_beam=8.0, min_active_states=0)
+    lm = TableLM(graph.vocabulary)
+    search = TokenSearch(SearchGraph(graph, options), options, lm, Backtrace(graph.device), form="loops")
+    search.advance(search.start(torch.zeros(3, dtype=torch.int64)), log_prob, torch.tensor([6, 6, 5]))
+    histories = [lm.history_of(int(search.alive(utt)[0].context_idx[0])) for utt in range(3)]
+    assert [len(history) - 1 for history in histories] == [1, 0, 2]
+    assert lm.num_calls == 2
+
+
 def _check_same_paths(
-    form: str, beam: float, limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    form: str,
+    beam: float,
+    limits: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+    with_lm: bool = False,
+    word_beam: float | None = None,
 ) -> list[ChunkReader]:
     """In one chunk and in several, records collected on the way; gives the readers."""
     monkeypatch.setattr(Backtrace, "is_due", property(lambda self: self.num_records > 200))
@@ -55,13 +94,16 @@ def _check_same_paths(
     log_prob = random_log_prob(5, 5, 11)
     log_prob[2, :, 1] = -torch.inf
     log_prob[3, 6] = -torch.inf
-    options = DecodingOptions(search_beam=beam, min_active_states=limits[0], max_active_states=limits[1])
+    options = DecodingOptions(
+        search_beam=beam, min_active_states=limits[0], max_active_states=limits[1], word_beam=word_beam
+    )
     searched = SearchGraph(graph, options)
+    lm = TableLM(graph.vocabulary, num_history_words=2) if with_lm else None
     found = []
     readers: list[ChunkReader] = []
     for own_form, cuts in (("tensor", [11]), (form, [11]), (form, [2, 9])):
         backtrace = Backtrace(graph.device)
-        search = TokenSearch(searched, options, None, backtrace, form=own_form)
+        search = TokenSearch(searched, options, lm, backtrace, form=own_form)
         assert (search.reader is None) == (own_form == "tensor")
         stream = search.start(torch.zeros(5, dtype=torch.int64))
         begin = 0
