@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -12,6 +11,7 @@ from lhotse import CutSet
 from lhotse.dataset import DynamicBucketingSampler
 from torch.utils.data import DataLoader
 
+from asr.data.bucketing import bucket_sampler, epoch_to_draw
 from asr.data.cmvn import GlobalCmvn
 from asr.data.cut_lists import LeftOut, hold_out_speakers, read_cuts, select_usable
 from asr.data.dataset import AcousticBatch, AcousticDataset, WaveformCache
@@ -192,8 +192,7 @@ class AcousticDataModule(pl.LightningDataModule):
         """Shuffled, augmented batches."""
         loader = self._loader("train", self.train_dataset, shuffle=True)
         if self.trainer is not None:
-            # Lightning sets the sampler's epoch itself, but after a resume only when the first batch is drawn already.
-            loader.sampler.set_epoch(self.trainer.current_epoch)  # type: ignore[attr-defined]
+            loader.sampler.set_epoch(epoch_to_draw(self.trainer))  # type: ignore[attr-defined]
         return loader
 
     def val_dataloader(self) -> DataLoader[AcousticBatch] | list[Any]:
@@ -252,20 +251,9 @@ class AcousticDataModule(pl.LightningDataModule):
             self.features.limit_gigabytes(self.memory_gb - self.waveforms.gigabytes)
 
     def _sampler(self, split: Split, shuffle: bool) -> DynamicBucketingSampler:
-        cuts = self._split(split)
-        with warnings.catch_warnings():
-            # lhotse warns that cuts in memory forgo the savings of lazy ones.
-            warnings.filterwarnings(
-                "ignore", message="You are using DynamicBucketingSampler with an eagerly read CutSet"
-            )
-            return DynamicBucketingSampler(
-                cuts,
-                max_duration=self.max_batch_duration,
-                max_cuts=self.max_batch_cuts,
-                num_buckets=max(1, min(self.num_buckets, len(cuts) // 2)),
-                shuffle=shuffle,
-                seed=self.seed,
-            )
+        return bucket_sampler(
+            self._split(split), self.max_batch_duration, self.max_batch_cuts, self.num_buckets, shuffle, self.seed
+        )
 
     def _loader(self, split: Split, dataset: AcousticDataset, shuffle: bool) -> DataLoader[AcousticBatch]:
         return DataLoader(
