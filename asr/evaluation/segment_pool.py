@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from asr.am.ctc_alignment import align_ctc
 from asr.errors import AsrError
-from asr.evaluation.ctc_alignment import align_ctc
 from asr.text.tokens import BLANK_ID, TokenTable
 
 # In a file, a log-probability is a multiple of -1/4, of which -12 is the least.
@@ -68,9 +69,15 @@ class SegmentPool:
         frames, aligned, length, parts = [], [], [], []
         for log_prob, words in utterances:
             phones = np.array([token for word in words for token in tokens.ids_of(word)], dtype=np.int64)
-            path = align_ctc(log_prob, phones.tolist())
-            if path is None or not len(phones):
+            position, found = align_ctc(
+                torch.from_numpy(log_prob)[None],
+                torch.tensor([len(log_prob)]),
+                torch.from_numpy(phones)[None],
+                torch.tensor([len(phones)]),
+            )
+            if not found or not len(phones):
                 continue
+            path = position[0].numpy()
             first = np.array([np.flatnonzero(path == position)[0] for position in range(len(phones))])
             bounds = np.concatenate(([0], first, [len(path)]))
             context = np.concatenate(([BLANK_ID, BLANK_ID], phones, [BLANK_ID]))

@@ -1,24 +1,21 @@
-"""Forced alignment against all paths written out; pools of segments and what is simulated from them."""
+"""Pools of segments, and what is simulated from them."""
 
 from __future__ import annotations
 
-import itertools
 import runpy
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from asr.errors import AsrError
-from asr.evaluation.ctc_alignment import align_ctc
 from asr.evaluation.segment_pool import SegmentPool
 from asr.evaluation.simulated_frames import FrameSimulator, simulate
 from asr.evaluation.simulation_folder import SimulationFolder, choose_sentences
 from asr.text.lexicon import Lexicon
 from asr.text.tokens import TokenTable
+from tests.reference.ctc_paths import collapsed
 
 TOKENS = TokenTable(["A", "B"])
 LEXICON = Lexicon({"AB": [("A", "B")], "BA": [("B", "A")]})
@@ -27,28 +24,6 @@ LEXICON = Lexicon({"AB": [("A", "B")], "BA": [("B", "A")]})
 def random_frames(seed: int, num_frames: int) -> np.ndarray:
     score = np.random.default_rng(seed).normal(size=(num_frames, 3))
     return (score - np.log(np.exp(score).sum(1, keepdims=True))).astype(np.float32)
-
-
-def collapsed(labels: tuple[int, ...]) -> list[int]:
-    return [label for label, _ in itertools.groupby(labels) if label]
-
-
-@settings(max_examples=30)
-@given(seed=st.integers(0, 10**6), num_frames=st.integers(1, 6), phones=st.lists(st.integers(1, 2), max_size=3))
-def test_alignment_is_the_best_of_all_paths(seed: int, num_frames: int, phones: list[int]) -> None:
-    log_prob = random_frames(seed, num_frames)
-    paths = [path for path in itertools.product(range(3), repeat=num_frames) if collapsed(path) == phones]
-    found = align_ctc(log_prob, phones)
-    if not paths:
-        assert found is None
-        return
-    assert found is not None
-    labels = tuple(0 if position < 0 else phones[position] for position in found)
-    assert collapsed(labels) == phones
-    assert list(dict.fromkeys(int(position) for position in found if position >= 0)) == list(range(len(phones)))
-    frames = np.arange(num_frames)
-    best = max(log_prob[frames, list(path)].sum() for path in paths)
-    assert log_prob[frames, list(labels)].sum() == pytest.approx(best, abs=1e-5)
 
 
 def pool() -> SegmentPool:
