@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_IGNORED = -100
+# The label of frames that are no training examples.
+IGNORED = -100
 
 
 def even_alignment(
@@ -31,7 +32,7 @@ def even_alignment(
         threshold: see above.
     """
     level = F.adaptive_avg_pool1d(features.float().mean(-1)[:, None], max_frames)[:, 0]  # (N, T')
-    alignment = torch.full(level.shape, _IGNORED, dtype=torch.int64, device=features.device)
+    alignment = torch.full(level.shape, IGNORED, dtype=torch.int64, device=features.device)
     for i, (frames, count) in enumerate(zip(num_frames.tolist(), num_tokens.tolist(), strict=True)):
         own = level[i, :frames]
         if not frames or not count:
@@ -44,6 +45,15 @@ def even_alignment(
     return alignment
 
 
-def frame_cross_entropy(log_prob: Tensor, alignment: Tensor) -> Tensor:
-    """Mean over real frames of minus their token's log-probability; log_prob (N, T', C), alignment (N, T') -> ()."""
-    return F.nll_loss(log_prob.flatten(0, 1), alignment.flatten(), ignore_index=_IGNORED)
+def frame_cross_entropy(log_prob: Tensor, alignment: Tensor, log_prior: Tensor | None = None) -> Tensor:
+    """Mean over real frames of minus their token's log-probability, ().
+
+    Args:
+        log_prob: (N, T', C).
+        alignment: (N, T') int64.
+        log_prior: (C,) how frequent each token's frames are. With it `log_prob` learns posterior over prior, but for a
+            constant: what a search takes from hybrid systems, so that frequent tokens are not counted twice.
+    """
+    if log_prior is not None:
+        log_prob = (log_prob + log_prior).log_softmax(-1)
+    return F.nll_loss(log_prob.flatten(0, 1), alignment.flatten(), ignore_index=IGNORED)

@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asr.am.checkpoint import weights_and_tokens
-from asr.am.flat_start import even_alignment, frame_cross_entropy
+from asr.am.flat_start import IGNORED, even_alignment, frame_cross_entropy
 from asr.am.greedy import greedy_tokens
 from asr.am.network import AcousticNetwork
 from asr.am.objective import Objective
 from asr.am.optimizer import adamw
 from asr.am.schedule import warmup_cosine
+from asr.am.teacher_alignment import TeacherAlignment
 from asr.am.transfer import transfer_weights
 from asr.am.weight_average import WeightAverage
 from asr.errors import AsrError
@@ -41,7 +42,11 @@ class LitAcousticModel(pl.LightningModule):
         length_multiple: training batches are padded to a multiple of so many frames.
         initial_checkpoint: start from the averaged weights of this checkpoint of `asr fit`, or from the network of this
             bundle's folder; its tokens may be others.
+        teacher: train on frame cross-entropy, with the alignments of this bundle's network, instead of on the
+            objective, which validation still shows; see `asr.am.teacher_alignment`.
     """
+
+    token_frames: Tensor
 
     def __init__(
         self,
@@ -57,6 +62,7 @@ class LitAcousticModel(pl.LightningModule):
         flat_start_steps: int = 0,
         length_multiple: int = 64,
         initial_checkpoint: str | None = None,
+        teacher: str | None = None,
     ) -> None:
         super().__init__()
         self.network: AcousticNetwork = network  # type: ignore[assignment]
@@ -71,6 +77,11 @@ class LitAcousticModel(pl.LightningModule):
         self.initial_checkpoint = initial_checkpoint
         self.flat_start_steps = flat_start_steps
         self.length_multiple = length_multiple
+        self.teacher = teacher
+        self._teacher_alignment: TeacherAlignment | None = None
+        if teacher is not None:
+            # Frames of each token so far; one each at first, so that no prior is 0.
+            self.register_buffer("token_frames", torch.ones(self.network.num_tokens))
         self._errors: ErrorCounts = NO_ERRORS
         self._rng_state: Tensor | None = None
         self._is_resumed = False
@@ -97,6 +108,8 @@ class LitAcousticModel(pl.LightningModule):
             weights, weight_tokens = weights_and_tokens(self.initial_checkpoint)
             for network in (self.network, self.average.network):
                 transfer_weights(network, data.token_table.tokens, weights, weight_tokens)  # type: ignore[arg-type]
+        if self.teacher is not None:
+            self._teacher_alignment = TeacherAlignment(self.teacher, data.token_table.tokens, data.feature_dim)
         # The loader draws from the generator before the epoch's hooks are called, so the state is restored here.
         self._restore_rng_state()
         self.objective.prepare([data.tokenizer.encode(text.split())[0] for text in texts])
@@ -107,13 +120,21 @@ class LitAcousticModel(pl.LightningModule):
         features = F.pad(batch["features"], (0, 0, 0, -batch["features"].shape[1] % self.length_multiple))
         outputs, num_frames = self.network.all_outputs(features, batch["num_frames"])
         num_tokens = batch["num_tokens"].sum().clamp(min=1)
+        targets = (batch["tokens"], batch["num_tokens"])
         if self.global_step < self.flat_start_steps:
-            alignment = even_alignment(features, num_frames, batch["tokens"], batch["num_tokens"], outputs[-1].shape[1])
+            alignment = even_alignment(features, num_frames, *targets, outputs[-1].shape[1])
             loss = torch.stack([frame_cross_entropy(out, alignment) for out in outputs]).mean()
             self.log("flat_start_loss", loss.detach(), prog_bar=True, on_step=True, on_epoch=False)
             return loss
-        targets = (batch["tokens"], batch["num_tokens"])
-        losses = [self.objective(out, num_frames, *targets).sum() / num_tokens for out in outputs]
+        if self._teacher_alignment is not None:
+            factor = self.network.subsampling_factor
+            shape = (num_frames, outputs[-1].shape[1])
+            alignment = self._teacher_alignment(features, batch["num_frames"], *targets, factor, *shape)
+            self.token_frames += alignment[alignment != IGNORED].bincount(minlength=len(self.token_frames))
+            log_prior = (self.token_frames / self.token_frames.sum()).log()
+            losses = [frame_cross_entropy(out, alignment, log_prior) for out in outputs]
+        else:
+            losses = [self.objective(out, num_frames, *targets).sum() / num_tokens for out in outputs]
         loss = losses[-1]
         self.log("train_loss", loss.detach(), prog_bar=True, on_step=True, on_epoch=False, batch_size=len(num_frames))
         if len(losses) > 1:
