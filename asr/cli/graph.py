@@ -20,6 +20,7 @@ from asr.graph.topology import TOPOLOGIES
 from asr.lm.ngram.ngram_lm import NgramLM
 from asr.text.lexicon import Lexicon
 from asr.text.tokens import TokenTable
+from asr.whole_file import whole_path
 
 NAME = "graph"
 HELP = """\
@@ -113,13 +114,8 @@ def run(args: argparse.Namespace) -> int:
         graph = phone_graph.finish()
         report.sizes["decoding graph"] = (graph.num_states, graph.num_arcs)
         status.update("writing")
-        partial = args.output.with_name(args.output.name + ".partial")
-        try:
+        with whole_path(args.output) as partial:
             (graph if args.finished else phone_graph).save(partial)
-            partial.replace(args.output)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise AsrError(f"{args.output}: the graph cannot be written ({error.strerror}); make room.") from error
     list_file = _write_unpronounced(args.output, report)
     summary = {
         "output": str(args.output),

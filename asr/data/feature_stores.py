@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from asr.errors import AsrError
+from asr.whole_file import whole_path
 
 _CONFIG_NAME = "fbank.json"
 
@@ -94,16 +95,9 @@ class FeatureFolder:
 
     def put(self, key: str, features: Tensor) -> None:
         path = self._path(key)
-        partial = path.with_name(f".{os.getpid()}.{path.name}")
-        try:
+        with whole_path(path) as partial:
             path.parent.mkdir(exist_ok=True)
             np.save(partial, features.numpy())
-            partial.replace(path)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise AsrError(
-                f"{path}: the features cannot be stored ({error.strerror}); make room or drop feature_dir."
-            ) from error
 
     def _path(self, key: str) -> Path:
         # 256 folders: a corpus has hundreds of thousands of utterances, and their ids may hold a slash.

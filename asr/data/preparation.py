@@ -17,6 +17,7 @@ from lhotse.audio import AudioSource
 from asr.data.audio import inspect_audio
 from asr.data.corpus import Corpus, Skipped, Utterance
 from asr.errors import AsrError
+from asr.whole_file import whole_path
 
 Progress = Callable[[int, int], None]
 """Called with (files done, files in all)."""
@@ -111,11 +112,11 @@ def prepare_part(
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
         report_path.unlink(missing_ok=True)
-        with _atomic(cuts_path) as path:
+        with whole_path(cuts_path) as path:
             CutSet.from_cuts(cuts).to_file(path)
-        with _atomic(text_path) as path:
+        with whole_path(text_path) as path:
             path.write_text("".join(f"{cut.supervisions[0].text}\n" for cut in cuts), encoding="utf-8")
-        with _atomic(report_path) as path:
+        with whole_path(report_path) as path:
             path.write_text(report.to_json() + "\n", encoding="utf-8")
     except OSError as error:
         raise AsrError(
@@ -135,7 +136,7 @@ def copy_lexicon(corpus: Corpus, corpus_dir: Path, output_dir: Path) -> Path | N
         return None
     target = output_dir / lexicon.name
     try:
-        with _atomic(target) as path:
+        with whole_path(target) as path:
             shutil.copyfile(lexicon, path)
     except OSError as error:
         raise AsrError(f"{target}: the corpus's lexicon cannot be copied ({error.strerror}).") from error
@@ -174,15 +175,3 @@ def _cut_or_reason(utterance: Utterance) -> MonoCut | Skipped:
         recording=recording,
         supervisions=[supervision],
     )
-
-
-@contextmanager
-def _atomic(path: Path) -> Iterator[Path]:
-    """A name to write to that becomes `path` once the block has ended well."""
-    # The process id comes first: lhotse goes by the suffix.
-    partial = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

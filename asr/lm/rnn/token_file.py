@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from asr.errors import AsrError
 from asr.text.vocabulary import EOS_ID, Vocabulary
+from asr.whole_file import written_whole
 
 _WORDS_PER_WRITE = 1 << 20
 
@@ -53,14 +54,11 @@ class TokenFile:
             if found.pop("fingerprint") == key:
                 return cls(np.memmap(path, dtype=np.int32, mode="r"), TokenCounts(**found))
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        with partial.open("wb") as out:
+        with written_whole(path) as out:
             counts = _write_tokens(_sentences(texts, transcripts), vocabulary, out)
-        if counts.num_words == 0:
-            partial.unlink()
-            names = ", ".join(str(text) for text in (*texts, *transcripts)) or "no file given"
-            raise AsrError(f"The language model text is empty ({names}); it needs one sentence a line.")
-        partial.replace(path)
+            if counts.num_words == 0:
+                names = ", ".join(str(text) for text in (*texts, *transcripts)) or "no file given"
+                raise AsrError(f"The language model text is empty ({names}); it needs one sentence a line.")
         counts_path.write_text(json.dumps({**asdict(counts), "fingerprint": key}), encoding="utf-8")
         return cls(np.memmap(path, dtype=np.int32, mode="r"), counts)
 
