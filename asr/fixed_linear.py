@@ -1,7 +1,8 @@
 """The product of a linear layer whose weights stay as they are, without gradient.
 
-On a CPU the weights are kept in the form that oneDNN's kernels read. Given plain weights, torch arranges them anew at
-each call or leaves them to MKL, which on processors of other makers does without most of their instructions.
+On a CPU the weights are kept in the form that oneDNN's kernels read, and, where few rows are multiplied, in one for a
+loop of our own (`half_product`). Given plain weights, torch arranges them anew at each call or leaves them to MKL,
+which on processors of other makers does without most of their instructions.
 
 Shapes: Q rows, I inputs, O outputs.
 """
@@ -14,9 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asr.half_product import half_product
+
 _Product = Callable[[Tensor], Tensor]
 # Fewer rows are multiplied as fast by plain weights.
 _FEWEST_ROWS = 2
+# Up to so many the loop is as fast as oneDNN or faster; torch 1.13 does not get at all that oneDNN can do.
+_FEW_ROWS = 256 if torch.__version__.startswith("1.") else 16
 # For so many rows it is worth to arrange weights anew at each call.
 _MANY_ROWS = 192
 
@@ -28,7 +33,7 @@ class FixedLinear:
     """
 
     def __init__(self) -> None:
-        self._held: tuple[tuple[int, ...], _Product] | None = None
+        self._held: tuple[tuple[int, ...], _Weights] | None = None
 
     def __call__(self, inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """inputs (Q, I), weight (O, I), bias (O,) -> (Q, O), in any memory order."""
@@ -38,14 +43,34 @@ class FixedLinear:
         held = self._held
         if held is None or held[0] != version:
             # One assignment, since two threads may come here together.
-            self._held = held = (version, _product(weight.detach(), bias.detach()))
-        return held[1](inputs)
+            self._held = held = (version, _Weights(weight.detach(), bias.detach()))
+        return held[1].product_for(len(inputs))(inputs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FixedLinear:
         return FixedLinear()
 
     def __reduce__(self) -> tuple[type[FixedLinear], tuple[()]]:
         return FixedLinear, ()
+
+
+class _Weights:
+    """Packed, for few rows and for many, where first asked for."""
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        self._plain = weight, bias
+        self._may_widen = weight.device.type == "cpu" and weight.dtype == torch.float32
+        self._of_few: _Product | None = None
+        self._of_many: _Product | None = None
+
+    def product_for(self, num_rows: int) -> _Product:
+        """What multiplies so many rows. oneDNN shares them out between threads, the loop does not."""
+        if self._may_widen and num_rows <= _FEW_ROWS and torch.get_num_threads() == 1:
+            self._of_few = self._of_few or half_product(*self._plain)
+            self._may_widen = self._of_few is not None
+            if self._of_few is not None:
+                return self._of_few
+        self._of_many = self._of_many or _product(*self._plain)
+        return self._of_many
 
 
 def _product(weight: Tensor, bias: Tensor) -> _Product:

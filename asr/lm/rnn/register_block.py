@@ -36,9 +36,9 @@ def add_block(typingctx: Any, products: Any, left: Any, right: Any, column: Any)
     """Columns column .. column + COLUMNS - 1 of: products (ROWS, W) += left (ROWS, K) @ right (K, W).
 
     left and right are float32; or int32, each a pair of bfloat16 along the inner dimension, where the processor
-    multiplies these: sums are float32 in either case.
+    multiplies these; or right alone is int16, a float16's bits: sums are float32 in each case.
     """
-    is_pairs = left.dtype == types.int32
+    is_pairs, is_half = left.dtype == types.int32, right.dtype == types.int16
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         # Sixteen registers of eight numbers, or thirty-two of sixteen: sums, a row's numbers, and what they multiply.
@@ -47,7 +47,7 @@ def add_block(typingctx: Any, products: Any, left: Any, right: Any, column: Any)
         for row in range(0, ROWS, num_rows):
             for first in range(0, COLUMNS, 3 * lanes):
                 begin = builder.add(arguments[3], _INT64(first))
-                _add_block(builder, arrays, range(row, row + num_rows), begin, lanes, is_pairs)
+                _add_block(builder, arrays, range(row, row + num_rows), begin, lanes, is_pairs, is_half)
         return context.get_dummy_value()
 
     return types.void(products, left, right, column), generate
@@ -96,7 +96,9 @@ class _Rows:
         return self._builder.bitcast(self._builder.gep(self._data, [at]), kind.as_pointer())
 
 
-def _add_block(builder: Any, arrays: list[_Rows], rows: range, column: Any, lanes: int, is_pairs: bool) -> None:
+def _add_block(
+    builder: Any, arrays: list[_Rows], rows: range, column: Any, lanes: int, is_pairs: bool, is_half: bool
+) -> None:
     products, left, right = arrays
     number = _INT32 if is_pairs else _FLOAT
     several, sums = ir.VectorType(number, lanes), ir.VectorType(_FLOAT, lanes)
@@ -107,7 +109,12 @@ def _add_block(builder: Any, arrays: list[_Rows], rows: range, column: Any, lane
         builder.store(builder.load(place, align=4), total)
     multiply_add = _pairs_instruction if is_pairs else _multiply_add
     with cgutils.for_range(builder, right.num_rows) as loop:
-        factors = [builder.load(right.place(loop.index, at, several), align=4) for at in columns]
+        if is_half:
+            halves = ir.VectorType(ir.HalfType(), lanes)
+            loaded = [builder.load(right.place(loop.index, at, halves), align=2) for at in columns]
+            factors = [builder.fpext(half, several) for half in loaded]
+        else:
+            factors = [builder.load(right.place(loop.index, at, several), align=4) for at in columns]
         for i, row in enumerate(rows):
             one = builder.load(left.place(_INT64(row), loop.index, number))
             spread = _in_all_lanes(builder, one, several)
