@@ -5,8 +5,6 @@ Shapes: N utterances, T frames, C tokens.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -52,27 +50,30 @@ class RescoringPass:
         """
         lm = self._mapper.mapped(lm)
         if lm is None and not self._keep_lattice:
-            return self._search.decode_joint(log_prob, num_frames, keep_lattice=False)[0]
+            return self._search.search(log_prob, num_frames, keep_lattice=False).results()
         if lm is None:
             return self._search.decode(log_prob, num_frames)
-        results, joint = self._search.decode_joint(log_prob, num_frames)
-        assert joint is not None
-        for utt_idx, path in enumerate(rescore_joint(joint, self.options, lm, self._keep_lattice)):
-            if path is not None:
-                hypothesis = hypothesis_of_path(
-                    self.graph,
-                    self.options,
-                    path.graph_arc,
-                    path.total,
-                    path.final_graph_score,
-                    path.lm_score,
-                    results[utt_idx].original_frame,
-                )
-                results[utt_idx] = replace(results[utt_idx], hypotheses=(hypothesis,), lattice=path.lattice)
+        found = self._search.search(log_prob, num_frames)
+        assert found.joint is not None
+        results = []
+        for utt_idx, path in enumerate(rescore_joint(found.joint, self.options, lm, self._keep_lattice)):
+            if path is None:
+                results.append(found.result(utt_idx))
+                continue
+            hypothesis = hypothesis_of_path(
+                self.graph,
+                self.options,
+                path.graph_arc,
+                path.total,
+                path.final_graph_score,
+                path.lm_score,
+                found.frame_of(utt_idx),
+            )
+            results.append(found.result_of(utt_idx, hypothesis, True, path.lattice))
         unfinished = [utt_idx for utt_idx, result in enumerate(results) if not result.reached_final]
         if unfinished:
             rest = torch.tensor(unfinished, device=log_prob.device)
-            instead, _ = self._search.decode_joint(log_prob[rest], num_frames[rest], lm, keep_lattice=False)
-            for utt_idx, result in zip(unfinished, instead, strict=True):
+            instead = self._search.search(log_prob[rest], num_frames[rest], lm, keep_lattice=False)
+            for utt_idx, result in zip(unfinished, instead.results(), strict=True):
                 results[utt_idx] = result
         return results

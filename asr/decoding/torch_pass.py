@@ -12,6 +12,7 @@ from torch import Tensor
 
 from asr.decoding.ending import endings_of
 from asr.decoding.first_pass import DecodeResult
+from asr.decoding.found_paths import FoundPaths
 from asr.decoding.frame_scores import check_log_prob, skip_blanks
 from asr.decoding.lattice.build import lattice_from_graph
 from asr.decoding.lattice.lattice import Lattice
@@ -74,16 +75,17 @@ class TorchFirstPass:
         Raises:
             AsrError: the log-probabilities have NaN in them or another width than the graph's tokens.
         """
-        results, joint = self.decode_joint(log_prob, num_frames, lm, self._keep_lattice)
-        if joint is None:
+        found = self.search(log_prob, num_frames, lm, self._keep_lattice)
+        results = found.results()
+        if found.joint is None:
             return results
-        pairs = zip(results, joint.split(), strict=True)
+        pairs = zip(results, found.joint.split(), strict=True)
         return [replace(result, lattice=lattice) if result.reached_final else result for result, lattice in pairs]
 
-    def decode_joint(
+    def search(
         self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel | None = None, keep_lattice: bool = True
-    ) -> tuple[list[DecodeResult], Lattice | None]:
-        """The same, with the lattice of all utterances in one, where it is kept."""
+    ) -> FoundPaths:
+        """The same, before paths are spelled, with the lattice of all utterances in one where it is kept."""
         check_log_prob(log_prob, num_frames, len(self.graph.tokens))
         num_utts = len(num_frames)
         log_prob = log_prob.to(self.graph.device, torch.float32)
@@ -109,20 +111,5 @@ class TorchFirstPass:
         if records is not None:
             parts = records.collected(backtrace, endings)
             joint = prune(lattice_from_graph(parts, self.graph, log_prob), self.options, self.options.output_beam)
-        results = []
-        records_of_best = [-1 if ending.record is None else ending.record for ending in endings]
-        arcs = backtrace.paths(torch.tensor(records_of_best, dtype=torch.int64, device=self.graph.device))
-        num_read = num_frames.tolist()
         original_frame = None if original_frame is None else original_frame.cpu()
-        for utt_idx, ending in enumerate(endings):
-            frame_of = None if original_frame is None else original_frame[utt_idx, : num_read[utt_idx]]
-            hypothesis = ending.hypothesis(self._host_graph, self.options, arcs[utt_idx], frame_of)
-            results.append(
-                DecodeResult(
-                    hypotheses=() if hypothesis is None else (hypothesis,),
-                    reached_final=ending.reached_final,
-                    num_frames=num_read[utt_idx],
-                    original_frame=frame_of,
-                )
-            )
-        return results, joint
+        return FoundPaths(self._host_graph, self.options, endings, backtrace, num_frames.cpu(), original_frame, joint)

@@ -49,12 +49,12 @@ def test_loops_give_the_tensor_forms_lattice(
     lm = TableLM(graph.vocabulary, seed) if with_lm else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiled_chunk, "_FRAMES_AT_ONCE", frames_at_once)
-        found, lattice = TorchFirstPass(graph, options, True, "loops").decode_joint(log_prob, NUM_FRAMES, lm)
+        found = TorchFirstPass(graph, options, True, "loops").search(log_prob, NUM_FRAMES, lm)
         patch.setattr(scores, "_loop_for", lambda function, score: None)
-        expected, other = TorchFirstPass(graph, options, True, "tensor").decode_joint(log_prob, NUM_FRAMES, lm)
-    assert found == expected
-    assert lattice is not None and other is not None
-    assert_equal(lattice, other)
+        expected = TorchFirstPass(graph, options, True, "tensor").search(log_prob, NUM_FRAMES, lm)
+    assert found.results() == expected.results()
+    assert found.joint is not None and expected.joint is not None
+    assert_equal(found.joint, expected.joint)
 
 
 def test_a_lattice_costs_the_search_no_path() -> None:
@@ -69,7 +69,7 @@ def test_a_lattice_costs_the_search_no_path() -> None:
 def test_no_frames_at_all() -> None:
     graph = random_graph(3)
     graph.final_score[0] = -0.5
-    _, lattice = TorchFirstPass(graph, keep_lattice=True).decode_joint(torch.zeros(2, 0, 4), torch.tensor([0, 0]))
+    lattice = TorchFirstPass(graph, keep_lattice=True).search(torch.zeros(2, 0, 4), torch.tensor([0, 0])).joint
     assert lattice is not None
     assert lattice.num_states == 2 and lattice.num_arcs == 0 and lattice.final_graph_score.tolist() == [-0.5, -0.5]
 
@@ -90,7 +90,7 @@ def test_scores_by_loops_equal_those_by_tensors(seed: int) -> None:
     graph = random_graph(seed, num_states=40, num_arcs=200)
     options = DecodingOptions(output_beam=float("inf"))
     first_pass = TorchFirstPass(graph, options, keep_lattice=True)
-    _, lattice = first_pass.decode_joint(random_log_prob(seed, 5, 11), NUM_FRAMES)
+    lattice = first_pass.search(random_log_prob(seed, 5, 11), NUM_FRAMES).joint
     assert lattice is not None
     arc_total, final_total = lattice.arc_total(options), lattice.final_total(options)
     forward = scores.best_from_start(lattice, arc_total)

@@ -91,18 +91,22 @@ def read_frames(
             room = num_losers + len(arc)
             src, dst = with_room(src, room), with_room(dst, room)
             lost_arc, lost_by = with_room(lost_arc, room), with_room(lost_by, room)
-            path = np.full(len(arc), -1, dtype=np.int64)
             # As everywhere in the search, what falls behind its beam is gone, unless so few survive that worse ones do.
             lowest = -beam
+            path = np.full(len(arc), -1, dtype=np.int32)
             for i in range(len(kept)):
                 path[kept[i]] = num + i
                 lowest = min(lowest, score[i])
+            lost, num_lost = np.empty(len(arc), dtype=np.int32), 0
             for i in range(len(arc)):
+                lost[num_lost] = i
+                num_lost += int((winner[i] != i) & (new_score[i] >= lowest))
+            for k in range(num_lost):
+                i = lost[k]
                 won, by = path[winner[i]], new_score[winner[i]] - new_score[i]
                 src[num_losers], dst[num_losers] = first + source[i], won
                 lost_arc[num_losers], lost_by[num_losers] = arc[i], by
-                is_near = (by <= reach) & (new_score[i] >= lowest)
-                num_losers += int((winner[i] != i) & (won >= 0) & is_near)
+                num_losers += int((won >= 0) & (by <= reach))
         first = num
         num += len(kept)
         loser_begin[frame + 1] = num_losers
