@@ -26,8 +26,8 @@ Queries = tuple[Tensor, Tensor, Tensor, Tensor]
 
 _WORDS_AT_ONCE = 1 << 14  # what is between two layers stays small enough for a CPU's cache
 _STREAM_WINDOW = 1 << 10
-# A text's sentences are shared out in groups, the same whatever the number of threads: of about so many words at
-# least, since each group costs the weights' arrangement for the loops, about so many groups at least for a long text.
+# A text's sentences are shared out in groups of as many words each, the same whatever the number of threads: of about
+# so many words at least, since each group costs the weights' arrangement for the loops, and at most so many groups.
 _WORDS_OF_GROUP, _NUM_GROUPS, _MOST_SENTENCES = 1 << 13, 16, 1024
 
 
@@ -50,12 +50,13 @@ def network_word_scores(
     """
     log_prob, excess = torch.empty(len(token_id)), torch.empty(len(token_id))
     has_excess = False
+    log_z = network.exact_log_z(len(token_id)) if normalized and isinstance(network, RnnLm) else None
 
     def add(queries: Iterator[Queries]) -> None:
         nonlocal has_excess
         for hidden, history, word_id, place in queries:
             if normalized and isinstance(network, RnnLm):
-                scores, more = network.normalized_log_prob(hidden, history, word_id)
+                scores, more = network.normalized_log_prob(hidden, history, word_id, log_z)
                 if more is not None:
                     has_excess = True
                     excess[place] = more.float().cpu()
@@ -63,13 +64,13 @@ def network_word_scores(
                 scores = network.log_prob(hidden, history, word_id)
             log_prob[place] = scores.float().cpu()
 
+    words_at_once = None
     if not sentences_at_once:
-        num_sentences = 1 + int(np.count_nonzero(token_id == EOS_ID))
-        num_groups = min(_NUM_GROUPS, max(1, len(token_id) // _WORDS_OF_GROUP))
-        sentences_at_once = min(-(-num_sentences // num_groups), _MOST_SENTENCES)
+        num_groups = max(1, min(_NUM_GROUPS, len(token_id) // _WORDS_OF_GROUP))
+        sentences_at_once, words_at_once = _MOST_SENTENCES, -(-len(token_id) // num_groups)
     is_on_cpu = network.initial_state().device.type == "cpu"
     if isinstance(network, RnnLm) and not network.config.carry_state and is_on_cpu:
-        groups = pack_sentences(token_id, network.num_history_words, sentences_at_once)
+        groups = pack_sentences(token_id, network.num_history_words, sentences_at_once, words_at_once)
         each_in_threads(lambda sentences: add(sentence_queries(network, sentences)), groups)
     else:
         add(network_queries(network, token_id, sentences_at_once))

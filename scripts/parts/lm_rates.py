@@ -39,7 +39,7 @@ def scoring_rates(
     rates: dict[str, Rates] = {"by_clock_all_threads": {}, "by_clock_one_thread": {}, "per_cpu_second": {}}
     excess: dict[str, Tensor] = {}
     kinds = (
-        ("normalised", network, True, "float32"), ("normalised_bfloat16", network, True, "bfloat16"),
+        ("normalised", network, True, "float32"), ("normalised_int8", network, True, "int8"),
         ("unnormalised", network, False, "float32"), ("tree", tree, False, "float32"),
     )  # fmt: skip
     for kind, scored, normalized, precision in kinds:
@@ -60,8 +60,8 @@ def scoring_rates(
         if more is not None:
             excess[precision] = more.double()
     log_z = {"log_z_mean": excess["float32"].mean(), "log_z_std": excess["float32"].std()}
-    error = (excess["bfloat16"] - excess["float32"]).abs()
-    log_z |= {"bfloat16_log_z_error_mean": error.mean(), "bfloat16_log_z_error_max": error.max()}
+    error = (excess["int8"] - excess["float32"]).abs()
+    log_z |= {"int8_log_z_error_mean": error.mean(), "int8_log_z_error_max": error.max()}
     return rates, {name: round(float(value), 5) for name, value in log_z.items()}
 
 
@@ -106,6 +106,6 @@ def ratios(ours: dict[str, Rates], peer: dict[str, Rates]) -> dict[str, dict[str
     table = {}
     for kind, rates in ours.items():
         theirs = peer["per_cpu_second" if kind == "per_cpu_second" else "by_clock"]
-        pairs = {name: theirs.get(name.removesuffix("_bfloat16")) for name in rates}
+        pairs = {name: theirs.get(name.removesuffix("_int8")) for name in rates}
         table[kind] = {name: round(rates[name] / rate, 2) for name, rate in pairs.items() if rate is not None}
     return table

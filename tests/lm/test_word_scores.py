@@ -14,6 +14,7 @@ from asr.lm.distributions import network_distributions
 from asr.lm.interpolation_weight import log_linear_log_prob, tune_linear_weights, tune_log_linear_weights
 from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.maxent_collisions import OrderCollisions, measure_collisions
+from asr.lm.rnn.packed_sentences import pack_sentences
 from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
 from asr.lm.word_scores import network_word_scores, perplexity
 from asr.text.vocabulary import BOS_ID, EOS_ID, EPSILON_ID, Vocabulary
@@ -113,6 +114,16 @@ def test_the_last_sentence_may_be_cut() -> None:
     token_id = np.array([3, 4, EOS_ID, 5, 6, EOS_ID], dtype=np.int32)
     whole, _ = network_word_scores(NETWORK, token_id)
     torch.testing.assert_close(network_word_scores(NETWORK, token_id[:-1])[0], whole[:-1])
+
+
+def test_groups_of_sentences_have_about_as_many_words() -> None:
+    length = np.arange(1, 40)
+    token_id = np.concatenate([np.append(np.full(n - 1, 3), EOS_ID) for n in length]).astype(np.int32)
+    groups = list(pack_sentences(token_id, 2, sentences_at_once=30, words_at_once=100))
+    sizes = [len(group.word_id) for group in groups]
+    assert all(100 <= size < 140 for size in sizes[:-1])
+    assert sorted(np.concatenate([group.place for group in groups])) == list(range(len(token_id)))
+    assert [group.sizes[0] for group in pack_sentences(token_id, 2, 30)] == [30, 9]
 
 
 @torch.no_grad()

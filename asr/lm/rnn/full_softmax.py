@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asr.lm.rnn.log_z import Precision, exact_log_z
+from asr.lm.rnn.log_z import LogZ, Precision, log_z_of
 from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.text.vocabulary import BOS_ID, EPSILON_ID
 
@@ -21,7 +21,7 @@ class FullSoftmaxOutput(nn.Module):
         rows: the output word vectors (V, H), shared with the input where the two are tied.
         maxent: n-gram features, or none; in training they cost a weight a word of the vocabulary and history length.
         compute_dtype: what the matrix products of the loss run in.
-        normalizer_precision: of the sum over the vocabulary, see `exact_log_z`; a word's own score is float32.
+        normalizer_precision: of the sum over the vocabulary, see `log_z_of`; a word's own score is float32.
     """
 
     def __init__(
@@ -58,7 +58,11 @@ class FullSoftmaxOutput(nn.Module):
 
     def history_normalizer(self, hidden: Tensor, history: Tensor) -> Tensor:
         """hidden (Q, H), history (Q, M) -> log Z (Q,)."""
-        return exact_log_z(hidden, history, self.rows.weight, self.bias, self.maxent, self.normalizer_precision)
+        return self.exact_log_z(len(hidden))(hidden, history)
+
+    def exact_log_z(self, num_queries: int) -> LogZ:
+        """log of the scores' sum over the vocabulary, see `log_z_of`, with the weights as they are now."""
+        return log_z_of(self.rows.weight, self.bias, self.maxent, self.normalizer_precision, num_queries)
 
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,)."""

@@ -114,7 +114,8 @@ class LitRnnLm(pl.LightningModule):
         hidden = hidden.flatten(0, 1)
         history = batch.history.transpose(0, 1).flatten(0, 1)
         word_id = batch.target_id.t().reshape(-1)
-        log_prob, deviation = self.network.normalized_log_prob(hidden, history, word_id)
+        log_z = self.network.exact_log_z(len(word_id))
+        log_prob, deviation = self.network.normalized_log_prob(hidden, history, word_id, log_z)
         deviation = torch.zeros_like(log_prob) if deviation is None else deviation
         values = log_prob.sum(), deviation.sum(), deviation.square().sum(), torch.tensor(len(word_id))
         self._sums += torch.stack([value.double().cpu() for value in values])

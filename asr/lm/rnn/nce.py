@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from asr.lm.compiled_loop import loop_for
-from asr.lm.rnn.log_z import Precision, exact_log_z
+from asr.lm.rnn.log_z import LogZ, Precision, log_z_of
 from asr.lm.rnn.maxent import HASH_MULTIPLIERS, HashedMaxEnt
 from asr.lm.rnn.output_kernel import add_word_scores
 from asr.lm.rnn.shared_noise import SharedNoise
@@ -36,7 +36,7 @@ class NceOutput(nn.Module):
         num_grad_words: noise words of a batch through which MaxEnt weights are updated.
         compute_dtype: what the matrix products of the loss run in.
         compile_loss: compiles the element-wise part of the loss (torch 2 and a C++ compiler).
-        normalizer_precision: of the sum over the vocabulary, see `exact_log_z`; a word's own score is float32.
+        normalizer_precision: of the sum over the vocabulary, see `log_z_of`; a word's own score is float32.
     """
 
     def __init__(
@@ -115,13 +115,13 @@ class NceOutput(nn.Module):
 
     def history_normalizer(self, hidden: Tensor, history: Tensor) -> Tensor:
         """The constant log Z, or the true one of each history where `normalized` is set, (Q,)."""
-        return self.exact_log_z(hidden, history) if self.normalized else self.log_z.expand(len(hidden))
+        if not self.normalized:
+            return self.log_z.expand(len(hidden))
+        return self.exact_log_z(len(hidden))(hidden, history)
 
-    def exact_log_z(self, hidden: Tensor, history: Tensor) -> Tensor:
-        """hidden (Q, H), history (Q, M) -> log of the scores' sum over the vocabulary, (Q,)."""
-        return exact_log_z(
-            hidden, history, self.rows.weight, self.bias.weight[:, 0], self.maxent, self.normalizer_precision
-        )
+    def exact_log_z(self, num_queries: int) -> LogZ:
+        """log of the scores' sum over the vocabulary, see `log_z_of`, with the weights as they are now."""
+        return log_z_of(self.rows.weight, self.bias.weight[:, 0], self.maxent, self.normalizer_precision, num_queries)
 
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """Score less log Z, (Q,); not `normalized`, it is as close to a probability as NCE has brought it."""

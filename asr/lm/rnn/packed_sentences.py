@@ -45,17 +45,26 @@ class PackedSentences:
 
 
 def pack_sentences(
-    token_id: NDArray[np.int32], num_history_words: int, sentences_at_once: int
+    token_id: NDArray[np.int32], num_history_words: int, sentences_at_once: int, words_at_once: int | None = None
 ) -> Iterator[PackedSentences]:
-    """The sentences of a text `w1 .. wn </s> ...`, sentences of like length together; the last may lack its end."""
+    """The sentences of a text `w1 .. wn </s> ...`, sentences of like length together; the last may lack its end.
+
+    So many sentences at once, or, where `words_at_once` says so, fewer: up to the one that makes the words as many.
+    """
     sentence_end = np.flatnonzero(token_id == EOS_ID) + 1
     if len(token_id) and token_id[-1] != EOS_ID:
         sentence_end = np.append(sentence_end, len(token_id))
     begin = np.concatenate(([0], sentence_end[:-1]))
     length = sentence_end - begin
     order = np.argsort(-length, kind="stable")
-    for first in range(0, len(order), sentences_at_once):
-        chosen = order[first : first + sentences_at_once]
+    words_before = np.concatenate(([0], np.cumsum(length[order])))
+    end = 0
+    while end < len(order):
+        first = end
+        end = min(first + sentences_at_once, len(order))
+        if words_at_once is not None:
+            end = min(end, int(np.searchsorted(words_before, words_before[first] + words_at_once)))
+        chosen = order[first:end]
         # Of the lengths, which fall, as many exceed t as there are sentences at step t.
         sizes = np.searchsorted(-length[chosen], -np.arange(length[chosen[0]]), side="left")
         offset = np.concatenate(([0], np.cumsum(sizes)))

@@ -35,10 +35,10 @@ def has_instruction(name: str) -> bool:
 def add_block(typingctx: Any, products: Any, left: Any, right: Any, column: Any) -> Any:
     """Columns column .. column + COLUMNS - 1 of: products (ROWS, W) += left (ROWS, K) @ right (K, W).
 
-    left and right are float32; or int32, each a pair of bfloat16 along the inner dimension, where the processor
-    multiplies these; or right alone is int16, a float16's bits: sums are float32 in each case.
+    All are float32, or right is int16, a float16's bits; or all are int32, of which left's are four unsigned bytes
+    along the inner dimension and right's four signed ones, where the processor has the instruction ("avx512vnni").
     """
-    is_pairs, is_half = left.dtype == types.int32, right.dtype == types.int16
+    are_bytes, is_half = left.dtype == types.int32, right.dtype == types.int16
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         # Sixteen registers of eight numbers, or thirty-two of sixteen: sums, a row's numbers, and what they multiply.
@@ -47,7 +47,7 @@ def add_block(typingctx: Any, products: Any, left: Any, right: Any, column: Any)
         for row in range(0, ROWS, num_rows):
             for first in range(0, COLUMNS, 3 * lanes):
                 begin = builder.add(arguments[3], _INT64(first))
-                _add_block(builder, arrays, range(row, row + num_rows), begin, lanes, is_pairs, is_half)
+                _add_block(builder, arrays, range(row, row + num_rows), begin, lanes, are_bytes, is_half)
         return context.get_dummy_value()
 
     return types.void(products, left, right, column), generate
@@ -55,14 +55,36 @@ def add_block(typingctx: Any, products: Any, left: Any, right: Any, column: Any)
 
 @intrinsic
 def as_float32(typingctx: Any, number: Any) -> Any:
-    """A float32 as it is, or from its bits (int32), or from a float16's (int16)."""
+    """A float32 from its bits (int32)."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if number == types.int16:
-            return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), _FLOAT)
-        return arguments[0] if number == types.float32 else builder.bitcast(arguments[0], _FLOAT)
+        return builder.bitcast(arguments[0], _FLOAT)
 
     return types.float32(number), generate
+
+
+@intrinsic
+def bits_above(typingctx: Any, numbers: Any, begin: Any, limit: Any) -> Any:
+    """Bit i of an int64: whether numbers[begin + i], float32, is above the limit."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = make_array(signature.args[0])(context, builder, arguments[0]).data
+        kind = ir.VectorType(_FLOAT, 64)
+        place = builder.bitcast(builder.gep(data, [arguments[1]]), kind.as_pointer())
+        limits = _in_all_lanes(builder, arguments[2], kind)
+        return builder.bitcast(builder.fcmp_ordered(">", builder.load(place, align=4), limits), _INT64)
+
+    return types.int64(numbers, begin, limit), generate
+
+
+@intrinsic
+def lowest_bit(typingctx: Any, bits: Any) -> Any:
+    """The place of the lowest bit that is set in an int64."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.IntType(1)(1))
+
+    return types.int64(bits), generate
 
 
 @intrinsic
@@ -97,17 +119,17 @@ class _Rows:
 
 
 def _add_block(
-    builder: Any, arrays: list[_Rows], rows: range, column: Any, lanes: int, is_pairs: bool, is_half: bool
+    builder: Any, arrays: list[_Rows], rows: range, column: Any, lanes: int, are_bytes: bool, is_half: bool
 ) -> None:
     products, left, right = arrays
-    number = _INT32 if is_pairs else _FLOAT
-    several, sums = ir.VectorType(number, lanes), ir.VectorType(_FLOAT, lanes)
+    number = _INT32 if are_bytes else _FLOAT
+    several = ir.VectorType(number, lanes)
     columns = [builder.add(column, _INT64(lanes * j)) for j in range(3)]
-    places = [products.place(_INT64(row), at, sums) for row in rows for at in columns]
-    totals = [cgutils.alloca_once(builder, sums) for _ in places]
+    places = [products.place(_INT64(row), at, several) for row in rows for at in columns]
+    totals = [cgutils.alloca_once(builder, several) for _ in places]
     for place, total in zip(places, totals, strict=True):
         builder.store(builder.load(place, align=4), total)
-    multiply_add = _pairs_instruction if is_pairs else _multiply_add
+    multiply_add = _bytes_instruction if are_bytes else _multiply_add
     with cgutils.for_range(builder, right.num_rows) as loop:
         if is_half:
             halves = ir.VectorType(ir.HalfType(), lanes)
@@ -136,6 +158,6 @@ def _multiply_add(builder: Any, total: Any, left: Any, right: Any) -> Any:
     return builder.fadd(total, builder.fmul(left, right, flags=contract), flags=contract)
 
 
-def _pairs_instruction(builder: Any, total: Any, left: Any, right: Any) -> Any:
+def _bytes_instruction(builder: Any, total: Any, left: Any, right: Any) -> Any:
     kind = ir.FunctionType(total.type, [total.type, left.type, right.type])
-    return builder.asm(kind, "vdpbf16ps $3, $2, $0", "=v,0,v,v", [total, left, right], side_effect=False)
+    return builder.asm(kind, "vpdpbusd $3, $2, $0", "=v,0,v,v", [total, left, right], side_effect=False)

@@ -16,7 +16,7 @@ from asr.lm.rnn.class_softmax import ClassSoftmaxOutput, default_num_classes
 from asr.lm.rnn.full_softmax import FullSoftmaxOutput
 from asr.lm.rnn.gru import GruLayer
 from asr.lm.rnn.huffman import HuffmanOutput
-from asr.lm.rnn.log_z import Precision
+from asr.lm.rnn.log_z import LogZ, Precision
 from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.nce import NceOutput
 from asr.lm.rnn.output_layer import OutputLayer
@@ -49,8 +49,8 @@ class RnnLmConfig:
         log_z: NCE's constant log Z, or where it starts.
         learn_log_z: whether it is learnt.
         normalized: NCE's scores are normalised by a sum over the vocabulary instead of the constant log Z.
-        normalizer_precision: (NCE and full softmax) of sums over the vocabulary; "bfloat16" makes them about twice as
-            fast for texts where the processor multiplies it, and less exact by a few thousandths.
+        normalizer_precision: (NCE and full softmax) of sums over the vocabulary; "int8" makes them about three times
+            as fast for texts where the processor multiplies 8-bit integers, and less exact by a few thousandths.
         dropout: on the word vectors and on each layer's output, in training.
         carry_state: whether a sentence starts in the state the one before ended in, in training and scoring.
     """
@@ -225,12 +225,19 @@ class RnnLm(nn.Module):
         """hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,)."""
         return self.output.log_prob(hidden, history, word_id)
 
-    def normalized_log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor | None]:
-        """True log_prob (Q,), and for NCE by how much the true log Z exceeds the constant one, (Q,)."""
-        if not isinstance(self.output, NceOutput):
+    def exact_log_z(self, num_queries: int) -> LogZ | None:
+        """The true log Z of an output layer that sums over the vocabulary for it, see `log_z_of`."""
+        return self.output.exact_log_z(num_queries) if isinstance(self.output, (NceOutput, FullSoftmaxOutput)) else None
+
+    def normalized_log_prob(
+        self, hidden: Tensor, history: Tensor, word_id: Tensor, log_z: LogZ | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """True log_prob (Q,) by the log Z of `exact_log_z`; for NCE, by how much it exceeds the constant one (Q,)."""
+        if log_z is None or not isinstance(self.output, (NceOutput, FullSoftmaxOutput)):
             return self.log_prob(hidden, history, word_id), None
-        log_z = self.output.exact_log_z(hidden, history)
-        return self.output.word_score(hidden, history, word_id) - log_z, log_z - self.output.log_z
+        true = log_z(hidden, history)
+        excess = true - self.output.log_z if isinstance(self.output, NceOutput) else None
+        return self.output.word_score(hidden, history, word_id) - true, excess
 
     def _project(self, hidden: Tensor) -> Tensor:
         if self.projection is None:

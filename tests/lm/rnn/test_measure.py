@@ -43,10 +43,10 @@ def test_both_interpolations_are_at_least_as_good_as_the_better_model(
     assert log_linear["perplexity"] <= min(log_linear["network_perplexity"], log_linear["ngram_perplexity"]) * 1.01
 
 
-def test_the_normaliser_in_bfloat16_is_near_float32(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_normaliser_in_int8_is_near_float32(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["lm", "rnn", "measure", str(folder / "lm"), "--text", str(folder / "text.txt")]
     found = []
-    for precision in ("float32", "bfloat16"):
+    for precision in ("float32", "int8"):
         assert main([*command, "--normalizer-precision", precision]) == 0
         found.append(json.loads(capsys.readouterr().out)["perplexity"])
     assert 0 < abs(found[1] / found[0] - 1) < 1e-3
