@@ -13,7 +13,7 @@ from torch import Tensor
 
 from asr.errors import AsrError
 from asr.lm.context_table import ContextTable
-from asr.lm.contract import LanguageModel
+from asr.lm.contract import LanguageModel, LoopLM, LoopTables
 from asr.text.vocabulary import SPECIAL_WORDS, UNK_ID, Vocabulary
 
 _LOGGER = logging.getLogger(__name__)
@@ -118,6 +118,15 @@ class MappedLM:
     def final(self, context_idx: Tensor) -> Tensor:
         """log P(</s> | history), (Q,)."""
         return self._lm.final(context_idx)
+
+    def for_loop(self) -> LoopTables | None:
+        """As of the model itself, where its words stand in its list and what is added to their scores being mapped."""
+        tables = self._lm.for_loop() if isinstance(self._lm, LoopLM) else None
+        if tables is None:
+            return None
+        word_map, added, model = tables
+        share = added if self._share is None else self._share.numpy()
+        return word_map[self._word_map.numpy()], share, model
 
     def mark_live(self, context_idx: Tensor) -> None:
         """Passes on which contexts (K,) the search still holds."""

@@ -5,7 +5,7 @@ Shapes: Q queries, S state width, H hidden width, M history words.
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -32,6 +32,18 @@ class LanguageModel(Protocol):
 
     def final(self, context_idx: Tensor) -> Tensor:
         """log P(</s> | history), (Q,)."""
+
+
+LoopTables = tuple[Any, ...]
+"""Arrays and numbers from which a compiled loop answers in a language model's stead."""
+
+
+@runtime_checkable
+class LoopLM(Protocol):
+    """A language model that may be looked up by a compiled loop, without a call for each frame of the search."""
+
+    def for_loop(self) -> LoopTables | None:
+        """What the loop reads; None where only `score` can answer."""
 
 
 class StatefulNetwork(Protocol):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from asr.errors import AsrError
 from asr.lm.adapters import NumberedLM, mark_live
-from asr.lm.contract import LanguageModel
+from asr.lm.contract import LanguageModel, LoopLM, LoopTables
 from asr.text.vocabulary import Vocabulary
 
 _CONTEXT_BITS = 32
@@ -63,6 +63,13 @@ class CombinedLM:
         """Combined log P(</s> | history), (Q,)."""
         first_idx, second_idx = self.unpack(context_idx)
         return self._combine(self.first.final(first_idx), self.second.final(second_idx))
+
+    def for_loop(self) -> LoopTables | None:
+        """Both models' tables, where this is the difference of two n-gram models; see `score_difference`."""
+        if self._combine is not _subtract:
+            return None
+        tables = tuple(lm.for_loop() if isinstance(lm, LoopLM) else None for lm in (self.first, self.second))
+        return None if None in tables else tables
 
     def mark_live(self, context_idx: Tensor) -> None:
         """Passes on to both models which contexts (K,) the search still holds."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -15,6 +17,7 @@ from asr.lm.adapters import MappedLM, NumberedLM
 from asr.lm.context_table import ContextTable
 from asr.lm.contract import LanguageModel
 from asr.lm.interpolation import CombinedLM, difference_lm, interpolated_difference_lm, interpolated_lm
+from asr.lm.ngram.difference_kernel import score_difference
 from asr.lm.ngram.kneser_ney import estimate_kneser_ney
 from asr.lm.ngram.ngram_lm import NgramLM
 from asr.lm.ngram.text import read_word_stream
@@ -155,3 +158,36 @@ def test_models_of_different_words(models: list[NgramLM], tmp_path: Path, caplog
     numbered.mark_live(torch.empty(0, dtype=torch.int64))  # nothing is held: numbers begin anew
     _, first = numbered.score(numbered.start(1), torch.tensor([5]))
     assert first.tolist() == [1]
+
+
+@pytest.mark.parametrize("kind", ["plain", "words missing", "ruled out"])
+def test_a_loop_answers_as_the_difference_does(models: list[NgramLM], kind: str) -> None:
+    pytest.importorskip("numba")
+    _, small, large = models
+    if kind == "ruled out":
+        score = small.arrays.score.index_fill(0, torch.tensor([7]), -torch.inf)
+        small = NgramLM(small.vocabulary, replace(small.arrays, score=score), small.order)
+    words = [*small.vocabulary.words[len(SPECIAL_WORDS) :], *(["new", "newer"] if kind == "words missing" else [])]
+    vocabulary = Vocabulary(words[::-1])
+    lm = difference_lm(MappedLM(large, vocabulary), MappedLM(small, vocabulary))
+    tables = lm.for_loop()
+    assert tables is not None
+    idx = lm.start(40)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(6):
+        word = torch.randint(2, len(vocabulary), (40,), generator=generator)
+        expected, next_idx = lm.score(idx, word)
+        with np.errstate(over="ignore"):
+            score, found = score_difference(idx.numpy(), word.numpy(), *tables)
+        assert score.tolist() == expected.tolist() and found.tolist() == next_idx.tolist()
+        idx = next_idx
+    assert bool(torch.any(torch.isinf(expected))) == (kind == "ruled out")
+
+
+def test_other_models_have_nothing_for_a_loop(models: list[NgramLM]) -> None:
+    _, small, large = models
+    uncompiled = NgramLM(large.vocabulary, large.arrays, large.order, compiled=False)
+    others = [interpolated_lm([large, small], [0.5, 0.5]), difference_lm(uncompiled, small)]
+    for lm in [*others, difference_lm(interpolated_lm([large, small], [0.5, 0.5]), small)]:
+        assert lm.for_loop() is None
+    assert MappedLM(uncompiled, small.vocabulary).for_loop() is None

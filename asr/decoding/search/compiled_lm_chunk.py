@@ -37,18 +37,11 @@ class CompiledLmChunk:
     """
 
     def __init__(self, kernel: Any, graph: Searchable, options: DecodingOptions, lm: LanguageModel) -> None:
-        arcs = graph.emitting
         self._kernel = kernel
         self._lm = lm
-        self._emitting = arcs
-        self._dst_state = arcs.dst_state.numpy()
-        self._arcs = tuple(
-            part.numpy()
-            for part in (
-                *(arcs.arc_begin, arcs.token_id, arcs.score, arcs.words.num_words),
-                *(arcs.words.word_begin, arcs.words.word_id, arcs.dst_state),
-            )
-        )
+        self._emitting = graph.emitting
+        self._dst_state = graph.emitting.dst_state.numpy()
+        self._arcs = graph.emitting.for_loop()
         self._beam = np.float32(options.search_beam)
         self._word_beam = np.float32(np.inf if options.word_beam is None else options.word_beam)
         self._lm_scale = np.float32(options.lm_scale)

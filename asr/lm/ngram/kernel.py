@@ -19,27 +19,16 @@ _TAG_MASK = (1 << 31) - 1
 def score_words(
     state: Any,
     word_id: Any,
-    slot: Any,
-    num_homes: int,
-    word_bits: int,
-    key_bits: int,
-    first: int,
-    second: int,
-    arc_begin: Any,
-    label: Any,
-    backoff_state: Any,
-    backoff_score: Any,
-    score: Any,
-    level: Any,
-    dst_state: Any,
+    model: Any,
     log_prob: Any,
     next_idx: Any,
 ) -> None:
-    """Fills log_prob (Q,) and next_idx (Q,) as `NgramLM.score` does; an empty `slot` means binary search.
+    """Fills log_prob (Q,) and next_idx (Q,) as `NgramLM.score` does; `model` is `NgramArrays.for_loop`'s.
 
-    `slot`, `num_homes`, `word_bits`, `key_bits` are those of `ArcIndex`, `first` and `second` its multipliers; `level`
-    is empty where scores are not quantized.
+    An empty `slot` means binary search; `level` is empty where scores are not quantized.
     """
+    slot, num_homes, word_bits, key_bits, first, second = model[:6]
+    arc_begin, label, backoff_state, backoff_score, score, level, dst_state = model[6:]
     mask = (1 << key_bits) - 1
     active = np.empty(_BLOCK, dtype=np.int64)
     context = np.empty(_BLOCK, dtype=np.int64)

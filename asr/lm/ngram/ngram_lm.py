@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from asr.lm.compiled_loop import compiled_loop
+from asr.lm.contract import LoopTables
 from asr.lm.ngram.arc_finder import ArcFinder
 from asr.lm.ngram.arrays import NgramArrays
 from asr.lm.ngram.kernel import score_words
@@ -136,8 +138,14 @@ class NgramLM:
         log_prob, next_idx = torch.empty(len(word_id)), torch.empty(len(word_id), dtype=torch.int64)
         word_id = self._finder.mapped(word_id)
         queries = context_idx.contiguous().numpy(), word_id.contiguous().numpy()
-        loop(*queries, *self._model, log_prob.numpy(), next_idx.numpy())
+        loop(*queries, self._model, log_prob.numpy(), next_idx.numpy())
         return log_prob, next_idx
+
+    def for_loop(self) -> LoopTables | None:
+        """Where words stand in the model's list (V,), what is added to their scores, nothing (0,), and its arrays."""
+        if self._loop is None:
+            return None
+        return self.arrays.word_map.numpy(), np.zeros(0, dtype=np.float32), self._model
 
     def score_sentence(self, words: Sequence[str]) -> Tensor:
         """log P of each word of a sentence and of its end, (len(words) + 1,): for tests and perplexities."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,10 +14,18 @@ from asr.decoding.search.frame_form import ChunkReader
 from asr.decoding.search.search_graph import SearchGraph
 from asr.decoding.search.token_search import TokenSearch
 from asr.decoding.search.tokens import Tokens
+from asr.lm.adapters import MappedLM
+from asr.lm.contract import LanguageModel
+from asr.lm.interpolation import difference_lm
+from asr.lm.ngram.kneser_ney import estimate_kneser_ney
+from asr.lm.ngram.ngram_lm import NgramLM
+from asr.lm.ngram.text import read_word_stream
 from tests.decoding.random_graphs import random_graph, random_log_prob
+from tests.reference.ngram_oracle import toy_sentences
 from tests.reference.table_lm import TableLM
 
 NUM_FRAMES = torch.tensor([5, 0, 11, 11, 1])
+GRAPH = random_graph(3, num_states=40, num_arcs=200)
 
 
 @pytest.mark.parametrize(
@@ -55,8 +64,35 @@ def test_loops_with_a_language_model(
     pytest.importorskip("numba")
     from asr.decoding.search.compiled_lm_chunk import CompiledLmChunk
 
-    readers = _check_same_paths("loops", beam, limits, monkeypatch, with_lm=True, word_beam=word_beam)
+    lm = TableLM(GRAPH.vocabulary, num_history_words=2)
+    readers = _check_same_paths("loops", beam, limits, monkeypatch, lm, word_beam)
     assert [type(reader) for reader in readers] == 2 * [CompiledLmChunk]
+
+
+@pytest.mark.parametrize("kind", ["plain", "indexed", "quantized", "words missing"])
+@pytest.mark.parametrize(
+    ("beam", "limits", "word_beam"), [(6.0, (3, 12), None), (float("inf"), (0, 500), None), (1.0, (0, 5), 0.2)]
+)
+def test_loops_that_look_up_ngrams(
+    kind: str,
+    beam: float,
+    limits: tuple[int, int],
+    word_beam: float | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("numba")
+    from asr.decoding.search import compiled_word_chunk
+
+    monkeypatch.setattr(compiled_word_chunk, "_RECORDS_AT_ONCE", 100)
+    path = tmp_path / "text"
+    path.write_text("\n".join(toy_sentences(0, 200, 3 if kind == "words missing" else 9)))
+    stream = read_word_stream([path])
+    small, large = (NgramLM.from_trie(estimate_kneser_ney(stream, order).trie) for order in (2, 4))
+    large = {"indexed": large.with_index(), "quantized": large.quantized()}.get(kind, large)
+    lm = difference_lm(MappedLM(large, GRAPH.vocabulary), MappedLM(small, GRAPH.vocabulary))
+    readers = _check_same_paths("loops", beam, limits, monkeypatch, lm, word_beam)
+    assert [type(reader) for reader in readers] == 2 * [compiled_word_chunk.CompiledWordChunk]
 
 
 def test_streams_ask_together() -> None:
@@ -85,12 +121,12 @@ def _check_same_paths(
     beam: float,
     limits: tuple[int, int],
     monkeypatch: pytest.MonkeyPatch,
-    with_lm: bool = False,
+    lm: LanguageModel | None = None,
     word_beam: float | None = None,
 ) -> list[ChunkReader]:
     """In one chunk and in several, records collected on the way; gives the readers."""
     monkeypatch.setattr(Backtrace, "is_due", property(lambda self: self.num_records > 200))
-    graph = random_graph(3, num_states=40, num_arcs=200)
+    graph = GRAPH
     log_prob = random_log_prob(5, 5, 11)
     log_prob[2, :, 1] = -torch.inf
     log_prob[3, 6] = -torch.inf
@@ -98,7 +134,6 @@ def _check_same_paths(
         search_beam=beam, min_active_states=limits[0], max_active_states=limits[1], word_beam=word_beam
     )
     searched = SearchGraph(graph, options)
-    lm = TableLM(graph.vocabulary, num_history_words=2) if with_lm else None
     found = []
     readers: list[ChunkReader] = []
     for own_form, cuts in (("tensor", [11]), (form, [11]), (form, [2, 9])):
