@@ -21,7 +21,7 @@ _Product = Callable[[Tensor], Tensor]
 # Fewer rows are multiplied as fast by plain weights.
 _FEWEST_ROWS = 2
 # Up to so many the loop is as fast as oneDNN or faster; torch 1.13 does not get at all that oneDNN can do.
-_FEW_ROWS = 256 if torch.__version__.startswith("1.") else 16
+_FEW_ROWS = 512 if torch.__version__.startswith("1.") else 16
 # For so many rows it is worth to arrange weights anew at each call.
 _MANY_ROWS = 192
 
