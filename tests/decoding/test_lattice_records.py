@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asr.decoding.lattice import scores
-from asr.decoding.lattice.kernel import add_losses
+from asr.decoding.lattice.kernel import add_losses, kept_within, order_by_source
 from asr.decoding.lattice.lattice import Lattice
 from asr.decoding.options import DecodingOptions
 from asr.decoding.search import compiled_chunk
@@ -99,3 +99,23 @@ def test_scores_by_loops_equal_those_by_tensors(seed: int) -> None:
         patch.setattr(scores, "_loop_for", lambda function, score: None)
         assert torch.equal(forward, scores.best_from_start(lattice, arc_total))
         assert torch.equal(backward, scores.best_to_end(lattice, arc_total, final_total))
+
+
+def test_what_stays_by_hand() -> None:
+    # The utterance's start -> 0 -> 2, and 1 lost 2 to 0 by 0.5; 3 is of another utterance and loses too much.
+    frame, utt_idx = torch.tensor([1, 1, 2, 1]), torch.tensor([0, 0, 0, 1])
+    previous, src, dst = torch.tensor([-1, -1, 0, -1]), torch.tensor([1, -1]), torch.tensor([2, 3])
+    loss, lost_by = torch.tensor([0.0, 0.5, 0.0, 9.0]), torch.tensor([0.5, 0.0])
+    arrays = [part.numpy() for part in (previous, utt_idx, frame, src, dst, lost_by, loss)]
+    record, loser, state, number, src_state, dst_state = (part.tolist() for part in kept_within(1.0, *arrays, 2))
+    assert record == [0, 1, 2] and loser == [0]
+    assert state == [0, 1, 2] and number == [2, 3, 4, -1, -1]
+    assert list(zip(src_state, dst_state, strict=True)) == [(0, 2), (0, 3), (2, 4), (3, 4)]
+
+
+@given(seed=st.integers(0, 10**6))
+def test_arcs_are_put_in_the_order_of_their_sources(seed: int) -> None:
+    src_state = torch.randint(0, 7, (seed % 30,), generator=torch.Generator().manual_seed(seed))
+    order, arc_begin = order_by_source(src_state.numpy(), 7)
+    assert order.tolist() == torch.sort(src_state, stable=True).indices.tolist()
+    assert arc_begin.tolist() == [0, *torch.bincount(src_state, minlength=7).cumsum(0).tolist()]

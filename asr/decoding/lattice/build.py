@@ -10,8 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from asr.decoding.lattice.kernel import order_by_source
 from asr.decoding.lattice.lattice import Lattice, take_ranges
 from asr.graph.artefact import DecodingGraph
+from asr.lm.compiled_loop import compiled_loop
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,28 +44,40 @@ class LatticeParts:
 
 def lattice_from_graph(parts: LatticeParts, graph: DecodingGraph, log_prob: Tensor) -> Lattice:
     """The lattice of a search through `graph`; log_prob (N, T, C) as the search read them, unscaled."""
-    order = torch.sort(parts.src_state, stable=True).indices
+    order, arc_begin = _by_source(parts)
     src_state, graph_arc = parts.src_state[order], parts.arc[order]
     token_id = graph.token_id[graph_arc]
     am_score = log_prob[parts.utt_idx[src_state], parts.frame[src_state], token_id.long()]
     words = take_ranges(graph.word_begin, graph_arc)
-    return _assemble(parts, order, graph_arc, token_id, am_score, graph.score[graph_arc], words, graph.word_id)
+    graph_score = graph.score[graph_arc]
+    return _assemble(parts, order, arc_begin, graph_arc, token_id, am_score, graph_score, words, graph.word_id)
 
 
 def lattice_from_lattice(parts: LatticeParts, source: Lattice) -> Lattice:
     """The lattice of a search through another, some of whose arcs it has several times."""
-    order = torch.sort(parts.src_state, stable=True).indices
+    order, arc_begin = _by_source(parts)
     arc = parts.arc[order]
     words = take_ranges(source.word_begin, arc)
     graph_arc, token_id = source.graph_arc[arc], source.token_id[arc]
-    return _assemble(
-        parts, order, graph_arc, token_id, source.am_score[arc], source.graph_score[arc], words, source.word_id
-    )
+    am_score, graph_score = source.am_score[arc], source.graph_score[arc]
+    return _assemble(parts, order, arc_begin, graph_arc, token_id, am_score, graph_score, words, source.word_id)
+
+
+def _by_source(parts: LatticeParts) -> tuple[Tensor, Tensor]:
+    """The arcs (A,) in the order of the states that they leave, and arc_begin (S + 1,)."""
+    src_state, num_states = parts.src_state, len(parts.frame)
+    loop = compiled_loop(order_by_source, reorders_sums=False) if src_state.device.type == "cpu" else None
+    if loop is not None:
+        order, arc_begin = loop(src_state.numpy(), num_states)
+        return torch.from_numpy(order), torch.from_numpy(arc_begin)
+    num_arcs = torch.bincount(src_state, minlength=num_states)
+    return torch.sort(src_state, stable=True).indices, torch.cat([num_arcs.new_zeros(1), num_arcs.cumsum(0)])
 
 
 def _assemble(
     parts: LatticeParts,
     order: Tensor,
+    arc_begin: Tensor,
     graph_arc: Tensor,
     token_id: Tensor,
     am_score: Tensor,
@@ -71,13 +85,12 @@ def _assemble(
     words: tuple[Tensor, Tensor],
     word_id: Tensor,
 ) -> Lattice:
-    num_arcs = torch.bincount(parts.src_state, minlength=len(parts.frame))
     word_begin, position = words
     return Lattice(
         frame=parts.frame,
         utt_idx=parts.utt_idx,
         start_state=parts.start_state,
-        arc_begin=torch.cat([num_arcs.new_zeros(1), num_arcs.cumsum(0)]),
+        arc_begin=arc_begin,
         dst_state=parts.dst_state[order],
         graph_arc=graph_arc,
         token_id=token_id,

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 
 def add_losses(previous: Any, frame: Any, src: Any, dst: Any, lost_by: Any, loss: Any) -> None:
     """How much the best way on from each record loses against the best path.
@@ -30,6 +32,68 @@ def add_losses(previous: Any, frame: Any, src: Any, dst: Any, lost_by: Any, loss
             if previous[i] >= 0:
                 loss[previous[i]] = min(loss[previous[i]], loss[i])
         end = begin
+
+
+def kept_within(
+    reach: float, previous: Any, utt_idx: Any, frame: Any, src: Any, dst: Any, lost_by: Any, loss: Any, num_utts: int
+) -> Any:
+    """The records and losers on paths that lose by no more than `reach`, as states and arcs of a lattice.
+
+    Args:
+        reach: at most so much is lost.
+        previous, frame, src, dst, lost_by: as of `add_losses`.
+        utt_idx: (R,) the utterance of each record.
+        loss: (R,) what `add_losses` has made of it.
+        num_utts: so many states, the starts of the utterances, come before the others.
+
+    Returns:
+        record (R',), loser (L',): those that stay, ascending.
+        state (R',): the records again, by frame; number (R + 1,): as what each is numbered, from num_utts on, -1 where
+        it does not stay and in the spare last place.
+        src_state, dst_state (R' + L',): of the arcs, those of the records first.
+    """
+    record, loser = np.empty(len(loss), dtype=np.int64), np.empty(len(dst), dtype=np.int64)
+    # Where the states of each frame begin.
+    begin = np.zeros(int(frame.max()) + 2 if len(frame) else 1, dtype=np.int64)
+    num_records, num_losers = 0, 0
+    for i in range(len(loss)):
+        if loss[i] <= reach:
+            record[num_records] = i
+            num_records += 1
+            begin[frame[i] + 1] += 1
+    for i in range(len(dst)):
+        if loss[dst[i]] + lost_by[i] <= reach:
+            loser[num_losers] = i
+            num_losers += 1
+    begin = begin.cumsum()
+    number, state = np.full(len(loss) + 1, -1, dtype=np.int64), np.empty(num_records, dtype=np.int64)
+    for i in record[:num_records]:
+        place = begin[frame[i]]
+        begin[frame[i]] += 1
+        number[i], state[place] = num_utts + place, i
+    num_arcs = num_records + num_losers
+    src_state, dst_state = np.empty(num_arcs, dtype=np.int64), np.empty(num_arcs, dtype=np.int64)
+    for arc in range(num_arcs):
+        if arc < num_records:
+            own, before = record[arc], previous[record[arc]]
+        else:
+            own, before = dst[loser[arc - num_records]], src[loser[arc - num_records]]
+        src_state[arc] = utt_idx[own] if before < 0 else number[before]
+        dst_state[arc] = number[own]
+    return record[:num_records], loser[:num_losers], state, number, src_state, dst_state
+
+
+def order_by_source(src_state: Any, num_states: int) -> Any:
+    """The arcs (A,) in the order of the states that they leave, otherwise as they were, and arc_begin (S + 1,)."""
+    arc_begin = np.zeros(num_states + 1, dtype=np.int64)
+    for state in src_state:
+        arc_begin[state + 1] += 1
+    arc_begin = arc_begin.cumsum()
+    place, order = arc_begin.copy(), np.empty(len(src_state), dtype=np.int64)
+    for arc in range(len(src_state)):
+        order[place[src_state[arc]]] = arc
+        place[src_state[arc]] += 1
+    return order, arc_begin
 
 
 def spread_forward(arc_begin: Any, dst_state: Any, arc_total: Any, score: Any) -> None:

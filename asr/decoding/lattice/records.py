@@ -12,7 +12,7 @@ from torch import Tensor
 
 from asr.decoding.ending import Ending
 from asr.decoding.lattice.build import LatticeParts
-from asr.decoding.lattice.kernel import add_losses
+from asr.decoding.lattice.kernel import add_losses, kept_within
 from asr.decoding.options import DecodingOptions
 from asr.decoding.search.backtrace import Backtrace
 from asr.decoding.search.tokens import Candidates, Tokens
@@ -38,10 +38,13 @@ class LatticeRecords:
         self._num_utts = num_utts
         self._search_beam = options.search_beam
         self.reach = options.output_beam + _SLACK
-        self._loop = compiled_loop(add_losses, reorders_sums=False) if compiled else None
+        self._add_losses = compiled_loop(add_losses, reorders_sums=False) if compiled else None
+        self._kept_within = compiled_loop(kept_within, reorders_sums=False) if compiled else None
         self._num_frames = 0
         self._records: list[tuple[Tensor, ...]] = []
         self._losers: list[tuple[Tensor, ...]] = []
+        # Of the records and of the losers, where a language model takes part.
+        self._lm_scores: list[tuple[Tensor, ...]] = []
 
     def add(
         self, tokens: Tokens, candidates: Candidates, graph_arc: Tensor, winner: Tensor, kept: Tensor, record: Tensor
@@ -67,14 +70,12 @@ class LatticeRecords:
         stays &= winner != torch.arange(len(winner), device=winner.device)
         loser = stays.nonzero().squeeze(1)
         source = candidates.source
-        lm_score = torch.zeros_like(score, dtype=torch.float64)
         if candidates.lm_score is not None:
             lm_score = candidates.lm_score - tokens.lm_score[source]
+            self._lm_scores.append((lm_score[kept], lm_score[loser]))
         self._num_frames += 1
-        self._records.append((stream[kept], torch.full_like(record, self._num_frames), lm_score[kept]))
-        self._losers.append(
-            (tokens.record[source[loser]], record_of[winner[loser]], graph_arc[loser], lost_by[loser], lm_score[loser])
-        )
+        self._records.append((stream[kept], torch.full_like(record, self._num_frames)))
+        self._losers.append((tokens.record[source[loser]], record_of[winner[loser]], graph_arc[loser], lost_by[loser]))
 
     def add_frames(self, utt_idx: Tensor, frame: Tensor, losers: Sequence[Tensor]) -> None:
         """Takes several frames that were read without a language model.
@@ -84,8 +85,8 @@ class LatticeRecords:
             losers: (L,) each, those of a frame side by side: the record that each comes from, the one that it lost,
                 its arc in the graph, and by how much it lost.
         """
-        self._records.append((utt_idx, frame, torch.zeros_like(frame, dtype=torch.float64)))
-        self._losers.append((*losers, torch.zeros_like(losers[0], dtype=torch.float64)))
+        self._records.append((utt_idx, frame))
+        self._losers.append(tuple(losers))
 
     def collected(self, backtrace: Backtrace, endings: Sequence[Ending]) -> LatticeParts:
         """Everything that was remembered, or at least what lies within the output beam.
@@ -97,37 +98,41 @@ class LatticeRecords:
         num_utts = self._num_utts
         final = Tokens.join([ending.final for ending in endings])
         previous, arc = backtrace.records()
-        record = torch.arange(len(arc), device=arc.device)
-        none = record[:0]
-        utt_idx, frame, arc_lm_score = _joined(self._records, (none, none, none.double()))
-        losers = _joined(self._losers, (none, none, none, none.float(), none.double()))
-        if self._loop is not None and arc.device.type == "cpu":
-            src, dst, _, lost_by, _ = losers
-            loss = _final_losses(final.record, endings, len(arc))
-            self._loop(*(part.numpy() for part in (previous, frame, src, dst, lost_by, loss)))
-            record = (loss <= self.reach).nonzero().squeeze(1)
-            stays = (loss[dst] + lost_by <= self.reach).nonzero().squeeze(1)
-            losers = tuple(part.index_select(0, stays) for part in losers)
-        src, dst, lost_arc, _, lost_lm_score = losers
-        src, dst = torch.cat([previous[record], src]), torch.cat([record, dst])
-        # The starts first, then the records, by frame; record -1 marks the spare last place.
-        state = record[torch.sort(frame[record], stable=True).indices]
-        number = previous.new_full((len(previous) + 1,), -1)
-        number[state] = num_utts + torch.arange(len(state), device=state.device)
-        starts = torch.arange(num_utts, device=state.device)
+        none = arc[:0]
+        utt_idx, frame = _joined(self._records, (none, none))
+        src, dst, lost_arc, lost_by = _joined(self._losers, (none, none, none, none.float()))
+        if self._add_losses is not None and self._kept_within is not None and arc.device.type == "cpu":
+            arrays = [part.numpy() for part in (previous, utt_idx, frame, src, dst, lost_by)]
+            loss = _final_losses(final.record, endings, len(arc)).numpy()
+            self._add_losses(arrays[0], *arrays[2:], loss)
+            kept = self._kept_within(self.reach, *arrays, loss, num_utts)
+            record, loser, state, number, src_state, dst_state = map(torch.from_numpy, kept)
+        else:
+            record, loser = (torch.arange(len(part), device=part.device) for part in (arc, dst))
+            state = torch.sort(frame, stable=True).indices
+            number = torch.full((len(arc) + 1,), -1, device=arc.device)
+            number[state] = num_utts + record
+            src, dst = torch.cat([previous, src]), torch.cat([record, dst])
+            src_state = torch.where(src < 0, utt_idx[dst], number[src])
+            dst_state = number[dst]
+        starts = torch.arange(num_utts, device=arc.device)
         final_state = torch.where(final.record < 0, final.stream, number[final.record])
-        no_end = torch.full((num_utts + len(state),), -torch.inf, device=state.device)
+        no_end = torch.full((num_utts + len(state),), -torch.inf, device=arc.device)
         ends = (final_state >= 0).nonzero().squeeze(1)
         final_graph_score = torch.cat([ending.final_graph_score for ending in endings])[ends]
         final_lm_score = torch.cat([ending.final_lm_score for ending in endings])[ends]
+        lm_score = torch.zeros(len(src_state), device=arc.device)
+        if self._lm_scores:
+            of_records, of_losers = _joined(self._lm_scores, (none.double(), none.double()))
+            lm_score = torch.cat([of_records[record], of_losers[loser]]).float()
         return LatticeParts(
             frame=torch.cat([torch.zeros_like(starts), frame[state]]),
             utt_idx=torch.cat([starts, utt_idx[state]]),
             start_state=starts,
-            src_state=torch.where(src < 0, utt_idx[dst], number[src]),
-            dst_state=number[dst],
-            arc=torch.cat([arc[record], lost_arc]),
-            lm_score=torch.cat([arc_lm_score[record], lost_lm_score]).float(),
+            src_state=src_state,
+            dst_state=dst_state,
+            arc=torch.cat([arc[record], lost_arc[loser]]),
+            lm_score=lm_score,
             final_graph_score=no_end.index_copy(0, final_state[ends], final_graph_score),
             final_lm_score=torch.zeros_like(no_end).index_copy(0, final_state[ends], final_lm_score),
         )

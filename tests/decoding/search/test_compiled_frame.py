@@ -102,6 +102,6 @@ def _check_same_paths(
 
 
 def _in_order(losers: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
-    src_record, _, arc, _, _ = losers
+    src_record, _, arc, _ = losers
     order = torch.argsort(arc * 10**6 + src_record, stable=True)
     return [part[order] for part in losers]
