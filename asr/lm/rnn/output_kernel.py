@@ -8,7 +8,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from asr.lm.compiled_loop import Intrinsic
+from asr.lm.rnn.tile_kernel import exponential
+
+_NEAR_NODES = 6  # of a path, which so many words share that a cache has their rows
+_FLOATS_OF_LINE = 16  # of a cache
 
 prefetch: Any = Intrinsic("asr.lm.rnn.register_block", "prefetch")
 
@@ -28,11 +34,15 @@ def add_path_log_prob(
     for query in range(len(word_id)):
         word = word_id[query]
         begin, end = path_begin[word], path_begin[word + 1]
-        # The features of a path lie all over a table that no near cache holds; the next word's are asked for meanwhile.
+        # A path's features and its nodes far from the root lie all over tables that no near cache holds: those of the
+        # next word are asked for meanwhile.
         if query + 1 < len(word_id):
             following = word_id[query + 1]
             for at in range(path_begin[following], path_begin[following + 1]):
                 node = path_node[at]
+                if at >= path_begin[following] + _NEAR_NODES:
+                    for i in range(0, size, _FLOATS_OF_LINE):
+                        prefetch(rows[node], i)
                 for i in range(num_places):
                     prefetch(weight, places[query + 1, i] + node)
         last = begin
@@ -59,7 +69,7 @@ def add_path_log_prob(
             if against > 30.0:
                 total += against
             else:
-                product *= 1.0 + math.exp(against)
+                product *= 1.0 + exponential(np.float32(against))
             if product > 1e250:
                 total += math.log(product)
                 product = 1.0
