@@ -9,12 +9,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from asr.lm.rnn.maxent import HashedMaxEnt
-from asr.lm.rnn.tile_kernel import ROWS, add_products, sum_exponentials
+from asr.lm.rnn.tile_kernel import ROWS, add_features, add_products, ask_for_features, sum_exponentials
 from asr.lm.rnn.tile_queries import TILE, log_sums, of_tiles, tiled
 
 
@@ -48,17 +49,16 @@ def add_exponentials(
     (TILE,) to work in. Q is a multiple of ROWS.
     """
     for tile in range(tiles.shape[0]):
-        first = tile * TILE
+        added = weight[tile * TILE :]
         for begin in range(0, hidden.shape[0], ROWS):
             for i in range(ROWS):
                 score = scores[i]
                 for v in range(TILE):
                     score[v] = bias[tile, v]
-                for length in range(places.shape[1]):
-                    features = weight[places[begin + i, length] + first :]
-                    for v in range(TILE):
-                        score[v] += features[v]
+                add_features(score, added, places[begin + i], np.float32(1.0))
             add_products(scores, hidden[begin : begin + ROWS], tiles[tile])
             for i in range(ROWS):
+                if begin + i + ROWS < len(top):
+                    ask_for_features(added, places[begin + i + ROWS], TILE)
                 part = sum_exponentials(powers, scores[i], begin + i, top, total)
                 total[begin + i] += part

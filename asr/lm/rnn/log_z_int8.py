@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from asr.lm.compiled_loop import Intrinsic
 from asr.lm.rnn.maxent import HashedMaxEnt, add_score_range
-from asr.lm.rnn.tile_kernel import ROWS, add_products, exponential, sum_exponentials
+from asr.lm.rnn.tile_kernel import ROWS, add_features, add_products, ask_for_features, exponential, sum_exponentials
 from asr.lm.rnn.tile_queries import TILE, log_sums, of_tiles, tiled
 
 EXACT_SHARE = 1 / 256  # of the sum so far: words of more are scored again
@@ -27,11 +27,9 @@ _LARGEST = 127
 _UNSIGNED = 128  # added to hidden numbers: the instruction multiplies unsigned numbers by signed ones
 _QUERIES_AT_ONCE = 256
 _BITS = 64
-_LINE = 64  # bytes of a cache line
 
 bits_above: Any = Intrinsic("asr.lm.rnn.register_block", "bits_above")
 lowest_bit: Any = Intrinsic("asr.lm.rnn.register_block", "lowest_bit")
-prefetch: Any = Intrinsic("asr.lm.rnn.register_block", "prefetch")
 
 
 class Int8LogZ:
@@ -112,9 +110,9 @@ def add_exponentials(
     signed bytes, offset, what makes up for the unsigned, word_step and bias (P, TILE), features (W,) int8, rows (V, H),
     weight (W,). Room to work in: products (ROWS, TILE), score and powers (TILE,). Q is a multiple of ROWS.
     """
-    num_lengths = places.shape[1]
     for tile in range(tiles.shape[0]):
         first = tile * TILE
+        added = features[first:]
         for begin in range(0, rounded.shape[0], ROWS):
             for i in range(ROWS):
                 product = products[i]
@@ -123,24 +121,12 @@ def add_exponentials(
             add_products(products, rounded[begin : begin + ROWS], tiles[tile])
             for i in range(ROWS):
                 query = begin + i
-                # The same rows of the next queries need other features, from a far cache.
                 if query + ROWS < len(step):
-                    for length in range(num_lengths):
-                        for line in range(0, TILE + _LINE, _LINE):
-                            prefetch(features, places[query + ROWS, length] + first + line)
+                    ask_for_features(added, places[query + ROWS], TILE)
                 product, factor = products[i], step[query]
                 for v in range(TILE):
                     score[v] = np.float32(product[v]) * (factor * word_step[tile, v]) + bias[tile, v]
-                for length in range(0, num_lengths - 2, 3):
-                    one = features[places[query, length] + first :]
-                    two = features[places[query, length + 1] + first :]
-                    three = features[places[query, length + 2] + first :]
-                    for v in range(TILE):
-                        score[v] += feature_step * np.float32(np.int16(one[v]) + np.int16(two[v]) + np.int16(three[v]))
-                for length in range(num_lengths - num_lengths % 3, num_lengths):
-                    one = features[places[query, length] + first :]
-                    for v in range(TILE):
-                        score[v] += feature_step * np.float32(one[v])
+                add_features(score, added, places[query], feature_step)
                 part = sum_exponentials(powers, score, query, top, total)
                 limit = np.float32(EXACT_SHARE * (total[query] + part))
                 for at in range(0, TILE, _BITS):

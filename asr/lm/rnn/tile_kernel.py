@@ -14,10 +14,12 @@ from asr.lm.compiled_loop import Intrinsic
 
 ROWS = 8  # of each call of `add_products`
 COLUMNS = 48  # its columns come in multiples of this
+_LINE = 64  # bytes of a cache's line
 _MUCH = 1e18  # of exponentials: far from float32's end, and far from where the smaller ones would be lost
 
 add_block: Any = Intrinsic("asr.lm.rnn.register_block", "add_block")
 as_float32: Any = Intrinsic("asr.lm.rnn.register_block", "as_float32")
+prefetch: Any = Intrinsic("asr.lm.rnn.register_block", "prefetch")
 
 
 def add_products(products: Any, left: Any, right: Any) -> None:
@@ -27,6 +29,27 @@ def add_products(products: Any, left: Any, right: Any) -> None:
     """
     for column in range(0, right.shape[1], COLUMNS):
         add_block(products, left, right, column)
+
+
+def ask_for_features(features: Any, places: Any, width: int) -> None:
+    """Asks for the slices of that width of features (W,), float32 or int8, at places (R,) to be in the cache soon."""
+    numbers = _LINE // features.itemsize
+    for length in range(len(places)):
+        for at in range(0, width + numbers, numbers):
+            prefetch(features, places[length] + at)
+
+
+def add_features(score: Any, features: Any, places: Any, step: Any) -> None:
+    """score (width,) += step * the slices of features (W,), float32 or int8, at places (R,)."""
+    num_lengths, width = len(places), len(score)
+    for length in range(0, num_lengths - 2, 3):
+        one, two, three = features[places[length] :], features[places[length + 1] :], features[places[length + 2] :]
+        for v in range(width):
+            score[v] += step * np.float32(one[v] + two[v] + three[v])
+    for length in range(num_lengths - num_lengths % 3, num_lengths):
+        one = features[places[length] :]
+        for v in range(width):
+            score[v] += step * np.float32(one[v])
 
 
 def exponential(x: Any) -> Any:
