@@ -176,7 +176,7 @@ def peers(bundle: Bundle, workload: Workload, lexicon: Path | None, arpa: Path |
         print("flashlight-text left out: name the graph's --lexicon and --arpa file.")
     else:
         try:
-            for beam_size in (50, 200):
+            for beam_size in (50, 200, 500):
                 peer = FlashlightSearch(bundle.graph, Lexicon.from_file(lexicon), arpa, options, beam_size)
                 words, seconds = timed(lambda peer=peer: [peer.decode(frames) for frames in workload.frames])
                 add(f"flashlight-text + KenLM, beam size {beam_size}, one by one", words, seconds)
