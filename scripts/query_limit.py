@@ -90,7 +90,8 @@ def main() -> None:
         large = MappedLM(engine, bundle.small_ngram.vocabulary)
     WatchedStep.small = bundle.small_ngram
     token_search.FrameStep = WatchedStep
-    search = TorchFirstPass(bundle.graph, recognizer.options)
+    # Frames by tensor operations: compiled loops do not come past the step that is watched.
+    search = TorchFirstPass(bundle.graph, recognizer.options, form="tensor")
     lm = difference_lm(large, bundle.small_ngram)
     for path in audio_files(args.audio)[:: args.every]:
         with torch.no_grad():
