@@ -30,9 +30,20 @@ from asr.bundle import Bundle
 from asr.cli.bundle_choice import bundle_folder
 from asr.lm.contract import StatefulNetwork
 from asr.lm.rnn.network_file import load_network
-from asr.query.recording import QueryStream, load_streams, merged
+from asr.query.engine import RnnLM
+from asr.query.recording import QueryStream, load_streams, merged, replay
 
 TABLES = ["index-table", "four-caches", "recombination", "frame-batch", "hidden-store", "throughput", "long-stream"]
+
+# One utterance heard by a network of 10 ms frames, as the papers' are; the other streams' frames are of 40 ms.
+SHORT_FRAMES = ROOT / "tests/assets/query_streams_10ms.npz.xz"
+
+
+def answered_without_hidden(network: StatefulNetwork, stream: QueryStream) -> float:
+    """Part of a stream's queries that ask for no hidden row."""
+    engine = RnnLM(network)
+    replay(stream, engine)
+    return engine.statistics().answered_without_hidden
 
 
 def quick(
@@ -45,6 +56,7 @@ def quick(
     return {
         "max_abs_error": max(max_abs_error(network, stream, log_prob, 200) for stream, log_prob in best.answers),
         "answered_without_hidden": round(counts.answered_without_hidden, 5),
+        "answered_without_hidden_10ms": round(answered_without_hidden(network, *load_streams(SHORT_FRAMES)), 5),
         "speedup_over_naive": round(naive_wall_s * counts.num_queries / best.wall_s, 1),
         "speedup_over_naive_cpu": round(naive_cpu_s * counts.num_queries / best.cpu_s, 1),
         "queries_per_s": round(best.queries_per_s),
