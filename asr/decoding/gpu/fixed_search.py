@@ -53,7 +53,7 @@ class FixedSearch:
         offset: Tensor,
         backtrace: Backtrace,
         lattice: LatticeRecords | None,
-        collect: Callable[[Tokens], None],
+        collect: Callable[[list[Tokens]], None],
     ) -> Tokens:
         """As `ChunkReader.read`."""
         order = torch.sort(num_frames, descending=True, stable=True).indices
@@ -75,14 +75,7 @@ class FixedSearch:
             alive, newly_ended = self._read_at_once(alive, chunk, num_frames - begin, own_offset, backtrace)
             ended = Tokens.join([ended, newly_ended])
             if backtrace.is_due:
-                everything = Tokens.join([alive, ended, unread])
-                collect(everything)
-                for part, record in zip(
-                    (alive, ended, unread),
-                    everything.record.split([len(alive), len(ended), len(unread)]),
-                    strict=True,
-                ):
-                    part.record = record
+                collect([alive, ended, unread])
         offset[order] = own_offset
         ended = Tokens.join([ended, alive])
         ended.stream = order[ended.stream]

@@ -49,7 +49,7 @@ class CompiledChunk:
         offset: Tensor,
         backtrace: Backtrace,
         lattice: LatticeRecords | None,
-        collect: Callable[[Tokens], None],
+        collect: Callable[[list[Tokens]], None],
     ) -> Tokens:
         """As `ChunkReader.read`."""
         if not len(tokens):
@@ -61,10 +61,7 @@ class CompiledChunk:
             frame_begin = num_columns * torch.arange(stream * max_frames, stream * max_frames + int(num_frames[stream]))
             for begin in range(0, len(frame_begin), _FRAMES_AT_ONCE):
                 if backtrace.is_due:
-                    together = Tokens.join(parts)
-                    collect(together)
-                    for part, record in zip(parts, together.record.split(list(map(len, parts))), strict=True):
-                        part.record = record
+                    collect(parts)
                 some = frame_begin[begin : begin + _FRAMES_AT_ONCE]
                 parts[position] = self._read_some(
                     parts[position], log_prob, some, begin, offset[stream : stream + 1], backtrace, lattice

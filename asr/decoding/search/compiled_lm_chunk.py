@@ -55,7 +55,7 @@ class CompiledLmChunk:
         offset: Tensor,
         backtrace: Backtrace,
         lattice: LatticeRecords | None,
-        collect: Callable[[Tokens], None],
+        collect: Callable[[list[Tokens]], None],
     ) -> Tokens:
         """As `ChunkReader.read`, without a lattice."""
         max_frames, num_columns = log_prob.shape[1:]
@@ -65,7 +65,7 @@ class CompiledLmChunk:
         done, turn = [Tokens.none(offset.device)], 0
         while len(tokens):
             if backtrace.is_due or turn % _TURNS_BETWEEN_MARKS == 0:
-                _tell(collect, [*done, tokens])
+                collect([*done, tokens])
             *found, previous, arc, block_begin = self._kernel.read_to_words(
                 *(tokens.stream.numpy(), tokens.state.numpy(), tokens.score.numpy(), tokens.context_idx.numpy()),
                 *(tokens.lm_score.numpy(), tokens.record.numpy(), *self._arcs),
@@ -102,11 +102,3 @@ class CompiledLmChunk:
 
     def _graph_arc(self, arc: Any) -> Tensor:
         return self._emitting.arc_of(torch.from_numpy(arc))
-
-
-def _tell(collect: Callable[[Tokens], None], parts: list[Tokens]) -> None:
-    """Calls it with all parts together, which then have their records' new numbers."""
-    together = Tokens.join(parts)
-    collect(together)
-    for part, record in zip(parts, together.record.split(list(map(len, parts))), strict=True):
-        part.record = record

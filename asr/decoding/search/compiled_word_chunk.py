@@ -51,7 +51,7 @@ class CompiledWordChunk:
         offset: Tensor,
         backtrace: Backtrace,
         lattice: LatticeRecords | None,
-        collect: Callable[[Tokens], None],
+        collect: Callable[[list[Tokens]], None],
     ) -> Tokens:
         """As `ChunkReader.read`; a lattice cannot be kept."""
         assert lattice is None
@@ -62,7 +62,7 @@ class CompiledWordChunk:
         is_over = False
         while not is_over:
             if backtrace.is_due:
-                collect(tokens)
+                collect([tokens])
             paths = (tokens.stream, tokens.state, tokens.score, tokens.context_idx, tokens.lm_score, tokens.record)
             found, previous, arc, block_begin, is_over = self._kernel.read_with_words(
                 *(tuple(part.numpy() for part in paths), self._arcs, flat, frame_begin, num_columns, num_left),

@@ -52,7 +52,7 @@ class ChunkReader(Protocol):
         offset: Tensor,
         backtrace: Backtrace,
         lattice: LatticeRecords | None,
-        collect: Callable[[Tokens], None],
+        collect: Callable[[list[Tokens]], None],
     ) -> Tokens:
         """Reads a chunk.
 
@@ -63,7 +63,8 @@ class ChunkReader(Protocol):
             offset: (N,) float64, what relative scores lack; changed in place.
             backtrace: takes the records.
             lattice: takes what else belongs to a lattice, or None.
-            collect: called now and then, always where the backtrace is due, with what is alive: may renumber records.
+            collect: called now and then, always where the backtrace is due, with all that is alive, in any parts: may
+                renumber their records.
 
         Returns:
             What is alive behind the last frames.

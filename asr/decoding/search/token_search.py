@@ -103,7 +103,7 @@ class TokenSearch:
             with torch.cuda.device_of(offset):
                 tokens = self.reader.read(
                     *(tokens, log_prob, num_frames, offset, self._backtrace, self._lattice),
-                    collect=lambda alive: self._tell([*waiting, alive]),
+                    collect=lambda parts: self._tell([*waiting, *parts]),
                 )
             max_frames = 0
         ends = set(num_frames.tolist())
