@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from asr.compiled_forms import imports
 from asr.lm.compiled_loop import compiled_loop
 from asr.lm.rnn.tile_kernel import COLUMNS, ROWS, add_block
+from asr.lm.rnn.tile_queries import tiled
 
 
 def half_product(weight: Tensor, bias: Tensor) -> Callable[[Tensor], Tensor] | None:
@@ -35,10 +36,8 @@ def half_product(weight: Tensor, bias: Tensor) -> Callable[[Tensor], Tensor] | N
         return None
     loop, num_outputs = compiled_loop(fill_products), len(weight)
     assert loop is not None
-    num_tiles = -(-num_outputs // COLUMNS)
-    rest = num_tiles * COLUMNS - num_outputs
-    by_tile = F.pad(half, (0, 0, 0, rest)).view(num_tiles, COLUMNS, -1).transpose(1, 2).contiguous()
-    tiles, padded_bias = by_tile.view(torch.int16).numpy(), F.pad(bias, (0, rest)).numpy()
+    tiles = tiled(half, COLUMNS).view(torch.int16).numpy()
+    padded_bias = F.pad(bias, (0, -num_outputs % COLUMNS)).numpy()
 
     def product(inputs: Tensor) -> Tensor:
         num_rows = len(inputs)

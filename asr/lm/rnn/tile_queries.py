@@ -19,9 +19,9 @@ from asr.lm.threads import in_threads
 TILE = 12 * COLUMNS
 
 
-def tiled(rows: Tensor) -> Tensor:
-    """rows (V, K) -> (P, K, TILE), zeros after the last word."""
-    return F.pad(rows, (0, 0, 0, -len(rows) % TILE)).view(-1, TILE, rows.shape[1]).transpose(1, 2).contiguous()
+def tiled(rows: Tensor, width: int = TILE) -> Tensor:
+    """rows (V, K) -> (P, K, width), zeros after the last word."""
+    return F.pad(rows, (0, 0, 0, -len(rows) % width)).view(-1, width, rows.shape[1]).transpose(1, 2).contiguous()
 
 
 def of_tiles(values: Tensor, padding: float = 0.0) -> Tensor:
