@@ -17,8 +17,9 @@ from asr.lm.adapters import NumberedLM, mark_live
 from asr.lm.contract import LanguageModel, LoopLM, LoopTables
 from asr.text.vocabulary import Vocabulary
 
-_CONTEXT_BITS = 32
-_LOW = (1 << _CONTEXT_BITS) - 1
+# Of a packed context index: so many for the second model's, and the mask of these.
+CONTEXT_BITS = 32
+LOW_CONTEXT = (1 << CONTEXT_BITS) - 1
 
 
 class CombinedLM:
@@ -84,20 +85,20 @@ class CombinedLM:
             AsrError: an index needs more bits than it has.
         """
         upper = torch.bitwise_or(
-            torch.bitwise_right_shift(first_idx, _CONTEXT_BITS - 1),
-            torch.bitwise_right_shift(second_idx, _CONTEXT_BITS),
+            torch.bitwise_right_shift(first_idx, CONTEXT_BITS - 1),
+            torch.bitwise_right_shift(second_idx, CONTEXT_BITS),
         )
         if bool(torch.any(upper)):
             raise AsrError(
-                f"A context index of an interpolated language model exceeds {_CONTEXT_BITS - 1} bits, the room that "
+                f"A context index of an interpolated language model exceeds {CONTEXT_BITS - 1} bits, the room that "
                 "packing leaves it; wrap that model in NumberedLM."
             )
-        return torch.bitwise_or(torch.bitwise_left_shift(first_idx, _CONTEXT_BITS), second_idx)
+        return torch.bitwise_or(torch.bitwise_left_shift(first_idx, CONTEXT_BITS), second_idx)
 
     @staticmethod
     def unpack(context_idx: Tensor) -> tuple[Tensor, Tensor]:
         """The inverse of `pack`."""
-        return torch.bitwise_right_shift(context_idx, _CONTEXT_BITS), torch.bitwise_and(context_idx, _LOW)
+        return torch.bitwise_right_shift(context_idx, CONTEXT_BITS), torch.bitwise_and(context_idx, LOW_CONTEXT)
 
 
 def interpolated_lm(

@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from asr.lm.interpolation import CONTEXT_BITS, LOW_CONTEXT
 from asr.lm.ngram.kernel import score_words
-
-_CONTEXT_BITS = 32
-_LOW = (1 << _CONTEXT_BITS) - 1
 
 
 def score_difference(context_idx: Any, word_id: Any, large: Any, small: Any) -> Any:
@@ -26,13 +24,13 @@ def score_difference(context_idx: Any, word_id: Any, large: Any, small: Any) -> 
     num = len(word_id)
     large_state, small_state = np.empty(num, dtype=np.int64), np.empty(num, dtype=np.int64)
     for i in range(num):
-        large_state[i], small_state[i] = context_idx[i] >> _CONTEXT_BITS, context_idx[i] & _LOW
+        large_state[i], small_state[i] = context_idx[i] >> CONTEXT_BITS, context_idx[i] & LOW_CONTEXT
     log_prob, next_idx = _looked_up(large_state, word_id, large)
     small_score, small_next = _looked_up(small_state, word_id, small)
     for i in range(num):
         # As `difference_lm` has it: what the small model rules out does not come back.
         log_prob[i] = -np.inf if np.isinf(small_score[i]) else log_prob[i] - small_score[i]
-        next_idx[i] = (next_idx[i] << _CONTEXT_BITS) | small_next[i]
+        next_idx[i] = (next_idx[i] << CONTEXT_BITS) | small_next[i]
     return log_prob, next_idx
 
 
