@@ -43,6 +43,8 @@ class CombinedLM:
             raise AsrError("Two language models have different word lists; map one to the other's with MappedLM.")
         self.first, self.second = (NumberedLM(lm) if isinstance(lm, CombinedLM) else lm for lm in (first, second))
         self._combine = combine
+        # Whether an index came that has no room: on a device it is not waited for word by word.
+        self._exceeds: Tensor | None = None
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -51,17 +53,24 @@ class CombinedLM:
 
     def start(self, num_streams: int) -> Tensor:
         """Both models' history `<s>`, (num_streams,)."""
-        return self.pack(self.first.start(num_streams), self.second.start(num_streams))
+        packed = self._packed(self.first.start(num_streams), self.second.start(num_streams))
+        self._check_room()
+        return packed
 
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
         """Combined log P(word | history) and the packed next context, (Q,) each."""
         first_idx, second_idx = self.unpack(context_idx)
         first, first_next = self.first.score(first_idx, word_id)
         second, second_next = self.second.score(second_idx, word_id)
-        return self._combine(first, second), self.pack(first_next, second_next)
+        return self._combine(first, second), self._packed(first_next, second_next)
 
     def final(self, context_idx: Tensor) -> Tensor:
-        """Combined log P(</s> | history), (Q,)."""
+        """Combined log P(</s> | history), (Q,).
+
+        Raises:
+            AsrError: an index given before needed more bits than it has; on a CPU `score` says so.
+        """
+        self._check_room()
         first_idx, second_idx = self.unpack(context_idx)
         return self._combine(self.first.final(first_idx), self.second.final(second_idx))
 
@@ -77,22 +86,27 @@ class CombinedLM:
         for lm, idx in zip((self.first, self.second), self.unpack(context_idx), strict=True):
             mark_live(lm, idx)
 
-    @staticmethod
-    def pack(first_idx: Tensor, second_idx: Tensor) -> Tensor:
-        """(Q,), (Q,) -> (Q,).
-
-        Raises:
-            AsrError: an index needs more bits than it has.
-        """
+    def _packed(self, first_idx: Tensor, second_idx: Tensor) -> Tensor:
         upper = torch.bitwise_or(
             torch.bitwise_right_shift(first_idx, CONTEXT_BITS - 1),
             torch.bitwise_right_shift(second_idx, CONTEXT_BITS),
         )
-        if bool(torch.any(upper)):
+        exceeds = torch.any(upper)
+        self._exceeds = exceeds if self._exceeds is None else torch.logical_or(self._exceeds, exceeds)
+        if upper.device.type == "cpu":
+            self._check_room()
+        return self.pack(first_idx, second_idx)
+
+    def _check_room(self) -> None:
+        if self._exceeds is not None and bool(self._exceeds):
             raise AsrError(
                 f"A context index of an interpolated language model exceeds {CONTEXT_BITS - 1} bits, the room that "
                 "packing leaves it; wrap that model in NumberedLM."
             )
+
+    @staticmethod
+    def pack(first_idx: Tensor, second_idx: Tensor) -> Tensor:
+        """(Q,), (Q,) -> (Q,)."""
         return torch.bitwise_or(torch.bitwise_left_shift(first_idx, CONTEXT_BITS), second_idx)
 
     @staticmethod

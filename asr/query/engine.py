@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from asr.errors import AsrError
+from asr.hashing.hash_table import BYTES_PER_SLOT
 from asr.lm.contract import StatefulNetwork
 from asr.query.capacity import Capacity
 from asr.query.expansion import Expansion
-from asr.query.hash_table import BYTES_PER_SLOT
 from asr.query.hidden_layer import HiddenLayer
 from asr.query.hidden_store import HiddenStore
 from asr.query.limits import ByteCosts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from asr.query.hash_table import MAX_LOAD
+from asr.hashing.hash_table import MAX_LOAD
 from asr.query.trie import START
 
 _TRIE_SHARE = 0.5

@@ -12,9 +12,9 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from asr.hashing.hash_table import BYTES_PER_SLOT, MAX_LOAD, HashTable
 from asr.lm.contract import StatefulNetwork
 from asr.query.distinct import one_of_each
-from asr.query.hash_table import BYTES_PER_SLOT, MAX_LOAD, HashTable
 
 _BYTES_OF_GROUPS = 256
 _HELD_NODES = 32

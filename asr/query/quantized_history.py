@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from asr.errors import AsrError
-from asr.query.hash_table import HashTable
+from asr.hashing.hash_table import HashTable
 
 _SCALE = {"round-2": 100.0, "round-1": 10.0}
 PRECISIONS = (*_SCALE, "sign")

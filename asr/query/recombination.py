@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from asr.errors import AsrError
+from asr.hashing.hash_table import HashTable
 from asr.query.distinct import largest_of_each, one_of_each
-from asr.query.hash_table import HashTable
 from asr.query.trie import HistoryTrie
 
 CHOICES = ("first", "best")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from asr.query.hash_table import HashTable
+from asr.hashing.hash_table import HashTable
 from asr.query.row_allocator import RowAllocator
 from asr.text.vocabulary import BOS_ID, EPSILON_ID
 

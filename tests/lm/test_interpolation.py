@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -103,8 +104,15 @@ def test_packing_is_exact(pairs: list[tuple[int, int]]) -> None:
 
 def test_an_index_that_does_not_fit_is_an_error(models: list[NgramLM]) -> None:
     for first, second in ((1 << 31, 0), (0, 1 << 32), (-1, 0)):
+        far = (mock.Mock(wraps=models[0], vocabulary=models[0].vocabulary) for _ in range(2))
+        lm = difference_lm(*far)
+        word = torch.tensor([5])
+        for part, idx in zip((lm.first, lm.second), (first, second), strict=True):
+            part.score.side_effect = lambda context, word, idx=idx: (torch.zeros(1), torch.tensor([idx]))  # type: ignore[attr-defined]
         with pytest.raises(AsrError, match="exceeds 31 bits"):
-            CombinedLM.pack(torch.tensor([first]), torch.tensor([second]))
+            lm.score(lm.start(1), word)
+        with pytest.raises(AsrError, match="exceeds 31 bits"):
+            lm.final(torch.tensor([0]))
     with pytest.raises(AsrError, match="must be positive and sum to one"):
         interpolated_lm(models[1:], [0.5, 0.6])
     with pytest.raises(AsrError, match="a weight each"):
@@ -115,7 +123,7 @@ def test_an_index_that_does_not_fit_is_an_error(models: list[NgramLM]) -> None:
 
 @given(st.lists(st.lists(st.integers(0, 50), max_size=40), max_size=10))
 def test_context_table_numbers_keys_once(batches: list[list[int]]) -> None:
-    table = ContextTable(num_slots=4)
+    table = ContextTable(num_buckets=1)
     numbers: dict[int, int] = {}
     for batch in batches:
         key = torch.tensor(batch, dtype=torch.int64) * (1 << 50) + 3
@@ -124,14 +132,6 @@ def test_context_table_numbers_keys_once(batches: list[list[int]]) -> None:
             assert numbers.setdefault(one, number) == number
         assert torch.equal(table.key_of(idx), key)
     assert sorted(numbers.values()) == list(range(len(table)))
-
-
-def test_packed_pairs_that_share_their_second_half_spread_over_the_table() -> None:
-    table = ContextTable(num_slots=1 << 12)
-    pairs = CombinedLM.pack(torch.arange(1000), torch.full((1000,), 7))
-    assert len(torch.unique(table._home(pairs))) > 700
-    table.index_of(pairs)
-    assert len(torch.unique(table._home(pairs))) > 700
 
 
 def test_models_of_different_words(models: list[NgramLM], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from asr.compiled_forms import gpu_module
-from asr.query.hash_kernel import compiled_loops
+from asr.hashing.hash_kernel import compiled_loops
 
 BUCKET_SIZE = 8
 BYTES_PER_SLOT = 16
@@ -38,7 +38,7 @@ class HashTable:
 
     def __init__(self, num_buckets: int, device: torch.device, compiled: bool = True) -> None:
         self._loops = compiled_loops() if compiled and device.type == "cpu" else None
-        self._kernels = gpu_module("asr.query.gpu_hash", device) if compiled else None
+        self._kernels = gpu_module("asr.hashing.gpu_hash", device) if compiled else None
         self.device = device
         self.count = 0
         self.num_rebuilds = 0

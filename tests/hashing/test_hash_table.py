@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.query import hash_table
-from asr.query.hash_table import HashTable
+from asr.hashing import hash_table
+from asr.hashing.hash_table import HashTable
 
 FORMS = ["tensor", "loops", "kernels"]
 
@@ -76,3 +76,9 @@ def test_colliding_keys_overflow_into_the_next_buckets(form):
     assert missing is None
     assert len(set(slot.tolist())) == 30
     assert table.find(candidates[home == 15][30:40])[1].tolist() == list(range(10))
+
+
+def test_keys_that_differ_in_few_bits_spread_over_the_table() -> None:
+    table = made(1 << 10, "tensor")
+    for shift in (0, 32):
+        assert len(torch.unique(table._bucket_of((torch.arange(1000) << shift) + 7))) > 500

@@ -1,0 +1,1 @@
+"""A hash table in tensors, on any device."""
