@@ -77,8 +77,20 @@ KERNELS = [
         {"B": 256},
     ),
     (GPU + "keeping", "end_frame", "*i64 *i64 *i64 i32 *i64 i32 i32 i32 i32", {}),
-    ("asr.query.gpu_hash", "_find", "*i64 i32 *i64 i32 i64 i32 i32 *i64", {"L": 256}),
-    ("asr.query.gpu_hash", "_insert", "*i64 i32 *i64 i32 i64 i32 i32 *i64 *i64", {"L": 256}),
+    ("asr.hashing.gpu_hash", "_find", "*i64 i32 *i64 i32 i64 i32 i32 *i64", {"L": 256}),
+    ("asr.hashing.gpu_hash", "_insert", "*i64 i32 *i64 i32 i64 i32 i32 *i64 *i64", {"L": 256}),
+    (
+        "asr.lm.ngram.gpu_kernel",
+        "_score_words",
+        "*i64 *i64 i32 *i64 i32 i64 i64 i32 i32 *i32 *i32 *i32 *fp32 *fp32 *fp32 *i32 *fp32 *i64",
+        {"HAS_INDEX": True, "IS_QUANTIZED": False, "L": 128},
+    ),
+    (
+        "asr.lm.ngram.gpu_kernel",
+        "_score_words",
+        "*i64 *i64 i32 *i32 i32 i32 i32 i32 i32 *i32 *i32 *i32 *fp32 *u8 *fp32 *i32 *fp32 *i64",
+        {"HAS_INDEX": False, "IS_QUANTIZED": True, "L": 128},
+    ),
 ]
 
 

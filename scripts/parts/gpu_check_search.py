@@ -19,9 +19,10 @@ from asr.decoding.first_pass import DecodeResult
 from asr.decoding.torch_pass import TorchFirstPass
 from asr.decoding_mode import decoding_options
 from asr.errors import AsrError
-from asr.query import hash_table
+from asr.hashing import hash_table
+from asr.hashing.hash_table import HashTable
+from asr.lm.ngram.ngram_lm import NgramLM
 from asr.query.engine import RnnLM
-from asr.query.hash_table import HashTable
 
 Check = tuple[str, Callable[[], str]]
 
@@ -87,7 +88,10 @@ def search_checks(folder: Path, device: torch.device, num_utts: int, num_frames:
         )
         for form, where, with_lm in cases
         if not with_lm or bundle.rnn_lm is not None
-    ] + [("hash table", lambda: compare_hash_tables(device, 4 * num_utts * num_frames))]
+    ] + [
+        ("hash table", lambda: compare_hash_tables(device, 4 * num_utts * num_frames)),
+        ("n-gram look-up", lambda: compare_ngrams(bundle.small_ngram, device, 64 * num_utts * num_frames)),
+    ]
 
 
 def compare_hash_tables(device: torch.device, num_keys: int) -> str:
@@ -113,3 +117,20 @@ def compare_hash_tables(device: torch.device, num_keys: int) -> str:
         assert len(absent) != 2 or torch.equal(absent[0], absent[1]), "other keys are absent"
         assert torch.equal(held[0].sort().values, held[1].sort().values), "other keys are new"
     return f"{tables[0].count} keys put in and found"
+
+
+def compare_ngrams(lm: NgramLM, device: torch.device, num_queries: int) -> str:
+    """Asks the model on the CPU and on the device, arcs hashed and searched for, and tells the device's rate."""
+    generator = torch.Generator().manual_seed(0)
+    state = torch.randint(lm.num_states, (num_queries,), generator=generator)
+    word_id = torch.randint(len(lm.vocabulary), (num_queries,), generator=generator)
+    expected = lm.score(state, word_id)
+    rates = []
+    for model in (lm.with_index().to(device), NgramLM(lm.vocabulary, lm.arrays.without_index(), lm.order).to(device)):
+        queries = state.to(device), word_id.to(device)
+        model.score(*queries)
+        begin = time.perf_counter()
+        found = [part.cpu() for part in model.score(*queries)]
+        rates.append(num_queries / (time.perf_counter() - begin))
+        assert all(map(torch.equal, found, expected)), "other scores or states"
+    return f"{num_queries} queries give the same bits; {rates[0]:.3g} hashed, {rates[1]:.3g} searched a second"

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asr.compiled_forms import gpu_module
 from asr.lm.compiled_loop import compiled_loop
 from asr.lm.contract import LoopTables
 from asr.lm.ngram.arc_finder import ArcFinder
@@ -32,7 +33,8 @@ class NgramLM:
         arrays: the model, all on the device where queries are answered.
         order: length of the longest n-grams.
         name: where the model came from, for reports.
-        compiled: on a CPU, whether to run numba's loops where it is installed; the answers are the same.
+        compiled: whether to run numba's loop on a CPU and Triton's kernel on a GPU, where they are installed; the
+            answers are the same.
 
     Words of the vocabulary that the model does not list are scored as `<unk>`; `num_unlisted_words` says how many.
     """
@@ -52,6 +54,7 @@ class NgramLM:
         self._finder = ArcFinder(arrays)
         on_cpu = arrays.label.device.type == "cpu"
         self._loop = compiled_loop(score_words, reorders_sums=False) if compiled and on_cpu else None
+        self._kernel = gpu_module("asr.lm.ngram.gpu_kernel", arrays.label.device) if compiled else None
         self._model = arrays.for_loop() if on_cpu else ()
         self._start_state = int(arrays.dst_state[BOS_ID])
 
@@ -130,6 +133,9 @@ class NgramLM:
     def _score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
         if self._loop is not None:
             return self._score_in_loop(self._loop, context_idx, word_id)
+        if self._kernel is not None:
+            log_prob, next_idx = self._kernel.score_words(self.arrays, context_idx, self._finder.mapped(word_id))
+            return log_prob, next_idx
         arc_idx, backoff = self._finder.find(context_idx, word_id)
         next_idx = self.arrays.dst_state.index_select(0, arc_idx).to(torch.int64)
         return backoff + self.arrays.arc_score(arc_idx), next_idx
