@@ -1,0 +1,268 @@
+"""A GPU that is not there: tensors that live in this process's memory and say that they are on one.
+
+What torch refuses on a real GPU is refused here: tensors of two devices in one operation, a device's tensor as a numpy
+array, waiting for values while a CUDA graph is captured. Each time the host waits for the device is counted. Operations
+are torch's CPU code and kernels run in Triton's interpreter, so that results are the CPU's: what a GPU's own arithmetic
+makes of it, and races between programs or streams, are not seen. There are no gradients: torch's autograd asks for a
+real device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+_DEVICE, _CPU = torch.device("cuda", 0), torch.device("cpu")
+# In torch's own order of device types.
+_CUDA, _META, _NUM_TYPES = 1, 14, 20
+
+# The host has to know what these find before it can go on.
+_WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal"}
+_INDEXING = {"index", "index_put", "index_put_"}
+
+
+class DeviceTensor(Tensor):
+    """A tensor on the pretended device; `held` has its values, on the CPU."""
+
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> DeviceTensor:
+        made: DeviceTensor = Tensor._make_wrapper_subclass(
+            cls, held.shape, held.stride(), held.storage_offset(), dtype=held.dtype, layout=held.layout, device=_DEVICE
+        )
+        made.held = held
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"{func} where the pretended device is not")
+
+    def tolist(self) -> Any:
+        """torch would not do it for a class of ours."""
+        return self.cpu().tolist()
+
+
+class PretendedGraph:
+    """In the place of `torch.cuda.CUDAGraph`."""
+
+    def __init__(self) -> None:
+        self.launches: list[Callable[[], None]] = []
+
+    def replay(self) -> None:
+        """Does again what was captured, on the same memory."""
+        for launch in self.launches:
+            launch()
+
+
+class PretendedStream:
+    """In the place of `torch.cuda.Stream`: all work is done at once."""
+
+    def __init__(self, device: Any = None) -> None:
+        pass
+
+    def wait_stream(self, stream: PretendedStream) -> None:
+        """Nothing to wait for."""
+
+    def wait_event(self, event: object) -> None:
+        """Nothing to wait for."""
+
+    def record_event(self) -> object:
+        """One that has happened."""
+        return object()
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+
+class PretendedDevice:
+    """What happens on the device.
+
+    Attributes:
+        waits: how often the host waited for it, by operation.
+        graph: what is being captured, or None.
+    """
+
+    def __init__(self) -> None:
+        self.waits: Counter[str] = Counter()
+        self.graph: PretendedGraph | None = None
+
+    def wait(self, name: str) -> None:
+        """Counts one.
+
+        Raises:
+            RuntimeError: a graph is being captured.
+        """
+        if self.graph is not None:
+            raise RuntimeError(f"{name}: operation not permitted when stream is capturing")
+        self.waits[name] += 1
+
+    @contextlib.contextmanager
+    def capture(self, graph: PretendedGraph, **_: Any) -> Iterator[None]:
+        """In the place of `torch.cuda.graph`."""
+        self.graph = graph
+        try:
+            yield
+        finally:
+            self.graph = None
+
+    def launch(self, run: Callable[[], None]) -> None:
+        """Runs what changes memory of the device, or keeps it for a replay."""
+        if self.graph is None:
+            run()
+        else:
+            self.graph.launches.append(run)
+
+
+class _Operations(TorchDispatchMode):
+    """Sends operations on the device's tensors, and those that make them, to what they hold; each thread needs one."""
+
+    def __init__(self, device: PretendedDevice) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, Tensor)]
+        on_device = [one for one in tensors if isinstance(one, DeviceTensor)]
+        wanted = kwargs.get("device")
+        if wanted is not None:
+            # "cuda" without a number has been made the guard's device, see `pretended_device`.
+            to_device = torch.device(wanted).type in ("cuda", "meta")
+        else:
+            to_device = isinstance(args[0], DeviceTensor) if name == "copy_" else bool(on_device)
+        if name == "_pin_memory":
+            return args[0]
+        if name == "_fused_sdp_choice":
+            return 0  # attention by plain operations
+        if not on_device and not to_device:
+            return func(*args, **kwargs)
+        if name not in ("copy_", "_to_copy"):
+            self._check(func, name, args, tensors)
+        if not to_device:
+            self._device.wait("copy to host")
+        elif name in _WAITS:
+            self._device.wait(name)
+        return self._run(func, name, tensors, args, kwargs, to_device)
+
+    def _run(self, func: Any, name: str, tensors: list[Tensor], args: Any, kwargs: Any, to_device: bool) -> Any:
+        own = {key: _CPU if key == "device" and value is not None else value for key, value in kwargs.items()}
+        held_args, held_kwargs = tree_map_only(DeviceTensor, lambda one: one.held, (args, own))
+        known = {id(one.held) if isinstance(one, DeviceTensor) else id(one): one for one in tensors}
+        work = _fused_gru_cell if name == "_thnn_fused_gru_cell" else func
+        if func._schema.is_mutable and self._device.graph is not None:
+            self._device.launch(lambda: work(*held_args, **held_kwargs))
+            return args[0]
+        result = work(*held_args, **held_kwargs)
+        if self._device.graph is not None and not any(one.alias_info for one in func._schema.returns):
+            outputs = [one for one in tree_flatten(result)[0] if isinstance(one, Tensor)]
+
+            def again() -> None:
+                anew = [one for one in tree_flatten(work(*held_args, **held_kwargs))[0] if isinstance(one, Tensor)]
+                for old, new in zip(outputs, anew, strict=True):
+                    old.copy_(new)
+
+            self._device.launch(again)
+
+        def placed(one: Tensor) -> Tensor:
+            if id(one) in known:
+                return known[id(one)]
+            return DeviceTensor(one) if to_device else one
+
+        return tree_map_only(Tensor, placed, result)
+
+    def _check(self, func: Any, name: str, args: Any, tensors: list[Tensor]) -> None:
+        hosts = [one for one in tensors if not isinstance(one, DeviceTensor) and one.dim()]
+        chooses = name in _INDEXING and isinstance(args[0], DeviceTensor)
+        if hosts and not chooses:
+            raise RuntimeError(f"{func}: expected all tensors to be on the same device, but found cuda:0 and cpu")
+        if chooses and (hosts or any(one.dtype is torch.bool for one in tensors[1:])):
+            self._device.wait(name)
+
+
+def _fused_gru_cell(
+    inputs: Tensor, hidden: Tensor, state: Tensor, input_bias: Tensor, hidden_bias: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What only a GPU has; the second result is for gradients."""
+    from_input, from_state = (inputs + input_bias).chunk(3, 1), (hidden + hidden_bias).chunk(3, 1)
+    reset, update = ((from_input[gate] + from_state[gate]).sigmoid() for gate in (0, 1))
+    new = (from_input[2] + reset * from_state[2]).tanh()
+    return new + update * (state - new), state
+
+
+@contextlib.contextmanager
+def pretended_device() -> Iterator[PretendedDevice]:
+    """While this lasts, `cuda` is a pretended device, in all threads that are started."""
+    device = PretendedDevice()
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    guards = (ctypes.c_void_p * _NUM_TYPES).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+    run_thread = threading.Thread.run
+
+    def run_in_thread(thread: threading.Thread) -> None:
+        with _operations(device):
+            run_thread(thread)
+
+    def nothing(*_: Any, **__: Any) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    of_cuda: dict[str, Any] = dict.fromkeys(["device_of", "stream", "synchronize", "_lazy_init"], nothing)
+    of_cuda |= dict.fromkeys(["Stream", "current_stream"], PretendedStream)
+    of_cuda |= {"is_available": lambda: True, "device_count": lambda: 1, "get_device_name": lambda *_: "pretended"}
+    of_cuda |= {"CUDAGraph": PretendedGraph, "graph": device.capture}
+    with contextlib.ExitStack() as stack:
+        # torch asks a guard for the device's type before many an operation; that for `meta` does nothing.
+        stack.callback(guards.__setitem__, _CUDA, guards[_CUDA])
+        guards[_CUDA] = guards[_META]
+        # A module's parameters are to become new objects: put into the old ones they would lose what they hold.
+        torch.__future__.set_overwrite_module_params_on_conversion(True)
+        stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, False)
+        for name, instead in of_cuda.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, instead))
+        stack.enter_context(mock.patch.object(threading.Thread, "run", run_in_thread))
+        _interpret_kernels(stack, device)
+        stack.enter_context(_operations(device))
+        yield device
+
+
+@contextlib.contextmanager
+def _operations(device: PretendedDevice) -> Iterator[None]:
+    """What a thread needs."""
+    # What torch.tensor makes is to reach the device by an operation that can be seen.
+    torch._C._set_only_lift_cpu_tensors(True)
+    try:
+        with _Operations(device):
+            yield
+    finally:
+        torch._C._set_only_lift_cpu_tensors(False)
+
+
+def _interpret_kernels(stack: contextlib.ExitStack, device: PretendedDevice) -> None:
+    """Lets Triton's interpreter read and write what the device's tensors hold, where Triton is installed."""
+    try:
+        from triton.runtime.interpreter import GridExecutor
+    except ImportError:
+        return
+    interpret = GridExecutor.__call__
+
+    def launch(kernel: Any, *args: Any, **kwargs: Any) -> None:
+        hosts = [
+            one for one in (*args, *kwargs.values()) if isinstance(one, Tensor) and not isinstance(one, DeviceTensor)
+        ]
+        if hosts:
+            raise ValueError("Pointer argument cannot be accessed from Triton (cpu tensor?)")
+        held_args, held_kwargs = tree_map_only(DeviceTensor, lambda one: one.held, (args, kwargs))
+        device.launch(lambda: interpret(kernel, *held_args, **held_kwargs))
+
+    stack.enter_context(mock.patch.object(GridExecutor, "__call__", launch))

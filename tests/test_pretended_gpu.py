@@ -1,0 +1,208 @@
+"""The whole chain on a pretended GPU: nothing is on the wrong device, and the host seldom waits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from asr.bundle import Bundle
+from asr.lm.contract import LanguageModel
+from asr.lm.ngram.host_ngram import HostNgramLM
+from asr.lm.ngram.kneser_ney import estimate_kneser_ney
+from asr.lm.ngram.ngram_lm import NgramLM
+from asr.lm.ngram.text import read_word_stream
+from asr.query.engine import RnnLM
+from asr.recognizer import Recognizer
+from asr.result import RecognitionResult
+from asr.streaming_options import StreamingOptions
+from asr.streaming_recognizer import recognize_stream
+from tests.pretended_device import PretendedDevice, PretendedGraph, pretended_device
+from tests.reference.ngram_oracle import toy_sentences
+from tests.tiny_bundle import RATE, tones
+
+pytestmark = pytest.mark.skipif(torch.__version__ < "2", reason="the pretended device needs torch 2's dispatch modes")
+CUDA = torch.device("cuda")
+SENTENCES = [["KIT", "TWO"], ["PAT"]]
+NUM_FRAMES = math.ceil(len(tones(SENTENCES[0])) / RATE * 50)
+
+
+@pytest.fixture
+def device() -> Iterator[PretendedDevice]:
+    with pretended_device() as pretended:
+        yield pretended
+
+
+def test_it_refuses_what_a_gpu_refuses(device: PretendedDevice) -> None:
+    here, there = torch.arange(6.0), torch.arange(6.0).to(CUDA)
+    assert there.device.type == "cuda" and there.is_cuda
+    for mixed in (lambda: here + there, lambda: there.index_select(0, torch.tensor([0])), lambda: here[there.long()]):
+        with pytest.raises(RuntimeError, match="same device"):
+            mixed()
+    with pytest.raises(RuntimeError, match="numpy"):
+        there.numpy()
+    assert (there * 2 + 1).cpu().tolist() == [1, 3, 5, 7, 9, 11]
+    assert device.waits == {"copy to host": 1}
+    assert float(there[2]) == 2.0 and there.nonzero().shape == (5, 1)
+    assert device.waits == {"copy to host": 1, "_local_scalar_dense": 1, "nonzero": 1}
+
+
+def test_it_replays_what_was_captured_and_lets_nobody_wait_meanwhile(device: PretendedDevice) -> None:
+    value, total = torch.ones(3, device=CUDA), torch.zeros(3, device=CUDA)
+    graph = torch.cuda.CUDAGraph()
+    assert isinstance(graph, PretendedGraph)
+    with torch.cuda.graph(graph):
+        total += 2 * value
+        with pytest.raises(RuntimeError, match="capturing"):
+            total.tolist()
+    assert total.tolist() == [0, 0, 0]
+    for factor in (1, 10):
+        value.fill_(factor)
+        graph.replay()
+    assert total.tolist() == [22, 22, 22]
+
+
+def recognized(recognizer: Recognizer) -> list[RecognitionResult]:
+    with torch.no_grad():
+        return recognizer([tones(words) for words in SENTENCES], RATE)
+
+
+@pytest.mark.parametrize(
+    ("mode", "first_pass", "options"),
+    [
+        ("interpolated", "torch", {"lm_device_bytes": 3000}),
+        ("on_the_fly", "torch", {"num_workers": 2, "keep_lattices": True}),
+    ],
+)
+def test_a_recognizer_finds_the_same(
+    tiny_bundle_folder: Path, mode: str, first_pass: str, options: dict[str, Any]
+) -> None:
+    pytest.importorskip("triton", reason="GPUs run Triton's kernels")
+    expected = recognized(Recognizer(Bundle.load(tiny_bundle_folder), mode, first_pass))
+    with pretended_device():
+        found = recognized(Recognizer(Bundle.load(tiny_bundle_folder), mode, first_pass, **options).to(CUDA))
+        lattices = [piece.lattice.to("cpu") for result in found for piece in result.lattices]
+    assert_equal(found, expected)
+    assert len(lattices) == (len(SENTENCES) if options.get("keep_lattices") else 0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "first_pass", "waits_a_frame"),
+    [
+        # Without a language model a look every 32 frames.
+        ("ngram", "torch", 0),
+        # After expansion, at the words, in the table of histories, after the cut-off.
+        ("on_the_fly", "torch-search", 4),
+        # n-gram models are looked up in one kernel, with nothing to wait for.
+        ("large_ngram", "torch-search", 3),
+        # Pairs of histories have a table of their own.
+        ("interpolated", "torch-search", 5.5),
+    ],
+)
+def test_the_host_seldom_waits(tiny_bundle_folder: Path, mode: str, first_pass: str, waits_a_frame: float) -> None:
+    """When the histories are known; a new one costs some more."""
+    pytest.importorskip("triton", reason="GPUs run Triton's kernels")
+    expected = recognized(Recognizer(Bundle.load(tiny_bundle_folder), mode, first_pass))
+    with pretended_device() as device:
+        recognizer = Recognizer(Bundle.load(tiny_bundle_folder), mode, first_pass).to(CUDA)
+        recognized(recognizer)
+        device.waits.clear()
+        found = recognized(recognizer)
+        num_waits = device.waits.total()
+    assert_equal(found, expected)
+    assert num_waits <= waits_a_frame * NUM_FRAMES + 40
+
+
+def assert_equal(found: list[RecognitionResult], expected: list[RecognitionResult]) -> None:
+    assert [result.text for result in found] == [result.text for result in expected]
+    assert [result.total for result in found] == pytest.approx([result.total for result in expected], abs=1e-4)
+
+
+def test_frames_without_kernels_are_the_same(tiny_bundle_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asr.compiled_forms.kernels_run", lambda device: False)
+    monkeypatch.setattr("asr.decoding.search.frame_form.kernels_run", lambda device: False)
+    expected = recognized(Recognizer(Bundle.load(tiny_bundle_folder), "on_the_fly", "torch-search"))
+    with pretended_device():
+        found = recognized(Recognizer(Bundle.load(tiny_bundle_folder), "on_the_fly", "torch-search").to(CUDA))
+    assert [result.text for result in found] == [result.text for result in expected]
+
+
+def test_a_stream_is_the_same(tiny_bundle_folder: Path) -> None:
+    pytest.importorskip("triton", reason="GPUs run Triton's kernels")
+    options = StreamingOptions(chunk_seconds=0.3, left_seconds=1.0, right_seconds=0.2)
+    pieces = tones(SENTENCES[0]).split(4000)
+    plain = Recognizer(Bundle.load(tiny_bundle_folder), "on_the_fly", "torch")
+    expected = [result.text for result in recognize_stream(plain, pieces, options=options)]
+    with pretended_device():
+        recognizer = Recognizer(Bundle.load(tiny_bundle_folder), "on_the_fly", "torch").to(CUDA)
+        assert [result.text for result in recognize_stream(recognizer, pieces, options=options)] == expected
+
+
+@pytest.mark.parametrize("hidden_on", ["cuda", "cpu", "both"])
+def test_the_hidden_layer_may_lie_elsewhere(tiny_bundle_folder: Path, hidden_on: str) -> None:
+    """Placement: trie and output layer on one device, hidden layer on another, or on two at a time."""
+
+    def network(where: str) -> Any:
+        rnn_lm = Bundle.load(tiny_bundle_folder).rnn_lm
+        assert rnn_lm is not None
+        return rnn_lm.network.to(where)
+
+    expected = answers(RnnLM(network("cpu")))
+    with pretended_device() as device, torch.no_grad():
+        home, others = {
+            "cuda": (network("cpu"), [network("cuda")]),
+            "cpu": (network("cuda"), [network("cpu")]),
+            "both": (network("cuda"), [network("cuda"), network("cpu")]),
+        }[hidden_on]
+        engine = RnnLM(home, others)
+        found = answers(engine)
+        statistics = engine.statistics()
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0.0)
+    assert statistics.bytes_moved > 0
+    assert device.waits.total() > 0
+
+
+def answers(lm: LanguageModel) -> Tensor:
+    """What a model says of 20 words after each of 4 growing histories, (5, 20), on the host."""
+    generator = torch.Generator().manual_seed(0)
+    context_idx, scores = lm.start(20), []
+    for _ in range(4):
+        word_id = torch.randint(4, len(lm.vocabulary), (20,), generator=generator).to(context_idx.device)
+        score, context_idx = lm.score(context_idx, word_id)
+        scores.append(score)
+    return torch.stack([*scores, lm.final(context_idx)]).detach().cpu()
+
+
+@pytest.fixture(scope="module")
+def ngram(tmp_path_factory: pytest.TempPathFactory) -> NgramLM:
+    path = tmp_path_factory.mktemp("text") / "text"
+    path.write_text("\n".join(toy_sentences(0, 3000)))
+    return NgramLM.from_trie(estimate_kneser_ney(read_word_stream([path]), 4).trie)
+
+
+@pytest.mark.parametrize("kind", ["searched", "hashed", "quantized", "without kernel"])
+def test_an_ngram_model_on_the_device_gives_the_same_bits(
+    ngram: NgramLM, kind: str, device: PretendedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "without kernel":
+        monkeypatch.setattr("asr.compiled_forms.kernels_run", lambda device: False)
+    else:
+        pytest.importorskip("triton", reason="the kernel needs triton")
+    lm = {"hashed": ngram.with_index(), "quantized": ngram.quantized()}.get(kind, ngram)
+    on_device = lm.to(CUDA)
+    device.waits.clear()
+    assert torch.equal(answers(on_device), answers(lm))
+    assert kind == "without kernel" or device.waits == {"copy to host": 1}
+
+
+@pytest.mark.parametrize("share", [2.0, 0.75, 0.3, 0.1])
+def test_an_ngram_model_in_host_memory_gives_the_same_bits(ngram: NgramLM, share: float) -> None:
+    budget = int(share * sum(ngram.arrays.num_bytes().values()))
+    expected = answers(ngram)
+    with pretended_device():
+        assert torch.equal(answers(HostNgramLM(ngram, CUDA, budget)), expected)
