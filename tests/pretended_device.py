@@ -29,6 +29,10 @@ _CUDA, _META, _NUM_TYPES = 1, 14, 20
 
 # The host has to know what these find before it can go on.
 _WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal"}
+# Whether a GPU's own implementation is to be taken.
+_CHOICES = {"_fused_sdp_choice", "_use_cudnn_ctc_loss", "_use_miopen_ctc_loss"}
+# May be given tensors of both; torch.ctc_loss itself fetches the lengths.
+_MIXES = {"copy_", "_to_copy", "_ctc_loss"}
 _INDEXING = {"index", "index_put", "index_put_"}
 
 
@@ -145,11 +149,11 @@ class _Operations(TorchDispatchMode):
             to_device = isinstance(args[0], DeviceTensor) if name == "copy_" else bool(on_device)
         if name == "_pin_memory":
             return args[0]
-        if name == "_fused_sdp_choice":
-            return 0  # attention by plain operations
+        if name in _CHOICES:
+            return 0
         if not on_device and not to_device:
             return func(*args, **kwargs)
-        if name not in ("copy_", "_to_copy"):
+        if name not in _MIXES:
             self._check(func, name, args, tensors)
         if not to_device:
             self._device.wait("copy to host")

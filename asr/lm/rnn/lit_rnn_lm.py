@@ -92,7 +92,9 @@ class LitRnnLm(pl.LightningModule):
         generator = torch.Generator().manual_seed(seed)
         # Dropout's masks follow from the step as well, so that a resumed run draws the same.
         torch.manual_seed(seed)
-        loss, self._states = self.network(batch, self._states, generator)
+        # A checkpoint's states are on the CPU.
+        states = None if self._states is None else [state.to(batch.input_id.device) for state in self._states]
+        loss, self._states = self.network(batch, states, generator)
         self.log("train_loss", loss.detach() / batch.target_id.numel(), prog_bar=True, batch_size=1)
         return loss
 

@@ -1,0 +1,91 @@
+"""What training computes forward on a pretended GPU: nothing is on the wrong device, and losses are the CPU's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("pytorch_lightning", reason="training needs Lightning")
+
+from asr.am.conformer import Conformer
+from asr.am.ctc_crf import CtcCrf
+from asr.am.lit_acoustic_model import LitAcousticModel
+from asr.am.spliced_dnn import SplicedDnn
+from asr.am.torch_ctc import TorchCtc
+from asr.lm.rnn.lit_rnn_lm import LitRnnLm
+from asr.lm.rnn.rnn_lm import RnnLmConfig
+from asr.lm.rnn.token_streams import TokenBatch, TokenStreams
+from tests.pretended_device import pretended_device
+
+pytestmark = pytest.mark.skipif(torch.__version__ < "2", reason="the pretended device needs torch 2's dispatch modes")
+WORDS = [f"w{number}" for number in range(60)]
+TOKENS = np.random.default_rng(0).integers(4, 64, 2000).astype(np.int32)
+NETWORKS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "conformer": (Conformer, {"dim": 16, "num_blocks": 2, "num_heads": 2, "hidden_dim": 32, "group_size": 8}),
+    "dnn": (SplicedDnn, {"num_hidden_layers": 1, "hidden_dim": 32, "left_context": 1, "right_context": 1}),
+}
+
+
+def moved(batch: TokenBatch, device: str) -> TokenBatch:
+    return TokenBatch(*(part.to(device) if isinstance(part, Tensor) else part for part in batch))
+
+
+@pytest.mark.parametrize("cell", ["gru", "relu"])
+@pytest.mark.parametrize("output", ["nce", "hierarchical", "class", "full"])
+def test_a_language_model_s_losses_are_the_same(tmp_path: Path, output: Any, cell: Any) -> None:
+    (tmp_path / "words").write_text("\n".join(WORDS))
+    config = RnnLmConfig(8, 12, cell=cell, output=output, maxent_order=3, maxent_size=256, num_noise_words=20)
+
+    def losses(device: str) -> list[float]:
+        torch.manual_seed(0)
+        model = LitRnnLm(str(tmp_path / "words"), config)
+        model.network.output.set_unigram(torch.from_numpy(np.bincount(TOKENS, minlength=64)), reset_bias=True)
+        model.to(device).train()
+        streams = TokenStreams(TOKENS, 4, 8, model.network.num_history_words)
+        # As behind a checkpoint, which holds the streams' states on the CPU.
+        model.on_load_checkpoint({"stream_states": [torch.full((4, 12), 0.5)]})
+        with mock.patch.object(LitRnnLm, "log"), torch.no_grad():
+            found = [float(model.training_step(moved(streams[idx], device), idx)) for idx in (1, 2)]
+            model.validation_step(moved(streams[3], device), 0)
+        return [*found, *model._sums.tolist()]
+
+    expected = losses("cpu")
+    with pretended_device():
+        assert losses("cuda") == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("objective", ["ctc", "ctc_crf"])
+@pytest.mark.parametrize("network", [*NETWORKS])
+def test_an_acoustic_model_s_losses_are_the_same(network: str, objective: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    batch = {
+        "features": torch.randn(2, 64, 20, generator=generator),
+        "num_frames": torch.tensor([64, 40]),
+        "tokens": torch.tensor([[1, 2, 3], [2, 1, 0]]),
+        "num_tokens": torch.tensor([3, 2]),
+    }
+
+    def losses(device: str) -> list[float]:
+        torch.manual_seed(0)
+        build, arguments = NETWORKS[network]
+        loss: nn.Module = TorchCtc() if objective == "ctc" else CtcCrf(4)
+        model = LitAcousticModel(build(num_features=20, num_tokens=4, **arguments), loss).eval()
+        model.objective.prepare([[1, 2, 3], [2, 1]])
+        model.to(device)
+        on_device = {name: part.to(device) for name, part in batch.items()}
+        with torch.no_grad():
+            log_prob, num_frames = model(on_device["features"], on_device["num_frames"])
+            found: list[float] = model.objective(
+                log_prob, num_frames, on_device["tokens"], on_device["num_tokens"]
+            ).tolist()
+        return found
+
+    expected = losses("cpu")
+    with pretended_device():
+        assert losses("cuda") == pytest.approx(expected, rel=1e-5)
