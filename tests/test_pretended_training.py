@@ -17,7 +17,9 @@ from asr.am.conformer import Conformer
 from asr.am.ctc_crf import CtcCrf
 from asr.am.lit_acoustic_model import LitAcousticModel
 from asr.am.spliced_dnn import SplicedDnn
+from asr.am.teacher_alignment import TeacherAlignment
 from asr.am.torch_ctc import TorchCtc
+from asr.bundle import Bundle
 from asr.lm.rnn.lit_rnn_lm import LitRnnLm
 from asr.lm.rnn.rnn_lm import RnnLmConfig
 from asr.lm.rnn.token_streams import TokenBatch, TokenStreams
@@ -60,9 +62,9 @@ def test_a_language_model_s_losses_are_the_same(tmp_path: Path, output: Any, cel
         assert losses("cuda") == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("objective", ["ctc", "ctc_crf"])
+@pytest.mark.parametrize("objective", ["ctc", "ctc_crf", "flat start", "teacher"])
 @pytest.mark.parametrize("network", [*NETWORKS])
-def test_an_acoustic_model_s_losses_are_the_same(network: str, objective: str) -> None:
+def test_an_acoustic_model_s_losses_are_the_same(network: str, objective: str, tiny_bundle_folder: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     batch = {
         "features": torch.randn(2, 64, 20, generator=generator),
@@ -74,17 +76,25 @@ def test_an_acoustic_model_s_losses_are_the_same(network: str, objective: str) -
     def losses(device: str) -> list[float]:
         torch.manual_seed(0)
         build, arguments = NETWORKS[network]
-        loss: nn.Module = TorchCtc() if objective == "ctc" else CtcCrf(4)
-        model = LitAcousticModel(build(num_features=20, num_tokens=4, **arguments), loss).eval()
+        loss: nn.Module = CtcCrf(5) if objective == "ctc_crf" else TorchCtc()
+        options: dict[str, Any] = {"flat start": {"flat_start_steps": 1}, "teacher": {"teacher": "its folder"}}
+        model = LitAcousticModel(
+            build(num_features=20, num_tokens=5, **arguments), loss, **options.get(objective, {})
+        ).eval()
         model.objective.prepare([[1, 2, 3], [2, 1]])
+        if objective == "teacher":
+            tokens = Bundle.load(tiny_bundle_folder).graph.tokens.tokens
+            model._teacher_alignment = TeacherAlignment(str(tiny_bundle_folder), tokens, 20)
         model.to(device)
         on_device = {name: part.to(device) for name, part in batch.items()}
+        found: list[float] = []
+        model.log = lambda name, value, **_: found.append(float(value))  # type: ignore[method-assign]
         with torch.no_grad():
-            log_prob, num_frames = model(on_device["features"], on_device["num_frames"])
-            found: list[float] = model.objective(
-                log_prob, num_frames, on_device["tokens"], on_device["num_tokens"]
-            ).tolist()
-        return found
+            model.training_step(on_device, 0)
+            model.on_train_batch_end(None, on_device, 0)
+            model.on_validation_epoch_start()
+            model.validation_step(on_device, 0)
+        return [*found, model._errors.rate]
 
     expected = losses("cpu")
     with pretended_device():
