@@ -12,6 +12,12 @@ import torch
 from torch import Tensor
 
 from asr.bundle import Bundle
+from asr.decoding.lattice.nbest import n_best
+from asr.decoding.lattice.posteriors import arc_posteriors
+from asr.decoding.lattice.prefix_tree import PrefixTree, rescore_n_best, score_tree_by_network
+from asr.decoding.on_the_fly import rescore_on_the_fly
+from asr.decoding.torch_pass import TorchFirstPass
+from asr.evaluation.timing import StageTimes
 from asr.lm.contract import LanguageModel
 from asr.lm.ngram.host_ngram import HostNgramLM
 from asr.lm.ngram.kneser_ney import estimate_kneser_ney
@@ -123,9 +129,15 @@ def assert_equal(found: list[RecognitionResult], expected: list[RecognitionResul
     assert [result.total for result in found] == pytest.approx([result.total for result in expected], abs=1e-4)
 
 
-def test_frames_without_kernels_are_the_same(tiny_bundle_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensor operations only, which the interpreter is no part of."""
     monkeypatch.setattr("asr.compiled_forms.kernels_run", lambda device: False)
     monkeypatch.setattr("asr.decoding.search.frame_form.kernels_run", lambda device: False)
+
+
+@pytest.mark.usefixtures("without_kernels")
+def test_frames_without_kernels_are_the_same(tiny_bundle_folder: Path) -> None:
     expected = recognized(Recognizer(Bundle.load(tiny_bundle_folder), "on_the_fly", "torch-search"))
     with pretended_device():
         found = recognized(Recognizer(Bundle.load(tiny_bundle_folder), "on_the_fly", "torch-search").to(CUDA))
@@ -141,6 +153,37 @@ def test_a_stream_is_the_same(tiny_bundle_folder: Path) -> None:
     with pretended_device():
         recognizer = Recognizer(Bundle.load(tiny_bundle_folder), "on_the_fly", "torch").to(CUDA)
         assert [result.text for result in recognize_stream(recognizer, pieces, options=options)] == expected
+
+
+@pytest.mark.usefixtures("without_kernels")
+def test_lattices_and_second_passes_are_the_same(tiny_bundle_folder: Path) -> None:
+    def found_on(device: str) -> list[Any]:
+        bundle = Bundle.load(tiny_bundle_folder)
+        assert bundle.rnn_lm is not None
+        recognizer = Recognizer(bundle, "ngram", "torch").to(device)
+        graph, network = bundle.graph.to(torch.device(device)), bundle.rnn_lm.network.to(device)
+        with torch.no_grad():
+            log_prob = recognizer.log_prob([tones(words) for words in SENTENCES], StageTimes())
+            results = TorchFirstPass(graph, recognizer.options, keep_lattice=True).decode(*log_prob)
+            lattices = [result.lattice for result in results if result.lattice is not None]
+            lists = [n_best(lattice, graph, recognizer.options, 5) for lattice in lattices]
+            tree = PrefixTree([hypothesis.word_ids for hypotheses in lists for hypothesis in hypotheses], device)
+            rescored = rescore_on_the_fly(lattices, recognizer.options, RnnLM(network), keep_lattice=True)  # type: ignore[arg-type]
+            second = rescore_n_best(lists, RnnLM(network), recognizer.options)  # type: ignore[arg-type]
+            return [
+                [[hypothesis.total for hypothesis in hypotheses] for hypotheses in (*lists, *second)],
+                score_tree_by_network(tree, network).tolist(),  # type: ignore[arg-type]
+                [path.total for path in rescored if path is not None],
+                [float(arc_posteriors(lattice, recognizer.options).sum()) for lattice in lattices],
+            ]
+
+    expected = found_on("cpu")
+    with pretended_device():
+        found = found_on("cuda")
+    for ours, theirs in zip(found[0], expected[0], strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-4)
+    for ours, theirs in zip(found[1:], expected[1:], strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-4)
 
 
 @pytest.mark.parametrize("hidden_on", ["cuda", "cpu", "both"])
