@@ -109,8 +109,10 @@ class HuffmanOutput(nn.Module):
             hidden, places, word_id, self.path_begin, self.path_node, self.path_sign,
             self.rows.weight.detach(), self.bias.weight.detach()[:, 0], weight, owner,
         )  # fmt: skip
+        # Queries of a word one after the other: the second finds the path's nodes in the cache.
+        order = np.argsort(word_id.numpy())
         num_computed = loop(
-            *(array.contiguous().numpy() for array in arrays), held.numpy(), self._root, log_prob.numpy()
+            order, *(array.contiguous().numpy() for array in arrays), held.numpy(), self._root, log_prob.numpy()
         )
         return log_prob, num_computed
 

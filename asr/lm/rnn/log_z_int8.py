@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from asr.lm.compiled_loop import Intrinsic
 from asr.lm.rnn.maxent import HashedMaxEnt, add_score_range
-from asr.lm.rnn.tile_kernel import ROWS, add_features, add_products, ask_for_features, exponential, sum_exponentials
+from asr.lm.rnn.tile_kernel import COLUMNS, MUCH, ROWS, ask_for_features, exponential
 from asr.lm.rnn.tile_queries import TILE, log_sums, of_tiles, tiled
 
 EXACT_SHARE = 1 / 256  # of the sum so far: words of more are scored again
@@ -27,9 +27,14 @@ _LARGEST = 127
 _UNSIGNED = 128  # added to hidden numbers: the instruction multiplies unsigned numbers by signed ones
 _QUERIES_AT_ONCE = 256
 _BITS = 64
+_LOG2_E, _LOG_2 = math.log2(math.e), math.log(2)
 
+as_float32: Any = Intrinsic("asr.lm.rnn.register_block", "as_float32")
 bits_above: Any = Intrinsic("asr.lm.rnn.register_block", "bits_above")
 lowest_bit: Any = Intrinsic("asr.lm.rnn.register_block", "lowest_bit")
+prefetch: Any = Intrinsic("asr.lm.rnn.register_block", "prefetch")
+set_block: Any = Intrinsic("asr.lm.rnn.register_block", "set_block")
+row_product: Any = Intrinsic("asr.lm.rnn.register_block", "row_product")
 
 
 class Int8LogZ:
@@ -56,8 +61,8 @@ class Int8LogZ:
         # A tile may reach beyond the last word.
         self._tables = (
             tiled(_quads(rounded.char())), of_tiles((-_UNSIGNED * rounded.sum(dim=1)).int()),
-            of_tiles(self._word_step), of_tiles(bias, -math.inf), F.pad(features.char(), (0, TILE)),
-            np.float32(feature_step.item()), rows.contiguous(), self._weight,
+            of_tiles(self._word_step), of_tiles(_LOG2_E * bias, -math.inf), F.pad(features.char(), (0, TILE)),
+            np.float32(_LOG2_E * feature_step.item()), rows.contiguous(), self._weight,
         )  # fmt: skip
 
     def __call__(self, hidden: Tensor, history: Tensor) -> Tensor:
@@ -66,8 +71,8 @@ class Int8LogZ:
         if self._loop is None:
             parts = zip(*(tensor.split(_QUERIES_AT_ONCE) for tensor in (hidden, step, rounded, history)), strict=True)
             return torch.cat([self._by_tensors(*part) for part in parts])
-        queries = _quads((rounded + _UNSIGNED).byte()), step, hidden
-        rooms = ((ROWS, TILE), torch.int32), ((TILE,), torch.float32), ((TILE,), torch.float32)
+        queries = _quads((rounded + _UNSIGNED).byte()), _LOG2_E * step, hidden.contiguous()
+        rooms = ((ROWS, TILE), torch.int32), *(((TILE,), kind) for kind in (torch.int16, torch.float32, torch.int64))
         return log_sums(self._loop, queries, history, self._maxent, self._tables, rooms)
 
     def _by_tensors(self, hidden: Tensor, step: Tensor, rounded: Tensor, history: Tensor) -> Tensor:
@@ -101,50 +106,104 @@ def _quads(numbers: Tensor) -> Tensor:
 
 def add_exponentials(
     rounded: Any, step: Any, hidden: Any, places: Any, tiles: Any, offset: Any, word_step: Any, bias: Any,
-    features: Any, feature_step: Any, rows: Any, weight: Any, products: Any, score: Any, powers: Any,
+    features: Any, feature_step: Any, rows: Any, weight: Any, products: Any, sums: Any, powers: Any, chosen: Any,
     top: Any, total: Any,
 ) -> None:  # fmt: skip
     """Adds exp(score - top) of all words to total (Q,); top (Q,), at first -inf, becomes one of the larger scores.
 
     rounded (Q, H / 4) fours of unsigned bytes, step (Q,), hidden (Q, H), places (Q, R); tiles (P, H / 4, TILE) fours of
     signed bytes, offset, what makes up for the unsigned, word_step and bias (P, TILE), features (W,) int8, rows (V, H),
-    weight (W,). Room to work in: products (ROWS, TILE), score and powers (TILE,). Q is a multiple of ROWS.
+    weight (W,); step, feature_step and bias are times log2(e). Room to work in: products (ROWS, TILE), sums, powers and
+    chosen (TILE,). Q is a multiple of ROWS.
     """
     for tile in range(tiles.shape[0]):
         first = tile * TILE
         added = features[first:]
         for begin in range(0, rounded.shape[0], ROWS):
-            for i in range(ROWS):
-                product = products[i]
-                for v in range(TILE):
-                    product[v] = offset[tile, v]
-            add_products(products, rounded[begin : begin + ROWS], tiles[tile])
+            for column in range(0, TILE, COLUMNS):
+                set_block(products, rounded[begin : begin + ROWS], tiles[tile], column, offset[tile : tile + 1])
             for i in range(ROWS):
                 query = begin + i
                 if query + ROWS < len(step):
                     ask_for_features(added, places[query + ROWS], TILE)
-                product, factor = products[i], step[query]
-                for v in range(TILE):
-                    score[v] = np.float32(product[v]) * (factor * word_step[tile, v]) + bias[tile, v]
-                add_features(score, added, places[query], feature_step)
-                part = sum_exponentials(powers, score, query, top, total)
+                _sum_features(sums, added, places[query])
+                scores = products[i], sums, step[query], feature_step, word_step[tile], bias[tile]
+                part = _sum_powers(powers, scores, query, top, total)
                 limit = np.float32(EXACT_SHARE * (total[query] + part))
+                num_chosen = 0
                 for at in range(0, TILE, _BITS):
                     bits = bits_above(powers, at, limit)
                     while bits:
                         v = at + lowest_bit(bits)
                         bits &= bits - 1
-                        word = first + v
-                        exact = bias[tile, v] + _score(hidden[query], rows[word], places[query], weight[word:])
-                        part += exponential(exact - top[query]) - powers[v]
+                        chosen[num_chosen] = v
+                        num_chosen += 1
+                        # They are far apart: all are asked for before the first is read.
+                        for length in range(places.shape[1]):
+                            prefetch(weight, places[query, length] + first + v)
+                for at in range(num_chosen):
+                    v = chosen[at]
+                    word = first + v
+                    exact = np.float32(_LOG_2) * bias[tile, v] + row_product(hidden, query, rows, word)
+                    for length in range(places.shape[1]):
+                        exact += weight[places[query, length] + word]
+                    part += exponential(exact - top[query]) - powers[v]
                 total[query] += part
 
 
-def _score(hidden: Any, row: Any, places: Any, weight: Any) -> Any:
-    """hidden, row (H,), places (R,), weight from the word's on -> row . hidden + MaxEnt."""
+def _sum_features(sums: Any, features: Any, places: Any) -> None:
+    """sums (TILE,) int16 = the sum of the slices of features (W,) at places (R,)."""
+    num_lengths = len(places)
+    sums[:] = 0
+    for length in range(0, num_lengths - 2, 3):
+        one, two, three = features[places[length] :], features[places[length + 1] :], features[places[length + 2] :]
+        for v in range(TILE):
+            sums[v] = np.int16(sums[v] + one[v] + two[v] + three[v])
+    for length in range(num_lengths - num_lengths % 3, num_lengths):
+        one = features[places[length] :]
+        for v in range(TILE):
+            sums[v] = np.int16(sums[v] + one[v])
+
+
+def _sum_powers(powers: Any, scores: Any, query: int, top: Any, total: Any) -> Any:
+    """powers (TILE,) = exp(rough scores - top[query]) -> their sum, for which total[query] is of the same top.
+
+    Where there is no top yet, -inf, or the sum would be large, top[query] becomes the largest score.
+    """
+    part = np.float32(np.inf)
+    if top[query] > -np.inf:
+        part = _powers(powers, scores, np.float32(_LOG2_E) * top[query])
+    if part > MUCH:
+        largest = _rough_score(scores, 0)
+        for v in range(1, TILE):
+            largest = max(largest, _rough_score(scores, v))
+        largest *= np.float32(_LOG_2)
+        total[query] *= math.exp(top[query] - largest)
+        top[query] = largest
+        part = _powers(powers, scores, np.float32(_LOG2_E) * largest)
+    return part
+
+
+def _powers(powers: Any, scores: Any, top: Any) -> Any:
     total = np.float32(0.0)
-    for k in range(len(hidden)):
-        total += hidden[k] * row[k]
-    for length in range(len(places)):
-        total += weight[places[length]]
+    for v in range(TILE):
+        power = _rough_power_of_2(_rough_score(scores, v) - top)
+        powers[v] = power
+        total += power
     return total
+
+
+def _rough_score(scores: Any, v: int) -> Any:
+    """log2(e) times the score of a tile's v-th word."""
+    product, sums, step, feature_step, word_step, bias = scores
+    return np.float32(product[v]) * (step * word_step[v]) + bias[v] + np.float32(sums[v]) * feature_step
+
+
+def _rough_power_of_2(x: Any) -> Any:
+    """2^x to 1.7e-3 of it, as often too much as too little: as `exponential`, with a series of three terms."""
+    x = np.float32(-126.0) if x < np.float32(-126.0) else x
+    n = np.rint(x)
+    n = np.float32(127.0) if n > np.float32(127.0) else n
+    f = x - n
+    power = as_float32(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
+    return power * (np.float32(1.00038435) + f * (np.float32(0.703407058) + f * np.float32(0.23841512)))

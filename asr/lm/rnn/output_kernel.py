@@ -13,38 +13,35 @@ import numpy as np
 from asr.lm.compiled_loop import Intrinsic
 from asr.lm.rnn.tile_kernel import exponential
 
-_NEAR_NODES = 6  # of a path, which so many words share that a cache has their rows
 _FLOATS_OF_LINE = 16  # of a cache
+_NODES_AT_ONCE = 16  # of a path, whose exponentials are computed side by side
+_TOO_LARGE = 30.0  # an exponent whose power and one more are the power to float32's last digit
 
 prefetch: Any = Intrinsic("asr.lm.rnn.register_block", "prefetch")
+row_product: Any = Intrinsic("asr.lm.rnn.register_block", "row_product")
 
 
 def add_path_log_prob(
-    hidden: Any, places: Any, word_id: Any, path_begin: Any, path_node: Any, path_sign: Any,
+    order: Any, hidden: Any, places: Any, word_id: Any, path_begin: Any, path_node: Any, path_sign: Any,
     rows: Any, bias: Any, weight: Any, owner: Any, held: Any, root: int, log_prob: Any,
 ) -> int:  # fmt: skip
     """Adds log P of each word by the decisions on its path -> how many have been computed.
 
-    hidden (Q, H), places (Q, R), word_id, owner, log_prob (Q,), rows (V, H), bias (V,), weight (W,); a word's path is
-    path_begin[word] .. path_begin[word + 1] - 1. held (O, K) has 1 / P(node root - k | history) of the histories
-    owner (Q,), NaN where not known, and is filled on the way: what is known of a path is not computed again.
+    order (Q,) says which query comes first: best those of the same word together. hidden (Q, H), places (Q, R),
+    word_id, owner, log_prob (Q,), rows (V, H), bias (V,), weight (W,); a word's path is path_begin[word] ..
+    path_begin[word + 1] - 1. held (O, K) has 1 / P(node root - k | history) of the histories owner (Q,), NaN where not
+    known, and is filled on the way: what is known of a path is not computed again.
     """
-    size, num_places, num_held = hidden.shape[1], places.shape[1], held.shape[1]
+    num_places, num_held = places.shape[1], held.shape[1]
+    against, powers = np.zeros(_NODES_AT_ONCE, dtype=np.float32), np.empty(_NODES_AT_ONCE, dtype=np.float32)
     num_computed = 0
-    for query in range(len(word_id)):
+    for which in range(len(order)):
+        query = order[which]
         word = word_id[query]
         begin, end = path_begin[word], path_begin[word + 1]
-        # A path's features and its nodes far from the root lie all over tables that no near cache holds: those of the
-        # next word are asked for meanwhile.
-        if query + 1 < len(word_id):
-            following = word_id[query + 1]
-            for at in range(path_begin[following], path_begin[following + 1]):
-                node = path_node[at]
-                if at >= path_begin[following] + _NEAR_NODES:
-                    for i in range(0, size, _FLOATS_OF_LINE):
-                        prefetch(rows[node], i)
-                for i in range(num_places):
-                    prefetch(weight, places[query + 1, i] + node)
+        if which + 1 < len(order):
+            following = order[which + 1]
+            _ask_for_path(following, word, hidden, places, word_id[following], path_begin, path_node, rows, weight)
         last = begin
         while last + 1 < end and root - path_node[last + 1] < num_held:
             last += 1
@@ -59,25 +56,44 @@ def add_path_log_prob(
             at -= 1
         num_computed += end - at
         while at < end:
-            node = path_node[at]
-            logit = bias[node]
-            for i in range(size):
-                logit += hidden[query, i] * rows[node, i]
-            for i in range(num_places):
-                logit += weight[places[query, i] + node]
-            against = -path_sign[at] * logit
-            if against > 30.0:
-                total += against
-            else:
-                product *= 1.0 + exponential(np.float32(against))
-            if product > 1e250:
-                total += math.log(product)
-                product = 1.0
-            at += 1
-            if at <= last and total == 0.0 and product < 1e30:
-                held[owner[query], root - path_node[at]] = product
+            count = min(_NODES_AT_ONCE, end - at)
+            for k in range(count):
+                node = path_node[at + k]
+                logit = bias[node] + row_product(hidden, query, rows, node)
+                for i in range(num_places):
+                    logit += weight[places[query, i] + node]
+                against[k] = -path_sign[at + k] * logit
+            for k in range(_NODES_AT_ONCE):
+                powers[k] = exponential(against[k])
+            for k in range(count):
+                if against[k] > _TOO_LARGE:
+                    total += against[k]
+                else:
+                    product *= 1.0 + powers[k]
+                if product > 1e250:
+                    total += math.log(product)
+                    product = 1.0
+                at += 1
+                if at <= last and total == 0.0 and product < 1e30:
+                    held[owner[query], root - path_node[at]] = product
         log_prob[query] -= total + math.log(product)
     return num_computed
+
+
+def _ask_for_path(
+    query: int, word_before: int, hidden: Any, places: Any, word: int, path_begin: Any, path_node: Any,
+    rows: Any, weight: Any,
+) -> None:  # fmt: skip
+    """A path's features lie all over a table that no near cache holds, and what it multiplies far apart as well."""
+    for i in range(0, hidden.shape[1], _FLOATS_OF_LINE):
+        prefetch(hidden[query], i)
+    for at in range(path_begin[word], path_begin[word + 1]):
+        node = path_node[at]
+        if word != word_before:
+            for i in range(0, rows.shape[1], _FLOATS_OF_LINE):
+                prefetch(rows[node], i)
+        for i in range(places.shape[1]):
+            prefetch(weight, places[query, i] + node)
 
 
 def add_word_scores(
@@ -86,12 +102,9 @@ def add_word_scores(
 ) -> None:  # fmt: skip
     """Adds the score of each word: hidden (Q, H), history (Q, M), word_id, row_idx (its row), scores (Q,), rows (V, H),
     bias (V,), weight (W,); the features' places are those of `hashed_places`, none where the order is 1."""
-    size = hidden.shape[1]
     for query in range(len(word_id)):
         word, row = word_id[query], row_idx[query]
-        total = bias[row]
-        for i in range(size):
-            total += hidden[query, i] * rows[row, i]
+        total = bias[row] + row_product(hidden, query, rows, row)
         mixed = 0
         for age in range(order - 1):
             mixed = (mixed ^ history[query, age]) * multipliers[age % len(multipliers)] + age + 1

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from asr.lm.rnn.tile_kernel import COLUMNS, ROWS, add_products, exponential
+from asr.lm.rnn.tile_kernel import NARROW, ROWS, add_products, exponential
 from asr.lm.threads import in_threads
 
 _MAX_UNITS = 128  # a tile of a wide layer's weights should leave a core's second cache room for more
@@ -32,8 +32,7 @@ def run_sentences(
     size = state.shape[1]
     num_gates = len(weight) // size
     num_tiles = -(-size // _MAX_UNITS)
-    multiple = COLUMNS // num_gates
-    units = -(-size // (num_tiles * multiple)) * multiple
+    units = -(-size // (num_tiles * NARROW)) * NARROW
     width = num_tiles * units
     by_gate = F.pad(weight.detach().view(num_gates, size, size), (0, 0, 0, width - size))
     tiles = by_gate.view(num_gates, num_tiles, units, size).permute(1, 3, 0, 2).contiguous()

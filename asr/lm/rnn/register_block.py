@@ -8,6 +8,7 @@ Shapes: K inner dimension, W columns.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding
@@ -18,7 +19,7 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
-from asr.lm.rnn.tile_kernel import COLUMNS, ROWS
+from asr.lm.rnn.tile_kernel import COLUMNS, NARROW, ROWS
 
 llvmlite.binding.initialize_native_asmparser()  # for the one instruction that is written out
 
@@ -38,19 +39,19 @@ def add_block(typingctx: Any, products: Any, left: Any, right: Any, column: Any)
     All are float32, or right is int16, a float16's bits; or all are int32, of which left's are four unsigned bytes
     along the inner dimension and right's four signed ones, where the processor has the instruction ("avx512vnni").
     """
-    are_bytes, is_half = left.dtype == types.int32, right.dtype == types.int16
+    return types.void(products, left, right, column), _block_of(COLUMNS)
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        # Sixteen registers of eight numbers, or thirty-two of sixteen: sums, a row's numbers, and what they multiply.
-        lanes, num_rows = (16, ROWS) if has_instruction("avx512f") else (8, ROWS // 2)
-        arrays = [_Rows(context, builder, *pair) for pair in zip(signature.args[:3], arguments[:3], strict=True)]
-        for row in range(0, ROWS, num_rows):
-            for first in range(0, COLUMNS, 3 * lanes):
-                begin = builder.add(arguments[3], _INT64(first))
-                _add_block(builder, arrays, range(row, row + num_rows), begin, lanes, are_bytes, is_half)
-        return context.get_dummy_value()
 
-    return types.void(products, left, right, column), generate
+@intrinsic
+def add_narrow_block(typingctx: Any, products: Any, left: Any, right: Any, column: Any) -> Any:
+    """As `add_block`, NARROW columns of it."""
+    return types.void(products, left, right, column), _block_of(NARROW)
+
+
+@intrinsic
+def set_block(typingctx: Any, products: Any, left: Any, right: Any, column: Any, start: Any) -> Any:
+    """As `add_block`, but of: products = left @ right + start (1, W)."""
+    return types.void(products, left, right, column, start), _block_of(COLUMNS)
 
 
 @intrinsic
@@ -88,6 +89,28 @@ def lowest_bit(typingctx: Any, bits: Any) -> Any:
 
 
 @intrinsic
+def row_product(typingctx: Any, left: Any, i: Any, right: Any, j: Any) -> Any:
+    """left[i] . right[j] of two float32 arrays (N, K) and (M, K), rows contiguous."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        lanes = 16 if has_instruction("avx512f") else 8
+        several = ir.VectorType(_FLOAT, lanes)
+        rows = [_Rows(context, builder, signature.args[at], arguments[at]) for at in (0, 2)]
+        size = rows[0].num_columns
+        whole = builder.sub(size, builder.urem(size, _INT64(lanes)))
+        total = cgutils.alloca_once_value(builder, ir.Constant(several, [0.0] * lanes))
+        _add_products(builder, rows, arguments[1::2], total, several, (_INT64(0), whole, _INT64(lanes)))
+        kind = ir.FunctionType(_FLOAT, [_FLOAT, several])
+        add_lanes = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.fadd.v{lanes}f32")
+        added = builder.call(add_lanes, [_FLOAT(0.0), builder.load(total)], fastmath=("reassoc",))
+        rest = cgutils.alloca_once_value(builder, added)
+        _add_products(builder, rows, arguments[1::2], rest, _FLOAT, (whole, size, _INT64(1)))
+        return builder.load(rest)
+
+    return types.float32(left, i, right, j), generate
+
+
+@intrinsic
 def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
     """Asks for a number of a one-dimensional array to be in the cache soon."""
 
@@ -110,7 +133,7 @@ class _Rows:
         array = make_array(array_type)(context, builder, value)
         self._builder, self._data = builder, array.data
         self._stride = builder.sdiv(cgutils.unpack_tuple(builder, array.strides)[0], array.itemsize)
-        self.num_rows = cgutils.unpack_tuple(builder, array.shape)[0]
+        self.num_rows, self.num_columns = cgutils.unpack_tuple(builder, array.shape)
 
     def place(self, row: Any, column: Any, kind: Any) -> Any:
         """A pointer of the kind to the number at this place."""
@@ -118,16 +141,45 @@ class _Rows:
         return self._builder.bitcast(self._builder.gep(self._data, [at]), kind.as_pointer())
 
 
+def _add_products(builder: Any, rows: list[_Rows], which: list[Any], total: Any, kind: Any, columns: Any) -> None:
+    """Adds what one row of each of two arrays multiplies to at columns (begin, end, step) to what total points to."""
+    with cgutils.for_range_slice(builder, *columns) as (column, _):
+        factors = [
+            builder.load(array.place(row, column, kind), align=4) for array, row in zip(rows, which, strict=True)
+        ]
+        builder.store(_multiply_add(builder, builder.load(total), *factors), total)
+
+
+def _block_of(width: int) -> Callable[..., Any]:
+    """What generates the code of a block's product: of products, left, right, column and perhaps start."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kinds = signature.args
+        # Sixteen registers of eight numbers, or thirty-two of sixteen: sums, a row's numbers, and what they multiply.
+        lanes, num_rows = (16, ROWS) if has_instruction("avx512f") else (8, ROWS // 2)
+        arrays = [_Rows(context, builder, kinds[at], arguments[at]) for at in range(len(kinds)) if at != 3]
+        step = min(width, 3 * lanes)
+        for row in range(0, ROWS, num_rows):
+            for first in range(0, width, step):
+                begin = builder.add(arguments[3], _INT64(first))
+                columns = [builder.add(begin, _INT64(lanes * j)) for j in range(step // lanes)]
+                _add_block(builder, arrays, range(row, row + num_rows), columns, lanes, kinds[1:3])
+        return context.get_dummy_value()
+
+    return generate
+
+
 def _add_block(
-    builder: Any, arrays: list[_Rows], rows: range, column: Any, lanes: int, are_bytes: bool, is_half: bool
+    builder: Any, arrays: list[_Rows], rows: range, columns: list[Any], lanes: int, factor_kinds: Any
 ) -> None:
-    products, left, right = arrays
+    products, left, right, *start = arrays
+    are_bytes, is_half = factor_kinds[0].dtype == types.int32, factor_kinds[1].dtype == types.int16
     number = _INT32 if are_bytes else _FLOAT
     several = ir.VectorType(number, lanes)
-    columns = [builder.add(column, _INT64(lanes * j)) for j in range(3)]
     places = [products.place(_INT64(row), at, several) for row in rows for at in columns]
+    begin = [start[0].place(_INT64(0), at, several) for _ in rows for at in columns] if start else places
     totals = [cgutils.alloca_once(builder, several) for _ in places]
-    for place, total in zip(places, totals, strict=True):
+    for place, total in zip(begin, totals, strict=True):
         builder.store(builder.load(place, align=4), total)
     multiply_add = _bytes_instruction if are_bytes else _multiply_add
     with cgutils.for_range(builder, right.num_rows) as loop:
@@ -141,7 +193,7 @@ def _add_block(
             one = builder.load(left.place(_INT64(row), loop.index, number))
             spread = _in_all_lanes(builder, one, several)
             for j, factor in enumerate(factors):
-                total = totals[3 * i + j]
+                total = totals[len(columns) * i + j]
                 builder.store(multiply_add(builder, builder.load(total), spread, factor), total)
     for place, total in zip(places, totals, strict=True):
         builder.store(builder.load(total), place, align=4)
