@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asr.half_product import half_product
+from asr.half_product import HalfProduct, half_product
 
 _Product = Callable[[Tensor], Tensor]
 # Fewer rows are multiplied as fast by plain weights.
 _FEWEST_ROWS = 2
 # Up to so many the loop is as fast as oneDNN or faster; torch 1.13 does not get at all that oneDNN can do.
-_FEW_ROWS = 512 if torch.__version__.startswith("1.") else 16
+FEW_ROWS = 512 if torch.__version__.startswith("1.") else 16
 # For so many rows it is worth to arrange weights anew at each call.
 _MANY_ROWS = 192
 
@@ -39,12 +39,22 @@ class FixedLinear:
         """inputs (Q, I), weight (O, I), bias (O,) -> (Q, O), in any memory order."""
         if len(inputs) < _FEWEST_ROWS or weight.is_inference():  # which does not tell whether it has changed
             return torch.addmm(bias, inputs, weight.t())
+        return self._weights(weight, bias).product_for(len(inputs))(inputs)
+
+    def tables_of_few(self, weight: Tensor, bias: Tensor) -> tuple[Any, Any] | None:
+        """What a loop that multiplies few rows by itself reads, see `fill_products`; None where none is used."""
+        if weight.is_inference():
+            return None
+        product = self._weights(weight, bias).product_for(_FEWEST_ROWS)
+        return product.tables if isinstance(product, HalfProduct) else None
+
+    def _weights(self, weight: Tensor, bias: Tensor) -> _Weights:
         version = (weight.data_ptr(), weight._version, bias.data_ptr(), bias._version)
         held = self._held
         if held is None or held[0] != version:
             # One assignment, since two threads may come here together.
             self._held = held = (version, _Weights(weight.detach(), bias.detach()))
-        return held[1].product_for(len(inputs))(inputs)
+        return held[1]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FixedLinear:
         return FixedLinear()
@@ -64,7 +74,7 @@ class _Weights:
 
     def product_for(self, num_rows: int) -> _Product:
         """What multiplies so many rows. oneDNN shares them out between threads, the loop does not."""
-        if self._may_widen and num_rows <= _FEW_ROWS and torch.get_num_threads() == 1:
+        if self._may_widen and num_rows <= FEW_ROWS and torch.get_num_threads() == 1:
             self._of_few = self._of_few or half_product(*self._plain)
             self._may_widen = self._of_few is not None
             if self._of_few is not None:

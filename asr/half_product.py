@@ -22,8 +22,30 @@ from asr.lm.rnn.tile_kernel import COLUMNS, ROWS, add_block
 from asr.lm.rnn.tile_queries import tiled
 
 
-def half_product(weight: Tensor, bias: Tensor) -> Callable[[Tensor], Tensor] | None:
-    """inputs (Q, I) -> inputs weight^T + bias (Q, O), on one thread, for weight (O, I), bias (O,) float32 on a CPU.
+class HalfProduct:
+    """inputs (Q, I) -> inputs weight^T + bias (Q, O), on one thread.
+
+    Attributes:
+        tables: the weights' tiles and the bias as `fill_products` reads them.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        loop = compiled_loop(fill_products)
+        assert loop is not None
+        self._loop: Callable[..., None] = loop
+        self._num_outputs = len(weight)
+        padded_bias = F.pad(bias, (0, -len(weight) % COLUMNS)).numpy()
+        self.tables: tuple[Any, Any] = tiled(weight.half(), COLUMNS).view(torch.int16).numpy(), padded_bias
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        num_rows = len(inputs)
+        outputs = inputs.new_empty(-(-num_rows // ROWS) * ROWS, len(self.tables[1]))
+        self._loop(outputs.numpy(), inputs.detach().contiguous().numpy(), *self.tables)
+        return outputs[:num_rows, : self._num_outputs]
+
+
+def half_product(weight: Tensor, bias: Tensor) -> HalfProduct | None:
+    """What multiplies by weight (O, I) and adds bias (O,), float32 on a CPU.
 
     None where a weight is no float16 number, where numba is missing, or the processor's instruction that widens these.
     """
@@ -31,21 +53,9 @@ def half_product(weight: Tensor, bias: Tensor) -> Callable[[Tensor], Tensor] | N
         return None
     from asr.lm.rnn.register_block import has_instruction
 
-    half = weight.half()
-    if not has_instruction("f16c") or not torch.equal(half.float(), weight):
+    if not has_instruction("f16c") or not torch.equal(weight.half().float(), weight):
         return None
-    loop, num_outputs = compiled_loop(fill_products), len(weight)
-    assert loop is not None
-    tiles = tiled(half, COLUMNS).view(torch.int16).numpy()
-    padded_bias = F.pad(bias, (0, -num_outputs % COLUMNS)).numpy()
-
-    def product(inputs: Tensor) -> Tensor:
-        num_rows = len(inputs)
-        outputs = inputs.new_empty(-(-num_rows // ROWS) * ROWS, len(padded_bias))
-        loop(outputs.numpy(), inputs.detach().contiguous().numpy(), tiles, padded_bias)
-        return outputs[:num_rows, :num_outputs]
-
-    return product
+    return HalfProduct(weight, bias)
 
 
 def fill_products(outputs: Any, inputs: Any, tiles: Any, bias: Any) -> None:

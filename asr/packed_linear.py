@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +16,10 @@ class PackedLinear(nn.Linear):
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features)
         self._fixed = FixedLinear()
+
+    def tables_of_few(self) -> tuple[Any, Any] | None:
+        """As of `FixedLinear`."""
+        return self._fixed.tables_of_few(self.weight, self.bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """inputs (..., in_features) -> (..., out_features)."""

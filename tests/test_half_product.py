@@ -56,7 +56,7 @@ def test_few_rows_take_it_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None
     fixed, weight, bias = FixedLinear(), torch.randn(5, 7).half().float(), torch.randn(5)
     before = torch.get_num_threads()
     try:
-        for num_threads, num_rows in ((1, 8), (2, 9), (1, fixed_linear._FEW_ROWS + 1), (1, 1), (1, 3)):
+        for num_threads, num_rows in ((1, 8), (2, 9), (1, fixed_linear.FEW_ROWS + 1), (1, 1), (1, 3)):
             torch.set_num_threads(num_threads)
             inputs = torch.randn(num_rows, 7)
             torch.testing.assert_close(fixed(inputs, weight, bias), F.linear(inputs, weight, bias))

@@ -58,6 +58,7 @@ class _NewFrames:
     final_score: Tensor
     final_graph_score: Tensor
     epsilon: ArcSet | None = None
+    is_pushed: bool = False
 
 
 class LatticeFollower:

@@ -145,6 +145,10 @@ class HashTable:
         self.count = count + num_new
         return slot, one[:num_new]
 
+    def for_loop(self) -> tuple[Any, int, int]:
+        """The keys (B, W) and their hashes' multiplier and shift, as `find_keys` and `insert_keys` take them."""
+        return self.keys.numpy(), _MULTIPLIER, self._hash_shift
+
     def _arrays(self, key: Tensor) -> tuple[Any, Any, int, int]:
         return self.keys.numpy(), key.contiguous().numpy(), _MULTIPLIER, self._hash_shift
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from asr.errors import AsrError
 from asr.lm.context_table import ContextTable
-from asr.lm.contract import LanguageModel, LoopLM, LoopTables
+from asr.lm.contract import ExpandingLM, LanguageModel, LoopLM, LoopTables
 from asr.text.vocabulary import SPECIAL_WORDS, UNK_ID, Vocabulary
 
 _LOGGER = logging.getLogger(__name__)
@@ -96,6 +96,8 @@ class MappedLM:
                 self.num_unlisted_words,
                 len(vocabulary) - len(SPECIAL_WORDS),
             )
+        self._of_loop: tuple[Any, Any] = (None, None)
+        self._expand = lm.expand if isinstance(lm, ExpandingLM) else None  # a Protocol takes its time to check
         self._share: Tensor | None = None
         if self.num_unlisted_words > 1:
             self._share = self._word_map.eq(UNK_ID).float() * -math.log(self.num_unlisted_words)
@@ -126,7 +128,14 @@ class MappedLM:
             return None
         word_map, added, model = tables
         share = added if self._share is None else self._share.numpy()
-        return word_map[self._word_map.numpy()], share, model
+        if self._of_loop[0] is not word_map:
+            self._of_loop = word_map, word_map[self._word_map.numpy()]
+        return self._of_loop[1], share, model
+
+    def expand(self, context_idx: Tensor) -> None:
+        """Passes on which contexts (K,) a loop will ask; see `ExpandingLM`."""
+        if self._expand is not None:
+            self._expand(context_idx)
 
     def mark_live(self, context_idx: Tensor) -> None:
         """Passes on which contexts (K,) the search still holds."""

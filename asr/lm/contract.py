@@ -46,6 +46,17 @@ class LoopLM(Protocol):
         """What the loop reads; None where only `score` can answer."""
 
 
+@runtime_checkable
+class ExpandingLM(Protocol):
+    """A `LoopLM` whose tables grow by what they are asked, and which may need more than a loop to answer."""
+
+    def expand(self, context_idx: Tensor) -> None:
+        """After each run of the loop: takes in what is new, and makes the histories (K,) ready to be asked.
+
+        A loop that found one which was not, or no room, stops there, and begins again with new tables.
+        """
+
+
 class StatefulNetwork(Protocol):
     """A language model network as the query engine runs it: a state step and an output layer.
 
@@ -53,7 +64,8 @@ class StatefulNetwork(Protocol):
     the output layer reads. `history` gives the last `num_history_words` words of a history, newest first, padded
     with `EPSILON_ID` before `<s>`; MaxEnt features are hashed from it.
     A network may say in `recurrent_size` how many columns, from the first, the next step reads; all where it does not.
-    One that spares work where many rows follow one state has a method `branch`, see `branched`.
+    One that spares work where many rows follow one state has a method `branch`, see `branched`; one whose scores
+    compiled loops may make a method `output_for_loop`, see `NceOutput`.
     """
 
     vocabulary: Vocabulary

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from asr.errors import AsrError
 from asr.lm.adapters import NumberedLM, mark_live
-from asr.lm.contract import LanguageModel, LoopLM, LoopTables
+from asr.lm.contract import ExpandingLM, LanguageModel, LoopLM, LoopTables
 from asr.text.vocabulary import Vocabulary
 
 # Of a packed context index: so many for the second model's, and the mask of these.
@@ -45,6 +45,9 @@ class CombinedLM:
         self._combine = combine
         # Whether an index came that has no room: on a device it is not waited for word by word.
         self._exceeds: Tensor | None = None
+        # A Protocol takes its time to check.
+        self._have_loops = all(isinstance(lm, LoopLM) for lm in (self.first, self.second))
+        self._expand = tuple(lm.expand if isinstance(lm, ExpandingLM) else None for lm in (self.first, self.second))
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -74,12 +77,18 @@ class CombinedLM:
         first_idx, second_idx = self.unpack(context_idx)
         return self._combine(self.first.final(first_idx), self.second.final(second_idx))
 
-    def for_loop(self) -> LoopTables | None:
-        """Both models' tables, where this is the difference of two n-gram models; see `score_difference`."""
-        if self._combine is not _subtract:
+    def for_difference_loop(self) -> LoopTables | None:
+        """Both models' tables, where this is the difference of two that have some; see `score_difference`."""
+        if self._combine is not _subtract or not self._have_loops:
             return None
-        tables = tuple(lm.for_loop() if isinstance(lm, LoopLM) else None for lm in (self.first, self.second))
-        return None if None in tables else tables
+        tables = self.first.for_loop(), self.second.for_loop()  # type: ignore[attr-defined]
+        return None if tables[0] is None or tables[1] is None else tables
+
+    def expand(self, context_idx: Tensor) -> None:
+        """Passes on to the models that grow which contexts (K,) a loop will ask; see `ExpandingLM`."""
+        for expand, idx in zip(self._expand, self.unpack(context_idx), strict=True):
+            if expand is not None:
+                expand(idx)
 
     def mark_live(self, context_idx: Tensor) -> None:
         """Passes on to both models which contexts (K,) the search still holds."""

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from asr.errors import AsrError
 from asr.hashing.hash_table import BYTES_PER_SLOT
-from asr.lm.contract import StatefulNetwork
+from asr.lm.contract import LoopTables, StatefulNetwork
 from asr.query.capacity import Capacity
 from asr.query.expansion import Expansion
 from asr.query.hidden_layer import HiddenLayer
 from asr.query.hidden_store import HiddenStore
 from asr.query.limits import ByteCosts
+from asr.query.loop_access import LoopAccess
 from asr.query.new_edges import NewEdges
 from asr.query.output_cache import OutputCache
 from asr.query.quantized_history import QuantizedHistory
@@ -115,6 +116,11 @@ class RnnLM:
         self.new_edges = NewEdges(
             self.expansion, self.output, self.recombination, self.capacity, cache_scores, cache_hidden
         )
+        is_exact = recombination_length is None and history_precision is None and capacity_bytes is None
+        is_plain = cache_scores and cache_hidden and hidden_dtype == "float32"
+        has_loop = is_exact and is_plain and self.device.type == self.search_device.type == "cpu"
+        output = getattr(network, "output_for_loop", None)
+        self._loop = LoopAccess(self.expansion, output) if has_loop and output is not None else None
         self.reset()
 
     def _capacity(self, capacity_bytes: int) -> Capacity:
@@ -188,6 +194,17 @@ class RnnLM:
         """log P(</s> | history), (Q,)."""
         log_prob, _ = self.score(context_idx, torch.full_like(context_idx, EOS_ID))
         return log_prob
+
+    def for_loop(self) -> LoopTables | None:
+        """What a loop answers from in the place of `score`; None where the options or the network are not for that."""
+        return None if self._loop is None else self._loop.tables()
+
+    def expand(self, context_idx: Tensor) -> None:
+        """After each run of such a loop: contexts (K,) that lack their hidden rows get them."""
+        if self._loop is not None:
+            begin = self._clock()
+            self._loop.take_in(context_idx)
+            self._counts.seconds_total += self._clock() - begin
 
     def statistics(self) -> QueryStatistics:
         """The record of this engine, brought up to date; it goes on counting."""

@@ -19,6 +19,7 @@ class HiddenStore:
     """Rows of network states. int8 rows have one scale each, their largest magnitude over 127.
 
     Attributes:
+        state: the rows as they are kept, (capacity, S).
         last_used: the call that last read each row, int32 (capacity,); the engine's, where rows are limited.
     """
 
@@ -33,13 +34,13 @@ class HiddenStore:
 
     def clear(self) -> None:
         self.rows = RowAllocator(_FIRST_ROWS, self.device, self.max_rows)
-        self._state = torch.empty(_FIRST_ROWS, self.state_size, dtype=self.dtype, device=self.device)
+        self.state = torch.empty(_FIRST_ROWS, self.state_size, dtype=self.dtype, device=self.device)
         self.last_used = torch.zeros(_FIRST_ROWS, dtype=torch.int32, device=self.device)
         self._scale = torch.empty(_FIRST_ROWS if self.dtype == torch.int8 else 0, device=self.device)
 
     @property
     def bytes_per_row(self) -> int:
-        return self.state_size * self._state.element_size() + (8 if self.dtype == torch.int8 else 4)
+        return self.state_size * self.state.element_size() + (8 if self.dtype == torch.int8 else 4)
 
     @property
     def num_bytes(self) -> int:
@@ -60,11 +61,11 @@ class HiddenStore:
             scale = state.abs().amax(dim=1).div_(127).clamp_(min=1e-12)
             self._scale[row] = scale
             state = torch.round(state / scale.unsqueeze(1))
-        self._state.index_copy_(0, row, state.to(self.dtype))
+        self.state.index_copy_(0, row, state.to(self.dtype))
 
     def read(self, row: Tensor, first_column: int = 0) -> Tensor:
         """Rows (R,) -> their states from first_column on, (R, S - first_column) float32."""
-        state = self._state[:, first_column:].index_select(0, row).float()
+        state = self.state[:, first_column:].index_select(0, row).float()
         return state.mul_(self._scale.index_select(0, row).unsqueeze(1)) if self.dtype == torch.int8 else state
 
     def limit_rows(self, max_rows: int) -> None:
@@ -76,7 +77,7 @@ class HiddenStore:
         kept = self.rows.is_used().nonzero().squeeze(1)
         self.rows = RowAllocator(max(capacity, kept.numel()), self.device, self.max_rows)
         row = self.rows.take(kept.numel())
-        for name in ("_state", "last_used", "_scale"):
+        for name in ("state", "last_used", "_scale"):
             old = getattr(self, name)
             if old.shape[0]:
                 new = old.new_zeros(self.rows.capacity, *old.shape[1:])
@@ -87,7 +88,7 @@ class HiddenStore:
         """Makes room for so many more rows."""
         capacity = self.rows.capacity_for(num_new)
         added = capacity - self.rows.capacity
-        self._state = torch.cat((self._state, self._state.new_empty(added, self.state_size)))
+        self.state = torch.cat((self.state, self.state.new_empty(added, self.state_size)))
         self.last_used = torch.cat((self.last_used, self.last_used.new_zeros(added)))
         if self.dtype == torch.int8:
             self._scale = torch.cat((self._scale, self._scale.new_empty(added)))

@@ -85,6 +85,11 @@ class HistoryTrie:
         self._view_edges()
         return slot, one
 
+    def reserve_edges(self, num_new: int) -> None:
+        """Makes room for so many more edges."""
+        self.edges.reserve(num_new)
+        self._view_edges()
+
     def remove_edges(self, is_removed: Tensor) -> None:
         """Drops the edges whose slots are marked in is_removed (slots,)."""
         self.edges.keep(~is_removed)

@@ -17,8 +17,8 @@ from asr.errors import AsrError
 from asr.lm.adapters import MappedLM, NumberedLM
 from asr.lm.context_table import ContextTable
 from asr.lm.contract import LanguageModel
+from asr.lm.difference_kernel import score_difference
 from asr.lm.interpolation import CombinedLM, difference_lm, interpolated_difference_lm, interpolated_lm
-from asr.lm.ngram.difference_kernel import score_difference
 from asr.lm.ngram.kneser_ney import estimate_kneser_ney
 from asr.lm.ngram.ngram_lm import NgramLM
 from asr.lm.ngram.text import read_word_stream
@@ -170,7 +170,7 @@ def test_a_loop_answers_as_the_difference_does(models: list[NgramLM], kind: str)
     words = [*small.vocabulary.words[len(SPECIAL_WORDS) :], *(["new", "newer"] if kind == "words missing" else [])]
     vocabulary = Vocabulary(words[::-1])
     lm = difference_lm(MappedLM(large, vocabulary), MappedLM(small, vocabulary))
-    tables = lm.for_loop()
+    tables = lm.for_difference_loop()
     assert tables is not None
     idx = lm.start(40)
     generator = torch.Generator().manual_seed(0)
@@ -178,8 +178,8 @@ def test_a_loop_answers_as_the_difference_does(models: list[NgramLM], kind: str)
         word = torch.randint(2, len(vocabulary), (40,), generator=generator)
         expected, next_idx = lm.score(idx, word)
         with np.errstate(over="ignore"):
-            score, found = score_difference(idx.numpy(), word.numpy(), *tables)
-        assert score.tolist() == expected.tolist() and found.tolist() == next_idx.tolist()
+            score, found, could = score_difference(idx.numpy(), word.numpy(), *tables)
+        assert could and score.tolist() == expected.tolist() and found.tolist() == next_idx.tolist()
         idx = next_idx
     assert bool(torch.any(torch.isinf(expected))) == (kind == "ruled out")
 
@@ -189,5 +189,5 @@ def test_other_models_have_nothing_for_a_loop(models: list[NgramLM]) -> None:
     uncompiled = NgramLM(large.vocabulary, large.arrays, large.order, compiled=False)
     others = [interpolated_lm([large, small], [0.5, 0.5]), difference_lm(uncompiled, small)]
     for lm in [*others, difference_lm(interpolated_lm([large, small], [0.5, 0.5]), small)]:
-        assert lm.for_loop() is None
+        assert lm.for_difference_loop() is None
     assert MappedLM(uncompiled, small.vocabulary).for_loop() is None

@@ -27,6 +27,8 @@ class LatticeGraph:
         keep_lm_scores: whether language model scores that the lattice has count.
     """
 
+    is_pushed = True
+
     def __init__(self, lattice: Lattice, options: DecodingOptions, keep_lm_scores: bool = False) -> None:
         arc_total, final_total = lattice.arc_total(options), lattice.final_total(options)
         if not keep_lm_scores:

@@ -66,7 +66,7 @@ class CompiledLmChunk:
         while len(tokens):
             if backtrace.is_due or turn % _TURNS_BETWEEN_MARKS == 0:
                 collect([*done, tokens])
-            *found, previous, arc, block_begin = self._kernel.read_to_words(
+            *found, previous, arc, block_begin, _ = self._kernel.read_to_words(
                 *(tokens.stream.numpy(), tokens.state.numpy(), tokens.score.numpy(), tokens.context_idx.numpy()),
                 *(tokens.lm_score.numpy(), tokens.record.numpy(), *self._arcs),
                 *(flat, frame_begin, num_columns, num_left, offset.numpy(), self._beam, self._word_beam),

@@ -1,4 +1,4 @@
-"""Reads whole chunks with a language model that numba's loops look up themselves, many frames to a call.
+"""Reads whole chunks with a language model that numba's loops ask themselves, many frames to a call.
 
 Shapes: N streams, T frames, C tokens, K partial paths.
 """
@@ -17,7 +17,7 @@ from asr.decoding.options import DecodingOptions
 from asr.decoding.search.backtrace import Backtrace
 from asr.decoding.search.search_graph import Searchable
 from asr.decoding.search.tokens import Tokens
-from asr.lm.contract import LoopTables
+from asr.lm.interpolation import CombinedLM
 
 # So many records are made before back-pointers that lead nowhere may be dropped.
 _RECORDS_AT_ONCE = 1 << 18
@@ -26,14 +26,18 @@ _RECORDS_AT_ONCE = 1 << 18
 class CompiledWordChunk:
     """What `CompiledLmChunk` does with a call for each frame that has words; the same paths and scores.
 
+    A stream goes on by itself until its words ask a history that the model must expand first, by its hidden layer. When
+    all streams have come so far, these are expanded together; where scores are pushed, the histories of all that is
+    alive with them, as they will be asked soon.
+
     Args:
         kernel: the module `asr.decoding.search.word_chunk_kernel`.
         graph: on the CPU, without arcs that read nothing.
         options: beams and scales.
-        tables: of the language model.
+        lm: the language model, whose tables are for loops.
     """
 
-    def __init__(self, kernel: Any, graph: Searchable, options: DecodingOptions, tables: LoopTables) -> None:
+    def __init__(self, kernel: Any, graph: Searchable, options: DecodingOptions, lm: CombinedLM) -> None:
         self._kernel = kernel
         self._emitting = graph.emitting
         self._arcs = graph.emitting.for_loop()
@@ -41,7 +45,8 @@ class CompiledWordChunk:
             np.float32(np.inf if beam is None else beam) for beam in (options.search_beam, options.word_beam)
         )
         self._limits = (np.float32(options.lm_scale), options.min_active_states, options.max_active_states)
-        self._tables = tables
+        self._lm = lm
+        self._expands_all = graph.is_pushed
 
     def read(
         self,
@@ -59,17 +64,30 @@ class CompiledWordChunk:
         flat = log_prob.reshape(-1).numpy()
         frame_begin = np.arange(num_streams) * (max_frames * num_columns)
         num_left = num_frames.numpy().copy()
+        paths = tuple(
+            part.numpy()
+            for part in (tokens.stream, tokens.state, tokens.score, tokens.context_idx, tokens.lm_score, tokens.record)
+        )
         is_over = False
         while not is_over:
             if backtrace.is_due:
+                tokens = _tokens_of(paths)
                 collect([tokens])
-            paths = (tokens.stream, tokens.state, tokens.score, tokens.context_idx, tokens.lm_score, tokens.record)
-            found, previous, arc, block_begin, is_over = self._kernel.read_with_words(
-                *(tuple(part.numpy() for part in paths), self._arcs, flat, frame_begin, num_columns, num_left),
-                *(offset.numpy(), *self._beams, *self._limits, *self._tables, backtrace.num_records, _RECORDS_AT_ONCE),
+                paths = (*paths[:-1], tokens.record.numpy())
+            tables = self._lm.for_difference_loop()
+            assert tables is not None
+            paths, waits_for, previous, arc, block_begin, is_over = self._kernel.read_with_words(
+                *(paths, self._arcs, flat, frame_begin, num_columns, num_left, offset.numpy(), *self._beams),
+                *(*self._limits, *tables, backtrace.num_records, _RECORDS_AT_ONCE),
             )
-            stream, state, score, context_idx, lm_score, record = map(torch.from_numpy, found)
-            tokens = Tokens(stream, state, context_idx, score, lm_score, record)
             graph_arc = self._emitting.arc_of(torch.from_numpy(arc))
             backtrace.add_blocks(torch.from_numpy(previous), graph_arc, block_begin.tolist())
-        return tokens
+            if len(waits_for) and self._expands_all:
+                waits_for = np.concatenate([waits_for, paths[3]])
+            self._lm.expand(torch.from_numpy(waits_for))
+        return _tokens_of(paths)
+
+
+def _tokens_of(paths: tuple[Any, ...]) -> Tokens:
+    stream, state, score, context_idx, lm_score, record = map(torch.from_numpy, paths)
+    return Tokens(stream, state, context_idx, score, lm_score, record)

@@ -15,7 +15,8 @@ from asr.decoding.search.backtrace import Backtrace
 from asr.decoding.search.search_graph import Searchable
 from asr.decoding.search.tokens import Tokens
 from asr.errors import AsrError
-from asr.lm.contract import LanguageModel, LoopLM
+from asr.lm.contract import LanguageModel
+from asr.lm.interpolation import CombinedLM
 
 FORMS = ("auto", "tensor", "loops", "kernels", "steps", "graphs")
 """What may be asked for, see `TorchFirstPass`."""
@@ -124,12 +125,11 @@ def lm_chunk_reader(
         return None
     if chosen_form(form, graph.final_score.device) != "loops":
         return None
-    tables = lm.for_loop() if isinstance(lm, LoopLM) else None
-    if tables is not None:
+    if isinstance(lm, CombinedLM) and lm.for_difference_loop() is not None:
         from asr.decoding.search import word_chunk_kernel
         from asr.decoding.search.compiled_word_chunk import CompiledWordChunk
 
-        return CompiledWordChunk(word_chunk_kernel, graph, options, tables)
+        return CompiledWordChunk(word_chunk_kernel, graph, options, lm)
     from asr.decoding.search import lm_chunk_kernel
     from asr.decoding.search.compiled_lm_chunk import CompiledLmChunk
 

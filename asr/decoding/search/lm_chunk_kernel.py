@@ -24,7 +24,7 @@ def read_to_words(
     arc_begin: Any, token_id: Any, arc_score: Any, num_words: Any, word_begin: Any, word_id: Any, dst_state: Any,
     log_prob: Any, frame_begin: Any, num_columns: int, num_left: Any, offset: Any,
     beam: Any, word_beam: Any, min_active: int, max_active: int, first_record: int,
-) -> tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any]:  # fmt: skip
+) -> tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any]:  # fmt: skip
     """Reads the frames of each stream until one has words inside the beam, which is expanded only, or none is left.
 
     Args:
@@ -42,6 +42,7 @@ def read_to_words(
         Candidates of the frames that have words: source among these paths, arc, stream, score (A,); which have words,
         their histories and their first words (Q,).
         Records: previous and arc (R,), and the number of each frame's first one (B,).
+        What offset (N,) was before the frames that are expanded only.
     """
     none = np.empty(0, dtype=np.int64)
     path_stream, path_state, path_context, path_record = none, none, none, none
@@ -52,6 +53,7 @@ def read_to_words(
     previous, record_arc, block_begin = none, none, none
     num_paths, num_candidates, num_changed, num_records, num_blocks = 0, 0, 0, 0, 0
     is_complete, no_table = np.ones(1, dtype=np.bool_), np.zeros(0, dtype=np.int32)
+    offset_before = offset.copy()
     zeros = np.zeros(len(state), dtype=np.int64)
     begin = 0
     while begin < len(state):
@@ -65,6 +67,7 @@ def read_to_words(
         while num_left[own] and len(own_state):
             if len(zeros) < len(own_state):
                 zeros = np.zeros(2 * len(own_state), dtype=np.int64)
+            offset_before[own] = offset[own]
             own_source, own_arc, _, own_candidate, _ = expand_frame(
                 zeros[: len(own_state)], own_state, own_score, arc_begin, token_id, arc_score, num_words, log_prob,
                 frame_begin[own : own + 1], offset[own : own + 1], beam, beam, word_beam, min_active, True,
@@ -125,7 +128,7 @@ def read_to_words(
         path_lm_score[:num_paths], path_record[:num_paths],
         source[:num_candidates], arc[:num_candidates], candidate_stream[:num_candidates],
         candidate_score[:num_candidates], changed[:num_changed], history[:num_changed], word[:num_changed],
-        previous[:num_records], record_arc[:num_records], block_begin[:num_blocks],
+        previous[:num_records], record_arc[:num_records], block_begin[:num_blocks], offset_before,
     )  # fmt: skip
 
 

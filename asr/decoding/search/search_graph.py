@@ -50,7 +50,8 @@ class ArcSet:
 class Searchable(Protocol):
     """What the token search walks: states, arcs that read a frame, perhaps arcs that do not, and ends.
 
-    `final_score` (S,) is scaled, `final_graph_score` (S,) is not; both are -inf where a path may not end.
+    `final_score` (S,) is scaled, `final_graph_score` (S,) is not; both are -inf where a path may not end. `is_pushed`:
+    whether scores tell beforehand how a path may end at best, so that most of what is alive stays so.
     """
 
     num_states: int
@@ -58,6 +59,7 @@ class Searchable(Protocol):
     epsilon: ArcSet | None
     final_score: Tensor
     final_graph_score: Tensor
+    is_pushed: bool
 
 
 class SearchGraph:
@@ -67,6 +69,8 @@ class SearchGraph:
         graph: the artefact.
         options: scales and penalty, which are worked into the scores.
     """
+
+    is_pushed = False
 
     def __init__(self, graph: DecodingGraph, options: DecodingOptions) -> None:
         self.num_states = graph.num_states

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from asr.lm.loop_answer import answers_from
+
 _BLOCK = 128  # queries whose memory accesses are under way together
 _TAG_MASK = (1 << 31) - 1
 
@@ -22,8 +24,8 @@ def score_words(
     model: Any,
     log_prob: Any,
     next_idx: Any,
-) -> None:
-    """Fills log_prob (Q,) and next_idx (Q,) as `NgramLM.score` does; `model` is `NgramArrays.for_loop`'s.
+) -> bool:
+    """Fills log_prob (Q,) and next_idx (Q,) as `NgramLM.score` does, always; `model` is `NgramArrays.for_loop`'s.
 
     An empty `slot` means binary search; `level` is empty where scores are not quantized.
     """
@@ -92,3 +94,7 @@ def score_words(
             else:
                 log_prob[query] += score[arc]
             next_idx[query] = dst_state[arc]
+    return True
+
+
+answers_from(tuple, score_words, reorders_sums=False)

@@ -79,6 +79,11 @@ class GruLayer(nn.Module):
         """The part of the gates that inputs (L, E) alone decide, (L, 3H), without gradient."""
         return self._from_input(inputs, self.weight_ih, self.bias_ih)
 
+    def tables_of_few(self) -> tuple[tuple[Any, Any] | None, tuple[Any, Any] | None]:
+        """What a loop for few rows reads of the products with inputs and states, as of `FixedLinear`."""
+        from_input = self._from_input.tables_of_few(self.weight_ih, self.bias_ih)
+        return from_input, self._from_state.tables_of_few(self.weight_hh, self.bias_hh)
+
     def packed(self, gates: Tensor, input_idx: Tensor, sizes: list[int], state: Tensor) -> tuple[Tensor, Tensor]:
         """Steps of fewer and fewer sequences side by side, without gradient.
 

@@ -6,7 +6,9 @@ Shapes: N words of a batch, Q queries, H hidden, M history words, K noise words,
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -113,6 +115,15 @@ class NceOutput(nn.Module):
         scores = (hidden * self.rows(word_id)).sum(dim=1) + self.bias.weight[word_id, 0]
         return scores if self.maxent is None else scores + self.maxent.score(history, word_id)
 
+    def output_for_loop(self) -> tuple[Any, ...] | None:
+        """What `add_word_scores` reads, rows and all behind them, and log Z; None where a word's score takes more."""
+        is_whole = isinstance(self.rows, nn.Embedding) and isinstance(self.maxent, HashedMaxEnt | None)
+        if not is_whole or self.normalized or self.rows.weight.device.type != "cpu":
+            return None
+        tables = self.rows.weight, self.bias.weight[:, 0], *_feature_weights(self.maxent, self.rows.weight)
+        arrays = (part.detach().numpy() if isinstance(part, Tensor) else part for part in tables)
+        return *arrays, HASH_MULTIPLIERS, np.float32(self.log_z.item())
+
     def history_normalizer(self, hidden: Tensor, history: Tensor) -> Tensor:
         """The constant log Z, or the true one of each history where `normalized` is set, (Q,)."""
         if not self.normalized:
@@ -138,9 +149,8 @@ def scores_by_rows(
     if loop is None:
         scores = (hidden * rows.index_select(0, row_idx)).sum(dim=1) + bias.index_select(0, row_idx)
         return scores if maxent is None else scores + maxent.score(history, word_id)
-    scores, weight, order, table_size = hidden.new_zeros(len(word_id)), hidden.new_zeros(0), 1, 1
-    if maxent is not None:
-        weight, order, table_size = maxent.weight, maxent.order, maxent.table_size
+    scores = hidden.new_zeros(len(word_id))
+    weight, order, table_size = _feature_weights(maxent, hidden)
     tensors = hidden, history, word_id, row_idx, rows, bias, weight
     arrays = [tensor.detach().contiguous().numpy() for tensor in tensors]
 
@@ -150,3 +160,8 @@ def scores_by_rows(
 
     in_threads(work, len(word_id), rows_at_least=_WORDS_AT_LEAST)
     return scores
+
+
+def _feature_weights(maxent: HashedMaxEnt | None, like: Tensor) -> tuple[Tensor, int, int]:
+    """Weights, order and number of hash values of the features, as `add_word_scores` takes them."""
+    return (like.new_zeros(0), 1, 1) if maxent is None else (maxent.weight, maxent.order, maxent.table_size)

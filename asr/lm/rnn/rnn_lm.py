@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from asr.lm.rnn.class_softmax import ClassSoftmaxOutput, default_num_classes
 from asr.lm.rnn.full_softmax import FullSoftmaxOutput
 from asr.lm.rnn.gru import GruLayer
+from asr.lm.rnn.gru_step import gru_step
 from asr.lm.rnn.huffman import HuffmanOutput
 from asr.lm.rnn.log_z import LogZ, Precision
 from asr.lm.rnn.maxent import HashedMaxEnt
@@ -124,8 +125,9 @@ class RnnLm(nn.Module):
         self.output: OutputLayer = build_output(
             config, num_words, self.hidden_size, self.embedding if is_tied else None, compute_dtype, compile_cell
         )
-        # The query engine's caches look for these methods; only some output layers have them.
-        for name in ("word_score", "history_normalizer", "group_of", "group_normalizer", "path_log_prob"):
+        # The query engine looks for these methods; only some output layers have them.
+        by_parts = ("word_score", "history_normalizer", "group_of", "group_normalizer", "path_log_prob")
+        for name in (*by_parts, "output_for_loop"):
             if hasattr(self.output, name):
                 setattr(self, name, getattr(self.output, name))
 
@@ -205,6 +207,11 @@ class RnnLm(nn.Module):
         return self._next(state, before, word_id)
 
     def _next(self, state: Tensor, before: Tensor | None, word_id: Tensor) -> Tensor:
+        # Tables in host memory have no weight.
+        if len(self.layers) == 1 and isinstance(self.layers[0], GruLayer) and isinstance(self.embedding, nn.Embedding):
+            following = gru_step(self.layers[0], self.embedding.weight, self.projection, state, before, word_id)
+            if following is not None:
+                return following
         width = self.config.hidden_size
         which = None
         if len(word_id) >= _MANY_ROWS and state.device.type == "cpu":

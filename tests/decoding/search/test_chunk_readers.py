@@ -20,6 +20,8 @@ from asr.lm.interpolation import difference_lm
 from asr.lm.ngram.kneser_ney import estimate_kneser_ney
 from asr.lm.ngram.ngram_lm import NgramLM
 from asr.lm.ngram.text import read_word_stream
+from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
+from asr.query.engine import RnnLM
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.ngram_oracle import toy_sentences
 from tests.reference.table_lm import TableLM
@@ -95,6 +97,40 @@ def test_loops_that_look_up_ngrams(
     assert [type(reader) for reader in readers] == 2 * [compiled_word_chunk.CompiledWordChunk]
 
 
+@pytest.mark.parametrize("is_pushed", [False, True])
+@pytest.mark.parametrize(
+    ("beam", "limits", "word_beam"), [(6.0, (3, 12), None), (float("inf"), (0, 500), None), (1.0, (0, 5), 0.2)]
+)
+def test_loops_that_ask_a_recurrent_network(
+    beam: float,
+    limits: tuple[int, int],
+    word_beam: float | None,
+    is_pushed: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("numba")
+    from asr.decoding.search.compiled_word_chunk import CompiledWordChunk
+
+    monkeypatch.setattr(SearchGraph, "is_pushed", is_pushed)
+    path = tmp_path / "text"
+    path.write_text("\n".join(toy_sentences(0, 200, 9)))
+    small = MappedLM(NgramLM.from_trie(estimate_kneser_ney(read_word_stream([path]), 2).trie), GRAPH.vocabulary)
+    torch.manual_seed(0)
+    network = RnnLm(GRAPH.vocabulary, RnnLmConfig(6, 8, maxent_order=3, maxent_size=1000))
+    # What the loops have scored, and the tensor form then finds; and the other way round.
+    for loops_first in (True, False):
+        engine = RnnLM(network)
+        lm = difference_lm(engine, small)
+        readers = _check_same_paths("loops", beam, limits, monkeypatch, lm, word_beam, loops_first)
+        assert [type(reader) for reader in readers] == 2 * [CompiledWordChunk]
+        num_runs, num_rows = engine.statistics().num_hidden_calls, engine.statistics().num_hidden_rows
+        if loops_first:
+            runs_of_loops, rows_of_loops = num_runs, num_rows
+    assert runs_of_loops <= num_runs
+    assert rows_of_loops >= num_rows if is_pushed else rows_of_loops == num_rows
+
+
 def test_streams_ask_together() -> None:
     pytest.importorskip("numba")
     # One state; the second token says a word. Two streams hear it, at different frames, one of them twice.
@@ -123,6 +159,7 @@ def _check_same_paths(
     monkeypatch: pytest.MonkeyPatch,
     lm: LanguageModel | None = None,
     word_beam: float | None = None,
+    loops_first: bool = False,
 ) -> list[ChunkReader]:
     """In one chunk and in several, records collected on the way; gives the readers."""
     monkeypatch.setattr(Backtrace, "is_due", property(lambda self: self.num_records > 200))
@@ -136,7 +173,8 @@ def _check_same_paths(
     searched = SearchGraph(graph, options)
     found = []
     readers: list[ChunkReader] = []
-    for own_form, cuts in (("tensor", [11]), (form, [11]), (form, [2, 9])):
+    runs = [("tensor", [11]), (form, [11]), (form, [2, 9])]
+    for own_form, cuts in reversed(runs) if loops_first else runs:
         backtrace = Backtrace(graph.device)
         search = TokenSearch(searched, options, lm, backtrace, form=own_form)
         assert (search.reader is None) == (own_form == "tensor")
@@ -148,6 +186,8 @@ def _check_same_paths(
         found.append([(*search.alive(utt), backtrace) for utt in range(5)])
         if search.reader is not None:
             readers.append(search.reader)
+    if loops_first:
+        found.reverse()
     for others in found[1:]:
         for (tokens, offset, backtrace), (own, own_offset, own_backtrace) in zip(found[0], others, strict=True):
             assert offset == own_offset

@@ -1,0 +1,137 @@
+"""Lends an engine's arrays to compiled loops, which look scores up and add new ones without a call for each.
+
+Shapes: Q queries, K contexts, V words.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asr.hashing.hash_table import MAX_LOAD
+from asr.lm.compiled_loop import compiled_loop
+from asr.lm.contract import LoopTables
+from asr.lm.loop_answer import answers_from
+from asr.query.expansion import Expansion
+from asr.query.known_kernel import (
+    ANSWERS,
+    EDGES,
+    MOST_EDGES,
+    NODES,
+    NUM_COUNTS,
+    QUERIES,
+    SCORED,
+    TOO_MANY,
+    score_known,
+    waiting_nodes,
+)
+
+# There is room for so many new edges at least before a loop begins.
+_ROOM = 1024
+
+
+class HistoryTables(NamedTuple):
+    """What `score_known` reads and writes."""
+
+    table: Any
+    multiplier: int
+    shift: int
+    edge_score: Any
+    edge_node: Any
+    parent: Any
+    last_word: Any
+    hidden_row: Any
+    state: Any
+    first_column: int
+    counts: Any
+    num_history_words: int
+    output: tuple[Any, ...]
+
+
+answers_from(HistoryTables, score_known, reorders_sums=True)
+
+
+class LoopAccess:
+    """What a loop does stands for calls of `RnnLM.score`: the same edges, nodes and scores.
+
+    It serves engines on a CPU that keep all, exactly; the output layer's scores must take no more than a loop.
+
+    Args:
+        expansion: the engine's trie, hidden rows and hidden layer.
+        output: makes the output layer's tables, see `NceOutput.output_for_loop`.
+    """
+
+    def __init__(self, expansion: Expansion, output: Any) -> None:
+        self._expansion = expansion
+        self._make_output = output
+        self._lent: tuple[tuple[Tensor, ...], HistoryTables] | None = None
+        self._words = np.arange(len(expansion.layer.networks[0].vocabulary))
+        self._nothing = np.empty(0, dtype=np.float32)
+        self._counts = np.zeros(NUM_COUNTS, dtype=np.int64)
+
+    def tables(self) -> LoopTables | None:
+        """The words themselves (V,), nothing to be added to their scores, and `HistoryTables` with room in them."""
+        trie, counts = self._expansion.trie, self._counts
+        room = max(_ROOM, int(counts[TOO_MANY]))
+        if trie.edges.count + room > MAX_LOAD * trie.edges.num_slots:
+            trie.reserve_edges(room)
+        if trie.nodes.num_free < room:
+            trie.reserve_nodes(room)
+        counts[:] = 0
+        counts[NODES], counts[EDGES] = trie.num_nodes, trie.edges.count
+        counts[MOST_EDGES] = min(int(MAX_LOAD * trie.edges.num_slots), trie.edges.count + trie.nodes.num_free)
+        grown = trie.edges.keys, trie.parent, self._expansion.hidden.state
+        if self._lent is None or any(now is not before for now, before in zip(grown, self._lent[0], strict=True)):
+            tables = self._made()
+            if tables is None:
+                return None
+            self._lent = grown, tables
+        return self._words, self._nothing, self._lent[1]
+
+    def _made(self) -> HistoryTables | None:
+        trie, network = self._expansion.trie, self._expansion.layer.networks[0]
+        output = self._make_output()
+        if output is None or compiled_loop(score_known) is None:
+            return None
+        columns = trie.edge_score, trie.edge_node, trie.parent, trie.word, trie.hidden_row
+        edge_score, edge_node, parent, word, hidden_row = (column.numpy() for column in columns)
+        nodes = edge_score, edge_node, parent, word, hidden_row
+        first_column = network.state_size - network.hidden_size
+        edges, state = trie.edges.for_loop(), self._expansion.hidden.state.numpy()
+        return HistoryTables(*edges, *nodes, state, first_column, self._counts, network.num_history_words, output)
+
+    @torch.no_grad()
+    def take_in(self, context_idx: Tensor) -> None:
+        """What the loop has added since `tables` is counted; those of contexts (K,) without a hidden row get theirs."""
+        trie, counts = self._expansion.trie, self._counts
+        statistics = self._expansion.layer.statistics
+        num_new = int(counts[NODES]) - trie.num_nodes
+        if num_new:
+            trie.nodes.take(num_new)
+            trie.edges.count = int(counts[EDGES])
+        statistics.num_calls += int(counts[ANSWERS])
+        statistics.num_queries += int(counts[QUERIES])
+        statistics.num_edge_hits += int(counts[QUERIES] - counts[SCORED])
+        statistics.num_edges += int(counts[SCORED])
+        statistics.num_outputs += int(counts[SCORED])
+        if len(context_idx):
+            self._expand(context_idx)
+
+    def _expand(self, context_idx: Tensor) -> None:
+        """As `Expansion` does, where all parents have their rows."""
+        trie, hidden = self._expansion.trie, self._expansion.hidden
+        loop = compiled_loop(waiting_nodes)
+        assert loop is not None
+        nodes = (part.numpy() for part in (trie.parent, trie.word, trie.hidden_row))
+        node, before, which, word = map(torch.from_numpy, loop(context_idx.contiguous().numpy(), *nodes))
+        if len(node):
+            layer = self._expansion.layer
+            if layer.branches:
+                state = layer.step(hidden.read(before), word, which)
+            else:
+                state = layer.step(hidden.read(before[which]), word)
+            row = hidden.append(state)
+            trie.hidden_row.index_copy_(0, node, row.int())

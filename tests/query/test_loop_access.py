@@ -1,0 +1,101 @@
+"""A compiled loop that answers in an engine's stead gives what the engine itself gives."""
+
+import pytest
+import torch
+
+from asr.lm.compiled_loop import compiled_loop
+from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
+from asr.query import loop_access
+from asr.query.engine import RnnLM
+from asr.query.known_kernel import score_known
+from asr.text.vocabulary import Vocabulary
+from tests.reference.toy_network import ToyNetwork
+
+pytest.importorskip("numba")
+VOCABULARY = Vocabulary([f"W{i}" for i in range(30)])
+
+
+def network(maxent_order=3, **options):
+    torch.manual_seed(0)
+    made = RnnLm(VOCABULARY, RnnLmConfig(6, 9, maxent_order=maxent_order, maxent_size=1000, log_z=0.3, **options))
+    if made.maxent is not None:
+        torch.nn.init.normal_(made.maxent.weight)
+    return made
+
+
+def asked_of_loop(engine, context_idx, word_id):
+    """What the loop answers once the engine has made everything ready, and how often it could not."""
+    log_prob, next_idx, num_waits = torch.empty(len(word_id)), torch.empty_like(word_id), 0
+    while True:
+        _, _, tables = engine.for_loop()
+        queries = context_idx.numpy(), word_id.numpy()
+        could = compiled_loop(score_known)(*queries, tables, log_prob.numpy(), next_idx.numpy())
+        engine.expand(context_idx if not could else context_idx[:0])
+        if could:
+            return log_prob, next_idx, num_waits
+        num_waits += 1
+
+
+@pytest.mark.parametrize("room", [1, 1024])
+@pytest.mark.parametrize("options", [{}, {"maxent_order": 0}, {"cell": "sigmoid"}, {"num_layers": 2}])
+def test_equal_to_the_engine_itself(room, options, monkeypatch):
+    monkeypatch.setattr(loop_access, "_ROOM", room)
+    made, generator = network(**options), torch.Generator().manual_seed(0)
+    plain, lent = RnnLM(made), RnnLM(made)
+    context_idx, seen = plain.start(40), []
+    for _ in range(6):
+        word_id = torch.randint(3, len(VOCABULARY), (40,), generator=generator)
+        expected, following = plain.score(context_idx, word_id)
+        log_prob, next_idx, num_waits = asked_of_loop(lent, context_idx, word_id)
+        # The network's products are made of other rows together.
+        torch.testing.assert_close(log_prob, expected, rtol=0, atol=2e-6)
+        assert torch.equal(next_idx, following) and num_waits >= 1
+        assert torch.equal(lent.score(context_idx, word_id)[0], log_prob)
+        seen.append((context_idx, word_id))
+        context_idx = following[torch.randint(40, (40,), generator=generator)]
+    # What either knows, both ways give at once.
+    for context_idx, word_id in seen:
+        log_prob, next_idx, num_waits = asked_of_loop(lent, context_idx, word_id)
+        expected = plain.score(context_idx, word_id)
+        torch.testing.assert_close(log_prob, expected[0], rtol=0, atol=2e-6)
+        assert num_waits == 0 and torch.equal(next_idx, expected[1])
+    counts, own = plain.statistics(), lent.statistics()
+    assert (own.num_edges, own.num_contexts, own.num_hidden_rows) == (
+        counts.num_edges,
+        counts.num_contexts,
+        counts.num_hidden_rows,
+    )
+    assert own.hit_ratio == pytest.approx(1.0 - own.num_edges / own.num_queries)
+    lent.reset()
+    assert asked_of_loop(lent, *seen[0])[2] >= 1
+
+
+def test_nothing_is_added_where_something_lacks():
+    engine = RnnLM(network())
+    word_id = torch.tensor([5, 6])
+    _, context_idx, _ = asked_of_loop(engine, engine.start(2), word_id)
+    mixed = torch.stack([engine.start(1)[0], context_idx[0]])
+    before = engine.statistics().num_contexts
+    _, _, tables = engine.for_loop()
+    answers = torch.empty(2).numpy(), torch.empty(2, dtype=torch.int64).numpy()
+    assert not compiled_loop(score_known)(mixed.numpy(), torch.tensor([9, 9]).numpy(), tables, *answers)
+    engine.expand(mixed[:0])
+    assert engine.statistics().num_contexts == before
+
+
+def test_engines_that_forget_or_approximate_have_no_loop():
+    made = network()
+    assert RnnLM(made).for_loop() is not None
+    for options in (
+        {"capacity_bytes": 10**6},
+        {"recombination_length": 2},
+        {"history_precision": "sign"},
+        {"hidden_dtype": "float16"},
+        {"cache_scores": False},
+        {"cache_hidden": False},
+    ):
+        engine = RnnLM(made, **options)
+        assert engine.for_loop() is None
+        engine.expand(engine.start(1))
+    for other in (network(normalized=True), network(output="class"), ToyNetwork()):
+        assert RnnLM(other).for_loop() is None
