@@ -102,9 +102,12 @@ def add_word_scores(
 ) -> None:  # fmt: skip
     """Adds the score of each word: hidden (Q, H), history (Q, M), word_id, row_idx (its row), scores (Q,), rows (V, H),
     bias (V,), weight (W,); the features' places are those of `hashed_places`, none where the order is 1."""
+    size = hidden.shape[1]
     for query in range(len(word_id)):
         word, row = word_id[query], row_idx[query]
-        total = bias[row] + row_product(hidden, query, rows, row)
+        total = bias[row]
+        for i in range(size):
+            total += hidden[query, i] * rows[row, i]
         mixed = 0
         for age in range(order - 1):
             mixed = (mixed ^ history[query, age]) * multipliers[age % len(multipliers)] + age + 1
