@@ -35,7 +35,7 @@ def read_frames(
     max_active: int,
     reach: Any,
     first_record: int,
-) -> tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any]:
+) -> tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any]:
     """Reads some frames.
 
     Args:
@@ -49,8 +49,9 @@ def read_frames(
 
     Returns:
         The paths behind the last frame: state, score, record (K',).
-        Records: previous and arc (R,), and the number of each frame's first one (T,). They are of the paths that lead
-        to one behind the last frame and lose by no more than `reach` on the way, by nothing where nothing is told.
+        Records: previous and arc (R,), the number of each frame's first one (T,), and the frames read at each (R,).
+        They are of the paths that lead to one behind the last frame and lose by no more than `reach` on the way, by
+        nothing where nothing is told.
         Losers: the record that each comes from, the one that it lost, its arc, and by how much it lost (L,).
     """
     no_context, stream = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
@@ -115,7 +116,7 @@ def read_frames(
     number = np.empty(num, dtype=np.int64)
     number[:num_before] = record
     num_records = 0
-    block_begin = np.empty(num_frames, dtype=np.int64)
+    block_begin, record_frame = np.empty(num_frames, dtype=np.int64), np.empty(num, dtype=np.int64)
     for frame in range(num_frames):
         block_begin[frame] = first_record + num_records
         for i in range(path_begin[frame], path_begin[frame + 1]):
@@ -123,6 +124,7 @@ def read_frames(
                 # Never behind the place that is read.
                 number[i] = first_record + num_records
                 previous[num_records], path_arc[num_records] = number[previous[i]], path_arc[i]
+                record_frame[num_records] = frame + 1
                 num_records += 1
     stay = 0
     for i in range(num_losers):
@@ -130,10 +132,11 @@ def read_frames(
             src[stay], dst[stay] = number[src[i]], number[dst[i]]
             lost_arc[stay], lost_by[stay] = lost_arc[i], lost_by[i]
             stay += 1
+    # What is handed out must not hold on to rooms that are many times its size: these serve the next frames again.
     return (
-        state, score, number[first:],
-        previous[:num_records], path_arc[:num_records], block_begin,
-        src[:stay], dst[:stay], lost_arc[:stay], lost_by[:stay],
+        state, score, number[first:].copy(),
+        previous[:num_records].copy(), path_arc[:num_records].copy(), block_begin, record_frame[:num_records].copy(),
+        src[:stay].copy(), dst[:stay].copy(), lost_arc[:stay].copy(), lost_by[:stay].copy(),
     )  # fmt: skip
 
 

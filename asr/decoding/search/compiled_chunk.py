@@ -85,12 +85,10 @@ class CompiledChunk:
             *(log_prob.reshape(-1).numpy(), frame_begin.numpy(), offset.numpy(), self._table, *self._limits),
             *(reach, backtrace.num_records),
         )
-        state, score, record, previous, arc, block_begin, *losers = map(torch.from_numpy, found)
+        state, score, record, previous, arc, block_begin, frame, *losers = map(torch.from_numpy, found)
         stream = tokens.stream[:1]
         if lattice is not None:
-            end = torch.cat([block_begin[1:], torch.tensor([backtrace.num_records + len(arc)])])
-            frame = num_before + 1 + torch.repeat_interleave(end - block_begin)
-            lattice.add_frames(stream.expand(len(arc)), frame, losers)
+            lattice.add_frames(stream.expand(len(arc)), frame + num_before, losers)
         backtrace.add_blocks(previous, arc, block_begin.tolist())
         no_context = torch.zeros_like(record)
         return Tokens(stream.expand(len(state)), state, no_context, score, no_context.double(), record)
