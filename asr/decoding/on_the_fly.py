@@ -17,6 +17,7 @@ from torch import Tensor
 
 from asr.decoding.ending import endings_of
 from asr.decoding.lattice.build import lattice_from_lattice
+from asr.decoding.lattice.compiled_search import search_by_loop
 from asr.decoding.lattice.graph import LatticeGraph
 from asr.decoding.lattice.lattice import Lattice, join
 from asr.decoding.lattice.records import LatticeRecords
@@ -86,10 +87,13 @@ def rescore_joint(
     )
     backtrace = Backtrace(device, collects=not keep_lattice)
     records = LatticeRecords(num_utts, unpruned) if keep_lattice else None
-    search = TokenSearch(graph, unpruned, lm, backtrace, records)
-    stream = search.start(joint.start_state)
-    search.advance(stream, torch.zeros(num_utts, joint.num_frames, 1, device=device), joint.frames_of_utts())
-    endings = endings_of(graph, unpruned, lm, [search.alive(utt) for utt in range(num_utts)])
+    alive = search_by_loop(graph, joint, unpruned, lm, backtrace) if records is None else None
+    if alive is None:
+        search = TokenSearch(graph, unpruned, lm, backtrace, records)
+        stream = search.start(joint.start_state)
+        search.advance(stream, torch.zeros(num_utts, joint.num_frames, 1, device=device), joint.frames_of_utts())
+        alive = search.alive_in_all()
+    endings = endings_of(graph, unpruned, lm, alive)
     rescored: list[Lattice | None] = [None] * num_utts
     if records is not None:
         parts = records.collected(backtrace, endings)

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asr.decoding import on_the_fly
 from asr.decoding.lattice.lattice import Lattice, join
 from asr.decoding.lattice.scores import best_path, prune
-from asr.decoding.on_the_fly import rescore_on_the_fly
+from asr.decoding.on_the_fly import rescore_joint, rescore_on_the_fly
 from asr.decoding.options import DecodingOptions
 from asr.decoding.rescoring_pass import RescoringPass
 from asr.decoding.search.path import hypothesis_of_path
+from asr.decoding.search.token_search import TokenSearch
 from asr.decoding.torch_pass import TorchFirstPass
+from asr.lm.adapters import MappedLM
+from asr.lm.interpolation import difference_lm
+from asr.lm.ngram.kneser_ney import estimate_kneser_ney
+from asr.lm.ngram.ngram_lm import NgramLM
+from asr.lm.ngram.text import read_word_stream
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.lattice_paths import all_sentences
+from tests.reference.ngram_oracle import toy_sentences
 from tests.reference.table_lm import TableLM
 
 OPTIONS = DecodingOptions(
@@ -103,6 +113,39 @@ def test_one_call_a_frame() -> None:
     lm = TableLM(graph.vocabulary)
     rescore_on_the_fly([result.lattice for result in results if result.lattice is not None], OPTIONS, lm)
     assert lm.num_calls <= 6
+
+
+@pytest.mark.parametrize("kind", ["plain", "indexed", "words missing"])
+@pytest.mark.parametrize(("context_beam", "max_active"), [(None, 10**6), (4.0, 10**6), (0.5, 3), (None, 4)])
+def test_the_loop_over_a_lattice_finds_what_the_token_search_finds(
+    kind: str, context_beam: float | None, max_active: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numba")
+    path = tmp_path / "text"
+    path.write_text("\n".join(toy_sentences(0, 200, 3 if kind == "words missing" else 9)))
+    stream = read_word_stream([path])
+    small, large = (NgramLM.from_trie(estimate_kneser_ney(stream, order).trie) for order in (2, 4))
+    large = large.with_index() if kind == "indexed" else large
+    options = replace(OPTIONS, context_beam=context_beam, max_active_states=max_active, min_active_states=0)
+    for seed in range(6):
+        graph = random_graph(seed, num_states=40, num_arcs=200)
+        first_pass = TorchFirstPass(graph, replace(OPTIONS, output_beam=12.0), keep_lattice=True)
+        joint = first_pass.search(random_log_prob(seed, 5, 11), torch.tensor([5, 0, 11, 11, 1])).joint
+        assert joint is not None
+        lm = difference_lm(MappedLM(large, graph.vocabulary), MappedLM(small, graph.vocabulary))
+        by_loop = rescore_joint(joint, options, lm)
+        with monkeypatch.context() as patch:
+            patch.setattr(on_the_fly, "search_by_loop", lambda *_: None)
+            patch.setattr(on_the_fly, "TokenSearch", functools.partial(TokenSearch, form="tensor"))
+            by_tensors = rescore_joint(joint, options, lm)
+        for found, expected in zip(by_loop, by_tensors, strict=True):
+            if expected is None:
+                assert found is None
+                continue
+            assert found is not None
+            assert torch.equal(found.graph_arc, expected.graph_arc)
+            assert (found.total, found.lm_score) == (expected.total, expected.lm_score)
+            assert found.final_graph_score == expected.final_graph_score
 
 
 @settings(max_examples=8)

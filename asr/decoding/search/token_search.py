@@ -130,11 +130,10 @@ class TokenSearch:
 
     def alive_in_all(self) -> list[tuple[Tokens, float]]:
         """`alive` of each stream that has been started, in order of their numbers."""
-        order = torch.sort(self._tokens.stream, stable=True).indices
-        num_alive = torch.bincount(self._tokens.stream, minlength=len(self._score_offset)).tolist()
+        positions = self._tokens.by_stream(len(self._score_offset))
         return [
             (self._tokens.select(position), offset)
-            for position, offset in zip(order.split(num_alive), self._score_offset.tolist(), strict=True)
+            for position, offset in zip(positions, self._score_offset.tolist(), strict=True)
         ]
 
     def keep(self, stream: int, kept: Tensor) -> None:

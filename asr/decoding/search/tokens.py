@@ -47,6 +47,11 @@ class Tokens:
         """Some of them, in the order given."""
         return Tokens(*(getattr(self, field.name).index_select(0, position) for field in fields(self)))
 
+    def by_stream(self, num_streams: int) -> tuple[Tensor, ...]:
+        """The positions of those of each stream, in their order."""
+        order = torch.sort(self.stream, stable=True).indices
+        return order.split(torch.bincount(self.stream, minlength=num_streams).tolist())
+
     @staticmethod
     def join(parts: list[Tokens]) -> Tokens:
         """All of several sets, in order."""
