@@ -32,7 +32,8 @@ from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.maxent_collisions import measure_collisions
 from asr.lm.rnn.nce import NceOutput
 from asr.lm.rnn.network_file import load_network
-from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
+from asr.lm.rnn.rnn_lm import RnnLm
+from asr.lm.rnn.rnn_lm_config import RnnLmConfig
 from asr.lm.rnn.sparse_rows import AdamWithSparseRows
 from asr.lm.rnn.token_file import TokenFile, read_sentences
 from asr.lm.rnn.token_streams import TokenStreams

@@ -11,7 +11,8 @@ from asr.bundle import Bundle, read_rnn_lm
 from asr.errors import AsrError
 from asr.graph.artefact import DecodingGraph
 from asr.lm.rnn.network_file import save_network
-from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
+from asr.lm.rnn.rnn_lm import RnnLm
+from asr.lm.rnn.rnn_lm_config import RnnLmConfig
 from asr.text.tokens import TokenTable
 from asr.text.vocabulary import Vocabulary
 

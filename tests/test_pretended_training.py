@@ -21,7 +21,7 @@ from asr.am.teacher_alignment import TeacherAlignment
 from asr.am.torch_ctc import TorchCtc
 from asr.bundle import Bundle
 from asr.lm.rnn.lit_rnn_lm import LitRnnLm
-from asr.lm.rnn.rnn_lm import RnnLmConfig
+from asr.lm.rnn.rnn_lm_config import RnnLmConfig
 from asr.lm.rnn.token_streams import TokenBatch, TokenStreams
 from tests.pretended_device import pretended_device
 

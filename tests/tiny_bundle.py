@@ -19,7 +19,8 @@ from asr.graph.build import build_graph
 from asr.lm.ngram.kneser_ney import estimate_kneser_ney
 from asr.lm.ngram.ngram_lm import NgramLM
 from asr.lm.ngram.text import read_word_stream
-from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
+from asr.lm.rnn.rnn_lm import RnnLm
+from asr.lm.rnn.rnn_lm_config import RnnLmConfig
 from asr.registered_network import RegisteredNetwork
 from asr.text.lexicon import Lexicon
 from asr.text.tokens import TokenTable

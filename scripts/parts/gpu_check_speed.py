@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from asr.evaluation.timing import StageTimes
-from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
+from asr.lm.rnn.rnn_lm import RnnLm
+from asr.lm.rnn.rnn_lm_config import RnnLmConfig
 from asr.lm.rnn.sparse_rows import AdamWithSparseRows
 from asr.lm.rnn.token_streams import TokenStreams
 from asr.query.engine import RnnLM

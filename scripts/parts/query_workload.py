@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from asr.lm.contract import StatefulNetwork
-from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
+from asr.lm.rnn.rnn_lm import RnnLm
+from asr.lm.rnn.rnn_lm_config import RnnLmConfig
 from asr.query.engine import RnnLM
 from asr.query.recording import QueryStream, replay
 from asr.query.statistics import QueryStatistics

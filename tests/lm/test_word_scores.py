@@ -15,7 +15,8 @@ from asr.lm.interpolation_weight import log_linear_log_prob, tune_linear_weights
 from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.maxent_collisions import OrderCollisions, measure_collisions
 from asr.lm.rnn.packed_sentences import pack_sentences
-from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
+from asr.lm.rnn.rnn_lm import RnnLm
+from asr.lm.rnn.rnn_lm_config import RnnLmConfig
 from asr.lm.word_scores import network_word_scores, perplexity
 from asr.text.vocabulary import BOS_ID, EOS_ID, EPSILON_ID, Vocabulary
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from asr.lm.compiled_loop import compiled_loop
-from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
+from asr.lm.rnn.rnn_lm import RnnLm
+from asr.lm.rnn.rnn_lm_config import RnnLmConfig
 from asr.query import loop_access
 from asr.query.engine import RnnLM
 from asr.query.known_kernel import score_known

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asr.errors import AsrError
-from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
+from asr.lm.rnn.rnn_lm import RnnLm
+from asr.lm.rnn.rnn_lm_config import RnnLmConfig
 from asr.query.engine import RnnLM
 from asr.query.hidden_layer import _packed, _unpacked
 from asr.text.vocabulary import Vocabulary

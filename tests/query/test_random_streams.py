@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
+from asr.lm.rnn.rnn_lm import RnnLm
+from asr.lm.rnn.rnn_lm_config import RnnLmConfig
 from asr.query.engine import RnnLM
 from asr.query.recording import QueryStream, merged, replay
 from asr.text.vocabulary import BOS_ID, EOS_ID, Vocabulary

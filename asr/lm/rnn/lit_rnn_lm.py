@@ -13,7 +13,8 @@ from torch import Tensor
 
 from asr.checkpoint_file import read_checkpoint
 from asr.errors import AsrError
-from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
+from asr.lm.rnn.rnn_lm import RnnLm
+from asr.lm.rnn.rnn_lm_config import RnnLmConfig
 from asr.lm.rnn.sparse_rows import AdamWithSparseRows
 from asr.lm.rnn.token_streams import TokenBatch
 from asr.text.vocabulary import SPECIAL_WORDS, Vocabulary

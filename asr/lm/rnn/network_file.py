@@ -11,7 +11,8 @@ from typing import Any
 from asr.checkpoint_file import read_checkpoint
 from asr.errors import AsrError
 from asr.file_checksums import checksums, require_intact
-from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
+from asr.lm.rnn.rnn_lm import RnnLm
+from asr.lm.rnn.rnn_lm_config import RnnLmConfig
 from asr.registered_network import (
     LANGUAGE_MODEL_CLASSES,
     build_network,

@@ -20,7 +20,8 @@ from asr.lm.interpolation import difference_lm
 from asr.lm.ngram.kneser_ney import estimate_kneser_ney
 from asr.lm.ngram.ngram_lm import NgramLM
 from asr.lm.ngram.text import read_word_stream
-from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
+from asr.lm.rnn.rnn_lm import RnnLm
+from asr.lm.rnn.rnn_lm_config import RnnLmConfig
 from asr.query.engine import RnnLM
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.ngram_oracle import toy_sentences

@@ -7,7 +7,8 @@ import torch
 
 from asr.lm.contract import branched
 from asr.lm.rnn.few_words import FewWords, for_words
-from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
+from asr.lm.rnn.rnn_lm import RnnLm
+from asr.lm.rnn.rnn_lm_config import RnnLmConfig
 from asr.text.vocabulary import EOS_ID, Vocabulary
 from tests.reference.toy_network import ToyNetwork
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from asr.lm.rnn import rnn_lm
-from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
+from asr.lm.rnn.rnn_lm import RnnLm
+from asr.lm.rnn.rnn_lm_config import RnnLmConfig
 from asr.text.vocabulary import Vocabulary
 
 pytest.importorskip("numba")

@@ -10,7 +10,8 @@ import torch
 
 from asr.cli.main import main
 from asr.lm.rnn.network_file import save_network
-from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
+from asr.lm.rnn.rnn_lm import RnnLm
+from asr.lm.rnn.rnn_lm_config import RnnLmConfig
 from asr.text.vocabulary import Vocabulary
 
 WORDS = "THE A CAT DOG SAT RAN FAR".split()

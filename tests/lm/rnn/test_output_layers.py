@@ -14,7 +14,8 @@ from asr.lm.rnn.class_softmax import ClassSoftmaxOutput, frequency_classes
 from asr.lm.rnn.maxent import HashedMaxEnt, add_score_range
 from asr.lm.rnn.nce import NceOutput
 from asr.lm.rnn.output_kernel import add_word_scores
-from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
+from asr.lm.rnn.rnn_lm import RnnLm
+from asr.lm.rnn.rnn_lm_config import RnnLmConfig
 from asr.text.vocabulary import Vocabulary
 
 WORDS = 40

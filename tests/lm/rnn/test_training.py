@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from asr.errors import AsrError
 from asr.lm.compiled_loop import loop_for
-from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
+from asr.lm.rnn.rnn_lm import RnnLm
+from asr.lm.rnn.rnn_lm_config import RnnLmConfig
 from asr.lm.rnn.sparse_rows import AdamWithSparseRows
 from asr.lm.rnn.token_streams import TokenBatch, history_of
 from asr.text.vocabulary import EOS_ID, Vocabulary
