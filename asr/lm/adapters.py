@@ -132,10 +132,10 @@ class MappedLM:
             self._of_loop = word_map, word_map[self._word_map.numpy()]
         return self._of_loop[1], share, model
 
-    def expand(self, context_idx: Tensor) -> None:
-        """Passes on which contexts (K,) a loop will ask; see `ExpandingLM`."""
+    def expand(self, context_idx: Tensor, held: Tensor) -> None:
+        """Passes on which contexts (K,) a loop will ask, and (H,) holds; see `ExpandingLM`."""
         if self._expand is not None:
-            self._expand(context_idx)
+            self._expand(context_idx, held)
 
     def mark_live(self, context_idx: Tensor) -> None:
         """Passes on which contexts (K,) the search still holds."""

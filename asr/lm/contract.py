@@ -50,10 +50,11 @@ class LoopLM(Protocol):
 class ExpandingLM(Protocol):
     """A `LoopLM` whose tables grow by what they are asked, and which may need more than a loop to answer."""
 
-    def expand(self, context_idx: Tensor) -> None:
+    def expand(self, context_idx: Tensor, held: Tensor) -> None:
         """After each run of the loop: takes in what is new, and makes the histories (K,) ready to be asked.
 
-        A loop that found one which was not, or no room, stops there, and begins again with new tables.
+        A loop that found one which was not, or no room, stops there, and begins again with new tables; where there are
+        none any more, `score` is to be asked for the rest. The search holds the histories (H,).
         """
 
 

@@ -84,11 +84,12 @@ class CombinedLM:
         tables = self.first.for_loop(), self.second.for_loop()  # type: ignore[attr-defined]
         return None if tables[0] is None or tables[1] is None else tables
 
-    def expand(self, context_idx: Tensor) -> None:
-        """Passes on to the models that grow which contexts (K,) a loop will ask; see `ExpandingLM`."""
-        for expand, idx in zip(self._expand, self.unpack(context_idx), strict=True):
+    def expand(self, context_idx: Tensor, held: Tensor) -> None:
+        """Passes on to the models that grow which contexts (K,) a loop will ask, and (H,) holds; see `ExpandingLM`."""
+        parts = zip(self._expand, self.unpack(context_idx), self.unpack(held), strict=True)
+        for expand, own_idx, own_held in parts:
             if expand is not None:
-                expand(idx)
+                expand(own_idx, own_held)
 
     def mark_live(self, context_idx: Tensor) -> None:
         """Passes on to both models which contexts (K,) the search still holds."""
@@ -122,6 +123,14 @@ class CombinedLM:
     def unpack(context_idx: Tensor) -> tuple[Tensor, Tensor]:
         """The inverse of `pack`."""
         return torch.bitwise_right_shift(context_idx, CONTEXT_BITS), torch.bitwise_and(context_idx, LOW_CONTEXT)
+
+
+def always_answers(tables: LoopTables) -> bool:
+    """Whether a loop can answer from both models' tables whatever it is asked: n-gram models', in a plain tuple.
+
+    Others may have to expand histories first, see `ExpandingLM`.
+    """
+    return all(type(model) is tuple for _, _, model in tables)
 
 
 def interpolated_lm(

@@ -65,6 +65,7 @@ class Capacity:
         """Every context is live again."""
         self._live: Tensor | None = None
         self._marked_at = 0
+        self._is_tight = False
         self._set(Limits.within(self.capacity_bytes, self.costs))
 
     def mark_live(self, context_idx: Tensor) -> None:
@@ -80,6 +81,15 @@ class Capacity:
         trie.num_uses.index_add_(0, node, torch.ones_like(node, dtype=torch.int32))
         trie.last_given.index_fill_(0, node, trie.call)
 
+    def has_room(self, num_new: int) -> bool:
+        """Whether so many more edges fit, and nothing has ever been forgotten or had no room."""
+        return not self._is_tight and self._num_held() + num_new <= self.limits.max_edges
+
+    def has_row_room(self, num_new: int) -> bool:
+        """Whether so many more hidden rows fit without others being dropped; where they do not, it is remembered."""
+        self._is_tight |= self.expansion.hidden.rows.num_used + num_new > self.limits.max_rows
+        return not self._is_tight
+
     def make_edge_room(self, key: Tensor, missing: Tensor) -> None:
         """Evicts nodes to make room for the edges of key (Q,) at the positions missing (R,), as far as need be."""
         trie = self.expansion.trie
@@ -88,6 +98,7 @@ class Capacity:
         num_new = torch.unique(key.index_select(0, missing)).numel()
         if self._num_held() + num_new <= self.limits.max_edges:
             return
+        self._is_tight = True
         if self._live is None:
             self._fit(trie.edges.count + num_new, trie.num_nodes + num_new)
             return
@@ -147,6 +158,7 @@ class Capacity:
         """Whether so many more hidden rows fit, after dropping others than those of contexts (Q,) where need be."""
         rows, most = self.expansion.hidden.rows, self.limits.max_rows
         if rows.num_used + num_new > most:
+            self._is_tight = True
             begin = time.perf_counter()
             drop_rows(self.expansion.trie, self.expansion.hidden, needed, min(most // 2, most - num_new))
             self.counts.num_dropped_rows += self._free_rows()

@@ -116,11 +116,11 @@ class RnnLM:
         self.new_edges = NewEdges(
             self.expansion, self.output, self.recombination, self.capacity, cache_scores, cache_hidden
         )
-        is_exact = recombination_length is None and history_precision is None and capacity_bytes is None
+        is_exact = recombination_length is None and history_precision is None
         is_plain = cache_scores and cache_hidden and hidden_dtype == "float32"
         has_loop = is_exact and is_plain and self.device.type == self.search_device.type == "cpu"
         output = getattr(network, "output_for_loop", None)
-        self._loop = LoopAccess(self.expansion, output) if has_loop and output is not None else None
+        self._loop = LoopAccess(self.expansion, output, self.capacity) if has_loop and output is not None else None
         self.reset()
 
     def _capacity(self, capacity_bytes: int) -> Capacity:
@@ -196,14 +196,17 @@ class RnnLM:
         return log_prob
 
     def for_loop(self) -> LoopTables | None:
-        """What a loop answers from in the place of `score`; None where the options or the network are not for that."""
+        """What a loop answers from in the place of `score`.
+
+        None where the options or the network are not for that, and when the capacity is used up.
+        """
         return None if self._loop is None else self._loop.tables()
 
-    def expand(self, context_idx: Tensor) -> None:
-        """After each run of such a loop: contexts (K,) that lack their hidden rows get them."""
+    def expand(self, context_idx: Tensor, held: Tensor) -> None:
+        """After each run of such a loop: contexts (K,) that lack their hidden rows get them; see `ExpandingLM`."""
         if self._loop is not None:
             begin = self._clock()
-            self._loop.take_in(context_idx)
+            self._loop.take_in(context_idx, held)
             self._counts.seconds_total += self._clock() - begin
 
     def statistics(self) -> QueryStatistics:

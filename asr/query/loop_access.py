@@ -15,6 +15,7 @@ from asr.hashing.hash_table import MAX_LOAD
 from asr.lm.compiled_loop import compiled_loop
 from asr.lm.contract import LoopTables
 from asr.lm.loop_answer import answers_from
+from asr.query.capacity import Capacity
 from asr.query.expansion import Expansion
 from asr.query.known_kernel import (
     ANSWERS,
@@ -57,15 +58,18 @@ answers_from(HistoryTables, score_known, reorders_sums=True)
 class LoopAccess:
     """What a loop does stands for calls of `RnnLM.score`: the same edges, nodes and scores.
 
-    It serves engines on a CPU that keep all, exactly; the output layer's scores must take no more than a loop.
+    It serves engines on a CPU that are exact, as long as they need not forget; the output layer's scores must take no
+    more than a loop.
 
     Args:
         expansion: the engine's trie, hidden rows and hidden layer.
         output: makes the output layer's tables, see `NceOutput.output_for_loop`.
+        capacity: the engine's bound, if it has one.
     """
 
-    def __init__(self, expansion: Expansion, output: Any) -> None:
+    def __init__(self, expansion: Expansion, output: Any, capacity: Capacity | None = None) -> None:
         self._expansion = expansion
+        self._capacity = capacity
         self._make_output = output
         self._lent: tuple[tuple[Tensor, ...], HistoryTables] | None = None
         self._words = np.arange(len(expansion.layer.networks[0].vocabulary))
@@ -73,9 +77,14 @@ class LoopAccess:
         self._counts = np.zeros(NUM_COUNTS, dtype=np.int64)
 
     def tables(self) -> LoopTables | None:
-        """The words themselves (V,), nothing to be added to their scores, and `HistoryTables` with room in them."""
+        """The words themselves (V,), nothing to be added to their scores, and `HistoryTables` with room in them.
+
+        None where there cannot be room within the engine's bound.
+        """
         trie, counts = self._expansion.trie, self._counts
         room = max(_ROOM, int(counts[TOO_MANY]))
+        if self._capacity is not None and not self._capacity.has_room(room):
+            return None
         if trie.edges.count + room > MAX_LOAD * trie.edges.num_slots:
             trie.reserve_edges(room)
         if trie.nodes.num_free < room:
@@ -104,8 +113,11 @@ class LoopAccess:
         return HistoryTables(*edges, *nodes, state, first_column, self._counts, network.num_history_words, output)
 
     @torch.no_grad()
-    def take_in(self, context_idx: Tensor) -> None:
-        """What the loop has added since `tables` is counted; those of contexts (K,) without a hidden row get theirs."""
+    def take_in(self, context_idx: Tensor, held: Tensor) -> None:
+        """What the loop has added since `tables` is counted; those of contexts (K,) without a hidden row get theirs.
+
+        The search holds the contexts (H,).
+        """
         trie, counts = self._expansion.trie, self._counts
         statistics = self._expansion.layer.statistics
         num_new = int(counts[NODES]) - trie.num_nodes
@@ -117,6 +129,8 @@ class LoopAccess:
         statistics.num_edge_hits += int(counts[QUERIES] - counts[SCORED])
         statistics.num_edges += int(counts[SCORED])
         statistics.num_outputs += int(counts[SCORED])
+        if self._capacity is not None:
+            self._capacity.count_uses(held)
         if len(context_idx):
             self._expand(context_idx)
 
@@ -127,6 +141,8 @@ class LoopAccess:
         assert loop is not None
         nodes = (part.numpy() for part in (trie.parent, trie.word, trie.hidden_row))
         node, before, which, word = map(torch.from_numpy, loop(context_idx.contiguous().numpy(), *nodes))
+        if self._capacity is not None and not self._capacity.has_row_room(len(node)):
+            return
         if len(node):
             layer = self._expansion.layer
             if layer.branches:
@@ -135,3 +151,4 @@ class LoopAccess:
                 state = layer.step(hidden.read(before[which]), word)
             row = hidden.append(state)
             trie.hidden_row.index_copy_(0, node, row.int())
+            hidden.last_used.index_fill_(0, row, trie.call)

@@ -31,7 +31,7 @@ def asked_of_loop(engine, context_idx, word_id):
         _, _, tables = engine.for_loop()
         queries = context_idx.numpy(), word_id.numpy()
         could = compiled_loop(score_known)(*queries, tables, log_prob.numpy(), next_idx.numpy())
-        engine.expand(context_idx if not could else context_idx[:0])
+        engine.expand(context_idx if not could else context_idx[:0], context_idx)
         if could:
             return log_prob, next_idx, num_waits
         num_waits += 1
@@ -80,15 +80,14 @@ def test_nothing_is_added_where_something_lacks():
     _, _, tables = engine.for_loop()
     answers = torch.empty(2).numpy(), torch.empty(2, dtype=torch.int64).numpy()
     assert not compiled_loop(score_known)(mixed.numpy(), torch.tensor([9, 9]).numpy(), tables, *answers)
-    engine.expand(mixed[:0])
+    engine.expand(mixed[:0], mixed)
     assert engine.statistics().num_contexts == before
 
 
-def test_engines_that_forget_or_approximate_have_no_loop():
+def test_engines_that_approximate_have_no_loop():
     made = network()
     assert RnnLM(made).for_loop() is not None
     for options in (
-        {"capacity_bytes": 10**6},
         {"recombination_length": 2},
         {"history_precision": "sign"},
         {"hidden_dtype": "float16"},
@@ -97,6 +96,36 @@ def test_engines_that_forget_or_approximate_have_no_loop():
     ):
         engine = RnnLM(made, **options)
         assert engine.for_loop() is None
-        engine.expand(engine.start(1))
+        engine.expand(engine.start(1), engine.start(1))
     for other in (network(normalized=True), network(output="class"), ToyNetwork()):
         assert RnnLM(other).for_loop() is None
+
+
+@pytest.mark.parametrize("capacity_bytes", [20_000, 40_000, 10**7])
+def test_an_engine_with_a_capacity_has_a_loop_until_it_is_used_up(capacity_bytes, monkeypatch):
+    monkeypatch.setattr(loop_access, "_ROOM", 64)
+    made, generator = network(), torch.Generator().manual_seed(0)
+    plain, bounded = RnnLM(made), RnnLM(made, capacity_bytes=capacity_bytes)
+    context_idx = own_idx = plain.start(40)
+    num_by_loop = 0
+    for _ in range(30):
+        word_id = torch.randint(3, len(VOCABULARY), (40,), generator=generator)
+        expected, following = plain.score(context_idx, word_id)
+        log_prob, next_idx, own_following = torch.empty(40), torch.empty(40, dtype=torch.int64), None
+        while own_following is None:
+            tables = bounded.for_loop()
+            if tables is None:
+                log_prob, own_following = bounded.score(own_idx, word_id)
+                break
+            queries = own_idx.numpy(), word_id.numpy()
+            could = compiled_loop(score_known)(*queries, tables[2], log_prob.numpy(), next_idx.numpy())
+            own_following = next_idx if could else None
+            bounded.expand(own_idx[:0] if could else own_idx, next_idx if could else own_idx)
+            num_by_loop += could
+        torch.testing.assert_close(log_prob, expected, rtol=0, atol=2e-6)
+        chosen = torch.randint(40, (40,), generator=generator)
+        context_idx, own_idx = following[chosen], own_following[chosen]
+        bounded.mark_live(own_idx)
+    assert (num_by_loop == 30) == (capacity_bytes == 10**7) and num_by_loop > 0
+    statistics = bounded.statistics()
+    assert (statistics.num_evictions > 0) == (capacity_bytes < 10**7)

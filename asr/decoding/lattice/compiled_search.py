@@ -15,7 +15,7 @@ from asr.decoding.options import DecodingOptions
 from asr.decoding.search.backtrace import Backtrace
 from asr.decoding.search.tokens import Tokens
 from asr.lm.contract import LanguageModel
-from asr.lm.interpolation import CombinedLM
+from asr.lm.interpolation import CombinedLM, always_answers
 
 
 def search_by_loop(
@@ -25,8 +25,7 @@ def search_by_loop(
     if joint.frame.device.type != "cpu" or options.max_contexts_per_state is not None or not imports("numba"):
         return None
     tables = lm.for_difference_loop() if isinstance(lm, CombinedLM) else None
-    # A plain tuple is an n-gram model's: others may have to expand histories before they can answer.
-    if tables is None or not all(type(model) is tuple for _, _, model in tables):
+    if tables is None or not always_answers(tables):
         return None
     from asr.decoding.lattice.search_kernel import search_lattice
 

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from asr.decoding.lattice.records import LatticeRecords
 from asr.decoding.options import DecodingOptions
 from asr.decoding.search.backtrace import Backtrace
+from asr.decoding.search.frame_form import ChunkReader
 from asr.decoding.search.search_graph import Searchable
 from asr.decoding.search.tokens import Tokens
 from asr.lm.interpolation import CombinedLM
@@ -27,18 +29,22 @@ class CompiledWordChunk:
     """What `CompiledLmChunk` does with a call for each frame that has words; the same paths and scores.
 
     A stream goes on by itself until its words ask a history that the model must expand first, by its hidden layer. When
-    all streams have come so far, these are expanded together; where scores are pushed, the histories of all that is
-    alive with them, as they will be asked soon.
+    all streams have come so far, these are expanded together, and with them the histories of all that is alive, which
+    over a lattice, whose scores tell how a path ends at best, are asked soon.
 
     Args:
         kernel: the module `asr.decoding.search.word_chunk_kernel`.
         graph: on the CPU, without arcs that read nothing.
         options: beams and scales.
         lm: the language model, whose tables are for loops.
+        otherwise: reads on where the model has no tables any more, having come to its bound of bytes.
     """
 
-    def __init__(self, kernel: Any, graph: Searchable, options: DecodingOptions, lm: CombinedLM) -> None:
+    def __init__(
+        self, kernel: Any, graph: Searchable, options: DecodingOptions, lm: CombinedLM, otherwise: ChunkReader
+    ) -> None:
         self._kernel = kernel
+        self._otherwise = otherwise
         self._emitting = graph.emitting
         self._arcs = graph.emitting.for_loop()
         self._beams = tuple(
@@ -46,7 +52,6 @@ class CompiledWordChunk:
         )
         self._limits = (np.float32(options.lm_scale), options.min_active_states, options.max_active_states)
         self._lm = lm
-        self._expands_all = graph.is_pushed
 
     def read(
         self,
@@ -75,19 +80,29 @@ class CompiledWordChunk:
                 collect([tokens])
                 paths = (*paths[:-1], tokens.record.numpy())
             tables = self._lm.for_difference_loop()
-            assert tables is not None
+            if tables is None:
+                rest = _rest(log_prob, num_frames, num_left)
+                return self._otherwise.read(_tokens_of(paths), *rest, offset, backtrace, lattice, collect)
             paths, waits_for, previous, arc, block_begin, is_over = self._kernel.read_with_words(
                 *(paths, self._arcs, flat, frame_begin, num_columns, num_left, offset.numpy(), *self._beams),
                 *(*self._limits, *tables, backtrace.num_records, _RECORDS_AT_ONCE),
             )
             graph_arc = self._emitting.arc_of(torch.from_numpy(arc))
             backtrace.add_blocks(torch.from_numpy(previous), graph_arc, block_begin.tolist())
-            if len(waits_for) and self._expands_all:
+            if len(waits_for):
                 waits_for = np.concatenate([waits_for, paths[3]])
-            self._lm.expand(torch.from_numpy(waits_for))
+            self._lm.expand(torch.from_numpy(waits_for), torch.from_numpy(paths[3]))
         return _tokens_of(paths)
 
 
 def _tokens_of(paths: tuple[Any, ...]) -> Tokens:
     stream, state, score, context_idx, lm_score, record = map(torch.from_numpy, paths)
     return Tokens(stream, state, context_idx, score, lm_score, record)
+
+
+def _rest(log_prob: Tensor, num_frames: Tensor, num_left: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    """Of frames (N, T, C) the last ones of each stream, at the beginning of its row, and how many they are (N,)."""
+    rest = log_prob.new_zeros(len(num_left), int(num_left.max()), log_prob.shape[2])
+    for row, frames, num, left in zip(rest, log_prob, num_frames.tolist(), num_left.tolist(), strict=True):
+        row[:left] = frames[num - left : num]
+    return rest, torch.from_numpy(num_left)

@@ -16,7 +16,7 @@ from asr.decoding.search.search_graph import Searchable
 from asr.decoding.search.tokens import Tokens
 from asr.errors import AsrError
 from asr.lm.contract import LanguageModel
-from asr.lm.interpolation import CombinedLM
+from asr.lm.interpolation import CombinedLM, always_answers
 
 FORMS = ("auto", "tensor", "loops", "kernels", "steps", "graphs")
 """What may be asked for, see `TorchFirstPass`."""
@@ -125,15 +125,16 @@ def lm_chunk_reader(
         return None
     if chosen_form(form, graph.final_score.device) != "loops":
         return None
-    if isinstance(lm, CombinedLM) and lm.for_difference_loop() is not None:
-        from asr.decoding.search import word_chunk_kernel
-        from asr.decoding.search.compiled_word_chunk import CompiledWordChunk
-
-        return CompiledWordChunk(word_chunk_kernel, graph, options, lm)
-    from asr.decoding.search import lm_chunk_kernel
+    from asr.decoding.search import lm_chunk_kernel, word_chunk_kernel
     from asr.decoding.search.compiled_lm_chunk import CompiledLmChunk
+    from asr.decoding.search.compiled_word_chunk import CompiledWordChunk
 
-    return CompiledLmChunk(lm_chunk_kernel, graph, options, lm)
+    by_calls = CompiledLmChunk(lm_chunk_kernel, graph, options, lm)
+    tables = lm.for_difference_loop() if isinstance(lm, CombinedLM) else None
+    # Over a decoding graph most of what is asked dies at once; to ask for all streams together costs less there.
+    if isinstance(lm, CombinedLM) and tables is not None and (graph.is_pushed or always_answers(tables)):
+        return CompiledWordChunk(word_chunk_kernel, graph, options, lm, by_calls)
+    return by_calls
 
 
 def chunk_reader(form: str, graph: Searchable, options: DecodingOptions, keeps_lattice: bool) -> ChunkReader | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from asr.decoding.search.frame_form import ChunkReader
 from asr.decoding.search.search_graph import SearchGraph
 from asr.decoding.search.token_search import TokenSearch
 from asr.decoding.search.tokens import Tokens
+from asr.decoding.torch_pass import TorchFirstPass
 from asr.lm.adapters import MappedLM
 from asr.lm.contract import LanguageModel
 from asr.lm.interpolation import difference_lm
@@ -22,6 +24,7 @@ from asr.lm.ngram.ngram_lm import NgramLM
 from asr.lm.ngram.text import read_word_stream
 from asr.lm.rnn.rnn_lm import RnnLm
 from asr.lm.rnn.rnn_lm_config import RnnLmConfig
+from asr.query import loop_access
 from asr.query.engine import RnnLM
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.ngram_oracle import toy_sentences
@@ -111,6 +114,7 @@ def test_loops_that_ask_a_recurrent_network(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("numba")
+    from asr.decoding.search.compiled_lm_chunk import CompiledLmChunk
     from asr.decoding.search.compiled_word_chunk import CompiledWordChunk
 
     monkeypatch.setattr(SearchGraph, "is_pushed", is_pushed)
@@ -124,12 +128,57 @@ def test_loops_that_ask_a_recurrent_network(
         engine = RnnLM(network)
         lm = difference_lm(engine, small)
         readers = _check_same_paths("loops", beam, limits, monkeypatch, lm, word_beam, loops_first)
-        assert [type(reader) for reader in readers] == 2 * [CompiledWordChunk]
+        assert [type(reader) for reader in readers] == 2 * [CompiledWordChunk if is_pushed else CompiledLmChunk]
         num_runs, num_rows = engine.statistics().num_hidden_calls, engine.statistics().num_hidden_rows
         if loops_first:
             runs_of_loops, rows_of_loops = num_runs, num_rows
     assert runs_of_loops <= num_runs
     assert rows_of_loops >= num_rows if is_pushed else rows_of_loops == num_rows
+
+
+@pytest.mark.parametrize("capacity_bytes", [8_000, 30_000, 10**7])
+def test_a_network_that_has_no_more_room_is_asked_by_calls(
+    capacity_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numba")
+    from asr.decoding.search.compiled_lm_chunk import CompiledLmChunk
+
+    monkeypatch.setattr(SearchGraph, "is_pushed", True)
+    monkeypatch.setattr(loop_access, "_ROOM", 16)
+    frames_by_calls: list[list[int]] = []
+    read = CompiledLmChunk.read
+
+    def recorded(
+        reader: CompiledLmChunk, tokens: Tokens, log_prob: Any, num_frames: Any, *others: Any, **more: Any
+    ) -> Any:
+        frames_by_calls.append(num_frames.tolist())
+        return read(reader, tokens, log_prob, num_frames, *others, **more)
+
+    monkeypatch.setattr(CompiledLmChunk, "read", recorded)
+    path = tmp_path / "text"
+    path.write_text("\n".join(toy_sentences(0, 200, 9)))
+    small = MappedLM(NgramLM.from_trie(estimate_kneser_ney(read_word_stream([path]), 2).trie), GRAPH.vocabulary)
+    torch.manual_seed(0)
+    network = RnnLm(GRAPH.vocabulary, RnnLmConfig(6, 8, maxent_order=3, maxent_size=1000))
+    options = DecodingOptions(search_beam=6.0, min_active_states=3, max_active_states=40)
+    log_prob, found = random_log_prob(5, 5, 11), []
+    engine = RnnLM(network, capacity_bytes=capacity_bytes)
+    assert engine.for_loop() is not None
+    for own, form in ((RnnLM(network), "tensor"), (engine, "loops")):
+        search = TorchFirstPass(GRAPH, options, form=form)
+        for _ in range(2):
+            results = search.decode(log_prob, NUM_FRAMES, difference_lm(own, small))
+        found.append([result.best for result in results])
+    for one, other in zip(*found, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            assert one.word_ids == other.word_ids and one.total == pytest.approx(other.total, abs=1e-4)
+    assert (engine.for_loop() is None) == (capacity_bytes < 10**7)
+    if capacity_bytes == 10**7:
+        assert not frames_by_calls
+    else:
+        # The first utterances are begun by the loop, the second ones are not.
+        assert 0 < sum(frames_by_calls[0]) < int(NUM_FRAMES.sum()) and frames_by_calls[-1] == NUM_FRAMES.tolist()
 
 
 def test_streams_ask_together() -> None:
