@@ -150,7 +150,8 @@ class HashTable:
         return self.keys.numpy(), _MULTIPLIER, self._hash_shift
 
     def _arrays(self, key: Tensor) -> tuple[Any, Any, int, int]:
-        return self.keys.numpy(), key.contiguous().numpy(), _MULTIPLIER, self._hash_shift
+        keys, multiplier, shift = self.for_loop()
+        return keys, key.contiguous().numpy(), multiplier, shift
 
     def _place(self, key: Tensor, mixed: Tensor) -> Tensor:
         """Distinct absent keys (D,), ascending by their mixed form (D,), take the first free places -> slot (D,)."""

@@ -105,12 +105,11 @@ class LoopAccess:
         output = self._make_output()
         if output is None or compiled_loop(score_known) is None:
             return None
-        columns = trie.edge_score, trie.edge_node, trie.parent, trie.word, trie.hidden_row
-        edge_score, edge_node, parent, word, hidden_row = (column.numpy() for column in columns)
-        nodes = edge_score, edge_node, parent, word, hidden_row
+        columns = trie.edge_score, trie.edge_node, trie.parent, trie.word, trie.hidden_row, self._expansion.hidden.state
         first_column = network.state_size - network.hidden_size
-        edges, state = trie.edges.for_loop(), self._expansion.hidden.state.numpy()
-        return HistoryTables(*edges, *nodes, state, first_column, self._counts, network.num_history_words, output)
+        others = first_column, self._counts, network.num_history_words, output
+        parts: list[Any] = [*trie.edges.for_loop(), *(column.numpy() for column in columns), *others]
+        return HistoryTables(*parts)
 
     @torch.no_grad()
     def take_in(self, context_idx: Tensor, held: Tensor) -> None:
