@@ -9,8 +9,9 @@ import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -41,17 +42,36 @@ def compiled_loop(function: Callable[..., Any], reorders_sums: bool = True) -> C
     import numba
 
     assert isinstance(function, FunctionType)
-    named = {name: function.__globals__.get(name) for name in function.__code__.co_names}
+    sources = _source_files(function)
     called = {
-        name: compiled_loop(callee, reorders_sums) for name, callee in named.items() if isinstance(callee, FunctionType)
-    } | {name: callee.load() for name, callee in named.items() if isinstance(callee, Intrinsic)}
+        name: callee.load() if isinstance(callee, Intrinsic) else compiled_loop(callee, reorders_sums)
+        for name, callee in _callees(function).items()
+    }
     if called:
         linked = FunctionType(function.__code__, {**function.__globals__, **called}, function.__name__)
         function = functools.update_wrapper(linked, function)
         del function.__wrapped__
     fastmath = {"reassoc", "contract"} if reorders_sums else False
-    compiled: Callable[..., Any] = numba.njit(nogil=True, cache=True, fastmath=fastmath, error_model="numpy")(function)
-    return compiled
+    compiled: Any = numba.njit(nogil=True, cache=True, fastmath=fastmath, error_model="numpy")(function)
+    # numba looks at the file of the function alone, and would take what it compiled from older callees or otherwise.
+    stamp = [reorders_sums, *((path, Path(path).stat().st_mtime_ns) for path in sources)]
+    compiled._cache._cache_file._source_stamp = stamp
+    return cast(Callable[..., Any], compiled)
+
+
+def _callees(function: FunctionType) -> dict[str, FunctionType | Intrinsic]:
+    named = {name: function.__globals__.get(name) for name in function.__code__.co_names}
+    return {name: callee for name, callee in named.items() if isinstance(callee, (FunctionType, Intrinsic))}
+
+
+def _source_files(function: FunctionType | Intrinsic) -> list[str]:
+    """The files that hold the function and all that it calls."""
+    if isinstance(function, Intrinsic):
+        return [str(importlib.import_module(function.module).__file__)]
+    files = {function.__code__.co_filename}
+    for callee in _callees(function).values():
+        files.update(_source_files(callee))
+    return sorted(files)
 
 
 def loop_for(function: Callable[..., Any], tensor: Tensor) -> Callable[..., Any] | None:
