@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Perplexity against processor time: the recipes' trainings on WikiText-2 and faster-rnnlm's, as JSON and as a plot.
+"""Perplexity against time of training: the recipes' trainings on WikiText-2 and faster-rnnlm's, as JSON and as a plot.
 
 asr fit --config recipes/wikitext-2/rnnlm-gru100.yaml
 python scripts/bench_lm_curves.py ours --row gru100 --folders exp/wikitext-2/rnnlm-gru100/version_* >> curves.jsonl
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ def main() -> int:
     peer.add_argument("--row", choices=list(ROWS), required=True)
     peer.add_argument("--binary", type=Path, required=True)
     peer.add_argument("--models", type=Path, required=True, help="folder for what it trains")
+    peer.add_argument("--threads", type=int, default=os.cpu_count(), help="of its training")
     peer.add_argument("--test-lines", type=int, default=20, help="test NCE on every so many-th line (it is slow)")
     peer.add_argument("--corpora", type=Path, default=default_corpora())
     drawing = actions.add_parser("plot", help="JSON lines of curves to a picture")
@@ -55,8 +57,10 @@ def peer_training(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     args.models.mkdir(parents=True, exist_ok=True)
     model = args.models / args.row
     (folder / "excerpt.txt").write_text(validation_excerpt(folder / "valid.txt", parts["valid"]), encoding="utf-8")
-    result = faster_rnnlm.train(args.binary, model, ROWS[args.row][1], folder / "train.txt", folder / "excerpt.txt")
-    line = {"row": args.row, "system": "faster-rnnlm", "train_words_per_cpu_s": result.words_per_s}
+    texts = folder / "train.txt", folder / "excerpt.txt"
+    result = faster_rnnlm.train(args.binary, model, ROWS[args.row][1], *texts, args.threads)
+    line = {"row": args.row, "system": "faster-rnnlm", "threads": args.threads}
+    line |= {"train_words_per_s": result.words_per_s, "train_words_per_cpu_s": result.words_per_cpu_s}
     every = 1 if ROWS[args.row][0]["output"] == "hierarchical" else args.test_lines
     text = (folder / "test.txt").read_text(encoding="utf-8").splitlines(keepends=True)[::every]
     (folder / "test.part").write_text("".join(text), encoding="utf-8")
@@ -75,22 +79,23 @@ def validation_excerpt(text: Path, tokens: TokenFile, num_streams: int = 8, num_
     return "".join(line for line, is_inside in zip(lines, inside, strict=True) if is_inside)
 
 
-def read_curve(folders: list[Path]) -> list[tuple[float, float]]:
-    """(processor seconds of training, validation perplexity) from the logs of a run and of its resumptions."""
+def read_curve(folders: list[Path]) -> list[tuple[float, float, float]]:
+    """(seconds of training by the clock, of the processor, validation perplexity) from a run's logs, resumed or not."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    points: dict[int, tuple[float, float]] = {}
+    points: dict[int, tuple[float, float, float]] = {}
     for folder in folders:
         events = EventAccumulator(str(folder)).Reload()
         if "val_perplexity" not in events.Tags()["scalars"]:
             continue  # interrupted before its first validation
-        pairs = zip(events.Scalars("train_cpu_seconds"), events.Scalars("val_perplexity"), strict=True)
-        points |= {seconds.step: (round(seconds.value, 1), round(value.value, 2)) for seconds, value in pairs}
+        scalars = [events.Scalars(name) for name in ("train_seconds", "train_cpu_seconds", "val_perplexity")]
+        for clock, processor, value in zip(*scalars, strict=True):
+            points[clock.step] = round(clock.value, 1), round(processor.value, 1), round(value.value, 2)
     return [points[step] for step in sorted(points)]
 
 
 def plot(curves: Path, picture: Path) -> None:
-    """Validation perplexity against processor time, one line a training."""
+    """Validation perplexity against time by the clock, one line a training."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -99,13 +104,13 @@ def plot(curves: Path, picture: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(7, 4))
     colours: dict[str, Any] = {}
     for line in map(json.loads, curves.read_text(encoding="utf-8").splitlines()):
-        seconds, values = zip(*line["curve"], strict=True)
+        seconds, _, values = zip(*line["curve"], strict=True)
         (drawn,) = axes.plot(
             seconds, values, "o-" if line["system"] == "ours" else "x--",
             label=f"{line['row']}, {line['system']}", color=colours.get(line["row"]),
         )  # fmt: skip
         colours[line["row"]] = drawn.get_color()
-    axes.set(xlabel="seconds of processor time in training", ylabel="validation perplexity (excerpt)", yscale="log")
+    axes.set(xlabel="seconds of training by the clock", ylabel="validation perplexity (excerpt)", yscale="log")
     axes.yaxis.set_major_formatter("{x:.0f}")
     axes.yaxis.set_minor_formatter("{x:.0f}")
     axes.grid(visible=True, which="both", alpha=0.3)

@@ -3,8 +3,7 @@
     g++ -Ofast -march=native -funroll-loops -std=gnu++11 -D__STDC_FORMAT_MACROS -DEIGEN_DONT_PARALLELIZE -DNOCUDA \\
         -pthread -I.. -o rnnlm *.cc layers/*.cc -lrt          (in its folder faster-rnnlm, with Eigen's headers)
 
-It trains on as many threads as it is told to, here one, and scores on one whatever it is told. Times are processor
-times where not said otherwise, its own unit being wall time.
+It trains on as many threads as it is told to, without locks, and scores on one whatever it is told.
 """
 
 from __future__ import annotations
@@ -17,40 +16,51 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-MAXENT = "--direct 4 --direct-order 4 --threads 1".split()
+MAXENT = "--direct 4 --direct-order 4".split()
 
 
 @dataclass(frozen=True)
 class PeerTraining:
-    """(processor seconds of training so far, validation perplexity) after each epoch."""
+    """(seconds of training so far by the clock, of the processor, validation perplexity) after each epoch."""
 
-    curve: list[tuple[float, float]]
+    curve: list[tuple[float, float, float]]
     words_per_s: int
+    words_per_cpu_s: int
 
 
 def train(
-    binary: Path, model: Path, options: list[str], train_text: Path, valid_text: Path, more: tuple[str, ...] = ()
+    binary: Path,
+    model: Path,
+    options: list[str],
+    train_text: Path,
+    valid_text: Path,
+    threads: int = 1,
+    more: tuple[str, ...] = (),
 ) -> PeerTraining:
     """Trains until its own stopping rule; the validation in between is true (normalised), and not counted."""
     command = [str(binary), "--rnnlm", str(model), *options, *MAXENT, "--show-progress", "0", *more]
-    command += ["--train", str(train_text), "--valid", str(valid_text)]
-    curve: list[tuple[float, float]] = []
-    seconds = before = 0.0
+    command += ["--threads", str(threads), "--train", str(train_text), "--valid", str(valid_text)]
+    curve: list[tuple[float, float, float]] = []
+    seconds = cpu_seconds = before = 0.0
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         assert process.stderr is not None
         for line in process.stderr:
             found = re.search(r"valid:\s+(\S+)  elapsed: ([\d.]+)(.)\+([\d.]+)", line)
             if found:
                 now = _processor_seconds(process.pid)
-                training, validation = float(found[2]), float(found[4])
-                # The first epoch's share is bounded by the clock, which does not count loading.
-                seconds += min(now - before, training + validation) * training / max(1e-9, training + validation)
-                curve.append((round(seconds, 2), round(2 ** float(found[1]), 2)))
+                unit = {"s": 1, "m": 60, "h": 3600}[found[3]]
+                training, validation = unit * float(found[2]), unit * float(found[4])
+                seconds += training
+                # Validation runs on one thread. The clock, which counts no loading, bounds the first epoch's share.
+                busy = threads * training + validation
+                cpu_seconds += min(now - before, busy) * threads * training / max(1e-9, busy)
+                curve.append((round(seconds, 2), round(cpu_seconds, 2), round(2 ** float(found[1]), 2)))
                 before = now
     if process.returncode or not curve:
         raise SystemExit(f"{binary}: training failed")
     num_words = sum(len(line.split()) + 1 for line in train_text.open(encoding="utf-8"))
-    return PeerTraining(curve, round(num_words * len(curve) / seconds))
+    num_words *= len(curve)
+    return PeerTraining(curve, round(num_words / seconds), round(num_words / cpu_seconds))
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ def peer_rates(binary: Path, folder: Path, options: list[str], tree_options: lis
         model.write_text("".join(f"{word} {count}\n" for word, count in ranked), encoding="utf-8")
         once = ("--retry", "0", "--stop", "9")
         files = folder / "train.short", folder / "valid.short"
-        training = faster_rnnlm.train(binary, model, row, *files, once)
+        training = faster_rnnlm.train(binary, model, row, *files, more=once)
         kinds = (("normalised", True, "test.short"), ("unnormalised", False, "test.long"))
         for kind, normalised, text in (("tree", False, "test.long"),) if is_tree else kinds:
             num_words = sum(len(words) + 1 for words in read_sentences(folder / text))
@@ -102,7 +102,7 @@ def peer_rates(binary: Path, folder: Path, options: list[str], tree_options: lis
             rates["by_clock"][name] = round(num_words / median(run.clock_seconds for run in runs))
             rates["per_cpu_second"][name] = round(num_words / median(run.processor_seconds for run in runs))
         if not is_tree:
-            rates["per_cpu_second"]["train_words_per_s"] = training.words_per_s
+            rates["per_cpu_second"]["train_words_per_s"] = training.words_per_cpu_s
     return rates
 
 

@@ -63,7 +63,8 @@ class LitRnnLm(pl.LightningModule):
         self._states: list[Tensor] | None = None
         self._validation_states: list[Tensor] | None = None
         self._sums = torch.zeros(4, dtype=torch.float64)
-        self._cpu_seconds = self._batch_begin = 0.0
+        self._seconds = self._cpu_seconds = 0.0
+        self._batch_begin = (0.0, 0.0)
 
     def setup(self, stage: str) -> None:
         """Takes noise and biases from the training text's counts, or weights from `init_from`."""
@@ -80,12 +81,14 @@ class LitRnnLm(pl.LightningModule):
             self.load_state_dict(read_checkpoint(self.init_from)["state_dict"])
 
     def on_train_batch_start(self, batch: TokenBatch, batch_idx: int) -> None:
-        """Starts the clock of processor time, which other processes and validation do not disturb."""
-        self._batch_begin = time.process_time()
+        """Starts the clocks of training alone; that of processor time is not disturbed by other processes."""
+        self._batch_begin = time.perf_counter(), time.process_time()
 
     def on_train_batch_end(self, outputs: Any, batch: TokenBatch, batch_idx: int) -> None:
-        """Stops it."""
-        self._cpu_seconds += time.process_time() - self._batch_begin
+        """Stops them."""
+        begin, cpu_begin = self._batch_begin
+        self._seconds += time.perf_counter() - begin
+        self._cpu_seconds += time.process_time() - cpu_begin
 
     def training_step(self, batch: TokenBatch, batch_idx: int) -> Tensor:
         """The loss summed over the batch's words; the mean is logged."""
@@ -124,13 +127,14 @@ class LitRnnLm(pl.LightningModule):
         self._sums += torch.stack([value.double().cpu() for value in values])
 
     def on_validation_epoch_end(self) -> None:
-        """Logs the normalised perplexity, mean and standard deviation of log Z over its constant, and the processor
-        time of training so far."""
+        """Logs the normalised perplexity, mean and standard deviation of log Z over its constant, and the time of
+        training so far, by the clock and of the processor."""
         log_prob, total, square, count = self._sums.tolist()
         if count == 0:
             return
         mean = total / count
         self.log("val_perplexity", math.exp(min(-log_prob / count, 50.0)), prog_bar=True)
+        self.log("train_seconds", self._seconds)
         self.log("train_cpu_seconds", self._cpu_seconds)
         self.log("val_log_z_mean", mean)
         self.log("val_log_z_std", math.sqrt(max(0.0, square / count - mean * mean)))
@@ -156,7 +160,7 @@ class LitRnnLm(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """The streams' states, so that a resumed run carries them on."""
         checkpoint["stream_states"] = self._states
-        checkpoint["train_cpu_seconds"] = self._cpu_seconds
+        checkpoint["train_seconds"], checkpoint["train_cpu_seconds"] = self._seconds, self._cpu_seconds
         # What an export needs, so that it needs no Lightning.
         checkpoint["rnn_lm_config"] = asdict(self.network.config)
         checkpoint["rnn_lm_words"] = self.network.vocabulary.words[len(SPECIAL_WORDS) :]
@@ -164,4 +168,5 @@ class LitRnnLm(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Takes them up again."""
         self._states = checkpoint["stream_states"]
+        self._seconds = checkpoint.get("train_seconds", 0.0)
         self._cpu_seconds = checkpoint.get("train_cpu_seconds", 0.0)
