@@ -26,12 +26,13 @@ from typing import Any
 import numpy as np
 import torch
 from parts.command import run
+from parts.corpora import default_corpora
 from parts.lm_rates import Clock, peer_rates, ratios, scoring_rates
 
+from asr.bundle import read_rnn_lm
 from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.maxent_collisions import measure_collisions
 from asr.lm.rnn.nce import NceOutput
-from asr.lm.rnn.network_file import load_network
 from asr.lm.rnn.rnn_lm import RnnLm
 from asr.lm.rnn.rnn_lm_config import RnnLmConfig
 from asr.lm.rnn.sparse_rows import AdamWithSparseRows
@@ -58,7 +59,7 @@ def main() -> int:
     parser.add_argument("--row", choices=[*ROWS], default="gru256", help="network of --quick")
     parser.add_argument("--peer", type=Path, help="faster-rnnlm's binary, to run beside ours")
     parser.add_argument("--collisions", action="store_true", help="MaxEnt: n-grams that share a weight")
-    parser.add_argument("--truncation", type=Path, help="folder of a trained network")
+    parser.add_argument("--truncation", type=Path, help="trained network, or a bundle with one")
     parser.add_argument("--text", type=Path, help="text for --truncation (default: WikiText-2's test part)")
     parser.add_argument("--max-words", type=int, default=5_000, help="words of it")
     parser.add_argument("--corpora", type=Path, default=default_corpora())
@@ -127,7 +128,7 @@ def collisions(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def truncation_table(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Perplexity when histories that end in the same k words share the hidden state of the first that came."""
-    network = load_network(args.truncation)
+    network: Any = read_rnn_lm(args.truncation).network
     if isinstance(network.output, NceOutput):
         network.output.normalized = True
     text = args.text or args.corpora / "text" / "wikitext-2" / "test.txt.xz"
@@ -208,19 +209,6 @@ def normalisation_error(network: RnnLm) -> float:
         log_prob = network.log_prob(hidden, history, torch.arange(num_words))[2:]
         worst = max(worst, abs(float(log_prob.double().exp().sum()) - 1))
     return worst
-
-
-def default_corpora() -> Path | None:
-    checkout = Path(__file__).resolve().parents[1]
-    named = os.environ.get("ASR_CORPORA")
-    for candidate in (
-        Path(named) if named else None,
-        checkout / "shared" / "data",
-        checkout.parent / "shared" / "data",
-    ):
-        if candidate is not None and candidate.is_dir():
-            return candidate
-    return None
 
 
 if __name__ == "__main__":

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_lm import ROWS, corpus, default_corpora
+from bench_lm import ROWS, corpus
 from parts import faster_rnnlm
 from parts.command import run
+from parts.corpora import default_corpora
 
 from asr.lm.rnn.token_file import TokenFile
 

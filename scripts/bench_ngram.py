@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,8 +26,11 @@ from typing import Any
 import numpy as np
 import torch
 from parts.command import run
+from parts.corpora import default_corpora
+from parts.kenlm_peer import kenlm_programs, same_states
 from torch import Tensor
 
+from asr.errors import AsrError
 from asr.lm.ngram.arpa import LN_10, open_text
 from asr.lm.ngram.file import load_ngram_lm, save_ngram_lm
 from asr.lm.ngram.host_ngram import HostNgramLM, bytes_to_find_arcs
@@ -47,7 +49,7 @@ FRAME_QUERIES = 2000
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help=f"train on {QUICK_TRAIN_WORDS} words")
-    parser.add_argument("--corpora", type=Path, default=_corpora(), help="folder with text/gutenberg-40m.txt.xz")
+    parser.add_argument("--corpora", type=Path, default=default_corpora(), help="folder with text/gutenberg-40m.txt.xz")
     parser.add_argument("--train-words", type=int, default=QUICK_TRAIN_WORDS, help="words to train on; 0: all")
     parser.add_argument("--query-words", type=int, default=1_000_000, help="words to ask for")
     parser.add_argument("--order", type=int, default=4)
@@ -56,6 +58,8 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(1)
     report: dict[str, Any] = {"bench": "ngram", "order": args.order, "cpus": os.cpu_count(), "torch": torch.__version__}
+    if args.corpora is None:
+        raise AsrError("No corpora: name the folder that holds text/ by --corpora or ASR_CORPORA.")
     with tempfile.TemporaryDirectory() as folder:
         report |= _run(args, Path(folder))
     print(json.dumps(report))
@@ -134,7 +138,7 @@ def _against_kenlm(
     sentences = queries.read_text().splitlines()
     theirs = np.fromiter((s for text in sentences for s, _, _ in model.full_scores(text)), np.float64, len(word))
     report["max_abs_error_vs_kenlm"] = float(np.abs(log_prob.numpy().astype(np.float64) - theirs * LN_10).max())
-    report["states_equal_kenlm"] = _same_states(lm, model, sentences[:STATE_SENTENCES], state)
+    report["states_equal_kenlm"] = same_states(model, sentences[:STATE_SENTENCES], state)
     theirs_s: list[tuple[float, float]] = []
 
     def ask_kenlm() -> None:
@@ -168,53 +172,11 @@ def rates(lm: NgramLM, state: Tensor, word: Tensor, between: Callable[[], None] 
     }
 
 
-def kenlm_programs(bin_folder: Path, arpa: Path, queries: Path, report: dict[str, Any]) -> dict[str, Any]:
-    """Sizes of KenLM's binary files, and how many words its `query` scores a second, loading not counted."""
-    sizes: dict[str, Any] = {}
-    num_queries = report["query_words"] + sum(1 for _ in queries.open("rb"))
-    for kind in ("probing", "trie"):
-        binary = arpa.with_suffix("." + kind)
-        subprocess.run([bin_folder / "build_binary", kind, arpa, binary], check=True, capture_output=True)
-        sizes[f"kenlm_{kind}_bytes_per_ngram"] = round(binary.stat().st_size / report["ngrams"], 2)
-
-        def ask(text: Path, binary: Path = binary) -> float:
-            begin = time.perf_counter()
-            with text.open("rb") as stdin:
-                subprocess.run(
-                    [bin_folder / "query", "-v", "summary", binary], stdin=stdin, check=True, capture_output=True
-                )
-            return time.perf_counter() - begin
-
-        whole, empty = (min(ask(text) for _ in range(3)) for text in (queries, Path(os.devnull)))
-        rate = num_queries / (whole - empty)
-        sizes[f"kenlm_query_{kind}_words_per_s"] = round(rate)
-        sizes[f"lookups_over_kenlm_query_{kind}"] = round(report["lookups_per_s_2_threads"] / rate, 2)
-    return sizes
-
-
 def _seconds(work: Callable[[], object]) -> tuple[float, float]:
     """Wall time and this thread's CPU time of some work."""
     wall, cpu = time.perf_counter(), time.thread_time()
     work()
     return time.perf_counter() - wall, time.thread_time() - cpu
-
-
-def _same_states(lm: NgramLM, model: Any, sentences: list[str], state: Tensor) -> bool:
-    """Whether our states and KenLM's tell the same histories apart."""
-    import kenlm
-
-    pairs = set()
-    position = 0
-    for text in sentences:
-        before = kenlm.State()
-        model.BeginSentenceWrite(before)
-        for word in [*text.split(), "</s>"]:
-            pairs.add((before, int(state[position])))
-            position += 1
-            after = kenlm.State()
-            model.BaseScore(before, word, after)
-            before = after
-    return len(pairs) == len({theirs for theirs, _ in pairs}) == len({ours for _, ours in pairs})
 
 
 def budgets(plain: NgramLM, lm: NgramLM, state: Tensor, word: Tensor) -> dict[str, Any]:
@@ -255,13 +217,6 @@ def copy_text(source: Path, target: Path, max_words: int, has_id: bool) -> int:
             if max_words and num_words >= max_words:
                 break
     return num_words
-
-
-def _corpora() -> Path:
-    checkout = Path(__file__).resolve().parents[1]
-    named = Path(os.environ.get("ASR_CORPORA", checkout / "no-corpora"))
-    candidates = [named, checkout / "shared/data", checkout.parent / "shared/data"]
-    return next((folder for folder in candidates if folder.is_dir()), candidates[1])
 
 
 class _Timer:

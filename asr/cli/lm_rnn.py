@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from asr.bundle import read_rnn_lm
 from asr.errors import AsrError
 from asr.lm.distributions import language_model_distributions, network_distributions
 from asr.lm.interpolation_weight import (
@@ -25,7 +26,7 @@ from asr.lm.ngram.ngram_lm import NgramLM
 from asr.lm.rnn.full_softmax import FullSoftmaxOutput
 from asr.lm.rnn.log_z import Precision
 from asr.lm.rnn.nce import NceOutput
-from asr.lm.rnn.network_file import load_network, network_from_checkpoint, save_network
+from asr.lm.rnn.network_file import network_from_checkpoint, save_network
 from asr.lm.rnn.rnn_lm import RnnLm
 from asr.lm.rnn.token_file import TokenFile
 from asr.lm.word_scores import language_model_word_scores, network_word_scores, perplexity
@@ -49,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     export.add_argument("--maxent-weights", type=int, help="keep only so many n-gram weights, the largest")
     export.add_argument("--float32", action="store_true", help="do not halve the numbers")
     measure = actions.add_parser("measure", help="perplexity, and how far from normalised the scores are")
-    measure.add_argument("folder", type=Path)
+    measure.add_argument("model", type=Path, help="exported folder, checkpoint, or bundle")
     measure.add_argument("--text", nargs="+", default=[], type=Path, help="sentences, one a line")
     measure.add_argument("--transcripts", nargs="+", default=[], type=Path, help="lines 'utterance-id WORDS' (Kaldi)")
     measure.add_argument("--ngram", type=Path, help="binary n-gram model to interpolate with; the weight is tuned here")
@@ -82,7 +83,8 @@ def run(args: argparse.Namespace) -> int:
 
 def measure_network(args: argparse.Namespace) -> dict[str, object]:
     """Perplexities per sentence, sentence ends counted, unknown words scored as `<unk>`."""
-    network = load_network(args.folder)
+    network = read_rnn_lm(args.model).network
+    assert isinstance(network, RnnLm)
     if args.normalizer_precision is not None and isinstance(network.output, (NceOutput, FullSoftmaxOutput)):
         network.output.normalizer_precision = args.normalizer_precision
     with tempfile.TemporaryDirectory() as scratch:
@@ -100,7 +102,7 @@ def measure_network(args: argparse.Namespace) -> dict[str, object]:
         if args.ngram is not None:
             ngram = load_ngram_lm(args.ngram)
             if ngram.vocabulary != network.vocabulary:
-                raise AsrError(f"{args.ngram}: its word list differs from {args.folder}/words.txt; train both on one.")
+                raise AsrError(f"{args.ngram}: its word list differs from that of {args.model}; train both on one.")
             both = torch.stack((language_model_word_scores(ngram, tokens.token_id), log_prob))
             weight, mixed = tune_linear_weights(both)
             if args.ngram_weight is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from asr.bundle import read_rnn_lm
 from asr.cli.main import main
 from asr.lm.rnn.network_file import save_network
 from asr.lm.rnn.rnn_lm import RnnLm
@@ -51,6 +52,20 @@ def test_the_normaliser_in_int8_is_near_float32(folder: Path, capsys: pytest.Cap
         assert main([*command, "--normalizer-precision", precision]) == 0
         found.append(json.loads(capsys.readouterr().out)["perplexity"])
     assert abs(found[1] / found[0] - 1) < 1e-3
+
+
+def test_a_bundles_network_is_measured_as_its_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = Path(__file__).parents[3] / "checkpoints" / "an4"
+    network = read_rnn_lm(bundle).network
+    assert isinstance(network, RnnLm)
+    save_network(network, tmp_path / "lm", half_precision=False)
+    (tmp_path / "text.txt").write_text("YES\nGO\nTWO FIVE ONE\n")
+    found = []
+    for model in (bundle, tmp_path / "lm"):
+        assert main(["lm", "rnn", "measure", str(model), "--text", str(tmp_path / "text.txt")]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0] == found[1]
+    assert found[0]["unknown_words"] == 0
 
 
 def test_what_does_not_fit_is_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

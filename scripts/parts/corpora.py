@@ -1,0 +1,15 @@
+"""Where the benchmarks look for real speech and text."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def default_corpora() -> Path | None:
+    """The folder that ASR_CORPORA names, or `shared/data` inside or beside this checkout; None where there is none."""
+    checkout = Path(__file__).resolve().parents[2]
+    named = os.environ.get("ASR_CORPORA")
+    candidates = [Path(named)] if named else []
+    candidates += [checkout / "shared" / "data", checkout.parent / "shared" / "data"]
+    return next((folder for folder in candidates if folder.is_dir()), None)
