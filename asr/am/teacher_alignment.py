@@ -40,7 +40,9 @@ class TeacherAlignment:
             some = " ".join(missing[:5])
             raise AsrError(f"teacher: {folder} lacks the tokens {some}; train on its lexicon's phones.")
         if bundle.acoustic_model.network.num_features != num_features:  # type: ignore[attr-defined]
-            raise AsrError(f"teacher: {folder} takes other features than the data's {num_features}; set num_mel_bins.")
+            raise AsrError(
+                f"teacher: {folder} takes other features than the data's {num_features}; give the data its fbank."
+            )
         self.network = bundle.acoustic_model.network.eval()
         self.token_id = torch.tensor([names.index(token) for token in tokens])
         shift: float = bundle.features.network.frame_shift / bundle.sampling_rate  # type: ignore[assignment,operator]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import os
 from pathlib import Path
@@ -101,9 +100,9 @@ def _acoustics(paths: list[Path], recipe: str | None) -> _Acoustics:
     from asr.am.checkpoint import network_from_checkpoint
 
     network, tokens = network_from_checkpoint(paths, recipe)
-    data = _mapping(Path(recipe)).get("data", {}).get("init_args", {})
+    fbank = _mapping(Path(recipe)).get("data", {}).get("init_args", {}).get("fbank", {})
     # Dither is noise for training.
-    features = {name: data[name] for name in inspect.signature(Fbank).parameters if name in data and name != "dither"}
+    features = {name: value for name, value in fbank.get("init_args", {}).items() if name != "dither"}
     return _Acoustics(network, RegisteredNetwork("Fbank", features, Fbank(**features)), tokens, {})
 
 

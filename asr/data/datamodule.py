@@ -15,7 +15,7 @@ from asr.data.bucketing import bucket_sampler, epoch_to_draw
 from asr.data.cmvn import GlobalCmvn
 from asr.data.cut_lists import LeftOut, hold_out_speakers, read_cuts, select_usable
 from asr.data.dataset import AcousticBatch, AcousticDataset, WaveformCache
-from asr.data.fbank import Fbank, WindowType, upper_band_edge
+from asr.data.fbank import Fbank
 from asr.data.feature_stores import FeatureFolder, FeatureMemory
 from asr.data.noise import NoiseMixer
 from asr.data.spec_augment import SpecAugment
@@ -42,13 +42,7 @@ class AcousticDataModule(pl.LightningDataModule):
         tokens: a token table to use; by default the lexicon's phones, sorted. Characters need it.
         keep_stress: keep the stress marks of vowels.
         random_pronunciation: draw among a word's pronunciations in training instead of taking the first.
-        num_mel_bins: see `Fbank`, as are the next six.
-        use_energy: log energy in front of the filters.
-        high_freq: upper band edge in Hz; 0 is half the sampling rate.
-        low_freq: lower band edge in Hz.
-        window: shape of the window.
-        dither: noise of the front end.
-        snip_edges: only whole windows.
+        fbank: the features; None for 80 filters as Kaldi's.
         max_batch_duration: seconds of audio in a batch, before the speed is changed.
         max_batch_cuts: utterances in a batch; None for no limit.
         num_buckets: groups of similar duration that batches are drawn from.
@@ -56,14 +50,8 @@ class AcousticDataModule(pl.LightningDataModule):
         max_duration: longer ones, too.
         speed_factors: one is drawn for each training utterance each epoch, such as [0.9, 1.0, 1.1].
         max_vocal_tract_warp: frequencies are scaled by up to so much in training, such as 0.1; 0 for not at all.
-        spec_augment: mask time and frequency in training.
-        noise_dir: folder of noise recordings to add in training; None for none.
-        noise_probability: part of the utterances that get noise.
-        num_time_masks: see `SpecAugment`, as are the next four.
-        max_time_mask_frames: width of a time mask.
-        max_time_mask_fraction: its width as a part of the utterance.
-        num_frequency_masks: bands of features.
-        max_frequency_mask_bins: width of a band.
+        spec_augment: masks time and frequency in training; None for not at all.
+        noise: adds noise in training; None for none.
         memory_gb: decoded audio, and features as far as they fit, are kept in memory up to this much; 0 for nothing.
         feature_dir: a folder where features are stored, once computed, and read from in later epochs and runs.
         num_workers: processes that make batches; 0 for none beside the trainer.
@@ -80,13 +68,7 @@ class AcousticDataModule(pl.LightningDataModule):
         tokens: str | None = None,
         keep_stress: bool = False,
         random_pronunciation: bool = False,
-        num_mel_bins: int = 80,
-        use_energy: bool = False,
-        high_freq: float = 0.0,
-        low_freq: float = 20.0,
-        window: WindowType = "povey",
-        dither: float = 0.0,
-        snip_edges: bool = False,
+        fbank: Fbank | None = None,
         max_batch_duration: float = 200.0,
         max_batch_cuts: int | None = None,
         num_buckets: int = 10,
@@ -94,14 +76,8 @@ class AcousticDataModule(pl.LightningDataModule):
         max_duration: float = 40.0,
         speed_factors: Sequence[float] = (1.0,),
         max_vocal_tract_warp: float = 0.0,
-        spec_augment: bool = True,
-        noise_dir: str | None = None,
-        noise_probability: float = 0.5,
-        num_time_masks: int = 2,
-        max_time_mask_frames: int = 50,
-        max_time_mask_fraction: float = 0.15,
-        num_frequency_masks: int = 2,
-        max_frequency_mask_bins: int = 27,
+        spec_augment: SpecAugment | None = None,
+        noise: NoiseMixer | None = None,
         memory_gb: float = 4.0,
         feature_dir: str | None = None,
         num_workers: int = 0,
@@ -123,32 +99,12 @@ class AcousticDataModule(pl.LightningDataModule):
         self.num_workers = num_workers
         self.seed = seed
         self.tokenizer = Tokenizer.from_files(lexicon, tokens, keep_stress)
-        self.fbank_config: dict[str, Any] = {
-            "num_mel_bins": num_mel_bins,
-            "use_energy": use_energy,
-            "high_freq": high_freq,
-            "low_freq": low_freq,
-            "window": window,
-            "dither": dither,
-            "snip_edges": snip_edges,
-        }
-        self.fbank = Fbank(**self.fbank_config)
+        self.fbank = Fbank() if fbank is None else fbank
         self.waveforms = WaveformCache(self.fbank.sampling_rate)
-        noise = NoiseMixer(noise_dir, noise_probability) if noise_dir else None
-        warp: VocalTractPerturbation | None = None
-        if max_vocal_tract_warp > 0.0:
-            upper_edge = upper_band_edge(high_freq, self.fbank.sampling_rate)
-            warp = VocalTractPerturbation(max_vocal_tract_warp, low_freq, upper_edge, num_mel_bins)
-        masks = SpecAugment(
-            num_time_masks,
-            max_time_mask_frames,
-            max_time_mask_fraction,
-            num_frequency_masks,
-            max_frequency_mask_bins,
-        )
+        warp = VocalTractPerturbation(max_vocal_tract_warp, self.fbank) if max_vocal_tract_warp > 0.0 else None
         self.features: FeatureFolder | FeatureMemory | None = None
         if feature_dir is not None:
-            self.features = FeatureFolder(feature_dir, self.fbank_config)
+            self.features = FeatureFolder(feature_dir, self.fbank.arguments)
         elif num_workers == 0:  # each worker process would fill a memory of its own
             self.features = FeatureMemory(memory_gb)
         self.train_dataset = AcousticDataset(
@@ -159,7 +115,7 @@ class AcousticDataModule(pl.LightningDataModule):
             speed_factors,
             noise,
             warp,
-            masks if spec_augment else None,
+            spec_augment,
             random_pronunciation,
         )
         self.plain_dataset = AcousticDataset(self.fbank, self.tokenizer, self.waveforms, self.features)

@@ -6,7 +6,7 @@ N utterances, L samples, T frames, W samples a window, B FFT bins, M mel bins, F
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +55,13 @@ class Fbank(nn.Module):
         snip_edges: bool = False,
     ) -> None:
         super().__init__()
+        self.arguments: dict[str, Any] = {
+            "num_mel_bins": num_mel_bins, "use_energy": use_energy, "high_freq": high_freq, "low_freq": low_freq,
+            "sampling_rate": sampling_rate, "frame_length_ms": frame_length_ms, "frame_shift_ms": frame_shift_ms,
+            "window": window, "dither": dither, "snip_edges": snip_edges,
+        }  # fmt: skip
         self.num_mel_bins = num_mel_bins
+        self.low_freq, self.high_freq = low_freq, upper_band_edge(high_freq, sampling_rate)
         self.use_energy = use_energy
         self.sampling_rate = sampling_rate
         self.dither = dither

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from asr.data.fbank import mel, mel_edges
+from asr.data.fbank import Fbank, mel, mel_edges
 
 _KEPT_BAND = 0.8  # part of the band that is scaled as a whole; what lies above is stretched or squeezed into the rest
 
@@ -18,18 +18,16 @@ class VocalTractPerturbation(nn.Module):
 
     Args:
         max_warp: such as 0.1.
-        low_freq: lower band edge of the filterbank in Hz.
-        high_freq: its upper band edge in Hz.
-        num_mel_bins: its filters, the last columns of the features; a column of energy before them stays.
+        fbank: the filterbank, whose filters are the last columns of the features; a column of energy before them stays.
     """
 
     frequency: Tensor  # (B,) centre frequencies in Hz
 
-    def __init__(self, max_warp: float, low_freq: float, high_freq: float, num_mel_bins: int) -> None:
+    def __init__(self, max_warp: float, fbank: Fbank) -> None:
         super().__init__()
         self.max_warp = max_warp
-        self.high_freq = high_freq
-        edges = mel_edges(num_mel_bins, low_freq, high_freq)
+        self.high_freq = fbank.high_freq
+        edges = mel_edges(fbank.num_mel_bins, fbank.low_freq, fbank.high_freq)
         self.first_mel = float(edges[1])
         self.mel_step = float(edges[1] - edges[0])
         self.register_buffer("frequency", _hertz(edges[1:-1]).float(), persistent=False)

@@ -19,8 +19,10 @@ from asr.am.lit_acoustic_model import LitAcousticModel
 from asr.am.torch_ctc import TorchCtc
 from asr.bundle import Bundle
 from asr.data.datamodule import AcousticDataModule
+from asr.data.fbank import Fbank
 from asr.data.librispeech import LibriSpeech
 from asr.data.preparation import prepare_part
+from asr.data.spec_augment import SpecAugment
 from asr.errors import AsrError
 from tests.data.toy_corpora import write_librispeech
 
@@ -48,7 +50,8 @@ def data_arguments(tmp_path: Path) -> dict[str, Any]:
         "valid_cuts": [report.cuts],
         "test_cuts": [report.cuts],
         "lexicon": [str(tmp_path / "lexicon.txt")],
-        "num_mel_bins": 20,
+        "fbank": Fbank(num_mel_bins=20),
+        "spec_augment": SpecAugment(),
         "max_batch_duration": 2.0,
         "speed_factors": [0.9, 1.0],
     }
@@ -151,4 +154,4 @@ def test_what_does_not_fit_is_named(tmp_path: Path, data_arguments: dict[str, An
 
 def test_a_network_of_another_size_than_the_data_is_refused(tmp_path: Path, data_arguments: dict[str, Any]) -> None:
     with pytest.raises(AsrError, match="expects 20 features and gives 4 tokens, the data have 30 and 4"):
-        fit(tmp_path, {**data_arguments, "num_mel_bins": 30}, max_epochs=1)
+        fit(tmp_path, {**data_arguments, "fbank": Fbank(num_mel_bins=30)}, max_epochs=1)

@@ -13,6 +13,7 @@ import yaml
 
 from asr.am.lit_acoustic_model import LitAcousticModel
 from asr.data.datamodule import AcousticDataModule
+from asr.data.fbank import Fbank
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*/am*.yaml"))
 
@@ -32,7 +33,7 @@ def test_there_are_recipes() -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: f"{recipe.parent.name}/{recipe.stem}")
-def test_a_recipe_is_complete(recipe: Path) -> None:
+def test_a_recipe_is_complete(recipe: Path, tmp_path: Path) -> None:
     config = yaml.safe_load(recipe.read_text(encoding="utf-8"))
     arguments = dict(config["model"]["init_args"])
     network_section, objective = arguments.pop("network"), build(arguments.pop("objective"))
@@ -45,7 +46,8 @@ def test_a_recipe_is_complete(recipe: Path) -> None:
     data = config["data"]["init_args"]
     assert config["data"]["class_path"] == "asr.data.datamodule.AcousticDataModule"
     inspect.signature(AcousticDataModule).bind(**data)
-    assert network.num_features == data.get("num_mel_bins", 80) + int(data.get("use_energy", False))
+    build(data["spec_augment"])
+    assert network.num_features == (build(data["fbank"]) if "fbank" in data else Fbank()).feature_dim
     with torch.inference_mode():
         log_prob, _ = network(torch.randn(1, 30, network.num_features), torch.tensor([30]))
     assert log_prob.shape[2] == network.num_tokens
@@ -57,6 +59,8 @@ def test_a_recipe_is_complete(recipe: Path) -> None:
     # From Lightning 2.6 on, `save_last` beside `monitor` no longer keeps a last state that is not a best one, too.
     assert [arguments["filename"].partition("-")[0] for arguments in kept] == ["best", "last"]
     assert ["monitor" in arguments for arguments in kept] == [True, False]
-    assert "TensorBoardLogger" in config["trainer"]["logger"]["class_path"]
-    for section in [*config["trainer"]["callbacks"], config["trainer"]["logger"]]:
+    for section in config["trainer"]["callbacks"]:
         inspect.signature(load_class(section["class_path"])).bind(**section.get("init_args", {}))
+    logger = config["trainer"]["logger"]
+    build({**logger, "init_args": {**logger["init_args"], "save_dir": str(tmp_path)}}).log_metrics({"loss": 1.0})
+    assert list(tmp_path.rglob("events.out.tfevents.*"))

@@ -82,9 +82,8 @@ def data_arguments(tmp_path: Path) -> dict[str, Any]:
         "train_cuts": [cuts],
         "valid_cuts": [cuts],
         "lexicon": [str(lexicon)],
-        "num_mel_bins": 20,
+        "fbank": Fbank(num_mel_bins=20),
         "max_batch_duration": 3.0,
-        "spec_augment": False,
     }
 
 

@@ -19,7 +19,8 @@ def parts(tiny_bundle_folder, tmp_path):
     bundle = Bundle.load(tiny_bundle_folder)
     registered = bundle.acoustic_model
     network = {"class_path": f"asr.am.spliced_dnn.{registered.class_name}", "init_args": registered.arguments}
-    recipe = {"model": {"init_args": {"network": network}}, "data": {"init_args": bundle.features.arguments}}
+    fbank = {"class_path": "asr.data.fbank.Fbank", "init_args": bundle.features.arguments}
+    recipe = {"model": {"init_args": {"network": network}}, "data": {"init_args": {"fbank": fbank}}}
     (tmp_path / "am.yaml").write_text(json.dumps(recipe))
     state = {f"average.network.{name}": value for name, value in registered.network.state_dict().items()}
     torch.save({"state_dict": state, "tokens": list(bundle.graph.tokens.tokens)}, tmp_path / "am.ckpt")

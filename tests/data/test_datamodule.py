@@ -12,8 +12,11 @@ from lhotse import CutSet
 
 from asr.data.audio import read_audio
 from asr.data.datamodule import AcousticDataModule
+from asr.data.fbank import Fbank
 from asr.data.librispeech import LibriSpeech
+from asr.data.noise import NoiseMixer
 from asr.data.preparation import prepare_part
+from asr.data.spec_augment import SpecAugment
 from asr.errors import AsrError
 from tests.data.toy_corpora import write_audio, write_librispeech
 
@@ -26,11 +29,11 @@ def corpus(tmp_path: Path) -> dict[str, Any]:
     write_librispeech(tmp_path / "corpus", num=5)
     report = prepare_part(LibriSpeech(), tmp_path / "corpus", "dev-clean-2", tmp_path / "data")
     (tmp_path / "lexicon.txt").write_text(LEXICON, encoding="utf-8")
-    return {"train_cuts": [report.cuts], "lexicon": [str(tmp_path / "lexicon.txt")], "spec_augment": False}
+    return {"train_cuts": [report.cuts], "lexicon": [str(tmp_path / "lexicon.txt")]}
 
 
 def test_a_batch_is_what_the_acoustic_models_expect(corpus: dict[str, Any]) -> None:
-    module = AcousticDataModule(**corpus, num_mel_bins=40, use_energy=True, max_batch_duration=2.0)
+    module = AcousticDataModule(**corpus, fbank=Fbank(40, use_energy=True), max_batch_duration=2.0)
     module.setup("fit")
     assert (module.num_tokens, module.feature_dim) == (4, 41)
     seen: list[str] = []
@@ -165,12 +168,12 @@ def test_noise_and_masks_change_training_only(corpus: dict[str, Any], tmp_path: 
     write_audio(tmp_path / "noise" / "hum.wav", 1.0)
     settings: dict[str, Any] = {
         **corpus,
-        "spec_augment": True,
+        "spec_augment": SpecAugment(),
         "test_cuts": corpus["train_cuts"],
         "valid_fraction": 0.3,
     }
     plain = AcousticDataModule(**corpus)
-    noisy = AcousticDataModule(**settings, noise_dir=str(tmp_path / "noise"), noise_probability=1.0, memory_gb=1.0)
+    noisy = AcousticDataModule(**settings, noise=NoiseMixer(tmp_path / "noise", 1.0), memory_gb=1.0)
     batch = next(iter(noisy.train_dataloader()))
     cuts = CutSet.from_cuts(noisy.cuts["train"][cut_id] for cut_id in batch["cut_ids"])
     clean = plain.plain_dataset[cuts]

@@ -5,9 +5,11 @@ import math
 import pytest
 import torch
 
+from asr.data.fbank import Fbank
 from asr.data.vocal_tract import VocalTractPerturbation
 
 LOW, HIGH, BINS = 20.0, 7600.0, 40
+FBANK = Fbank(BINS, low_freq=LOW, high_freq=HIGH)
 
 
 def mel(frequency: float) -> float:
@@ -36,7 +38,7 @@ def test_equals_the_loop_and_leaves_the_energy(energy: int) -> None:
     torch.manual_seed(0)
     features = torch.randn(3, 5, BINS + energy)
     factor = torch.tensor([0.9, 1.0, 1.1])
-    result = VocalTractPerturbation(0.1, LOW, HIGH, BINS).warp(features, factor)
+    result = VocalTractPerturbation(0.1, FBANK).warp(features, factor)
     assert torch.equal(result[..., :energy], features[..., :energy])
     for row in range(3):
         for frame in range(5):
@@ -47,16 +49,16 @@ def test_equals_the_loop_and_leaves_the_energy(energy: int) -> None:
 def test_a_shorter_tract_moves_a_peak_up() -> None:
     features = torch.zeros(2, 1, BINS)
     features[:, :, 20] = 1.0
-    up, down = VocalTractPerturbation(0.1, LOW, HIGH, BINS).warp(features, torch.tensor([1.1, 0.9]))[:, 0].argmax(1)
+    up, down = VocalTractPerturbation(0.1, FBANK).warp(features, torch.tensor([1.1, 0.9]))[:, 0].argmax(1)
     assert down < 20 < up
 
 
 def test_draws_within_bounds_and_only_in_training() -> None:
     torch.manual_seed(0)
-    perturbation = VocalTractPerturbation(0.1, LOW, HIGH, BINS)
+    perturbation = VocalTractPerturbation(0.1, FBANK)
     features = perturbation.frequency.expand(200, 1, BINS)
     ratio = features[:, 0, 15] / perturbation(features)[:, 0, 15]
     assert 0.89 < float(ratio.min()) < 0.92
     assert 1.08 < float(ratio.max()) < 1.11
     assert torch.equal(perturbation.eval()(features), features)
-    assert torch.equal(VocalTractPerturbation(0.0, LOW, HIGH, BINS)(features), features)
+    assert torch.equal(VocalTractPerturbation(0.0, FBANK)(features), features)
