@@ -84,6 +84,7 @@ class LitAcousticModel(pl.LightningModule):
             self.register_buffer("token_frames", torch.ones(self.network.num_tokens))
         self._errors: ErrorCounts = NO_ERRORS
         self._rng_state: Tensor | None = None
+        self._cuda_rng_state: Tensor | None = None
         self._is_resumed = False
 
     def forward(self, features: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
@@ -192,23 +193,28 @@ class LitAcousticModel(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keeps the tokens, and the random generator's state, so that a resumed run goes on as the whole one would."""
+        """Keeps the tokens, and the random generators' states, so that a resumed run goes on as the whole one would."""
         checkpoint["tokens"] = list(self.trainer.datamodule.token_table.tokens)  # type: ignore[attr-defined]
         checkpoint["rng_state"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            checkpoint["cuda_rng_state"] = torch.cuda.get_rng_state(self.device)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self._rng_state = checkpoint.get("rng_state")
+        self._cuda_rng_state = checkpoint.get("cuda_rng_state")
         self._is_resumed = True
 
     def on_train_epoch_start(self) -> None:
         """After a resume older versions of Lightning start the loader a second time, behind this hook."""
         if not hasattr(self.trainer.fit_loop, "is_resuming"):
             self._restore_rng_state()
-        self._rng_state = None
+        self._rng_state = self._cuda_rng_state = None
 
     def _restore_rng_state(self) -> None:
         if self._rng_state is not None:
             torch.set_rng_state(self._rng_state.cpu())
+        if self._cuda_rng_state is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(self._cuda_rng_state.cpu(), self.device)
 
     def _evaluate(self, batch: dict[str, Any], stage: str) -> None:
         log_prob, num_frames = self(batch["features"], batch["num_frames"])
