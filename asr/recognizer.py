@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.bundle import Bundle
-from asr.decoding.first_pass import DecodeResult, FirstPass
-from asr.decoding.lattice.posteriors import with_confidences
+from asr.decoding.first_pass import FirstPass
 from asr.decoding.word_alignment import WordAligner, can_align
 from asr.decoding_mode import LanguageModels, chosen_mode, decoding_options, language_models
 from asr.device_streams import to_device
@@ -21,7 +20,7 @@ from asr.first_pass_choice import build_first_pass, chosen_first_pass
 from asr.frontend import as_utterances, at_rate, like_length_batches, split_at_pauses
 from asr.lm.adapters import mark_live
 from asr.overlap import overlapped
-from asr.result import PieceLattice, RecognitionResult, joined, words_in_time
+from asr.result import RecognitionResult, as_result, joined
 from asr.text.lexicon import Lexicon
 
 _Self = TypeVar("_Self", bound="Recognizer")
@@ -207,32 +206,14 @@ class Recognizer(nn.Module):
             lm_seconds = after.seconds_total - before["seconds_total"]
             times.stages["language model"] = lm_seconds
             times.stages["search"] -= lm_seconds
-        return [
-            self._result(result, times.scaled(length / sum(lengths)), length, cache)
-            for result, length in zip(decoded, lengths, strict=True)
-        ]
-
-    def _result(
-        self, decoded: DecodeResult, times: StageTimes, duration: float, cache: dict[str, int | float]
-    ) -> RecognitionResult:
-        times.audio_seconds = duration
-        best = decoded.best
-        if best is None:
-            return RecognitionResult((), 0.0, 0.0, 0.0, 0.0, decoded.reached_final, times, cache)
         samples_per_frame: Any = self.features.frame_shift * self.acoustic_model.subsampling_factor  # type: ignore[operator]
         step = float(samples_per_frame) / self.sampling_rate
-        # Confidences go by where the graph writes words, as the lattice does.
-        confidences: Sequence[float] | None = None
-        lattices: tuple[PieceLattice, ...] = ()
-        if decoded.lattice is not None:
-            scale = 1.0 / self.options.am_scale
-            confidences = with_confidences(best, decoded.lattice, self.options, scale).confidences
-            lattices = (PieceLattice(0.0, duration, step, decoded.lattice.to("cpu")),)
-        if self.aligner is not None:
-            best = self.aligner.aligned(best)
-        words = words_in_time(best, step, duration, confidences=confidences)
-        scores = (best.am_score, best.graph_score, best.lm_score, best.total)
-        return RecognitionResult(words, *scores, decoded.reached_final, times, cache, lattices)
+        results = []
+        for result, length in zip(decoded, lengths, strict=True):
+            share = times.scaled(length / sum(lengths))
+            share.audio_seconds = length
+            results.append(as_result(result, step, share, self.options, self.aligner, cache))
+        return results
 
     def _prepare(self) -> None:
         """Builds what is missing: first pass, and a language model a worker."""

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from asr.decoding.lattice.posteriors import with_confidences
 from asr.evaluation.timing import StageTimes
 
 if TYPE_CHECKING:
-    from asr.decoding.first_pass import Hypothesis
+    from asr.decoding.first_pass import DecodeResult, Hypothesis
     from asr.decoding.lattice.lattice import Lattice
+    from asr.decoding.options import DecodingOptions
+    from asr.decoding.word_alignment import WordAligner
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,41 @@ def words_in_time(
         )
         for text, start, end, confidence in spans
     )
+
+
+def as_result(
+    decoded: DecodeResult,
+    frame_seconds: float,
+    times: StageTimes,
+    options: DecodingOptions,
+    aligner: WordAligner | None,
+    cache: dict[str, int | float],
+) -> RecognitionResult:
+    """What a first pass found in a piece of audio, as a result.
+
+    Args:
+        decoded: of the piece.
+        frame_seconds: between two of its frames.
+        times: of the piece, its length included.
+        options: those of the search.
+        aligner: gives words the times of their phones, or None: they stay where the graph writes them.
+        cache: what the recurrent model's caches have done.
+    """
+    best = decoded.best
+    if best is None:
+        return RecognitionResult((), 0.0, 0.0, 0.0, 0.0, decoded.reached_final, times, cache)
+    duration = times.audio_seconds
+    # Confidences go by where the graph writes words, as the lattice does.
+    confidences: Sequence[float] | None = None
+    lattices: tuple[PieceLattice, ...] = ()
+    if decoded.lattice is not None:
+        confidences = with_confidences(best, decoded.lattice, options, 1.0 / options.am_scale).confidences
+        lattices = (PieceLattice(0.0, duration, frame_seconds, decoded.lattice.to("cpu")),)
+    if aligner is not None:
+        best = aligner.aligned(best)
+    words = words_in_time(best, frame_seconds, duration, confidences=confidences)
+    scores = (best.am_score, best.graph_score, best.lm_score, best.total)
+    return RecognitionResult(words, *scores, decoded.reached_final, times, cache, lattices)
 
 
 def later_cache(*caches: dict[str, int | float]) -> dict[str, int | float]:
