@@ -67,8 +67,11 @@ def scoring_rates(
     return rates, {name: round(float(value), 5) for name, value in log_z.items()}
 
 
-def peer_rates(binary: Path, folder: Path, options: list[str], tree_options: list[str]) -> dict[str, Rates]:
-    """faster-rnnlm's on parts of the text in a folder, one thread: by the clock, and of processor time.
+def peer_rates(
+    binary: Path, folder: Path, options: list[str], tree_options: list[str], num_threads: int
+) -> dict[str, Rates]:
+    """faster-rnnlm's on parts of the text in a folder: by the clock, training with that many threads, and of processor
+    time with one; it scores with one.
 
     options, tree_options: of the network whose training and scoring are measured, and of the one with a tree.
     """
@@ -82,15 +85,18 @@ def peer_rates(binary: Path, folder: Path, options: list[str], tree_options: lis
     (folder / "test.long").write_text(
         _PEER_LENGTH * (folder / "test.txt").read_text(encoding="utf-8"), encoding="utf-8"
     )
+    # Its vocabulary file: what makes a short training text do. The first line is the sentence end.
+    counts = Counter(word for words in read_sentences(folder / "train.txt") for word in [*words, "</s>"])
+    ranked = sorted(counts.items(), key=lambda item: (item[0] != "</s>", -item[1]))
+
+    def train(model: Path, row: list[str], threads: int = 1) -> faster_rnnlm.PeerTraining:
+        model.write_text("".join(f"{word} {count}\n" for word, count in ranked), encoding="utf-8")
+        files = folder / "train.short", folder / "valid.short"
+        return faster_rnnlm.train(binary, model, row, *files, threads, ("--retry", "0", "--stop", "9"))
+
     for row, is_tree in ((options, False), (tree_options, True)):
         model = folder / f"peer{is_tree}"
-        # Its vocabulary file: what makes a short training text do. The first line is the sentence end.
-        counts = Counter(word for words in read_sentences(folder / "train.txt") for word in [*words, "</s>"])
-        ranked = sorted(counts.items(), key=lambda item: (item[0] != "</s>", -item[1]))
-        model.write_text("".join(f"{word} {count}\n" for word, count in ranked), encoding="utf-8")
-        once = ("--retry", "0", "--stop", "9")
-        files = folder / "train.short", folder / "valid.short"
-        training = faster_rnnlm.train(binary, model, row, *files, more=once)
+        training = train(model, row)
         kinds = (("normalised", True, "test.short"), ("unnormalised", False, "test.long"))
         for kind, normalised, text in (("tree", False, "test.long"),) if is_tree else kinds:
             num_words = sum(len(words) + 1 for words in read_sentences(folder / text))
@@ -103,6 +109,8 @@ def peer_rates(binary: Path, folder: Path, options: list[str], tree_options: lis
             rates["per_cpu_second"][name] = round(num_words / median(run.processor_seconds for run in runs))
         if not is_tree:
             rates["per_cpu_second"]["train_words_per_s"] = training.words_per_cpu_s
+            together = train(folder / "peer_of_threads", row, num_threads)
+            rates["by_clock"]["train_words_per_s"] = together.words_per_s
     return rates
 
 

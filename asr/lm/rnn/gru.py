@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from asr.fixed_linear import FixedLinear
 from asr.lm.compiled_loop import loop_for
-from asr.lm.rnn.gru_cell import FLOAT32_CELL, PLAIN_CELL, GruCell, compiled_cell, loop_backward
+from asr.lm.rnn.gru_cell import PLAIN_CELL, GruCell, compiled_cell
 from asr.lm.rnn.recurrent_kernel import (
     GRU,
     ROWS_WORTH_TILES,
@@ -26,6 +26,7 @@ from asr.lm.rnn.recurrent_kernel import (
     next_states,
     run_sentences,
 )
+from asr.lm.rnn.recurrent_training import looped_sequence
 
 
 class GruLayer(nn.Module):
@@ -49,18 +50,15 @@ class GruLayer(nn.Module):
 
     def forward(self, inputs: Tensor, state: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
         """inputs (T, B, E), state (B, H), keep (T, B, 1), 0 where the state is set back -> (T, B, H), last (B, H)."""
-        outputs: Tensor = _GruSequence.apply(  # type: ignore[no-untyped-call]
-            inputs.to(self.compute_dtype), state, keep,
-            self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh, self._cell(state),
-        )  # fmt: skip
+        parameters = self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh
+        outputs = None
+        if self.compute_dtype == torch.float32 and not self.compile_cell:
+            outputs = looped_sequence(GRU, inputs, state, keep, *parameters)
+        if outputs is None:
+            cell = compiled_cell() if self.compile_cell else PLAIN_CELL
+            inputs = inputs.to(self.compute_dtype)
+            outputs = _GruSequence.apply(inputs, state, keep, *parameters, cell)  # type: ignore[no-untyped-call]
         return outputs, outputs[-1].detach()
-
-    def _cell(self, state: Tensor) -> GruCell:
-        if self.compile_cell:
-            return compiled_cell()
-        if self.compute_dtype == torch.float32 and loop_for(loop_backward, state.detach()) is not None:
-            return FLOAT32_CELL
-        return PLAIN_CELL
 
     def step(self, inputs: Tensor, state: Tensor, which: Tensor | None = None, before: Tensor | None = None) -> Tensor:
         """inputs (D, E), state (R, H) -> next state (Q, H), in float32.

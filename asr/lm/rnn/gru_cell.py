@@ -1,4 +1,4 @@
-"""The element-wise part of a GRU's step in training, forward and backward: as written, in float32 loops, compiled.
+"""The element-wise part of a GRU's step in training, forward and backward: as written, or compiled.
 
 Shapes: B streams, H hidden. Gate order r, z, n.
 """
@@ -8,12 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
-
-from asr.lm.compiled_loop import compiled_loop
 
 
 def cell_forward(
@@ -55,49 +52,6 @@ def cell_backward(
     next_direct.copy_(grad * z)
 
 
-def float32_forward(
-    gates: Tensor, recurrent: Tensor, hidden: Tensor, next_keep: Tensor,
-    saved: Tensor, out: Tensor, next_hidden: Tensor, next_previous: Tensor,
-) -> None:  # fmt: skip
-    """As `cell_forward`, all float32: every result is written where it is kept."""
-    size = hidden.shape[1]
-    rz, n = saved[:, : 2 * size], saved[:, 2 * size : 3 * size]
-    torch.add(gates[:, : 2 * size], recurrent[:, : 2 * size], out=rz).sigmoid_()
-    torch.addcmul(gates[:, 2 * size :], rz[:, :size], recurrent[:, 2 * size :], out=n).tanh_()
-    saved[:, 3 * size :].copy_(recurrent[:, 2 * size :])
-    torch.lerp(n, hidden, rz[:, size:], out=out)
-    torch.mul(out, next_keep, out=next_hidden)
-    next_previous.copy_(next_hidden)
-
-
-def loop_backward(
-    grad_out: Any, direct: Any, through: Any, next_keep: Any, saved: Any, previous: Any,
-    grad_recurrent: Any, grad_gates: Any, next_direct: Any,
-) -> None:  # fmt: skip
-    """As `cell_backward`, one pass over float32 arrays, for `compiled_loop`."""
-    size = direct.shape[1]
-    for row in range(direct.shape[0]):
-        for i in range(size):
-            r, z = saved[row, i], saved[row, size + i]
-            n, from_state = saved[row, 2 * size + i], saved[row, 3 * size + i]
-            grad = grad_out[row, i] + (direct[row, i] + through[row, i]) * next_keep[row, 0]
-            grad_n = grad * (1 - z) * (1 - n * n)
-            grad_r = grad_n * from_state * r * (1 - r)
-            grad_z = grad * (previous[row, i] - n) * z * (1 - z)
-            grad_recurrent[row, i] = grad_gates[row, i] = grad_r
-            grad_recurrent[row, size + i] = grad_gates[row, size + i] = grad_z
-            grad_recurrent[row, 2 * size + i] = grad_n * r
-            grad_gates[row, 2 * size + i] = grad_n
-            next_direct[row, i] = grad * z
-
-
-def float32_backward(*tensors: Tensor) -> None:
-    """As `cell_backward`, all float32 on a CPU with numba."""
-    loop = compiled_loop(loop_backward)
-    assert loop is not None
-    loop(*(tensor.numpy() for tensor in tensors))
-
-
 @dataclass(frozen=True)
 class GruCell:
     """The element-wise part of a step, as written or compiled into one loop each."""
@@ -107,7 +61,6 @@ class GruCell:
 
 
 PLAIN_CELL = GruCell(cell_forward, cell_backward)
-FLOAT32_CELL = GruCell(float32_forward, float32_backward)
 
 
 @lru_cache(maxsize=1)

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from asr.lm.compiled_loop import loop_for
 from asr.lm.rnn.held_paths import HeldPaths
+from asr.lm.rnn.huffman_training import LoopedTreeLoss, TreeBatch, fill_paths
 from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.output_kernel import add_path_log_prob
 from asr.text.vocabulary import BOS_ID, EPSILON_ID
@@ -56,11 +57,21 @@ class HuffmanOutput(nn.Module):
 
     def loss(self, hidden: Tensor, history: Tensor, word_id: Tensor, generator: torch.Generator) -> Tensor:
         """hidden (N, H), history (N, M), word_id (N,) -> negative log-likelihood, ()."""
+        if loop_for(fill_paths, hidden.detach()) is not None:
+            return self._looped_loss(hidden, history, word_id)
         query, node, sign = self._paths(word_id)
         logits = (self.rows(node) * hidden[query]).sum(dim=1) + self.bias(node).squeeze(1)
         if self.maxent is not None:
             logits = logits + self.maxent.score(history[query], node)
         return F.softplus(-sign * logits).sum()
+
+    def _looped_loss(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
+        places, weight = history.new_empty(len(history), 0), hidden.new_empty(0)
+        if self.maxent is not None:
+            places, weight = self.maxent.places(history), self.maxent.weight
+        batch = TreeBatch(places, word_id, self.path_begin, self.path_node, self.path_sign)
+        loss: Tensor = LoopedTreeLoss.apply(hidden, self.rows.weight, self.bias.weight, weight, batch)  # type: ignore[no-untyped-call]
+        return loss
 
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,)."""

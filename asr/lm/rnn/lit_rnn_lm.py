@@ -17,6 +17,7 @@ from asr.lm.rnn.rnn_lm import RnnLm
 from asr.lm.rnn.rnn_lm_config import RnnLmConfig
 from asr.lm.rnn.sparse_rows import AdamWithSparseRows
 from asr.lm.rnn.token_streams import TokenBatch
+from asr.lm.threads import torch_on_one_thread
 from asr.text.vocabulary import SPECIAL_WORDS, Vocabulary
 
 
@@ -101,6 +102,11 @@ class LitRnnLm(pl.LightningModule):
         loss, self._states = self.network(batch, states, generator)
         self.log("train_loss", loss.detach() / batch.target_id.numel(), prog_bar=True, batch_size=1)
         return loss
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """All of a batch's work, `training_step` and the gradients included, most of which compiled loops do."""
+        with torch_on_one_thread():
+            super().optimizer_step(*args, **kwargs)
 
     def configure_gradient_clipping(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         """Clips the dense gradients; Adagrad's steps are bounded anyway."""

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from asr.lm.compiled_loop import loop_for
 from asr.lm.rnn.log_z import LogZ, Precision, log_z_of
 from asr.lm.rnn.maxent import HASH_MULTIPLIERS, HashedMaxEnt
+from asr.lm.rnn.nce_training import LoopedNceLoss, NceBatch, fill_probabilities
 from asr.lm.rnn.output_kernel import add_word_scores
 from asr.lm.rnn.shared_noise import SharedNoise
 from asr.lm.threads import in_threads
@@ -93,6 +94,10 @@ class NceOutput(nn.Module):
         uniform = torch.rand(num_noise, generator=generator, dtype=torch.float64).to(hidden.device)
         # Sorted ids make the MaxEnt slices' reads run forward through memory.
         noise_id = torch.searchsorted(self.noise_cdf, uniform).clamp(max=len(self.noise_cdf) - 1).sort().values
+        columns = torch.randperm(num_noise, generator=generator)[: self.num_grad_words].to(hidden.device)
+        is_plain = self.compute_dtype == torch.float32 and not self.compile_loss
+        if is_plain and loop_for(fill_probabilities, hidden.detach()) is not None:
+            return self._looped_loss(hidden, history, word_id, noise_id, columns)
         both_id = torch.cat((word_id, noise_id))
         rows, bias = self.rows(both_id), self.bias(both_id).squeeze(1)
         # Score less log(K q(w)) less log Z: the log odds that a word is data and not noise.
@@ -101,9 +106,20 @@ class NceOutput(nn.Module):
         data_odds = (hidden * rows[:num_words]).sum(dim=1) + offset[:num_words]
         if self.maxent is not None:
             data_odds = data_odds + self.maxent.score(history, word_id)
-        columns = torch.randperm(num_noise, generator=generator)[: self.num_grad_words].to(hidden.device)
         noise = SharedNoise(noise_id, columns, self.maxent, self.compute_dtype, self.compile_loss)
         return F.softplus(-data_odds).sum() + noise.loss(hidden, history, rows[num_words:], offset[num_words:])
+
+    def _looped_loss(
+        self, hidden: Tensor, history: Tensor, word_id: Tensor, noise_id: Tensor, grad_columns: Tensor
+    ) -> Tensor:
+        places, weight = history.new_empty(len(history), 0), hidden.new_empty(0)
+        if self.maxent is not None:
+            places, weight = self.maxent.places(history), self.maxent.weight
+        batch = NceBatch(places, word_id, noise_id, grad_columns, self.noise_log_prob)
+        loss: Tensor = LoopedNceLoss.apply(  # type: ignore[no-untyped-call]
+            hidden, self.rows.weight, self.bias.weight, weight, self.log_z, batch
+        )
+        return loss
 
     def word_score(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """hidden (Q, H), history (Q, M), word_id (Q,) -> unnormalised score (Q,)."""

@@ -41,7 +41,7 @@ def add_path_log_prob(
         begin, end = path_begin[word], path_begin[word + 1]
         if which + 1 < len(order):
             following = order[which + 1]
-            _ask_for_path(following, word, hidden, places, word_id[following], path_begin, path_node, rows, weight)
+            ask_for_path(following, word, hidden, places, word_id[following], path_begin, path_node, rows, weight)
         last = begin
         while last + 1 < end and root - path_node[last + 1] < num_held:
             last += 1
@@ -80,7 +80,7 @@ def add_path_log_prob(
     return num_computed
 
 
-def _ask_for_path(
+def ask_for_path(
     query: int, word_before: int, hidden: Any, places: Any, word: int, path_begin: Any, path_node: Any,
     rows: Any, weight: Any,
 ) -> None:  # fmt: skip

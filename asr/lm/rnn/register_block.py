@@ -49,6 +49,18 @@ def add_narrow_block(typingctx: Any, products: Any, left: Any, right: Any, colum
 
 
 @intrinsic
+def add_transposed_block(typingctx: Any, products: Any, left: Any, right: Any, column: Any) -> Any:
+    """As `add_block`, of left (K, ROWS): products += left^T @ right."""
+    return types.void(products, left, right, column), _block_of(COLUMNS, is_transposed=True)
+
+
+@intrinsic
+def add_narrow_transposed_block(typingctx: Any, products: Any, left: Any, right: Any, column: Any) -> Any:
+    """As `add_transposed_block`, NARROW columns of it."""
+    return types.void(products, left, right, column), _block_of(NARROW, is_transposed=True)
+
+
+@intrinsic
 def set_block(typingctx: Any, products: Any, left: Any, right: Any, column: Any, start: Any) -> Any:
     """As `add_block`, but of: products = left @ right + start (1, W)."""
     return types.void(products, left, right, column, start), _block_of(COLUMNS)
@@ -150,7 +162,7 @@ def _add_products(builder: Any, rows: list[_Rows], which: list[Any], total: Any,
         builder.store(_multiply_add(builder, builder.load(total), *factors), total)
 
 
-def _block_of(width: int) -> Callable[..., Any]:
+def _block_of(width: int, is_transposed: bool = False) -> Callable[..., Any]:
     """What generates the code of a block's product: of products, left, right, column and perhaps start."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -163,15 +175,17 @@ def _block_of(width: int) -> Callable[..., Any]:
             for first in range(0, width, step):
                 begin = builder.add(arguments[3], _INT64(first))
                 columns = [builder.add(begin, _INT64(lanes * j)) for j in range(step // lanes)]
-                _add_block(builder, arrays, range(row, row + num_rows), columns, lanes, kinds[1:3])
+                rows = range(row, row + num_rows)
+                _add_block(builder, arrays, rows, columns, lanes, kinds[1:3], is_transposed)
         return context.get_dummy_value()
 
     return generate
 
 
 def _add_block(
-    builder: Any, arrays: list[_Rows], rows: range, columns: list[Any], lanes: int, factor_kinds: Any
-) -> None:
+    builder: Any, arrays: list[_Rows], rows: range, columns: list[Any], lanes: int, factor_kinds: Any,
+    is_transposed: bool,
+) -> None:  # fmt: skip
     products, left, right, *start = arrays
     are_bytes, is_half = factor_kinds[0].dtype == types.int32, factor_kinds[1].dtype == types.int16
     number = _INT32 if are_bytes else _FLOAT
@@ -190,7 +204,8 @@ def _add_block(
         else:
             factors = [builder.load(right.place(loop.index, at, several), align=4) for at in columns]
         for i, row in enumerate(rows):
-            one = builder.load(left.place(_INT64(row), loop.index, number))
+            at = (loop.index, _INT64(row)) if is_transposed else (_INT64(row), loop.index)
+            one = builder.load(left.place(*at, number))
             spread = _in_all_lanes(builder, one, several)
             for j, factor in enumerate(factors):
                 total = totals[len(columns) * i + j]

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from asr.lm.compiled_loop import loop_for
 from asr.lm.rnn.recurrent_kernel import RELU, ROWS_WORTH_TILES, SIGMOID, add_sentences, run_sentences
+from asr.lm.rnn.recurrent_training import looped_sequence
 
 _ACTIVATIONS = {"sigmoid": torch.sigmoid, "relu": torch.relu}
 
@@ -30,6 +31,7 @@ class SimpleRnnLayer(nn.Module):
         super().__init__()
         self.hidden_size = hidden_size
         self.activation = activation
+        self._cell = RELU if activation == "relu" else SIGMOID
         self.compute_dtype: torch.dtype = getattr(torch, compute_dtype)
         self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size))
         self.weight_hh = nn.Parameter(torch.empty(hidden_size, hidden_size))
@@ -44,6 +46,13 @@ class SimpleRnnLayer(nn.Module):
     def forward(self, inputs: Tensor, state: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
         """inputs (T, B, E), state (B, H), keep (T, B, 1), 0 where the state is set back -> (T, B, H), last (B, H)."""
         dtype = self.compute_dtype
+        if dtype == torch.float32:
+            no_bias = torch.zeros_like(self.bias)
+            looped = looped_sequence(
+                self._cell, inputs, state, keep, self.weight_ih, self.weight_hh, self.bias, no_bias
+            )
+            if looped is not None:
+                return looped, looped[-1].detach()
         activation = _ACTIVATIONS[self.activation]
         from_input = F.linear(inputs.to(dtype), self.weight_ih.to(dtype), self.bias.to(dtype)).float()
         weight = self.weight_hh.to(dtype)
@@ -76,8 +85,7 @@ class SimpleRnnLayer(nn.Module):
         """Steps of fewer and fewer sequences side by side, as `GruLayer.packed`: gates (D, H), state (B, H)."""
         loop = loop_for(add_sentences, state.detach()) if len(input_idx) >= ROWS_WORTH_TILES else None
         if loop is not None:
-            cell = RELU if self.activation == "relu" else SIGMOID
-            return run_sentences(loop, cell, gates, input_idx, sizes, state, self.weight_hh, self.bias)
+            return run_sentences(loop, self._cell, gates, input_idx, sizes, state, self.weight_hh, self.bias)
         return self._packed_by_tensors(gates.index_select(0, input_idx), sizes, state)
 
     def _packed_by_tensors(self, gates: Tensor, sizes: list[int], state: Tensor) -> tuple[Tensor, Tensor]:

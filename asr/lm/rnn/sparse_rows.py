@@ -6,10 +6,17 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from asr.lm.compiled_loop import loop_for
+from asr.lm.compiled_loop import Intrinsic, loop_for
+from asr.lm.threads import in_threads
+
+_AHEAD = 16  # entries that are asked for before they are needed
+_PLACES_AT_LEAST = 4096  # of a thread's part of a table
+
+prefetch: Any = Intrinsic("asr.lm.rnn.register_block", "prefetch")
 
 
 class AdamWithSparseRows(torch.optim.Optimizer):
@@ -78,26 +85,66 @@ class AdamWithSparseRows(torch.optim.Optimizer):
             state["square"] = param.new_full((param.shape[0],), initial_accumulator)
         grad = param.grad
         assert grad is not None
-        loop = loop_for(adagrad_entries, param.detach()) if param.dim() == 1 else None
+        rows, values = grad._indices()[0], grad._values()
+        loop = loop_for(adagrad_entries if param.dim() == 1 else adagrad_rows, param.detach())
         if loop is not None:
-            arrays = param.detach(), state["square"], grad._indices()[0], grad._values()
-            loop(*(array.contiguous().numpy() for array in arrays), lr)
+            by_row = (rows,) if param.dim() == 1 else rows.sort(stable=True)
+            tensors = param.detach(), state["square"], *by_row, values
+            arrays = [tensor.contiguous().numpy() for tensor in tensors]
+            # Each thread goes through all gradients, and updates its part of the table.
+            at_least = _PLACES_AT_LEAST if param.dim() == 1 else len(param)
+            in_threads(lambda begin, end: loop(begin, end, *arrays, lr), len(param), at_least)
             return
         if param.dim() == 2:
             grad = grad.coalesce()
             rows, values = grad._indices()[0], grad._values()
             squares = values.square().mean(dim=1)
         else:
-            rows, values = grad._indices()[0], grad._values()
             squares = values.square()
         state["square"].index_add_(0, rows, squares)
         scale = state["square"].index_select(0, rows).rsqrt_().mul_(-lr)
         param.index_add_(0, rows, values * (scale[:, None] if param.dim() == 2 else scale))
 
 
-def adagrad_entries(param: Any, square: Any, entry: Any, grad: Any, lr: float) -> None:
-    """Adagrad on single entries (W,) of a table, repeated ones as they come, for `compiled_loop`."""
+def adagrad_entries(begin: int, end: int, param: Any, square: Any, entry: Any, grad: Any, lr: float) -> None:
+    """Adagrad on single entries (W,) of a table, those in begin .. end - 1, repeated ones as they come."""
+    mine, num = np.empty(len(entry) + _AHEAD, dtype=np.int64), 0
     for i in range(len(entry)):
-        square[entry[i]] += grad[i] * grad[i]
-    for i in range(len(entry)):
-        param[entry[i]] -= lr * grad[i] / math.sqrt(square[entry[i]])
+        mine[num] = i
+        num += begin <= entry[i] < end
+    mine[num:] = 0  # what is asked for after the last
+    for at in range(num):
+        prefetch(square, entry[mine[at + _AHEAD]])
+        prefetch(param, entry[mine[at + _AHEAD]])
+        square[entry[mine[at]]] += grad[mine[at]] * grad[mine[at]]
+    for at in range(num):
+        prefetch(square, entry[mine[at + _AHEAD]])
+        prefetch(param, entry[mine[at + _AHEAD]])
+        param[entry[mine[at]]] -= lr * grad[mine[at]] / math.sqrt(square[entry[mine[at]]])
+
+
+def adagrad_rows(
+    begin: int, end: int, param: Any, square: Any, row_idx: Any, order: Any, grad: Any, lr: float
+) -> None:  # fmt: skip
+    """Adagrad on rows (W, H) of a table, those in begin .. end - 1, by the sums of their gradients grad (L, H).
+
+    row_idx (L,) is sorted, and order (L,) says where the gradients of each stand.
+    """
+    num, size = len(order), param.shape[1]
+    total = np.empty(size, dtype=np.float32)
+    at = np.searchsorted(row_idx, begin)
+    while at < num and row_idx[at] < end:
+        row = row_idx[at]
+        total[:] = np.float32(0.0)
+        while at < num and row_idx[at] == row:
+            values = grad[order[at]]
+            for j in range(size):
+                total[j] += values[j]
+            at += 1
+        squares = np.float32(0.0)
+        for j in range(size):
+            squares += total[j] * total[j]
+        square[row] += squares / np.float32(size)
+        scale, weights = np.float32(lr / math.sqrt(square[row])), param[row]
+        for j in range(size):
+            weights[j] -= scale * total[j]

@@ -95,7 +95,12 @@ def test_loss_is_negative_log_likelihood(output: str, maxent_order: int) -> None
 
 @pytest.mark.parametrize("maxent_order", [0, 3])
 @pytest.mark.parametrize("log_z", [0.0, 2.0])
-def test_nce_loss_and_gradients_equal_explicit_loop(maxent_order: int, log_z: float) -> None:
+@pytest.mark.parametrize("looped", [True, False])
+def test_nce_loss_and_gradients_equal_explicit_loop(
+    maxent_order: int, log_z: float, looped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not looped:
+        monkeypatch.setattr("asr.lm.rnn.nce.loop_for", lambda function, tensor: None)
     network = _network("nce", maxent_order, log_z=log_z, learn_log_z=True)
     output = network.output
     assert isinstance(output, NceOutput)
