@@ -93,11 +93,7 @@ class LitRnnLm(pl.LightningModule):
 
     def training_step(self, batch: TokenBatch, batch_idx: int) -> Tensor:
         """The loss summed over the batch's words; the mean is logged."""
-        seed = self.noise_seed + self.global_step
-        generator = torch.Generator().manual_seed(seed)
-        # Dropout's masks follow from the step as well, so that a resumed run draws the same. torch.manual_seed, which
-        # seeds all kinds of devices, takes milliseconds.
-        (torch.default_generator if batch.input_id.device.type == "cpu" else torch).manual_seed(seed)
+        generator = torch.Generator().manual_seed(self.noise_seed + self.global_step)
         # A checkpoint's states are on the CPU.
         states = None if self._states is None else [state.to(batch.input_id.device) for state in self._states]
         loss, self._states = self.network(batch, states, generator)

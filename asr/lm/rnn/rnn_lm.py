@@ -5,9 +5,10 @@ Shapes: T steps, B streams, Q queries, E embedding, H output width, S state, M h
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from asr.lm.rnn.class_softmax import ClassSoftmaxOutput, default_num_classes
 from asr.lm.rnn.full_softmax import FullSoftmaxOutput
@@ -19,6 +20,7 @@ from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.nce import NceOutput
 from asr.lm.rnn.output_layer import OutputLayer
 from asr.lm.rnn.rnn_lm_config import RnnLmConfig
+from asr.lm.rnn.seeded_dropout import seeded_dropout
 from asr.lm.rnn.simple_rnn import SimpleRnnLayer
 from asr.lm.rnn.token_streams import TokenBatch
 from asr.packed_linear import PackedLinear
@@ -87,15 +89,22 @@ class RnnLm(nn.Module):
     def forward(
         self, batch: TokenBatch, states: list[Tensor] | None, generator: torch.Generator
     ) -> tuple[Tensor, list[Tensor]]:
-        """One window of all streams -> the loss summed over its words, and the layers' states after it."""
-        hidden, states = self.hidden_sequence(batch, states)
+        """One window of all streams -> the loss summed over its words, and the layers' states after it.
+
+        The generator draws the noise, and its seed decides what is dropped.
+        """
+        hidden, states = self.hidden_sequence(batch, states, generator.initial_seed())
         history = batch.history.transpose(0, 1).flatten(0, 1)
         loss = self.output.loss(hidden.flatten(0, 1), history, batch.target_id.t().reshape(-1), generator)
         return loss, states
 
-    def hidden_sequence(self, batch: TokenBatch, states: list[Tensor] | None) -> tuple[Tensor, list[Tensor]]:
-        """What the output layer reads at each word, (T, B, H), and the layers' states after the window."""
-        inputs = F.dropout(self.embedding(batch.input_id.t()), self.config.dropout, self.training)
+    def hidden_sequence(
+        self, batch: TokenBatch, states: list[Tensor] | None, seed: int = 0
+    ) -> tuple[Tensor, list[Tensor]]:
+        """What the output layer reads at each word, (T, B, H), and the layers' states after the window; the seed is of
+        the dropout in training."""
+        seeds = itertools.count(seed * (len(self.layers) + 1))
+        inputs = self._dropped(self.embedding(batch.input_id.t()), next(seeds))
         num_streams = inputs.shape[1]
         if states is None or batch.is_first:
             states = [inputs.new_zeros(num_streams, self.config.hidden_size) for _ in self.layers]
@@ -104,7 +113,7 @@ class RnnLm(nn.Module):
         next_states = []
         for layer, state in zip(self.layers, states, strict=True):
             inputs, state = layer(inputs, state, keep)
-            inputs = F.dropout(inputs, self.config.dropout, self.training)
+            inputs = self._dropped(inputs, next(seeds))
             next_states.append(state)
         return self._project(inputs), next_states
 
@@ -188,6 +197,10 @@ class RnnLm(nn.Module):
         true = log_z(hidden, history)
         excess = true - self.output.log_z if isinstance(self.output, NceOutput) else None
         return self.output.word_score(hidden, history, word_id) - true, excess
+
+    def _dropped(self, values: Tensor, seed: int) -> Tensor:
+        probability = self.config.dropout
+        return seeded_dropout(values, probability, seed) if self.training and probability else values
 
     def _project(self, hidden: Tensor) -> Tensor:
         if self.projection is None:
