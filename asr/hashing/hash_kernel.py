@@ -23,30 +23,14 @@ def compiled_loops() -> tuple[Callable[..., int], Callable[..., int]] | None:
 
 
 def find_keys(table: Any, key: Any, multiplier: int, shift: int, slot: Any, missing: Any) -> int:
-    """Fills slot (Q,), -1 where absent, and missing (Q,) from its beginning -> how many keys (Q,) are absent.
-
-    table (B, W): a bucket is filled from the left, a full one passes keys on to the next.
-    """
-    num_buckets, width = table.shape
+    """Fills slot (Q,), -1 where absent, and missing (Q,) from its beginning -> how many keys (Q,) are absent."""
     num_missing = 0
     for query in range(len(key)):
-        wanted = key[query]
-        bucket = ((wanted * multiplier) & _LARGEST) >> shift
-        place = 0
-        while True:
-            held = table[bucket, place]
-            if held == wanted:
-                slot[query] = bucket * width + place
-                break
-            if held < 0:
-                slot[query] = -1
-                missing[num_missing] = query
-                num_missing += 1
-                break
-            place += 1
-            if place == width:
-                place = 0
-                bucket = (bucket + 1) & (num_buckets - 1)
+        slot[query] = slot_of(table, key[query], multiplier, shift)
+        if slot[query] < 0:
+            slot[query] = -1
+            missing[num_missing] = query
+            num_missing += 1
     return num_missing
 
 
@@ -58,25 +42,40 @@ def insert_keys(
     Fills slot (Q,), and one (Q,) from `num_new` on with the position of each new key's first query. Begun anew in a
     larger table with what it has returned, it goes on where it stopped.
     """
-    num_buckets, width = table.shape
+    width = table.shape[1]
     for query in range(len(key)):
-        wanted = key[query]
-        bucket = ((wanted * multiplier) & _LARGEST) >> shift
-        place = 0
-        while True:
-            held = table[bucket, place]
-            if held == wanted:
-                break
-            if held < 0:
-                if num_new == most_new:
-                    return -1 - num_new
-                table[bucket, place] = wanted
-                one[num_new] = query
-                num_new += 1
-                break
-            place += 1
-            if place == width:
-                place = 0
-                bucket = (bucket + 1) & (num_buckets - 1)
-        slot[query] = bucket * width + place
+        at = slot_of(table, key[query], multiplier, shift)
+        if at < 0:
+            if num_new == most_new:
+                return -1 - num_new
+            at = -1 - at
+            table[at // width, at % width] = key[query]
+            one[num_new] = query
+            num_new += 1
+        slot[query] = at
     return num_new
+
+
+def slot_of(table: Any, key: int, multiplier: int, shift: int) -> int:
+    """The slot of a key, or -1 less the one that it would take.
+
+    table (B, W): a bucket is filled from the left, a full one passes keys on to the next.
+    """
+    num_buckets, width = table.shape
+    bucket = home_bucket(key, multiplier, shift)
+    place = 0
+    while True:
+        held = table[bucket, place]
+        if held == key:
+            return bucket * width + place
+        if held < 0:
+            return -1 - (bucket * width + place)
+        place += 1
+        if place == width:
+            place = 0
+            bucket = (bucket + 1) & (num_buckets - 1)
+
+
+def home_bucket(key: int, multiplier: int, shift: int) -> int:
+    """Where the search for a key begins."""
+    return ((key * multiplier) & _LARGEST) >> shift

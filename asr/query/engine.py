@@ -20,11 +20,13 @@ from asr.query.hidden_layer import HiddenLayer
 from asr.query.hidden_store import HiddenStore
 from asr.query.limits import ByteCosts
 from asr.query.loop_access import LoopAccess
+from asr.query.loop_scores import LoopScores
 from asr.query.new_edges import NewEdges
 from asr.query.output_cache import OutputCache
 from asr.query.quantized_history import QuantizedHistory
 from asr.query.recombination import Recombination
 from asr.query.statistics import QueryStatistics
+from asr.query.tensor_scores import TensorScores
 from asr.query.trie import BEFORE_START, BYTES_PER_NODE, START, HistoryTrie
 from asr.text.vocabulary import EOS_ID
 
@@ -87,7 +89,6 @@ class RnnLM:
         self.vocabulary = network.vocabulary
         self.device = network.initial_state().device
         self.search_device = search_device or self.device
-        self.cache_scores = cache_scores
         self.synchronize = synchronize
         if history_precision is not None and recombination_length is not None and recombination == "best":
             raise AsrError(
@@ -113,14 +114,14 @@ class RnnLM:
         ahead = rows_ahead if capacity_bytes is None and cache_hidden else 0
         self.expansion = Expansion(self.trie, self.hidden, layer, self.sharing, ahead)
         self.capacity = self._capacity(capacity_bytes) if capacity_bytes is not None else None
-        self.new_edges = NewEdges(
-            self.expansion, self.output, self.recombination, self.capacity, cache_scores, cache_hidden
-        )
+        new_edges = NewEdges(self.expansion, self.output, self.recombination, self.capacity, cache_scores, cache_hidden)
+        self._tensor_scores = TensorScores(new_edges, self.search_device, self.reset)
         is_exact = recombination_length is None and history_precision is None
         is_plain = cache_scores and cache_hidden and hidden_dtype == "float32"
         has_loop = is_exact and is_plain and self.device.type == self.search_device.type == "cpu"
         output = getattr(network, "output_for_loop", None)
         self._loop = LoopAccess(self.expansion, output, self.capacity) if has_loop and output is not None else None
+        self._loop_scores = None if self._loop is None else LoopScores(self._loop, self.expansion, self.capacity)
         self.reset()
 
     def _capacity(self, capacity_bytes: int) -> Capacity:
@@ -165,26 +166,11 @@ class RnnLM:
         """log P(word | history) and the history extended by the word: log_prob (Q,), next_idx (Q,)."""
         begin = self._clock()
         counts = self._counts
-        key = self.trie.edge_key(context_idx, word_id)
-        if key.device != self.device:
-            key = self._moved(key, self.device)
-        slot, missing = self.trie.edges.find(key)
-        counts.num_calls += 1
-        counts.num_queries += key.numel()
-        counts.num_edge_hits += key.numel() - (0 if missing is None else missing.numel())
-        counts.seconds_find += time.perf_counter() - begin
-        if missing is not None:
-            slot = self._add_edges(key, slot, missing)
-        if not self.cache_scores:
-            with torch.no_grad():
-                self.trie.edge_score.index_copy_(0, slot, self.new_edges.log_prob(key >> 32, key & 0xFFFFFFFF))
-        if self.search_device == self.device:
-            log_prob = self.trie.edge_score.index_select(0, slot)
-            next_idx = self.trie.edge_node.index_select(0, slot).long()
-        else:
-            log_prob, next_idx = self.trie.unpacked(
-                self._moved(self.trie.edges.values.index_select(0, slot), self.search_device)
-            )
+        num_edges = counts.num_edges
+        answered = None if self._loop_scores is None else self._loop_scores.score(context_idx, word_id)
+        log_prob, next_idx = answered or self._tensor_scores.score(context_idx, word_id)
+        if counts.num_edges > num_edges:
+            counts.peak_bytes = max(counts.peak_bytes, self._bytes_held())
         if self.capacity is not None:
             self.capacity.count_uses(next_idx.to(self.device))
         counts.seconds_total += self._clock() - begin
@@ -228,37 +214,3 @@ class RnnLM:
         if self.synchronize and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
-
-    def _moved(self, block: Tensor, device: torch.device) -> Tensor:
-        self._counts.num_transfers += 1
-        self._counts.bytes_moved += block.numel() * block.element_size()
-        return block.to(device)
-
-    @torch.no_grad()
-    def _add_edges(self, key: Tensor, slot: Tensor, missing: Tensor) -> Tensor:
-        """Scores the edges of key (Q,) that are missing and gives them nodes -> slots (Q,) of all."""
-        new_key = key.index_select(0, missing)
-        self._check_range(new_key >> 32, new_key & 0xFFFFFFFF)
-        self.trie.call += 1
-        num_rebuilds = self.trie.edges.num_rebuilds
-        if self.capacity is not None:
-            self.capacity.make_edge_room(key, missing)
-        try:
-            new_slot = self.new_edges.add(new_key)
-        except BaseException:
-            # Edges without a score must not stay; a caller that goes on begins anew.
-            self.reset()
-            raise
-        self._counts.peak_bytes = max(self._counts.peak_bytes, self._bytes_held())
-        if self.trie.edges.num_rebuilds != num_rebuilds:
-            return self.trie.edges.find(key)[0]
-        return slot.index_copy_(0, missing, new_slot)
-
-    def _check_range(self, context_idx: Tensor, word_id: Tensor) -> None:
-        for name, index, size in (
-            ("word_id", word_id, len(self.vocabulary)),
-            ("context_idx", context_idx, self.trie.nodes.capacity),
-        ):
-            low, high = torch.aminmax(index)
-            if int(low) < 0 or int(high) >= size:
-                raise IndexError(f"{name} runs from {int(low)} to {int(high)}; it must lie in 0 .. {size - 1}")

@@ -88,7 +88,10 @@ class HiddenStore:
         """Makes room for so many more rows."""
         capacity = self.rows.capacity_for(num_new)
         added = capacity - self.rows.capacity
-        self.state = torch.cat((self.state, self.state.new_empty(added, self.state_size)))
+        # Memory is touched where it is filled: a large array's pages come from the system then, not before.
+        state = self.state.new_empty(capacity, self.state_size)
+        state[: self.rows.capacity] = self.state
+        self.state = state
         self.last_used = torch.cat((self.last_used, self.last_used.new_zeros(added)))
         if self.dtype == torch.int8:
             self._scale = torch.cat((self._scale, self._scale.new_empty(added)))

@@ -138,6 +138,13 @@ class HistoryTrie:
             setattr(self, name, getattr(self, name)[:capacity].clone())
         self.nodes.trim(capacity)
 
+    def check(self, context_idx: Tensor, word_id: Tensor, num_words: int) -> None:
+        """Raises IndexError where a context (Q,) cannot be a node, or a word (Q,) is not in the vocabulary."""
+        for name, index, size in (("word_id", word_id, num_words), ("context_idx", context_idx, self.nodes.capacity)):
+            low, high = torch.aminmax(index)
+            if int(low) < 0 or int(high) >= size:
+                raise IndexError(f"{name} runs from {int(low)} to {int(high)}; it must lie in 0 .. {size - 1}")
+
     def history(self, context_idx: Tensor, num_words: int) -> Tensor:
         """The last words of each context, newest first, EPSILON_ID before `<s>`: (Q,) -> (Q, M) int64."""
         words = []

@@ -94,7 +94,7 @@ def throughput(network: StatefulNetwork, streams: list[QueryStream], seconds: fl
     """Streams side by side in one engine, in one whose hidden layer has two threads, and in two engines."""
     num_words = len(network.vocabulary) - len(SPECIAL_WORDS)
     rows = []
-    for num_streams in (1, 2, 4, 8, 16):
+    for num_streams in (1, 2, 4, 8, 16, 32):
         copies = [
             in_other_words(streams[i % len(streams)], 997 * (i // len(streams)), num_words) for i in range(num_streams)
         ]

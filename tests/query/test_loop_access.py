@@ -42,7 +42,8 @@ def asked_of_loop(engine, context_idx, word_id):
 def test_equal_to_the_engine_itself(room, options, monkeypatch):
     monkeypatch.setattr(loop_access, "_ROOM", room)
     made, generator = network(**options), torch.Generator().manual_seed(0)
-    plain, lent = RnnLM(made), RnnLM(made)
+    plain, lent, looped = RnnLM(made), RnnLM(made), RnnLM(made)
+    plain._loop_scores = None  # tensor operations
     context_idx, seen = plain.start(40), []
     for _ in range(6):
         word_id = torch.randint(3, len(VOCABULARY), (40,), generator=generator)
@@ -51,6 +52,9 @@ def test_equal_to_the_engine_itself(room, options, monkeypatch):
         # The network's products are made of other rows together.
         torch.testing.assert_close(log_prob, expected, rtol=0, atol=2e-6)
         assert torch.equal(next_idx, following) and num_waits >= 1
+        log_prob_of_call, next_idx = looped.score(context_idx, word_id)
+        torch.testing.assert_close(log_prob_of_call, expected, rtol=0, atol=2e-6)
+        assert torch.equal(next_idx, following)
         assert torch.equal(lent.score(context_idx, word_id)[0], log_prob)
         seen.append((context_idx, word_id))
         context_idx = following[torch.randint(40, (40,), generator=generator)]
@@ -60,12 +64,12 @@ def test_equal_to_the_engine_itself(room, options, monkeypatch):
         expected = plain.score(context_idx, word_id)
         torch.testing.assert_close(log_prob, expected[0], rtol=0, atol=2e-6)
         assert num_waits == 0 and torch.equal(next_idx, expected[1])
-    counts, own = plain.statistics(), lent.statistics()
-    assert (own.num_edges, own.num_contexts, own.num_hidden_rows) == (
-        counts.num_edges,
-        counts.num_contexts,
-        counts.num_hidden_rows,
-    )
+        assert torch.equal(looped.score(context_idx, word_id)[1], expected[1])
+    counts, own, of_calls = (engine.statistics() for engine in (plain, lent, looped))
+    for name in ("num_edges", "num_contexts", "num_hidden_rows", "num_outputs"):
+        assert getattr(counts, name) == getattr(own, name) == getattr(of_calls, name)
+    for name in ("num_calls", "num_queries", "num_edge_hits"):
+        assert getattr(counts, name) == getattr(of_calls, name)
     assert own.hit_ratio == pytest.approx(1.0 - own.num_edges / own.num_queries)
     lent.reset()
     assert asked_of_loop(lent, *seen[0])[2] >= 1

@@ -13,7 +13,7 @@ import numpy as np
 from asr.lm.compiled_loop import Intrinsic
 from asr.lm.rnn.tile_kernel import exponential
 
-_FLOATS_OF_LINE = 16  # of a cache
+FLOATS_OF_LINE = 16  # of a cache
 _NODES_AT_ONCE = 16  # of a path, whose exponentials are computed side by side
 _TOO_LARGE = 30.0  # an exponent whose power and one more are the power to float32's last digit
 
@@ -85,12 +85,12 @@ def ask_for_path(
     rows: Any, weight: Any,
 ) -> None:  # fmt: skip
     """A path's features lie all over a table that no near cache holds, and what it multiplies far apart as well."""
-    for i in range(0, hidden.shape[1], _FLOATS_OF_LINE):
+    for i in range(0, hidden.shape[1], FLOATS_OF_LINE):
         prefetch(hidden[query], i)
     for at in range(path_begin[word], path_begin[word + 1]):
         node = path_node[at]
         if word != word_before:
-            for i in range(0, rows.shape[1], _FLOATS_OF_LINE):
+            for i in range(0, rows.shape[1], FLOATS_OF_LINE):
                 prefetch(rows[node], i)
         for i in range(places.shape[1]):
             prefetch(weight, places[query, i] + node)
@@ -102,18 +102,20 @@ def add_word_scores(
 ) -> None:  # fmt: skip
     """Adds the score of each word: hidden (Q, H), history (Q, M), word_id, row_idx (its row), scores (Q,), rows (V, H),
     bias (V,), weight (W,); the features' places are those of `hashed_places`, none where the order is 1."""
-    size = hidden.shape[1]
     for query in range(len(word_id)):
         word, row = word_id[query], row_idx[query]
-        total = bias[row]
-        for i in range(size):
-            total += hidden[query, i] * rows[row, i]
+        total = bias[row] + row_product(hidden, query, rows, row)
         mixed = 0
         for age in range(order - 1):
-            mixed = (mixed ^ history[query, age]) * multipliers[age % len(multipliers)] + age + 1
-            mixed = mixed ^ (mixed >> 29)
+            mixed = mixed_with(mixed, history[query, age], age, multipliers)
             total += weight[mixed % table_size + word]
         scores[query] += total
+
+
+def mixed_with(mixed: int, word: int, age: int, multipliers: Any) -> int:
+    """The hash of `hashed_places` of one word more, of which that of the newer ones is known."""
+    mixed = (mixed ^ word) * multipliers[age % len(multipliers)] + age + 1
+    return mixed ^ (mixed >> 29)
 
 
 def add_slices(scores: Any, weight: Any, places: Any, begin: int) -> None:
