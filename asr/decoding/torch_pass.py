@@ -14,10 +14,9 @@ from asr.decoding.ending import endings_of
 from asr.decoding.first_pass import DecodeResult
 from asr.decoding.found_paths import FoundPaths
 from asr.decoding.frame_scores import check_log_prob, skip_blanks
-from asr.decoding.lattice.build import lattice_from_graph
+from asr.decoding.lattice.build import pruned_lattice
 from asr.decoding.lattice.lattice import Lattice
 from asr.decoding.lattice.records import LatticeRecords
-from asr.decoding.lattice.scores import prune
 from asr.decoding.options import DecodingOptions
 from asr.decoding.search.backtrace import Backtrace
 from asr.decoding.search.frame_form import ChunkReader, chosen_form
@@ -110,6 +109,6 @@ class TorchFirstPass:
         joint: Lattice | None = None
         if records is not None:
             parts = records.collected(backtrace, endings)
-            joint = prune(lattice_from_graph(parts, self.graph, log_prob), self.options, self.options.output_beam)
+            joint = pruned_lattice(parts, self.graph, log_prob, self.options, self._form != "tensor")
         original_frame = None if original_frame is None else original_frame.cpu()
         return FoundPaths(self._host_graph, self.options, endings, backtrace, num_frames.cpu(), original_frame, joint)

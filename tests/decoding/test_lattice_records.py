@@ -44,7 +44,14 @@ def test_loops_give_the_tensor_forms_lattice(
     log_prob[0, 2, 1] = -torch.inf
     log_prob[3, 6] = -torch.inf
     options = DecodingOptions(
-        search_beam=beam, output_beam=output_beam, min_active_states=limits[0], max_active_states=limits[1]
+        search_beam=beam,
+        output_beam=output_beam,
+        min_active_states=limits[0],
+        max_active_states=limits[1],
+        am_scale=0.7,
+        graph_scale=1.1,
+        lm_scale=0.9,
+        word_insertion_penalty=-0.3,
     )
     lm = TableLM(graph.vocabulary, seed) if with_lm else None
     with pytest.MonkeyPatch.context() as patch:

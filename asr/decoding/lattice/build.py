@@ -5,13 +5,16 @@ Shapes: N utterances, T frames, C tokens, S lattice states, A lattice arcs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
+from asr.decoding.lattice.build_kernel import build_pruned
 from asr.decoding.lattice.kernel import order_by_source
 from asr.decoding.lattice.lattice import Lattice, take_ranges
+from asr.decoding.lattice.scores import prune
+from asr.decoding.options import DecodingOptions
 from asr.graph.artefact import DecodingGraph
 from asr.lm.compiled_loop import compiled_loop
 
@@ -40,6 +43,23 @@ class LatticeParts:
     lm_score: Tensor
     final_graph_score: Tensor
     final_lm_score: Tensor
+
+
+def pruned_lattice(
+    parts: LatticeParts, graph: DecodingGraph, log_prob: Tensor, options: DecodingOptions, compiled: bool
+) -> Lattice:
+    """`lattice_from_graph`, pruned by the output beam; by a loop, if `compiled`, where numba is and on a CPU."""
+    loop = compiled_loop(build_pruned, reorders_sums=False) if compiled and log_prob.device.type == "cpu" else None
+    if loop is None or not log_prob.numel():
+        return prune(lattice_from_graph(parts, graph, log_prob), options, options.output_beam)
+    found = loop(
+        tuple(getattr(parts, field.name).numpy() for field in fields(parts)),
+        tuple(part.numpy() for part in (graph.token_id, graph.score, graph.word_begin, graph.word_id)),
+        log_prob.numpy(),
+        (options.am_scale, options.graph_scale, options.lm_scale, options.word_insertion_penalty),
+        options.output_beam,
+    )
+    return Lattice(*map(torch.from_numpy, found))
 
 
 def lattice_from_graph(parts: LatticeParts, graph: DecodingGraph, log_prob: Tensor) -> Lattice:

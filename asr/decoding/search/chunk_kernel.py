@@ -1,9 +1,11 @@
-"""Several frames of one stream in one call, by the loops of a frame, where no language model takes part.
+"""Several frames of one stream in one call, as loops over paths and arcs, where no language model takes part.
 
-A stream is followed by itself, so that the part of the graph around its paths stays in the processor's cache.
+A stream is followed by itself, so that the part of the graph around its paths stays in the processor's cache. What the
+paths became over arcs is left where it was written until the last frame is read; only what leads there is looked at
+again.
 
-Shapes: K partial paths, T frames, S states, P paths before the first frame and behind each, one after the other,
-R records, L losers.
+Shapes: K partial paths, A candidates of a frame, T frames, S states, P paths before the first frame and behind each,
+one after the other, R records, L losers.
 """
 
 from __future__ import annotations
@@ -12,8 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from asr.decoding.search.cut_off_kernel import compiled
-from asr.decoding.search.frame_kernel import expand_frame, keep_frame
+from asr.decoding.search.cut_off_kernel import compiled, cut_off
+from asr.decoding.search.expand_kernel import expand_paths, num_arcs
+
+_NONE = -1
 
 
 @compiled
@@ -21,139 +25,216 @@ def read_frames(
     state: Any,
     score: Any,
     record: Any,
-    arc_begin: Any,
-    token_id: Any,
-    arc_score: Any,
-    num_words: Any,
-    dst_state: Any,
+    arcs: Any,
     log_prob: Any,
     frame_begin: Any,
     offset: Any,
     table: Any,
+    rooms: Any,
     beam: Any,
     min_active: int,
     max_active: int,
     reach: Any,
+    final_score: Any,
     first_record: int,
-) -> tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any]:
+) -> tuple[Any, Any, Any]:
     """Reads some frames.
 
     Args:
         state, score, record: (K,) the partial paths before.
-        arc_begin, token_id, arc_score, num_words, dst_state: the graph's arcs.
+        arcs: arc_begin, token_id, score, num_words and dst_state of the graph's arcs.
         log_prob, frame_begin: scores, flat, and where each frame begins in them (T,).
         offset: (1,) float64; what scores lack is added in place.
-        table, beam, min_active, max_active: as of `keep_frame`.
+        table: (S,) int32, all -1, which they are again afterwards.
+        rooms: where candidates are written, of any size: the source and the arc of each; two places a candidate for its
+            next loser and, as float32, its score, which are looked at together; and the candidate that each path was.
+        beam, min_active, max_active: what stays, as of `cut_off`.
         reach: what loses by no more is told, too, below 0 nothing.
+        final_score: (S,) what ending scores where the stream ends behind these frames, else (0,). Then only paths that
+            may end, and lose by no more than `reach` against the best of them, are left, if there are any.
         first_record: the number of the first record to be made.
 
     Returns:
         The paths behind the last frame: state, score, record (K',).
         Records: previous and arc (R,), the number of each frame's first one (T,), and the frames read at each (R,).
         They are of the paths that lead to one behind the last frame and lose by no more than `reach` on the way, by
-        nothing where nothing is told.
-        Losers: the record that each comes from, the one that it lost, its arc, and by how much it lost (L,).
+        nothing where nothing is told. Losers: the record that each comes from, the one that it lost, its arc, and by
+        how much it lost (L,).
+        The rooms, which may have grown.
     """
-    no_context, stream = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    no_beam = np.float32(np.inf)
-    num_before, num_frames = len(state), len(frame_begin)
-    num, first, num_losers = num_before, 0, 0
-    previous, path_arc = np.empty(num, dtype=np.int64), np.empty(num, dtype=np.int64)
-    path_begin, loser_begin = np.empty(num_frames + 1, dtype=np.int64), np.zeros(num_frames + 1, dtype=np.int64)
-    src, dst, lost_arc = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    lost_by = np.empty(0, dtype=np.float32)
+    arc_begin, token_id, arc_score, num_words, dst_state = arcs
+    source, arc, standing, candidate = rooms
+    value = np.empty(0, dtype=np.float32)
+    num_frames = len(frame_begin)
+    # Before each frame and behind the last: where its candidates and its paths begin; the worst score that stayed.
+    begin, path_begin = np.zeros(num_frames + 1, dtype=np.int64), np.zeros(num_frames + 2, dtype=np.int64)
+    lowest = np.full(num_frames, -beam, dtype=np.float32)
+    path_begin[1] = len(state)
     for frame in range(num_frames):
-        if len(stream) < len(state):
-            stream = np.zeros(2 * len(state), dtype=np.int64)
-        before, frame_reach = offset[0], beam
-        while True:
-            source, arc, new_stream, new_score, is_complete = expand_frame(
-                stream[: len(state)], state, score, arc_begin, token_id, arc_score, num_words, log_prob,
-                frame_begin[frame : frame + 1], offset, frame_reach, beam, no_beam, min_active, False,
+        first, first_path = begin[frame], path_begin[frame + 1]
+        frame_reach, end = beam, first
+        new_state, kept = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32)
+        while len(state):
+            room = num_arcs(state, arc_begin)
+            source, arc = with_room(source, first + room), with_room(arc, first + room)
+            standing, value = with_room(standing, 2 * (first + room)), with_room(value, room)
+            num, best, left_out = expand_paths(
+                state, score, 0, len(state), arc_begin, token_id, arc_score, num_words, log_prob, frame_begin[frame],
+                frame_reach, beam, np.float32(np.inf), min_active, False, source[first:], arc[first:], value, 0,
             )  # fmt: skip
-            new_state = np.empty(len(arc), dtype=np.int64)
-            for i in range(len(arc)):
-                new_state[i] = dst_state[arc[i]]
-            winner, kept, is_enough = keep_frame(
-                new_stream, new_state, no_context, new_score, is_complete, table, beam, min_active, max_active
+            end, new_state = first + num, np.empty(num, dtype=np.int32)
+            for i in range(num):
+                new_state[i] = dst_state[arc[first + i]]
+                value[i] -= best
+            kept, num_inside = _kept(
+                new_state, value[:num], standing[2 * first : 2 * end], table, beam, min_active, max_active
             )
-            if is_enough:
+            if num_inside >= min_active or not left_out:
+                if best > -np.inf:
+                    offset[0] += best
                 break
             # Fewer than min_active are near the best: those that were left out count after all.
-            offset[0] = before
-            frame_reach = no_beam
-        path_begin[frame] = num
-        previous, path_arc = with_room(previous, num + len(kept)), with_room(path_arc, num + len(kept))
+            frame_reach = np.float32(np.inf)
         state, score = np.empty(len(kept), dtype=np.int64), np.empty(len(kept), dtype=np.float32)
-        for i in range(len(kept)):
-            state[i], score[i] = new_state[kept[i]], new_score[kept[i]]
-            previous[num + i], path_arc[num + i] = first + source[kept[i]], arc[kept[i]]
-        if reach >= 0:
-            room = num_losers + len(arc)
-            src, dst = with_room(src, room), with_room(dst, room)
-            lost_arc, lost_by = with_room(lost_arc, room), with_room(lost_by, room)
+        candidate = with_room(candidate, first_path + len(kept))
+        for k in range(len(kept)):
+            state[k], score[k] = new_state[kept[k]], value[kept[k]]
+            candidate[first_path + k] = kept[k]
             # As everywhere in the search, what falls behind its beam is gone, unless so few survive that worse ones do.
-            lowest = -beam
-            path = np.full(len(arc), -1, dtype=np.int32)
-            for i in range(len(kept)):
-                path[kept[i]] = num + i
-                lowest = min(lowest, score[i])
-            lost, num_lost = np.empty(len(arc), dtype=np.int32), 0
-            for i in range(len(arc)):
-                lost[num_lost] = i
-                num_lost += int((winner[i] != i) & (new_score[i] >= lowest))
-            for k in range(num_lost):
-                i = lost[k]
-                won, by = path[winner[i]], new_score[winner[i]] - new_score[i]
-                src[num_losers], dst[num_losers] = first + source[i], won
-                lost_arc[num_losers], lost_by[num_losers] = arc[i], by
-                num_losers += int((won >= 0) & (by <= reach))
-        first = num
-        num += len(kept)
-        loser_begin[frame + 1] = num_losers
-    path_begin[num_frames] = num
-    loss = _losses(previous[:num], path_begin, src, dst, lost_by, loser_begin, reach)
-    number = np.empty(num, dtype=np.int64)
-    number[:num_before] = record
-    num_records = 0
-    block_begin, record_frame = np.empty(num_frames, dtype=np.int64), np.empty(num, dtype=np.int64)
-    for frame in range(num_frames):
-        block_begin[frame] = first_record + num_records
-        for i in range(path_begin[frame], path_begin[frame + 1]):
-            if loss[i] < np.inf:
-                # Never behind the place that is read.
-                number[i] = first_record + num_records
-                previous[num_records], path_arc[num_records] = number[previous[i]], path_arc[i]
-                record_frame[num_records] = frame + 1
-                num_records += 1
-    stay = 0
-    for i in range(num_losers):
-        if loss[dst[i]] + lost_by[i] <= reach and loss[dst[i]] < np.inf:
-            src[stay], dst[stay] = number[src[i]], number[dst[i]]
-            lost_arc[stay], lost_by[stay] = lost_arc[i], lost_by[i]
-            stay += 1
-    # What is handed out must not hold on to rooms that are many times its size: these serve the next frames again.
-    return (
-        state, score, number[first:].copy(),
-        previous[:num_records].copy(), path_arc[:num_records].copy(), block_begin, record_frame[:num_records].copy(),
-        src[:stay].copy(), dst[:stay].copy(), lost_arc[:stay].copy(), lost_by[:stay].copy(),
-    )  # fmt: skip
+            lowest[frame] = min(lowest[frame], score[k])
+        begin[frame + 1], path_begin[frame + 2] = end, first_path + len(kept)
+    rooms = source, arc, standing, candidate
+    loss = np.full(path_begin[-1], np.inf, dtype=np.float32)
+    ends = _ends(state, score, final_score, reach, loss[path_begin[num_frames] :])
+    paths, lost = _traced(rooms, begin, path_begin, lowest, reach, loss)
+    told, number = _told(rooms, begin, path_begin, paths, lost, record, first_record)
+    return (state[ends], score[ends], number[path_begin[num_frames] + ends]), told, rooms
 
 
 @compiled
-def _losses(previous: Any, path_begin: Any, src: Any, dst: Any, lost_by: Any, loser_begin: Any, reach: Any) -> Any:
-    """How much the best way on from each path (P,) loses against the best way to the same last path, or infinity."""
-    loss = np.full(path_begin[-1], np.inf, dtype=np.float32)
-    num_frames = len(path_begin) - 1
-    loss[path_begin[num_frames - 1] if num_frames else 0 :] = 0.0
-    for frame in range(num_frames - 1, -1, -1):
-        for i in range(path_begin[frame], path_begin[frame + 1]):
-            loss[previous[i]] = min(loss[previous[i]], loss[i])
-        for i in range(loser_begin[frame], loser_begin[frame + 1]):
-            by = loss[dst[i]] + lost_by[i]
-            if by <= reach:
-                loss[src[i]] = min(loss[src[i]], by)
-    return loss
+def _kept(
+    state: Any, score: Any, standing: Any, table: Any, beam: Any, min_active: int, max_active: int
+) -> tuple[Any, int]:
+    """Recombines candidates (A,) and prunes them.
+
+    Args:
+        state, score: (A,) the candidates.
+        standing: (2 A,) is filled in: of a winner the first that lost to it, of that one the second, and so on, each
+            followed by the candidate's own score.
+        table, beam, min_active, max_active: as of `read_frames`.
+
+    Returns:
+        The places of those that stay, ascending, and how many are inside the beam.
+    """
+    num, own_score = len(state), standing.view(np.float32)
+    for i in range(num):
+        other = table[state[i]]
+        own_score[2 * i + 1] = score[i]
+        if other < 0:
+            table[state[i]], standing[2 * i] = i, _NONE
+        elif score[i] > score[other]:
+            table[state[i]], standing[2 * i] = i, other
+        else:
+            standing[2 * i], standing[2 * other] = standing[2 * other], i
+    kept, value, num_kept, num_inside = np.empty(num, dtype=np.int32), np.empty(num, dtype=np.float32), 0, 0
+    for i in range(num):
+        if table[state[i]] == i:
+            table[state[i]] = -1
+            kept[num_kept], value[num_kept] = i, score[i]
+            num_kept += 1
+    if num_kept:
+        num_won, num_kept = num_kept, 0
+        threshold = cut_off(value[:num_won], beam, min_active, max_active)
+        for k in range(num_won):
+            kept[num_kept] = kept[k]
+            num_kept += int(value[k] >= threshold)
+            num_inside += int(value[k] >= threshold and value[k] >= -beam)
+    return kept[:num_kept], num_inside
+
+
+@compiled
+def _ends(state: Any, score: Any, final_score: Any, reach: Any, loss: Any) -> Any:
+    """Which of the last paths (K,) are left; their loss (K,) is filled in, for others it stays infinite."""
+    best = np.float32(-np.inf)
+    for k in range(len(state) if len(final_score) else 0):
+        best = max(best, score[k] + final_score[state[k]])
+    if best == -np.inf:
+        loss[:] = 0.0
+        return np.arange(len(state))
+    for k in range(len(state)):
+        by = best - (score[k] + final_score[state[k]])
+        if by <= reach:
+            loss[k] = by
+    return np.nonzero(loss < np.inf)[0]
+
+
+@compiled
+def _traced(rooms: Any, begin: Any, path_begin: Any, lowest: Any, reach: Any, loss: Any) -> tuple[Any, Any]:
+    """The paths that lead to the last ones, latest first, and the losers within `reach`, earliest first.
+
+    Args:
+        loss: (P,) float32, that of the last paths, infinite before; becomes that of the best way on from each path.
+
+    Returns:
+        The paths (R,); of each loser its place among all candidates, shifted up 32 bits, with the path that won (L,).
+    """
+    source, _, standing, candidate = rooms
+    score = standing.view(np.float32)
+    paths, num_paths = np.empty(len(loss), dtype=np.int32), 0
+    lost, num_lost = np.empty(256, dtype=np.int64), 0
+    for frame in range(len(lowest) - 1, -1, -1):
+        first, first_before = begin[frame], path_begin[frame]
+        for path in range(path_begin[frame + 2] - 1, path_begin[frame + 1] - 1, -1):
+            if loss[path] == np.inf:
+                continue
+            winner = first + candidate[path]
+            before = first_before + source[winner]
+            loss[before] = min(loss[before], loss[path])
+            paths[num_paths] = path
+            num_paths += 1
+            loser = standing[2 * winner] if reach >= 0 else _NONE
+            while loser >= 0:
+                at = first + loser
+                lost_by = score[2 * winner + 1] - score[2 * at + 1]
+                if score[2 * at + 1] >= lowest[frame] and loss[path] + lost_by <= reach:
+                    before = first_before + source[at]
+                    loss[before] = min(loss[before], loss[path] + lost_by)
+                    lost = with_room(lost, num_lost + 1)
+                    lost[num_lost] = (at << 32) | path
+                    num_lost += 1
+                loser = standing[2 * at]
+    return paths[:num_paths], np.sort(lost[:num_lost])
+
+
+@compiled
+def _told(
+    rooms: Any, begin: Any, path_begin: Any, paths: Any, lost: Any, record: Any, first_record: int
+) -> tuple[Any, Any]:
+    """Records and losers as `read_frames` returns them, and the number of each path's record (P,)."""
+    source, arc, standing, candidate = rooms
+    score = standing.view(np.float32)
+    previous, record_arc = np.empty(len(paths), dtype=np.int64), np.empty(len(paths), dtype=np.int64)
+    record_frame, block_begin = np.empty(len(paths), dtype=np.int64), np.empty(len(begin) - 1, dtype=np.int64)
+    src, dst = np.empty(len(lost), dtype=np.int64), np.empty(len(lost), dtype=np.int64)
+    lost_arc, lost_by = np.empty(len(lost), dtype=np.int64), np.empty(len(lost), dtype=np.float32)
+    number = np.empty(path_begin[-1], dtype=np.int64)
+    number[: len(record)] = record
+    num, num_lost = 0, 0
+    for frame in range(len(begin) - 1):
+        block_begin[frame] = first_record + num
+        while num < len(paths) and paths[len(paths) - 1 - num] < path_begin[frame + 2]:
+            path = paths[len(paths) - 1 - num]
+            winner = begin[frame] + candidate[path]
+            previous[num], record_arc[num] = number[path_begin[frame] + source[winner]], arc[winner]
+            record_frame[num], number[path] = frame + 1, first_record + num
+            num += 1
+        while num_lost < len(lost) and (lost[num_lost] >> 32) < begin[frame + 1]:
+            at, path = lost[num_lost] >> 32, lost[num_lost] & 0xFFFFFFFF
+            src[num_lost], dst[num_lost] = number[path_begin[frame] + source[at]], number[path]
+            winner = begin[frame] + candidate[path]
+            lost_arc[num_lost], lost_by[num_lost] = arc[at], score[2 * winner + 1] - score[2 * at + 1]
+            num_lost += 1
+    return (previous, record_arc, block_begin, record_frame, src, dst, lost_arc, lost_by), number
 
 
 @compiled

@@ -19,8 +19,9 @@ from asr.decoding.search.search_graph import Searchable
 from asr.decoding.search.tokens import Tokens
 
 # Behind so many frames what leads nowhere is dropped.
-_FRAMES_AT_ONCE = 64
+_FRAMES_AT_ONCE = 256
 _NO_LOSERS = -1.0
+_NO_SCORES = np.zeros(0, dtype=np.float32)
 
 
 class CompiledChunk:
@@ -39,6 +40,9 @@ class CompiledChunk:
             part.numpy() for part in (arcs.arc_begin, arcs.token_id, arcs.score, arcs.words.num_words, arcs.dst_state)
         )
         self._table = np.full(graph.num_states, -1, dtype=np.int32)
+        # Of the chunk before, so that they need not grow again.
+        self._rooms = (np.empty(0, dtype=np.int32),) * 4
+        self._final_score = graph.final_score.numpy()
         self._limits = (np.float32(options.search_beam), options.min_active_states, options.max_active_states)
 
     def read(
@@ -63,8 +67,10 @@ class CompiledChunk:
                 if backtrace.is_due:
                     collect(parts)
                 some = frame_begin[begin : begin + _FRAMES_AT_ONCE]
+                # A lattice is of a whole utterance.
+                is_end = lattice is not None and begin + len(some) == len(frame_begin)
                 parts[position] = self._read_some(
-                    parts[position], log_prob, some, begin, offset[stream : stream + 1], backtrace, lattice
+                    parts[position], log_prob, some, begin, is_end, offset[stream : stream + 1], backtrace, lattice
                 )
         return Tokens.join(parts)
 
@@ -74,18 +80,23 @@ class CompiledChunk:
         log_prob: Tensor,
         frame_begin: Tensor,
         num_before: int,
+        is_end: bool,
         offset: Tensor,
         backtrace: Backtrace,
         lattice: LatticeRecords | None,
     ) -> Tokens:
-        """Some frames of one stream, which begin at these places of the log-probabilities; so many were before."""
+        """Some frames of one stream, which begin at these places of the log-probabilities; so many were before.
+
+        is_end: whether the stream ends behind them.
+        """
         reach = np.float32(_NO_LOSERS if lattice is None else lattice.reach)
-        found = self._kernel.read_frames(
-            *(tokens.state.numpy(), tokens.score.numpy(), tokens.record.numpy(), *self._arcs),
-            *(log_prob.reshape(-1).numpy(), frame_begin.numpy(), offset.numpy(), self._table, *self._limits),
-            *(reach, backtrace.num_records),
+        paths, told, self._rooms = self._kernel.read_frames(
+            *(tokens.state.numpy(), tokens.score.numpy(), tokens.record.numpy(), self._arcs),
+            *(log_prob.reshape(-1).numpy(), frame_begin.numpy(), offset.numpy(), self._table, self._rooms),
+            *(*self._limits, reach, self._final_score if is_end else _NO_SCORES, backtrace.num_records),
         )
-        state, score, record, previous, arc, block_begin, frame, *losers = map(torch.from_numpy, found)
+        state, score, record = map(torch.from_numpy, paths)
+        previous, arc, block_begin, frame, *losers = map(torch.from_numpy, told)
         stream = tokens.stream[:1]
         if lattice is not None:
             lattice.add_frames(stream.expand(len(arc)), frame + num_before, losers)

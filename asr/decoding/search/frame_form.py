@@ -63,7 +63,7 @@ class ChunkReader(Protocol):
             num_frames: (N,) int64, how many of the T frames are the stream's.
             offset: (N,) float64, what relative scores lack; changed in place.
             backtrace: takes the records.
-            lattice: takes what else belongs to a lattice, or None.
+            lattice: takes what else belongs to a lattice of utterances that end with the chunk, or None.
             collect: called now and then, always where the backtrace is due, with all that is alive, in any parts: may
                 renumber their records.
 

@@ -14,10 +14,8 @@ from typing import Any
 import numpy as np
 
 from asr.decoding.search.cut_off_kernel import compiled, cut_off
+from asr.decoding.search.expand_kernel import expand_paths, num_arcs
 
-# More than the rounding of a difference of two scores can be.
-_SLACK = 0.01
-_RECOMBINED = 8
 _FIRST_MULTIPLIER = 0x1E3779B97F4A7C15
 _SECOND_MULTIPLIER = 0x3F58476D1CE4E5B9
 
@@ -55,9 +53,7 @@ def expand_frame(
         source (A,), arc (A,), stream (A,), score (A,) relative to the stream's best; and whether of each stream (N,)
         all that do not stand here are impossible or pruned.
     """
-    total = 0
-    for path in range(len(state)):
-        total += arc_begin[state[path] + 1] - arc_begin[state[path]]
+    total = num_arcs(state, arc_begin)
     source = np.empty(total, dtype=np.int64)
     arc = np.empty(total, dtype=np.int64)
     candidate_stream = np.empty(total, dtype=np.int64)
@@ -70,47 +66,11 @@ def expand_frame(
         end = begin
         while end < len(state) and stream[end] == own:
             end += 1
-        row = frame_begin[own]
         first = num
-        stream_reach = reach
-        # Where the best path leads tells at once what is not worth writing down.
-        leader = begin
-        for path in range(begin, end):
-            if score[path] > score[leader]:
-                leader = path
-        lead = np.float32(-np.inf)
-        for position in range(arc_begin[state[leader]], arc_begin[state[leader] + 1]):
-            value = score[leader] + arc_score[position]
-            lead = max(lead, value + log_prob[row + token_id[position]])
-        while True:
-            best = lead
-            floor = np.float32(best - stream_reach - _SLACK)
-            left_out = False
-            num = first
-            for path in range(begin, end):
-                path_score = score[path]
-                for position in range(arc_begin[state[path]], arc_begin[state[path] + 1]):
-                    value = path_score + arc_score[position]
-                    value = value + log_prob[row + token_id[position]]
-                    if value < floor or value == -np.inf:
-                        left_out = left_out or value > -np.inf
-                        continue
-                    source[num], arc[num], candidate_score[num] = path, position, value
-                    num += 1
-                    if value > best:
-                        best = value
-                        floor = np.float32(best - stream_reach - _SLACK)
-            if not left_out:
-                break
-            num_inside = 0
-            for i in range(first, num):
-                value = candidate_score[i] - best
-                if value >= -beam and (not is_pruned or value >= -word_beam or num_words[arc[i]] == 0):
-                    num_inside += 1
-            # Without a language model several of these may recombine into one.
-            if num_inside >= (min_active if is_pruned else _RECOMBINED * min_active):
-                break
-            stream_reach = np.float32(np.inf)
+        num, best, left_out = expand_paths(
+            state, score, begin, end, arc_begin, token_id, arc_score, num_words, log_prob, frame_begin[own],
+            reach, beam, word_beam, min_active, is_pruned, source, arc, candidate_score, first,
+        )  # fmt: skip
         if best > -np.inf:
             offset[own] += best
         for i in range(first, num):
