@@ -91,7 +91,7 @@ def quick(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     options = {**ROWS[args.row][0], "num_noise_words": 256}
     network = make_network(vocabulary, parts["train"], args, options)
     begin = time.monotonic()
-    training = [train(network, parts["train"], threads, max_seconds=3.0) for threads in (1, args.threads)]
+    training = [train(network, parts["train"], threads, max_seconds=2.0) for threads in (1, args.threads)]
     network.eval()
     tree = make_network(vocabulary, parts["train"], args, ROWS["sigmoid100"][0]).eval()
     rates, log_z = scoring_rates(network, tree, parts["test"].token_id, args.threads)
