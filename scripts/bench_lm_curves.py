@@ -22,6 +22,7 @@ from parts import faster_rnnlm
 from parts.command import run
 from parts.corpora import default_corpora
 
+from asr.errors import AsrError
 from asr.lm.rnn.token_file import TokenFile
 
 
@@ -97,8 +98,10 @@ def read_curve(folders: list[Path]) -> list[tuple[float, float, float]]:
 
 def plot(curves: Path, picture: Path) -> None:
     """Validation perplexity against time by the clock, one line a training."""
-    import matplotlib
-
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise AsrError("Plots need matplotlib; run `pip install matplotlib`.") from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
