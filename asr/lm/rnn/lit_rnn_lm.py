@@ -116,8 +116,8 @@ class LitRnnLm(pl.LightningModule):
 
     def _is_logged(self) -> bool:
         """Whether the values of this step are written; to pass Lightning those of the others takes milliseconds."""
-        every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
-        return (self.global_step + 1) % int(every) == 0
+        every = int(self.trainer.log_every_n_steps)  # type: ignore[attr-defined]
+        return every > 0 and (self.global_step + 1) % every == 0
 
     def on_validation_epoch_start(self) -> None:
         """Clears the sums."""
