@@ -59,6 +59,13 @@ def compiled_loop(function: Callable[..., Any], reorders_sums: bool = True) -> C
     return cast(Callable[..., Any], compiled)
 
 
+def existing_loop(function: Callable[..., Any]) -> Callable[..., Any]:
+    """As `compiled_loop`, where it is known that there is numba."""
+    loop = compiled_loop(function)
+    assert loop is not None
+    return loop
+
+
 def _callees(function: FunctionType) -> dict[str, FunctionType | Intrinsic]:
     named = {name: function.__globals__.get(name) for name in function.__code__.co_names}
     return {name: callee for name, callee in named.items() if isinstance(callee, (FunctionType, Intrinsic))}

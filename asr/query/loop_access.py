@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from asr.hashing.hash_table import MAX_LOAD
-from asr.lm.compiled_loop import compiled_loop
+from asr.lm.compiled_loop import compiled_loop, existing_loop
 from asr.lm.contract import LoopTables
 from asr.lm.loop_answer import answers_from
 from asr.query.capacity import Capacity
@@ -138,8 +138,7 @@ class LoopAccess:
     def expand(self, context_idx: Tensor) -> bool:
         """As `Expansion` does for contexts (K,), where all parents have their rows -> whether there was room for it."""
         trie, hidden = self._expansion.trie, self._expansion.hidden
-        loop = compiled_loop(waiting_nodes)
-        assert loop is not None
+        loop = existing_loop(waiting_nodes)
         nodes = (part.numpy() for part in (trie.parent, trie.word, trie.hidden_row))
         node, before, which, word = map(torch.from_numpy, loop(context_idx.contiguous().numpy(), *nodes))
         if self._capacity is not None and not self._capacity.has_row_room(len(node)):

@@ -10,14 +10,13 @@ ones among them, W the MaxEnt table.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from asr.lm.compiled_loop import Intrinsic, compiled_loop
+from asr.lm.compiled_loop import Intrinsic, existing_loop
 from asr.lm.rnn.output_kernel import ask_for_path
 from asr.lm.threads import in_threads
 
@@ -54,13 +53,13 @@ class LoopedTreeLoss(torch.autograd.Function):
         paths = batch.word_id, batch.path_begin, batch.path_node, first
         tensors = places, batch.path_sign, rows, bias[:, 0], weight, losses, residual, slots, grad_hidden
         arrays = _arrays(hidden, *paths, *tensors)
-        loop = _compiled(fill_paths)
+        loop = existing_loop(fill_paths)
         in_threads(lambda begin, end: loop(begin, end, *arrays), num_words, _WORDS_AT_LEAST)
         which, node = torch.empty(num_nodes, dtype=torch.int64), torch.empty(num_nodes, dtype=torch.int64)
-        num_distinct = _compiled(number_nodes)(*_arrays(*paths[:3], which, node), np.full(num_rows, -1))
+        num_distinct = existing_loop(number_nodes)(*_arrays(*paths[:3], which, node), np.full(num_rows, -1))
         grad_rows, grad_bias = torch.zeros(num_distinct, size), torch.zeros(num_distinct, 1)
         sums = _arrays(hidden, first, which, residual, grad_rows, grad_bias)
-        loop_of_sums = _compiled(add_row_gradients)
+        loop_of_sums = existing_loop(add_row_gradients)
         in_threads(lambda begin, end: loop_of_sums(begin, end, *sums), size, _COLUMNS_AT_LEAST)
         ctx.save_for_backward(grad_hidden, node[:num_distinct], grad_rows, grad_bias, slots, residual)
         ctx.sizes = rows.shape, bias.shape, weight.shape
@@ -81,12 +80,6 @@ class LoopedTreeLoss(torch.autograd.Function):
             grad_weight,
             None,
         )
-
-
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    loop = compiled_loop(function)
-    assert loop is not None
-    return loop
 
 
 def _arrays(*tensors: Tensor) -> list[Any]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.lm.compiled_loop import compiled_loop, loop_for
+from asr.lm.compiled_loop import existing_loop, loop_for
 from asr.lm.rnn.product_kernel import add_products_by_column, add_products_by_row, padded, padded_room
 from asr.lm.rnn.recurrent_kernel import GRU, SIGMOID
 from asr.lm.rnn.tile_kernel import ROWS, exponential
@@ -85,8 +85,7 @@ class _LoopedSequence(torch.autograd.Function):
 
 
 def _over_streams(function: Callable[..., None], cell: int, tensors: list[Tensor]) -> None:
-    loop = compiled_loop(function)
-    assert loop is not None
+    loop = existing_loop(function)
     arrays = [tensor.detach().contiguous().numpy() for tensor in tensors]
 
     def work(begin: int, end: int) -> None:
@@ -97,8 +96,7 @@ def _over_streams(function: Callable[..., None], cell: int, tensors: list[Tensor
 
 def _weight_gradient(grad: Tensor, factor: Tensor) -> Tensor:
     """grad (T, B, G), factor (T, B, E) -> the sum of their outer products (G, E), padded as they are."""
-    loop = compiled_loop(add_products_by_column)
-    assert loop is not None
+    loop = existing_loop(add_products_by_column)
     total = grad.new_zeros(grad.shape[2], factor.shape[2])
     arrays = [tensor.numpy() for tensor in (total, grad.flatten(0, 1), factor.flatten(0, 1))]
     in_threads(lambda begin, end: loop(*arrays, begin, end), len(total) // ROWS, rows_at_least=1)

@@ -101,6 +101,14 @@ def test_loops_that_look_up_ngrams(
     assert [type(reader) for reader in readers] == 2 * [compiled_word_chunk.CompiledWordChunk]
 
 
+def _toy_models(folder: Path) -> tuple[MappedLM, RnnLm]:
+    path = folder / "text"
+    path.write_text("\n".join(toy_sentences(0, 200, 9)))
+    small = MappedLM(NgramLM.from_trie(estimate_kneser_ney(read_word_stream([path]), 2).trie), GRAPH.vocabulary)
+    torch.manual_seed(0)
+    return small, RnnLm(GRAPH.vocabulary, RnnLmConfig(6, 8, maxent_order=3, maxent_size=1000))
+
+
 @pytest.mark.parametrize("is_pushed", [False, True])
 @pytest.mark.parametrize(
     ("beam", "limits", "word_beam"), [(6.0, (3, 12), None), (float("inf"), (0, 500), None), (1.0, (0, 5), 0.2)]
@@ -118,11 +126,7 @@ def test_loops_that_ask_a_recurrent_network(
     from asr.decoding.search.compiled_word_chunk import CompiledWordChunk
 
     monkeypatch.setattr(SearchGraph, "is_pushed", is_pushed)
-    path = tmp_path / "text"
-    path.write_text("\n".join(toy_sentences(0, 200, 9)))
-    small = MappedLM(NgramLM.from_trie(estimate_kneser_ney(read_word_stream([path]), 2).trie), GRAPH.vocabulary)
-    torch.manual_seed(0)
-    network = RnnLm(GRAPH.vocabulary, RnnLmConfig(6, 8, maxent_order=3, maxent_size=1000))
+    small, network = _toy_models(tmp_path)
     # What the loops have scored, and the tensor form then finds; and the other way round.
     for loops_first in (True, False):
         engine = RnnLM(network)
@@ -155,11 +159,7 @@ def test_a_network_that_has_no_more_room_is_asked_by_calls(
         return read(reader, tokens, log_prob, num_frames, *others, **more)
 
     monkeypatch.setattr(CompiledLmChunk, "read", recorded)
-    path = tmp_path / "text"
-    path.write_text("\n".join(toy_sentences(0, 200, 9)))
-    small = MappedLM(NgramLM.from_trie(estimate_kneser_ney(read_word_stream([path]), 2).trie), GRAPH.vocabulary)
-    torch.manual_seed(0)
-    network = RnnLm(GRAPH.vocabulary, RnnLmConfig(6, 8, maxent_order=3, maxent_size=1000))
+    small, network = _toy_models(tmp_path)
     options = DecodingOptions(search_beam=6.0, min_active_states=3, max_active_states=40)
     log_prob, found = random_log_prob(5, 5, 11), []
     engine = RnnLM(network, capacity_bytes=capacity_bytes)
