@@ -25,6 +25,7 @@ _PLACE_BITS = 32
 _TAG_BITS = 31
 _TAG_MASK = (1 << _TAG_BITS) - 1
 _WINDOW = 8  # slots looked at together once the first one holds another key
+_FEWEST_HOMES = 1 << 6  # of fewer each would take in more keys than 31 bits tell apart
 _BUILD_BLOCK = 1 << 22
 _BUILD_HOMES = 1 << 24
 
@@ -63,10 +64,10 @@ class ArcIndex:
         Raises:
             AsrError: the model is too large or too crowded for exact tags.
         """
-        word_bits = max(1, (num_words - 1).bit_length())
-        state_bits = max(1, int(state[-1]).bit_length() if len(state) else 1)
+        word_bits = (num_words - 1).bit_length()
+        state_bits = int(state[-1]).bit_length() if len(state) else 1
         key_bits = max(_PLACE_BITS, state_bits + word_bits)
-        num_homes = max(1, int(len(state) / load))
+        num_homes = max(_FEWEST_HOMES, int(len(state) / load))
         index = cls(torch.zeros(0, dtype=torch.int64), num_homes, word_bits, key_bits)
         home = np.empty(len(state), dtype=np.uint32)
         entry = np.empty(len(state), dtype=np.int64)

@@ -44,6 +44,17 @@ def test_reads_back_what_was_written(lm: NgramLM, tmp_path: Path, kind: str) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["lm.ngram"]
 
 
+@pytest.mark.parametrize(("text", "order"), [("a b a", 1), ("w0", 2), ("w0", 3)])
+def test_the_smallest_models_are_indexed(tmp_path: Path, text: str, order: int) -> None:
+    (tmp_path / "text").write_text(text)
+    lm = NgramLM.from_trie(estimate_kneser_ney(read_word_stream([tmp_path / "text"]), order).trie)
+    save_ngram_lm(lm.with_index(), tmp_path / "lm.ngram")
+    for ours, theirs in zip(
+        read_ngram_lm(tmp_path / "lm.ngram").score(*_all_queries(lm)), lm.score(*_all_queries(lm)), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+
+
 def test_index_finds_what_binary_search_finds(lm: NgramLM, monkeypatch: pytest.MonkeyPatch) -> None:
     for load in (0.3, 0.6, 0.95):
         indexed = lm.with_index(load)
