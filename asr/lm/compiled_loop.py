@@ -52,7 +52,11 @@ def compiled_loop(function: Callable[..., Any], reorders_sums: bool = True) -> C
         function = functools.update_wrapper(linked, function)
         del function.__wrapped__
     fastmath = {"reassoc", "contract"} if reorders_sums else False
-    compiled: Any = numba.njit(nogil=True, cache=True, fastmath=fastmath, error_model="numpy")(function)
+    compiled: Any = numba.njit(nogil=True, fastmath=fastmath, error_model="numpy")(function)
+    try:
+        compiled.enable_caching()
+    except RuntimeError:  # no folder for it can be written: each process compiles for itself
+        return cast(Callable[..., Any], compiled)
     # numba looks at the file of the function alone, and would take what it compiled from older callees or otherwise.
     stamp = [reorders_sums, *((path, Path(path).stat().st_mtime_ns) for path in sources)]
     compiled._cache._cache_file._source_stamp = stamp

@@ -19,9 +19,10 @@ def _write(path: Path, text: str, second: int) -> None:
     os.utime(path, (second, second))
 
 
-def _value(folder: Path) -> int:
+def _value(folder: Path, **more: str) -> int:
     root = Path(importlib.util.find_spec("asr").submodule_search_locations[0]).parent
     environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{root}", "NUMBA_CACHE_DIR": str(folder / "cache")}
+    environment |= more
     done = subprocess.run([sys.executable, "-c", _RUN], env=environment, capture_output=True, text=True, check=True)
     return int(done.stdout)
 
@@ -37,3 +38,11 @@ def test_a_changed_callee_in_another_file_is_compiled_anew(tmp_path: Path) -> No
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     _write(tmp_path / "callee.py", "def weight():\n    return 5\n", 2_000)
     assert _value(tmp_path) == 10
+
+
+def test_where_nothing_can_be_written_loops_are_compiled_in_memory(tmp_path: Path) -> None:
+    """As installed for all users, and run by one without a home."""
+    _write(tmp_path / "caller.py", _CALLER, 1_000)
+    _write(tmp_path / "callee.py", "def weight():\n    return 3\n", 1_000)
+    (tmp_path / "__pycache__").write_text("no folder")
+    assert _value(tmp_path, NUMBA_CACHE_DIR="", XDG_CACHE_HOME=os.devnull, HOME=os.devnull) == 6
