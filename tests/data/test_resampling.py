@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import resource
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from asr.data import resampling
 from asr.data.resampling import change_speed, resample
 from asr.errors import AsrError
 
@@ -46,6 +49,23 @@ def test_length_and_linearity(length: int, old: int, new: int) -> None:
     result = resample(wave, old, new)
     assert len(result) == (length if old == new else -(-length * new // old))
     torch.testing.assert_close(resample(2 * wave, old, new), 2 * result)
+
+
+@pytest.mark.parametrize(("old", "new"), [(44100, 16000), (8000, 16000), (11025, 16000), (7, 5), (48000, 16000)])
+def test_each_output_by_itself_equals_blocks(monkeypatch: pytest.MonkeyPatch, old: int, new: int) -> None:
+    wave = torch.randn(2, 3000, generator=torch.Generator().manual_seed(0))
+    by_block = resample(wave, old, new)
+    monkeypatch.setattr(resampling, "_LARGEST_KERNEL", 0)
+    monkeypatch.setattr(resampling, "_OUTPUTS_AT_ONCE", 1000)
+    torch.testing.assert_close(resample(wave, old, new), by_block, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("old", [44099, 15999, 48001])
+def test_rates_without_a_common_divisor_take_little_memory(old: int) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    converted, expected = resample(tone(440.0, old), old, 16000), tone(440.0, 16000)
+    torch.testing.assert_close(converted[200:3600], expected[200:3600], atol=5e-3, rtol=0)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
 
 
 def test_speed_changes_length_and_pitch() -> None:
