@@ -23,7 +23,6 @@ to be called so wherever it is quoted.
 from __future__ import annotations
 
 import argparse
-import lzma
 from pathlib import Path
 
 import numpy as np
@@ -194,15 +193,7 @@ def transcripts_below(folder: Path) -> dict[str, tuple[str, ...]]:
 
 
 def read_sentences(path: Path) -> dict[str, tuple[str, ...]]:
-    if path.is_dir():
-        return transcripts_below(path)
-    if path.suffix != ".xz":
-        return read_transcripts(path)
-    try:
-        lines = lzma.decompress(path.read_bytes()).decode("utf-8").splitlines()
-    except (OSError, lzma.LZMAError, UnicodeDecodeError) as error:
-        raise AsrError(f"{path}: the text cannot be read ({error}).") from error
-    return {line.split()[0]: tuple(line.split()[1:]) for line in lines if line.strip()}
+    return transcripts_below(path) if path.is_dir() else read_transcripts(path)
 
 
 def write_sentences(path: Path, sentences: dict[str, tuple[str, ...]]) -> None:

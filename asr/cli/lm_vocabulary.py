@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from asr.errors import AsrError
-from asr.lm.ngram.arpa import open_text
 from asr.lm.ngram.text import read_word_stream
+from asr.text.text_file import read_text
 from asr.text.vocabulary import SPECIAL_WORDS, Vocabulary
 
 NAME = "lm vocabulary"
@@ -48,6 +48,4 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _first_words(path: Path) -> set[str]:
-    with open_text(path) as stream:
-        fields = [line.decode("utf-8", errors="replace").split(None, 1) for line in stream]
-    return {field[0] for field in fields if field}
+    return {line.split(None, 1)[0] for line in read_text(path, "lexicon").splitlines() if line.strip()}

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from asr.data.audio import AUDIO_SUFFIXES, find_audio_files
 from asr.errors import AsrError
+from asr.text.text_file import read_text
 
 
 @dataclass(frozen=True)
@@ -94,12 +95,7 @@ def read_transcript(path: Path) -> list[str]:
     Raises:
         AsrError: it cannot be read or is not UTF-8.
     """
-    try:
-        return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except UnicodeDecodeError as error:
-        raise AsrError(f"{path}: the transcript is not UTF-8 (byte {error.start}); convert it first.") from error
-    except OSError as error:
-        raise AsrError(f"{path}: the transcript cannot be read ({error.strerror}).") from error
+    return [line for line in read_text(path, "transcript").splitlines() if line.strip()]
 
 
 def join(texts: dict[str, tuple[str, str]], audio: dict[str, Path], skipped: Sequence[Skipped], where: Path) -> Listing:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
 
 from asr.errors import AsrError
+from asr.text.text_file import read_text
 
 _ID_FIELDS = ("id", "cut_id", "utterance", "audio")
 
 
 def read_transcripts(path: str | Path) -> dict[str, tuple[str, ...]]:
-    """Reads one transcript a line, in either form; `.gz` is unpacked.
+    """Reads one transcript a line, in either form; `.gz` and `.xz` are unpacked.
 
     JSON Lines need `text` (a string, or a list of words) and one of `id`, `cut_id`, `utterance`, `audio`; of an
     `audio` path the id is the file's name without its ending. Lines with an `error` field have no words.
@@ -21,16 +21,8 @@ def read_transcripts(path: str | Path) -> dict[str, tuple[str, ...]]:
     Raises:
         AsrError: the file is missing, not UTF-8, a line cannot be read, or an id stands twice.
     """
-    path = Path(path)
-    try:
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
-    except OSError as error:
-        raise AsrError(f"{path}: the transcripts cannot be read ({error.strerror or error}).") from error
-    except (UnicodeDecodeError, EOFError) as error:
-        raise AsrError(f"{path}: the transcripts are not UTF-8 text ({error}); convert them first.") from error
     transcripts: dict[str, tuple[str, ...]] = {}
-    for line_number, line in enumerate(text.splitlines(), start=1):
+    for line_number, line in enumerate(read_text(path, "transcript file").splitlines(), start=1):
         if not line.strip():
             continue
         utt_id, words = _from_json(line, f"{path}:{line_number}") if line.lstrip()[0] == "{" else _from_kaldi(line)

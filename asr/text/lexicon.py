@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import lzma
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from asr.errors import AsrError
+from asr.text.text_file import read_text
 
 Pronunciation = tuple[str, ...]
 
@@ -56,7 +55,7 @@ class Lexicon:
         """
         path = Path(path)
         pronunciations: dict[str, list[Pronunciation]] = {}
-        for line_number, line in enumerate(_read_lines(path), start=1):
+        for line_number, line in enumerate(read_text(path, "lexicon").split("\n"), start=1):
             if line.startswith(";;;"):
                 continue
             fields = line.partition(" #")[0].split()
@@ -125,19 +124,3 @@ class Lexicon:
 @lru_cache(maxsize=4096)
 def _without_stress(phone: str) -> str:
     return _STRESSED_VOWEL.sub(r"\g<phone>", phone)
-
-
-def _read_lines(path: Path) -> Iterable[str]:
-    try:
-        content = path.read_bytes()
-        if path.suffix == ".gz":
-            content = gzip.decompress(content)
-        elif path.suffix == ".xz":
-            content = lzma.decompress(content)
-        return io.StringIO(content.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise AsrError(f"{path}: the lexicon is not UTF-8 (byte {error.start}); convert it first.") from error
-    except (lzma.LZMAError, gzip.BadGzipFile, EOFError) as error:
-        raise AsrError(f"{path}: the compressed lexicon is damaged ({error}); fetch it again.") from error
-    except OSError as error:
-        raise AsrError(f"{path}: the lexicon cannot be read ({error.strerror}).") from error

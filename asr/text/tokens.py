@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from asr.errors import AsrError
+from asr.text.text_file import read_text
 
 BLANK = "<blk>"
 BLANK_ID = 0
@@ -45,13 +46,7 @@ class TokenTable:
         Raises:
             AsrError: the file is missing, empty, not UTF-8, or its ids are not 0, 1, 2, ... from the blank on.
         """
-        path = Path(path)
-        try:
-            rows = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        except OSError as error:
-            raise AsrError(f"{path}: the token table cannot be read ({error.strerror}).") from error
-        except UnicodeDecodeError as error:
-            raise AsrError(f"{path}: the token table is not UTF-8 (byte {error.start}); convert it first.") from error
+        rows = [line.split() for line in read_text(path, "token table").splitlines() if line.strip()]
         if rows and rows[0][0] != BLANK:
             raise AsrError(f"{path}: the first symbol is {rows[0][0]!r}; it must be {BLANK!r}, which has the id 0.")
         for token_id, row in enumerate(rows):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from asr.errors import AsrError
+from asr.text.text_file import read_text
 
 EPSILON_ID = 0
 BOS_ID = 1
@@ -47,14 +48,7 @@ class Vocabulary:
         Raises:
             AsrError: the file is missing, empty, not UTF-8, or holds a word twice.
         """
-        path = Path(path)
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except OSError as error:
-            raise AsrError(f"{path}: the word list cannot be read ({error.strerror}).") from error
-        except UnicodeDecodeError as error:
-            raise AsrError(f"{path}: the word list is not UTF-8 (byte {error.start}); convert it first.") from error
-        words = [line.split()[0] for line in lines if line.strip()]
+        words = [line.split()[0] for line in read_text(path, "word list").splitlines() if line.strip()]
         words = [word for word in words if word not in SPECIAL_WORDS]
         if not words:
             raise AsrError(f"{path}: the word list is empty; it needs one word a line.")

@@ -60,7 +60,7 @@ def test_details_and_another_system(tmp_path, transcripts, evaluate):
     [
         ([], "there is nothing to score"),
         (["hyp", "--cuts", "c.jsonl"], "--cuts brings its own reference"),
-        (["nowhere", "--reference", "nowhere"], "nowhere: the transcripts cannot be read"),
+        (["nowhere", "--reference", "nowhere"], "nowhere: the transcript file cannot be read"),
     ],
 )
 def test_a_wrong_request_is_one_sentence(evaluate, arguments, message):

@@ -37,5 +37,5 @@ def test_bad_lines_are_named(tmp_path, content, message):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(AsrError, match="nowhere: the transcripts cannot be read"):
+    with pytest.raises(AsrError, match="nowhere: the transcript file cannot be read"):
         read_transcripts(tmp_path / "nowhere")

@@ -91,10 +91,10 @@ def test_missing_and_damaged_files(tmp_path: Path) -> None:
         Lexicon.from_file(tmp_path / "absent")
     for name in ("bad.xz", "bad.gz"):
         (tmp_path / name).write_bytes(b"this is not compressed")
-        with pytest.raises(AsrError, match="damaged"):
+        with pytest.raises(AsrError, match="cannot be unpacked"):
             Lexicon.from_file(tmp_path / name)
     (tmp_path / "cut.xz").write_bytes(lzma.compress(CMUDICT.encode())[:-20])
-    with pytest.raises(AsrError, match="damaged"):
+    with pytest.raises(AsrError, match="cannot be unpacked"):
         Lexicon.from_file(tmp_path / "cut.xz")
 
 

@@ -5,22 +5,19 @@ Shapes: M n-grams of one block, n their order.
 
 from __future__ import annotations
 
-import gzip
-import io
 import itertools
-import lzma
 import math
 import re
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NoReturn, cast
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from asr.errors import AsrError
+from asr.text.text_file import READING_ERRORS, open_text, unreadable
 
 LN_10 = math.log(10.0)
 BLOCK_LINES = 200_000
@@ -46,22 +43,6 @@ class ArpaBlock:
     first_line: int
 
 
-def open_text(path: Path) -> IO[bytes]:
-    """Opens a plain, `.gz` or `.xz` file for reading bytes.
-
-    Raises:
-        AsrError: the file cannot be opened.
-    """
-    try:
-        if path.suffix == ".gz":
-            return io.BufferedReader(cast(io.RawIOBase, gzip.open(path, "rb")), 1 << 20)
-        if path.suffix == ".xz":
-            return io.BufferedReader(cast(io.RawIOBase, lzma.open(path, "rb")), 1 << 20)
-        return path.open("rb", buffering=1 << 20)
-    except OSError as error:
-        raise AsrError(f"{path}: the file cannot be read ({error.strerror or error}).") from error
-
-
 class ArpaReader:
     """Reads an ARPA file front to back. The header is read at once, `blocks` then yields the n-grams.
 
@@ -77,7 +58,7 @@ class ArpaReader:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._stream = open_text(self.path)
+        self._stream = open_text(self.path, "n-gram model")
         self._num_lines = 0
         self.counts = self._read_header()
 
@@ -129,8 +110,8 @@ class ArpaReader:
     def _take(self, num_lines: int) -> list[bytes]:
         try:
             lines = list(itertools.islice(self._stream, num_lines))
-        except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-            raise AsrError(f"{self.path}: cannot be unpacked ({error}); fetch the file again.") from error
+        except READING_ERRORS as error:
+            raise unreadable(self.path, "n-gram model", error) from error
         self._num_lines += len(lines)
         return lines
 

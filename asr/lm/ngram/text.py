@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asr.errors import AsrError
-from asr.lm.ngram.arpa import open_text
+from asr.text.text_file import READING_ERRORS, open_text, unreadable
 from asr.text.vocabulary import BOS_ID, EOS_ID, EPSILON_ID, SPECIAL_WORDS, Vocabulary
 
 _BLOCK_BYTES = 1 << 24
@@ -86,12 +86,12 @@ def read_word_stream(
 
 def _read_file(path: Path, id_of: defaultdict[bytes, int], has_id: bool) -> Iterator[npt.NDArray[np.int32]]:
     num_before = 0
-    with open_text(path) as stream:
+    with open_text(path, "text") as stream:
         while True:
             try:
                 lines = stream.readlines(_BLOCK_BYTES)
-            except (OSError, EOFError, ValueError) as error:
-                raise AsrError(f"{path}: cannot be unpacked ({error}); fetch the file again.") from error
+            except READING_ERRORS as error:
+                raise unreadable(path, "text", error) from error
             if not lines:
                 return
             sentences = [line for line in lines if not line.isspace()]

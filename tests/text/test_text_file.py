@@ -1,0 +1,53 @@
+"""Text files of every kind that all readers take."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from asr.data.corpus import read_transcript
+from asr.errors import AsrError
+from asr.evaluation.transcripts import read_transcripts
+from asr.lm.ngram.text import read_word_stream
+from asr.lm.ngram.trie_arpa import read_arpa
+from asr.text.lexicon import Lexicon
+from asr.text.text_file import read_text
+from asr.text.tokens import TokenTable
+from asr.text.vocabulary import Vocabulary
+from tests.reference.tiny_arpa import TINY
+
+PACKED: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
+
+
+@pytest.mark.parametrize("suffix", list(PACKED))
+@pytest.mark.parametrize("mark", [b"", codecs.BOM_UTF8])
+def test_all_readers_take_packed_files_and_byte_order_marks(tmp_path: Path, suffix: str, mark: bytes) -> None:
+    def file(text: str) -> Path:
+        path = tmp_path / f"file{suffix}"
+        path.write_bytes(PACKED[suffix](mark + text.replace("\n", "\r\n").encode()))
+        return path
+
+    assert Vocabulary.from_file(file("\u00c9T\u00c9 4\nB 5\n")).words[4:] == ("\u00c9T\u00c9", "B")
+    assert TokenTable.from_file(file("<blk>\nAH\n")).tokens == ("<blk>", "AH")
+    assert Lexicon.from_file(file("A AH\n")).pronunciations == {"A": [("AH",)]}
+    assert read_transcripts(file("u1 A B\n")) == {"u1": ("A", "B")}
+    assert read_transcript(file("u1 A B\n")) == ["u1 A B"]
+    assert read_word_stream([file("A B\nA\n")]).vocabulary.words[4:] == ("A", "B")
+    assert read_arpa(file(TINY)).vocabulary.words[4:] == ("a", "b")
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+def test_damage_anywhere_is_one_sentence(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"file{suffix}"
+    whole = PACKED[suffix](b"".join(b"%d words\n" % (number * number) for number in range(1000)))
+    half = len(whole) // 2
+    for damaged in (b"nothing packed", whole[:-12], whole[:half], whole[:half] + bytes(40) + whole[half + 40 :]):
+        path.write_bytes(damaged)
+        for read in (read_text, read_transcripts, lambda path: read_word_stream([path]), read_arpa):
+            with pytest.raises(AsrError, match="cannot be unpacked"):
+                read(path)
