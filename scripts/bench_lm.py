@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from parts.command import run
-from parts.corpora import default_corpora
+from parts.corpora import default_corpora, read_sentences
 from parts.lm_rates import Clock, peer_rates, ratios, scoring_rates
 
 from asr.bundle import read_rnn_lm
@@ -36,7 +36,7 @@ from asr.lm.rnn.nce import NceOutput
 from asr.lm.rnn.rnn_lm import RnnLm
 from asr.lm.rnn.rnn_lm_config import RnnLmConfig
 from asr.lm.rnn.sparse_rows import AdamWithSparseRows
-from asr.lm.rnn.token_file import TokenFile, read_sentences
+from asr.lm.rnn.token_file import TokenFile
 from asr.lm.rnn.token_streams import TokenStreams
 from asr.lm.threads import torch_on_one_thread
 from asr.lm.word_scores import language_model_word_scores, perplexity

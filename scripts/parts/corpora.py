@@ -1,9 +1,12 @@
-"""Where the benchmarks look for real speech and text."""
+"""Where the benchmarks look for real speech and text, and how they read sentences."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+from asr.text.text_file import read_text
 
 
 def default_corpora() -> Path | None:
@@ -13,3 +16,8 @@ def default_corpora() -> Path | None:
     candidates = [Path(named)] if named else []
     candidates += [checkout / "shared" / "data", checkout.parent / "shared" / "data"]
     return next((folder for folder in candidates if folder.is_dir()), None)
+
+
+def read_sentences(path: Path) -> Iterator[list[str]]:
+    """The words of each line that has any."""
+    return filter(None, map(str.split, read_text(path).splitlines()))

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from asr.lm.rnn.nce import NceOutput
 from asr.lm.rnn.rnn_lm import RnnLm
-from asr.lm.rnn.token_file import read_sentences
 from asr.lm.word_scores import network_word_scores
 from parts import faster_rnnlm
+from parts.corpora import read_sentences
 
 Rates = dict[str, int]
 _RUNS = 5  # of our scoring that takes less than a second; the median counts

@@ -109,7 +109,7 @@ def test_bad_text_and_options(tmp_path: Path) -> None:
     with pytest.raises(AsrError, match="line 3: the text holds the mark <s> as a word"):
         read_word_stream([_text(tmp_path, ["a b", "<s> a"])])
     (tmp_path / "latin").write_bytes("caf\u00e9\n".encode("latin-1"))
-    with pytest.raises(AsrError, match="not UTF-8 near line 1"):
+    with pytest.raises(AsrError, match="latin, line 1: the text is not UTF-8"):
         read_word_stream([tmp_path / "latin"])
     (tmp_path / "cut.xz").write_bytes(lzma.compress(b"a b c\n" * 1000)[:-12])
     with pytest.raises(AsrError, match="cannot be unpacked"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+import os
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asr.errors import AsrError
+from asr.lm.ngram.text import read_word_stream
 from asr.lm.rnn.token_file import TokenFile
 from asr.lm.rnn.token_streams import TokenStreams
 from asr.text.vocabulary import BOS_ID, EOS_ID, EPSILON_ID, UNK_ID, Vocabulary
@@ -40,6 +42,24 @@ def test_a_changed_text_is_read_again(tmp_path: Path) -> None:
     TokenFile.build([text], [], vocabulary, tmp_path / "t.tokens")
     text.write_text("B A B\n")
     assert TokenFile.build([text], [], vocabulary, tmp_path / "t.tokens").token_id.tolist() == [5, 4, 5, EOS_ID]
+    text.write_text("A B A\n")  # as long as before
+    os.utime(text, (2_000, 2_000))
+    assert TokenFile.build([text], [], vocabulary, tmp_path / "t.tokens").token_id.tolist() == [4, 5, 4, EOS_ID]
+
+
+def test_a_text_is_the_same_for_all_models(tmp_path: Path) -> None:
+    """Blanks of every kind, line ends of every system, utterances without words; and marks, which are none's words."""
+    (tmp_path / "a.txt").write_bytes("A\u00a0B\t\u3000C\r\n\u2003\r\n\nC".encode())
+    (tmp_path / "transcripts").write_text("u1 B X\nu2\n")
+    vocabulary = Vocabulary(["A", "B", "C"])
+    files = [tmp_path / "a.txt"], [tmp_path / "transcripts"]
+    stream = read_word_stream(files[0], vocabulary, files[1]).with_unknown()
+    tokens = TokenFile.build(*files, vocabulary, tmp_path / "t.tokens").token_id
+    assert tokens.tolist() == [4, 5, 6, EOS_ID, 6, EOS_ID, 5, UNK_ID, EOS_ID, EOS_ID]
+    assert stream.word_id[stream.word_id != BOS_ID].tolist() == tokens.tolist()
+    (tmp_path / "a.txt").write_text("A\n<s> A </s>\n")
+    with pytest.raises(AsrError, match="line 2: the text holds the mark <s> as a word"):
+        TokenFile.build(*files, vocabulary, tmp_path / "t.tokens")
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n"])
@@ -52,7 +72,7 @@ def test_empty_text(tmp_path: Path, content: bytes) -> None:
 def test_bad_texts(tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
     (tmp_path / "cut.xz").write_bytes(lzma.compress(b"A B\n" * 1000)[:-20])
-    for name, message in (("latin.txt", "UTF-8"), ("cut.xz", "cannot be read"), ("none.txt", "cannot be read")):
+    for name, message in (("latin.txt", "UTF-8"), ("cut.xz", "cannot be unpacked"), ("none.txt", "cannot be read")):
         with pytest.raises(AsrError, match=message):
             TokenFile.build([tmp_path / name], [], Vocabulary(["A"]), tmp_path / "t.tokens")
         assert not (tmp_path / "t.tokens").exists()
