@@ -97,6 +97,14 @@ def test_a_resumed_run_does_not_go_back_to_its_initial_checkpoint(
     assert same(averaged_weights(whole), averaged_weights(resumed))
 
 
+def test_weights_are_averaged_once_a_step_of_several_batches(data_arguments: dict[str, Any]) -> None:
+    model = LitAcousticModel(Conformer(**NETWORK), TorchCtc())
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = pl.Trainer(accelerator="cpu", max_epochs=2, accumulate_grad_batches=2, num_sanity_val_steps=0, **quiet)
+    trainer.fit(model, datamodule=AcousticDataModule(**data_arguments))
+    assert int(model.average.num_updates) == trainer.global_step > 1
+
+
 def test_flat_start_and_ctc_crf_train_and_another_run_starts_from_them(
     tmp_path: Path, data_arguments: dict[str, Any]
 ) -> None:

@@ -33,7 +33,7 @@ class LitRnnLm(pl.LightningModule):
         warmup_steps: the rates rise linearly over these batches.
         decay_start: part of the run after which the rates fall, by a half cosine, to `final_lr_factor`.
         final_lr_factor: what is left of the rates at the run's end.
-        max_grad_norm: the dense gradients, averaged over the words of a batch, are clipped to this norm.
+        max_grad_norm: the dense gradients, averaged over the words of a step, are clipped to this norm.
         noise_seed: seed of noise and dropout; batch i draws the same in every run.
         compute_dtype: matrix products, "float32" or "bfloat16"; parameters stay float32.
         compile_cell: compiles the recurrent layers' element-wise work.
@@ -66,6 +66,8 @@ class LitRnnLm(pl.LightningModule):
         self._sums = torch.zeros(4, dtype=torch.float64)
         self._seconds = self._cpu_seconds = 0.0
         self._batch_begin = (0.0, 0.0)
+        # Of the step that is under way, which may be of several batches.
+        self._num_batches = self._num_words = 0
 
     def setup(self, stage: str) -> None:
         """Takes noise and biases from the training text's counts, or weights from `init_from`."""
@@ -93,7 +95,10 @@ class LitRnnLm(pl.LightningModule):
 
     def training_step(self, batch: TokenBatch, batch_idx: int) -> Tensor:
         """The loss summed over the batch's words; the mean is logged."""
-        generator = torch.Generator().manual_seed(self.noise_seed + self.global_step)
+        batch_number = self.global_step * self.trainer.accumulate_grad_batches + self._num_batches
+        generator = torch.Generator().manual_seed(self.noise_seed + batch_number)
+        self._num_batches += 1
+        self._num_words += batch.target_id.numel()
         # A checkpoint's states are on the CPU.
         states = None if self._states is None else [state.to(batch.input_id.device) for state in self._states]
         loss, self._states = self.network(batch, states, generator)
@@ -109,10 +114,10 @@ class LitRnnLm(pl.LightningModule):
     def configure_gradient_clipping(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         """Clips the dense gradients; Adagrad's steps are bounded anyway."""
         dense = [p for p in self.network.parameters() if p.grad is not None and not p.grad.is_sparse]
-        words = self.trainer.datamodule.num_streams * self.trainer.datamodule.num_steps  # type: ignore[attr-defined]
-        norm = torch.nn.utils.clip_grad_norm_(dense, self.max_grad_norm * words)
+        norm = torch.nn.utils.clip_grad_norm_(dense, self.max_grad_norm * self._num_words)
         if self._is_logged():
-            self.log("grad_norm", norm / words, batch_size=1)
+            self.log("grad_norm", norm / self._num_words, batch_size=1)
+        self._num_batches = self._num_words = 0
 
     def _is_logged(self) -> bool:
         """Whether the values of this step are written; to pass Lightning those of the others takes milliseconds."""

@@ -88,6 +88,31 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(corpus: Path) -> None:
         torch.testing.assert_close(resumed.state_dict()[name], value, rtol=0, atol=0, msg=name)
 
 
+def test_gradients_are_averaged_over_the_words_there_are(corpus: Path) -> None:
+    """A text too short for so many streams has fewer of them."""
+    norms = []
+    for num_streams in (127, 1000):
+        data = _data(corpus)
+        data.num_streams = num_streams
+        trainer = _trainer(corpus, max_steps=1, log_every_n_steps=1, enable_checkpointing=False)
+        trainer.fit(_model(corpus), data)
+        norms.append(float(trainer.callback_metrics["grad_norm"]))
+    assert norms[0] == norms[1]
+
+
+def test_batches_of_one_step_have_noise_of_their_own(corpus: Path) -> None:
+    model, seeds = _model(corpus), []
+    forward = model.network.forward
+
+    def noted(batch: TokenBatch, states: Any, generator: torch.Generator) -> Any:
+        seeds.append(generator.initial_seed())
+        return forward(batch, states, generator)
+
+    model.network.forward = noted
+    _trainer(corpus, max_steps=3, accumulate_grad_batches=2, enable_checkpointing=False).fit(model, _data(corpus))
+    assert seeds == [1, 2, 3, 4, 5, 6]
+
+
 def test_init_from_takes_weights_and_accumulators(corpus: Path) -> None:
     model = _model(corpus)
     trainer = _trainer(corpus, enable_checkpointing=False)
