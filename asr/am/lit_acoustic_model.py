@@ -19,6 +19,7 @@ from asr.am.schedule import warmup_cosine
 from asr.am.teacher_alignment import TeacherAlignment
 from asr.am.transfer import transfer_weights
 from asr.am.weight_average import WeightAverage
+from asr.data.cut_lists import cut_text
 from asr.errors import AsrError
 from asr.evaluation.error_rate import NO_ERRORS, ErrorCounts, count_errors
 
@@ -103,7 +104,7 @@ class LitAcousticModel(pl.LightningModule):
                 f"the data have {wanted[0]} and {wanted[1]}; "
                 "set num_features and num_tokens of the network in the recipe's YAML."
             )
-        texts = (cut.supervisions[0].text or "" for cut in data.cuts["train"])
+        texts = map(cut_text, data.cuts["train"])
         # A resumed run has its weights by now, but not yet its number of steps.
         if self.initial_checkpoint is not None and not self._is_resumed:
             weights, weight_tokens = weights_and_tokens(self.initial_checkpoint)
@@ -153,8 +154,9 @@ class LitAcousticModel(pl.LightningModule):
         self.log("gradient_norm", norm)
 
     def on_train_batch_end(self, outputs: Any, batch: dict[str, Any], batch_idx: int) -> None:
-        """Moves the averaged weights."""
-        self.average.update(self.network)  # type: ignore[arg-type]
+        """Moves the averaged weights, once a step of several batches."""
+        if self.average.num_updates < self.global_step:
+            self.average.update(self.network)  # type: ignore[arg-type]
 
     def on_validation_epoch_start(self) -> None:
         self._errors = NO_ERRORS
