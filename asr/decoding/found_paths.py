@@ -30,7 +30,7 @@ class FoundPaths:
         backtrace: of the search.
         num_frames: (N,) int64 decoded frames, on the host.
         original_frame: (N, T) int64, where frames were left out what each decoded one was before; on the host.
-        joint: the lattice of all utterances in one, where it is kept.
+        joint: the lattice of all utterances in one, where it is kept and there are any.
     """
 
     graph: DecodingGraph

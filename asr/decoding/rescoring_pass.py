@@ -54,7 +54,8 @@ class RescoringPass:
         if lm is None:
             return self._search.decode(log_prob, num_frames)
         found = self._search.search(log_prob, num_frames)
-        assert found.joint is not None
+        if found.joint is None:
+            return []
         results = []
         for utt_idx, path in enumerate(rescore_joint(found.joint, self.options, lm, self._keep_lattice)):
             if path is None:

@@ -84,7 +84,7 @@ class TorchFirstPass:
     def search(
         self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel | None = None, keep_lattice: bool = True
     ) -> FoundPaths:
-        """The same, before paths are spelled, with the lattice of all utterances in one where it is kept."""
+        """The same, before paths are spelled, with the lattice of all utterances in one where it is kept and there are any."""
         check_log_prob(log_prob, num_frames, len(self.graph.tokens))
         num_utts = len(num_frames)
         log_prob = log_prob.to(self.graph.device, torch.float32)
@@ -95,7 +95,9 @@ class TorchFirstPass:
                 log_prob, num_frames, self.options.blank_skip_threshold
             )
         backtrace = Backtrace(self.graph.device, collects=not keep_lattice)
-        records = LatticeRecords(num_utts, self.options, self._form != "tensor") if keep_lattice else None
+        records: LatticeRecords | None = None
+        if keep_lattice and num_utts:
+            records = LatticeRecords(num_utts, self.options, self._form != "tensor")
         lm = self._mapper.mapped(lm)
         # Of the chunk readers only loops keep lattices.
         may_read = lm is None and (self._form == "loops" or not keep_lattice)

@@ -9,8 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asr.decoding.first_pass import FirstPass
 from asr.decoding.lattice.scores import best_path
 from asr.decoding.options import DecodingOptions
+from asr.decoding.rescoring_pass import RescoringPass
 from asr.decoding.torch_pass import TorchFirstPass
 from asr.errors import AsrError
 from tests.decoding.random_graphs import random_graph, random_log_prob
@@ -128,3 +130,15 @@ def test_bad_log_probabilities_are_refused() -> None:
         first_pass.decode(log_prob, torch.tensor([3, 4]))
     with pytest.raises(AsrError, match="without input epsilons"):
         TorchFirstPass(random_graph(0, epsilons=True), keep_lattice=True)
+
+
+@pytest.mark.parametrize("with_lm", [False, True])
+def test_no_utterances_have_no_results(with_lm: bool) -> None:
+    for epsilons in (False, True):
+        graph = random_graph(0, epsilons=epsilons)
+        lm = TableLM(graph.vocabulary, 0) if with_lm else None
+        passes: list[FirstPass] = [TorchFirstPass(graph)]
+        if not epsilons:
+            passes += [TorchFirstPass(graph, keep_lattice=True), RescoringPass(graph, keep_lattice=True)]
+        for first_pass in passes:
+            assert first_pass.decode(torch.zeros(0, 5, 4), torch.zeros(0, dtype=torch.int64), lm) == []

@@ -76,7 +76,7 @@ def survivors(
     else:
         count = torch.bincount(utt_idx.index_select(0, position), minlength=num_utts)
         available = torch.bincount(utt_idx, minlength=num_utts).clamp(max=min_active)
-        too_few, most = bool((count < available).any()), int(count.max())
+        too_few, most = bool((count < available).any()), int(count.max()) if num_utts else 0
     if too_few:
         threshold = kth_best_score(score, utt_idx, num_utts, min_active).clamp(max=-beam)
         kept = (score >= threshold.index_select(0, utt_idx)) & (score > -torch.inf)
