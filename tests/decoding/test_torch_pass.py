@@ -15,6 +15,9 @@ from asr.decoding.options import DecodingOptions
 from asr.decoding.rescoring_pass import RescoringPass
 from asr.decoding.torch_pass import TorchFirstPass
 from asr.errors import AsrError
+from asr.graph.artefact import DecodingGraph
+from asr.text.tokens import TokenTable
+from asr.text.vocabulary import Vocabulary
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.exhaustive_search import exhaustive_search
 from tests.reference.table_lm import TableLM
@@ -142,3 +145,24 @@ def test_no_utterances_have_no_results(with_lm: bool) -> None:
             passes += [TorchFirstPass(graph, keep_lattice=True), RescoringPass(graph, keep_lattice=True)]
         for first_pass in passes:
             assert first_pass.decode(torch.zeros(0, 5, 4), torch.zeros(0, dtype=torch.int64), lm) == []
+
+
+def test_so_many_partial_paths_survive_beside_epsilons() -> None:
+    # Two paths behind the first frame; the better one leads nowhere, and an epsilon leaves where it stands.
+    graph = DecodingGraph(
+        arc_begin=torch.tensor([0, 2, 3, 4, 4]),
+        dst_state=torch.tensor([1, 2, 3, 3]).int(),
+        token_id=torch.tensor([1, 1, -1, 2]).int(),
+        score=torch.tensor([0.0, -5.0, 0.0, 0.0]),
+        word_begin=torch.zeros(5, dtype=torch.int64),
+        word_id=torch.zeros(0, dtype=torch.int32),
+        final_score=torch.tensor([-math.inf, -math.inf, -math.inf, 0.0]),
+        tokens=TokenTable(["<blk>", "a", "b"]),
+        vocabulary=Vocabulary(["w"]),
+    )
+    graph.validate()
+    log_prob, num_frames = torch.zeros(1, 2, 3), torch.tensor([2])
+    for min_active_states, total in ((3, -5.0), (1, None)):
+        options = DecodingOptions(search_beam=1.0, min_active_states=min_active_states)
+        best = TorchFirstPass(graph, options).decode(log_prob, num_frames)[0].best
+        assert (best.total if best is not None else None) == total

@@ -114,12 +114,12 @@ class FrameStep:
             both.score = _relative(both.score, both.stream, offset)
             context_idx = None if self._lm is None else both.context_idx
             winner = recombine(self._place(both.stream, both.state), both.score, context_idx)
-            stays = winner == torch.arange(len(winner), device=winner.device)
-            stays &= both.score >= -self._options.search_beam
-            old = stays[: len(tokens)].nonzero().squeeze(1)
-            new = stays[len(tokens) :].nonzero().squeeze(1)
-            newest = both.select(new + len(tokens))
-            arc = arcs.arc_of(candidates.arc.index_select(0, new))
+            lost = winner != torch.arange(len(winner), device=winner.device)
+            kept = self._survivors(both.score.masked_fill(lost, -torch.inf), both.stream, len(offset), is_limited=False)
+            is_new = kept >= len(tokens)
+            old, new = kept[~is_new], kept[is_new]
+            newest = both.select(new)
+            arc = arcs.arc_of(candidates.arc.index_select(0, new - len(tokens)))
             newest.record = self._backtrace.add(newest.record, arc)
             tokens = Tokens.join([both.select(old), newest])
         tokens = tokens.select(self._survivors(tokens.score, tokens.stream, len(offset)))
@@ -144,7 +144,7 @@ class FrameStep:
             if options.word_beam is not None:
                 dropped = (arcs.words.num_words.index_select(0, arc) > 0) & (score < -options.word_beam)
                 score.masked_fill_(dropped, -torch.inf)
-            chosen = survivors(score, stream, len(offset), options.search_beam, options.min_active_states, None)
+            chosen = self._survivors(score, stream, len(offset), is_limited=False)
             source, arc = source.index_select(0, chosen), arc.index_select(0, chosen)
             score, stream = score.index_select(0, chosen), stream.index_select(0, chosen)
         return self._with_words(tokens, arcs, source, arc, stream, score, offset)
@@ -218,11 +218,10 @@ class FrameStep:
             self._table = torch.full((size,), NOT_REACHED, dtype=torch.int64, device=device)
         return self._table
 
-    def _survivors(self, score: Tensor, stream: Tensor, num_streams: int) -> Tensor:
+    def _survivors(self, score: Tensor, stream: Tensor, num_streams: int, is_limited: bool = True) -> Tensor:
         options = self._options
-        return survivors(
-            score, stream, num_streams, options.search_beam, options.min_active_states, options.max_active_states
-        )
+        max_active = options.max_active_states if is_limited else None
+        return survivors(score, stream, num_streams, options.search_beam, options.min_active_states, max_active)
 
 
 def _relative(score: Tensor, stream: Tensor, offset: Tensor) -> Tensor:
