@@ -166,7 +166,8 @@ def as_result(
     confidences: Sequence[float] | None = None
     lattices: tuple[PieceLattice, ...] = ()
     if decoded.lattice is not None:
-        confidences = with_confidences(best, decoded.lattice, options, 1.0 / options.am_scale).confidences
+        scale, frame_of = 1.0 / options.am_scale, decoded.original_frame
+        confidences = with_confidences(best, decoded.lattice, options, scale, original_frame=frame_of).confidences
         lattices = (PieceLattice(0.0, duration, frame_seconds, decoded.lattice.to("cpu")),)
     if aligner is not None:
         best = aligner.aligned(best)

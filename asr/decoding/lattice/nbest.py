@@ -14,6 +14,7 @@ import math
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from asr.decoding.first_pass import Hypothesis
 from asr.decoding.lattice.graph import LatticeGraph
@@ -31,7 +32,11 @@ _WIDEST_BEAM = 256.0
 
 
 def n_best(
-    lattice: Lattice, graph: DecodingGraph, options: DecodingOptions, num_hypotheses: int
+    lattice: Lattice,
+    graph: DecodingGraph,
+    options: DecodingOptions,
+    num_hypotheses: int,
+    original_frame: Tensor | None = None,
 ) -> tuple[Hypothesis, ...]:
     """The best word sequences, best first; fewer where the lattice has no more.
 
@@ -40,6 +45,7 @@ def n_best(
         graph: the graph that it comes from.
         options: scales.
         num_hypotheses: n.
+        original_frame: (T,) int64, where frames were left out what each of the lattice's was before.
 
     Raises:
         AsrError: n is below 1.
@@ -49,7 +55,7 @@ def n_best(
     pushed = LatticeGraph(lattice, options, keep_lm_scores=True)
     beam = _FIRST_BEAM
     while True:
-        found = _within(lattice, graph, options, pushed, num_hypotheses, beam)
+        found = _within(lattice, graph, options, pushed, num_hypotheses, beam, original_frame)
         if len(found) >= num_hypotheses or beam == math.inf:
             return tuple(found[:num_hypotheses])
         beam = 2.0 * beam if beam < _WIDEST_BEAM else math.inf
@@ -62,6 +68,7 @@ def _within(
     pushed: LatticeGraph,
     num_hypotheses: int,
     beam: float,
+    original_frame: Tensor | None,
 ) -> list[Hypothesis]:
     device = lattice.frame.device
     search_options = replace(
@@ -94,6 +101,6 @@ def _within(
         state = int(tokens.state[position])
         lm_score = float(lattice.lm_score[arc].sum(dtype=torch.float64)) + float(lattice.final_lm_score[state])
         final_score = float(lattice.final_graph_score[state])
-        graph_arc = lattice.graph_arc[arc]
-        hypotheses.append(hypothesis_of_path(graph, options, graph_arc, float(total[position]), final_score, lm_score))
+        scores = float(total[position]), final_score, lm_score
+        hypotheses.append(hypothesis_of_path(graph, options, lattice.graph_arc[arc], *scores, original_frame))
     return hypotheses

@@ -50,7 +50,12 @@ def _add_in_logs(score: Tensor, state: Tensor, added: Tensor) -> None:
 
 
 def with_confidences(
-    hypothesis: Hypothesis, lattice: Lattice, options: DecodingOptions, scale: float = 1.0, num_frames_apart: int = 5
+    hypothesis: Hypothesis,
+    lattice: Lattice,
+    options: DecodingOptions,
+    scale: float = 1.0,
+    num_frames_apart: int = 5,
+    original_frame: Tensor | None = None,
 ) -> Hypothesis:
     """The hypothesis with each word's confidence: the share of all paths that have the word at about its time.
 
@@ -59,11 +64,15 @@ def with_confidences(
         lattice: of one utterance.
         options, scale: as of `arc_posteriors`.
         num_frames_apart: paths whose word begins at most so many frames earlier or later agree.
+        original_frame: (T,) int64, where frames were left out what each of the lattice's was before, as the hypothesis
+            tells them.
     """
     posterior = arc_posteriors(lattice, options, scale)
     owner = torch.repeat_interleave(lattice.num_words())
     word_posterior = posterior[owner]
     frame = lattice.frame[lattice.src_state()[owner]]
+    if original_frame is not None:
+        frame = original_frame.to(frame.device)[frame]
     confidences = []
     for word_id, start_frame in zip(hypothesis.word_ids, hypothesis.start_frames, strict=True):
         agrees = (lattice.word_id == word_id) & ((frame - start_frame).abs() <= num_frames_apart)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asr.decoding.first_pass import DecodeResult
+from asr.decoding.frame_scores import skip_blanks
 from asr.decoding.lattice.nbest import n_best
 from asr.decoding.lattice.oracle import oracle_errors
 from asr.decoding.lattice.posteriors import arc_posteriors, with_confidences
@@ -18,7 +20,9 @@ from asr.decoding.lattice.prefix_tree import PrefixTree, rescore_n_best, score_t
 from asr.decoding.options import DecodingOptions
 from asr.decoding.torch_pass import TorchFirstPass
 from asr.errors import AsrError
+from asr.evaluation.timing import StageTimes
 from asr.graph.artefact import DecodingGraph
+from asr.result import as_result
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.lattice_paths import all_sentences
 from tests.reference.table_lm import TableLM
@@ -101,6 +105,28 @@ def test_posteriors_sum_to_one_at_each_frame(seed: int) -> None:
         assert float(posterior[first:last].sum()) == pytest.approx(1.0, abs=1e-6)
     confidences = with_confidences(result.best, lattice, OPTIONS).confidences
     assert len(confidences) == len(result.best.words) and all(0.0 < one <= 1.0 for one in confidences)
+
+
+@pytest.mark.parametrize("seed", range(3, 6))
+def test_frames_that_were_left_out_move_words_and_change_no_confidence(seed: int) -> None:
+    graph, log_prob, num_frames = random_graph(seed, final_prob=1.0), random_log_prob(seed, 1, 30), torch.tensor([30])
+    log_prob[0, 5:15] = torch.tensor([5.0, 0.0, 0.0, 0.0]).log_softmax(0)
+    options = replace(OPTIONS, blank_skip_threshold=0.3)
+    short, num_kept, frame_of, _ = skip_blanks(log_prob, num_frames, 0.3)
+    assert int(num_kept) < 22
+    (expected,) = TorchFirstPass(graph, OPTIONS, keep_lattice=True).decode(short, num_kept)
+    (result,) = TorchFirstPass(graph, options, keep_lattice=True).decode(log_prob, num_frames)
+    assert expected.best is not None and expected.lattice is not None and len(expected.best.words) > 1
+    assert result.best is not None and result.lattice is not None
+    plain = with_confidences(expected.best, expected.lattice, OPTIONS, num_frames_apart=0)
+    moved = with_confidences(result.best, result.lattice, OPTIONS, 1.0, 0, result.original_frame)
+    assert moved.confidences == pytest.approx(plain.confidences)
+    told = as_result(result, 0.01, StageTimes(audio_seconds=0.3), options, None, {}).words
+    near = with_confidences(result.best, result.lattice, options, 1 / 0.7, original_frame=result.original_frame)
+    assert tuple(word.confidence for word in told) == near.confidences
+    assert near.confidences != with_confidences(result.best, result.lattice, options, 1 / 0.7).confidences
+    (of_list,) = n_best(result.lattice, graph, OPTIONS, 1, result.original_frame)
+    assert of_list.start_frames == moved.start_frames == tuple(frame_of[0, list(plain.start_frames)].tolist())
 
 
 @settings(max_examples=8)
