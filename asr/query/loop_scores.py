@@ -68,7 +68,8 @@ class LoopScores:
         first, new_slot, is_done = trie.num_nodes, np.empty_like(missing), False
         assert self._answer is not None
         while not is_done:
-            tables = self._access.tables(len(missing))
+            # Each new edge has a node of its own.
+            tables = self._access.tables(len(missing) - (trie.num_nodes - first))
             assert tables is not None
             is_done = self._answer(contexts, words, missing, tables[2], first, new_slot, *answers)
             self._access.take_nodes()

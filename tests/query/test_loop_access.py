@@ -133,3 +133,23 @@ def test_an_engine_with_a_capacity_has_a_loop_until_it_is_used_up(capacity_bytes
     assert (num_by_loop == 30) == (capacity_bytes == 10**7) and num_by_loop > 0
     statistics = bounded.statistics()
     assert (statistics.num_evictions > 0) == (capacity_bytes < 10**7)
+
+
+def test_a_call_may_take_the_last_edges_that_a_capacity_has_room_for(monkeypatch):
+    monkeypatch.setattr(loop_access, "_ROOM", 8)
+    made = network()
+    plain, bounded = RnnLM(made), RnnLM(made, capacity_bytes=20_000)
+    most = bounded.capacity.limits.max_edges
+    words, num_asked = torch.arange(3, len(VOCABULARY)), 0
+    context_idx = plain.start(1)
+    _, contexts = plain.score(context_idx.repeat(len(words)), words)
+    # Each call stops where the arrays end, the last one for the second time where no more fits than it asks for.
+    for num in (27, 73, most - 100):
+        asked = torch.cartesian_prod(torch.cat([context_idx, contexts]), words)[num_asked : num_asked + num]
+        expected = plain.score(asked[:, 0], asked[:, 1])
+        found = bounded.score(asked[:, 0], asked[:, 1])
+        torch.testing.assert_close(found[0], expected[0], rtol=0, atol=2e-6)
+        assert torch.equal(found[1], expected[1])
+        num_asked += num
+    assert bounded.trie.edges.count == most and not bounded.capacity.has_room(1)
+    assert bounded.statistics().num_evictions == 0
