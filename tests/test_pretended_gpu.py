@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from asr.bundle import Bundle
+from asr.decoding.frame_scores import check_log_prob
 from asr.decoding.lattice.nbest import n_best
 from asr.decoding.lattice.posteriors import arc_posteriors
 from asr.decoding.lattice.prefix_tree import PrefixTree, rescore_n_best, score_tree_by_network
 from asr.decoding.on_the_fly import rescore_on_the_fly
 from asr.decoding.torch_pass import TorchFirstPass
+from asr.errors import AsrError
 from asr.evaluation.timing import StageTimes
 from asr.lm.contract import LanguageModel
 from asr.lm.ngram.host_ngram import HostNgramLM
@@ -153,6 +155,13 @@ def test_a_stream_is_the_same(tiny_bundle_folder: Path) -> None:
     with pretended_device():
         recognizer = Recognizer(Bundle.load(tiny_bundle_folder), "on_the_fly", "torch").to(CUDA)
         assert [result.text for result in recognize_stream(recognizer, pieces, options=options)] == expected
+
+
+@pytest.mark.usefixtures("device")
+def test_bad_log_probabilities_are_told_where_the_host_has_the_counts() -> None:
+    log_prob = torch.tensor([[[0.0, 0.0], [0.0, math.nan]]]).to(CUDA)
+    with pytest.raises(AsrError, match="utterance 0, frame 1"):
+        check_log_prob(log_prob, torch.tensor([2]), 2)
 
 
 @pytest.mark.usefixtures("without_kernels")

@@ -52,7 +52,7 @@ def check_log_prob(log_prob: Tensor, num_frames: Tensor, num_tokens: int) -> Non
         )
     bad = torch.isnan(log_prob) | (log_prob == torch.inf)
     if bool(bad.any()):
-        used = torch.arange(log_prob.shape[1], device=log_prob.device) < num_frames.unsqueeze(1)
+        used = torch.arange(log_prob.shape[1], device=log_prob.device) < num_frames.to(log_prob.device).unsqueeze(1)
         where = (bad.any(2) & used).nonzero()
         if len(where):
             utt_idx, frame = where[0].tolist()
