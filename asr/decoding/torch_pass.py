@@ -105,9 +105,10 @@ class TorchFirstPass:
         search = TokenSearch(self._search_graph, self.options, lm, backtrace, records, self._form, reader)
         stream = search.start(torch.zeros_like(num_frames))
         search.advance(stream, log_prob, num_frames)
+        endings = endings_of(self._search_graph, self.options, lm, search.alive_in_all())
+        # By now a GPU has done what it was told: another thread's stream may write where this one's has read.
         if lm is None and search.reader is not None:
             self._idle_readers.append(search.reader)
-        endings = endings_of(self._search_graph, self.options, lm, search.alive_in_all())
         joint: Lattice | None = None
         if records is not None:
             parts = records.collected(backtrace, endings)

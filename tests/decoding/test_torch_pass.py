@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asr.decoding import torch_pass
 from asr.decoding.first_pass import FirstPass
 from asr.decoding.lattice.scores import best_path
 from asr.decoding.options import DecodingOptions
@@ -166,3 +168,18 @@ def test_so_many_partial_paths_survive_beside_epsilons() -> None:
         options = DecodingOptions(search_beam=1.0, min_active_states=min_active_states)
         best = TorchFirstPass(graph, options).decode(log_prob, num_frames)[0].best
         assert (best.total if best is not None else None) == total
+
+
+def test_a_reader_is_lent_again_when_a_gpu_has_done_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    first_pass, num_idle = TorchFirstPass(random_graph(0)), []
+    endings_of = torch_pass.endings_of
+
+    def waiting(*arguments: Any) -> Any:
+        num_idle.append(len(first_pass._idle_readers))
+        return endings_of(*arguments)
+
+    monkeypatch.setattr(torch_pass, "endings_of", waiting)
+    for _ in range(2):
+        first_pass.decode(random_log_prob(0, 1, 3), torch.tensor([3]))
+    assert num_idle == [0, 0] and len(first_pass._idle_readers) == 1
