@@ -13,6 +13,7 @@ from torch import Tensor
 
 from asr.decoding.first_pass import Hypothesis
 from asr.decoding.options import DecodingOptions
+from asr.decoding.search.backtrace import Backtrace
 from asr.decoding.search.path import hypothesis_of_path
 from asr.decoding.search.search_graph import Searchable
 from asr.decoding.search.tokens import Tokens
@@ -92,6 +93,13 @@ def endings_of(
         _ending(graph, options, tokens, offset, final, graph_score, lm_score, False)
         for (tokens, offset), (final, graph_score), lm_score in zip(alive, finals, lm_scores, strict=True)
     ]
+
+
+def best_arcs(endings: Sequence[Ending], backtrace: Backtrace) -> list[Tensor]:
+    """The arcs (L,) of each stream's best path, on the host; none where nothing is alive."""
+    record = [-1 if ending.record is None else ending.record for ending in endings]
+    device = backtrace.records()[0].device
+    return backtrace.paths(torch.tensor(record, dtype=torch.int64, device=device))
 
 
 def _final(graph: Searchable, tokens: Tokens) -> tuple[Tokens, Tensor]:

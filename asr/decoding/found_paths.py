@@ -8,10 +8,9 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from asr.decoding.ending import Ending
+from asr.decoding.ending import Ending, best_arcs
 from asr.decoding.first_pass import DecodeResult, Hypothesis
 from asr.decoding.lattice.lattice import Lattice
 from asr.decoding.options import DecodingOptions
@@ -72,6 +71,4 @@ class FoundPaths:
     @functools.cached_property
     def _arcs(self) -> list[Tensor]:
         """The best paths' arcs (L,), on the host."""
-        record = [-1 if ending.record is None else ending.record for ending in self.endings]
-        device = self.backtrace.records()[0].device
-        return self.backtrace.paths(torch.tensor(record, dtype=torch.int64, device=device))
+        return best_arcs(self.endings, self.backtrace)

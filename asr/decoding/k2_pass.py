@@ -15,9 +15,8 @@ from asr.decoding.first_pass import DecodeResult
 from asr.decoding.frame_scores import check_log_prob, skip_blanks
 from asr.decoding.lattice.k2_lattice import lattice_from_k2
 from asr.decoding.lattice.lattice import Lattice
-from asr.decoding.on_the_fly import rescore_joint
+from asr.decoding.on_the_fly import LatticePath, rescore_joint
 from asr.decoding.options import DecodingOptions
-from asr.decoding.search.path import hypothesis_of_path
 from asr.decoding.search.search_graph import SearchGraph
 from asr.decoding.torch_pass import TorchFirstPass
 from asr.decoding.word_map import WordMapper
@@ -92,19 +91,18 @@ class K2FirstPass:
             kept_log_prob, kept_frames, original_frame, _ = skip_blanks(
                 log_prob, num_frames, self.options.blank_skip_threshold
             )
+            original_frame = original_frame.cpu()
         results: list[DecodeResult | None] = [None] * len(num_frames)
         used = (kept_frames > 0).nonzero().squeeze(1)
         if len(used):
             found = self._search(kept_log_prob[used], kept_frames[used], lm)
-            for utt_idx, (graph_arc, total, final_score, lm_score, lattice) in zip(used.tolist(), found, strict=True):
-                if graph_arc is None:
+            for utt_idx, path in zip(used.tolist(), found, strict=True):
+                if path is None:
                     continue
                 num = int(kept_frames[utt_idx])
                 frame_of = None if original_frame is None else original_frame[utt_idx, :num]
-                hypothesis = hypothesis_of_path(
-                    self.graph, self.options, graph_arc, total, final_score, lm_score, frame_of
-                )
-                results[utt_idx] = DecodeResult((hypothesis,), True, num, lattice, frame_of)
+                hypothesis = path.hypothesis(self._fallback.host_graph, self.options, frame_of)
+                results[utt_idx] = DecodeResult((hypothesis,), True, num, path.lattice, frame_of)
         missing = [utt_idx for utt_idx, result in enumerate(results) if result is None]
         if missing:
             rest = torch.tensor(missing, device=log_prob.device)
@@ -113,18 +111,14 @@ class K2FirstPass:
                 results[utt_idx] = result
         return [result for result in results if result is not None]
 
-    def _search(
-        self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel | None
-    ) -> list[tuple[Tensor | None, float, float, float, Lattice | None]]:
-        """For each utterance the arcs of its best path, total, final graph score, lm_score and lattice."""
+    def _search(self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel | None) -> list[LatticePath | None]:
+        """The best path of each utterance, None where it has no complete one."""
         fsas, order = self._intersect(log_prob, num_frames)
-        found: list[tuple[Tensor | None, float, float, float, Lattice | None]]
-        found = [(None, 0.0, 0.0, 0.0, None)] * len(num_frames)
+        found: list[LatticePath | None] = [None] * len(num_frames)
         if lm is not None:
             joint, used = lattice_from_k2(fsas, order, self.graph, log_prob)
             for utt_idx, path in zip(used, rescore_joint(joint, self.options, lm, self._keep_lattice), strict=True):
-                if path is not None:
-                    found[utt_idx] = (path.graph_arc, path.total, path.final_graph_score, path.lm_score, path.lattice)
+                found[utt_idx] = path
             return found
         lattices: dict[int, Lattice] = {}
         if self._keep_lattice:
@@ -134,7 +128,7 @@ class K2FirstPass:
             if graph_arc is not None:
                 last_state = int(self.graph.dst_state[graph_arc[-1]])
                 final_score = float(self.graph.final_score[last_state])
-                found[utt_idx] = (graph_arc, total, final_score, 0.0, lattices.get(utt_idx))
+                found[utt_idx] = LatticePath(graph_arc, total, final_score, 0.0, lattices.get(utt_idx))
         return found
 
     def _intersect(self, log_prob: Tensor, num_frames: Tensor) -> tuple[Any, list[int]]:

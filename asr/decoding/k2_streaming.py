@@ -31,7 +31,7 @@ from asr.decoding.k2_pass import WIDEST_BEAM, require_k2
 from asr.decoding.lattice.k2_lattice import lattice_from_k2
 from asr.decoding.lattice.lattice import Lattice
 from asr.decoding.lattice.scores import best_path, prune
-from asr.decoding.on_the_fly import rescore_joint
+from asr.decoding.on_the_fly import LatticePath, rescore_joint
 from asr.decoding.options import DecodingOptions
 from asr.decoding.search.path import SpelledPath, hypothesis_of_path
 from asr.decoding.search.search_graph import SearchGraph
@@ -169,15 +169,15 @@ class K2StreamingDecoder:
         del self._streams[stream]
         frame_of = self._frame_of(one)
         num_kept = sum(map(len, one.log_prob))
-        lattice = self._final_lattice(one) if num_kept else None
-        if lattice is not None:
-            hypothesis, lattice = self._best(lattice, frame_of)
-            if hypothesis is not None:
-                kept = lattice if self._keep_lattice else None
-                return DecodeResult((hypothesis,), True, num_kept, kept, frame_of)
+        path = self._best(one) if num_kept else None
+        if path is not None:
+            hypothesis = path.hypothesis(self.graph, self.options, frame_of)
+            return DecodeResult((hypothesis,), True, num_kept, path.lattice, frame_of)
         empty = torch.zeros(0, len(self.graph.tokens), device=self.graph.device)
         log_prob = torch.cat([empty, *one.log_prob])
-        return self._fallback.decode(log_prob[None], torch.tensor([num_kept]), self._lm)[0]
+        found = self._fallback.search(log_prob[None], torch.tensor([num_kept]), self._lm, keep_lattice=False)
+        # What was to be skipped is gone already: nothing more has been.
+        return replace(found, original_frame=None if frame_of is None else frame_of[None].cpu()).result(0)
 
     def _open(self, stream: int) -> _Stream:
         if stream not in self._streams:
@@ -224,17 +224,17 @@ class K2StreamingDecoder:
         lattice, used = lattice_from_k2(fsa, [0], self.graph, torch.cat(one.log_prob)[None])
         return prune(lattice, self.options, self.options.output_beam) if used else None
 
-    def _best(self, lattice: Lattice, frame_of: Tensor | None) -> tuple[Hypothesis | None, Lattice | None]:
+    def _best(self, one: _Stream) -> LatticePath | None:
+        """The best complete path of the stream, whose last frame k2 gets now."""
+        lattice = self._final_lattice(one)
+        if lattice is None:
+            return None
         if self._lm is not None:
-            (path,) = rescore_joint(lattice, self.options, self._lm, self._keep_lattice)
-            if path is None:
-                return None, None
-            scores = (path.total, path.final_graph_score, path.lm_score)
-            return hypothesis_of_path(self.graph, self.options, path.graph_arc, *scores, frame_of), path.lattice
+            return rescore_joint(lattice, self.options, self._lm, self._keep_lattice)[0]
         found = best_path(lattice, self.options)
         if found is None:
-            return None, None
+            return None
         arc, state = found
         total = float(lattice.arc_total(self.options)[arc].sum() + lattice.final_total(self.options)[state])
-        scores = (total, float(lattice.final_graph_score[state]), 0.0)
-        return hypothesis_of_path(self.graph, self.options, lattice.graph_arc[arc], *scores, frame_of), lattice
+        final_score = float(lattice.final_graph_score[state])
+        return LatticePath(lattice.graph_arc[arc], total, final_score, 0.0, lattice if self._keep_lattice else None)

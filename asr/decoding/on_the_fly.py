@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from asr.decoding.ending import endings_of
+from asr.decoding.ending import best_arcs, endings_of
+from asr.decoding.first_pass import Hypothesis
 from asr.decoding.lattice.build import lattice_from_lattice
 from asr.decoding.lattice.compiled_search import search_by_loop
 from asr.decoding.lattice.graph import LatticeGraph
@@ -24,20 +25,23 @@ from asr.decoding.lattice.records import LatticeRecords
 from asr.decoding.lattice.scores import prune
 from asr.decoding.options import DecodingOptions
 from asr.decoding.search.backtrace import Backtrace
+from asr.decoding.search.path import hypothesis_of_path
 from asr.decoding.search.token_search import TokenSearch
+from asr.graph.artefact import DecodingGraph
 from asr.lm.contract import LanguageModel
 
 
 @dataclass(frozen=True, eq=False)
-class RescoredPath:
-    """The best path of an utterance's lattice under the language model.
+class LatticePath:
+    """The best path of an utterance's lattice.
 
     Args:
-        graph_arc: (L,) int64, its arcs in the decoding graph.
+        graph_arc: (L,) int64, its arcs in the decoding graph, on the host or where that is.
         total: its scaled score.
         final_graph_score: graph score of ending there.
         lm_score: the language model's share, `final` included, unscaled.
-        lattice: the lattice with its states split by history and the language model's scores on it, where asked for.
+        lattice: the lattice, where asked for; with a language model its states are split by history, and it has the
+            model's scores.
     """
 
     graph_arc: Tensor
@@ -46,13 +50,18 @@ class RescoredPath:
     lm_score: float
     lattice: Lattice | None
 
+    def hypothesis(self, graph: DecodingGraph, options: DecodingOptions, frame_of: Tensor | None) -> Hypothesis:
+        """The path, spelled; arguments as of `hypothesis_of_path`."""
+        scores = (self.total, self.final_graph_score, self.lm_score)
+        return hypothesis_of_path(graph, options, self.graph_arc, *scores, frame_of)
+
 
 def rescore_on_the_fly(
     lattices: list[Lattice],
     options: DecodingOptions,
     lm: LanguageModel,
     keep_lattice: bool = False,
-) -> list[RescoredPath | None]:
+) -> list[LatticePath | None]:
     """The same for lattices of one utterance each, on one device."""
     return rescore_joint(join(lattices), options, lm, keep_lattice) if lattices else []
 
@@ -62,7 +71,7 @@ def rescore_joint(
     options: DecodingOptions,
     lm: LanguageModel,
     keep_lattice: bool = False,
-) -> list[RescoredPath | None]:
+) -> list[LatticePath | None]:
     """The best path of each utterance with the language model's scores in the place of those that the lattice has.
 
     Args:
@@ -98,12 +107,12 @@ def rescore_joint(
     if records is not None:
         parts = records.collected(backtrace, endings)
         rescored = list(prune(lattice_from_lattice(parts, joint), options, options.output_beam).split())
-    start_score = graph.start_score.tolist()
-    results: list[RescoredPath | None] = []
-    for ending, before, lattice in zip(endings, start_score, rescored, strict=True):
-        if not ending.reached_final or ending.record is None:
-            results.append(None)
-            continue
-        graph_arc = joint.graph_arc[backtrace.path(ending.record)]
-        results.append(RescoredPath(graph_arc, before + ending.total, ending.graph_score, ending.lm_score, lattice))
-    return results
+    graph_arc, start_score = joint.graph_arc.cpu(), graph.start_score.tolist()
+    return [
+        LatticePath(graph_arc[arc], before + ending.total, ending.graph_score, ending.lm_score, lattice)
+        if ending.reached_final
+        else None
+        for ending, arc, before, lattice in zip(
+            endings, best_arcs(endings, backtrace), start_score, rescored, strict=True
+        )
+    ]

@@ -11,7 +11,6 @@ from torch import Tensor
 from asr.decoding.first_pass import DecodeResult
 from asr.decoding.on_the_fly import rescore_joint
 from asr.decoding.options import DecodingOptions
-from asr.decoding.search.path import hypothesis_of_path
 from asr.decoding.torch_pass import TorchFirstPass
 from asr.decoding.word_map import WordMapper
 from asr.graph.artefact import DecodingGraph
@@ -33,7 +32,6 @@ class RescoringPass:
     def __init__(
         self, graph: DecodingGraph, options: DecodingOptions | None = None, keep_lattice: bool = False
     ) -> None:
-        self.graph = graph
         self.options = options if options is not None else DecodingOptions()
         self._keep_lattice = keep_lattice
         self._mapper = WordMapper(graph.vocabulary)
@@ -61,19 +59,11 @@ class RescoringPass:
             if path is None:
                 results.append(found.result(utt_idx))
                 continue
-            hypothesis = hypothesis_of_path(
-                self.graph,
-                self.options,
-                path.graph_arc,
-                path.total,
-                path.final_graph_score,
-                path.lm_score,
-                found.frame_of(utt_idx),
-            )
+            hypothesis = path.hypothesis(found.graph, self.options, found.frame_of(utt_idx))
             results.append(found.result_of(utt_idx, hypothesis, True, path.lattice))
         unfinished = [utt_idx for utt_idx, result in enumerate(results) if not result.reached_final]
         if unfinished:
-            rest = torch.tensor(unfinished, device=log_prob.device)
+            rest = torch.tensor(unfinished)
             instead = self._search.search(log_prob[rest], num_frames[rest], lm, keep_lattice=False)
             for utt_idx, result in zip(unfinished, instead.results(), strict=True):
                 results[utt_idx] = result

@@ -56,7 +56,7 @@ class TorchFirstPass:
         self.options = options if options is not None else DecodingOptions()
         self._search_graph = SearchGraph(graph, self.options)
         # Paths are spelled on the host.
-        self._host_graph = graph.to(torch.device("cpu"))
+        self.host_graph = graph.to(torch.device("cpu"))
         self._mapper = WordMapper(graph.vocabulary)
         self._keep_lattice = keep_lattice
         self._form = chosen_form(form, graph.device)
@@ -84,7 +84,7 @@ class TorchFirstPass:
     def search(
         self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel | None = None, keep_lattice: bool = True
     ) -> FoundPaths:
-        """The same, before paths are spelled, with the lattice of all utterances in one where it is kept and there are any."""
+        """The same, before paths are spelled, with the lattice of all utterances, if any, where it is kept."""
         check_log_prob(log_prob, num_frames, len(self.graph.tokens))
         num_utts = len(num_frames)
         log_prob = log_prob.to(self.graph.device, torch.float32)
@@ -114,4 +114,4 @@ class TorchFirstPass:
             parts = records.collected(backtrace, endings)
             joint = pruned_lattice(parts, self.graph, log_prob, self.options, self._form != "tensor")
         original_frame = None if original_frame is None else original_frame.cpu()
-        return FoundPaths(self._host_graph, self.options, endings, backtrace, num_frames.cpu(), original_frame, joint)
+        return FoundPaths(self.host_graph, self.options, endings, backtrace, num_frames.cpu(), original_frame, joint)

@@ -76,6 +76,18 @@ def test_any_chunking_equals_the_whole(seed, with_lm, skip, cuts, output_beam):
         }
 
 
+def test_words_of_an_unfinished_stream_stand_where_they_were_before_blanks_were_skipped():
+    graph, log_prob = random_graph(2, num_states=20, num_arcs=60, final_prob=0.0), random_log_prob(2, 1, 10)
+    log_prob[0, 1:5] = torch.tensor([5.0, 0.0, 0.0, 0.0]).log_softmax(0)
+    options = DecodingOptions(search_beam=6.0, min_active_states=0, blank_skip_threshold=0.5)
+    whole = K2FirstPass(graph, options).decode(log_prob, torch.tensor([10]))[0]
+    assert not whole.reached_final and whole.num_frames == 7 and whole.best.start_frames[-1] > 6
+    decoder = K2StreamingDecoder(graph, options)
+    found = decoder.finalize(fed(decoder, log_prob[0], [3, 6]))
+    same(found, whole)
+    assert torch.equal(found.original_frame, whole.original_frame) and found.num_frames == 7
+
+
 @settings(max_examples=4)
 @given(seed=st.integers(0, 10**6), cuts=st.lists(st.integers(0, 10), max_size=5))
 def test_partial_results_follow_the_lattice(seed, cuts):

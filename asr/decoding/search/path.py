@@ -54,6 +54,7 @@ class SpelledPath:
             arc: (L,) int64.
             frame_of: original frame of each that these arcs read, where frames were skipped.
         """
+        arc = arc.to(graph.device)
         token_id = graph.token_id.index_select(0, arc)
         reads = (token_id >= 0).to(torch.int64)
         owner, word = expand(graph.word_begin, arc)
