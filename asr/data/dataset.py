@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from asr.data.audio import from_int16, read_audio, to_int16
-from asr.data.cut_lists import cut_text
+from asr.data.cut_lists import cut_text, cut_waveform
 from asr.data.fbank import Fbank
 from asr.data.feature_stores import FeatureStore
 from asr.data.noise import NoiseMixer
@@ -39,7 +39,9 @@ class AcousticBatch(TypedDict):
 
 
 class WaveformCache:
-    """Decoded recordings, kept in memory as int16 once `fill` has read them; others are read each time.
+    """Decoded files, kept in memory as int16 once `fill` has read them; others are read each time.
+
+    What is not all channels of one file as it is, lhotse makes each time.
 
     Args:
         sampling_rate: what every recording is brought to.
@@ -56,7 +58,7 @@ class WaveformCache:
 
     def fill(self, cuts: CutSet, num_jobs: int = 2) -> None:
         """Reads the recordings of `cuts` that are not kept yet; those that cannot be read are left to `waveform`."""
-        missing = {path: None for path in map(_source, cuts) if path not in self._samples}
+        missing = {path: None for path in map(_file, cuts) if path is not None and path not in self._samples}
         with ThreadPoolExecutor(num_jobs) as pool:
             for path, samples in zip(missing, pool.map(self._read_or_none, missing), strict=True):
                 if samples is not None:
@@ -68,7 +70,9 @@ class WaveformCache:
         Raises:
             AsrError: the recording cannot be read, or ends before the cut begins.
         """
-        path = _source(cut)
+        path = _file(cut)
+        if path is None:
+            return cut_waveform(cut, self.sampling_rate)
         samples = self._samples.get(path)
         waveform = from_int16(samples) if samples is not None else read_audio(path, self.sampling_rate)
         begin = round(cut.start * self.sampling_rate)
@@ -191,5 +195,10 @@ class AcousticDataset(Dataset[AcousticBatch]):
         return self.tokenizer.encode(words, variants)[0]
 
 
-def _source(cut: MonoCut) -> str:
-    return str(cut.recording.sources[0].source)
+def _file(cut: MonoCut) -> str | None:
+    """The file of which all channels are the cut's, as they are; None where there is more to a cut."""
+    recording = getattr(cut, "recording", None)
+    if recording is None or recording.transforms or [source.type for source in recording.sources] != ["file"]:
+        return None
+    channels = cut.channel if isinstance(cut.channel, list) else [cut.channel]
+    return str(recording.sources[0].source) if set(channels) == set(recording.channel_ids) else None

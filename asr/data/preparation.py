@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lhotse import CutSet, MonoCut, Recording, SupervisionSegment
+from lhotse import CutSet, MonoCut, MultiCut, Recording, SupervisionSegment
 from lhotse.audio import AudioSource
 
 from asr.data.audio import inspect_audio
@@ -84,7 +84,7 @@ def prepare_part(
     if not redo and earlier and earlier.corpus_dir == str(corpus_dir) and cuts_path.is_file() and text_path.is_file():
         return earlier
     listing = corpus.list_part(corpus_dir, part)
-    cuts: list[MonoCut] = []
+    cuts: list[MonoCut | MultiCut] = []
     skipped = list(listing.skipped)
     with ThreadPoolExecutor(max(1, num_jobs)) as pool:
         for done, result in enumerate(pool.map(_cut_or_reason, listing.utterances), start=1):
@@ -143,13 +143,14 @@ def copy_lexicon(corpus: Corpus, corpus_dir: Path, output_dir: Path) -> Path | N
     return target
 
 
-def _cut_or_reason(utterance: Utterance) -> MonoCut | Skipped:
+def _cut_or_reason(utterance: Utterance) -> MonoCut | MultiCut | Skipped:
     try:
         num_samples, sampling_rate, num_channels = inspect_audio(utterance.audio)
     except AsrError as error:
         return Skipped(utterance.utterance_id, str(error))
     duration = num_samples / sampling_rate
     channels = list(range(num_channels))
+    channel = channels if num_channels > 1 else 0
     recording = Recording(
         id=utterance.utterance_id,
         sources=[AudioSource(type="file", channels=channels, source=str(utterance.audio))],
@@ -163,15 +164,16 @@ def _cut_or_reason(utterance: Utterance) -> MonoCut | Skipped:
         recording_id=utterance.utterance_id,
         start=0.0,
         duration=duration,
+        channel=channel,
         text=utterance.text,
         language="English",
         speaker=utterance.speaker,
     )
-    return MonoCut(
+    return (MultiCut if num_channels > 1 else MonoCut)(
         id=utterance.utterance_id,
         start=0.0,
         duration=duration,
-        channel=0,
+        channel=channel,
         recording=recording,
         supervisions=[supervision],
     )

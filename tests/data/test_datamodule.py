@@ -6,12 +6,15 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import soundfile
 import torch
-from lhotse import CutSet
+from lhotse import CutSet, MonoCut, MultiCut, Recording
 
 from asr.data.audio import read_audio
 from asr.data.datamodule import AcousticDataModule
+from asr.data.dataset import WaveformCache
 from asr.data.fbank import Fbank
 from asr.data.librispeech import LibriSpeech
 from asr.data.noise import NoiseMixer
@@ -47,6 +50,24 @@ def test_a_batch_is_what_the_acoustic_models_expect(corpus: dict[str, Any]) -> N
         assert batch["texts"] == ["A BAY"] * num
         seen += batch["cut_ids"]
     assert sorted(seen) == sorted(cut.id for cut in module.cuts["train"]) and len(seen) == 10
+
+
+def test_cuts_of_some_channels_and_another_speed_are_what_they_say(tmp_path: Path) -> None:
+    samples = 0.1 * np.random.default_rng(0).standard_normal((16000, 2)).astype(np.float32)
+    soundfile.write(tmp_path / "call.wav", samples, 16000, subtype="FLOAT")
+    recording = Recording.from_file(tmp_path / "call.wav")
+    caller, callee = (MonoCut(f"{side}", 0.25, 0.5, side, recording=recording) for side in (0, 1))
+    both, fast = MultiCut("both", 0.25, 0.5, [0, 1], recording=recording), caller.perturb_speed(1.25)
+    padded = callee.pad(0.75)
+    part = samples[4000:12000]
+    for cached in (False, True):
+        waveforms = WaveformCache()
+        if cached:
+            waveforms.fill(CutSet.from_cuts([caller, callee, both, fast, padded]))
+        torch.testing.assert_close(waveforms.waveform(caller), torch.from_numpy(part[:, 0]))
+        torch.testing.assert_close(waveforms.waveform(callee), torch.from_numpy(part[:, 1]))
+        torch.testing.assert_close(waveforms.waveform(both), torch.from_numpy(part.mean(1)), rtol=0, atol=1e-4)
+        assert [len(waveforms.waveform(cut)) for cut in (fast, padded)] == [6400, 12000]
 
 
 def test_features_are_those_of_each_file_alone(corpus: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ def test_cuts_say_what_the_files_hold(tmp_path: Path) -> None:
     assert (first.sampling_rate, first.num_samples, first.duration) == (44100, 22050, 0.5)
     assert first.recording.sources[0].source == str(stereo)
     assert (first.supervisions[0].text, first.supervisions[0].speaker) == ("A BAY", "19")
-    assert first.load_audio().shape == (1, 22050)
+    assert first.load_audio().shape == (2, 22050)
     assert Path(report.text).read_text(encoding="utf-8") == "A BAY\n" * 4
     assert PartReport.from_file(tmp_path / "out" / "librispeech_dev-clean-2.report.json") == report
 
