@@ -21,8 +21,8 @@ from bench_lm import ROWS, corpus
 from parts import faster_rnnlm
 from parts.command import run
 from parts.corpora import default_corpora
+from parts.figures import pyplot
 
-from asr.errors import AsrError
 from asr.lm.rnn.token_file import TokenFile
 
 
@@ -98,14 +98,7 @@ def read_curve(folders: list[Path]) -> list[tuple[float, float, float]]:
 
 def plot(curves: Path, picture: Path) -> None:
     """Validation perplexity against time by the clock, one line a training."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise AsrError("Plots need matplotlib; run `pip install matplotlib`.") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4))
+    figure, axes = pyplot().subplots(figsize=(7, 4))
     colours: dict[str, Any] = {}
     for line in map(json.loads, curves.read_text(encoding="utf-8").splitlines()):
         seconds, _, values = zip(*line["curve"], strict=True)

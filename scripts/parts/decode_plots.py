@@ -1,17 +1,16 @@
-"""Figures of the decoding benchmarks, as small SVG files; matplotlib is needed only here."""
+"""Figures of the decoding benchmarks, as small SVG files."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from asr.errors import AsrError
+from parts.figures import pyplot
 
 
 def error_over_time(rows: list[dict[str, Any]], name: str, path: Path) -> None:
     """index-table's Figure 2: a curve for each way of decoding."""
-    plot = _pyplot()
-    figure, axes = plot.subplots(figsize=(5.5, 3.6))
+    figure, axes = pyplot().subplots(figsize=(5.5, 3.6))
     for kind in dict.fromkeys(row["pass / model"] for row in rows):
         some = [row for row in rows if row["pass / model"] == kind]
         axes.plot([row["ms/frame"] for row in some], [row["WER"] for row in some], "o-", label=kind, markersize=4)
@@ -21,8 +20,7 @@ def error_over_time(rows: list[dict[str, Any]], name: str, path: Path) -> None:
 
 def n_best(rows: list[dict[str, Any]], path: Path) -> None:
     """prefix-tree's Figures 3 and 4: computations and seconds over the list's size."""
-    plot = _pyplot()
-    figure, axes = plot.subplots(figsize=(5.5, 3.6))
+    figure, axes = pyplot().subplots(figsize=(5.5, 3.6))
     for utterance, style in (("middle", "o-"), ("longest", "s--")):
         some = [row for row in rows if row["utterance"] == utterance]
         for column in ("s standard", "s tree", "s tree + batches"):
@@ -38,17 +36,3 @@ def _save(figure: Any, axes: Any, path: Path) -> None:
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
-
-
-def _pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise AsrError("--plots needs matplotlib; run `pip install matplotlib`, or leave --plots out.") from error
-    matplotlib.use("svg")
-    # Text as text: smaller files.
-    matplotlib.rcParams["svg.fonttype"] = "none"
-    matplotlib.rcParams["svg.hashsalt"] = "figure"
-    import matplotlib.pyplot
-
-    return matplotlib.pyplot
