@@ -1,0 +1,153 @@
+"""scripts/setup with stand-ins for interpreters, pip and the machine: which Python it takes, what it installs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TOOLS = ("awk", "bash", "cat", "cut", "dirname", "rm", "sed", "sha256sum")
+
+pytestmark = pytest.mark.skipif(not all(map(shutil.which, TOOLS)), reason="scripts/setup is for Linux")
+
+# As an interpreter of some version: runs code, makes environments of links to itself, and notes what pip is asked for.
+INTERPRETER = """
+import os, pathlib, sys
+version, log, path, option, *arguments = sys.argv[1:]
+sys.version_info, sys.executable = (*map(int, version.split(".")), 0), path
+if option == "--version":
+    print("Python " + version)
+elif option == "-c":
+    exec(arguments[0])
+elif arguments[0] == "venv":
+    folder = pathlib.Path(arguments[1], "bin")
+    folder.mkdir(parents=True)
+    (folder / "python").symlink_to(os.path.realpath(path))
+elif arguments[0] == "pip":
+    with open(log, "a") as file:
+        print(*arguments, file=file)
+    sys.exit(os.environ.get("PIP_FAILS", "") in arguments)
+"""
+
+
+class Machine:
+    """A checkout and a PATH of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.checkout, self.bin, self.log = folder / "checkout", folder / "bin", folder / "pip.log"
+        self.bin.mkdir()
+        for tool in TOOLS:
+            (self.bin / tool).symlink_to(str(shutil.which(tool)))
+        self.add("uname", "case $1 in -s) echo Linux ;; *) echo x86_64 ;; esac")
+        self.free("9000000")
+        (folder / "interpreter.py").write_text(INTERPRETER)
+        (self.checkout / "scripts").mkdir(parents=True)
+        shutil.copy(ROOT / "scripts" / "setup", self.checkout / "scripts")
+        shutil.copytree(ROOT / "constraints", self.checkout / "constraints")
+        shutil.copy(ROOT / "pyproject.toml", self.checkout)
+        self.folder = folder
+
+    def add(self, name: str, script: str) -> None:
+        (self.bin / name).write_text(f"#!/bin/sh\n{script}\n")
+        (self.bin / name).chmod(0o755)
+
+    def free(self, kib: str) -> None:
+        self.add("df", f"echo head; echo disk 0 0 {kib}")
+
+    def add_python(self, version: str, name: str = "") -> None:
+        stand_in = f'"{sys.executable}" -S -E "{self.folder}/interpreter.py" {version} "{self.log}"'
+        self.add(name or f"python{version}", f'exec {stand_in} "$0" "$@"')
+
+    def setup(self, *arguments: str, first_on_path: str = "", **more: str) -> subprocess.CompletedProcess[str]:
+        path = os.pathsep.join(filter(None, (first_on_path, str(self.bin))))
+        environment = {"PATH": path, "HOME": str(self.folder), **more}
+        command = [str(self.checkout / "scripts" / "setup"), *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    def asked_of_pip(self) -> list[str]:
+        """What pip was asked for since the last call."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        self.log.unlink(missing_ok=True)
+        return lines
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_stack_a_is_installed_once(machine: Machine) -> None:
+    machine.add_python("3.10")
+    machine.add_python("3.12")
+    first = machine.setup()
+    assert (first.returncode, first.stdout) == (0, f"{machine.checkout}/.venv/bin/python\n"), first.stderr
+    pip, k2, all_else = machine.asked_of_pip()
+    assert "pip==25.3" in pip and "--requirement constraints/k2.txt" in k2
+    assert "--constraint constraints/stack-a.txt --editable .[k2,graph,train]" in all_else
+    assert machine.setup().stdout == first.stdout and machine.asked_of_pip() == []
+    assert machine.setup("--tests").returncode == 0 and ".[all]" in machine.asked_of_pip()[-1]
+    assert machine.setup().stdout == first.stdout and machine.asked_of_pip() == []
+
+
+def test_an_activated_environment_is_kept_and_brought_up_to_date(machine: Machine) -> None:
+    machine.add_python("3.10")
+    machine.setup()
+    (machine.checkout / ".venv" / "kept").touch()
+    (machine.checkout / "pyproject.toml").write_text("changed")
+    machine.asked_of_pip()
+    again = machine.setup(first_on_path=str(machine.checkout / ".venv" / "bin"))
+    assert again.returncode == 0 and len(machine.asked_of_pip()) == 3
+    assert (machine.checkout / ".venv" / "kept").exists()
+
+
+def test_an_interpreter_that_does_not_run_is_passed_over(machine: Machine) -> None:
+    machine.add("python3.10", "echo no such version >&2; exit 127")
+    machine.add_python("3.11")
+    machine.add_python("3.12")
+    done = machine.setup()
+    assert done.stdout.endswith("/.venv/bin/python\n") and "taking stack B (Python 3.12)" in done.stderr
+    assert [line for line in machine.asked_of_pip() if "k2.txt" in line or "stack-a" in line] == []
+    done = machine.setup("--stack", "b")
+    assert done.stdout.endswith("/.venv-b/bin/python\n") and "with Python 3.11" in done.stderr
+
+
+def test_what_failed_is_tried_again(machine: Machine) -> None:
+    machine.add_python("3.10")
+    failed = machine.setup(PIP_FAILS="--editable")
+    assert (failed.returncode, failed.stdout) == (2, "") and "is there a network?" in failed.stderr
+    machine.asked_of_pip()
+    assert machine.setup().returncode == 0 and len(machine.asked_of_pip()) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--stack", "c"), "--stack is a or b, not 'c'"),
+        (("--stack",), "--stack needs a or b"),
+        (("--tset",), "unknown argument '--tset'"),
+        (("--stack", "a"), "stack A needs x86-64 Linux and a Python 3.10"),
+        (("--stack", "a", "--python", "python3.12"), "stack A needs Python 3.10, and '.*/python3.12' is 3.12"),
+        (("--stack", "b", "--python", "python3.9"), "stack B needs Python 3.11 or newer, and '.*/python3.9' is 3.9"),
+        (("--python", "nowhere"), "'nowhere' does not run as a Python interpreter"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(machine: Machine, arguments: tuple[str, ...], sentence: str) -> None:
+    machine.add_python("3.9")
+    machine.add_python("3.12")
+    done = machine.setup(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.match(f"scripts/setup: {sentence}", done.stderr)
+
+
+def test_too_little_room_is_told_before_anything_is_made(machine: Machine) -> None:
+    machine.add_python("3.10")
+    machine.free("5000000")
+    done = machine.setup()
+    assert done.returncode == 2 and "only 4882 MiB are free here" in done.stderr
+    assert not (machine.checkout / ".venv").exists()
