@@ -90,8 +90,9 @@ def _recognize(
     from rich.console import Console
     from rich.progress import track
 
+    from asr.cli.output_lines import appended, print_record
     from asr.cli.recognizer_options import recognizer_from
-    from asr.cli.transcription import appended, transcribe
+    from asr.cli.transcription import transcribe
     from asr.data.cut_lists import cut_text, cut_waveform, read_cuts
     from asr.result import later_cache
 
@@ -120,7 +121,7 @@ def _recognize(
                 cache = later_cache(cache, outcome.result.cache)
                 record.update(outcome.result.as_dict())
             if output is not None:
-                print(json.dumps(record, ensure_ascii=False), file=output, flush=True)
+                print_record(record, output)
     print(f"{recognizer.first_pass_name} first pass, mode {recognizer.mode}: {times.format()}", file=sys.stderr)
     extra = {
         "mode": recognizer.mode,
@@ -135,7 +136,7 @@ def _recognize(
 
 def _done_before(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """What the output has, where the run goes on; else the output is begun anew."""
-    from asr.cli.transcription import records_of
+    from asr.cli.output_lines import records_of
 
     if args.resume:
         if not args.output:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -105,14 +106,29 @@ def _import_command(module_name: str) -> ModuleType:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point: prints an AsrError as one sentence and returns the exit code."""
     try:
-        return run(sys.argv[1:] if arguments is None else arguments)
+        code = run(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()  # what cannot be written shows while it can be told
+        return code
     except AsrError as error:
         print(f"asr: error: {error}", file=sys.stderr)
-        return 2
+        code = 2
     except KeyboardInterrupt:
         print("asr: interrupted", file=sys.stderr)
-        return 130
+        code = 130
     except BrokenPipeError:
         # The reader of our output (head, less) has seen enough.
-        sys.stderr.close()
-        return 0
+        code = 0
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        print(f"asr: error: {where}the system refuses to read or write ({error.strerror or error}).", file=sys.stderr)
+        code = 2
+    _forget_output()
+    return code
+
+
+def _forget_output() -> None:
+    """Drops what cannot be written to stdout: Python would try once more when it ends, and complain."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

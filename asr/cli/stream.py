@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import TextIO
 
 from torch import Tensor
 
+from asr.cli.output_lines import print_line, print_record
 from asr.data.audio_pieces import RAW_FORMATS, PcmFormat, byte_pieces, file_pieces
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
@@ -129,6 +129,6 @@ def run_streams(args: argparse.Namespace, recognizer: Recognizer, names: list[st
 
 def _write(result: StreamResult, name: str, output: TextIO, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"audio": name, **result.as_dict()}, ensure_ascii=False), file=output, flush=True)
+        print_record({"audio": name, **result.as_dict()}, output)
     elif result.is_final and result.words:
-        print(f"{name} {result.begin:.2f}-{result.end:.2f}: {result.text}", file=output, flush=True)
+        print_line(f"{name} {result.begin:.2f}-{result.end:.2f}: {result.text}", output)

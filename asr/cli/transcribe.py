@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any, TextIO
@@ -12,9 +11,10 @@ from rich.console import Console
 from rich.progress import track
 
 from asr.cli.lattices import LatticeWriter, add_lattice_arguments
+from asr.cli.output_lines import appended, print_line, print_record, records_of
 from asr.cli.recognizer_options import add_recognizer_arguments, recognizer_from
 from asr.cli.stream import STANDARD_INPUT, add_stream_arguments, run_streams
-from asr.cli.transcription import Outcome, appended, audio_files, records_of, transcribe
+from asr.cli.transcription import Outcome, audio_files, transcribe
 from asr.data.audio import read_audio
 from asr.errors import AsrError
 from asr.evaluation.cache_report import format_cache
@@ -42,7 +42,11 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("audio", nargs="+", help="audio files, or folders of them")
     parser.add_argument("--jsonl", action="store_true", help="one JSON object a file, with word times and scores")
-    parser.add_argument("--output", help="append JSON Lines to this file, and skip the files that it has already")
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        help="append JSON Lines to this file, and skip the files that it has already (with --stream: do them again)",
+    )
     parser.add_argument("--statistics", action="store_true", help="times of each stage and cache counts, on stderr")
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
     add_lattice_arguments(parser)
@@ -66,7 +70,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     recognizer = recognizer_from(args)
     recognizer.keep_lattices = args.lattices is not None
-    lattices = LatticeWriter(args.lattices, args.lattice_format, recognizer) if args.lattices is not None else None
+    lattices = None
+    if args.lattices is not None:
+        lattices = LatticeWriter(args.lattices, args.lattice_format, recognizer, list(map(Path, done)))
     outcomes = transcribe(recognizer, todo, read_audio)
     console = Console(stderr=True)
     if not args.no_progress and console.is_terminal:
@@ -75,13 +81,14 @@ def run(args: argparse.Namespace) -> int:
     times, cache = StageTimes(), dict[str, int | float]()
     with appended(args.output) as output:
         for outcome in outcomes:
+            # The lattice comes first: what is in the output is done.
+            if outcome.result is not None and lattices is not None:
+                lattices.write(outcome.name, outcome.result)
             _write(outcome, output or sys.stdout, as_json=args.jsonl or args.output is not None)
             if outcome.result is None:
                 failures.append(outcome)
                 print(f"asr: {outcome.error}", file=sys.stderr)
             else:
-                if lattices is not None:
-                    lattices.write(outcome.name, outcome.result)
                 times.add(outcome.result.times)
                 cache = later_cache(cache, outcome.result.cache)
     if args.statistics:
@@ -103,6 +110,6 @@ def _write(outcome: Outcome[Path], stream: TextIO, as_json: bool) -> None:
     if as_json:
         record: dict[str, Any] = {"audio": str(outcome.name)}
         record.update(outcome.result.as_dict() if outcome.result is not None else {"error": outcome.error})
-        print(json.dumps(record, ensure_ascii=False), file=stream, flush=True)
+        print_record(record, stream)
     elif outcome.result is not None:
-        print(f"{outcome.name}: {outcome.result.text}", file=stream, flush=True)
+        print_line(f"{outcome.name}: {outcome.result.text}", stream)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TextIO, TypeVar
+from typing import Generic, TypeVar
 
 from torch import Tensor
 
@@ -50,45 +48,6 @@ def audio_files(paths: Sequence[str | Path]) -> list[Path]:
         else:
             files[path] = None
     return list(files)
-
-
-def records_of(path: Path, field: str) -> dict[str, dict[str, Any]]:
-    """What an earlier run wrote there as JSON Lines, failures left out, by the field that names the recording.
-
-    A line that an interruption left unfinished is taken away; without a file there is nothing.
-
-    Raises:
-        AsrError: the file holds something else.
-    """
-    if not path.is_file():
-        return {}
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
-        lines.pop()
-        path.write_text("".join(lines), encoding="utf-8")
-    records: dict[str, dict[str, Any]] = {}
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-            if "error" not in record:
-                records[record[field]] = record
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise AsrError(f"{path}:{number}: this is no output of this command; name another --output.") from error
-    return records
-
-
-def appended(path: str | None) -> AbstractContextManager[TextIO | None]:
-    """The file to add lines to, or None where there is no path.
-
-    Raises:
-        AsrError: it cannot be written.
-    """
-    if path is None:
-        return nullcontext()
-    try:
-        return Path(path).open("a", encoding="utf-8")
-    except OSError as error:
-        raise AsrError(f"{path}: the output cannot be written ({error.strerror}).") from error
 
 
 def transcribe(

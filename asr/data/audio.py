@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -39,7 +40,9 @@ def inspect_audio(path: str | Path) -> tuple[int, int, int]:
 def find_audio_files(folder: Path) -> list[Path]:
     """All audio files below a folder, sorted."""
     return sorted(
-        path for path in folder.rglob("*") if path.suffix.lower() in AUDIO_SUFFIXES and not path.name.startswith(".")
+        path
+        for path in folder.rglob("*")
+        if path.suffix.lower() in AUDIO_SUFFIXES and not path.name.startswith(".") and not path.is_dir()
     )
 
 
@@ -59,7 +62,7 @@ def _decode(path: Path) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.float32
     if path.stat().st_size == 0:
         raise AsrError(f"{path}: the audio file is empty (0 bytes); fetch it again.")
     try:
-        with soundfile.SoundFile(str(path)) as file:
+        with soundfile.SoundFile(os.fsencode(path)) as file:
             announced = file.frames
             # libsndfile silently believes the file's size where a WAV header announces more samples than there are.
             cut_short = (

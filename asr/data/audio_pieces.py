@@ -6,6 +6,7 @@ Shapes: L samples.
 from __future__ import annotations
 
 import logging
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ def file_pieces(path: str | Path, seconds: float) -> tuple[int, Iterator[Tensor]
     if not path.is_file():
         raise AsrError(f"{path}: there is no such audio file.")
     try:
-        file = soundfile.SoundFile(str(path))
+        file = soundfile.SoundFile(os.fsencode(path))
     except (soundfile.SoundFileError, RuntimeError) as error:
         raise AsrError(f"{path}: the audio cannot be decoded; it is damaged or not audio.") from error
     return int(file.samplerate), _decoded(path, file, max(1, int(seconds * file.samplerate)))

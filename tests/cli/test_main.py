@@ -34,7 +34,10 @@ def test_an_unknown_command_is_one_sentence(capsys):
     assert len(error.splitlines()) == 1
 
 
-@pytest.mark.parametrize(("raised", "code"), [(AsrError("No."), 2), (KeyboardInterrupt(), 130), (BrokenPipeError(), 0)])
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [(AsrError("No."), 2), (KeyboardInterrupt(), 130), (BrokenPipeError(), 0), (PermissionError(13, "No", "x"), 2)],
+)
 def test_exit_codes(monkeypatch, raised, code):
     def fail(arguments):
         raise raised
@@ -64,6 +67,13 @@ def test_the_bundle_that_is_taken(tmp_path, monkeypatch):
     assert bundle_folder(None, tmp_path).name == "an4"
     with pytest.raises(AsrError, match=r"nowhere: there is no bundle here .* checkpoints/ has: an4, librispeech"):
         bundle_folder("nowhere", tmp_path)
+
+
+def test_a_full_disk_is_one_sentence():
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        run = subprocess.run([sys.executable, "-m", "asr", "--help"], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert run.returncode == 2
+    assert run.stderr == b"asr: error: the system refuses to read or write (No space left on device).\n"
 
 
 def test_the_package_runs_as_a_module():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -149,6 +150,83 @@ def test_an_output_of_something_else_is_not_touched(tmp_path, transcribe):
     assert code == 2
     assert "notes.txt:1: this is no output of this command" in errors
     assert (tmp_path / "notes.txt").read_text() == "my notes\n"
+
+
+@pytest.mark.parametrize("content", [b"my notes\nand more\n", b"my notes", b"\x00\x80\n", b'{"audio": "a.wav"}\n'])
+def test_no_other_file_is_taken_for_an_output(tmp_path, transcribe, content):
+    path = write(tmp_path / "a.wav", tones(WORDS))
+    (tmp_path / "notes").write_bytes(content)
+    code, _, errors = transcribe(path, "--output", tmp_path / "notes")
+    assert (code, (tmp_path / "notes").read_bytes()) == (2, content)
+    assert "notes:1: this is no output of this command; name another --output" in errors
+
+
+@pytest.mark.parametrize("options", [[], ["--stream"]])
+def test_a_full_disk_is_one_sentence(tmp_path, transcribe, options):
+    code, _, errors = transcribe(write(tmp_path / "a.wav", tones(WORDS)), "--output", "/dev/full", *options)
+    assert code == 2
+    assert errors.startswith("asr: error: /dev/full: the output cannot be written (No space left on device)")
+    assert len(errors.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", [b"latin\xe9.wav", "line\u2028break.wav".encode()])
+def test_strange_names(tmp_path, transcribe, name):
+    path = os.fsdecode(os.path.join(os.fsencode(tmp_path), b"in", name))  # noqa: PTH118
+    waveform = write(tmp_path / "in" / "a.wav", tones(WORDS))
+    waveform.rename(path)
+    assert transcribe(tmp_path / "in")[1][-1].endswith(": PAT TO KIT")
+    assert transcribe(tmp_path / "in", "--stream")[1][-1].endswith(": PAT TO KIT")
+    output = tmp_path / "words.jsonl"
+    assert transcribe(tmp_path / "in", "--output", output, "--lattices", tmp_path / "slf")[0] == 0
+    assert json.loads(output.read_text().rstrip("\n"))["audio"] == path
+    assert "1 of 1 files are in" in transcribe(tmp_path / "in", "--output", output)[2]
+
+
+def test_a_folder_may_have_a_folder_called_like_audio(tmp_path, transcribe):
+    path = write(tmp_path / "in" / "talk.wav" / "a.wav", tones(WORDS))
+    assert transcribe(tmp_path / "in") == (0, [f"{path}: PAT TO KIT"], "")
+
+
+@pytest.mark.parametrize("lattice_format", ["kaldi", "slf"])
+def test_an_interrupted_run_keeps_its_lattices(tmp_path, transcribe, lattice_format):
+    files = [write(tmp_path / "in" / folder / "x.wav", tones(WORDS, seed=ord(folder))) for folder in "abc"]
+    files.insert(2, write(tmp_path / "in" / "b" / "x.2.wav", tones(["KIT"])))
+    lattices, output = tmp_path / "lattices", tmp_path / "words.jsonl"
+    arguments = (tmp_path / "in", "--lattices", lattices, "--lattice-format", lattice_format, "--output", output)
+    assert transcribe(*arguments)[0] == 0
+    whole = {path.name: path.read_text() for path in lattices.iterdir()}
+    if lattice_format == "slf":
+        assert sorted(whole) == ["x.2.slf", "x.3.slf", "x.4.slf", "x.slf"]
+    # The third is cut short, of the fourth there is nothing.
+    lines = output.read_text().splitlines(keepends=True)
+    output.write_text("".join(lines[:2]))
+    if lattice_format == "kaldi":
+        entries = whole["lattices.txt"].split("\n\n")
+        (lattices / "lattices.txt").write_text("\n\n".join([*entries[:2], entries[2][:50]]))
+    else:
+        for name in ("x.3.slf", "x.4.slf"):
+            (lattices / name).write_text("")
+    assert transcribe(*arguments)[0] == 0
+    # Scores may differ in their last digit: the batch is another one.
+    again = {path.name: path.read_text() for path in lattices.iterdir()}
+    for name, text in whole.items():
+        assert again[name].count("\n") == text.count("\n")
+    if lattice_format == "kaldi":
+        assert again["lattices.txt"].split("\n\n")[:2] == entries[:2]
+        names = [entry.split("\n")[0] for entry in again["lattices.txt"].split("\n\n")]
+        assert names == ["x ", "x.2 ", "x.3 ", "x.4 ", ""]
+    else:
+        assert all(again[name] == whole[name] for name in ("x.slf", "x.2.slf"))
+
+
+def test_lattices_that_cannot_be_written_are_one_sentence(tmp_path, transcribe):
+    (tmp_path / "lattices").mkdir()
+    (tmp_path / "lattices" / "a.slf").symlink_to("/dev/full")
+    path = write(tmp_path / "a.wav", tones(WORDS))
+    code, _, errors = transcribe(path, "--lattices", tmp_path / "lattices", "--output", tmp_path / "words.jsonl")
+    assert code == 2
+    assert "lattices: lattices cannot be written there (No space left on device)" in errors
+    assert (tmp_path / "words.jsonl").read_text() == ""
 
 
 @pytest.mark.parametrize("lattice_format", ["kaldi", "slf", "k2"])
