@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from asr.errors import AsrError
-from asr.whole_file import whole_path, written_whole
+from asr.whole_file import require_writable, whole_path, written_whole
 
 
 def test_a_file_has_its_name_once_it_is_complete(tmp_path: Path) -> None:
@@ -40,5 +41,35 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_missing_folder_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(AsrError, match="cannot be written"), written_whole(tmp_path / "none" / "a.bin"):
+    sentence = "cannot be written.*make its folder first"
+    with pytest.raises(AsrError, match=sentence), written_whole(tmp_path / "none" / "a.bin"):
         pass
+
+
+def test_links_lead_to_the_file_that_is_meant(tmp_path: Path) -> None:
+    (tmp_path / "large").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "large" / "a.bin")
+    for content in (b"first", b"second"):
+        with written_whole(tmp_path / "link") as stream:
+            stream.write(content)
+        assert (tmp_path / "large" / "a.bin").read_bytes() == content
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_pipes_and_devices_are_written_to_and_stay(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with written_whole(pipe) as stream:
+        stream.write(b"all of it")
+    assert os.read(reader, 100) == b"all of it"
+    os.close(reader)
+    assert pipe.is_fifo()
+
+
+def test_what_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    for name in ("none/a", "", "a", "b/../a"):
+        (tmp_path / "b").mkdir(exist_ok=True)
+        with pytest.raises(AsrError, match=r"make it first|name a file in it|two results would go"):
+            require_writable(tmp_path / "a", tmp_path / name)
+    require_writable(tmp_path / "a", tmp_path / "c")

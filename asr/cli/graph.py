@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import resource
 import sys
 import time
@@ -20,7 +19,7 @@ from asr.graph.topology import TOPOLOGIES
 from asr.lm.ngram.ngram_lm import NgramLM
 from asr.text.lexicon import Lexicon
 from asr.text.tokens import TokenTable
-from asr.whole_file import whole_path
+from asr.whole_file import require_writable, whole_path
 
 NAME = "graph"
 HELP = """\
@@ -136,9 +135,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuses what cannot work before the long part begins."""
-    folder = args.output.parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise AsrError(f"--output {args.output}: the folder {folder} is not there or not writable; make it first.")
+    require_writable(args.output)
     if not 0 < args.silence_probability < 1 or math.isnan(args.silence_probability):
         raise AsrError(f"--silence-probability {args.silence_probability}: give a number between 0 and 1.")
     if not 1 <= args.score_bits <= _MAX_BITS:

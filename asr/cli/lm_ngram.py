@@ -18,6 +18,7 @@ from asr.lm.ngram.text import read_word_stream
 from asr.lm.ngram.trie import NgramTrie
 from asr.lm.ngram.trie_arpa import read_arpa, read_arpa_words, write_arpa
 from asr.text.vocabulary import Vocabulary
+from asr.whole_file import require_writable
 
 NAME = "lm ngram"
 HELP = """Estimate an n-gram language model from text: interpolated modified Kneser-Ney, as KenLM's lmplz.
@@ -72,6 +73,13 @@ def run(args: argparse.Namespace) -> int:
         raise AsrError("--weights: they are for the models of --from-arpa; give these, or no weights.")
     if args.by_history and len(args.from_arpa or []) < 2:
         raise AsrError("--by-history: it says how several models are mixed; give two or more after --from-arpa.")
+    require_writable(*(path for path in (args.arpa, args.binary, args.write_vocabulary) if path is not None))
+    if args.arpa is not None and args.arpa.suffix in (".gz", ".xz"):
+        raise AsrError(
+            f"--arpa {args.arpa}: ARPA text is written plain; name it without {args.arpa.suffix}, and pack it."
+        )
+    if args.entropy is not None and not args.entropy >= 0:
+        raise AsrError(f"--entropy {args.entropy}: give a number of 0 or more, such as 1e-7.")
     if args.keep_unseen and (args.from_arpa or not args.vocabulary):
         raise AsrError("--keep-unseen: it lists the words of a vocabulary; give --vocabulary and text.")
     begin = time.monotonic()

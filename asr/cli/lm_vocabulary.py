@@ -12,6 +12,7 @@ from asr.errors import AsrError
 from asr.lm.ngram.text import read_word_stream
 from asr.text.text_file import read_text
 from asr.text.vocabulary import SPECIAL_WORDS, Vocabulary
+from asr.whole_file import require_writable
 
 NAME = "lm vocabulary"
 HELP = """Choose a vocabulary: the most frequent words of some texts, those with a pronunciation if a lexicon is given.
@@ -32,6 +33,9 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     if not args.text and not args.transcripts:
         raise AsrError("Give texts to choose words from: --text or --transcripts.")
+    if args.max_words is not None and args.max_words < 1:
+        raise AsrError(f"--max-words {args.max_words}: give 1 or more.")
+    require_writable(args.output)
     stream = read_word_stream(args.text, None, args.transcripts)
     words = stream.vocabulary.words
     count = np.bincount(stream.word_id, minlength=len(words))

@@ -34,7 +34,7 @@ def mix_linearly(tries: Sequence[NgramTrie], weights: Sequence[float], by_histor
     Raises:
         AsrError: the vocabularies differ, or the weights make no sense.
     """
-    if len(tries) != len(weights) or min(weights, default=0.0) <= 0.0 or abs(sum(weights) - 1.0) > 1e-6:
+    if len(tries) != len(weights) or not min(weights, default=0.0) > 0.0 or not abs(sum(weights) - 1.0) < 1e-6:
         raise AsrError(f"weights: {tuple(weights)} for {len(tries)} models; give a positive one each, of sum one.")
     vocabulary = tries[0].vocabulary
     if any(trie.vocabulary != vocabulary for trie in tries):

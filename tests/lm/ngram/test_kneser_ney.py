@@ -143,6 +143,37 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert {lm_ngram.NAME, lm_perplexity.NAME, lm_vocabulary.NAME} == {"lm ngram", "lm perplexity", "lm vocabulary"}
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--arpa", "none/a.arpa"], "none/a.arpa: the folder .*none is not there or not writable"),
+        (["--arpa", "a", "--binary", "a"], "a: two results would go to this file"),
+        (["--binary", "."], "this is a folder"),
+        (["--arpa", "a.arpa.gz"], "ARPA text is written plain; name it without .gz"),
+        (["--arpa", "a", "--entropy", "nan"], "--entropy nan: give a number of 0 or more"),
+        (["--arpa", "a", "--entropy", "-1"], "--entropy -1.0: give a number of 0 or more"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_the_text_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AsrError, match=message):
+        run(["lm", "ngram", "--text", "nowhere.txt", *options])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(["words", "--max-words", "-1"], "--max-words -1"), (["none/words"], "make it first")],
+)
+def test_a_wrong_request_for_a_word_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AsrError, match=message):
+        run(["lm", "vocabulary", *options, "--text", "nowhere.txt"])
+
+
 @pytest.mark.corpus
 def test_wikitext_perplexity_is_that_of_lmplz(corpora: Path) -> None:
     folder = corpora / "text" / "wikitext-2"

@@ -115,6 +115,8 @@ def test_command_line_and_bad_weights(tmp_path: Path, capsys: pytest.CaptureFixt
         run(command)
     with pytest.raises(AsrError, match="give a positive one each, of sum one"):
         run([*command, "--weights", "0.5", "0.6"])
+    with pytest.raises(AsrError, match="give a positive one each, of sum one"):
+        run([*command, "--weights", "nan", "nan"])
     with pytest.raises(AsrError, match="different word lists"):
         mix_linearly([read_arpa(paths[0]), read_arpa(paths[1])], [0.5, 0.5])
     with pytest.raises(AsrError, match="they are for the models of --from-arpa"):
