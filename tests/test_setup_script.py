@@ -28,7 +28,8 @@ elif option == "-c":
 elif arguments[0] == "venv":
     folder = pathlib.Path(arguments[1], "bin")
     folder.mkdir(parents=True)
-    (folder / "python").symlink_to(os.path.realpath(path))
+    for name in ("python", "python3", "python" + version):
+        (folder / name).symlink_to(os.path.realpath(path))
 elif arguments[0] == "pip":
     with open(log, "a") as file:
         print(*arguments, file=file)
