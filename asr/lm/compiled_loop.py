@@ -70,6 +70,11 @@ def existing_loop(function: Callable[..., Any]) -> Callable[..., Any]:
     return loop
 
 
+def arrays_of(*tensors: Tensor) -> list[Any]:
+    """What a loop reads or fills in the place of tensors on a CPU: the same memory where they are contiguous."""
+    return [tensor.detach().contiguous().numpy() for tensor in tensors]
+
+
 def _callees(function: FunctionType) -> dict[str, FunctionType | Intrinsic]:
     named = {name: function.__globals__.get(name) for name in function.__code__.co_names}
     return {name: callee for name, callee in named.items() if isinstance(callee, (FunctionType, Intrinsic))}

@@ -71,11 +71,6 @@ class HostNgramLM:
         return self._device_bytes
 
     @property
-    def device_share(self) -> float:
-        """Device memory over the size of the whole model."""
-        return self._device_bytes / sum(self._host.arrays.num_bytes().values())
-
-    @property
     def statistics(self) -> CacheStatistics:
         """What the cache has been asked; all zero where everything is resident."""
         return self._rows.statistics if self._rows is not None else CacheStatistics()

@@ -43,10 +43,10 @@ class FullSoftmaxOutput(nn.Module):
 
     def loss(self, hidden: Tensor, history: Tensor, word_id: Tensor, generator: torch.Generator) -> Tensor:
         """hidden (N, H), history (N, M), word_id (N,) -> negative log-likelihood, ()."""
-        rows = self.rows(torch.arange(self.rows.num_embeddings, device=hidden.device))
+        words = torch.arange(self.rows.num_embeddings, device=hidden.device)
+        rows = self.rows(words)
         scores = F.linear(hidden.to(self.compute_dtype), rows.to(self.compute_dtype)).float() + self.bias
         if self.maxent is not None:
-            words = torch.arange(self.rows.num_embeddings, device=hidden.device)
             scores = scores + self.maxent.score_each(history, words)
         scores = scores.index_fill(1, torch.tensor([EPSILON_ID, BOS_ID], device=hidden.device), -torch.inf)
         return F.cross_entropy(scores, word_id, reduction="sum")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from asr.fixed_linear import FEW_ROWS
 from asr.half_product import fill_products
-from asr.lm.compiled_loop import loop_for
+from asr.lm.compiled_loop import arrays_of, loop_for
 from asr.lm.rnn.gru import GruLayer
 from asr.lm.rnn.recurrent_kernel import add_next_states
 from asr.lm.rnn.tile_kernel import COLUMNS, ROWS
@@ -42,8 +42,7 @@ def gru_step(
         return None
     following = state.new_empty(len(word_id), state.shape[1])
     before = torch.arange(len(word_id)) if before is None else before
-    arrays = (tensor.detach().contiguous().numpy() for tensor in (word_id, before, state, rows))
-    loop(*arrays, *products, following.numpy())
+    loop(*arrays_of(word_id, before, state, rows), *products, following.numpy())
     return following
 
 

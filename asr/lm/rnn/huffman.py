@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asr.lm.compiled_loop import loop_for
+from asr.lm.compiled_loop import arrays_of, loop_for
 from asr.lm.rnn.held_paths import HeldPaths
 from asr.lm.rnn.huffman_training import LoopedTreeLoss, TreeBatch, fill_paths
-from asr.lm.rnn.maxent import HashedMaxEnt
+from asr.lm.rnn.maxent import HashedMaxEnt, places_and_weight
 from asr.lm.rnn.output_kernel import add_path_log_prob
 from asr.text.vocabulary import BOS_ID, EPSILON_ID
 
@@ -66,9 +66,7 @@ class HuffmanOutput(nn.Module):
         return F.softplus(-sign * logits).sum()
 
     def _looped_loss(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
-        places, weight = history.new_empty(len(history), 0), hidden.new_empty(0)
-        if self.maxent is not None:
-            places, weight = self.maxent.places(history), self.maxent.weight
+        places, weight = places_and_weight(self.maxent, history, hidden)
         batch = TreeBatch(places, word_id, self.path_begin, self.path_node, self.path_sign)
         loss: Tensor = LoopedTreeLoss.apply(hidden, self.rows.weight, self.bias.weight, weight, batch)  # type: ignore[no-untyped-call]
         return loss
@@ -113,18 +111,14 @@ class HuffmanOutput(nn.Module):
         self, hidden: Tensor, history: Tensor, word_id: Tensor, owner: Tensor, held: Tensor, loop: Callable[..., int]
     ) -> tuple[Tensor, int]:
         log_prob = hidden.new_zeros(len(word_id))
-        places, weight = history.new_zeros(len(word_id), 0), hidden.new_zeros(0)
-        if self.maxent is not None:
-            places, weight = self.maxent.places(history), self.maxent.weight.detach()
-        arrays = (
+        places, weight = places_and_weight(self.maxent, history, hidden)
+        arrays = arrays_of(
             hidden, places, word_id, self.path_begin, self.path_node, self.path_sign,
-            self.rows.weight.detach(), self.bias.weight.detach()[:, 0], weight, owner,
+            self.rows.weight, self.bias.weight[:, 0], weight, owner,
         )  # fmt: skip
         # Queries of a word one after the other: the second finds the path's nodes in the cache.
         order = np.argsort(word_id.numpy())
-        num_computed = loop(
-            order, *(array.contiguous().numpy() for array in arrays), held.numpy(), self._root, log_prob.numpy()
-        )
+        num_computed = loop(order, *arrays, held.numpy(), self._root, log_prob.numpy())
         return log_prob, num_computed
 
     def _paths(self, word_id: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.lm.compiled_loop import Intrinsic, existing_loop
+from asr.lm.compiled_loop import Intrinsic, arrays_of, existing_loop
 from asr.lm.rnn.output_kernel import ask_for_path
 from asr.lm.threads import in_threads
 
@@ -52,13 +52,13 @@ class LoopedTreeLoss(torch.autograd.Function):
         slots = torch.empty(num_nodes, places.shape[1], dtype=torch.int64)
         paths = batch.word_id, batch.path_begin, batch.path_node, first
         tensors = places, batch.path_sign, rows, bias[:, 0], weight, losses, residual, slots, grad_hidden
-        arrays = _arrays(hidden, *paths, *tensors)
+        arrays = arrays_of(hidden, *paths, *tensors)
         loop = existing_loop(fill_paths)
         in_threads(lambda begin, end: loop(begin, end, *arrays), num_words, _WORDS_AT_LEAST)
         which, node = torch.empty(num_nodes, dtype=torch.int64), torch.empty(num_nodes, dtype=torch.int64)
-        num_distinct = existing_loop(number_nodes)(*_arrays(*paths[:3], which, node), np.full(num_rows, -1))
+        num_distinct = existing_loop(number_nodes)(*arrays_of(*paths[:3], which, node), np.full(num_rows, -1))
         grad_rows, grad_bias = torch.zeros(num_distinct, size), torch.zeros(num_distinct, 1)
-        sums = _arrays(hidden, first, which, residual, grad_rows, grad_bias)
+        sums = arrays_of(hidden, first, which, residual, grad_rows, grad_bias)
         loop_of_sums = existing_loop(add_row_gradients)
         in_threads(lambda begin, end: loop_of_sums(begin, end, *sums), size, _COLUMNS_AT_LEAST)
         ctx.save_for_backward(grad_hidden, node[:num_distinct], grad_rows, grad_bias, slots, residual)
@@ -80,11 +80,6 @@ class LoopedTreeLoss(torch.autograd.Function):
             grad_weight,
             None,
         )
-
-
-def _arrays(*tensors: Tensor) -> list[Any]:
-    plain = (tensor.detach() if tensor.requires_grad else tensor for tensor in tensors)
-    return [tensor.contiguous().numpy() for tensor in plain]
 
 
 def fill_paths(

@@ -112,6 +112,13 @@ class HashedMaxEnt(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
+def places_and_weight(maxent: HashedMaxEnt | None, history: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """What loops read of the features after history (Q, M): places (Q, R), weight (W,); none without features."""
+    if maxent is None:
+        return history.new_empty(len(history), 0), like.new_empty(0)
+    return maxent.places(history), maxent.weight
+
+
 def add_score_range(scores: Tensor, weight: Tensor, places: Tensor, begin: int) -> None:
     """scores (Q, K) += the features weight (W,) of words begin .. begin + K - 1 after the histories at places (Q, R).
 

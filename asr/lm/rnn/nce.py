@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asr.lm.compiled_loop import loop_for
+from asr.lm.compiled_loop import arrays_of, loop_for
 from asr.lm.rnn.log_z import LogZ, Precision, log_z_of
-from asr.lm.rnn.maxent import HASH_MULTIPLIERS, HashedMaxEnt
+from asr.lm.rnn.maxent import HASH_MULTIPLIERS, HashedMaxEnt, places_and_weight
 from asr.lm.rnn.nce_training import LoopedNceLoss, NceBatch, fill_probabilities
 from asr.lm.rnn.output_kernel import add_word_scores
 from asr.lm.rnn.shared_noise import SharedNoise
@@ -112,9 +112,7 @@ class NceOutput(nn.Module):
     def _looped_loss(
         self, hidden: Tensor, history: Tensor, word_id: Tensor, noise_id: Tensor, grad_columns: Tensor
     ) -> Tensor:
-        places, weight = history.new_empty(len(history), 0), hidden.new_empty(0)
-        if self.maxent is not None:
-            places, weight = self.maxent.places(history), self.maxent.weight
+        places, weight = places_and_weight(self.maxent, history, hidden)
         batch = NceBatch(places, word_id, noise_id, grad_columns, self.noise_log_prob)
         loss: Tensor = LoopedNceLoss.apply(  # type: ignore[no-untyped-call]
             hidden, self.rows.weight, self.bias.weight, weight, self.log_z, batch
@@ -167,8 +165,7 @@ def scores_by_rows(
         return scores if maxent is None else scores + maxent.score(history, word_id)
     scores = hidden.new_zeros(len(word_id))
     weight, order, table_size = _feature_weights(maxent, hidden)
-    tensors = hidden, history, word_id, row_idx, rows, bias, weight
-    arrays = [tensor.detach().contiguous().numpy() for tensor in tensors]
+    arrays = arrays_of(hidden, history, word_id, row_idx, rows, bias, weight)
 
     def work(begin: int, end: int) -> None:
         queries = (array[begin:end] for array in arrays[:4])

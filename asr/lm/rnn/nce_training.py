@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.lm.compiled_loop import Intrinsic, existing_loop
+from asr.lm.compiled_loop import Intrinsic, arrays_of, existing_loop
 from asr.lm.rnn.product_kernel import add_products_by_column, add_products_by_row, padded, padded_room
 from asr.lm.rnn.tile_kernel import NARROW, ROWS, exponential
 from asr.lm.threads import in_threads
@@ -81,7 +81,7 @@ class LoopedNceLoss(torch.autograd.Function):
         grad_rows, grad_noise = torch.empty(len(both_id), size), torch.zeros(prob.shape[1], hidden.shape[1])
         torch.mul(hidden[:num_words, :size], residual[:, None], out=grad_rows[:num_words])
         loop = existing_loop(add_products_by_column)
-        factors = [each.numpy() for each in (grad_noise, prob, hidden)]
+        factors = arrays_of(grad_noise, prob, hidden)
         in_threads(lambda begin, end: loop(*factors, begin, end), len(grad_noise) // ROWS, rows_at_least=1)
         torch.mul(grad_noise[:num_noise, :size], grad, out=grad_rows[num_words:])
         grad_offset = torch.cat((residual, prob.sum(dim=0)[:num_noise] * grad))
@@ -109,7 +109,7 @@ class LoopedNceLoss(torch.autograd.Function):
 def _over_words(function: Callable[..., None], tensors: list[Tensor], *more: Any) -> None:
     """function(begin, end, arrays, more) on parts of the words; the first array's rows are a multiple of ROWS."""
     loop = existing_loop(function)
-    arrays = [tensor.detach().contiguous().numpy() for tensor in tensors]
+    arrays = arrays_of(*tensors)
 
     def work(begin: int, end: int) -> None:
         loop(ROWS * begin, ROWS * end, *arrays, *more)

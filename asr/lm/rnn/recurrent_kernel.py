@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from asr.lm.compiled_loop import arrays_of
 from asr.lm.rnn.tile_kernel import NARROW, ROWS, add_products, exponential
 from asr.lm.threads import in_threads
 
@@ -38,11 +39,11 @@ def run_sentences(
     tiles = by_gate.view(num_gates, num_tiles, units, size).permute(1, 3, 0, 2).contiguous()
     states = state.new_empty(len(state) + len(input_idx), size)
     states[: len(state)] = state
-    arrays = (
+    arrays = arrays_of(
         gates, input_idx, torch.tensor(sizes), states, tiles.view(num_tiles, size, num_gates * units), bias_n,
         gates.new_zeros(ROWS, width), gates.new_zeros(ROWS, (num_gates + 1) * units), gates.new_zeros(units),
     )  # fmt: skip
-    loop(cell, *(array.detach().contiguous().numpy() for array in arrays))
+    loop(cell, *arrays)
     return states[len(state) :], states[len(states) - sizes[-1] :]
 
 
@@ -93,7 +94,7 @@ def next_states(
     num = len(gates) if which is None else len(which)
     new = state.new_empty(num, state.shape[1])
     indices = (torch.arange(num) if index is None else index for index in (which, before))
-    arrays = [array.detach().contiguous().numpy() for array in (gates, from_state, state, *indices, new)]
+    arrays = arrays_of(gates, from_state, state, *indices, new)
 
     def work(begin: int, end: int) -> None:
         loop(begin, end, *arrays, np.empty(4 * state.shape[1], np.float32))

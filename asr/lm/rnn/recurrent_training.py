@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.lm.compiled_loop import existing_loop, loop_for
+from asr.lm.compiled_loop import arrays_of, existing_loop, loop_for
 from asr.lm.rnn.product_kernel import add_products_by_column, add_products_by_row, padded, padded_room
 from asr.lm.rnn.recurrent_kernel import GRU, SIGMOID
 from asr.lm.rnn.tile_kernel import ROWS, exponential
@@ -86,7 +86,7 @@ class _LoopedSequence(torch.autograd.Function):
 
 def _over_streams(function: Callable[..., None], cell: int, tensors: list[Tensor]) -> None:
     loop = existing_loop(function)
-    arrays = [tensor.detach().contiguous().numpy() for tensor in tensors]
+    arrays = arrays_of(*tensors)
 
     def work(begin: int, end: int) -> None:
         loop(cell, ROWS * begin, ROWS * end, *arrays)
@@ -98,7 +98,7 @@ def _weight_gradient(grad: Tensor, factor: Tensor) -> Tensor:
     """grad (T, B, G), factor (T, B, E) -> the sum of their outer products (G, E), padded as they are."""
     loop = existing_loop(add_products_by_column)
     total = grad.new_zeros(grad.shape[2], factor.shape[2])
-    arrays = [tensor.numpy() for tensor in (total, grad.flatten(0, 1), factor.flatten(0, 1))]
+    arrays = arrays_of(total, grad.flatten(0, 1), factor.flatten(0, 1))
     in_threads(lambda begin, end: loop(*arrays, begin, end), len(total) // ROWS, rows_at_least=1)
     return total
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.lm.compiled_loop import Intrinsic, loop_for
+from asr.lm.compiled_loop import Intrinsic, arrays_of, loop_for
 from asr.lm.threads import in_threads
 
 _AHEAD = 16  # entries that are asked for before they are needed
@@ -89,8 +89,7 @@ class AdamWithSparseRows(torch.optim.Optimizer):
         loop = loop_for(adagrad_entries if param.dim() == 1 else adagrad_rows, param.detach())
         if loop is not None:
             by_row = (rows,) if param.dim() == 1 else rows.sort(stable=True)
-            tensors = param.detach(), state["square"], *by_row, values
-            arrays = [tensor.contiguous().numpy() for tensor in tensors]
+            arrays = arrays_of(param, state["square"], *by_row, values)
             # Each thread goes through all gradients, and updates its part of the table.
             at_least = _PLACES_AT_LEAST if param.dim() == 1 else len(param)
             in_threads(lambda begin, end: loop(begin, end, *arrays, lr), len(param), at_least)
