@@ -53,7 +53,8 @@ class ClassSoftmaxOutput(nn.Module):
         self.register_buffer("counts", torch.ones(vocabulary_size, dtype=torch.int64))
         self.class_of: Tensor
         self.row_of: Tensor
-        for name in ("class_of", "row_of"):
+        self.class_rows: Tensor  # of classes that have words: a very frequent word may fill the share of several
+        for name in ("class_of", "row_of", "class_rows"):
             self.register_buffer(name, torch.empty(0), persistent=False)
         self.class_begin: list[int] = []
         self._build()
@@ -74,7 +75,7 @@ class ClassSoftmaxOutput(nn.Module):
         by_class = list(self._by_class(self.class_of[word_id]))
         classes, members = [idx for idx, _ in by_class], [member for _, member in by_class]
         order, sizes = torch.cat(members), [len(member) for member in members]
-        row = [torch.arange(self.num_classes, device=hidden.device)]
+        row = [self.class_rows]
         row += [torch.arange(*self.class_begin[idx : idx + 2], device=hidden.device) for idx in classes]
         # All softmaxes' rows and features are taken at once: autograd adds up sparse gradients one by one, each time
         # copying what has come before.
@@ -85,7 +86,7 @@ class ClassSoftmaxOutput(nn.Module):
         if self.maxent is not None:
             features = self.maxent.score_blocks([history, *history[order].split(sizes)], row)
             scores = [score + feature for score, feature in zip(scores, features, strict=True)]
-        targets = [self.class_of[word_id]]
+        targets = [torch.searchsorted(self.class_rows, self.class_of[word_id])]
         targets += [self.row_of[word_id[member]] - part[0] for member, part in zip(members, row[1:], strict=True)]
         losses = [F.cross_entropy(*args, reduction="sum") for args in zip(scores, targets, strict=True)]
         return torch.stack(losses).sum()
@@ -98,7 +99,7 @@ class ClassSoftmaxOutput(nn.Module):
 
     def history_normalizer(self, hidden: Tensor, history: Tensor) -> Tensor:
         """log Z over the classes, (Q,)."""
-        return self._slice_scores(hidden, history, 0, self.num_classes).logsumexp(dim=1)
+        return self._scores(hidden, history, self.class_rows).logsumexp(dim=1)
 
     def group_of(self, word_id: Tensor) -> Tensor:
         """word_id (Q,) -> class (Q,)."""
@@ -108,8 +109,8 @@ class ClassSoftmaxOutput(nn.Module):
         """log Z over the words of the class `group` (Q,), (Q,)."""
         log_z = hidden.new_empty(len(hidden))
         for class_idx, member in self._by_class(group):
-            begin, end = self.class_begin[class_idx], self.class_begin[class_idx + 1]
-            log_z[member] = self._slice_scores(hidden[member], history[member], begin, end).logsumexp(dim=1)
+            row = torch.arange(*self.class_begin[class_idx : class_idx + 2], device=hidden.device)
+            log_z[member] = self._scores(hidden[member], history[member], row).logsumexp(dim=1)
         return log_z
 
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
@@ -118,9 +119,8 @@ class ClassSoftmaxOutput(nn.Module):
         normalizer = normalizer + self.group_normalizer(hidden, history, self.group_of(word_id))
         return self.word_score(hidden, history, word_id) - normalizer
 
-    def _slice_scores(self, hidden: Tensor, history: Tensor, begin: int, end: int) -> Tensor:
-        """Scores of the rows begin .. end - 1, (Q, end - begin)."""
-        row = torch.arange(begin, end, device=hidden.device)
+    def _scores(self, hidden: Tensor, history: Tensor, row: Tensor) -> Tensor:
+        """Scores of the rows (K,), (Q, K)."""
         scores = F.linear(hidden, self.rows(row)) + self.bias(row).squeeze(1)
         return scores if self.maxent is None else scores + self.maxent.score_each(history, row)
 
@@ -141,10 +141,12 @@ class ClassSoftmaxOutput(nn.Module):
         row_of = np.empty(len(class_of), dtype=np.int64)
         row_of[words] = np.arange(len(words)) - (class_of < 0).sum() + self.num_classes
         never = class_of < 0
-        class_of[never], row_of[never] = 0, self.num_classes
+        class_rows = np.flatnonzero(np.diff(begin))
+        class_of[never], row_of[never] = class_rows[0], self.num_classes
         self.class_begin = (begin + self.num_classes).tolist()
         self.class_of = torch.from_numpy(class_of).to(self.counts.device)
         self.row_of = torch.from_numpy(row_of).to(self.counts.device)
+        self.class_rows = torch.from_numpy(class_rows).to(self.counts.device)
 
     def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)

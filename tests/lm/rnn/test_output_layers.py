@@ -174,6 +174,19 @@ def test_classes_are_contiguous_and_cover_all() -> None:
     assert (np.diff(class_of[4:]) >= 0).all()
 
 
+def test_classes_without_words_take_no_probability() -> None:
+    """Half of all words are one word: it fills the first classes' share alone."""
+    output = ClassSoftmaxOutput(len(COUNTS), 4, None, num_classes=6)
+    output.set_unigram(torch.tensor([0, 0, 10**6, *[1] * (len(COUNTS) - 3)]), reset_bias=True)
+    assert len(output.class_rows) < 6 and output.class_rows[0] > 0
+    hidden, history = torch.randn(1, 4).expand(len(COUNTS), -1), torch.zeros(len(COUNTS), 0, dtype=torch.int64)
+    log_prob = output.log_prob(hidden, history, torch.arange(len(COUNTS)))
+    assert log_prob[:2].tolist() == [-torch.inf] * 2
+    torch.testing.assert_close(log_prob.exp().sum(), torch.tensor(1.0))
+    loss = output.loss(hidden[2:], history[2:], torch.arange(2, len(COUNTS)), torch.Generator())
+    torch.testing.assert_close(loss, -log_prob[2:].sum())
+
+
 def test_layers_restore_tree_and_classes() -> None:
     for output in ("hierarchical", "class"):
         network, other = _network(output, 3), _network(output, 3)
