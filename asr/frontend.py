@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from asr.data.resampling import resample
+from asr.data.resampling import checked_rate, resample
 from asr.errors import AsrError
 
 _WINDOW_SECONDS = 0.2
@@ -24,7 +24,8 @@ def as_utterances(waveform: Tensor | Sequence[Tensor], num_samples: Tensor | Non
         num_samples: (N,) of a batch whose rows are padded.
 
     Raises:
-        AsrError: another shape, no samples, integers, NaN or infinite samples; the utterance is numbered.
+        AsrError: no tensors, another shape, no samples, integers, NaN or infinite samples, lengths that are not those
+            of the rows; the utterance is numbered.
     """
     if isinstance(waveform, Tensor):
         rows = [waveform] if waveform.dim() == 1 else list(waveform) if waveform.dim() == 2 else None
@@ -32,9 +33,19 @@ def as_utterances(waveform: Tensor | Sequence[Tensor], num_samples: Tensor | Non
             raise AsrError(
                 f"the waveform has the shape {tuple(waveform.shape)}; give (samples,) or (utterances, samples)."
             )
-    else:
+    elif isinstance(waveform, (list, tuple)) and all(isinstance(row, Tensor) for row in waveform):
         rows = list(waveform)
+    else:
+        raise AsrError(
+            f"the waveform is a {type(waveform).__name__}; give a tensor or a list of tensors, of numpy's arrays "
+            "torch.from_numpy(array)."
+        )
     if num_samples is not None:
+        if len(num_samples) != len(rows):
+            raise AsrError(f"there are {len(num_samples)} lengths (num_samples) for {len(rows)} utterances.")
+        for index, (row, num) in enumerate(zip(rows, num_samples.tolist(), strict=True)):
+            if not 0 <= num <= row.shape[-1]:
+                raise AsrError(f"utterance {index} has {row.shape[-1]} samples, and num_samples says {num}.")
         rows = [row[: int(num)] for row, num in zip(rows, num_samples, strict=True)]
     return [_checked(row, f"utterance {index}") for index, row in enumerate(rows)]
 
@@ -54,7 +65,12 @@ def _checked(row: Tensor, name: str) -> Tensor:
 
 
 def at_rate(waveform: Tensor, old_rate: int, new_rate: int) -> Tensor:
-    """(L,) brought to another sampling rate."""
+    """(L,) brought to another sampling rate.
+
+    Raises:
+        AsrError: as `checked_rate`.
+    """
+    old_rate = checked_rate(old_rate)
     return waveform if old_rate == new_rate else resample(waveform, old_rate, new_rate)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -86,6 +87,10 @@ class Recognizer(nn.Module):
         self.options, self.rnn_weight = decoding_options(bundle, self.mode, options or {})
         if not 0 <= num_workers <= _MOST_WORKERS:
             raise AsrError(f"the number of workers is {num_workers}; it lies between 0 and {_MOST_WORKERS}.")
+        if not 1.0 <= max_segment_seconds < math.inf:
+            raise AsrError(f"max_segment_seconds is {max_segment_seconds}; give 1 second or more.")
+        if not 0.0 < batch_seconds < math.inf:
+            raise AsrError(f"batch_seconds is {batch_seconds}; it must be above 0, and finite.")
         self._wanted_first_pass = first_pass
         chosen_first_pass(first_pass, bundle.graph, torch.device("cpu"))
         self.max_segment_seconds = max_segment_seconds
@@ -146,10 +151,11 @@ class Recognizer(nn.Module):
             A result a recording, in order.
 
         Raises:
-            AsrError: a recording is empty, or has samples that are not numbers.
+            AsrError: a recording is empty, has samples that are not numbers, or a sampling rate that is none.
         """
         rate = self.sampling_rate
-        recordings = [at_rate(row, sampling_rate or rate, rate) for row in as_utterances(waveform, num_samples)]
+        old_rate = rate if sampling_rate is None else sampling_rate
+        recordings = [at_rate(row, old_rate, rate) for row in as_utterances(waveform, num_samples)]
         pieces = [
             (recording_idx, begin, end)
             for recording_idx, recording in enumerate(recordings)
@@ -157,7 +163,7 @@ class Recognizer(nn.Module):
         ]
         batches = like_length_batches([end - begin for _, begin, end in pieces], int(self.batch_seconds * rate))
         samples = ([recordings[pieces[i][0]][pieces[i][1] : pieces[i][2]] for i in batch] for batch in batches)
-        self._prepare()
+        self.prepare()
         found: dict[int, RecognitionResult] = {}
         for batch, results in zip(
             batches, overlapped(samples, self._scored, self._searched, self.num_workers, self.device), strict=True
@@ -215,8 +221,12 @@ class Recognizer(nn.Module):
             results.append(as_result(result, step, share, self.options, self.aligner, cache))
         return results
 
-    def _prepare(self) -> None:
-        """Builds what is missing: first pass, and a language model a worker."""
+    def prepare(self) -> None:
+        """Builds what the first recording would wait for: first pass, and a language model a worker.
+
+        Raises:
+            AsrError: the first pass cannot run here, or the budget of device memory is too small.
+        """
         if self._first_pass is None:
             graph = self.bundle.graph.to(self.device)
             self._first_pass = build_first_pass(self.first_pass_name, graph, self.options, self.keep_lattices)
@@ -232,6 +242,10 @@ class Recognizer(nn.Module):
                     self.cache_bytes // num_models,
                 )
             )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and other processes: they build first pass and caches of their own."""
+        return {**self.__dict__, "_first_pass": None, "_language_models": []}
 
     def _apply(self: _Self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> _Self:
         """Follows `.to(device)`: graph and caches are built again where the weights are."""

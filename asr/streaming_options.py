@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from asr.am.windows import WindowSizes
@@ -56,13 +57,13 @@ class StreamingOptions:
 
     def __post_init__(self) -> None:
         for name in ("chunk_seconds", "silence_before_words", "silence_after_words", "longest_utterance"):
-            if not getattr(self, name) > 0:
-                raise AsrError(f"streaming: {name} is {getattr(self, name)}; it must be above 0.")
-        if self.commit_seconds is not None and not self.commit_seconds > 0:
+            if not 0 < getattr(self, name) < math.inf:
+                raise AsrError(f"streaming: {name} is {getattr(self, name)}; it must be above 0, and finite.")
+        if self.commit_seconds is not None and not 0 < self.commit_seconds < math.inf:
             raise AsrError(f"streaming: commit_seconds is {self.commit_seconds}; it must be above 0, or none.")
         for name in ("left_seconds", "right_seconds", "memory_seconds", "least_spread"):
-            if not getattr(self, name) >= 0:
-                raise AsrError(f"streaming: {name} is {getattr(self, name)}; it must not be negative.")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise AsrError(f"streaming: {name} is {getattr(self, name)}; it must be 0 or more, and finite.")
         if self.first_pass not in ("torch", "k2"):
             raise AsrError(f"streaming: there is no first pass {self.first_pass!r}; it is torch or k2.")
         if self.partials not in PARTIALS:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from asr.am.windows import WindowedNetwork, WindowStream
+from asr.data.resampling import checked_rate
 from asr.data.sample_stream import FeatureStream, ResampleStream
 from asr.decoding.first_pass import DecodeResult, Hypothesis
 from asr.decoding.streaming import StreamingDecoder
@@ -94,8 +95,12 @@ class StreamingRecognizer:
         self._num_opened = 0
 
     def open(self, sampling_rate: int | None = None) -> int:
-        """A new stream's number; the sampling rate of its samples is the bundle's own if None."""
-        rate = sampling_rate or self._rate
+        """A new stream's number; the sampling rate of its samples is the bundle's own if None.
+
+        Raises:
+            AsrError: as `checked_rate`.
+        """
+        rate = self._rate if sampling_rate is None else checked_rate(sampling_rate)
         (search,) = self._decoder.start()
         features: Any = self._recognizer.features
         number = self._num_opened
@@ -123,6 +128,8 @@ class StreamingRecognizer:
         """
         one = self._open(stream)
         where = f"stream {stream} at {one.num_samples / one.sampling_rate:.2f} s"
+        if not isinstance(samples, Tensor):
+            raise AsrError(f"{where}: a {type(samples).__name__}; give a tensor, of numpy's torch.from_numpy(array).")
         if samples.dim() != 1 or not samples.is_floating_point():
             raise AsrError(
                 f"{where}: samples of shape {tuple(samples.shape)} and type {samples.dtype}; give (samples,) of "

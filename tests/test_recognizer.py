@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import copy
+import math
+import pickle
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +16,7 @@ from asr.errors import AsrError
 from asr.lm import placement
 from asr.lm.rnn import host_rnn_lm
 from asr.recognizer import Recognizer
+from asr.streaming_recognizer import StreamingRecognizer
 from tests.tiny_bundle import RATE, TEXT, tones
 
 SENTENCES = [line.split() for line in TEXT[:5]]
@@ -139,11 +144,41 @@ def test_long_recordings_are_cut_at_pauses(bundle):
         ([torch.zeros(100), torch.full((100,), float("nan"))], "utterance 1 has samples that are NaN or infinite"),
         (torch.zeros(100, dtype=torch.int16), "give floating-point samples"),
         (torch.zeros(2, 2, 100), r"the waveform has the shape \(2, 2, 100\)"),
+        (torch.zeros(100).numpy(), r"the waveform is a ndarray; give a tensor .* torch.from_numpy"),
+        ([torch.zeros(100).numpy()], "the waveform is a list; give a tensor or a list of tensors"),
+        ("talk.wav", "the waveform is a str; give a tensor"),
     ],
 )
 def test_bad_waveforms_are_one_sentence(recognizer, waveform, message):
     with pytest.raises(AsrError, match=message):
         recognizer(waveform)
+
+
+@pytest.mark.parametrize("rate", [0, -16000, 16000.5, math.nan, "16000", 1, 2**40])
+def test_sampling_rates_that_are_none_are_refused(recognizer, rate):
+    with pytest.raises(AsrError, match=r"the sampling rate is .*; give a whole number of Hz"):
+        recognizer(torch.zeros(100), sampling_rate=rate)
+    with pytest.raises(AsrError, match=r"the sampling rate is .*; give a whole number of Hz"):
+        StreamingRecognizer(recognizer).open(rate)
+
+
+def test_sampling_rates_may_be_of_any_type_of_number(recognizer):
+    waveform = tones(["PAT", "TO", "KIT"], rate=8000)
+    assert words_of(recognizer(waveform, 8000.0)) == words_of(recognizer(waveform, np.int64(8000)))
+
+
+@pytest.mark.parametrize("lengths", [[100], [100, 101], [100, -1]])
+def test_lengths_that_are_not_those_of_the_batch_are_refused(recognizer, lengths):
+    with pytest.raises(AsrError, match=r"lengths \(num_samples\) for 2 utterances|utterance 1 has 100 samples, and"):
+        recognizer(torch.zeros(2, 100), num_samples=torch.tensor(lengths))
+
+
+def test_copies_recognize_the_same(recognizer):
+    waveform = tones(["PAT", "TO", "KIT"])
+    before = words_of(recognizer(waveform))
+    for copied in (copy.deepcopy(recognizer), pickle.loads(pickle.dumps(recognizer))):
+        assert words_of(copied(waveform)) == before
+    assert words_of(recognizer(waveform)) == before
 
 
 @pytest.mark.parametrize("num_samples", [1, 79, 80, 400])
@@ -180,11 +215,21 @@ def test_a_bundle_without_language_models_still_recognizes(bundle):
         ({"beam": 3}, "no decoding option 'beam'; there are am_scale"),
         ({"search_beam": -1.0}, "search_beam is -1.0; it must be above 0"),
         ({"rnn_weight": 1.5}, "weight is 1.5; it lies between 0 and 1"),
+        ({"am_scale": math.inf}, "am_scale is inf; it must be a finite number"),
+        ({"max_active_states": 10**20}, "max_active_states 100000000000000000000; choose"),
     ],
 )
 def test_wrong_options_are_one_sentence(bundle, options, message):
     with pytest.raises(AsrError, match=message):
         Recognizer(bundle, options=options)
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 0.0])
+def test_wrong_lengths_of_pieces_and_batches_are_one_sentence(bundle, seconds):
+    with pytest.raises(AsrError, match=r"max_segment_seconds is .*; give 1 second or more"):
+        Recognizer(bundle, max_segment_seconds=seconds)
+    with pytest.raises(AsrError, match=r"batch_seconds is .*; it must be above 0, and finite"):
+        Recognizer(bundle, batch_seconds=seconds)
 
 
 def test_the_bundles_options_and_the_users(bundle):

@@ -113,7 +113,7 @@ def test_final_results_are_those_of_decoding_the_same_outputs_at_once(recognizer
     while windows.is_ready:
         chunks += network.step([windows])
     log_prob = torch.cat(chunks)
-    recognizer._prepare()
+    recognizer.prepare()
     models = recognizer._language_models[0]
     whole = TorchFirstPass(recognizer.bundle.graph, recognizer.options).decode(
         log_prob[None], torch.tensor([len(log_prob)]), models.model
@@ -206,6 +206,8 @@ def test_bad_pieces_are_refused_and_the_stream_goes_on(recognizer):
         streaming.push(stream, torch.zeros(100, dtype=torch.int16))
     with pytest.raises(AsrError, match=r"shape \(2, 100\)"):
         streaming.push(stream, torch.zeros(2, 100))
+    with pytest.raises(AsrError, match=r"stream 0 at 0\.50 s: a ndarray; give a tensor"):
+        streaming.push(stream, torch.zeros(100).numpy())
     results = run(streaming, stream, waveform[8000:])
     assert results[-1].text == "PAT TO KIT"
     for call in (lambda: streaming.push(stream, waveform), lambda: streaming.close(stream)):
@@ -213,6 +215,9 @@ def test_bad_pieces_are_refused_and_the_stream_goes_on(recognizer):
             call()
     with pytest.raises(AsrError, match="chunk_seconds is 0"):
         StreamingOptions(chunk_seconds=0)
+    for name in ("chunk_seconds", "left_seconds", "longest_utterance", "commit_seconds"):
+        with pytest.raises(AsrError, match=f"{name} is inf"):
+            StreamingOptions(**{name: math.inf})
     with pytest.raises(AsrError, match="no first pass 'k3'"):
         StreamingOptions(first_pass="k3")
     with pytest.raises(AsrError, match="no partial results 'all'"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from typing import Any
 
 import torch
@@ -109,11 +110,17 @@ def recognizer_from(args: argparse.Namespace, mode: str | None = None) -> Recogn
         batch_seconds=args.batch_seconds,
         num_workers=args.workers,
         lexicon=Lexicon.from_file(args.lexicon) if args.lexicon is not None else None,
-        cache_bytes=int(args.cache_mb * 1e6),
-        lm_device_bytes=None if args.lm_device_mb is None else int(args.lm_device_mb * 1e6),
+        cache_bytes=_bytes("--cache-mb", args.cache_mb),
+        lm_device_bytes=None if args.lm_device_mb is None else _bytes("--lm-device-mb", args.lm_device_mb),
         options=options,
     )
     return recognizer.to(device_from(args.device))
+
+
+def _bytes(option: str, megabytes: float) -> int:
+    if not 0 <= megabytes < math.inf:
+        raise AsrError(f"{option} {megabytes}: give a number of MB, 0 or more.")
+    return int(megabytes * 1e6)
 
 
 def device_from(name: str) -> torch.device:
@@ -126,8 +133,10 @@ def device_from(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError as error:
-        raise AsrError(f"--device {name}: there is no such device; give cpu, cuda or cuda:NUMBER.") from error
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise AsrError(f"--device {name}: there is no such device; give cpu, cuda or cuda:NUMBER.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise AsrError(f"--device {name}: torch sees {torch.cuda.device_count()} GPUs here; 'asr doctor' says more.")
     return device

@@ -70,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     recognizer = recognizer_from(args)
     recognizer.keep_lattices = args.lattices is not None
+    recognizer.prepare()
     lattices = None
     if args.lattices is not None:
         lattices = LatticeWriter(args.lattices, args.lattice_format, recognizer, list(map(Path, done)))

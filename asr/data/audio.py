@@ -11,7 +11,7 @@ import soundfile
 import torch
 from torch import Tensor
 
-from asr.data.resampling import resample
+from asr.data.resampling import checked_rate, resample
 from asr.errors import AsrError
 
 AUDIO_SUFFIXES = (".flac", ".wav", ".mp3", ".sph", ".ogg", ".opus", ".aiff", ".aif", ".au")
@@ -70,6 +70,9 @@ def _decode(path: Path) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.float32
             )
             samples = file.read(dtype="float32", always_2d=True)
             rate = int(file.samplerate)
+        checked_rate(rate)
+    except AsrError as error:
+        raise AsrError(f"{path}: the header is damaged: {error}") from error
     except (soundfile.SoundFileError, RuntimeError) as error:
         raise AsrError(f"{path}: the audio cannot be decoded{_reason(error)}; it is damaged or not audio.") from error
     if len(samples) == 0:

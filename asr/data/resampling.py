@@ -16,7 +16,25 @@ _ROLLOFF = 0.99
 # A kernel holds the inputs of a whole block of outputs. Of rates with hardly a common divisor (44099 Hz) that would be
 # gigabytes, nearly all of them zeros.
 _LARGEST_KERNEL = 1 << 22
+_LOWEST_RATE, _HIGHEST_RATE = 1000, 1_000_000
 _OUTPUTS_AT_ONCE = 1 << 16
+
+
+def checked_rate(sampling_rate: float) -> int:
+    """The sampling rate of speech, in Hz.
+
+    Raises:
+        AsrError: it is no whole number, or so low or high that no recording has it.
+    """
+    try:
+        rate = int(sampling_rate)
+    except (TypeError, ValueError, OverflowError):
+        rate = 0
+    if rate == sampling_rate and _LOWEST_RATE <= rate <= _HIGHEST_RATE:
+        return rate
+    raise AsrError(
+        f"the sampling rate is {sampling_rate!r}; give a whole number of Hz from {_LOWEST_RATE} to {_HIGHEST_RATE}."
+    )
 
 
 def resample(waveform: Tensor, old_rate: int, new_rate: int) -> Tensor:

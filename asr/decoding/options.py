@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from asr.errors import AsrError
 
+_MOST_STATES = 2**31 - 1
+
 
 @dataclass(frozen=True)
 class DecodingOptions:
@@ -59,13 +61,13 @@ class DecodingOptions:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise AsrError(f"decoding options: {name} is {value}; it must be above 0.")
-        for name in ("graph_scale", "lm_scale", "word_insertion_penalty"):
+        for name in ("am_scale", "graph_scale", "lm_scale", "word_insertion_penalty"):
             if not math.isfinite(getattr(self, name)):
                 raise AsrError(f"decoding options: {name} is {getattr(self, name)}; it must be a finite number.")
-        if self.min_active_states < 0 or self.max_active_states < max(1, self.min_active_states):
+        if not 0 <= self.min_active_states <= self.max_active_states <= _MOST_STATES or self.max_active_states < 1:
             raise AsrError(
                 f"decoding options: min_active_states is {self.min_active_states} and max_active_states "
-                f"{self.max_active_states}; choose 0 <= min_active_states <= max_active_states and at least 1 at most."
+                f"{self.max_active_states}; choose 0 <= min_active_states <= max_active_states, at most 2^31 - 1."
             )
         if self.max_contexts_per_state is not None and self.max_contexts_per_state < 1:
             raise AsrError(

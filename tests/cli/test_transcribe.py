@@ -123,7 +123,11 @@ def test_statistics(tmp_path, transcribe):
         (["--mode", "on_the_fly", "--ngram-only"], "exclude each other"),
         (["--device", "nonsense"], "there is no such device"),
         (["--device", "cuda:99"], "GPUs here"),
+        (["--device", "mps"], "there is no such device"),
         (["--search-beam", "-3"], "must be above 0"),
+        (["--cache-mb", "nan"], "--cache-mb nan: give a number of MB"),
+        (["--lm-device-mb", "inf"], "--lm-device-mb inf: give a number of MB"),
+        (["--lm-device-mb", "0", "--mode", "large_ngram"], "budget of 0 bytes is too small"),
         (["--bundle", "nowhere"], "nowhere: there is no bundle here"),
     ],
 )
@@ -135,6 +139,13 @@ def test_a_wrong_request_is_one_sentence(tmp_path, transcribe, arguments, messag
     assert message in errors
     assert errors.startswith("asr: error: ")
     assert len(errors.splitlines()) == 1
+
+
+def test_a_header_with_an_absurd_rate_is_named(tmp_path, transcribe):
+    path = write(tmp_path / "a.wav", torch.zeros(RATE), rate=7)
+    code, lines, errors = transcribe(path)
+    assert (code, lines) == (1, [])
+    assert "a.wav: the header is damaged: the sampling rate is 7" in errors
 
 
 def test_a_folder_without_audio(tmp_path, transcribe):
