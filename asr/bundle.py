@@ -133,11 +133,14 @@ class Bundle:
                 smaller than a finished one; None writes `graph`.
 
         Raises:
-            AsrError: the parts do not belong together.
+            AsrError: the parts do not belong together, or the folder cannot be made.
         """
         self.check()
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise AsrError(f"{folder}: the bundle's folder cannot be made ({error.strerror}); name another.") from error
         manifest: dict[str, Any] = {
             "name": self.name,
             "features": {"class": self.features.class_name, "arguments": self.features.arguments},
@@ -148,7 +151,7 @@ class Bundle:
         save_weights(self.acoustic_model.network, folder / _AM_FILE, half_precision)
         if graph_file is None:
             self.graph.save(folder / _GRAPH_FILE)
-        else:
+        elif graph_file.resolve() != (folder / _GRAPH_FILE).resolve():
             shutil.copyfile(graph_file, folder / _GRAPH_FILE)
         for part, file_name in _NGRAM_FILES.items():
             model: NgramLM | None = getattr(self, part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from numbers import Real
 from typing import Any
 
 import torch
@@ -66,15 +67,18 @@ def decoding_options(bundle: Bundle, mode: str, overrides: dict[str, Any]) -> tu
     Raises:
         AsrError: an option does not exist or is out of its range.
     """
-    settings = {**bundle.decoding.get(mode, bundle.decoding.get("ngram", {})), **overrides}
-    rnn_weight = float(settings.pop(_RNN_WEIGHT, _DEFAULT_RNN_WEIGHT))
-    if not 0.0 <= rnn_weight <= 1.0:
-        raise AsrError(f"the recurrent model's weight is {rnn_weight}; it lies between 0 and 1.")
+    tuned = bundle.decoding.get(mode, bundle.decoding.get("ngram", {}))
+    if not isinstance(tuned, dict):
+        raise AsrError(f"bundle {bundle.name}: the decoding options of {mode} are {tuned!r}; give names and numbers.")
+    settings = {**tuned, **overrides}
+    rnn_weight = settings.pop(_RNN_WEIGHT, _DEFAULT_RNN_WEIGHT)
+    if not isinstance(rnn_weight, Real) or not 0.0 <= rnn_weight <= 1.0:
+        raise AsrError(f"the recurrent model's rnn_weight is {rnn_weight!r}; it lies between 0 and 1.")
     known = {field.name for field in dataclasses.fields(DecodingOptions)}
     unknown = sorted(set(settings) - known)
     if unknown:
         raise AsrError(f"there is no decoding option {unknown[0]!r}; there are {', '.join(sorted(known))}.")
-    return DecodingOptions(**settings), rnn_weight
+    return DecodingOptions(**settings), float(rnn_weight)
 
 
 @dataclasses.dataclass

@@ -12,6 +12,7 @@ import yaml
 
 from asr.bundle import Bundle, read_rnn_lm
 from asr.data.fbank import Fbank
+from asr.decoding_mode import MODES, decoding_options
 from asr.errors import AsrError
 from asr.graph.artefact import DecodingGraph
 from asr.lm.ngram.file import read_ngram_lm
@@ -75,10 +76,19 @@ def run(args: argparse.Namespace) -> int:
         decoding=_mapping(Path(args.decoding)) if args.decoding else acoustics.decoding,
         card=_text(Path(args.card)) if args.card else "",
     )
+    _check_decoding(bundle)
     bundle.save(folder, half_precision=not args.full_precision, graph_file=Path(args.graph))
     num_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     print(json.dumps({"bundle": str(folder), "megabytes": round(num_bytes / 1e6, 1)}))
     return 0
+
+
+def _check_decoding(bundle: Bundle) -> None:
+    """Refuses decoding options that no recognizer would take."""
+    for mode in bundle.decoding:
+        if mode not in MODES:
+            raise AsrError(f"--decoding: there is no mode {mode!r}; there are {', '.join(MODES)}.")
+        decoding_options(bundle, mode, {})
 
 
 class _Acoustics(NamedTuple):

@@ -110,7 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # what cannot be written shows while it can be told
         return code
     except AsrError as error:
-        print(f"asr: error: {error}", file=sys.stderr)
+        # What libraries say may be several lines.
+        print("asr: error:", *(line.strip() for line in str(error).splitlines()), file=sys.stderr)
         code = 2
     except KeyboardInterrupt:
         print("asr: interrupted", file=sys.stderr)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from numbers import Real
 
 from asr.errors import AsrError
 
-_MOST_STATES = 2**31 - 1
+_MOST_STATES = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,11 @@ class DecodingOptions:
     blank_skip_threshold: float | None = None
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            is_left_out = value is None and field.default is None
+            if not is_left_out and (isinstance(value, bool) or not isinstance(value, Real)):
+                raise AsrError(f"decoding options: {field.name} is {value!r}; it must be a number.")
         for name in ("search_beam", "output_beam", "word_beam", "context_beam", "am_scale"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -67,7 +73,7 @@ class DecodingOptions:
         if not 0 <= self.min_active_states <= self.max_active_states <= _MOST_STATES or self.max_active_states < 1:
             raise AsrError(
                 f"decoding options: min_active_states is {self.min_active_states} and max_active_states "
-                f"{self.max_active_states}; choose 0 <= min_active_states <= max_active_states, at most 2^31 - 1."
+                f"{self.max_active_states}; choose 0 <= min_active_states <= max_active_states, at most 2^63 - 1."
             )
         if self.max_contexts_per_state is not None and self.max_contexts_per_state < 1:
             raise AsrError(

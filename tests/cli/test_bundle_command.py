@@ -68,11 +68,35 @@ def test_the_acoustic_model_of_another_bundle(parts, tiny_bundle_folder):
         assert torch.equal(one.acoustic_model.network.state_dict()[name], value.half().to(value.dtype))
 
 
+def test_a_bundle_can_be_made_anew_from_its_own_parts(parts, capsys):
+    assert main(arguments(parts, parts / "out")) == 0
+    own = {"acoustic-model": parts / "out", "graph": parts / "out" / "graph.safetensors"}
+    own |= {"small-ngram": parts / "out" / "small_ngram.bin", "rnn-lm": parts / "out"}
+    assert main(arguments(parts, parts / "out", **own)) == 0
+    recognizer = Recognizer.from_folder(parts / "out", mode="on_the_fly", first_pass="torch")
+    assert recognizer(tones(["SICK", "SKIP"]))[0].text == "SICK SKIP"
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(parts, capsys):
+    assert main(arguments(parts, parts / "card.md")) == 2
+    assert "card.md: the bundle's folder cannot be made (File exists)" in capsys.readouterr().err
+
+
 def test_wrong_parts_are_one_sentence(parts, capsys):
+    def decoding(text):
+        path = parts / f"{len(list(parts.iterdir()))}.yaml"
+        path.write_text(text)
+        return path
+
     for changes, message in (
         ({"graph": parts / "none.safetensors"}, "none.safetensors"),
         ({"small-ngram": parts / "none.arpa"}, "none.arpa: the n-gram model cannot be read"),
         ({"decoding": parts / "card.md"}, "holds no mapping"),
+        ({"decoding": decoding("a: [")}, "neither YAML nor JSON can be read there"),
+        ({"decoding": decoding("on_fly: {lm_scale: 1}")}, "there is no mode 'on_fly'; there are on_the_fly"),
+        ({"decoding": decoding("ngram: 3")}, "the decoding options of ngram are 3; give names and numbers"),
+        ({"decoding": decoding("ngram: {search_beam: wide}")}, "search_beam is 'wide'; it must be a number"),
+        ({"decoding": decoding("ngram: {rnn_weight: x}")}, "rnn_weight is 'x'; it lies between 0 and 1"),
         ({"acoustic-model": parts / "none.ckpt"}, "none.ckpt: no Lightning checkpoint can be read there"),
         ({"acoustic-model": parts / "rnn"}, "bundle.json is missing"),
         # As many tokens, but others.
