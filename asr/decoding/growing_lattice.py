@@ -21,6 +21,7 @@ from asr.decoding.options import DecodingOptions
 from asr.decoding.search.backtrace import Backtrace
 from asr.decoding.search.frame_form import lm_chunk_reader
 from asr.decoding.search.frame_step import FrameStep
+from asr.decoding.search.reading import Chunk, Traces
 from asr.decoding.search.search_graph import ArcSet
 from asr.decoding.search.token_step import ArcWords
 from asr.decoding.search.tokens import Tokens
@@ -177,9 +178,8 @@ class LatticeFollower:
         tokens.state = order[place[stays]]
         reader = None if self._lm is None else lm_chunk_reader("auto", part, self._options, self._lm, False)
         if reader is not None:
-            frames, num = torch.zeros(1, num_frames, 1), torch.tensor([num_frames])
-            own = (tokens, frames, num, self._offset, self.backtrace, None)
-            self._tokens = reader.read(*own, collect=lambda alive: None)
+            chunk = Chunk(torch.zeros(1, num_frames, 1), torch.tensor([num_frames]), self._offset)
+            self._tokens = reader.read(tokens, chunk, Traces(self.backtrace, None, lambda alive: None))
             return
         step = FrameStep(part, self._options, self._lm, self.backtrace, None)
         zero = torch.zeros(1, dtype=torch.int64, device=tokens.state.device)

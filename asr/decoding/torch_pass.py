@@ -19,7 +19,8 @@ from asr.decoding.lattice.lattice import Lattice
 from asr.decoding.lattice.records import LatticeRecords
 from asr.decoding.options import DecodingOptions
 from asr.decoding.search.backtrace import Backtrace
-from asr.decoding.search.frame_form import ChunkReader, chosen_form
+from asr.decoding.search.frame_form import chosen_form
+from asr.decoding.search.reading import ChunkReader
 from asr.decoding.search.search_graph import SearchGraph
 from asr.decoding.search.token_search import TokenSearch
 from asr.decoding.word_map import WordMapper

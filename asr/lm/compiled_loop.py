@@ -63,9 +63,9 @@ def compiled_loop(function: Callable[..., Any], reorders_sums: bool = True) -> C
     return cast(Callable[..., Any], compiled)
 
 
-def existing_loop(function: Callable[..., Any]) -> Callable[..., Any]:
+def existing_loop(function: Callable[..., Any], reorders_sums: bool = True) -> Callable[..., Any]:
     """As `compiled_loop`, where it is known that there is numba."""
-    loop = compiled_loop(function)
+    loop = compiled_loop(function, reorders_sums)
     assert loop is not None
     return loop
 

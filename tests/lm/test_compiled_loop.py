@@ -46,3 +46,10 @@ def test_where_nothing_can_be_written_loops_are_compiled_in_memory(tmp_path: Pat
     _write(tmp_path / "callee.py", "def weight():\n    return 3\n", 1_000)
     (tmp_path / "__pycache__").write_text("no folder")
     assert _value(tmp_path, NUMBA_CACHE_DIR="", XDG_CACHE_HOME=os.devnull, HOME=os.devnull) == 6
+
+
+def test_nothing_else_compiles_loops() -> None:
+    root = Path(importlib.util.find_spec("asr").submodule_search_locations[0])
+    assert [path.name for path in root.rglob("*.py") if "njit" in path.read_text(encoding="utf-8")] == [
+        "compiled_loop.py"
+    ]

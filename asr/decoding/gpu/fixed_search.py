@@ -5,19 +5,17 @@ Shapes: N streams, T frames, C tokens, K partial paths.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 import triton
-from torch import Tensor
 
 from asr.decoding.gpu import keeping
 from asr.decoding.gpu.frame_room import FrameRoom, Sizes
 from asr.decoding.gpu.limits import FrameLimits
 from asr.decoding.gpu.replay import FrameReplay
-from asr.decoding.lattice.records import LatticeRecords
 from asr.decoding.search.backtrace import Backtrace
+from asr.decoding.search.reading import Chunk, Traces
 from asr.decoding.search.search_graph import Searchable
 from asr.decoding.search.tokens import Tokens
 
@@ -45,17 +43,9 @@ class FixedSearch:
         self._rooms: dict[tuple[Sizes, bool], tuple[FrameRoom, FrameReplay]] = {}
         self.num_retries = 0
 
-    def read(
-        self,
-        tokens: Tokens,
-        log_prob: Tensor,
-        num_frames: Tensor,
-        offset: Tensor,
-        backtrace: Backtrace,
-        lattice: LatticeRecords | None,
-        collect: Callable[[list[Tokens]], None],
-    ) -> Tokens:
+    def read(self, tokens: Tokens, chunk: Chunk, traces: Traces) -> Tokens:
         """As `ChunkReader.read`."""
+        (log_prob, num_frames, offset), backtrace = chunk, traces.backtrace
         order = torch.sort(num_frames, descending=True, stable=True).indices
         rank = torch.empty_like(order)
         rank[order] = torch.arange(len(order), device=order.device)
@@ -71,25 +61,24 @@ class FixedSearch:
         for begin in range(0, longest, _FRAMES_AT_ONCE):
             if not len(alive):
                 break
-            chunk = log_prob[:, begin : min(begin + _FRAMES_AT_ONCE, longest)]
-            alive, newly_ended = self._read_at_once(alive, chunk, num_frames - begin, own_offset, backtrace)
+            some = Chunk(log_prob[:, begin : min(begin + _FRAMES_AT_ONCE, longest)], num_frames - begin, own_offset)
+            alive, newly_ended = self._read_at_once(alive, some, backtrace)
             ended = Tokens.join([ended, newly_ended])
             if backtrace.is_due:
-                collect([alive, ended, unread])
+                traces.collect([alive, ended, unread])
         offset[order] = own_offset
         ended = Tokens.join([ended, alive])
         ended.stream = order[ended.stream]
         return Tokens.join([unread, ended])
 
-    def _read_at_once(
-        self, alive: Tokens, log_prob: Tensor, num_frames: Tensor, offset: Tensor, backtrace: Backtrace
-    ) -> tuple[Tokens, Tokens]:
+    def _read_at_once(self, alive: Tokens, chunk: Chunk, backtrace: Backtrace) -> tuple[Tokens, Tokens]:
         """A few frames, all arguments in the order of the rows -> what goes on, what has ended."""
+        log_prob, _, offset = chunk
         sizes, keeps_all = replace(self._sizes, columns=log_prob.shape[2]), False
         sizes = _with_room(sizes, streams=len(offset), paths=len(alive))
         while True:
             room, replay = self._room(sizes, keeps_all)
-            self._fill(room, alive, log_prob, num_frames, offset, backtrace.num_records)
+            self._fill(room, alive, chunk, backtrace.num_records)
             replay.read(log_prob.shape[1])
             # The one time that the host waits.
             counts, record_begin = (
@@ -129,9 +118,8 @@ class FixedSearch:
         return self._rooms[key]
 
     @staticmethod
-    def _fill(
-        room: FrameRoom, alive: Tokens, log_prob: Tensor, num_frames: Tensor, offset: Tensor, num_records: int
-    ) -> None:
+    def _fill(room: FrameRoom, alive: Tokens, chunk: Chunk, num_records: int) -> None:
+        log_prob, num_frames, offset = chunk
         room.log_prob[: log_prob.shape[0], : log_prob.shape[1]] = log_prob
         room.num_frames.zero_()
         room.num_frames[: len(num_frames)] = num_frames

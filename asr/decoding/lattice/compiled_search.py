@@ -11,9 +11,11 @@ import torch
 from asr.compiled_forms import imports
 from asr.decoding.lattice.graph import LatticeGraph
 from asr.decoding.lattice.lattice import Lattice
+from asr.decoding.lattice.search_kernel import search_lattice
 from asr.decoding.options import DecodingOptions
 from asr.decoding.search.backtrace import Backtrace
 from asr.decoding.search.tokens import Tokens
+from asr.lm.compiled_loop import existing_loop
 from asr.lm.contract import LanguageModel
 from asr.lm.interpolation import CombinedLM, always_answers
 
@@ -27,11 +29,9 @@ def search_by_loop(
     tables = lm.for_difference_loop() if isinstance(lm, CombinedLM) else None
     if tables is None or not always_answers(tables):
         return None
-    from asr.decoding.lattice.search_kernel import search_lattice
-
     arc_begin, _, *arcs = graph.emitting.for_loop()
     offset = np.zeros(joint.num_utts)
-    found, previous, arc = search_lattice(
+    found, previous, arc = existing_loop(search_lattice, reorders_sums=False)(
         *(joint.start_state.numpy(), lm.start(joint.num_utts).numpy(), (arc_begin, *arcs)),
         *(joint.frames_of_utts().numpy(), offset, np.float32(options.search_beam), options.max_active_states),
         *(np.float32(options.lm_scale), *tables),

@@ -1,4 +1,4 @@
-"""The token search over a lattice with a difference of n-gram models, as one loop; imported where numba is installed.
+"""The token search over a lattice with a difference of n-gram models, as one loop for `compiled_loop`.
 
 All utterances go through a frame together, so that their words are looked up together: a model that no cache holds
 answers many queries in the time of one. Scores are rounded as in `FrameStep`, and of equally good paths the same stays.
@@ -13,17 +13,13 @@ from typing import Any
 import numpy as np
 
 from asr.decoding.search.chunk_kernel import with_room
-from asr.decoding.search.cut_off_kernel import compiled, cut_off
-from asr.lm import difference_kernel
-from asr.lm.compiled_loop import compiled_loop
-
-score_difference: Any = compiled_loop(difference_kernel.score_difference, reorders_sums=False)
+from asr.decoding.search.cut_off_kernel import cut_off
+from asr.lm.difference_kernel import score_difference
 
 _FIRST_MULTIPLIER = 0x1E3779B97F4A7C15
 _SECOND_MULTIPLIER = 0x3F58476D1CE4E5B9
 
 
-@compiled
 def search_lattice(
     state: Any, context_idx: Any, arcs: Any, num_frames: Any, offset: Any, beam: Any, max_active: int, lm_scale: Any,
     large: Any, small: Any,
@@ -86,7 +82,6 @@ def search_lattice(
     return done, previous[:num_records], record_arc[:num_records]
 
 
-@compiled
 def _expanded(
     stream: Any, state: Any, score: Any, arc_begin: Any, arc_score: Any, offset: Any, beam: Any
 ) -> tuple[Any, Any, Any]:
@@ -116,7 +111,6 @@ def _expanded(
     return source[:num], arc[:num], value[:num]
 
 
-@compiled
 def _scored(
     changed: Any, arc: Any, next_idx: Any, num_words: Any, word_begin: Any, word_id: Any, large: Any, small: Any
 ) -> Any:
@@ -142,7 +136,6 @@ def _scored(
     return total
 
 
-@compiled
 def _make_relative(stream: Any, score: Any, offset: Any) -> None:
     """Takes from scores (C,) the best of their stream, which is added to the offset (N,)."""
     best = np.full(len(offset), -np.inf, dtype=np.float32)
@@ -156,7 +149,6 @@ def _make_relative(stream: Any, score: Any, offset: Any) -> None:
         score[i] -= best[stream[i]]
 
 
-@compiled
 def _kept(stream: Any, state: Any, context_idx: Any, score: Any, table: Any, beam: Any, max_active: int) -> Any:
     """Recombines candidates (C,) and prunes them: the places of those that stay; the table is all -1, as afterwards."""
     stays, mask = np.ones(len(state), dtype=np.bool_), len(table) - 1
@@ -190,7 +182,6 @@ def _kept(stream: Any, state: Any, context_idx: Any, score: Any, table: Any, bea
     return kept[:num_kept]
 
 
-@compiled
 def _chosen(paths: Any, is_chosen: Any) -> Any:
     """Some of the paths (K,)."""
     stream, state, context_idx, score, lm_score, record = paths
@@ -200,7 +191,6 @@ def _chosen(paths: Any, is_chosen: Any) -> Any:
     )  # fmt: skip
 
 
-@compiled
 def _joined(one: Any, other: Any) -> Any:
     """These paths, then those."""
     return (

@@ -1,4 +1,4 @@
-"""Several frames of one stream in one call, as loops over paths and arcs, where no language model takes part.
+"""Several frames of one stream in one call, as loops for `compiled_loop`, where no language model takes part.
 
 A stream is followed by itself, so that the part of the graph around its paths stays in the processor's cache. What the
 paths became over arcs is left where it was written until the last frame is read; only what leads there is looked at
@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from asr.decoding.search.cut_off_kernel import compiled, cut_off
+from asr.decoding.search.cut_off_kernel import cut_off
 from asr.decoding.search.expand_kernel import expand_paths, num_arcs
 
 _NONE = -1
 
 
-@compiled
 def read_frames(
     state: Any,
     score: Any,
@@ -111,7 +110,6 @@ def read_frames(
     return (state[ends], score[ends], number[path_begin[num_frames] + ends]), told, rooms
 
 
-@compiled
 def _kept(
     state: Any, score: Any, standing: Any, table: Any, beam: Any, min_active: int, max_active: int
 ) -> tuple[Any, int]:
@@ -152,7 +150,6 @@ def _kept(
     return kept[:num_kept], num_inside
 
 
-@compiled
 def _ends(state: Any, score: Any, final_score: Any, reach: Any, loss: Any) -> Any:
     """Which of the last paths (K,) are left; their loss (K,) is filled in, for others it stays infinite."""
     best = np.float32(-np.inf)
@@ -168,7 +165,6 @@ def _ends(state: Any, score: Any, final_score: Any, reach: Any, loss: Any) -> An
     return np.nonzero(loss < np.inf)[0]
 
 
-@compiled
 def _traced(rooms: Any, begin: Any, path_begin: Any, lowest: Any, reach: Any, loss: Any) -> tuple[Any, Any]:
     """The paths that lead to the last ones, latest first, and the losers within `reach`, earliest first.
 
@@ -206,7 +202,6 @@ def _traced(rooms: Any, begin: Any, path_begin: Any, lowest: Any, reach: Any, lo
     return paths[:num_paths], np.sort(lost[:num_lost])
 
 
-@compiled
 def _told(
     rooms: Any, begin: Any, path_begin: Any, paths: Any, lost: Any, record: Any, first_record: int
 ) -> tuple[Any, Any]:
@@ -237,7 +232,6 @@ def _told(
     return (previous, record_arc, block_begin, record_frame, src, dst, lost_arc, lost_by), number
 
 
-@compiled
 def with_room(array: Any, size: int) -> Any:
     """The array, or a larger one that begins with it."""
     if size <= len(array):

@@ -5,16 +5,16 @@ Shapes: N streams, K partial paths, A candidates, S states.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from asr.decoding.options import DecodingOptions
+from asr.decoding.search.frame_kernel import expand_frame, keep_frame
 from asr.decoding.search.search_graph import Searchable
 from asr.decoding.search.tokens import Tokens
+from asr.lm.compiled_loop import existing_loop
 
 _EMPTY = np.zeros(0, dtype=np.int64)
 _NO_TABLE = np.zeros(0, dtype=np.int32)
@@ -24,15 +24,15 @@ class CompiledFrame:
     """What `FrameStep` does by tensor operations, with the same outcome.
 
     Args:
-        kernel: the module `asr.decoding.search.frame_kernel`.
         graph: on the CPU.
         options: beams.
         has_lm: whether a language model takes part.
     """
 
-    def __init__(self, kernel: Any, graph: Searchable, options: DecodingOptions, has_lm: bool) -> None:
+    def __init__(self, graph: Searchable, options: DecodingOptions, has_lm: bool) -> None:
         arcs = graph.emitting
-        self._kernel = kernel
+        self._expand = existing_loop(expand_frame, reorders_sums=False)
+        self._keep = existing_loop(keep_frame, reorders_sums=False)
         self._arc_begin = arcs.arc_begin.numpy()
         self._token_id = arcs.token_id.numpy()
         self._arc_score = arcs.score.numpy()
@@ -48,7 +48,7 @@ class CompiledFrame:
         self, tokens: Tokens, log_prob: Tensor, frame_begin: Tensor, offset: Tensor, everything: bool = False
     ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], NDArray[np.bool_]]:
         """As `FrameHalves.expand`."""
-        *candidates, is_complete = self._kernel.expand_frame(
+        *candidates, is_complete = self._expand(
             tokens.stream.numpy(),
             tokens.state.numpy(),
             tokens.score.numpy(),
@@ -79,7 +79,7 @@ class CompiledFrame:
         """As `FrameHalves.keep`."""
         if self._table is None:
             self._table = np.full(self._num_states, -1, dtype=np.int32)
-        winner, position, is_enough = self._kernel.keep_frame(
+        winner, position, is_enough = self._keep(
             stream.numpy(),
             state.numpy(),
             _EMPTY if context_idx is None else context_idx.numpy(),

@@ -5,18 +5,19 @@ Shapes: N streams, T frames, C tokens, K partial paths.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from asr.decoding.lattice.records import LatticeRecords
 from asr.decoding.options import DecodingOptions
 from asr.decoding.search.backtrace import Backtrace
+from asr.decoding.search.lm_chunk_kernel import keep_words, read_to_words
+from asr.decoding.search.reading import Chunk, Traces
 from asr.decoding.search.search_graph import Searchable
 from asr.decoding.search.tokens import Tokens
+from asr.lm.compiled_loop import existing_loop
 from asr.lm.contract import LanguageModel
 
 # What is alive is told about once in so many turns.
@@ -30,14 +31,14 @@ class CompiledLmChunk:
     stream with the most frames that have words, for more of them at a time.
 
     Args:
-        kernel: the module `asr.decoding.search.lm_chunk_kernel`.
         graph: on the CPU, without arcs that read nothing.
         options: beams and scales.
         lm: the language model.
     """
 
-    def __init__(self, kernel: Any, graph: Searchable, options: DecodingOptions, lm: LanguageModel) -> None:
-        self._kernel = kernel
+    def __init__(self, graph: Searchable, options: DecodingOptions, lm: LanguageModel) -> None:
+        self._read_to_words = existing_loop(read_to_words, reorders_sums=False)
+        self._keep_words = existing_loop(keep_words, reorders_sums=False)
         self._lm = lm
         self._emitting = graph.emitting
         self._dst_state = graph.emitting.dst_state.numpy()
@@ -47,17 +48,9 @@ class CompiledLmChunk:
         self._lm_scale = np.float32(options.lm_scale)
         self._limits = (options.min_active_states, options.max_active_states)
 
-    def read(
-        self,
-        tokens: Tokens,
-        log_prob: Tensor,
-        num_frames: Tensor,
-        offset: Tensor,
-        backtrace: Backtrace,
-        lattice: LatticeRecords | None,
-        collect: Callable[[list[Tokens]], None],
-    ) -> Tokens:
+    def read(self, tokens: Tokens, chunk: Chunk, traces: Traces) -> Tokens:
         """As `ChunkReader.read`, without a lattice."""
+        (log_prob, num_frames, offset), backtrace = chunk, traces.backtrace
         max_frames, num_columns = log_prob.shape[1:]
         frame_begin = np.arange(len(num_frames)) * (max_frames * num_columns)
         num_left = num_frames.numpy().copy()
@@ -65,8 +58,8 @@ class CompiledLmChunk:
         done, turn = [Tokens.none(offset.device)], 0
         while len(tokens):
             if backtrace.is_due or turn % _TURNS_BETWEEN_MARKS == 0:
-                collect([*done, tokens])
-            *found, previous, arc, block_begin, _ = self._kernel.read_to_words(
+                traces.collect([*done, tokens])
+            *found, previous, arc, block_begin, _ = self._read_to_words(
                 *(tokens.stream.numpy(), tokens.state.numpy(), tokens.score.numpy(), tokens.context_idx.numpy()),
                 *(tokens.lm_score.numpy(), tokens.record.numpy(), *self._arcs),
                 *(flat, frame_begin, num_columns, num_left, offset.numpy(), self._beam, self._word_beam),
@@ -92,7 +85,7 @@ class CompiledLmChunk:
         if self._emitting.words.max_words > 1:
             own_arc = torch.from_numpy(arc[changed])
             word_score, next_idx = self._emitting.words.score_rest(self._lm, own_arc, word_score, next_idx)
-        *found, previous, kept_arc = self._kernel.keep_words(
+        *found, previous, kept_arc = self._keep_words(
             *(source, arc, stream, score, changed, word_score.numpy(), next_idx.numpy(), self._lm_scale, context_idx),
             *(lm_score, record, self._dst_state, offset.numpy(), self._beam, *self._limits),
         )

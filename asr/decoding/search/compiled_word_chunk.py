@@ -5,20 +5,18 @@ Shapes: N streams, T frames, C tokens, K partial paths.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from asr.decoding.lattice.records import LatticeRecords
 from asr.decoding.options import DecodingOptions
-from asr.decoding.search.backtrace import Backtrace
-from asr.decoding.search.frame_form import ChunkReader
+from asr.decoding.search.reading import Chunk, ChunkReader, Traces
 from asr.decoding.search.search_graph import Searchable
 from asr.decoding.search.tokens import Tokens
+from asr.decoding.search.word_chunk_kernel import read_with_words
+from asr.lm.compiled_loop import existing_loop
 from asr.lm.interpolation import CombinedLM
 
 # So many records are made before back-pointers that lead nowhere may be dropped.
@@ -33,17 +31,14 @@ class CompiledWordChunk:
     over a lattice, whose scores tell how a path ends at best, are asked soon.
 
     Args:
-        kernel: the module `asr.decoding.search.word_chunk_kernel`.
         graph: on the CPU, without arcs that read nothing.
         options: beams and scales.
         lm: the language model, whose tables are for loops.
         otherwise: reads on where the model has no tables any more, having come to its bound of bytes.
     """
 
-    def __init__(
-        self, kernel: Any, graph: Searchable, options: DecodingOptions, lm: CombinedLM, otherwise: ChunkReader
-    ) -> None:
-        self._kernel = kernel
+    def __init__(self, graph: Searchable, options: DecodingOptions, lm: CombinedLM, otherwise: ChunkReader) -> None:
+        self._loop = existing_loop(read_with_words, reorders_sums=False)
         self._otherwise = otherwise
         self._emitting = graph.emitting
         self._arcs = graph.emitting.for_loop()
@@ -53,18 +48,10 @@ class CompiledWordChunk:
         self._limits = (np.float32(options.lm_scale), options.min_active_states, options.max_active_states)
         self._lm = lm
 
-    def read(
-        self,
-        tokens: Tokens,
-        log_prob: Tensor,
-        num_frames: Tensor,
-        offset: Tensor,
-        backtrace: Backtrace,
-        lattice: LatticeRecords | None,
-        collect: Callable[[list[Tokens]], None],
-    ) -> Tokens:
+    def read(self, tokens: Tokens, chunk: Chunk, traces: Traces) -> Tokens:
         """As `ChunkReader.read`; a lattice cannot be kept."""
-        assert lattice is None
+        assert traces.lattice is None
+        (log_prob, num_frames, offset), backtrace = chunk, traces.backtrace
         num_streams, max_frames, num_columns = log_prob.shape
         flat = log_prob.reshape(-1).numpy()
         frame_begin = np.arange(num_streams) * (max_frames * num_columns)
@@ -77,13 +64,12 @@ class CompiledWordChunk:
         while not is_over:
             if backtrace.is_due:
                 tokens = _tokens_of(paths)
-                collect([tokens])
+                traces.collect([tokens])
                 paths = (*paths[:-1], tokens.record.numpy())
             tables = self._lm.for_difference_loop()
             if tables is None:
-                rest = _rest(log_prob, num_frames, num_left)
-                return self._otherwise.read(_tokens_of(paths), *rest, offset, backtrace, lattice, collect)
-            paths, waits_for, previous, arc, block_begin, is_over = self._kernel.read_with_words(
+                return self._otherwise.read(_tokens_of(paths), _rest(chunk, num_left), traces)
+            paths, waits_for, previous, arc, block_begin, is_over = self._loop(
                 *(paths, self._arcs, flat, frame_begin, num_columns, num_left, offset.numpy(), *self._beams),
                 *(*self._limits, *tables, backtrace.num_records, _RECORDS_AT_ONCE),
             )
@@ -100,9 +86,10 @@ def _tokens_of(paths: tuple[Any, ...]) -> Tokens:
     return Tokens(stream, state, context_idx, score, lm_score, record)
 
 
-def _rest(log_prob: Tensor, num_frames: Tensor, num_left: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """Of frames (N, T, C) the last ones of each stream, at the beginning of its row, and how many they are (N,)."""
+def _rest(chunk: Chunk, num_left: NDArray[np.int64]) -> Chunk:
+    """Of each stream's frames the last ones, (N,) so many, at the beginning of its row."""
+    log_prob, num_frames, offset = chunk
     rest = log_prob.new_zeros(len(num_left), int(num_left.max()), log_prob.shape[2])
     for row, frames, num, left in zip(rest, log_prob, num_frames.tolist(), num_left.tolist(), strict=True):
         row[:left] = frames[num - left : num]
-    return rest, torch.from_numpy(num_left)
+    return Chunk(rest, torch.from_numpy(num_left), offset)

@@ -1,18 +1,14 @@
-"""Where the scores of one stream are cut off, as loops compiled by numba; the tensor form is `cut_off` beside it."""
+"""Where the scores of one stream are cut off, as loops for `compiled_loop`; the tensor form is `cut_off` beside it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
 _NUM_BUCKETS = 2048
 
-compiled = numba.njit(nogil=True, cache=True)
 
-
-@compiled
 def kth_best(value: Any, k: int) -> Any:
     """The k-th largest of finite numbers, k from 1 to their number: buckets inside the bucket that holds it."""
     while True:
@@ -38,7 +34,6 @@ def kth_best(value: Any, k: int) -> Any:
         value = inside
 
 
-@compiled
 def cut_off(value: Any, beam: Any, min_active: int, max_active: int) -> Any:
     """The worst score that survives, of finite scores of one stream; max_active 0 is no limit."""
     threshold = -beam

@@ -1,4 +1,4 @@
-"""What the partial paths of one stream become over the arcs that leave them, as a loop compiled by numba.
+"""What the partial paths of one stream become over the arcs that leave them, as a loop for `compiled_loop`.
 
 Shapes: K partial paths, A candidates.
 """
@@ -9,14 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from asr.decoding.search.cut_off_kernel import compiled
-
 # More than the rounding of a difference of two scores can be.
 _SLACK = 0.01
 _RECOMBINED = 8
 
 
-@compiled
 def num_arcs(state: Any, arc_begin: Any) -> Any:
     """How many arcs leave these states (K,), each counted as often as it stands there."""
     total = 0
@@ -25,7 +22,6 @@ def num_arcs(state: Any, arc_begin: Any) -> Any:
     return total
 
 
-@compiled
 def expand_paths(
     state: Any, score: Any, begin: int, end: int, arc_begin: Any, token_id: Any, arc_score: Any, num_words: Any,
     log_prob: Any, row: Any, reach: Any, beam: Any, word_beam: Any, min_active: int, is_pruned: bool,

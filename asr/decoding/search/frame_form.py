@@ -2,74 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
-
 import torch
-from torch import Tensor
 
 from asr.compiled_forms import imports, kernels_run
-from asr.decoding.lattice.records import LatticeRecords
 from asr.decoding.options import DecodingOptions
-from asr.decoding.search.backtrace import Backtrace
+from asr.decoding.search.compiled_chunk import CompiledChunk
+from asr.decoding.search.compiled_frame import CompiledFrame
+from asr.decoding.search.compiled_lm_chunk import CompiledLmChunk
+from asr.decoding.search.compiled_word_chunk import CompiledWordChunk
+from asr.decoding.search.reading import ChunkReader, FrameHalves
 from asr.decoding.search.search_graph import Searchable
-from asr.decoding.search.tokens import Tokens
 from asr.errors import AsrError
 from asr.lm.contract import LanguageModel
 from asr.lm.interpolation import CombinedLM, always_answers
 
 FORMS = ("auto", "tensor", "loops", "kernels", "steps", "graphs")
 """What may be asked for, see `TorchFirstPass`."""
-
-
-class FrameHalves(Protocol):
-    """What stands for the tensor operations of a frame, with the same outcome."""
-
-    def expand(
-        self, tokens: Tokens, log_prob: Tensor, frame_begin: Tensor, offset: Tensor, everything: bool = False
-    ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Any]:
-        """Arguments as of `FrameStep.read`, paths of a stream side by side.
-
-        Returns:
-            source, arc, stream, score of the candidates, (A,) each: with a language model those worth asking it about,
-            without one perhaps only those near the best, unless `everything` is asked for; and whether they are all
-            there are of a stream, (N,) for `keep`.
-        """
-
-    def keep(
-        self, stream: Tensor, state: Tensor, context_idx: Tensor | None, score: Tensor, is_complete: Any
-    ) -> tuple[Tensor, Tensor, bool]:
-        """Candidates (A,) -> winner (A,), the positions of those that stay, and whether none that could is missing."""
-
-
-class ChunkReader(Protocol):
-    """What reads whole chunks at a time."""
-
-    def read(
-        self,
-        tokens: Tokens,
-        log_prob: Tensor,
-        num_frames: Tensor,
-        offset: Tensor,
-        backtrace: Backtrace,
-        lattice: LatticeRecords | None,
-        collect: Callable[[list[Tokens]], None],
-    ) -> Tokens:
-        """Reads a chunk.
-
-        Args:
-            tokens: what is alive, `stream` numbering the rows of the next three, paths of a stream side by side.
-            log_prob: (N, T, C) scaled.
-            num_frames: (N,) int64, how many of the T frames are the stream's.
-            offset: (N,) float64, what relative scores lack; changed in place.
-            backtrace: takes the records.
-            lattice: takes what else belongs to a lattice of utterances that end with the chunk, or None.
-            collect: called now and then, always where the backtrace is due, with all that is alive, in any parts: may
-                renumber their records.
-
-        Returns:
-            What is alive behind the last frames.
-        """
 
 
 def chosen_form(form: str, device: torch.device) -> str:
@@ -105,10 +53,7 @@ def frame_halves(form: str, graph: Searchable, options: DecodingOptions, has_lm:
     if form == "tensor":
         return None
     if form == "loops":
-        from asr.decoding.search import frame_kernel
-        from asr.decoding.search.compiled_frame import CompiledFrame
-
-        return CompiledFrame(frame_kernel, graph, options, has_lm)
+        return CompiledFrame(graph, options, has_lm)
     from asr.decoding.gpu.gpu_frame import GpuFrame
     from asr.decoding.gpu.limits import FrameLimits
 
@@ -125,15 +70,11 @@ def lm_chunk_reader(
         return None
     if chosen_form(form, graph.final_score.device) != "loops":
         return None
-    from asr.decoding.search import lm_chunk_kernel, word_chunk_kernel
-    from asr.decoding.search.compiled_lm_chunk import CompiledLmChunk
-    from asr.decoding.search.compiled_word_chunk import CompiledWordChunk
-
-    by_calls = CompiledLmChunk(lm_chunk_kernel, graph, options, lm)
+    by_calls = CompiledLmChunk(graph, options, lm)
     tables = lm.for_difference_loop() if isinstance(lm, CombinedLM) else None
     # Over a decoding graph most of what is asked dies at once; to ask for all streams together costs less there.
     if isinstance(lm, CombinedLM) and tables is not None and (graph.is_pushed or always_answers(tables)):
-        return CompiledWordChunk(word_chunk_kernel, graph, options, lm, by_calls)
+        return CompiledWordChunk(graph, options, lm, by_calls)
     return by_calls
 
 
@@ -148,10 +89,7 @@ def chunk_reader(form: str, graph: Searchable, options: DecodingOptions, keeps_l
     if graph.epsilon is not None or form not in forms:
         return None
     if form == "loops":
-        from asr.decoding.search import chunk_kernel
-        from asr.decoding.search.compiled_chunk import CompiledChunk
-
-        return CompiledChunk(chunk_kernel, graph, options)
+        return CompiledChunk(graph, options)
     from asr.decoding.gpu.fixed_search import FixedSearch
     from asr.decoding.gpu.limits import FrameLimits
 

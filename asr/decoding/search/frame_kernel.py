@@ -1,6 +1,6 @@
-"""A frame of the token search as loops over arcs and partial paths, compiled by numba for CPUs.
+"""A frame of the token search as loops over arcs and partial paths, for `compiled_loop`.
 
-Imported where numba is installed. The tensor form in `FrameStep` gives the same partial paths on any device; on a CPU
+The tensor form in `FrameStep` gives the same partial paths on any device; on a CPU
 these loops are several times faster: what falls behind the best path met so far is dropped at once, and what goes on
 is written once.
 
@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from asr.decoding.search.cut_off_kernel import compiled, cut_off
+from asr.decoding.search.cut_off_kernel import cut_off
 from asr.decoding.search.expand_kernel import expand_paths, num_arcs
 
 _FIRST_MULTIPLIER = 0x1E3779B97F4A7C15
 _SECOND_MULTIPLIER = 0x3F58476D1CE4E5B9
 
 
-@compiled
 def expand_frame(
     stream: Any,
     state: Any,
@@ -96,7 +95,6 @@ def expand_frame(
     return source[:num], arc[:num], candidate_stream[:num], candidate_score[:num], is_complete
 
 
-@compiled
 def keep_frame(
     stream: Any,
     state: Any,

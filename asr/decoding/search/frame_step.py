@@ -12,7 +12,8 @@ from asr.decoding.lattice.records import LatticeRecords
 from asr.decoding.options import DecodingOptions
 from asr.decoding.search.backtrace import Backtrace
 from asr.decoding.search.cut_off import best_score, survivors
-from asr.decoding.search.frame_form import FrameHalves, frame_halves
+from asr.decoding.search.frame_form import frame_halves
+from asr.decoding.search.reading import FrameHalves
 from asr.decoding.search.search_graph import ArcSet, Searchable
 from asr.decoding.search.token_step import NOT_REACHED, best_of_group, expand, recombine
 from asr.decoding.search.tokens import Candidates, Tokens

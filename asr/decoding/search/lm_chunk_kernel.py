@@ -1,4 +1,4 @@
-"""The token search with a language model between two of its answers, compiled by numba.
+"""The token search with a language model between two of its answers, as loops for `compiled_loop`.
 
 A stream is followed by itself up to its next frame that has words. So all streams ask together, whatever frame each
 has come to, and the frames without words cost no call of their own.
@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 
 from asr.decoding.search.chunk_kernel import with_room
-from asr.decoding.search.cut_off_kernel import compiled
 from asr.decoding.search.frame_kernel import expand_frame, keep_frame
 
 
-@compiled
 def read_to_words(
     stream: Any, state: Any, score: Any, context_idx: Any, lm_score: Any, record: Any,
     arc_begin: Any, token_id: Any, arc_score: Any, num_words: Any, word_begin: Any, word_id: Any, dst_state: Any,
@@ -132,7 +130,6 @@ def read_to_words(
     )  # fmt: skip
 
 
-@compiled
 def keep_words(
     source: Any, arc: Any, stream: Any, score: Any, changed: Any, word_score: Any, next_idx: Any, lm_scale: Any,
     context_idx: Any, lm_score: Any, record: Any, dst_state: Any, offset: Any,

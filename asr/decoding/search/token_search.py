@@ -11,8 +11,9 @@ from torch import Tensor
 from asr.decoding.lattice.records import LatticeRecords
 from asr.decoding.options import DecodingOptions
 from asr.decoding.search.backtrace import Backtrace
-from asr.decoding.search.frame_form import ChunkReader, chunk_reader, lm_chunk_reader
+from asr.decoding.search.frame_form import chunk_reader, lm_chunk_reader
 from asr.decoding.search.frame_step import FrameStep
+from asr.decoding.search.reading import Chunk, ChunkReader, Traces
 from asr.decoding.search.search_graph import Searchable
 from asr.decoding.search.tokens import Tokens
 from asr.lm.adapters import ForgetfulLM
@@ -101,10 +102,8 @@ class TokenSearch:
         offset = self._score_offset.index_select(0, stream)
         if self.reader is not None:
             with torch.cuda.device_of(offset):
-                tokens = self.reader.read(
-                    *(tokens, log_prob, num_frames, offset, self._backtrace, self._lattice),
-                    collect=lambda parts: self._tell([*waiting, *parts]),
-                )
+                traces = Traces(self._backtrace, self._lattice, lambda parts: self._tell([*waiting, *parts]))
+                tokens = self.reader.read(tokens, Chunk(log_prob, num_frames, offset), traces)
             max_frames = 0
         ends = set(num_frames.tolist())
         for frame in range(max_frames):

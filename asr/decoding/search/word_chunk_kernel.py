@@ -10,15 +10,10 @@ from typing import Any
 import numpy as np
 
 from asr.decoding.search.chunk_kernel import with_room
-from asr.decoding.search.cut_off_kernel import compiled
 from asr.decoding.search.lm_chunk_kernel import keep_words, read_to_words
-from asr.lm import difference_kernel
-from asr.lm.compiled_loop import compiled_loop
-
-score_difference: Any = compiled_loop(difference_kernel.score_difference, reorders_sums=False)
+from asr.lm.difference_kernel import score_difference
 
 
-@compiled
 def read_with_words(
     tokens: Any, arcs: Any, log_prob: Any, frame_begin: Any, num_columns: int, num_left: Any, offset: Any,
     beam: Any, word_beam: Any, lm_scale: Any, min_active: int, max_active: int,
@@ -111,7 +106,6 @@ def read_with_words(
     )  # fmt: skip
 
 
-@compiled
 def _with(array: Any, num: int, values: Any) -> Any:
     """The first `num` of an array, and these values behind them, perhaps with more room."""
     array = with_room(array, num + len(values))
@@ -119,7 +113,6 @@ def _with(array: Any, num: int, values: Any) -> Any:
     return array
 
 
-@compiled
 def _scored(
     history: Any, word: Any, arc: Any, num_words: Any, word_begin: Any, word_id: Any, large: Any, small: Any
 ) -> tuple[Any, Any, Any]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from asr.decoding.options import DecodingOptions
 from asr.decoding.search.backtrace import Backtrace
-from asr.decoding.search.frame_form import ChunkReader
+from asr.decoding.search.reading import Chunk, ChunkReader, Traces
 from asr.decoding.search.search_graph import SearchGraph
 from asr.decoding.search.token_search import TokenSearch
 from asr.decoding.search.tokens import Tokens
@@ -152,11 +151,9 @@ def test_a_network_that_has_no_more_room_is_asked_by_calls(
     frames_by_calls: list[list[int]] = []
     read = CompiledLmChunk.read
 
-    def recorded(
-        reader: CompiledLmChunk, tokens: Tokens, log_prob: Any, num_frames: Any, *others: Any, **more: Any
-    ) -> Any:
-        frames_by_calls.append(num_frames.tolist())
-        return read(reader, tokens, log_prob, num_frames, *others, **more)
+    def recorded(reader: CompiledLmChunk, tokens: Tokens, chunk: Chunk, traces: Traces) -> Tokens:
+        frames_by_calls.append(chunk.num_frames.tolist())
+        return read(reader, tokens, chunk, traces)
 
     monkeypatch.setattr(CompiledLmChunk, "read", recorded)
     small, network = _toy_models(tmp_path)
