@@ -30,7 +30,7 @@ from torch import Tensor
 
 from asr.bundle import Bundle
 from asr.cli.bundle_choice import bundle_folder
-from asr.data.cut_lists import cut_text, read_cuts
+from asr.data.cut_lists import cut_text, cut_waveform, read_cuts
 from asr.decoding.first_pass import FirstPass
 from asr.decoding.options import DecodingOptions
 from asr.decoding_mode import decoding_options, language_models
@@ -155,7 +155,7 @@ def _log_probs(
     batches, begin = [], time.process_time()
     for first in range(0, len(cuts), args.batch):
         part = cuts[first : first + args.batch]
-        samples = [torch.from_numpy(cut.resample(bundle.sampling_rate).load_audio()).mean(dim=0) for cut in part]
+        samples = [cut_waveform(cut, bundle.sampling_rate) for cut in part]
         with torch.no_grad():
             batches.append(([cut.id for cut in part], *recognizer.log_prob(samples, StageTimes())))
     am_s = time.process_time() - begin

@@ -18,7 +18,7 @@ from parts.command import run
 from torch import Tensor
 
 from asr.cli.bundle_choice import bundle_folder
-from asr.data.cut_lists import cut_text, read_cuts
+from asr.data.cut_lists import cut_text, cut_waveform, read_cuts
 from asr.evaluation.error_rate import NO_ERRORS, ErrorCounts, count_errors
 from asr.recognizer import Recognizer
 from asr.stream_result import StreamResult, num_equal
@@ -112,8 +112,7 @@ def main() -> None:
     recognizer = Recognizer.from_folder(bundle_folder(args.bundle), mode=args.mode, first_pass="torch")
     rate = recognizer.sampling_rate
     utterances: list[Utterance] = [
-        (torch.from_numpy(cut.resample(rate).load_audio()[0]), cut_text(cut).split())
-        for cut in read_cuts([args.cuts])[:: args.every]
+        (cut_waveform(cut, rate), cut_text(cut).split()) for cut in read_cuts([args.cuts])[:: args.every]
     ]
     found = recognizer([samples for samples, _ in utterances])
     whole = NO_ERRORS

@@ -94,9 +94,7 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     begin, cpu_begin = time.perf_counter(), time.process_time()
     with Console(file=sys.stderr).status("reading") as status:
-        lexicon = Lexicon.from_file(args.lexicon[0], keep_stress=args.keep_stress)
-        for path in args.lexicon[1:]:
-            lexicon = lexicon.merged_with(Lexicon.from_file(path, keep_stress=args.keep_stress))
+        lexicon = Lexicon.from_files(args.lexicon, args.keep_stress)
         tokens = _tokens(args.tokens, lexicon)
         model = NgramLM.from_arpa(args.arpa)
         phone_graph, report = build_phone_graph(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import lzma
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 
 from asr.errors import AsrError
@@ -81,6 +81,11 @@ class Lexicon:
         return cls(pronunciations, name=str(path))
 
     @classmethod
+    def from_files(cls, paths: Sequence[str | Path], keep_stress: bool = False) -> Lexicon:
+        """Reads one or more files as `from_file` does; the first that has a word wins."""
+        return functools.reduce(cls.merged_with, (cls.from_file(path, keep_stress) for path in paths))
+
+    @classmethod
     def of_letters(cls, words: Iterable[str], name: str = "letters") -> Lexicon:
         """A lexicon that spells: each word's one pronunciation is its characters."""
         return cls({word: [tuple(word)] for word in words}, name=name)
@@ -121,6 +126,6 @@ class Lexicon:
         Path(path).write_bytes(lzma.compress(content) if Path(path).suffix == ".xz" else content)
 
 
-@lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=4096)
 def _without_stress(phone: str) -> str:
     return _STRESSED_VOWEL.sub(r"\g<phone>", phone)

@@ -36,10 +36,7 @@ class Tokenizer:
         Raises:
             AsrError: a file cannot be used, or neither is given.
         """
-        lexicon: Lexicon | None = None
-        for path in lexicons:
-            another = Lexicon.from_file(path, keep_stress)
-            lexicon = another if lexicon is None else lexicon.merged_with(another)
+        lexicon = Lexicon.from_files(lexicons, keep_stress) if lexicons else None
         if tokens is not None:
             return cls(TokenTable.from_file(tokens), lexicon)
         if lexicon is None:

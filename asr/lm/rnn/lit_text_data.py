@@ -9,7 +9,6 @@ from typing import Any
 import pytorch_lightning as pl
 from torch.utils.data import DataLoader, Sampler
 
-from asr.errors import AsrError
 from asr.lm.rnn.token_file import TokenFile
 from asr.lm.rnn.token_streams import TokenBatch, TokenStreams
 from asr.text.vocabulary import Vocabulary
@@ -71,8 +70,6 @@ class TextDataModule(pl.LightningDataModule):
         """One epoch's windows in order."""
         assert self.train_tokens is not None
         streams = self._streams(self.train_tokens, self.num_streams)
-        if len(streams) == 0:
-            raise AsrError(f"{self.cache_dir}: the training text is shorter than one window; lower num_steps.")
         self._sampler = _ResumableSampler(len(streams), self._resume_at)
         self._resume_at = 0
         return DataLoader(streams, batch_size=None, sampler=self._sampler)
