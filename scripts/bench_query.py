@@ -4,6 +4,7 @@
     python scripts/bench_query.py                           # the papers' tables as well
     python scripts/bench_query.py --bundle librispeech --streams FILE [--tables index-table throughput]
     python scripts/bench_query.py --tables four-caches --lm FOLDER...
+    python scripts/bench_query.py --device cuda --tables throughput placement
 
 `cpu_s` is processor time, which depends less on what else the machine does. Without --bundle or --lm the weights are
 random, H = 256: they change no count of exact modes and no time. Streams are recorded by scripts/record_queries.py;
@@ -22,6 +23,7 @@ import torch
 from parts import ROOT
 from parts.command import run
 from parts.query_cache_tables import four_caches
+from parts.query_placement import placement, throughput_of_one_engine
 from parts.query_tables import frame_batch, hidden_dtypes, index_table, recombination
 from parts.query_throughput import fastest, long_stream, throughput
 from parts.query_workload import max_abs_error, naive_seconds, random_network
@@ -34,6 +36,7 @@ from asr.query.engine import RnnLM
 from asr.query.recording import QueryStream, load_streams, merged, replay
 
 TABLES = ["index-table", "four-caches", "recombination", "frame-batch", "hidden-store", "throughput", "long-stream"]
+GPU_TABLES = ["throughput", "placement"]
 
 # One utterance heard by a network of 10 ms frames, as the papers' are; the other streams' frames are of 40 ms.
 SHORT_FRAMES = ROOT / "tests/assets/query_streams_10ms.npz.xz"
@@ -42,7 +45,7 @@ SHORT_FRAMES = ROOT / "tests/assets/query_streams_10ms.npz.xz"
 def answered_without_hidden(network: StatefulNetwork, stream: QueryStream) -> float:
     """Part of a stream's queries that ask for no hidden row."""
     engine = RnnLM(network)
-    replay(stream, engine)
+    replay(stream.to(engine.device), engine)
     return engine.statistics().answered_without_hidden
 
 
@@ -101,7 +104,10 @@ def main() -> None:
         default=[],
         help="network folders for the table of four-caches; default: random weights, class softmax and tree",
     )
-    parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES, help="which tables; default: all")
+    parser.add_argument("--device", default="cpu", help="where network and search are (%(default)s)")
+    parser.add_argument(
+        "--tables", nargs="+", choices=sorted({*TABLES, *GPU_TABLES}), help="default: all of the device"
+    )
     parser.add_argument("--threads", type=int, default=1, help="of torch (%(default)s)")
     parser.add_argument("--engines", type=int, default=1, help="each on a thread with its streams (%(default)s)")
     parser.add_argument("--workers", type=int, default=1, help="threads of an engine's hidden layer (%(default)s)")
@@ -115,19 +121,26 @@ def main() -> None:
         if rnn_lm is None:
             parser.error(f"the bundle {args.bundle} has no recurrent language model")
         network = rnn_lm.network
-    streams = load_streams(args.streams)
+    streams, device = load_streams(args.streams), torch.device(args.device)
+    network = network.to(device)
+    known = TABLES if device.type == "cpu" else GPU_TABLES
+    for name in args.tables or []:
+        if name not in known:
+            parser.error(f"there is no table {name} on {device.type}, but {', '.join(known)}")
     if not args.quick:
         with_skip, without_skip = load_streams(args.skip_streams)
-        tables: dict[str, Callable[[], None]] = {
+        rate = throughput if device.type == "cpu" else throughput_of_one_engine
+        tables: dict[str, Callable[[], Any]] = {
             "index-table": lambda: index_table(network, streams),
             "four-caches": lambda: caches_of_networks(args.lm, with_skip, without_skip),
             "recombination": lambda: recombination(network, streams),
             "frame-batch": lambda: frame_batch(network, streams),
             "hidden-store": lambda: hidden_dtypes(network, streams),
-            "throughput": lambda: throughput(network, streams, args.seconds),
+            "throughput": lambda: rate(network, streams, args.seconds),
+            "placement": lambda: placement(network, streams, device),
             "long-stream": lambda: long_stream(network, with_skip, args.minutes, 4_000_000),
         }
-        for name in args.tables:
+        for name in args.tables or known:
             tables[name]()
     print(json.dumps(quick(network, streams, args.engines, args.workers, args.seconds)))
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from parts.command import run
 from parts.gpu_check_search import NotHere, search_checks
-from parts.gpu_check_speed import chain, queries, training
+from parts.gpu_check_speed import chain, placements_agree, queries, training
 from torch import Tensor
 
 from asr.bundle import Bundle
@@ -48,6 +48,7 @@ def main() -> int:
     checks = [_check("features and acoustic model", lambda: _compare_log_prob(folder, waveforms, cpu, device))]
     if bundle.rnn_lm is not None:
         checks.append(_check("recurrent language model's scores", lambda: _compare_scores(folder, cpu, device)))
+    checks.append(_check("query engine, layers on either side", lambda: placements_agree(device)))
     for name, compare in search_checks(folder, device, *((2, 4) if args.small else (64, 200))):
         checks.append(_check(name, compare))
     modes = available_modes(bundle)[: 1 if args.small else None]
@@ -63,7 +64,7 @@ def main() -> int:
     for mode in modes:
         for batch in [1] if args.small else args.batch:
             measured |= chain(folder, mode, waveforms, batch, device)
-    measured |= queries(device, *((500, 8, 2) if args.small else (33_000, 4096, 50)))
+    measured |= queries(device, [3] if args.small else [3, 8, 32, 128, 256])
     for num_words in [500] if args.small else [33_000, 200_000]:
         measured |= training(device, num_words, *((4, 1) if args.small else (256, 100)))
     counts = {"checks": len(checks), "failed": checks.count(False), "not_for_this_device": checks.count(None)}

@@ -25,4 +25,5 @@ def test_it_runs(tiny_bundle_folder: Path) -> None:
     assert summary["failed"] == 0
     assert summary["checks"] - summary["not_for_this_device"] >= 8
     assert summary["checks"] >= 12
+    assert summary["queries_per_s_3_streams"] > 0
     assert summary["training_words_per_s_500"] > 0

@@ -32,5 +32,5 @@ def format_cache(counts: Mapping[str, int | float]) -> Iterator[str]:
         f"  seconds: {counts['seconds_total']:.2f}, of them {counts['seconds_find']:.2f} finding, "
         f"{counts['seconds_hidden']:.2f} in the hidden layer, {counts['seconds_output']:.2f} in the output layer, "
         f"{counts['seconds_evict']:.2f} forgetting; {counts['num_transfers']:,} blocks with "
-        f"{counts['bytes_moved'] / 1e6:.1f} MB moved between devices"
+        f"{counts['bytes_moved'] / 1e6:.1f} MB moved between devices in {counts['seconds_transfer']:.2f} s"
     )

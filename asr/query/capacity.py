@@ -9,8 +9,6 @@ Shapes: Q contexts.
 
 from __future__ import annotations
 
-import time
-
 import torch
 from torch import Tensor
 
@@ -59,6 +57,7 @@ class Capacity:
         self.sharing = sharing
         self.kept_levels = kept_levels
         self.counts = expansion.layer.statistics
+        self.clock = expansion.layer.clock
         self.clear()
 
     def clear(self) -> None:
@@ -102,7 +101,7 @@ class Capacity:
         if self._live is None:
             self._fit(trie.edges.count + num_new, trie.num_nodes + num_new)
             return
-        begin = time.perf_counter()
+        begin = self.clock.now()
         found = trie.edge_node.index_select(0, trie.edges.find(key)[0].clamp_(min=0)).long()
         is_given = (trie.last_given >= self._marked_at) & trie.nodes.is_used()
         live = torch.cat((self._live, is_given.nonzero().squeeze(1), key >> 32, found))
@@ -113,7 +112,7 @@ class Capacity:
             is_gone = torch.ones(trie.edges.num_slots, dtype=torch.bool, device=trie.device)
             is_gone[slot[slot >= 0]] = False
             trie.remove_edges(is_gone)
-        self.counts.seconds_evict += time.perf_counter() - begin
+        self.counts.seconds_evict += self.clock.now() - begin
 
     def _num_held(self) -> int:
         """Edges or nodes but the first two, whichever are more: several edges may lead to a node, or none."""
@@ -159,10 +158,10 @@ class Capacity:
         rows, most = self.expansion.hidden.rows, self.limits.max_rows
         if rows.num_used + num_new > most:
             self._is_tight = True
-            begin = time.perf_counter()
+            begin = self.clock.now()
             drop_rows(self.expansion.trie, self.expansion.hidden, needed, min(most // 2, most - num_new))
             self.counts.num_dropped_rows += self._free_rows()
-            self.counts.seconds_evict += time.perf_counter() - begin
+            self.counts.seconds_evict += self.clock.now() - begin
         return rows.num_used + num_new <= most
 
     def _free_rows(self) -> int:

@@ -5,7 +5,6 @@ Shapes: Q queries, R new edges, S state, H hidden, M history words.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import torch
@@ -25,6 +24,7 @@ from asr.query.new_edges import NewEdges
 from asr.query.output_cache import OutputCache
 from asr.query.quantized_history import QuantizedHistory
 from asr.query.recombination import Recombination
+from asr.query.stage_clock import StageClock
 from asr.query.statistics import QueryStatistics
 from asr.query.tensor_scores import TensorScores
 from asr.query.trie import BEFORE_START, BYTES_PER_NODE, START, HistoryTrie
@@ -89,7 +89,6 @@ class RnnLM:
         self.vocabulary = network.vocabulary
         self.device = network.initial_state().device
         self.search_device = search_device or self.device
-        self.synchronize = synchronize
         if history_precision is not None and recombination_length is not None and recombination == "best":
             raise AsrError(
                 "history_precision: shared hidden rows and recombination best cannot be combined; use first."
@@ -110,7 +109,10 @@ class RnnLM:
             else None
         )
         self.trie = HistoryTrie(self.device)
-        layer = HiddenLayer(hidden_networks or [network], self.device, batching, self._counts)
+        hidden_networks = hidden_networks or [network]
+        devices = [each.initial_state().device for each in hidden_networks]
+        self._clock = StageClock([self.device, self.search_device, *devices], synchronize)
+        layer = HiddenLayer(hidden_networks, self.device, batching, self._counts, self._clock)
         ahead = rows_ahead if capacity_bytes is None and cache_hidden else 0
         self.expansion = Expansion(self.trie, self.hidden, layer, self.sharing, ahead)
         self.capacity = self._capacity(capacity_bytes) if capacity_bytes is not None else None
@@ -164,7 +166,7 @@ class RnnLM:
 
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
         """log P(word | history) and the history extended by the word: log_prob (Q,), next_idx (Q,)."""
-        begin = self._clock()
+        begin = self._clock.now()
         counts = self._counts
         num_edges = counts.num_edges
         answered = None if self._loop_scores is None else self._loop_scores.score(context_idx, word_id)
@@ -173,7 +175,7 @@ class RnnLM:
             counts.peak_bytes = max(counts.peak_bytes, self._bytes_held())
         if self.capacity is not None:
             self.capacity.count_uses(next_idx.to(self.device))
-        counts.seconds_total += self._clock() - begin
+        counts.seconds_total += self._clock.now() - begin
         return log_prob, next_idx
 
     def final(self, context_idx: Tensor) -> Tensor:
@@ -191,9 +193,9 @@ class RnnLM:
     def expand(self, context_idx: Tensor, held: Tensor) -> None:
         """After each run of such a loop: contexts (K,) that lack their hidden rows get them; see `ExpandingLM`."""
         if self._loop is not None:
-            begin = self._clock()
+            begin = self._clock.now()
             self._loop.take_in(context_idx, held)
-            self._counts.seconds_total += self._clock() - begin
+            self._counts.seconds_total += self._clock.now() - begin
 
     def statistics(self) -> QueryStatistics:
         """The record of this engine, brought up to date; it goes on counting."""
@@ -209,8 +211,3 @@ class RnnLM:
     def _bytes_held(self) -> int:
         parts = (self.trie, self.hidden, self.output, self.recombination, self.sharing)
         return sum(part.num_bytes for part in parts if part is not None)
-
-    def _clock(self) -> float:
-        if self.synchronize and self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()

@@ -5,18 +5,28 @@ Shapes: R rows, S state width.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from asr.errors import AsrError
 from asr.lm.contract import StatefulNetwork, branched
+from asr.query.stage_clock import StageClock
 from asr.query.statistics import QueryStatistics
 
 BATCHINGS = ("frame", "query")
+
+
+class _Run(NamedTuple):
+    """What one run of a network came to: the next states (R, S) at home, and what it took to send rows to and fro."""
+
+    state: Tensor
+    num_blocks: int = 0
+    num_bytes: int = 0
+    seconds: float = 0.0
 
 
 class HiddenLayer:
@@ -28,10 +38,16 @@ class HiddenLayer:
         home: the device that rows come from and go back to.
         batching: "frame", all rows of a call in one run, or "query", one row a run (for the papers' comparison).
         statistics: where runs, blocks and seconds are counted.
+        clock: what seconds are read from.
     """
 
     def __init__(
-        self, networks: Sequence[StatefulNetwork], home: torch.device, batching: str, statistics: QueryStatistics
+        self,
+        networks: Sequence[StatefulNetwork],
+        home: torch.device,
+        batching: str,
+        statistics: QueryStatistics,
+        clock: StageClock,
     ) -> None:
         if batching not in BATCHINGS:
             raise AsrError(f"batching: {batching!r} is not one of {', '.join(BATCHINGS)}; choose one of these.")
@@ -39,6 +55,7 @@ class HiddenLayer:
         self.home = home
         self.batching = batching
         self.statistics = statistics
+        self.clock = clock
         self._devices = [network.initial_state().device for network in self.networks]
         self._workers = ThreadPoolExecutor(len(self.networks)) if len(self.networks) > 1 else None
         is_at_home = self._workers is None and batching == "frame" and self._devices[0] == home
@@ -50,35 +67,42 @@ class HiddenLayer:
 
         With before (R,), which only a layer that `branches` takes, row r follows state[before[r]] of fewer states.
         """
-        begin = time.perf_counter()
+        begin = self.clock.now()
         num_rows = word_id.numel()
         if before is not None:
             with torch.no_grad():
-                parts = [branched(self.networks[0], state, before, word_id)]
+                runs = [_Run(branched(self.networks[0], state, before, word_id))]
         elif self.batching == "query":
-            parts = [self._run(0, *row) for row in zip(state.split(1), word_id.split(1), strict=True)]
+            runs = [self._run(0, *row) for row in zip(state.split(1), word_id.split(1), strict=True)]
         elif self._workers is None or num_rows < 2 * len(self.networks):
-            parts = [self._run(0, state, word_id)]
+            runs = [self._run(0, state, word_id)]
         else:
             pieces = zip(state.chunk(len(self.networks)), word_id.chunk(len(self.networks)), strict=True)
-            parts = list(self._workers.map(lambda item: self._run(item[0], *item[1]), enumerate(pieces)))
+            runs = list(self._workers.map(lambda item: self._run(item[0], *item[1]), enumerate(pieces)))
         counts = self.statistics
         counts.num_hidden_rows += num_rows
-        counts.num_hidden_calls += len(parts)
-        counts.largest_hidden_batch = max(counts.largest_hidden_batch, *(len(part) for part in parts))
-        counts.seconds_hidden += time.perf_counter() - begin
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        counts.num_hidden_calls += len(runs)
+        for run in runs:
+            counts.largest_hidden_batch = max(counts.largest_hidden_batch, len(run.state))
+            counts.num_transfers += run.num_blocks
+            counts.bytes_moved += run.num_bytes
+            counts.seconds_transfer += run.seconds
+        counts.seconds_hidden += self.clock.now() - begin
+        return runs[0].state if len(runs) == 1 else torch.cat([run.state for run in runs])
 
-    def _run(self, worker: int, state: Tensor, word_id: Tensor) -> Tensor:
+    def _run(self, worker: int, state: Tensor, word_id: Tensor) -> _Run:
         network, device = self.networks[worker], self._devices[worker]
         with torch.no_grad():  # the mode is a thread's own
             if device == self.home:
-                return network.step(state, word_id)
+                return _Run(network.step(state, word_id))
+            begin = self.clock.now()
             block = _packed(state, word_id).to(device)
-            back = network.step(*_unpacked(block)).to(self.home)
-        self.statistics.num_transfers += 2
-        self.statistics.bytes_moved += 4 * (block.numel() + back.numel())
-        return back
+            arrived = self.clock.now()
+            following = network.step(*_unpacked(block))
+            leaves = self.clock.now()
+            back = following.to(self.home)
+            seconds = self.clock.now() - leaves + arrived - begin
+        return _Run(back, 2, 4 * (block.numel() + back.numel()), seconds)
 
 
 def _packed(state: Tensor, word_id: Tensor) -> Tensor:

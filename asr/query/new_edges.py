@@ -5,8 +5,6 @@ Shapes: Q queries, R new edges.
 
 from __future__ import annotations
 
-import time
-
 import torch
 from torch import Tensor
 
@@ -42,6 +40,7 @@ class NewEdges:
         self.keeps_scores = keeps_scores
         self.keeps_hidden = keeps_hidden
         self.counts = expansion.layer.statistics
+        self.clock = expansion.layer.clock
 
     def add(self, key: Tensor) -> Tensor:
         """Adds absent edges (Q,) with their scores and nodes -> their slots (Q,)."""
@@ -81,7 +80,7 @@ class NewEdges:
                 halves = zip(context_idx.split((num + 1) // 2), word_id.split((num + 1) // 2), strict=True)
                 return torch.cat([self.log_prob(*half) for half in halves])
             self.expansion.compute(lacking)
-        begin = time.perf_counter()
+        begin = self.clock.now()
         network = self.output.network
         row = self.trie.hidden_row.index_select(0, context_idx).long()
         if self.capacity is not None:
@@ -100,5 +99,5 @@ class NewEdges:
         self.output.reserve(num_owners)
         log_prob = self.output.score(owner, hidden, history, word_id)
         self.counts.num_outputs += word_id.numel()
-        self.counts.seconds_output += time.perf_counter() - begin
+        self.counts.seconds_output += self.clock.now() - begin
         return log_prob

@@ -33,13 +33,17 @@ class QueryStream:
     Attributes:
         parent, word: (C,) int64, of each node; node 0 is its own parent.
         query: (Q,) int64, the node each query leads to: its parent is the context, its word the word.
-        call_begin: (L + 1,) int64, where each call's queries begin.
+        call_begin: (L + 1,) int64, where each call's queries begin; on the host.
     """
 
     parent: Tensor
     word: Tensor
     query: Tensor
     call_begin: Tensor
+
+    def to(self, device: torch.device) -> QueryStream:
+        """The same, asked from a device."""
+        return QueryStream(self.parent.to(device), self.word.to(device), self.query.to(device), self.call_begin)
 
     @property
     def num_calls(self) -> int:
@@ -170,10 +174,11 @@ def replay(
     context_of_node[0] = language_model.start(1)[0]
     parent, word = stream.parent[stream.query], stream.word[stream.query]
     log_probs = []
+    bounds = stream.call_begin.tolist()
     for call, query in enumerate(stream.calls()):
-        begin, end = int(stream.call_begin[call]), int(stream.call_begin[call + 1])
-        context_idx = context_of_node.index_select(0, parent[begin:end])
-        log_prob, next_idx = language_model.score(context_idx, word[begin:end])
+        asked = slice(bounds[call], bounds[call + 1])
+        context_idx = context_of_node.index_select(0, parent[asked])
+        log_prob, next_idx = language_model.score(context_idx, word[asked])
         context_of_node.index_copy_(0, query, next_idx)
         log_probs.append(log_prob)
         if after_call is not None:

@@ -21,8 +21,9 @@ class QueryStatistics:
         num_transfers, bytes_moved: blocks sent between devices, each way counted.
         num_contexts, num_hidden_held, bytes_held, peak_bytes: of all arrays, as allocated.
         num_evictions, num_evicted_contexts, num_dropped_rows: what the capacity cost.
-        seconds_find, seconds_hidden, seconds_output, seconds_evict, seconds_total: host time; on a GPU the time to
-            launch the work, unless the engine measures (`synchronize=True`).
+        seconds_find, seconds_hidden, seconds_output, seconds_evict, seconds_transfer, seconds_total: host time; on a
+            GPU the time to launch the work, unless the engine measures (`synchronize=True`). What it takes to send the
+            hidden layer's rows is part of its seconds, too; several workers' is added up.
     """
 
     num_calls: int = 0
@@ -50,6 +51,7 @@ class QueryStatistics:
     seconds_hidden: float = 0.0
     seconds_output: float = 0.0
     seconds_evict: float = 0.0
+    seconds_transfer: float = 0.0
     seconds_total: float = 0.0
 
     @property

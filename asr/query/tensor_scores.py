@@ -5,7 +5,6 @@ Shapes: Q queries, M missing ones.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import torch
@@ -29,10 +28,11 @@ class TensorScores:
         self._search_device = search_device
         self._reset = reset
         self._counts = new_edges.counts
+        self._clock = new_edges.clock
 
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
         """As `RnnLM.score`."""
-        begin = time.perf_counter()
+        begin = self._clock.now()
         counts, trie = self._counts, self._trie
         key = trie.edge_key(context_idx, word_id)
         if key.device != trie.device:
@@ -41,7 +41,7 @@ class TensorScores:
         counts.num_calls += 1
         counts.num_queries += key.numel()
         counts.num_edge_hits += key.numel() - (0 if missing is None else missing.numel())
-        counts.seconds_find += time.perf_counter() - begin
+        counts.seconds_find += self._clock.now() - begin
         if missing is not None:
             slot = self._add_edges(key, slot, missing)
         if not self._new_edges.keeps_scores:
@@ -72,6 +72,9 @@ class TensorScores:
         return slot.index_copy_(0, missing, new_slot)
 
     def _moved(self, block: Tensor, device: torch.device) -> Tensor:
+        begin = self._clock.now()
+        moved = block.to(device)
         self._counts.num_transfers += 1
         self._counts.bytes_moved += block.numel() * block.element_size()
-        return block.to(device)
+        self._counts.seconds_transfer += self._clock.now() - begin
+        return moved

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -13,9 +14,14 @@ from asr.lm.rnn.rnn_lm import RnnLm
 from asr.lm.rnn.rnn_lm_config import RnnLmConfig
 from asr.lm.rnn.sparse_rows import AdamWithSparseRows
 from asr.lm.rnn.token_streams import TokenStreams
-from asr.query.engine import RnnLM
+from asr.query.recording import load_streams
 from asr.recognizer import Recognizer
 from asr.text.vocabulary import Vocabulary
+from parts import ROOT
+from parts.query_placement import placement, throughput_of_one_engine
+from parts.query_workload import random_network
+
+_STREAMS = ROOT / "tests/assets/query_streams.npz.xz"
 
 
 def chain(folder: Path, mode: str, waveforms: list[Tensor], batch: int, device: torch.device) -> dict[str, float]:
@@ -37,22 +43,19 @@ def chain(folder: Path, mode: str, waveforms: list[Tensor], batch: int, device: 
 
 
 @torch.no_grad()
-def queries(device: torch.device, num_words: int, num_queries: int, num_calls: int) -> dict[str, float]:
-    """Word scores of a GRU 256 behind the trie: every call asks words of the contexts that the last one gave."""
-    network = RnnLm(_vocabulary(num_words), _gru()).eval().to(device)
-    rates, engine = {}, RnnLM(network)
-    for name in ("first", "again"):
-        generator = torch.Generator().manual_seed(0)
-        context_idx = engine.start(num_queries)
-        words = [torch.randint(4, num_words, (num_queries,), generator=generator).to(device) for _ in range(num_calls)]
-        _wait(device)
-        begin = time.perf_counter()
-        for word_id in words:
-            _, context_idx = engine.score(context_idx, word_id)
-        _wait(device)
-        rates[f"queries_per_s_{name}"] = round(num_queries * num_calls / (time.perf_counter() - begin))
-    print(f"{device.type:<5}query engine, {num_queries} a call: {rates}")
-    return dict(rates)
+def queries(device: torch.device, numbers: Sequence[int]) -> dict[str, float]:
+    """Word scores a second of a GRU 256 on recorded query streams, so many side by side."""
+    rows = throughput_of_one_engine(random_network("nce").to(device), load_streams(_STREAMS), 2.0, numbers)
+    return {f"queries_per_s_{row['streams']}_streams": row["queries/s"] for row in rows}
+
+
+@torch.no_grad()
+def placements_agree(device: torch.device) -> str:
+    """What recorded queries are answered wherever search, hidden and output layer lie."""
+    rows = placement(random_network("nce"), load_streams(_STREAMS), device)
+    difference = max(row["largest difference"] for row in rows)
+    assert difference < 1e-3, f"log probabilities differ by up to {difference:.1e}"
+    return f"{len(rows)} placements, log probabilities differ by at most {difference:.1e}"
 
 
 def training(device: torch.device, num_words: int, num_streams: int, num_steps: int) -> dict[str, float]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from asr.lm.contract import StatefulNetwork
 from asr.query.engine import RnnLM
 from asr.query.recording import QueryStream, merged, replay
+from asr.query.stage_clock import StageClock
 from asr.query.statistics import QueryStatistics
 from asr.text.vocabulary import SPECIAL_WORDS
 from parts.markdown_table import table
@@ -44,25 +45,29 @@ def replay_side_by_side(
     The clock runs from the moment when all threads are ready until the last is done; `num_workers` is that of each
     engine's hidden layer.
     """
+    device = network.initial_state().device
+    clock = StageClock([device], synchronize=True)
     shares = divided(streams, num_engines)
+    there = [share.to(device) for share in shares]
     engines = [RnnLM(network, [network] * num_workers) for _ in shares]
     answers: list[Tensor] = [torch.empty(0)] * len(shares)
     ready = threading.Barrier(len(shares) + 1)
 
     def work(idx: int) -> None:
         ready.wait()
-        answers[idx] = replay(shares[idx], engines[idx])
+        answers[idx] = replay(there[idx], engines[idx])
 
     threads = [threading.Thread(target=work, args=(idx,)) for idx in range(len(shares))]
     for thread in threads:
         thread.start()
     ready.wait()
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall, cpu = clock.now(), time.process_time()
     for thread in threads:
         thread.join()
-    wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
+    wall_s, cpu_s = clock.now() - wall, time.process_time() - cpu
     counts = sum((engine.statistics() for engine in engines), start=QueryStatistics())
-    return Replayed(wall_s, cpu_s, counts, list(zip(shares, answers, strict=True)))
+    on_host = [log_prob.cpu() for log_prob in answers]
+    return Replayed(wall_s, cpu_s, counts, list(zip(shares, on_host, strict=True)))
 
 
 def divided(streams: Sequence[QueryStream], num_shares: int) -> list[QueryStream]:
@@ -90,14 +95,17 @@ def fastest(
     return min(replays, key=lambda each: each.wall_s)
 
 
+def copies_of(streams: Sequence[QueryStream], num: int, network: StatefulNetwork) -> list[QueryStream]:
+    """So many streams, the same again and again, in words such that no two share a history."""
+    num_words = len(network.vocabulary) - len(SPECIAL_WORDS)
+    return [in_other_words(streams[i % len(streams)], 997 * (i // len(streams)), num_words) for i in range(num)]
+
+
 def throughput(network: StatefulNetwork, streams: list[QueryStream], seconds: float) -> None:
     """Streams side by side in one engine, in one whose hidden layer has two threads, and in two engines."""
-    num_words = len(network.vocabulary) - len(SPECIAL_WORDS)
     rows = []
     for num_streams in (1, 2, 4, 8, 16, 32):
-        copies = [
-            in_other_words(streams[i % len(streams)], 997 * (i // len(streams)), num_words) for i in range(num_streams)
-        ]
+        copies = copies_of(streams, num_streams, network)
         one = fastest(network, copies, 1, 1, seconds)
         two_workers = fastest(network, copies, 1, 2, seconds)
         two = fastest(network, copies, 2, 1, seconds) if num_streams > 1 else None
