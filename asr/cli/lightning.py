@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import logging
 import warnings
+from argparse import ArgumentError
 from collections.abc import Sequence
 
 import pytorch_lightning as pl
 from pytorch_lightning.cli import LightningCLI
 
 from asr.errors import AsrError
+
+_SUBCOMMANDS = ("fit", "validate", "test", "predict")
+# What jsonargparse says beside the key and what is wrong with it.
+_BESIDE = ("Does not validate", "Subtypes:", "Errors:", "Expected a <class 'NoneType'>", "Given value type:")
+_LONGEST_VALUE = 80
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -22,10 +28,12 @@ def run(arguments: Sequence[str]) -> int:
         the exit code.
 
     Raises:
-        AsrError: as the model and the data raise it.
+        AsrError: an option or the YAML is wrong; or as the model and the data raise it.
     """
     # Batches are bucketed by duration and made beside the trainer on purpose.
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    # The arguments are those of the command line, less the program's name.
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
     logging.getLogger("pytorch_lightning.utilities.rank_zero").setLevel(logging.INFO)
     try:
         LightningCLI(
@@ -34,8 +42,13 @@ def run(arguments: Sequence[str]) -> int:
             subclass_mode_model=True,
             subclass_mode_data=True,
             save_config_kwargs={"overwrite": True},
+            parser_kwargs={"exit_on_error": False, **{name: {"exit_on_error": False} for name in _SUBCOMMANDS}},
             args=list(arguments),
         )
+    except (ArgumentError, UnicodeDecodeError) as error:
+        raise AsrError(
+            f"{' '.join(arguments)}: {_sentence(str(error))}; 'asr {arguments[0]} --help' names all options."
+        ) from error
     except ValueError as error:
         # What the YAML's classes say of their input comes wrapped in a page about types.
         cause: BaseException | None = error
@@ -45,3 +58,10 @@ def run(arguments: Sequence[str]) -> int:
             raise
         raise cause from None
     return 0
+
+
+def _sentence(message: str) -> str:
+    """The key, what is wrong with it, and its value where that is short."""
+    lines = (line.strip().removeprefix("- ") for line in message.splitlines())
+    kept = (line for line in lines if not line.startswith(_BESIDE))
+    return " ".join(line for line in kept if not line.startswith("Given value:") or len(line) <= _LONGEST_VALUE)
