@@ -21,6 +21,7 @@ from asr.evaluation.error_rate import (
 )
 from asr.evaluation.timing import StageTimes
 from asr.evaluation.transcripts import read_transcripts
+from asr.whole_file import require_writable
 
 NAME = "evaluate"
 HELP = """Scores transcripts against a reference, or recognizes a manifest's recordings and scores them.
@@ -46,13 +47,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--missing-is-empty", action="store_true", help="count what has no transcript as deleted")
     parser.add_argument("--ignore-case", action="store_true", help="compare words in upper case")
     parser.add_argument("--details", help="write every utterance's alignment and the confusions to this text file")
-    parser.add_argument("--output", help="write what is recognized to this file, JSON Lines")
+    parser.add_argument("--output", help="write what is recognized to this file anew, JSON Lines")
     parser.add_argument("--resume", action="store_true", help="go on where an interrupted run stopped (--output)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     add_recognizer_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    # What cannot be read or written is told before anything is recognized.
+    require_writable(*(Path(path) for path in (args.details, args.output) if path))
+    other = read_transcripts(args.compare) if args.compare else None
     extra: dict[str, Any] = {}
     if args.cuts:
         if args.hypotheses or args.reference:
@@ -65,8 +69,7 @@ def run(args: argparse.Namespace) -> int:
     if args.ignore_case:
         references, hypotheses = _upper(references), _upper(hypotheses)
     report = score_transcripts(references, hypotheses, args.missing_is_empty)
-    if args.compare:
-        other = read_transcripts(args.compare)
+    if other is not None:
         other_report = score_transcripts(
             references, _upper(other) if args.ignore_case else other, args.missing_is_empty
         )
@@ -107,7 +110,7 @@ def _recognize(
     outcomes = transcribe(recognizer, todo, lambda name, rate: cut_waveform(cuts[name], rate))
     times, cache, num_failed = StageTimes(), dict[str, int | float](), 0
     console = Console(stderr=True)
-    with appended(args.output) as output:
+    with appended(args.output, anew=not args.resume) as output:
         shown = track(outcomes, "recognizing", total=len(todo), console=console, disable=not console.is_terminal)
         for outcome in shown:
             record: dict[str, Any] = {"id": outcome.name}
@@ -136,16 +139,14 @@ def _recognize(
 
 
 def _done_before(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """What the output has, where the run goes on; else the output is begun anew."""
+    """What the output has, where the run goes on."""
     from asr.cli.output_lines import records_of
 
-    if args.resume:
-        if not args.output:
-            raise AsrError("--resume goes on with what --output has; name it.")
-        return records_of(Path(args.output), "id")
-    if args.output:
-        Path(args.output).unlink(missing_ok=True)
-    return {}
+    if not args.resume:
+        return {}
+    if not args.output:
+        raise AsrError("--resume goes on with what --output has; name it.")
+    return records_of(Path(args.output), "id")
 
 
 def _as_dict(report: ErrorReport, extra: dict[str, Any]) -> dict[str, Any]:

@@ -83,8 +83,13 @@ def run(args: argparse.Namespace) -> int:
 
 def measure_network(args: argparse.Namespace) -> dict[str, object]:
     """Perplexities per sentence, sentence ends counted, unknown words scored as `<unk>`."""
+    if args.ngram_weight is not None and not 0 <= args.ngram_weight <= 1:
+        raise AsrError(f"--ngram-weight {args.ngram_weight}: give a number from 0 to 1.")
     network = read_rnn_lm(args.model).network
     assert isinstance(network, RnnLm)
+    ngram = None if args.ngram is None else load_ngram_lm(args.ngram)
+    if ngram is not None and ngram.vocabulary != network.vocabulary:
+        raise AsrError(f"{args.ngram}: its word list differs from that of {args.model}; train both on one.")
     if args.normalizer_precision is not None and isinstance(network.output, (NceOutput, FullSoftmaxOutput)):
         network.output.normalizer_precision = args.normalizer_precision
     with tempfile.TemporaryDirectory() as scratch:
@@ -99,10 +104,7 @@ def measure_network(args: argparse.Namespace) -> dict[str, object]:
         }
         if excess is not None:
             report |= {"log_z_mean": float(excess.mean()), "log_z_std": float(excess.std())}
-        if args.ngram is not None:
-            ngram = load_ngram_lm(args.ngram)
-            if ngram.vocabulary != network.vocabulary:
-                raise AsrError(f"{args.ngram}: its word list differs from that of {args.model}; train both on one.")
+        if ngram is not None:
             both = torch.stack((language_model_word_scores(ngram, tokens.token_id), log_prob))
             weight, mixed = tune_linear_weights(both)
             if args.ngram_weight is not None:

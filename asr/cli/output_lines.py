@@ -57,8 +57,8 @@ def _foreign(path: Path, number: int) -> AsrError:
 
 
 @contextmanager
-def appended(path: str | None) -> Iterator[TextIO | None]:
-    """The file to add lines to, or None where there is no path.
+def appended(path: str | None, anew: bool = False) -> Iterator[TextIO | None]:
+    """The file to add lines to, or None where there is no path; `anew` drops what it has.
 
     Raises:
         AsrError: it cannot be written.
@@ -67,7 +67,7 @@ def appended(path: str | None) -> Iterator[TextIO | None]:
         yield None
         return
     try:
-        stream = Path(path).open("a", encoding="utf-8")  # noqa: SIM115
+        stream = Path(path).open("w" if anew else "a", encoding="utf-8")  # noqa: SIM115
     except OSError as error:
         raise AsrError(f"{path}: the output cannot be written ({error.strerror}).") from error
     try:

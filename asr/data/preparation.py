@@ -17,7 +17,7 @@ from lhotse.audio import AudioSource
 from asr.data.audio import inspect_audio
 from asr.data.corpus import Corpus, Skipped, Utterance
 from asr.errors import AsrError
-from asr.whole_file import whole_path
+from asr.whole_file import require_writable, whole_path
 
 Progress = Callable[[int, int], None]
 """Called with (files done, files in all)."""
@@ -84,6 +84,13 @@ def prepare_part(
     if not redo and earlier and earlier.corpus_dir == str(corpus_dir) and cuts_path.is_file() and text_path.is_file():
         return earlier
     listing = corpus.list_part(corpus_dir, part)
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AsrError(
+            f"{output_dir}: the output cannot be written ({error.strerror}); choose another --output."
+        ) from error
+    require_writable(report_path)
     cuts: list[MonoCut | MultiCut] = []
     skipped = list(listing.skipped)
     with ThreadPoolExecutor(max(1, num_jobs)) as pool:
@@ -109,19 +116,13 @@ def prepare_part(
         hours=round(sum(cut.duration for cut in cuts) / 3600, 4),
         skipped=skipped,
     )
-    try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        report_path.unlink(missing_ok=True)
-        with whole_path(cuts_path) as path:
-            CutSet.from_cuts(cuts).to_file(path)
-        with whole_path(text_path) as path:
-            path.write_text("".join(f"{cut.supervisions[0].text}\n" for cut in cuts), encoding="utf-8")
-        with whole_path(report_path) as path:
-            path.write_text(report.to_json() + "\n", encoding="utf-8")
-    except OSError as error:
-        raise AsrError(
-            f"{output_dir}: the output cannot be written ({error.strerror}); choose another --output."
-        ) from error
+    report_path.unlink(missing_ok=True)
+    with whole_path(cuts_path) as path:
+        CutSet.from_cuts(cuts).to_file(path)
+    with whole_path(text_path) as path:
+        path.write_text("".join(f"{cut.supervisions[0].text}\n" for cut in cuts), encoding="utf-8")
+    with whole_path(report_path) as path:
+        path.write_text(report.to_json() + "\n", encoding="utf-8")
     return report
 
 

@@ -108,6 +108,25 @@ def test_a_manifest_is_recognized_and_scored(tmp_path, cuts, evaluate, tiny_bund
     assert [json.loads(line)["text"] for line in (tmp_path / "words.jsonl").read_text().splitlines()] == TEXT[:3]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--bundle", "nowhere"], "nowhere: there is no bundle here"),
+        (["--compare", "nowhere"], "nowhere: the transcript file cannot be read"),
+        (["--details", "nowhere/details"], "the folder nowhere is not there"),
+        (["--lm-device-mb", "0", "--mode", "large_ngram"], "budget of 0 bytes is too small"),
+    ],
+)
+def test_a_wrong_request_costs_no_results(tmp_path, cuts, evaluate, tiny_bundle_folder, arguments, message):
+    (tmp_path / "words.jsonl").write_text("hours of work\n")
+    options = ("--cuts", cuts, "--bundle", tiny_bundle_folder, "--output", tmp_path / "words.jsonl")
+    code, _, errors = evaluate(*options, *arguments)
+    assert (code, (tmp_path / "words.jsonl").read_text()) == (2, "hours of work\n")
+    assert message in errors and "recognizing" not in errors
+    assert evaluate(*options, "--mode", "ngram")[0] == 0
+    assert len((tmp_path / "words.jsonl").read_text().splitlines()) == 3
+
+
 def test_an_interrupted_evaluation_goes_on_and_a_bad_recording_counts_as_deleted(
     tmp_path, cuts, evaluate, tiny_bundle_folder
 ):

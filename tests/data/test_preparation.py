@@ -94,7 +94,7 @@ def test_an_interrupted_part_leaves_no_half_and_is_done_again(tmp_path: Path) ->
 
     with pytest.raises(KeyboardInterrupt):
         prepare_part(LibriSpeech(), tmp_path / "corpus", "dev-clean-2", tmp_path / "out", on_progress=interrupt)
-    assert not (tmp_path / "out").exists()
+    assert not list((tmp_path / "out").iterdir())
     report = prepare_part(LibriSpeech(), tmp_path / "corpus", "dev-clean-2", tmp_path / "out")
     Path(f"{tmp_path}/out/librispeech_dev-clean-2.report.json").write_text("{", encoding="utf-8")
     assert prepare_part(LibriSpeech(), tmp_path / "corpus", "dev-clean-2", tmp_path / "out") == report
@@ -108,8 +108,16 @@ def test_an_interrupted_part_leaves_no_half_and_is_done_again(tmp_path: Path) ->
 def test_nothing_usable_and_nowhere_to_write(tmp_path: Path) -> None:
     part = write_librispeech(tmp_path / "corpus", num=1)
     (tmp_path / "file").touch()
+    seen: list[int] = []
     with pytest.raises(AsrError, match="output cannot be written"):
-        prepare_part(LibriSpeech(), tmp_path / "corpus", "dev-clean-2", tmp_path / "file")
+        prepare_part(
+            LibriSpeech(),
+            tmp_path / "corpus",
+            "dev-clean-2",
+            tmp_path / "file",
+            on_progress=lambda done, _: seen.append(done),
+        )
+    assert seen == []  # told before any file is decoded
     for path in part.rglob("*.flac"):
         path.write_bytes(b"nothing like audio")
     with pytest.raises(AsrError, match=r"none of the 2 audio files of dev-clean-2 is usable: .*cannot be decoded"):
