@@ -140,10 +140,12 @@ class HistoryTrie:
 
     def check(self, context_idx: Tensor, word_id: Tensor, num_words: int) -> None:
         """Raises IndexError where a context (Q,) cannot be a node, or a word (Q,) is not in the vocabulary."""
-        for name, index, size in (("word_id", word_id, num_words), ("context_idx", context_idx, self.nodes.capacity)):
-            low, high = torch.aminmax(index)
-            if int(low) < 0 or int(high) >= size:
-                raise IndexError(f"{name} runs from {int(low)} to {int(high)}; it must lie in 0 .. {size - 1}")
+        # All at once: a GPU is waited for only one time.
+        bounds = torch.stack((*torch.aminmax(word_id), *torch.aminmax(context_idx))).tolist()
+        sizes = {"word_id": num_words, "context_idx": self.nodes.capacity}
+        for (name, size), low, high in zip(sizes.items(), bounds[::2], bounds[1::2], strict=True):
+            if low < 0 or high >= size:
+                raise IndexError(f"{name} runs from {low} to {high}; it must lie in 0 .. {size - 1}")
 
     def history(self, context_idx: Tensor, num_words: int) -> Tensor:
         """The last words of each context, newest first, EPSILON_ID before `<s>`: (Q,) -> (Q, M) int64."""
