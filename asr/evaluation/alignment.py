@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import kaldialign
 
-GAP = "*"
+GAP = ""  # which no word is
 
 
 def align(reference: Sequence[str], hypothesis: Sequence[str]) -> list[tuple[str, str]]:
@@ -16,12 +16,13 @@ def align(reference: Sequence[str], hypothesis: Sequence[str]) -> list[tuple[str
 
 
 def format_alignment(reference: Sequence[str], hypothesis: Sequence[str]) -> str:
-    """Three lines, words under each other: REF, HYP, and a mark S, I or D under each error."""
+    """Three lines, words under each other: REF, HYP, and a mark S, I or D under each error; `*` stands for no word."""
     rows: tuple[list[str], list[str], list[str]] = (["REF:"], ["HYP:"], ["    "])
     for ref_word, hyp_word in align(reference, hypothesis):
         mark = "" if ref_word == hyp_word else "I" if ref_word == GAP else "D" if hyp_word == GAP else "S"
-        width = max(len(ref_word), len(hyp_word))
-        for row, text in zip(rows, (ref_word, hyp_word, mark), strict=True):
+        shown = ref_word or "*", hyp_word or "*", mark
+        width = max(map(len, shown))
+        for row, text in zip(rows, shown, strict=True):
             row.append(text.ljust(width))
     return "\n".join(" ".join(row).rstrip() for row in rows)
 

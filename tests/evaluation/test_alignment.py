@@ -10,6 +10,7 @@ def test_errors_stand_under_their_words():
         "         S         I"
     )
     assert align(["a", "b"], ["b"]) == [("a", GAP), ("b", "b")]
+    assert format_alignment(["*", "b"], ["a"]).splitlines()[2].split() in (["S", "D"], ["D", "S"])
 
 
 def test_confusions_are_counted_and_sorted():
