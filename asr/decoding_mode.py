@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from numbers import Real
 from typing import Any
 
 import torch
@@ -72,7 +71,7 @@ def decoding_options(bundle: Bundle, mode: str, overrides: dict[str, Any]) -> tu
         raise AsrError(f"bundle {bundle.name}: the decoding options of {mode} are {tuned!r}; give names and numbers.")
     settings = {**tuned, **overrides}
     rnn_weight = settings.pop(_RNN_WEIGHT, _DEFAULT_RNN_WEIGHT)
-    if not isinstance(rnn_weight, Real) or not 0.0 <= rnn_weight <= 1.0:
+    if not isinstance(rnn_weight, (int, float)) or not 0.0 <= rnn_weight <= 1.0:
         raise AsrError(f"the recurrent model's rnn_weight is {rnn_weight!r}; it lies between 0 and 1.")
     known = {field.name for field in dataclasses.fields(DecodingOptions)}
     unknown = sorted(set(settings) - known)
