@@ -118,6 +118,11 @@ class LatticeFollower:
         self._ahead_state, self._ahead = graph_state[last], ahead[last]
         self._num_frames += int(frame[-1])
 
+    @property
+    def held(self) -> Tensor:
+        """The language model's contexts that it goes on from, (K,)."""
+        return self._tokens.context_idx
+
     def best(self) -> tuple[Tensor, float, float] | None:
         """Graph arcs (L,), total and language model score of the best unfinished path; None where none is alive."""
         if not len(self._tokens):

@@ -175,7 +175,7 @@ class K2StreamingDecoder:
             return DecodeResult((hypothesis,), True, num_kept, path.lattice, frame_of)
         empty = torch.zeros(0, len(self.graph.tokens), device=self.graph.device)
         log_prob = torch.cat([empty, *one.log_prob])
-        found = self._fallback.search(log_prob[None], torch.tensor([num_kept]), self._lm, keep_lattice=False)
+        found = self._fallback.search(log_prob[None], torch.tensor([num_kept]), self._lm, False, self._held())
         # What was to be skipped is gone already: nothing more has been.
         return replace(found, original_frame=None if frame_of is None else frame_of[None].cpu()).result(0)
 
@@ -224,13 +224,18 @@ class K2StreamingDecoder:
         lattice, used = lattice_from_k2(fsa, [0], self.graph, torch.cat(one.log_prob)[None])
         return prune(lattice, self.options, self.options.output_beam) if used else None
 
+    def _held(self) -> Tensor | None:
+        """The contexts that streams go on from."""
+        held = [one.follower.held for one in self._streams.values()]
+        return torch.cat(held) if held else None
+
     def _best(self, one: _Stream) -> LatticePath | None:
         """The best complete path of the stream, whose last frame k2 gets now."""
         lattice = self._final_lattice(one)
         if lattice is None:
             return None
         if self._lm is not None:
-            return rescore_joint(lattice, self.options, self._lm, self._keep_lattice)[0]
+            return rescore_joint(lattice, self.options, self._lm, self._keep_lattice, self._held())[0]
         found = best_path(lattice, self.options)
         if found is None:
             return None

@@ -71,6 +71,7 @@ def rescore_joint(
     options: DecodingOptions,
     lm: LanguageModel,
     keep_lattice: bool = False,
+    held: Tensor | None = None,
 ) -> list[LatticePath | None]:
     """The best path of each utterance with the language model's scores in the place of those that the lattice has.
 
@@ -79,6 +80,7 @@ def rescore_joint(
         options: scales; `context_beam`, `max_contexts_per_state` and `max_active_states` bound what is followed.
         lm: the language model, its words numbered as the lattice's are.
         keep_lattice: whether to return lattices too, pruned by `output_beam`.
+        held: as of `TokenSearch`.
 
     Returns:
         For each start state the best path; None where there is none.
@@ -98,7 +100,7 @@ def rescore_joint(
     records = LatticeRecords(num_utts, unpruned) if keep_lattice else None
     alive = search_by_loop(graph, joint, unpruned, lm, backtrace) if records is None else None
     if alive is None:
-        search = TokenSearch(graph, unpruned, lm, backtrace, records)
+        search = TokenSearch(graph, unpruned, lm, backtrace, records, held=held)
         stream = search.start(joint.start_state)
         search.advance(stream, torch.zeros(num_utts, joint.num_frames, 1, device=device), joint.frames_of_utts())
         alive = search.alive_in_all()

@@ -83,9 +83,17 @@ class TorchFirstPass:
         return [replace(result, lattice=lattice) if result.reached_final else result for result, lattice in pairs]
 
     def search(
-        self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel | None = None, keep_lattice: bool = True
+        self,
+        log_prob: Tensor,
+        num_frames: Tensor,
+        lm: LanguageModel | None = None,
+        keep_lattice: bool = True,
+        held: Tensor | None = None,
     ) -> FoundPaths:
-        """The same, before paths are spelled, with the lattice of all utterances, if any, where it is kept."""
+        """The same, before paths are spelled, with the lattice of all utterances, if any, where it is kept.
+
+        held: as of `TokenSearch`.
+        """
         check_log_prob(log_prob, num_frames, len(self.graph.tokens))
         num_utts = len(num_frames)
         log_prob = log_prob.to(self.graph.device, torch.float32)
@@ -103,7 +111,7 @@ class TorchFirstPass:
         # Of the chunk readers only loops keep lattices.
         may_read = lm is None and (self._form == "loops" or not keep_lattice)
         reader = self._idle_readers.pop() if may_read and self._idle_readers else None
-        search = TokenSearch(self._search_graph, self.options, lm, backtrace, records, self._form, reader)
+        search = TokenSearch(self._search_graph, self.options, lm, backtrace, records, self._form, reader, held)
         stream = search.start(torch.zeros_like(num_frames))
         search.advance(stream, log_prob, num_frames)
         endings = endings_of(self._search_graph, self.options, lm, search.alive_in_all())

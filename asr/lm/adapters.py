@@ -17,6 +17,7 @@ from asr.lm.contract import ExpandingLM, LanguageModel, LoopLM, LoopTables
 from asr.text.vocabulary import SPECIAL_WORDS, UNK_ID, Vocabulary
 
 _LOGGER = logging.getLogger(__name__)
+_FEWEST_TO_FORGET = 1 << 16
 
 
 @runtime_checkable
@@ -43,6 +44,7 @@ class NumberedLM:
     def __init__(self, lm: LanguageModel) -> None:
         self._lm = lm
         self._table = ContextTable(lm.start(0).device)
+        self._forget_at = _FEWEST_TO_FORGET
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -63,10 +65,13 @@ class NumberedLM:
         return self._lm.final(self._table.key_of(context_idx))
 
     def mark_live(self, context_idx: Tensor) -> None:
-        """Passes on which contexts (K,) the search still holds; where it holds none, numbers begin anew."""
+        """Passes on which contexts (K,) the search still holds; the numbers of others are given again, now and then."""
         mark_live(self._lm, self._table.key_of(context_idx))
         if context_idx.numel() == 0:
             self._table = ContextTable(context_idx.device)
+        elif len(self._table) >= self._forget_at:
+            self._table.keep(context_idx)
+            self._forget_at = max(_FEWEST_TO_FORGET, 2 * len(self._table))
 
 
 class MappedLM:

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from asr.decoding.endpoint import EndpointRules
 from asr.decoding.options import DecodingOptions
 from asr.errors import AsrError
+from asr.lm import adapters
+from asr.lm.adapters import NumberedLM
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.lattice_paths import all_sentences
 from tests.reference.table_lm import TableLM
@@ -86,6 +88,20 @@ def test_words_of_an_unfinished_stream_stand_where_they_were_before_blanks_were_
     found = decoder.finalize(fed(decoder, log_prob[0], [3, 6]))
     same(found, whole)
     assert torch.equal(found.original_frame, whole.original_frame) and found.num_frames == 7
+
+
+def test_a_model_that_forgets_keeps_what_other_streams_hold(monkeypatch):
+    monkeypatch.setattr(adapters, "_FEWEST_TO_FORGET", 1)
+    graph, log_prob = random_graph(2, num_states=8, num_arcs=30), random_log_prob(2, 2, 20)
+    lm, partials = TableLM(graph.vocabulary, 2), []
+    for own in (lm, NumberedLM(lm)):
+        decoder = K2StreamingDecoder(graph, lm=own)
+        first, second = decoder.start(2)
+        decoder.advance([first, second], log_prob[:, :10], torch.tensor([10, 10]))
+        decoder.finalize(second)
+        decoder.advance([first], log_prob[:1, 10:], torch.tensor([10]))
+        partials.append(decoder.partial(first))
+    assert partials[0] == partials[1]
 
 
 @settings(max_examples=4)

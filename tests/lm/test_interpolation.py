@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from asr.errors import AsrError
+from asr.lm import adapters
 from asr.lm.adapters import MappedLM, NumberedLM
 from asr.lm.context_table import ContextTable
 from asr.lm.contract import LanguageModel
@@ -132,6 +133,39 @@ def test_context_table_numbers_keys_once(batches: list[list[int]]) -> None:
             assert numbers.setdefault(one, number) == number
         assert torch.equal(table.key_of(idx), key)
     assert sorted(numbers.values()) == list(range(len(table)))
+
+
+@given(st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=20), min_size=10, max_size=20))
+def test_context_table_gives_numbers_again_that_are_not_kept(batches: list[list[int]]) -> None:
+    table = ContextTable(num_buckets=1)
+    numbers: dict[int, int] = {}
+    for batch in batches:
+        key = torch.tensor(batch, dtype=torch.int64) * (1 << 50) + 3
+        idx = table.index_of(key)
+        for one, number in zip(key.tolist(), idx.tolist(), strict=True):
+            assert numbers.setdefault(one, number) == number
+        assert len(set(numbers.values())) == len(numbers) == len(table)
+        assert max(numbers.values()) < 64  # at most 40 at a time
+        table.keep(idx)
+        numbers = {one: numbers[one] for one in key.tolist()}
+        assert len(table) == len(numbers) and torch.equal(table.key_of(idx), key)
+
+
+def test_numbered_contexts_of_a_stream_without_an_end_are_bounded(
+    models: list[NgramLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapters, "_FEWEST_TO_FORGET", 8)
+    plain, generator = models[2], torch.Generator().manual_seed(0)
+    numbered = NumberedLM(plain)
+    context_idx, own_idx, most = plain.start(4), numbered.start(4), 0
+    for _ in range(100):
+        word_id = torch.randint(len(SPECIAL_WORDS), len(plain.vocabulary), (4,), generator=generator)
+        expected, context_idx = plain.score(context_idx, word_id)
+        log_prob, own_idx = numbered.score(own_idx, word_id)
+        assert torch.equal(log_prob, expected)
+        numbered.mark_live(own_idx)
+        most = max(most, int(own_idx.max()))
+    assert most < 16
 
 
 def test_models_of_different_words(models: list[NgramLM], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -34,6 +34,7 @@ class TokenSearch:
         form: in which form frames run, see `TorchFirstPass`.
         reader: what reads whole chunks without a language model, made before for a search of the same graph and options
             that has ended, or None.
+        held: (H,) int64, contexts that others hold, which the language model shall not forget for this search.
     """
 
     def __init__(
@@ -45,10 +46,12 @@ class TokenSearch:
         lattice: LatticeRecords | None = None,
         form: str = "auto",
         reader: ChunkReader | None = None,
+        held: Tensor | None = None,
     ) -> None:
         self._am_scale = options.am_scale
         self._lm = lm
         self._forgetful_lm = lm if isinstance(lm, ForgetfulLM) else None
+        self._held = () if held is None else (held,)
         self._backtrace = backtrace
         self._lattice = lattice
         self._step = FrameStep(graph, options, lm, backtrace, lattice, form)
@@ -149,7 +152,7 @@ class TokenSearch:
     def _tell(self, parts: list[Tokens]) -> None:
         """Tells the language model and the back-pointers, where these are due, what is alive."""
         if self._forgetful_lm is not None:
-            self._forgetful_lm.mark_live(torch.cat([part.context_idx for part in parts]))
+            self._forgetful_lm.mark_live(torch.cat([*(part.context_idx for part in parts), *self._held]))
         if self._backtrace.is_due:
             records = self._backtrace.collect(torch.cat([part.record for part in parts]))
             for part, record in zip(parts, torch.split(records, [len(part) for part in parts]), strict=True):
