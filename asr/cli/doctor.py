@@ -22,6 +22,7 @@ command ends with 0 unless something needed is bad."""
 
 _REQUIRED = ("numpy", "soundfile", "safetensors", "kaldialign", "yaml", "rich")
 _OPTIONAL = {
+    "numba": "compiled loops on CPUs: search, look-up, training",
     "lhotse": "corpora and training data",
     "pytorch_lightning": "training",
     "jsonargparse": "training from YAML",

@@ -30,6 +30,13 @@ def test_a_missing_k2_comes_with_what_to_type(monkeypatch):
     assert found["first pass"].text.startswith("torch")
 
 
+def test_missing_compiled_loops_are_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numba", None)
+    found = {finding.part: finding for finding in examine()}
+    assert found["numba"].state == "no"
+    assert "compiled loops on CPUs: search, look-up, training: run scripts/setup" in found["numba"].text
+
+
 def test_a_missing_package_that_is_needed_is_bad(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "safetensors", None)
     assert main(["doctor"]) == 1
