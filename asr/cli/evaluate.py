@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,7 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--details", help="write every utterance's alignment and the confusions to this text file")
     parser.add_argument("--output", help="write what is recognized to this file anew, JSON Lines")
     parser.add_argument("--resume", action="store_true", help="go on where an interrupted run stopped (--output)")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="one JSON object instead of text; a rate is null where the reference has no words",
+    )
     add_recognizer_arguments(parser)
 
 
@@ -73,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         other_report = score_transcripts(
             references, _upper(other) if args.ignore_case else other, args.missing_is_empty
         )
-        extra["other_wer"] = round(other_report.total_words.rate, 6)
+        extra["other_wer"] = other_report.total_words.rate
         extra["probability_of_improvement"] = probability_of_improvement(
             report.words.values(), other_report.words.values()
         )
@@ -153,17 +158,23 @@ def _as_dict(report: ErrorReport, extra: dict[str, Any]) -> dict[str, Any]:
     words, letters = report.total_words, report.total_characters
     low, high = bootstrap_interval(report.words.values())
     return {
-        "wer": round(words.rate, 6),
+        "wer": _rounded(words.rate),
         "wer_interval": [round(low, 6), round(high, 6)],
         "words": words.num_ref,
         "substitutions": words.num_substitutions,
         "insertions": words.num_insertions,
         "deletions": words.num_deletions,
-        "cer": round(letters.rate, 6),
+        "cer": _rounded(letters.rate),
         "utterances": len(report.words),
         "wrong_utterances": report.num_wrong_utterances,
         **extra,
+        **({"other_wer": _rounded(extra["other_wer"])} if "other_wer" in extra else {}),
     }
+
+
+def _rounded(rate: float) -> float | None:
+    """JSON has no infinity, the rate of insertions where the reference has no words."""
+    return round(rate, 6) if math.isfinite(rate) else None
 
 
 def _as_text(report: ErrorReport, extra: dict[str, Any]) -> list[str]:

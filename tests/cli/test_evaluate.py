@@ -79,6 +79,14 @@ def test_utterances_of_one_side_only(tmp_path, transcripts, evaluate):
     assert "1 deletions of 5 words" in text
 
 
+def test_a_reference_without_words_has_no_rate(tmp_path, transcripts, evaluate):
+    hypothesis, reference = transcripts
+    reference.write_text("a\nb\n")
+    code, text, _ = evaluate(hypothesis, "--reference", reference, "--compare", hypothesis, "--json")
+    record = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert (code, record["wer"], record["other_wer"], record["insertions"]) == (0, None, None, 4)
+
+
 @pytest.fixture
 def cuts(tmp_path):
     """A manifest of three utterances."""
