@@ -118,32 +118,14 @@ def _ending(
     lm_score: Tensor,
     unfinished: bool,
 ) -> Ending:
-    reached_final = len(final) > 0
     total = final.score + graph.final_score.index_select(0, final.state) + options.lm_scale * lm_score
+    ends = (final, graph_score, lm_score, total)
     if not len(tokens):
-        return Ending(None, -torch.inf, 0.0, 0.0, False, final, graph_score, lm_score, total)
-    if reached_final and not unfinished:
+        return Ending(None, -torch.inf, 0.0, 0.0, False, *ends)
+    if len(final) and not unfinished:
         best = int(total.argmax())
-        return Ending(
-            record=int(final.record[best]),
-            total=offset + float(total[best]),
-            graph_score=float(graph_score[best]),
-            lm_score=float(final.lm_score[best]) + float(lm_score[best]),
-            reached_final=True,
-            final=final,
-            final_graph_score=graph_score,
-            final_lm_score=lm_score,
-            final_total=total,
-        )
+        best_total, own_lm_score = offset + float(total[best]), float(final.lm_score[best]) + float(lm_score[best])
+        return Ending(int(final.record[best]), best_total, float(graph_score[best]), own_lm_score, True, *ends)
     best = int(tokens.score.argmax())
-    return Ending(
-        record=int(tokens.record[best]),
-        total=offset + float(tokens.score[best]),
-        graph_score=0.0,
-        lm_score=float(tokens.lm_score[best]),
-        reached_final=False,
-        final=final,
-        final_graph_score=graph_score,
-        final_lm_score=lm_score,
-        final_total=total,
-    )
+    best_total, own_lm_score = offset + float(tokens.score[best]), float(tokens.lm_score[best])
+    return Ending(int(tokens.record[best]), best_total, 0.0, own_lm_score, False, *ends)

@@ -3,7 +3,8 @@
 `OnlineDenseIntersecter` of k2 1.23.4 lets only states with a final arc live on to the next chunk, and prunes at each
 boundary by `output_beam` against the best path there. Here every state has a final arc: where the graph has none, one
 that is marked partial, without score while the stream goes on and with -1e10 at its end; and nothing is pruned at
-boundaries, but the lattice at the end. So what is found does not depend on the chunks.
+boundaries, but the lattice at the end. So what is found does not depend on the chunks, unless the search beam is so
+narrow that complete paths are lost: with chunks a few more are found then.
 
 The intersecter returns the lattice of the whole utterance at each chunk. A chunk's cost and the memory therefore grow
 with the utterance (on AN4's graph, 0.64 s of audio take 0.02 s after 3 s of speech, 0.07 s after 15 s); the endpoint
