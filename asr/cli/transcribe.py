@@ -30,9 +30,9 @@ are in the output already are skipped, so that an interrupted run goes on where 
 A JSON line has 'audio' (the path as given), 'text', 'duration' (seconds), 'words' (each with 'word', 'start' and 'end'
 in seconds and, with --lattices, 'confidence' from 0 to 1), 'scores' of the best path (natural logarithms: 'am',
 'graph' and 'lm' unweighted, 'total' their weighted sum and the penalty of words), 'complete' (false where no whole
-sentence survived the beam) and 'seconds' (of computing, by stage); of a file that failed, 'audio' and 'error'. With --stream a line has 'type'
-(partial or final), 'begin' and 'end' (of the utterance, seconds), 'text' and 'words'; a partial one 'settled' (so many
-words will not change), a final one 'reason' (pause or end), 'complete' and 'scores'.
+sentence survived the beam) and 'seconds' (of computing, by stage); of a file that failed, 'audio' and 'error'. With
+--stream a line has 'type' (partial or final), 'begin' and 'end' (of the utterance, seconds), 'text' and 'words'; a
+partial one 'settled' (so many words will not change), a final one 'reason' (pause or end), 'complete' and 'scores'.
 
 With --stream, words are told while the audio still comes, from a file or from standard input. The acoustic model then
 hears a little less of what follows, so that the words can differ from those of the whole recording; figures and the

@@ -46,6 +46,11 @@ def find_audio_files(folder: Path) -> list[Path]:
     )
 
 
+def is_cut_short(file: soundfile.SoundFile) -> bool:
+    """Whether a WAV header announces more samples than there are: libsndfile silently believes the file's size."""
+    return file.format in ("WAV", "WAVEX", "NIST") and _SHORTER_THAN_HEADER.search(file.extra_info) is not None
+
+
 def to_int16(waveform: Tensor) -> Tensor:
     """[-1, 1] float to int16, what lies outside is clipped: half the memory, nothing lost of 16-bit audio."""
     return (waveform * 32768.0).round_().clamp_(-32768, 32767).to(torch.int16)
@@ -64,10 +69,7 @@ def _decode(path: Path) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.float32
     try:
         with soundfile.SoundFile(os.fsencode(path)) as file:
             announced = file.frames
-            # libsndfile silently believes the file's size where a WAV header announces more samples than there are.
-            cut_short = (
-                _SHORTER_THAN_HEADER.search(file.extra_info) if file.format in ("WAV", "WAVEX", "NIST") else None
-            )
+            cut_short = is_cut_short(file)
             samples = file.read(dtype="float32", always_2d=True)
             rate = int(file.samplerate)
         checked_rate(rate)

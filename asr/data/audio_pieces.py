@@ -18,6 +18,7 @@ import soundfile
 import torch
 from torch import Tensor
 
+from asr.data.audio import is_cut_short
 from asr.errors import AsrError
 
 _LOGGER = logging.getLogger(__name__)
@@ -79,6 +80,8 @@ def file_pieces(path: str | Path, seconds: float) -> tuple[int, Iterator[Tensor]
 
 def _decoded(path: Path, file: soundfile.SoundFile, size: int) -> Iterator[Tensor]:
     with file:
+        if is_cut_short(file):
+            _LOGGER.warning("%s: the audio is cut short: its header announces more than there is.", path)
         while True:
             try:
                 samples = file.read(size, dtype="float32", always_2d=True)

@@ -87,3 +87,13 @@ def test_files(tmp_path):
     (tmp_path / "c.wav").write_text("words")
     with pytest.raises(AsrError, match=r"c\.wav: the audio cannot be decoded"):
         file_pieces(tmp_path / "c.wav", 1.0)
+
+
+def test_a_file_that_is_cut_short_is_taken_as_far_as_it_goes_with_a_warning(tmp_path, caplog):
+    soundfile.write(tmp_path / "a.wav", np.zeros(1000, dtype=np.float32), 16000)
+    whole = (tmp_path / "a.wav").read_bytes()
+    (tmp_path / "a.wav").write_bytes(whole[:-600])
+    with caplog.at_level(logging.WARNING):
+        _, pieces = file_pieces(tmp_path / "a.wav", 0.01)
+        assert sum(map(len, pieces)) == 700
+    assert "a.wav: the audio is cut short" in caplog.text
