@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if args.cuts:
         if args.hypotheses or args.reference:
             raise AsrError("--cuts brings its own reference; leave out the hypotheses and --reference, or --cuts.")
-        references, hypotheses, extra = _recognize(args)
+        references, hypotheses, extra = _recognize(args, other)
     elif args.hypotheses and args.reference:
         references, hypotheses = read_transcripts(args.reference), read_transcripts(args.hypotheses)
     else:
@@ -93,7 +93,7 @@ def _upper(transcripts: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...
 
 
 def _recognize(
-    args: argparse.Namespace,
+    args: argparse.Namespace, other: Mapping[str, Sequence[str]] | None
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]], dict[str, Any]]:
     from rich.console import Console
     from rich.progress import track
@@ -105,6 +105,9 @@ def _recognize(
     from asr.result import later_cache
 
     cuts = {cut.id: cut for cut in read_cuts([args.cuts])}
+    references = {name: tuple(cut_text(cut).split()) for name, cut in cuts.items()}
+    if other is not None:
+        score_transcripts(references, other, args.missing_is_empty)  # refuses other utterances before the long part
     done = _done_before(args)
     hypotheses = {name: tuple(str(record["text"]).split()) for name, record in done.items() if name in cuts}
     todo = [name for name in cuts if name not in hypotheses]
@@ -140,7 +143,7 @@ def _recognize(
         "seconds": {stage: round(seconds, 3) for stage, seconds in times.stages.items()},
         "cache": cache,
     }
-    return {name: tuple(cut_text(cut).split()) for name, cut in cuts.items()}, hypotheses, extra
+    return references, hypotheses, extra
 
 
 def _done_before(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
