@@ -49,6 +49,7 @@ def test_a_language_model_s_losses_are_the_same(tmp_path: Path, output: Any, cel
         model = LitRnnLm(str(tmp_path / "words"), config)
         model.network.output.set_unigram(torch.from_numpy(np.bincount(TOKENS, minlength=64)), reset_bias=True)
         model.to(device).train()
+        model.trainer = mock.Mock(accumulate_grad_batches=1, global_step=0)
         streams = TokenStreams(TOKENS, 4, 8, model.network.num_history_words)
         # As behind a checkpoint, which holds the streams' states on the CPU.
         model.on_load_checkpoint({"stream_states": [torch.full((4, 12), 0.5)]})
