@@ -124,7 +124,8 @@ def main() -> None:
     streams, device = load_streams(args.streams), torch.device(args.device)
     network = network.to(device)
     known = TABLES if device.type == "cpu" else GPU_TABLES
-    for name in args.tables or []:
+    names = args.tables or known
+    for name in names:
         if name not in known:
             parser.error(f"there is no table {name} on {device.type}, but {', '.join(known)}")
     if not args.quick:
@@ -140,7 +141,7 @@ def main() -> None:
             "placement": lambda: placement(network, streams, device),
             "long-stream": lambda: long_stream(network, with_skip, args.minutes, 4_000_000),
         }
-        for name in args.tables or known:
+        for name in names:
             tables[name]()
     print(json.dumps(quick(network, streams, args.engines, args.workers, args.seconds)))
 

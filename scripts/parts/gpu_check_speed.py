@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from asr.lm.rnn.rnn_lm_config import RnnLmConfig
 from asr.lm.rnn.sparse_rows import AdamWithSparseRows
 from asr.lm.rnn.token_streams import TokenStreams
 from asr.query.recording import load_streams
+from asr.query.stage_clock import StageClock
 from asr.recognizer import Recognizer
 from asr.text.vocabulary import Vocabulary
 from parts import ROOT
@@ -30,12 +30,11 @@ def chain(folder: Path, mode: str, waveforms: list[Tensor], batch: int, device: 
     recordings = [waveforms[i % len(waveforms)] for i in range(batch)]
     # The first call of this size compiles kernels and makes room.
     recognizer(recordings)
-    _wait(device)
-    begin, times = time.perf_counter(), StageTimes()
+    clock = StageClock([device], synchronize=True)
+    begin, times = clock.now(), StageTimes()
     for result in recognizer(recordings):
         times.add(result.times)
-    _wait(device)
-    seconds = time.perf_counter() - begin
+    seconds = clock.now() - begin
     print(
         f"{device.type:<5}{mode:<14}batch {batch:<5}{times.audio_seconds / seconds:9.1f} x real time: {times.format()}"
     )
@@ -68,11 +67,10 @@ def training(device: torch.device, num_words: int, num_streams: int, num_steps: 
     network = network.to(device)
     optimizer = AdamWithSparseRows(network.parameters(), lr=1e-3)
     streams = TokenStreams(token_id.int().numpy(), num_streams, 20, network.num_history_words)
-    states, begin = None, 0.0
+    states, begin, clock = None, 0.0, StageClock([device], synchronize=True)
     for step in range(num_steps + 2):
         if step == 2:
-            _wait(device)
-            begin = time.perf_counter()
+            begin = clock.now()
         batch = streams[step]
         batch = batch._replace(
             **{name: part.to(device) for name, part in batch._asdict().items() if isinstance(part, Tensor)}
@@ -81,8 +79,7 @@ def training(device: torch.device, num_words: int, num_streams: int, num_steps: 
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    _wait(device)
-    rate = round(num_streams * 20 * num_steps / (time.perf_counter() - begin))
+    rate = round(num_streams * 20 * num_steps / (clock.now() - begin))
     print(f"{device.type:<5}training, GRU 256, {num_words} words, {num_streams} streams: {rate} words/s")
     return {f"training_words_per_s_{num_words}": rate}
 
@@ -93,8 +90,3 @@ def _vocabulary(num_words: int) -> Vocabulary:
 
 def _gru() -> RnnLmConfig:
     return RnnLmConfig(embedding_size=256, hidden_size=256, maxent_order=3, maxent_size=1 << 20)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

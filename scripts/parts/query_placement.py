@@ -53,12 +53,12 @@ def placement(network: StatefulNetwork, streams: Sequence[QueryStream], device: 
     places = [(_CPU, _CPU, _CPU)]
     if device != _CPU:
         places += [(_CPU, device, _CPU), (device, device, _CPU), (device, _CPU, device), (device, device, device)]
-    stream, expected, rows = merged(streams), torch.empty(0), []
+    stream, expected, rows = merged(streams), None, []
     for search, hidden, output in places:
         for batching in ("query", "frame"):
             engine = RnnLM(on[output], [on[hidden]], search_device=search, batching=batching, synchronize=True)
             answers: Tensor = replay(stream.to(search), engine).cpu()
-            expected = expected if expected.numel() else answers
+            expected = answers if expected is None else expected
             counts = engine.statistics()
             rows.append(
                 {

@@ -122,15 +122,21 @@ def test_an_index_that_does_not_fit_is_an_error(models: list[NgramLM]) -> None:
         interpolated_lm(models[1:], [0.5, 0.5], "geometric")  # type: ignore[arg-type]
 
 
+def numbered(table: ContextTable, batch: list[int], numbers: dict[int, int]) -> tuple[Tensor, Tensor]:
+    """A batch's keys and the table's numbers of them, each of which is the one that it had, if it had one."""
+    key = torch.tensor(batch, dtype=torch.int64) * (1 << 50) + 3
+    idx = table.index_of(key)
+    for one, number in zip(key.tolist(), idx.tolist(), strict=True):
+        assert numbers.setdefault(one, number) == number
+    return key, idx
+
+
 @given(st.lists(st.lists(st.integers(0, 50), max_size=40), max_size=10))
 def test_context_table_numbers_keys_once(batches: list[list[int]]) -> None:
     table = ContextTable(num_buckets=1)
     numbers: dict[int, int] = {}
     for batch in batches:
-        key = torch.tensor(batch, dtype=torch.int64) * (1 << 50) + 3
-        idx = table.index_of(key)
-        for one, number in zip(key.tolist(), idx.tolist(), strict=True):
-            assert numbers.setdefault(one, number) == number
+        key, idx = numbered(table, batch, numbers)
         assert torch.equal(table.key_of(idx), key)
     assert sorted(numbers.values()) == list(range(len(table)))
 
@@ -140,10 +146,7 @@ def test_context_table_gives_numbers_again_that_are_not_kept(batches: list[list[
     table = ContextTable(num_buckets=1)
     numbers: dict[int, int] = {}
     for batch in batches:
-        key = torch.tensor(batch, dtype=torch.int64) * (1 << 50) + 3
-        idx = table.index_of(key)
-        for one, number in zip(key.tolist(), idx.tolist(), strict=True):
-            assert numbers.setdefault(one, number) == number
+        key, idx = numbered(table, batch, numbers)
         assert len(set(numbers.values())) == len(numbers) == len(table)
         assert max(numbers.values()) < 64  # at most 40 at a time
         table.keep(idx)
