@@ -224,6 +224,15 @@ def test_the_hidden_layer_may_lie_elsewhere(tiny_bundle_folder: Path, hidden_on:
     assert wait.call_count >= 8 * statistics.num_calls
 
 
+def test_a_search_on_the_same_device_moves_nothing(tiny_bundle_folder: Path, device: PretendedDevice) -> None:
+    rnn_lm = Bundle.load(tiny_bundle_folder).rnn_lm
+    assert rnn_lm is not None
+    engine = RnnLM(rnn_lm.network.to(CUDA), search_device=CUDA)  # type: ignore[arg-type]
+    with torch.no_grad():
+        answers(engine)
+    assert engine.statistics().num_transfers == 0
+
+
 def answers(lm: LanguageModel) -> Tensor:
     """What a model says of 20 words after each of 4 growing histories, (5, 20), on the host."""
     generator = torch.Generator().manual_seed(0)

@@ -88,7 +88,8 @@ class RnnLM:
         self.network = network
         self.vocabulary = network.vocabulary
         self.device = network.initial_state().device
-        self.search_device = search_device or self.device
+        # A device without a number is the current one, which tensors tell by its number.
+        self.search_device = self.device if search_device is None else torch.empty(0, device=search_device).device
         if history_precision is not None and recombination_length is not None and recombination == "best":
             raise AsrError(
                 "history_precision: shared hidden rows and recombination best cannot be combined; use first."
