@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from asr.cli.bundle_choice import bundle_folder
+from asr.cli.options import bundle_folder
 from asr.recognizer import Recognizer
 
 dependencies = ["torch", "numpy", "safetensors"]

@@ -1,4 +1,6 @@
-"""A trained recognizer as a folder: `bundle.json`, safetensors files and a card.
+"""`bundle.json`: what is in a bundle, and whether its files are whole.
+
+A trained recognizer as a folder: `bundle.json`, safetensors files and a card.
 
 `bundle.json` names for each part a class of the registry, the arguments that it was made with, and its file; and for
 each file its size and SHA-256. Numbers may be stored in half precision; they are loaded as float32.
@@ -6,36 +8,98 @@ each file its size and SHA-256. Numbers may be stored in half precision; they ar
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from asr.bundle_manifest import FILE_NAME, read_manifest, write_manifest
 from asr.errors import AsrError
-from asr.graph.artefact import DecodingGraph
-from asr.lm.adapters import num_unlisted_words
-from asr.lm.ngram.file import load_ngram_lm, read_ngram_lm, save_ngram_lm
-from asr.lm.ngram.ngram_lm import NgramLM
-from asr.lm.rnn.network_file import read_network
-from asr.registered_network import (
+from asr.graph.decoding_graph import DecodingGraph
+from asr.lm.combine import num_unlisted_words
+from asr.lm.ngram.io import load_ngram_lm, read_ngram_lm, save_ngram_lm
+from asr.lm.ngram.model import NgramLM
+from asr.lm.rnn.export import read_network
+from asr.serialization import (
     ACOUSTIC_MODEL_CLASSES,
     FEATURE_CLASSES,
     LANGUAGE_MODEL_CLASSES,
     RegisteredNetwork,
     build_network,
+    checksums,
     load_weights,
+    require_intact,
     save_weights,
 )
 from asr.text.lexicon import Lexicon
-from asr.text.vocabulary import Vocabulary
+from asr.text.symbols import Vocabulary
+
+FORMAT = "asr bundle"
+
+
+VERSION = 1
+
+
+FILE_NAME = "bundle.json"
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    """Writes `bundle.json` with size and checksum of each file that it names."""
+    content = {"format": FORMAT, "version": VERSION, **manifest, "files": checksums(folder, _files_of(manifest))}
+    (folder / FILE_NAME).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Reads `bundle.json` and checks every file that it names.
+
+    Raises:
+        AsrError: there is none, it is of another format or version, or a file is missing or damaged.
+    """
+    path = folder / FILE_NAME
+    if not path.is_file():
+        raise AsrError(f"{folder}: there is no bundle here ({FILE_NAME} is missing); name a folder of checkpoints/.")
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise AsrError(f"{path}: the bundle's description cannot be read ({error}).") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise AsrError(f"{path}: this is no bundle of this program; its 'format' must be {FORMAT!r}.")
+    if manifest.get("version") != VERSION:
+        raise AsrError(
+            f"{path}: the bundle has version {manifest.get('version')} and this program reads {VERSION}; "
+            "update the program or fetch another bundle."
+        )
+    for key in ("name", "features", "acoustic_model", "graph", "decoding", "files"):
+        if key not in manifest:
+            raise AsrError(f"{path}: the field {key!r} is missing; fetch the bundle again.")
+    for name in _files_of(manifest):
+        require_intact(folder / name, manifest["files"].get(name, {}), "bundle")
+    return manifest
+
+
+def _files_of(manifest: dict[str, Any]) -> list[str]:
+    entries = [entry for entry in manifest.values() if isinstance(entry, dict)]
+    return sorted(str(entry[key]) for entry in entries for key in ("file", "words") if key in entry)
+
 
 _CARD = "card.md"
+
+
 _GRAPH_FILE = "graph.safetensors"
+
+
 _AM_FILE = "acoustic_model.safetensors"
+
+
 _RNN_FILE = "rnn_lm.safetensors"
+
+
 _WORDS_FILE = "rnn_lm_words.txt"
+
+
 _LEXICON_FILE = "lexicon.txt.xz"
+
+
 _NGRAM_FILES = {"small_ngram": "small_ngram.bin", "large_ngram": "large_ngram.bin"}
 
 

@@ -1,30 +1,271 @@
-"""Waveforms to words: features, acoustic model, first pass and language model behind one module."""
+"""From what users hand in to utterances that the acoustic model can take: checks, mono, sampling rate, pauses.
+
+Shapes: N utterances, L samples.
+
+
+Work of several threads at the same time on a GPU: each has a stream; events say what must be there before what.
+
+On a CPU the same calls do nothing.
+
+
+Two stages of work at the same time: while batches are searched, the next one goes through the acoustic model.
+
+Frame-batch and index-table rescore with one to four workers beside the rest of the recognizer. Here the first stage
+has one thread, the second one to four, each with a language model of its own. On a CPU torch and k2 let go of Python's
+lock while they compute; on a GPU each thread has a stream, and a search waits there, not on the host, for the acoustic
+model's event.
+
+
+Waveforms to words: features, acoustic model, first pass and language model behind one module."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+import queue
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from asr.audio.resample import checked_rate, resample
 from asr.bundle import Bundle
-from asr.decoding.first_pass import FirstPass
-from asr.decoding.word_alignment import WordAligner, can_align
-from asr.decoding_mode import LanguageModels, chosen_mode, decoding_options, language_models
-from asr.device_streams import to_device
+from asr.decoding.build import (
+    LanguageModels,
+    build_first_pass,
+    chosen_first_pass,
+    chosen_mode,
+    decoding_options,
+    language_models,
+)
+from asr.decoding.interface import FirstPass
+from asr.decoding.paths import WordAligner, can_align
 from asr.errors import AsrError
-from asr.evaluation.timing import StageTimes
-from asr.first_pass_choice import build_first_pass, chosen_first_pass
-from asr.frontend import as_utterances, at_rate, like_length_batches, split_at_pauses
-from asr.lm.adapters import mark_live
-from asr.overlap import overlapped
-from asr.result import RecognitionResult, as_result, joined
+from asr.lm.combine import mark_live
+from asr.results import RecognitionResult, StageTimes, as_result, joined
 from asr.text.lexicon import Lexicon
 
+_WINDOW_SECONDS = 0.2
+
+
+def as_utterances(waveform: Tensor | Sequence[Tensor], num_samples: Tensor | None = None) -> list[Tensor]:
+    """One float tensor (L,) an utterance.
+
+    Args:
+        waveform: (L,), a batch (N, L), or a list of (L,); a list's entries may be (channels, L), which are averaged.
+        num_samples: (N,) of a batch whose rows are padded.
+
+    Raises:
+        AsrError: no tensors, another shape, no samples, integers, NaN or infinite samples, lengths that are not those
+            of the rows; the utterance is numbered.
+    """
+    if isinstance(waveform, Tensor):
+        rows = [waveform] if waveform.dim() == 1 else list(waveform) if waveform.dim() == 2 else None
+        if rows is None:
+            raise AsrError(
+                f"the waveform has the shape {tuple(waveform.shape)}; give (samples,) or (utterances, samples)."
+            )
+    elif isinstance(waveform, (list, tuple)) and all(isinstance(row, Tensor) for row in waveform):
+        rows = list(waveform)
+    else:
+        raise AsrError(
+            f"the waveform is a {type(waveform).__name__}; give a tensor or a list of tensors, of numpy's arrays "
+            "torch.from_numpy(array)."
+        )
+    if num_samples is not None:
+        if len(num_samples) != len(rows):
+            raise AsrError(f"there are {len(num_samples)} lengths (num_samples) for {len(rows)} utterances.")
+        for index, (row, num) in enumerate(zip(rows, num_samples.tolist(), strict=True)):
+            if not 0 <= num <= row.shape[-1]:
+                raise AsrError(f"utterance {index} has {row.shape[-1]} samples, and num_samples says {num}.")
+        rows = [row[: int(num)] for row, num in zip(rows, num_samples, strict=True)]
+    return [_checked(row, f"utterance {index}") for index, row in enumerate(rows)]
+
+
+def _checked(row: Tensor, name: str) -> Tensor:
+    if row.dim() == 2:
+        row = row.float().mean(dim=0)
+    if row.dim() != 1:
+        raise AsrError(f"{name} has the shape {tuple(row.shape)}; give (samples,), or (channels, samples) in a list.")
+    if row.numel() == 0:
+        raise AsrError(f"{name} has no samples.")
+    if not row.is_floating_point():
+        raise AsrError(f"{name} holds {row.dtype}; give floating-point samples in [-1, 1] (16-bit samples / 32768).")
+    if not bool(torch.isfinite(row).all()):
+        raise AsrError(f"{name} has samples that are NaN or infinite.")
+    return row.float()
+
+
+def at_rate(waveform: Tensor, old_rate: int, new_rate: int) -> Tensor:
+    """(L,) brought to another sampling rate.
+
+    Raises:
+        AsrError: as `checked_rate`.
+    """
+    old_rate = checked_rate(old_rate)
+    return waveform if old_rate == new_rate else resample(waveform, old_rate, new_rate)
+
+
+def split_at_pauses(waveform: Tensor, sampling_rate: int, max_seconds: float) -> list[tuple[int, int]]:
+    """Cuts a long recording where it is quietest, so that no piece is longer than `max_seconds`.
+
+    Each cut lies in the later half of the longest piece allowed, in the middle of the 0.2 s with the least energy.
+
+    Args:
+        waveform: (L,).
+        sampling_rate: in Hz.
+        max_seconds: at least one second.
+
+    Returns:
+        (begin, end) of each piece in samples; together they are the whole recording.
+    """
+    if max_seconds < 1.0:
+        raise AsrError(f"pieces of at most {max_seconds} s are too short to recognize; allow one second or more.")
+    longest = int(max_seconds * sampling_rate)
+    window = int(_WINDOW_SECONDS * sampling_rate)
+    cumulative = torch.cat([waveform.new_zeros(1, dtype=torch.float64), waveform.double().square().cumsum(0)])
+    pieces = []
+    begin, num_samples = 0, waveform.numel()
+    while num_samples - begin > longest:
+        first, last = begin + longest // 2, begin + longest - window
+        energy = cumulative[first + window : last + window] - cumulative[first:last]
+        cut = first + int(energy.argmin()) + window // 2
+        pieces.append((begin, cut))
+        begin = cut
+    return [*pieces, (begin, num_samples)]
+
+
+def like_length_batches(lengths: Sequence[int], max_padded: int) -> list[list[int]]:
+    """Groups positions of like length so that each group's padded size stays below `max_padded`; one at least."""
+    batches: list[list[int]] = []
+    for position in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        longest = lengths[batches[-1][0]] if batches else 0
+        if batches and longest * (len(batches[-1]) + 1) <= max_padded:
+            batches[-1].append(position)
+        else:
+            batches.append([position])
+    return batches
+
+
+class DeviceStreams:
+    """A stream for each of some threads, all behind what this thread has queued so far, such as copies of weights.
+
+    Args:
+        number: of threads, which number themselves from 0.
+        device: what they compute on.
+    """
+
+    def __init__(self, number: int, device: torch.device) -> None:
+        self._streams: list[Any] = []
+        if device.type == "cuda":
+            self._streams = [torch.cuda.Stream(device) for _ in range(number)]
+            for stream in self._streams:
+                stream.wait_stream(torch.cuda.current_stream(device))
+
+    @contextlib.contextmanager
+    def running(self, thread: int, after: Any = None) -> Iterator[None]:
+        """What is queued inside runs in the thread's stream, behind an event that another thread has recorded."""
+        if not self._streams:
+            yield
+            return
+        with torch.cuda.stream(self._streams[thread]):
+            if after is not None:
+                self._streams[thread].wait_event(after)
+            yield
+
+    def event(self, thread: int) -> Any:
+        """An event behind all that is in the thread's stream so far; None on a CPU."""
+        return self._streams[thread].record_event() if self._streams else None
+
+    def wait(self, thread: int) -> None:
+        """Keeps the host until the thread's stream has done all."""
+        if self._streams:
+            self._streams[thread].synchronize()
+
+
+def to_device(host: Tensor, device: torch.device) -> Tensor:
+    """A tensor where it is needed; to a GPU by way of pinned memory, so that the host does not wait for the copy."""
+    if host.device.type == "cpu" and device.type == "cuda":
+        return host.pin_memory().to(device, non_blocking=True)
+    return host.to(device)
+
+
+_Item = TypeVar("_Item")
+
+
+_Between = TypeVar("_Between")
+
+
+_Result = TypeVar("_Result")
+
+
+def overlapped(
+    items: Iterable[_Item],
+    first: Callable[[_Item], _Between],
+    second: Callable[[int, _Between], _Result],
+    num_workers: int,
+    device: torch.device,
+) -> Iterator[_Result]:
+    """Runs both stages on all items; the results are those of running them one after the other, and in order.
+
+    Args:
+        items: taken as they are needed: at most `num_workers` + 1 are under way.
+        first: run in one thread, item after item.
+        second: run in the workers; its first argument is the worker, 0 to `num_workers` - 1.
+        num_workers: 0 runs everything in turn, in this thread.
+        device: what both compute on.
+
+    Raises:
+        whatever a stage raises, for the first item in order.
+    """
+    if num_workers == 0:
+        for item in items:
+            yield second(0, first(item))
+        return
+    idle: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for worker in range(num_workers):
+        idle.put(worker)
+    streams = DeviceStreams(num_workers + 1, device)
+
+    @torch.no_grad()
+    def run_first(item: _Item) -> tuple[_Between, Any]:
+        with streams.running(num_workers):
+            return first(item), streams.event(num_workers)
+
+    @torch.no_grad()
+    def run_second(made: Future[tuple[_Between, Any]]) -> _Result:
+        value, is_made = made.result()
+        worker = idle.get()
+        try:
+            with streams.running(worker, after=is_made):
+                result = second(worker, value)
+            # The result is read by any thread, and the memory of the value goes back to the first stage's stream.
+            streams.wait(worker)
+            return result
+        finally:
+            idle.put(worker)
+
+    under_way: deque[Future[_Result]] = deque()
+    with ThreadPoolExecutor(1) as front, ThreadPoolExecutor(num_workers) as back:
+        try:
+            for item in items:
+                under_way.append(back.submit(run_second, front.submit(run_first, item)))
+                if len(under_way) > num_workers:
+                    yield under_way.popleft().result()
+            while under_way:
+                yield under_way.popleft().result()
+        finally:
+            for waiting in under_way:
+                waiting.cancel()
+
+
 _Self = TypeVar("_Self", bound="Recognizer")
+
+
 _MOST_WORKERS = 64
 
 
@@ -45,7 +286,7 @@ class Recognizer(nn.Module):
     Args:
         bundle: the trained parts.
         mode: `auto` (the first that the bundle has parts for), `on_the_fly`, `interpolated`, `large_ngram` or `ngram`.
-        first_pass: `auto` (see `asr.first_pass_choice.default_first_pass`), `k2` or `torch`, whose lattices the
+        first_pass: `auto` (see `asr.decoding.build.default_first_pass`), `k2` or `torch`, whose lattices the
             language model rescores on the fly; or `torch-search`, with the language model inside the search, where it
             decides what is pruned: that takes several times as long.
         max_segment_seconds: longer recordings are cut at pauses into pieces of at most this length.

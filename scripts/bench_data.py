@@ -12,7 +12,7 @@ import time
 import torch
 from parts.command import run
 
-from asr.data.datamodule import AcousticDataModule
+from asr.datasets.datamodule import AcousticDataModule
 
 
 def main() -> None:

@@ -7,7 +7,7 @@
     python scripts/bench_decode.py --log-probs FILE.npz --references FILE
 
 Without frames of one's own (npz: utterance id -> (T, C), and `id words` a line) they are those of the LibriSpeech-scale
-simulation: transcripts as segments of real speech, see asr/evaluation/simulated_frames.py; its data, which the first
+simulation: transcripts as segments of real speech, see scripts/benchmarks/simulation.py; its data, which the first
 command makes from a corpus, are read from `--simulation` (data/simulation). Times are seconds of this process's CPU,
 both sides of a ratio in one run, the faster of two; graphs and models are loaded, and loops compiled, before.
 """
@@ -41,12 +41,10 @@ from parts.decode_workload import (
 from torch import Tensor
 
 from asr.bundle import Bundle
-from asr.decoding.first_pass import DecodeResult
-from asr.decoding.options import DecodingOptions
-from asr.decoding.rescoring_pass import RescoringPass
-from asr.decoding.streaming import StreamingDecoder
-from asr.decoding.torch_pass import TorchFirstPass
-from asr.decoding_mode import decoding_options, language_models
+from asr.decoding.build import decoding_options, language_models
+from asr.decoding.interface import DecodeResult, DecodingOptions
+from asr.decoding.online import StreamingDecoder
+from asr.decoding.token_passing import RescoringPass, TorchFirstPass
 from asr.errors import AsrError
 
 # Beams so wide that pruning cannot tell two passes apart.
@@ -167,7 +165,7 @@ def agreement(bundle: Bundle, options: DecodingOptions, workload: Workload) -> t
     own = [one.best.total for one in decode_all(TorchFirstPass(bundle.graph, wide), some)[0] if one.best is not None]
     others: dict[str, list[float]] = {}
     try:
-        from asr.decoding.k2_pass import K2FirstPass
+        from asr.decoding.k2 import K2FirstPass
 
         results = decode_all(K2FirstPass(bundle.graph, wide), some)[0]
         others["k2"] = [one.best.total for one in results if one.best is not None]

@@ -37,14 +37,14 @@ from parts.decode_workload import (
 from parts.markdown_table import table
 
 from asr.bundle import Bundle
-from asr.decoding.k2_pass import K2FirstPass
-from asr.decoding.options import DecodingOptions
-from asr.decoding.search.path import hypothesis_of_path
-from asr.decoding.torch_pass import TorchFirstPass
-from asr.decoding_mode import decoding_options
+from asr.decoding.build import decoding_options
+from asr.decoding.interface import DecodingOptions
+from asr.decoding.k2 import K2FirstPass
+from asr.decoding.paths import hypothesis_of_path
+from asr.decoding.token_passing import TorchFirstPass
 from asr.errors import AsrError
-from asr.graph.artefact import DecodingGraph
-from asr.lm.ngram.file import load_ngram_lm
+from asr.graph.decoding_graph import DecodingGraph
+from asr.lm.ngram.io import load_ngram_lm
 
 BEAMS = ((8.0, 1000), (11.0, 2000), (14.0, 3000), (17.0, 5000))
 BATCH_SIZES = (1, 8, 32)

@@ -30,18 +30,16 @@ from parts.corpora import default_corpora, read_sentences
 from parts.lm_rates import Clock, peer_rates, ratios, scoring_rates
 
 from asr.bundle import read_rnn_lm
+from asr.kernels.threads import torch_on_one_thread
+from asr.lm.cached.engine import RnnLM
+from asr.lm.evaluate import language_model_word_scores, perplexity
+from asr.lm.rnn.data import TokenFile, TokenStreams
 from asr.lm.rnn.maxent import HashedMaxEnt
-from asr.lm.rnn.maxent_collisions import measure_collisions
-from asr.lm.rnn.nce import NceOutput
-from asr.lm.rnn.rnn_lm import RnnLm
-from asr.lm.rnn.rnn_lm_config import RnnLmConfig
-from asr.lm.rnn.sparse_rows import AdamWithSparseRows
-from asr.lm.rnn.token_file import TokenFile
-from asr.lm.rnn.token_streams import TokenStreams
-from asr.lm.threads import torch_on_one_thread
-from asr.lm.word_scores import language_model_word_scores, perplexity
-from asr.query.engine import RnnLM
-from asr.text.vocabulary import SPECIAL_WORDS, Vocabulary
+from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.lm.rnn.optim import AdamWithSparseRows
+from asr.lm.rnn.outputs.nce import NceOutput
+from asr.text.symbols import SPECIAL_WORDS, Vocabulary
+from scripts.benchmarks.maxent_collisions import measure_collisions
 
 # The rows of the issue: the recipe's name and the network that the quick bench makes, the peer's options for the same.
 ROWS: dict[str, tuple[dict[str, Any], list[str]]] = {

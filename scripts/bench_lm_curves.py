@@ -23,7 +23,7 @@ from parts.command import run
 from parts.corpora import default_corpora
 from parts.figures import pyplot
 
-from asr.lm.rnn.token_file import TokenFile
+from asr.lm.rnn.data import TokenFile
 
 
 def main() -> int:

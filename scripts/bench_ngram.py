@@ -31,15 +31,14 @@ from parts.kenlm_peer import kenlm_programs, same_states
 from torch import Tensor
 
 from asr.errors import AsrError
-from asr.lm.ngram.arpa import LN_10
-from asr.lm.ngram.file import load_ngram_lm, save_ngram_lm
-from asr.lm.ngram.host_ngram import HostNgramLM, bytes_to_find_arcs
-from asr.lm.ngram.kneser_ney import estimate_kneser_ney
-from asr.lm.ngram.ngram_lm import NgramLM
-from asr.lm.ngram.text import read_word_stream
-from asr.lm.ngram.trie_arpa import write_arpa
-from asr.text.text_file import open_text
-from asr.text.vocabulary import BOS_ID, UNK_ID
+from asr.lm.corpus import read_word_stream
+from asr.lm.ngram.arpa import LN_10, write_arpa
+from asr.lm.ngram.estimate import estimate_kneser_ney
+from asr.lm.ngram.io import load_ngram_lm, save_ngram_lm
+from asr.lm.ngram.model import NgramLM
+from asr.lm.offload import HostNgramLM, bytes_to_find_arcs
+from asr.text.normalize import open_text
+from asr.text.symbols import BOS_ID, UNK_ID
 
 QUICK_TRAIN_WORDS = 1_500_000
 NUM_THREADS = 2

@@ -29,24 +29,19 @@ from parts.decode_workload import CLARITY, simulated
 from torch import Tensor
 
 from asr.bundle import Bundle
-from asr.cli.bundle_choice import bundle_folder
-from asr.data.cut_lists import cut_text, cut_waveform, read_cuts
-from asr.decoding.first_pass import FirstPass
-from asr.decoding.options import DecodingOptions
-from asr.decoding_mode import decoding_options, language_models
-from asr.evaluation.error_rate import bootstrap_interval, score_transcripts
-from asr.evaluation.timing import StageTimes
-from asr.first_pass_choice import FIRST_PASSES, build_first_pass
-from asr.graph.artefact import DecodingGraph
-from asr.lm.adapters import MappedLM, mark_live
-from asr.lm.contract import LanguageModel
-from asr.lm.host_table import HostTable
-from asr.lm.interpolation import difference_lm
-from asr.lm.ngram.file import load_ngram_lm, read_ngram_lm
-from asr.lm.ngram.host_ngram import HostNgramLM, bytes_to_find_arcs
-from asr.lm.rnn.host_rnn_lm import table_bytes, with_host_tables
-from asr.query.engine import RnnLM
+from asr.cli.options import bundle_folder
+from asr.datasets.cuts import cut_text, cut_waveform, read_cuts
+from asr.decoding.build import FIRST_PASSES, build_first_pass, decoding_options, language_models
+from asr.decoding.interface import DecodingOptions, FirstPass
+from asr.graph.decoding_graph import DecodingGraph
+from asr.lm.cached.engine import RnnLM
+from asr.lm.combine import MappedLM, difference_lm, mark_live
+from asr.lm.interface import LanguageModel
+from asr.lm.ngram.io import load_ngram_lm, read_ngram_lm
+from asr.lm.offload import HostNgramLM, HostTable, bytes_to_find_arcs, table_bytes, with_host_tables
+from asr.metrics import bootstrap_interval, score_transcripts
 from asr.recognizer import Recognizer
+from asr.results import StageTimes
 
 CPU = torch.device("cpu")
 REFERENCE = "trigram"

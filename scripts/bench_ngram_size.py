@@ -29,15 +29,14 @@ from bench_ngram import budgets, copy_text, kenlm_programs, rates, sizes, walk
 from parts.command import run
 from torch import Tensor
 
-from asr.lm.ngram.arpa import LN_10
-from asr.lm.ngram.file import load_ngram_lm, save_ngram_lm
-from asr.lm.ngram.kneser_ney import estimate_kneser_ney
-from asr.lm.ngram.ngram_lm import NgramLM
-from asr.lm.ngram.text import read_word_stream
+from asr.lm.corpus import read_word_stream
+from asr.lm.ngram.arpa import LN_10, read_arpa, write_arpa
+from asr.lm.ngram.estimate import estimate_kneser_ney
+from asr.lm.ngram.io import load_ngram_lm, save_ngram_lm
+from asr.lm.ngram.model import NgramLM
 from asr.lm.ngram.trie import NgramTrie
-from asr.lm.ngram.trie_arpa import read_arpa, write_arpa
-from asr.text.text_file import open_text
-from asr.text.vocabulary import UNK_ID, Vocabulary
+from asr.text.normalize import open_text
+from asr.text.symbols import UNK_ID, Vocabulary
 
 CHECKED_SENTENCES = 3000
 CHECKED_BY_TEXT = 500

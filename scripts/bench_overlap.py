@@ -16,9 +16,9 @@ import torch
 from parts.command import run
 from torch import Tensor
 
-from asr.cli.bundle_choice import bundle_folder
-from asr.cli.transcription import audio_files
-from asr.data.audio import read_audio
+from asr.audio.io import read_audio
+from asr.cli.options import bundle_folder
+from asr.cli.transcribe import audio_files
 from asr.recognizer import Recognizer
 
 

@@ -29,11 +29,11 @@ from parts.query_throughput import fastest, long_stream, throughput
 from parts.query_workload import max_abs_error, naive_seconds, random_network
 
 from asr.bundle import Bundle
-from asr.cli.bundle_choice import bundle_folder
-from asr.lm.contract import StatefulNetwork
-from asr.lm.rnn.network_file import load_network
-from asr.query.engine import RnnLM
-from asr.query.recording import QueryStream, load_streams, merged, replay
+from asr.cli.options import bundle_folder
+from asr.lm.cached.engine import RnnLM
+from asr.lm.interface import StatefulNetwork
+from asr.lm.rnn.export import load_network
+from scripts.benchmarks.query_stream import QueryStream, load_streams, merged, replay
 
 TABLES = ["index-table", "four-caches", "recombination", "frame-batch", "hidden-store", "throughput", "long-stream"]
 GPU_TABLES = ["throughput", "placement"]

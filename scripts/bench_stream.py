@@ -17,13 +17,12 @@ import torch
 from parts.command import run
 from torch import Tensor
 
-from asr.cli.bundle_choice import bundle_folder
-from asr.data.cut_lists import cut_text, cut_waveform, read_cuts
-from asr.evaluation.error_rate import NO_ERRORS, ErrorCounts, count_errors
+from asr.cli.options import bundle_folder
+from asr.datasets.cuts import cut_text, cut_waveform, read_cuts
+from asr.metrics import NO_ERRORS, ErrorCounts, count_errors
 from asr.recognizer import Recognizer
-from asr.stream_result import StreamResult, num_equal
-from asr.streaming_options import StreamingOptions
-from asr.streaming_recognizer import StreamingRecognizer
+from asr.results import StreamResult, num_equal
+from asr.streaming import StreamingOptions, StreamingRecognizer
 
 Utterance = tuple[Tensor, list[str]]  # samples, words
 _PIECE_SECONDS = 0.1

@@ -12,19 +12,15 @@ import time
 
 from parts.command import run
 
+from asr.audio.io import read_audio
 from asr.bundle import Bundle
-from asr.cli.bundle_choice import bundle_folder
-from asr.cli.recognizer_options import device_from
-from asr.cli.transcription import audio_files, transcribe
-from asr.data.audio import read_audio
-from asr.decoding_mode import MODES, available_modes
+from asr.cli.options import bundle_folder, device_from
+from asr.cli.transcribe import audio_files, transcribe
+from asr.decoding.build import MODES, available_modes
 from asr.errors import AsrError
-from asr.evaluation.cache_report import format_cache
-from asr.evaluation.error_rate import score_transcripts
-from asr.evaluation.timing import StageTimes
-from asr.evaluation.transcripts import read_transcripts
+from asr.metrics import read_transcripts, score_transcripts
 from asr.recognizer import Recognizer
-from asr.result import later_cache
+from asr.results import StageTimes, format_cache, later_cache
 
 
 def main() -> int:

@@ -20,12 +20,11 @@ from parts.gpu_check_speed import chain, placements_agree, queries, training
 from torch import Tensor
 
 from asr.bundle import Bundle
-from asr.cli.bundle_choice import bundle_folder
-from asr.decoding_mode import available_modes
-from asr.evaluation.timing import StageTimes
-from asr.first_pass_choice import default_first_pass
-from asr.query.engine import RnnLM
+from asr.cli.options import bundle_folder
+from asr.decoding.build import available_modes, default_first_pass
+from asr.lm.cached.engine import RnnLM
 from asr.recognizer import Recognizer
+from asr.results import StageTimes
 
 _CLIPS = Path(__file__).resolve().parent / "demo_clips"
 
@@ -74,7 +73,7 @@ def main() -> int:
 
 def _waveforms(sampling_rate: int) -> list[Tensor]:
     try:
-        from asr.data.audio import find_audio_files, read_audio
+        from asr.audio.io import find_audio_files, read_audio
     except ImportError:
         print("soundfile is not installed: noise takes the place of the demo's clips")
         generator = torch.Generator().manual_seed(0)

@@ -17,19 +17,18 @@ import torch
 from parts.command import run
 from torch import Tensor
 
-from asr.cli.recognizer_options import add_recognizer_arguments, recognizer_from
-from asr.cli.transcription import audio_files
-from asr.data.audio import read_audio
-from asr.decoding.search import token_search
-from asr.decoding.search.frame_step import Candidates, FrameStep
-from asr.decoding.search.search_graph import ArcSet
-from asr.decoding.search.tokens import Tokens
-from asr.decoding.torch_pass import TorchFirstPass
-from asr.evaluation.timing import StageTimes
-from asr.lm.adapters import MappedLM
-from asr.lm.contract import LanguageModel
-from asr.lm.interpolation import CombinedLM, difference_lm
-from asr.query.engine import RnnLM
+from asr.audio.io import read_audio
+from asr.cli.options import add_recognizer_arguments, recognizer_from
+from asr.cli.transcribe import audio_files
+from asr.decoding import token_search
+from asr.decoding.frame import FrameStep
+from asr.decoding.search_graph import ArcSet
+from asr.decoding.token_passing import TorchFirstPass
+from asr.decoding.tokens import Candidates, Tokens
+from asr.lm.cached.engine import RnnLM
+from asr.lm.combine import CombinedLM, MappedLM, difference_lm
+from asr.lm.interface import LanguageModel
+from asr.results import StageTimes
 
 
 class WatchedStep(FrameStep):

@@ -16,18 +16,17 @@ from pathlib import Path
 import torch
 from parts.command import run
 
-from asr.cli.recognizer_options import add_recognizer_arguments, recognizer_from
-from asr.cli.transcription import audio_files
-from asr.data.audio import read_audio
+from asr.audio.io import read_audio
+from asr.cli.options import add_recognizer_arguments, recognizer_from
+from asr.cli.transcribe import audio_files
+from asr.decoding.build import build_first_pass
 from asr.errors import AsrError
-from asr.evaluation.timing import StageTimes
-from asr.first_pass_choice import build_first_pass
-from asr.frontend import split_at_pauses
-from asr.lm.adapters import MappedLM
-from asr.lm.contract import LanguageModel
-from asr.lm.interpolation import difference_lm
-from asr.query.engine import RnnLM
-from asr.query.recording import QueryRecorder, save_streams
+from asr.lm.cached.engine import RnnLM
+from asr.lm.combine import MappedLM, difference_lm
+from asr.lm.interface import LanguageModel
+from asr.recognizer import split_at_pauses
+from asr.results import StageTimes
+from scripts.benchmarks.query_stream import QueryRecorder, save_streams
 
 
 def record(args: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@
 `--transcripts` (`id words` a line, id being a file's name without ending) names those of the audio where they are not
 in `*.trans.txt` files beside it. `--text` is a file of such lines, plain or .xz, or a folder with `*.trans.txt` files.
 A speaker is what stands before an id's first hyphen. Without `--pool` the segments are those of data/simulation. The
-same input makes the same files. What is made is a simulation (asr/evaluation/simulated_frames.py says of what) and is
+same input makes the same files. What is made is a simulation (scripts/benchmarks/simulation.py says of what) and is
 to be called so wherever it is quoted.
 """
 
@@ -31,25 +31,25 @@ from numpy.typing import NDArray
 from parts import ROOT
 from parts.command import run
 
+from asr.audio.io import find_audio_files, read_audio
 from asr.bundle import Bundle
-from asr.data.audio import find_audio_files, read_audio
-from asr.decoding.torch_pass import TorchFirstPass
-from asr.decoding_mode import decoding_options
+from asr.decoding.build import decoding_options
+from asr.decoding.token_passing import TorchFirstPass
 from asr.errors import AsrError
-from asr.evaluation.error_rate import NO_ERRORS, count_errors
-from asr.evaluation.segment_pool import SegmentPool
-from asr.evaluation.simulated_frames import FrameSimulator, simulate
-from asr.evaluation.simulation_folder import (
+from asr.metrics import NO_ERRORS, count_errors, read_transcripts
+from asr.recognizer import Recognizer
+from asr.results import StageTimes
+from asr.text.lexicon import Lexicon
+from scripts.benchmarks.simulation import (
+    FrameSimulator,
+    SegmentPool,
     SimulationFolder,
     choose_sentences,
     evenly,
     sayable,
+    simulate,
     speaker_of,
 )
-from asr.evaluation.timing import StageTimes
-from asr.evaluation.transcripts import read_transcripts
-from asr.recognizer import Recognizer
-from asr.text.lexicon import Lexicon
 
 DATA = ROOT / "data" / "simulation"
 _LONGEST_SECONDS = 25.0
@@ -73,7 +73,7 @@ def main() -> int:
     frames.add_argument("--pool", type=Path, help="default: that of data/simulation")
     frames.add_argument("--text", type=Path, required=True, help="`id words` a line, plain or .xz")
     frames.add_argument("--num", type=int, help="take so many sentences, spread evenly")
-    frames.add_argument("--clarity", type=float, default=0.0, help="nats, see asr/evaluation/simulated_frames.py")
+    frames.add_argument("--clarity", type=float, default=0.0, help="nats, see scripts/benchmarks/simulation.py")
     frames.add_argument(
         "--wer", type=float, help="find the clarity at which the n-gram has this word error rate, in %%"
     )

@@ -9,12 +9,10 @@ import torch
 
 from asr.bundle import Bundle, read_rnn_lm
 from asr.errors import AsrError
-from asr.graph.artefact import DecodingGraph
-from asr.lm.rnn.network_file import save_network
-from asr.lm.rnn.rnn_lm import RnnLm
-from asr.lm.rnn.rnn_lm_config import RnnLmConfig
-from asr.text.tokens import TokenTable
-from asr.text.vocabulary import Vocabulary
+from asr.graph.decoding_graph import DecodingGraph
+from asr.lm.rnn.export import save_network
+from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.text.symbols import TokenTable, Vocabulary
 
 
 @pytest.fixture

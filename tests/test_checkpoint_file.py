@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from asr.checkpoint_file import read_checkpoint
 from asr.errors import AsrError
+from asr.serialization import read_checkpoint
 from tests.reference.harmful_pickle import HarmfulPickle
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from asr.bundle import Bundle
-from asr.bundle_manifest import FILE_NAME
+from asr.bundle import FILE_NAME, Bundle
 
 CHECKPOINTS = Path(__file__).resolve().parents[1] / "checkpoints"
 BUNDLES = sorted(path.parent for path in CHECKPOINTS.glob(f"*/{FILE_NAME}"))

@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from asr.first_pass_choice import default_first_pass
+from asr.decoding.build import default_first_pass
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

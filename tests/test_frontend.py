@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asr.errors import AsrError
-from asr.frontend import as_utterances, split_at_pauses
+from asr.recognizer import as_utterances, split_at_pauses
 
 RATE = 1000
 

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from asr.overlap import overlapped
+from asr.recognizer import overlapped
 
 CPU = torch.device("cpu")
 

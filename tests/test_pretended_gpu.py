@@ -13,24 +13,21 @@ import torch
 from torch import Tensor
 
 from asr.bundle import Bundle
-from asr.decoding.frame_scores import check_log_prob
-from asr.decoding.lattice.nbest import n_best
-from asr.decoding.lattice.posteriors import arc_posteriors
-from asr.decoding.lattice.prefix_tree import PrefixTree, rescore_n_best, score_tree_by_network
-from asr.decoding.on_the_fly import rescore_on_the_fly
-from asr.decoding.torch_pass import TorchFirstPass
+from asr.decoding.lattice import arc_posteriors
+from asr.decoding.log_probs import check_log_prob
+from asr.decoding.nbest import PrefixTree, n_best, rescore_n_best, score_tree_by_network
+from asr.decoding.rescoring import rescore_on_the_fly
+from asr.decoding.token_passing import TorchFirstPass
 from asr.errors import AsrError
-from asr.evaluation.timing import StageTimes
-from asr.lm.contract import LanguageModel
-from asr.lm.ngram.host_ngram import HostNgramLM
-from asr.lm.ngram.kneser_ney import estimate_kneser_ney
-from asr.lm.ngram.ngram_lm import NgramLM
-from asr.lm.ngram.text import read_word_stream
-from asr.query.engine import RnnLM
+from asr.lm.cached.engine import RnnLM
+from asr.lm.corpus import read_word_stream
+from asr.lm.interface import LanguageModel
+from asr.lm.ngram.estimate import estimate_kneser_ney
+from asr.lm.ngram.model import NgramLM
+from asr.lm.offload import HostNgramLM
 from asr.recognizer import Recognizer
-from asr.result import RecognitionResult
-from asr.streaming_options import StreamingOptions
-from asr.streaming_recognizer import recognize_stream
+from asr.results import RecognitionResult, StageTimes
+from asr.streaming import StreamingOptions, recognize_stream
 from tests.pretended_device import PretendedDevice, PretendedGraph, pretended_device
 from tests.reference.ngram_oracle import toy_sentences
 from tests.tiny_bundle import RATE, tones
@@ -135,8 +132,8 @@ def assert_equal(found: list[RecognitionResult], expected: list[RecognitionResul
 @pytest.fixture
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensor operations only, which the interpreter is no part of."""
-    monkeypatch.setattr("asr.compiled_forms.kernels_run", lambda device: False)
-    monkeypatch.setattr("asr.decoding.search.frame_form.kernels_run", lambda device: False)
+    monkeypatch.setattr("asr.kernels.jit.kernels_run", lambda device: False)
+    monkeypatch.setattr("asr.decoding.selection.kernels_run", lambda device: False)
 
 
 @pytest.mark.usefixtures("without_kernels")
@@ -256,7 +253,7 @@ def test_an_ngram_model_on_the_device_gives_the_same_bits(
     ngram: NgramLM, kind: str, device: PretendedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kind == "without kernel":
-        monkeypatch.setattr("asr.compiled_forms.kernels_run", lambda device: False)
+        monkeypatch.setattr("asr.kernels.jit.kernels_run", lambda device: False)
     else:
         pytest.importorskip("triton", reason="the kernel needs triton")
     lm = {"hashed": ngram.with_index(), "quantized": ngram.quantized()}.get(kind, ngram)

@@ -13,16 +13,15 @@ from torch import Tensor, nn
 
 pytest.importorskip("pytorch_lightning", reason="training needs Lightning")
 
-from asr.am.conformer import Conformer
-from asr.am.ctc_crf import CtcCrf
-from asr.am.lit_acoustic_model import LitAcousticModel
-from asr.am.spliced_dnn import SplicedDnn
-from asr.am.teacher_alignment import TeacherAlignment
-from asr.am.torch_ctc import TorchCtc
 from asr.bundle import Bundle
-from asr.lm.rnn.lit_rnn_lm import LitRnnLm
-from asr.lm.rnn.rnn_lm_config import RnnLmConfig
-from asr.lm.rnn.token_streams import TokenBatch, TokenStreams
+from asr.lm.rnn.data import TokenBatch, TokenStreams
+from asr.lm.rnn.model import RnnLmConfig
+from asr.lm.rnn.training import LitRnnLm
+from asr.models.alignment import TeacherAlignment
+from asr.models.conformer import Conformer
+from asr.models.feedforward import SplicedDnn
+from asr.models.losses import CtcCrf, TorchCtc
+from asr.models.training import LitAcousticModel
 from tests.pretended_device import pretended_device
 
 pytestmark = pytest.mark.skipif(torch.__version__ < "2", reason="the pretended device needs torch 2's dispatch modes")

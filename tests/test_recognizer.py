@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from asr.bundle import Bundle
-from asr.decoding_mode import MODES, available_modes
+from asr.decoding.build import MODES, available_modes
 from asr.errors import AsrError
-from asr.lm import placement
-from asr.lm.rnn import host_rnn_lm
+from asr.lm import offload
 from asr.recognizer import Recognizer
-from asr.streaming_recognizer import StreamingRecognizer
+from asr.streaming import StreamingRecognizer
 from tests.tiny_bundle import RATE, TEXT, tones
 
 SENTENCES = [line.split() for line in TEXT[:5]]
@@ -48,8 +47,8 @@ def test_every_mode_finds_the_words(bundle, mode, first_pass):
 
 @pytest.mark.parametrize("mode", ["on_the_fly", "interpolated", "large_ngram"])
 def test_a_device_budget_changes_nothing(bundle, mode, monkeypatch):
-    monkeypatch.setattr(placement, "LEAST_PLACES", 4)
-    monkeypatch.setattr(host_rnn_lm, "LEAST_PLACES", 4)
+    monkeypatch.setattr(offload, "LEAST_PLACES", 4)
+    monkeypatch.setattr(offload, "LEAST_PLACES", 4)
     waveforms = [tones(words, seed=9) for words in SENTENCES]
     results = [
         Recognizer(bundle, mode=mode, first_pass="torch", lm_device_bytes=budget)(waveforms) for budget in (None, 900)

@@ -11,13 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.am.windows import WindowedNetwork, WindowSizes
 from asr.bundle import Bundle
-from asr.decoding.torch_pass import TorchFirstPass
+from asr.decoding.token_passing import TorchFirstPass
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
-from asr.streaming_options import StreamingOptions
-from asr.streaming_recognizer import StreamingRecognizer, recognize_stream
+from asr.streaming import StreamingOptions, StreamingRecognizer, WindowedNetwork, WindowSizes, recognize_stream
 from asr.text.lexicon import Lexicon
 from tests.tiny_bundle import PRONUNCIATIONS, RATE, TEXT, tones
 

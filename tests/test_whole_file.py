@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from asr.errors import AsrError
-from asr.whole_file import require_writable, whole_path, written_whole
+from asr.serialization import require_writable, whole_path, written_whole
 
 
 def test_a_file_has_its_name_once_it_is_complete(tmp_path: Path) -> None:

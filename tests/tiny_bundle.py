@@ -12,18 +12,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from asr.am.spliced_dnn import SplicedDnn
+from asr.audio.fbank import Fbank
 from asr.bundle import Bundle
-from asr.data.fbank import Fbank
 from asr.graph.build import build_graph
-from asr.lm.ngram.kneser_ney import estimate_kneser_ney
-from asr.lm.ngram.ngram_lm import NgramLM
-from asr.lm.ngram.text import read_word_stream
-from asr.lm.rnn.rnn_lm import RnnLm
-from asr.lm.rnn.rnn_lm_config import RnnLmConfig
-from asr.registered_network import RegisteredNetwork
+from asr.lm.corpus import read_word_stream
+from asr.lm.ngram.estimate import estimate_kneser_ney
+from asr.lm.ngram.model import NgramLM
+from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.models.feedforward import SplicedDnn
+from asr.serialization import RegisteredNetwork
 from asr.text.lexicon import Lexicon
-from asr.text.tokens import TokenTable
+from asr.text.symbols import TokenTable
 
 RATE = 16000
 PITCH = {"P": 400.0, "T": 1000.0, "K": 2200.0, "S": 4500.0}

@@ -10,18 +10,20 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from asr.audio.fbank import Fbank
 from asr.bundle import Bundle, read_rnn_lm
-from asr.data.fbank import Fbank
-from asr.decoding_mode import MODES, decoding_options
+from asr.decoding.build import MODES, decoding_options
 from asr.errors import AsrError
-from asr.graph.artefact import DecodingGraph
-from asr.lm.ngram.file import read_ngram_lm
-from asr.lm.ngram.ngram_lm import NgramLM
-from asr.registered_network import RegisteredNetwork
+from asr.graph.decoding_graph import DecodingGraph
+from asr.lm.ngram.io import read_ngram_lm
+from asr.lm.ngram.model import NgramLM
+from asr.serialization import RegisteredNetwork
 from asr.text.lexicon import Lexicon
-from asr.text.tokens import TokenTable
+from asr.text.symbols import TokenTable
 
 NAME = "bundle"
+
+
 HELP = """Puts trained parts together into one folder: acoustic model, decoding graph and language models.
 
 The graph's own n-gram model (--small-ngram) is needed wherever a larger language model shall act on the fly: its
@@ -107,7 +109,7 @@ def _acoustics(paths: list[Path], recipe: str | None) -> _Acoustics:
         return _Acoustics(bundle.acoustic_model, bundle.features, bundle.graph.tokens, bundle.decoding)
     if recipe is None:
         raise AsrError(f"{paths[0]}: a checkpoint needs --recipe, the YAML that it was trained from.")
-    from asr.am.checkpoint import network_from_checkpoint
+    from asr.models.checkpoint import network_from_checkpoint
 
     network, tokens = network_from_checkpoint(paths, recipe)
     fbank = _mapping(Path(recipe)).get("data", {}).get("init_args", {}).get("fbank", {})

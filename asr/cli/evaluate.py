@@ -11,20 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from asr.errors import AsrError
-from asr.evaluation.alignment import confusions, format_alignment, format_confusions
-from asr.evaluation.cache_report import format_cache
-from asr.evaluation.error_rate import (
+from asr.metrics import (
     ErrorCounts,
     ErrorReport,
     bootstrap_interval,
+    confusions,
+    format_alignment,
+    format_confusions,
     probability_of_improvement,
+    read_transcripts,
     score_transcripts,
 )
-from asr.evaluation.timing import StageTimes
-from asr.evaluation.transcripts import read_transcripts
-from asr.whole_file import require_writable
+from asr.results import StageTimes, format_cache
+from asr.serialization import require_writable
 
 NAME = "evaluate"
+
+
 HELP = """Scores transcripts against a reference, or recognizes a manifest's recordings and scores them.
 
 Transcripts are Kaldi's lines 'id words ...', or JSON Lines with 'id' (or 'audio') and 'text', as 'asr transcribe'
@@ -39,7 +42,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from asr.cli.recognizer_options import add_recognizer_arguments
+    from asr.cli.options import add_recognizer_arguments
 
     parser.add_argument("hypotheses", nargs="?", help="transcripts to score; left out where --cuts are recognized")
     parser.add_argument("--reference", help="the right transcripts")
@@ -98,11 +101,11 @@ def _recognize(
     from rich.console import Console
     from rich.progress import track
 
-    from asr.cli.output_lines import appended, print_record
-    from asr.cli.recognizer_options import recognizer_from
-    from asr.cli.transcription import transcribe
-    from asr.data.cut_lists import cut_text, cut_waveform, read_cuts
-    from asr.result import later_cache
+    from asr.cli.options import recognizer_from
+    from asr.cli.output import appended, print_record
+    from asr.cli.transcribe import transcribe
+    from asr.datasets.cuts import cut_text, cut_waveform, read_cuts
+    from asr.results import later_cache
 
     cuts = {cut.id: cut for cut in read_cuts([args.cuts])}
     references = {name: tuple(cut_text(cut).split()) for name, cut in cuts.items()}
@@ -148,7 +151,7 @@ def _recognize(
 
 def _done_before(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """What the output has, where the run goes on."""
-    from asr.cli.output_lines import records_of
+    from asr.cli.output import records_of
 
     if not args.resume:
         return {}

@@ -16,12 +16,14 @@ from asr.bundle import Bundle
 from asr.errors import AsrError
 from asr.graph.build import BuildReport, build_phone_graph
 from asr.graph.topology import TOPOLOGIES
-from asr.lm.ngram.ngram_lm import NgramLM
+from asr.lm.ngram.model import NgramLM
+from asr.serialization import require_writable, whole_path
 from asr.text.lexicon import Lexicon
-from asr.text.tokens import TokenTable
-from asr.whole_file import require_writable, whole_path
+from asr.text.symbols import TokenTable
 
 NAME = "graph"
+
+
 HELP = """\
 Compiles a lexicon and a small n-gram model (ARPA) into the decoding graph that the first pass searches.
 
@@ -39,6 +41,8 @@ examples:
   asr graph --topology hmm-3 --silence SIL --lexicon lexicon.txt --arpa 3gram.arpa --tokens states.txt \\
       --output graph.safetensors
 """
+
+
 _MAX_BITS = 14
 
 

@@ -9,18 +9,19 @@ import time
 from pathlib import Path
 
 from asr.errors import AsrError
-from asr.lm.ngram.file import save_ngram_lm
-from asr.lm.ngram.kneser_ney import estimate_kneser_ney
-from asr.lm.ngram.mixture import mix_linearly
-from asr.lm.ngram.ngram_lm import NgramLM
-from asr.lm.ngram.pruning import prune_to_size, prune_to_threshold
-from asr.lm.ngram.text import read_word_stream
+from asr.lm.corpus import read_word_stream
+from asr.lm.ngram.arpa import read_arpa, read_arpa_words, write_arpa
+from asr.lm.ngram.estimate import estimate_kneser_ney
+from asr.lm.ngram.io import save_ngram_lm
+from asr.lm.ngram.model import NgramLM
+from asr.lm.ngram.transform import mix_linearly, prune_to_size, prune_to_threshold
 from asr.lm.ngram.trie import NgramTrie
-from asr.lm.ngram.trie_arpa import read_arpa, read_arpa_words, write_arpa
-from asr.text.vocabulary import Vocabulary
-from asr.whole_file import require_writable
+from asr.serialization import require_writable
+from asr.text.symbols import Vocabulary
 
 NAME = "lm ngram"
+
+
 HELP = """Estimate an n-gram language model from text: interpolated modified Kneser-Ney, as KenLM's lmplz.
 
 Text is one sentence a line, plain, .gz or .xz; blank lines are left out. A decoding graph wants a small model:

@@ -7,11 +7,13 @@ import json
 from pathlib import Path
 
 from asr.errors import AsrError
-from asr.lm.ngram.file import read_ngram_lm
-from asr.lm.ngram.text import read_word_stream
-from asr.lm.perplexity import measure_perplexity
+from asr.lm.corpus import read_word_stream
+from asr.lm.evaluate import measure_perplexity
+from asr.lm.ngram.io import read_ngram_lm
 
 NAME = "lm perplexity"
+
+
 HELP = """Measure the perplexity of an n-gram model (ARPA or binary) on texts, sentence ends counted.
 
 Prints one JSON line for each text. `perplexity` counts words outside the model's vocabulary as <unk>,

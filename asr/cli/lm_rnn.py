@@ -14,25 +14,30 @@ from numpy.typing import NDArray
 
 from asr.bundle import read_rnn_lm
 from asr.errors import AsrError
-from asr.lm.distributions import language_model_distributions, network_distributions
-from asr.lm.interpolation_weight import (
+from asr.lm.evaluate import (
+    language_model_distributions,
+    language_model_word_scores,
     log_linear_log_prob,
+    network_distributions,
+    network_word_scores,
     of_words,
+    perplexity,
     tune_linear_weights,
     tune_log_linear_weights,
 )
-from asr.lm.ngram.file import load_ngram_lm
-from asr.lm.ngram.ngram_lm import NgramLM
-from asr.lm.rnn.full_softmax import FullSoftmaxOutput
-from asr.lm.rnn.log_z import Precision
-from asr.lm.rnn.nce import NceOutput
-from asr.lm.rnn.network_file import network_from_checkpoint, save_network
-from asr.lm.rnn.rnn_lm import RnnLm
-from asr.lm.rnn.token_file import TokenFile
-from asr.lm.word_scores import language_model_word_scores, network_word_scores, perplexity
-from asr.text.vocabulary import EOS_ID
+from asr.lm.ngram.io import load_ngram_lm
+from asr.lm.ngram.model import NgramLM
+from asr.lm.rnn.data import TokenFile
+from asr.lm.rnn.export import network_from_checkpoint, save_network
+from asr.lm.rnn.model import RnnLm
+from asr.lm.rnn.outputs.log_partition import Precision
+from asr.lm.rnn.outputs.nce import NceOutput
+from asr.lm.rnn.outputs.softmax import FullSoftmaxOutput
+from asr.text.symbols import EOS_ID
 
 NAME = "lm rnn"
+
+
 HELP = """Export a recurrent language model from a training checkpoint, or measure one.
 
   asr lm rnn export exp/.../last.ckpt lm/ --maxent-weights 8000000

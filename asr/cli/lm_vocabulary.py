@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from asr.errors import AsrError
-from asr.lm.ngram.text import read_word_stream
-from asr.text.text_file import read_text
-from asr.text.vocabulary import SPECIAL_WORDS, Vocabulary
-from asr.whole_file import require_writable
+from asr.lm.corpus import read_word_stream
+from asr.serialization import require_writable
+from asr.text.normalize import read_text
+from asr.text.symbols import SPECIAL_WORDS, Vocabulary
 
 NAME = "lm vocabulary"
+
+
 HELP = """Choose a vocabulary: the most frequent words of some texts, those with a pronunciation if a lexicon is given.
 
 Prints one JSON line; `coverage` is the share of the texts' running words that the vocabulary holds."""

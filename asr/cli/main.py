@@ -22,13 +22,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "lm rnn": ("asr.cli.lm_rnn", "export a trained recurrent language model, or measure one"),
     "lm perplexity": ("asr.cli.lm_perplexity", "measure how well an n-gram model predicts a text"),
     "graph": ("asr.cli.graph", "compile lexicon and small n-gram into a decoding graph"),
-    "fit": ("asr.cli.lightning", "train an acoustic or a language model from a YAML recipe"),
-    "validate": ("asr.cli.lightning", "run the validation of a recipe"),
-    "test": ("asr.cli.lightning", "run the test of a recipe"),
-    "predict": ("asr.cli.lightning", "run the prediction of a recipe"),
+    "fit": ("asr.cli.train", "train an acoustic or a language model from a YAML recipe"),
+    "validate": ("asr.cli.train", "run the validation of a recipe"),
+    "test": ("asr.cli.train", "run the test of a recipe"),
+    "predict": ("asr.cli.train", "run the prediction of a recipe"),
     "bundle": ("asr.cli.bundle", "put trained parts together into one bundle that transcribe and torch.hub load"),
     "evaluate": ("asr.cli.evaluate", "error rates of transcripts, or of a manifest that is decoded first"),
 }
+
 
 _EXAMPLES = """\
 examples:
@@ -84,7 +85,7 @@ def run(arguments: Sequence[str]) -> int:
     if name not in COMMANDS:
         raise AsrError(f"asr: there is no command {' '.join(arguments[:2])!r}; there are: {', '.join(COMMANDS)}.")
     module = _import_command(COMMANDS[name][0])
-    if module.__name__ == "asr.cli.lightning":
+    if module.__name__ == "asr.cli.train":
         # LightningCLI reads the whole command line itself, `fit` and its kin included.
         return int(module.run([name, *rest]))
     return int(module.run(_command_parser(name, module).parse_args(rest)))

@@ -10,13 +10,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from asr.data.an4 import An4
-from asr.data.corpus import Corpus
-from asr.data.librispeech import MINI_LIBRISPEECH_PARTS, LibriSpeech
-from asr.data.preparation import PartReport, copy_lexicon, prepare_part
-from asr.data.speechocean762 import SpeechOcean762
+from asr.datasets.corpora.an4 import An4
+from asr.datasets.corpora.base import Corpus
+from asr.datasets.corpora.librispeech import MINI_LIBRISPEECH_PARTS, LibriSpeech
+from asr.datasets.corpora.speechocean762 import SpeechOcean762
+from asr.datasets.prepare import PartReport, copy_lexicon, prepare_part
 
 NAME = "prepare"
+
+
 HELP = """\
 Reads a corpus folder and writes lhotse cut manifests for training and testing.
 
@@ -34,6 +36,7 @@ examples:
   asr prepare librispeech --corpus ~/LibriSpeech --output data --parts train-clean-100 dev-clean test-clean
   asr prepare mini-librispeech --corpus ~/corpora --output data --download
 """
+
 
 _MAX_WARNINGS = 5
 

@@ -10,15 +10,16 @@ from typing import TextIO
 
 from torch import Tensor
 
-from asr.cli.output_lines import print_line, print_record
-from asr.data.audio_pieces import RAW_FORMATS, PcmFormat, byte_pieces, file_pieces
+from asr.audio.io import RAW_FORMATS, PcmFormat, byte_pieces, file_pieces
+from asr.cli.output import print_line, print_record
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
-from asr.stream_result import StreamResult
-from asr.streaming_options import PARTIALS, StreamingOptions
-from asr.streaming_recognizer import StreamingRecognizer
+from asr.results import StreamResult
+from asr.streaming import PARTIALS, StreamingOptions, StreamingRecognizer
 
 STANDARD_INPUT = "-"
+
+
 _SECONDS = {
     "chunk_seconds": "audio between two results",
     "left_seconds": "audio before a chunk that the acoustic model sees",

@@ -1,27 +1,125 @@
-"""`asr transcribe`: audio files and folders to words."""
+"""Many recordings through a recognizer: what cannot be read is reported, the others are done.
+
+`asr transcribe`: audio files and folders to words."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Generic, TextIO, TypeVar
 
 from rich.console import Console
 from rich.progress import track
+from torch import Tensor
 
-from asr.cli.lattices import LatticeWriter, add_lattice_arguments
-from asr.cli.output_lines import appended, print_line, print_record, records_of
-from asr.cli.recognizer_options import add_recognizer_arguments, recognizer_from
+from asr.audio.io import AUDIO_SUFFIXES, find_audio_files, read_audio
+from asr.cli.options import add_recognizer_arguments, recognizer_from
+from asr.cli.output import LatticeWriter, add_lattice_arguments, appended, print_line, print_record, records_of
 from asr.cli.stream import STANDARD_INPUT, add_stream_arguments, run_streams
-from asr.cli.transcription import Outcome, audio_files, transcribe
-from asr.data.audio import read_audio
 from asr.errors import AsrError
-from asr.evaluation.cache_report import format_cache
-from asr.evaluation.timing import StageTimes
-from asr.result import later_cache
+from asr.recognizer import Recognizer
+from asr.results import RecognitionResult, StageTimes, format_cache, later_cache
+
+_Name = TypeVar("_Name", Path, str)
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[_Name]):
+    """One of `result` and `error` is there.
+
+    Args:
+        name: the recording: its file, or its id.
+        result: its words.
+        error: why there are none.
+    """
+
+    name: _Name
+    result: RecognitionResult | None = None
+    error: str = ""
+
+
+def audio_files(paths: Sequence[str | Path]) -> list[Path]:
+    """The files, and all audio files below the folders, each once; a path that does not exist stays, to be reported.
+
+    Raises:
+        AsrError: a folder holds no audio.
+    """
+    files: dict[Path, None] = {}
+    for path in map(Path, paths):
+        if path.is_dir():
+            found = find_audio_files(path)
+            if not found:
+                raise AsrError(f"{path}: the folder holds no audio files ({', '.join(AUDIO_SUFFIXES)}).")
+            files.update(dict.fromkeys(found))
+        else:
+            files[path] = None
+    return list(files)
+
+
+def transcribe(
+    recognizer: Recognizer,
+    names: Sequence[_Name],
+    read: Callable[[_Name, int], Tensor],
+    batch_seconds: float = 60.0,
+) -> Iterator[Outcome[_Name]]:
+    """Recognizes recordings in order, several at a time; yields each as soon as it is done.
+
+    Args:
+        recognizer: the recognizer.
+        names: of the recordings.
+        read: a recording's samples (L,) by its name and a sampling rate; an `AsrError` of it is the recording's.
+        batch_seconds: how much audio is read for each worker before it is recognized together.
+    """
+    # Several batches for each worker, or there is nothing to overlap.
+    batch_seconds *= 1 + 4 * recognizer.num_workers
+    waiting: list[tuple[_Name, Tensor | str]] = []
+    num_samples = 0
+    for name in names:
+        try:
+            waveform = read(name, recognizer.sampling_rate)
+        except AsrError as error:
+            waiting.append((name, str(error)))
+            continue
+        waiting.append((name, waveform))
+        num_samples += len(waveform)
+        if num_samples >= batch_seconds * recognizer.sampling_rate:
+            yield from _recognized(recognizer, waiting)
+            waiting, num_samples = [], 0
+    yield from _recognized(recognizer, waiting)
+
+
+def _recognized(recognizer: Recognizer, waiting: Sequence[tuple[_Name, Tensor | str]]) -> Iterator[Outcome[_Name]]:
+    waveforms = [content for _, content in waiting if not isinstance(content, str)]
+    results = iter(_all_or_each(recognizer, waveforms))
+    for name, content in waiting:
+        if isinstance(content, str):
+            yield Outcome(name, error=content)
+            continue
+        result = next(results)
+        if isinstance(result, AsrError):
+            yield Outcome(name, error=f"{name}: {result}")
+        else:
+            yield Outcome(name, result)
+
+
+def _all_or_each(recognizer: Recognizer, waveforms: list[Tensor]) -> list[RecognitionResult | AsrError]:
+    """All together; should one of them be refused, each by itself, so that the others are done."""
+    if not waveforms:
+        return []
+    try:
+        return list(recognizer(waveforms))
+    except AsrError as error:
+        if len(waveforms) == 1:
+            return [error]
+    return [result for waveform in waveforms for result in _all_or_each(recognizer, [waveform])]
+
 
 NAME = "transcribe"
+
+
 HELP = """Turns audio files into words: WAV, FLAC, MP3, OGG, ... of any sampling rate, mono or stereo, of any length.
 
 A file that cannot be read is reported and the others are done; the exit code is then 1. With --output, files that

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from asr.lm.adapters import MappedLM
-from asr.lm.contract import LanguageModel
-from asr.text.vocabulary import Vocabulary
+from asr.lm.combine import MappedLM
+from asr.lm.interface import LanguageModel
+from asr.text.symbols import Vocabulary
 
 _MOST_KNOWN = 64
 

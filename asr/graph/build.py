@@ -1,9 +1,18 @@
-"""From lexicon, language model and topology to the decoding graph."""
+"""G: a backoff n-gram model as an acceptor of words.
+
+Shapes: S states, A arcs.
+
+
+L: from phones to words, with the symbols that make it determinisable and with optional silence.
+
+From lexicon, language model and topology to the decoding graph."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,18 +21,177 @@ import numpy as np
 import torch
 
 from asr.errors import AsrError
-from asr.graph.artefact import DecodingGraph
-from asr.graph.grammar_transducer import build_grammar_transducer
-from asr.graph.graph_arrays import INPUT_EPSILON, GraphArrays, Words
-from asr.graph.lexicon_transducer import LexiconTransducer, build_lexicon_transducer
-from asr.graph.openfst import from_openfst, import_kaldifst, to_openfst
-from asr.graph.phone_graph import PhoneGraph
+from asr.graph.decoding_graph import DecodingGraph, PhoneGraph
+from asr.graph.fst import (
+    EPSILON,
+    INPUT_EPSILON,
+    GraphArrays,
+    Transducer,
+    Words,
+    from_openfst,
+    import_kaldifst,
+    round_scores,
+    to_openfst,
+)
 from asr.graph.topology import topology_named
-from asr.graph.transducer import Transducer
-from asr.lm.ngram.ngram_lm import NgramLM
+from asr.lm.ngram.model import ROOT_STATE, NgramArrays, NgramLM
 from asr.text.lexicon import Lexicon
-from asr.text.tokens import TokenTable
-from asr.text.vocabulary import UNK_ID
+from asr.text.symbols import BOS_ID, EOS_ID, UNK_ID, TokenTable
+
+
+def build_grammar_transducer(
+    arrays: NgramArrays,
+    usable_words: Collection[int],
+    backoff_label: int,
+    score_step: float = 2.0**-14,
+) -> Transducer:
+    """Builds G: n-grams are arcs, backing off is an arc that reads `backoff_label` and writes nothing.
+
+    Args:
+        arrays: the model.
+        usable_words: ids of the words that can be pronounced; n-grams that end in others have no arc.
+        backoff_label: the backoff symbol on the side of the words.
+        score_step: scores are rounded to multiples of it.
+    """
+    label = arrays.label.cpu().numpy()
+    score = arrays.arc_score(torch.arange(len(label), device=arrays.label.device)).cpu().numpy()
+    arc_begin = arrays.arc_begin.cpu().numpy()
+    num_states = len(arc_begin) - 1
+    src_state = np.repeat(np.arange(num_states), np.diff(arc_begin))
+    dst_state = arrays.dst_state.cpu().numpy()
+
+    usable = np.zeros(len(arrays.word_map), dtype=bool)
+    usable[np.fromiter(usable_words, np.int64, len(usable_words))] = True
+    possible = score > -np.inf
+    final_score = np.full(num_states, -np.inf)
+    ends = possible & (label == EOS_ID)
+    final_score[src_state[ends]] = score[ends]
+
+    kept = possible & usable[label] & (label != EOS_ID) & (label != BOS_ID)
+    can_back_off = np.arange(num_states)[np.arange(num_states) != ROOT_STATE]
+    num_backoffs = len(can_back_off)
+    backoff_state = arrays.backoff_state.cpu().numpy()[can_back_off]
+    backoff_score = arrays.backoff_score.cpu().numpy()[can_back_off]
+    return Transducer.from_arcs(
+        start=int(dst_state[BOS_ID]),
+        src_state=np.concatenate([src_state[kept], can_back_off]),
+        input_label=np.concatenate([label[kept], np.full(num_backoffs, backoff_label)]),
+        output_label=np.concatenate([label[kept], np.full(num_backoffs, EPSILON)]),
+        score=np.concatenate([round_scores(score[kept], score_step), round_scores(backoff_score, score_step)]),
+        dst_state=np.concatenate([dst_state[kept], backoff_state]),
+        final_score=round_scores(final_score, score_step),
+        sort_by="input",
+    )
+
+
+LOOP_STATE = 0
+
+
+@dataclass(frozen=True)
+class LexiconTransducer:
+    """L and its label ranges. Input labels: 0 nothing, 1..P phones, P + 1 backoff, above it disambiguation symbols.
+
+    Attributes:
+        transducer: L, closed: after a word any other may follow.
+        backoff_input: the backoff symbol's input label, P + 1.
+        backoff_output: the backoff symbol's output label, above all word ids.
+    """
+
+    transducer: Transducer
+    backoff_input: int
+    backoff_output: int
+
+
+def build_lexicon_transducer(
+    pronunciations: Mapping[int, Sequence[Sequence[int]]],
+    num_phones: int,
+    num_words: int,
+    silence: int | None = None,
+    silence_probability: float = 0.5,
+    score_step: float = 2.0**-14,
+) -> LexiconTransducer:
+    """Builds L. A word stands on its first phone, so that composition meets the language model's score there.
+
+    Args:
+        pronunciations: for each word id its pronunciations, phones numbered from 1.
+        num_phones: P.
+        num_words: size of the vocabulary.
+        silence: the phone that may stand at the start and after each word; None for no silence.
+        silence_probability: how probable it is at each such place.
+        score_step: scores are multiples of it.
+    """
+    backoff_input, backoff_output = num_phones + 1, num_words
+    markers = _disambiguation(pronunciations)
+    silence_marker = max(markers.values(), default=0) + 1
+    states: dict[tuple[int, ...], int] = {}
+    arcs: list[tuple[int, int, int, float, int]] = []
+    num_states = 1
+
+    # Where a pronunciation ends: straight into the loop, or with silence into it by one of two ways.
+    endings = [(LOOP_STATE, 0.0)]
+    if silence is not None:
+        silence_state, marker_state, start = 1, 2, 3
+        num_states = 4
+        with_silence, without = math.log(silence_probability), math.log1p(-silence_probability)
+        endings = [(LOOP_STATE, without), (silence_state, with_silence)]
+        arcs += [(start, EPSILON, EPSILON, score, state) for state, score in endings]
+        arcs.append((silence_state, silence, EPSILON, 0.0, marker_state))
+        arcs.append((marker_state, backoff_input + silence_marker, EPSILON, 0.0, LOOP_STATE))
+    else:
+        start = LOOP_STATE
+
+    def add_arc(src_state: int, labels: tuple[int, ...], word_id: int) -> None:
+        """Spells `labels` from a state, sharing what is left with other words that end the same way."""
+        nonlocal num_states
+        while len(labels) > 1:
+            rest = labels[1:]
+            known = rest in states
+            if not known:
+                states[rest] = num_states
+                num_states += 1
+            arcs.append((src_state, labels[0], word_id, 0.0, states[rest]))
+            if known:
+                return
+            src_state, labels, word_id = states[rest], rest, EPSILON
+        arcs.extend((src_state, labels[0], word_id, score, state) for state, score in endings)
+
+    for word_id, variants in pronunciations.items():
+        for variant_idx, phones in enumerate(variants):
+            marker = markers.get((word_id, variant_idx), 0)
+            add_arc(LOOP_STATE, (*phones, backoff_input + marker) if marker else tuple(phones), word_id)
+    arcs.append((LOOP_STATE, backoff_input, backoff_output, 0.0, LOOP_STATE))
+
+    src_state, input_label, output_label, score, dst_state = (np.array(column) for column in zip(*arcs, strict=True))
+    final_score = np.full(num_states, -np.inf)
+    final_score[LOOP_STATE] = 0.0
+    transducer = Transducer.from_arcs(
+        start,
+        src_state,
+        input_label,
+        output_label,
+        round_scores(score, score_step),
+        dst_state,
+        final_score,
+        sort_by="output",
+    )
+    return LexiconTransducer(transducer, backoff_input, backoff_output)
+
+
+def _disambiguation(pronunciations: Mapping[int, Sequence[Sequence[int]]]) -> dict[tuple[int, int], int]:
+    """For (word, variant) the number of its symbol: pronunciations that are equal, or another's beginning, need one."""
+    all_phones = [tuple(phones) for variants in pronunciations.values() for phones in variants]
+    count = Counter(all_phones)
+    beginnings = {phones[:length] for phones in count for length in range(1, len(phones))}
+    used: Counter[tuple[int, ...]] = Counter()
+    markers: dict[tuple[int, int], int] = {}
+    for word_id, variants in pronunciations.items():
+        for variant_idx, variant in enumerate(variants):
+            phones = tuple(variant)
+            if count[phones] > 1 or phones in beginnings:
+                used[phones] += 1
+                markers[word_id, variant_idx] = used[phones]
+    return markers
+
 
 EXACT_STEP = 2.0**-14
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asr.errors import AsrError
-from asr.graph.graph_arrays import INPUT_EPSILON, GraphArrays, Words, expand, offsets
+from asr.graph.fst import INPUT_EPSILON, GraphArrays, Words, expand, offsets
 
 
 def remove_epsilons(graph: GraphArrays) -> GraphArrays:

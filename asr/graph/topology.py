@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from asr.errors import AsrError
-from asr.graph.graph_arrays import GraphArrays, Words, expand
-from asr.text.tokens import BLANK_ID, TokenTable
+from asr.graph.fst import GraphArrays, Words, expand
+from asr.text.symbols import BLANK_ID, TokenTable
 
 
 @dataclass(frozen=True)

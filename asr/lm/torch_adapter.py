@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.errors import AsrError
-from asr.text.vocabulary import BOS_ID, SPECIAL_WORDS, Vocabulary
+from asr.text.symbols import BOS_ID, SPECIAL_WORDS, Vocabulary
 
 
 class StatefulModule(Protocol):

@@ -9,13 +9,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from asr.errors import AsrError
-from asr.text.text_file import read_text
+from asr.text.normalize import read_text
 
 Pronunciation = tuple[str, ...]
 
+
 _VARIANT = re.compile(r"^(?P<word>.+)\(\d+\)$")
+
+
 _STRESSED_VOWEL = re.compile(r"^(?P<phone>[A-Z]{2})[0-2]$")
+
+
 _DIGITS = frozenset("0123456789.")
+
+
 _NUMBER = re.compile(r"^[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?$")
 
 

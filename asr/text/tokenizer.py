@@ -7,7 +7,7 @@ from pathlib import Path
 
 from asr.errors import AsrError
 from asr.text.lexicon import Lexicon
-from asr.text.tokens import TokenTable
+from asr.text.symbols import TokenTable
 
 
 class Tokenizer:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from asr.text.text_file import read_text
+from asr.text.normalize import read_text
 
 
 def default_corpora() -> Path | None:

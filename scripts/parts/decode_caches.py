@@ -9,15 +9,14 @@ from typing import Any
 from bench_decode import RNN_BEAMS
 
 from asr.bundle import Bundle
-from asr.decoding.on_the_fly import rescore_on_the_fly
-from asr.decoding.options import DecodingOptions
-from asr.decoding.search.path import hypothesis_of_path
-from asr.decoding.torch_pass import TorchFirstPass
-from asr.decoding_mode import decoding_options
-from asr.lm.adapters import MappedLM
-from asr.lm.contract import LanguageModel
-from asr.lm.interpolation import difference_lm
-from asr.lm.ngram.file import load_ngram_lm
+from asr.decoding.build import decoding_options
+from asr.decoding.interface import DecodingOptions
+from asr.decoding.paths import hypothesis_of_path
+from asr.decoding.rescoring import rescore_on_the_fly
+from asr.decoding.token_passing import TorchFirstPass
+from asr.lm.combine import MappedLM, difference_lm
+from asr.lm.interface import LanguageModel
+from asr.lm.ngram.io import load_ngram_lm
 from parts.decode_workload import Workload, best_first_pass, best_of, decode_all, rnn_lm, word_error_rate
 from parts.markdown_table import table
 

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from asr.bundle import Bundle
-from asr.decoding.lattice.nbest import n_best
-from asr.decoding.lattice.prefix_tree import PrefixTree, score_tree, score_tree_by_network
-from asr.decoding.torch_pass import TorchFirstPass
-from asr.decoding_mode import decoding_options
+from asr.decoding.build import decoding_options
+from asr.decoding.nbest import PrefixTree, n_best, score_tree, score_tree_by_network
+from asr.decoding.token_passing import TorchFirstPass
 from asr.errors import AsrError
-from asr.query.engine import RnnLM
-from asr.text.vocabulary import BOS_ID, EOS_ID, EPSILON_ID
+from asr.lm.cached.engine import RnnLM
+from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID
 from parts import decode_plots
 from parts.decode_workload import Workload, timed
 from parts.markdown_table import table

@@ -14,16 +14,14 @@ import torch
 from bench_decode import RNN_BEAMS
 
 from asr.bundle import Bundle
-from asr.decoding.first_pass import DecodeResult, FirstPass
-from asr.decoding.lattice.nbest import n_best
-from asr.decoding.lattice.prefix_tree import rescore_n_best
-from asr.decoding.rescoring_pass import RescoringPass
-from asr.decoding.search.path import hypothesis_of_path
-from asr.decoding.torch_pass import TorchFirstPass
-from asr.decoding_mode import decoding_options
+from asr.decoding.build import decoding_options
+from asr.decoding.interface import DecodeResult, FirstPass
+from asr.decoding.nbest import n_best, rescore_n_best
+from asr.decoding.paths import hypothesis_of_path
+from asr.decoding.token_passing import RescoringPass, TorchFirstPass
 from asr.errors import AsrError
-from asr.evaluation.error_rate import NO_ERRORS, count_errors
-from asr.query.statistics import QueryStatistics
+from asr.lm.cached.statistics import QueryStatistics
+from asr.metrics import NO_ERRORS, count_errors
 from asr.text.lexicon import Lexicon
 from parts import decode_plots
 from parts.decode_caches import RNN_WEIGHT, four_caches, frame_batch
@@ -154,7 +152,7 @@ def peers(bundle: Bundle, workload: Workload, lexicon: Path | None, arpa: Path |
     add_pass(f"torch pass, batches of {BATCH_SIZE}", TorchFirstPass(bundle.graph, options), BATCH_SIZE)
     add_pass("torch pass, one by one", TorchFirstPass(bundle.graph, options), 1)
     try:
-        from asr.decoding.k2_pass import K2FirstPass
+        from asr.decoding.k2 import K2FirstPass
 
         add_pass(f"k2, batches of {BATCH_SIZE}", K2FirstPass(bundle.graph, options), BATCH_SIZE)
     except AsrError as error:

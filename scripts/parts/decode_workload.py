@@ -13,23 +13,17 @@ import torch
 from torch import Tensor
 
 from asr.bundle import Bundle
-from asr.decoding.first_pass import DecodeResult, FirstPass, Hypothesis
-from asr.decoding.options import DecodingOptions
-from asr.decoding.rescoring_pass import RescoringPass
-from asr.decoding.torch_pass import TorchFirstPass
+from asr.decoding.interface import DecodeResult, DecodingOptions, FirstPass, Hypothesis
+from asr.decoding.token_passing import RescoringPass, TorchFirstPass
 from asr.errors import AsrError
-from asr.evaluation.error_rate import NO_ERRORS, count_errors
-from asr.evaluation.segment_pool import SegmentPool
-from asr.evaluation.simulated_frames import FrameSimulator, simulate
-from asr.evaluation.simulation_folder import SimulationFolder, evenly
-from asr.evaluation.transcripts import read_transcripts
-from asr.graph.artefact import DecodingGraph
-from asr.lm.adapters import MappedLM
-from asr.lm.contract import LanguageModel
-from asr.lm.interpolation import difference_lm, interpolated_difference_lm
-from asr.lm.ngram.ngram_lm import NgramLM
-from asr.query.engine import RnnLM
+from asr.graph.decoding_graph import DecodingGraph
+from asr.lm.cached.engine import RnnLM
+from asr.lm.combine import MappedLM, difference_lm, interpolated_difference_lm
+from asr.lm.interface import LanguageModel
+from asr.lm.ngram.model import NgramLM
+from asr.metrics import NO_ERRORS, count_errors, read_transcripts
 from asr.text.lexicon import Lexicon
+from scripts.benchmarks.simulation import FrameSimulator, SegmentPool, SimulationFolder, evenly, simulate
 
 # At these clarities the trigram of checkpoints/librispeech has about this word error rate, in %.
 CLARITY = {"6 %": 4.5, "12 %": 1.35}
@@ -129,7 +123,7 @@ def best_first_pass(
 ) -> FirstPass:
     """k2's pass where there is a k2, else the torch pass; if it rescores, either rescores its lattice on the fly."""
     try:
-        from asr.decoding.k2_pass import K2FirstPass
+        from asr.decoding.k2 import K2FirstPass
 
         return K2FirstPass(graph, options, keep_lattice)
     except AsrError:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from asr.decoding.options import DecodingOptions
-from asr.graph.artefact import DecodingGraph
+from asr.decoding.interface import DecodingOptions
+from asr.graph.decoding_graph import DecodingGraph
 from asr.text.lexicon import Lexicon
 
 _NATS_OF_LOG10 = 2.302585

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from asr.bundle import Bundle
-from asr.compiled_forms import kernels_run
-from asr.decoding.first_pass import DecodeResult
-from asr.decoding.torch_pass import TorchFirstPass
-from asr.decoding_mode import decoding_options
+from asr.decoding.build import decoding_options
+from asr.decoding.interface import DecodeResult
+from asr.decoding.token_passing import TorchFirstPass
 from asr.errors import AsrError
-from asr.hashing import hash_table
-from asr.hashing.hash_table import HashTable
-from asr.lm.ngram.ngram_lm import NgramLM
-from asr.query.engine import RnnLM
+from asr.kernels import hash_table
+from asr.kernels.hash_table import HashTable
+from asr.kernels.jit import kernels_run
+from asr.lm.cached.engine import RnnLM
+from asr.lm.ngram.model import NgramLM
 
 Check = tuple[str, Callable[[], str]]
 

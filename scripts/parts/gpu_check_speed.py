@@ -8,18 +8,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from asr.evaluation.timing import StageTimes
-from asr.lm.rnn.rnn_lm import RnnLm
-from asr.lm.rnn.rnn_lm_config import RnnLmConfig
-from asr.lm.rnn.sparse_rows import AdamWithSparseRows
-from asr.lm.rnn.token_streams import TokenStreams
-from asr.query.recording import load_streams
-from asr.query.stage_clock import StageClock
+from asr.lm.cached.statistics import StageClock
+from asr.lm.rnn.data import TokenStreams
+from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.lm.rnn.optim import AdamWithSparseRows
 from asr.recognizer import Recognizer
-from asr.text.vocabulary import Vocabulary
+from asr.results import StageTimes
+from asr.text.symbols import Vocabulary
 from parts import ROOT
 from parts.query_placement import placement, throughput_of_one_engine
 from parts.query_workload import random_network
+from scripts.benchmarks.query_stream import load_streams
 
 _STREAMS = ROOT / "tests/assets/query_streams.npz.xz"
 

@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asr.lm.rnn.nce import NceOutput
-from asr.lm.rnn.rnn_lm import RnnLm
-from asr.lm.word_scores import network_word_scores
+from asr.lm.evaluate import network_word_scores
+from asr.lm.rnn.model import RnnLm
+from asr.lm.rnn.outputs.nce import NceOutput
 from parts import faster_rnnlm
 from parts.corpora import read_sentences
 

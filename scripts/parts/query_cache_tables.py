@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from asr.lm.contract import StatefulNetwork
-from asr.query.engine import RnnLM
-from asr.query.recording import QueryStream
+from asr.lm.cached.engine import RnnLM
+from asr.lm.interface import StatefulNetwork
 from parts.markdown_table import table
 from parts.query_workload import run
+from scripts.benchmarks.query_stream import QueryStream
 
 CACHES = [
     ("cache 2", "cache_hidden"),

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asr.lm.contract import StatefulNetwork
-from asr.query.engine import RnnLM
-from asr.query.recording import QueryStream, merged, replay
+from asr.lm.cached.engine import RnnLM
+from asr.lm.interface import StatefulNetwork
 from parts.markdown_table import table
 from parts.query_throughput import copies_of, fastest
+from scripts.benchmarks.query_stream import QueryStream, merged, replay
 
 _CPU = torch.device("cpu")
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asr.lm.contract import StatefulNetwork
-from asr.query.engine import RnnLM
-from asr.query.recording import QueryStream, merged
+from asr.lm.cached.engine import RnnLM
+from asr.lm.interface import StatefulNetwork
 from parts.markdown_table import table
 from parts.query_workload import columns, naive_seconds, run
+from scripts.benchmarks.query_stream import QueryStream, merged
 
 
 def index_table(network: StatefulNetwork, streams: list[QueryStream]) -> None:

@@ -12,13 +12,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from asr.lm.contract import StatefulNetwork
-from asr.query.engine import RnnLM
-from asr.query.recording import QueryStream, merged, replay
-from asr.query.stage_clock import StageClock
-from asr.query.statistics import QueryStatistics
-from asr.text.vocabulary import SPECIAL_WORDS
+from asr.lm.cached.engine import RnnLM
+from asr.lm.cached.statistics import QueryStatistics, StageClock
+from asr.lm.interface import StatefulNetwork
+from asr.text.symbols import SPECIAL_WORDS
 from parts.markdown_table import table
+from scripts.benchmarks.query_stream import QueryStream, merged, replay
 
 FRAMES_PER_SECOND = 25
 

@@ -9,14 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asr.lm.contract import StatefulNetwork
-from asr.lm.rnn.rnn_lm import RnnLm
-from asr.lm.rnn.rnn_lm_config import RnnLmConfig
-from asr.query.engine import RnnLM
-from asr.query.recording import QueryStream, replay
-from asr.query.stage_clock import StageClock
-from asr.query.statistics import QueryStatistics
-from asr.text.vocabulary import BOS_ID, Vocabulary
+from asr.lm.cached.engine import RnnLM
+from asr.lm.cached.statistics import QueryStatistics, StageClock
+from asr.lm.interface import StatefulNetwork
+from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.text.symbols import BOS_ID, Vocabulary
+from scripts.benchmarks.query_stream import QueryStream, replay
 from tests.reference.plain_lm import PlainLM
 
 

@@ -7,8 +7,8 @@ import torch
 
 from asr.bundle import Bundle
 from asr.cli.main import main
-from asr.lm.ngram.file import save_ngram_lm
-from asr.lm.rnn.network_file import save_network
+from asr.lm.ngram.io import save_ngram_lm
+from asr.lm.rnn.export import save_network
 from asr.recognizer import Recognizer
 from tests.tiny_bundle import tones
 
@@ -18,8 +18,8 @@ def parts(tiny_bundle_folder, tmp_path):
     """The parts of a bundle, as training leaves them."""
     bundle = Bundle.load(tiny_bundle_folder)
     registered = bundle.acoustic_model
-    network = {"class_path": f"asr.am.spliced_dnn.{registered.class_name}", "init_args": registered.arguments}
-    fbank = {"class_path": "asr.data.fbank.Fbank", "init_args": bundle.features.arguments}
+    network = {"class_path": f"asr.models.feedforward.{registered.class_name}", "init_args": registered.arguments}
+    fbank = {"class_path": "asr.audio.fbank.Fbank", "init_args": bundle.features.arguments}
     recipe = {"model": {"init_args": {"network": network}}, "data": {"init_args": {"fbank": fbank}}}
     (tmp_path / "am.yaml").write_text(json.dumps(recipe))
     state = {f"average.network.{name}": value for name, value in registered.network.state_dict().items()}

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from asr.cli.doctor import examine
-from asr.cli.k2_wheels import install_advice
+from asr.cli.doctor import examine, install_advice
 from asr.cli.main import main
 
 

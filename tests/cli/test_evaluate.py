@@ -7,7 +7,7 @@ import soundfile
 
 from asr.bundle import Bundle
 from asr.cli.main import main
-from asr.lm.rnn.network_file import save_network
+from asr.lm.rnn.export import save_network
 from tests.tiny_bundle import RATE, TEXT, tones
 
 

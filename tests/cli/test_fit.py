@@ -12,8 +12,8 @@ from asr.cli.main import main
 pytest.importorskip("pytorch_lightning")
 pytest.importorskip("jsonargparse")
 
-MODEL = "model:\n  class_path: asr.lm.rnn.lit_rnn_lm.LitRnnLm\n  init_args: {vocabulary: none.txt}\n"
-DATA = "data:\n  class_path: asr.lm.rnn.lit_text_data.TextDataModule\n  init_args: {vocabulary: none.txt}\n"
+MODEL = "model:\n  class_path: asr.lm.rnn.training.LitRnnLm\n  init_args: {vocabulary: none.txt}\n"
+DATA = "data:\n  class_path: asr.lm.rnn.data.TextDataModule\n  init_args: {vocabulary: none.txt}\n"
 
 
 @pytest.mark.parametrize(

@@ -5,30 +5,30 @@ import sys
 
 import pytest
 
-from asr.cli import main as cli
-from asr.cli.bundle_choice import bundle_folder
+from asr.cli import main
+from asr.cli.options import bundle_folder
 from asr.errors import AsrError
 
 
 def test_help_names_every_command(capsys):
-    assert cli.main([]) == 0
+    assert main.main([]) == 0
     help_text = capsys.readouterr().out
-    assert all(f"  {name} " in help_text for name in cli.COMMANDS)
-    assert cli.main(["--help"]) == 0
+    assert all(f"  {name} " in help_text for name in main.COMMANDS)
+    assert main.main(["--help"]) == 0
     assert capsys.readouterr().out == help_text
 
 
-@pytest.mark.parametrize("command", [name for name in cli.COMMANDS if cli.COMMANDS[name][0] != "asr.cli.lightning"])
+@pytest.mark.parametrize("command", [name for name in main.COMMANDS if main.COMMANDS[name][0] != "asr.cli.train"])
 def test_every_command_explains_itself(capsys, command):
     pytest.importorskip("kaldifst")
     with pytest.raises(SystemExit) as leaving:
-        cli.main([*command.split(), "--help"])
+        main.main([*command.split(), "--help"])
     assert leaving.value.code == 0
     assert f"usage: asr {command}" in capsys.readouterr().out
 
 
 def test_an_unknown_command_is_one_sentence(capsys):
-    assert cli.main(["transcrbe", "x.wav"]) == 2
+    assert main.main(["transcrbe", "x.wav"]) == 2
     error = capsys.readouterr().err
     assert "there is no command 'transcrbe x.wav'; there are: transcribe" in error
     assert len(error.splitlines()) == 1
@@ -42,14 +42,14 @@ def test_exit_codes(monkeypatch, raised, code):
     def fail(arguments):
         raise raised
 
-    monkeypatch.setattr(cli, "run", fail)
-    monkeypatch.setattr(cli.sys, "stderr", open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    assert cli.main(["doctor"]) == code
+    monkeypatch.setattr(main, "run", fail)
+    monkeypatch.setattr(main.sys, "stderr", open("/dev/null", "w"))  # noqa: PTH123, SIM115
+    assert main.main(["doctor"]) == code
 
 
 def test_a_missing_package_is_named(monkeypatch, capsys):
-    monkeypatch.setitem(cli.COMMANDS, "strange", ("surely_not_installed.command", ""))
-    assert cli.main(["strange"]) == 2
+    monkeypatch.setitem(main.COMMANDS, "strange", ("surely_not_installed.command", ""))
+    assert main.main(["strange"]) == 2
     assert "needs the Python package 'surely_not_installed'" in capsys.readouterr().err
 
 

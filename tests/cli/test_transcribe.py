@@ -10,9 +10,8 @@ import torch
 
 from asr.bundle import Bundle
 from asr.cli.main import main
-from asr.decoding.lattice.kaldi_file import read_kaldi_lattices
-from asr.decoding.lattice.oracle import oracle_errors
-from asr.decoding.lattice.slf_file import read_slf
+from asr.decoding.lattice_io import read_kaldi_lattices, read_slf
+from tests.reference.lattice_oracle import oracle_errors
 from tests.tiny_bundle import RATE, tones
 
 WORDS = ["PAT", "TO", "KIT"]
@@ -261,7 +260,7 @@ def test_lattices(tmp_path, transcribe, tiny_bundle_folder, lattice_format):
         names = sorted(path.stem for path in folder.iterdir())
         found = {name: read_slf(folder / f"{name}.slf", graph.vocabulary, graph.tokens) for name in names}
     else:
-        from asr.decoding.lattice.k2_file import load_k2_lattice
+        from asr.decoding.lattice_io import load_k2_lattice
 
         found = {path.stem: load_k2_lattice(path) for path in sorted(folder.iterdir())}
     assert list(found) == ["a_b", "c"]

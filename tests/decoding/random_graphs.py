@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from asr.graph.artefact import DecodingGraph
-from asr.text.tokens import TokenTable
-from asr.text.vocabulary import SPECIAL_WORDS, Vocabulary
+from asr.graph.decoding_graph import DecodingGraph
+from asr.text.symbols import SPECIAL_WORDS, TokenTable, Vocabulary
 
 
 def random_graph(

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.decoding.options import DecodingOptions
-from asr.decoding.search.path import hypothesis_of_path
-from asr.decoding.torch_pass import TorchFirstPass
+from asr.decoding.interface import DecodingOptions
+from asr.decoding.paths import hypothesis_of_path
+from asr.decoding.token_passing import TorchFirstPass
 from tests.decoding.random_graphs import random_graph, random_log_prob
 
 pytest.importorskip("kaldi_decoder")
@@ -28,7 +28,7 @@ def test_same_path_and_score(seed: int, epsilons: bool) -> None:
     results = TorchFirstPass(graph, OPTIONS).decode(log_prob, torch.tensor([30, 20]))
     passes = [results]
     if not epsilons and importlib.util.find_spec("k2") is not None:
-        from asr.decoding.k2_pass import K2FirstPass
+        from asr.decoding.k2 import K2FirstPass
 
         passes.append(K2FirstPass(graph, OPTIONS).decode(log_prob, torch.tensor([30, 20])))
     for utt_idx, num_frames in enumerate((30, 20)):

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.decoding.options import DecodingOptions
-from asr.decoding.torch_pass import TorchFirstPass
+from asr.decoding.interface import DecodingOptions
+from asr.decoding.token_passing import TorchFirstPass
 from asr.errors import AsrError
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.exhaustive_search import exhaustive_search
@@ -18,7 +18,7 @@ from tests.reference.lattice_paths import all_sentences
 from tests.reference.table_lm import TableLM
 
 pytest.importorskip("k2")
-from asr.decoding.k2_pass import K2FirstPass
+from asr.decoding.k2 import K2FirstPass
 
 WIDE = {"search_beam": math.inf, "output_beam": math.inf, "min_active_states": 0, "max_active_states": 10**6}
 SCALES = {"am_scale": 0.7, "graph_scale": 1.3, "lm_scale": 0.6, "word_insertion_penalty": -0.4}

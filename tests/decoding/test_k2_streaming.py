@@ -11,18 +11,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.decoding.endpoint import EndpointRules
-from asr.decoding.options import DecodingOptions
+from asr.decoding.interface import DecodingOptions
+from asr.decoding.online import EndpointRules
 from asr.errors import AsrError
-from asr.lm import adapters
-from asr.lm.adapters import NumberedLM
+from asr.lm import combine
+from asr.lm.combine import NumberedLM
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.lattice_paths import all_sentences
 from tests.reference.table_lm import TableLM
 
 pytest.importorskip("k2")
-from asr.decoding.k2_pass import K2FirstPass
-from asr.decoding.k2_streaming import K2StreamingDecoder
+from asr.decoding.k2 import K2FirstPass
+from asr.decoding.k2_online import K2StreamingDecoder
 
 
 def fed(decoder, log_prob, cuts):
@@ -91,7 +91,7 @@ def test_words_of_an_unfinished_stream_stand_where_they_were_before_blanks_were_
 
 
 def test_a_model_that_forgets_keeps_what_other_streams_hold(monkeypatch):
-    monkeypatch.setattr(adapters, "_FEWEST_TO_FORGET", 1)
+    monkeypatch.setattr(combine, "_FEWEST_TO_FORGET", 1)
     graph, log_prob = random_graph(2, num_states=8, num_arcs=30), random_log_prob(2, 2, 20)
     lm, partials = TableLM(graph.vocabulary, 2), []
     for own in (lm, NumberedLM(lm)):
@@ -141,9 +141,9 @@ def test_streams_endpoints_and_bad_input():
 
 
 def test_an_utterance_of_an4(corpora):
+    from asr.audio.io import read_audio
     from asr.bundle import Bundle
-    from asr.data.audio import read_audio
-    from asr.decoding_mode import language_models
+    from asr.decoding.build import language_models
     from asr.recognizer import Recognizer
 
     recognizer = Recognizer(Bundle.load(Path(__file__).parents[2] / "checkpoints" / "an4"), mode="on_the_fly")

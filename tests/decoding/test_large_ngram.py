@@ -10,16 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from asr.decoding.first_pass import FirstPass
-from asr.decoding.options import DecodingOptions
-from asr.decoding.torch_pass import TorchFirstPass
-from asr.graph.artefact import DecodingGraph
+from asr.decoding.interface import DecodingOptions, FirstPass
+from asr.decoding.token_passing import TorchFirstPass
 from asr.graph.build import build_graph
-from asr.lm.interpolation import difference_lm
+from asr.graph.decoding_graph import DecodingGraph
+from asr.lm.combine import difference_lm
 from asr.lm.ngram.arpa import LN_10
-from asr.lm.ngram.ngram_lm import NgramLM
+from asr.lm.ngram.model import NgramLM
 from asr.text.lexicon import Lexicon
-from asr.text.tokens import TokenTable
+from asr.text.symbols import TokenTable
 
 pytest.importorskip("kaldifst", reason="kaldifst is not installed", exc_type=ImportError)
 
@@ -55,7 +54,7 @@ def _arpa(folder: Path, seed: int, order: int) -> Path:
 def _first_pass(name: str, graph: DecodingGraph) -> FirstPass:
     if name == "torch":
         return TorchFirstPass(graph, OPTIONS)
-    from asr.decoding.k2_pass import K2FirstPass
+    from asr.decoding.k2 import K2FirstPass
 
     return K2FirstPass(graph, OPTIONS)
 

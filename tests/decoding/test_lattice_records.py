@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.decoding.lattice import scores
-from asr.decoding.lattice.kernel import add_losses, kept_within, order_by_source
-from asr.decoding.lattice.lattice import Lattice
-from asr.decoding.options import DecodingOptions
-from asr.decoding.search import compiled_chunk
-from asr.decoding.torch_pass import TorchFirstPass
+from asr.decoding import lattice
+from asr.decoding.cpu import chunk
+from asr.decoding.cpu.lattice import add_losses, kept_within, order_by_source
+from asr.decoding.interface import DecodingOptions
+from asr.decoding.lattice import Lattice
+from asr.decoding.token_passing import TorchFirstPass
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.table_lm import TableLM
 
@@ -55,9 +55,9 @@ def test_loops_give_the_tensor_forms_lattice(
     )
     lm = TableLM(graph.vocabulary, seed) if with_lm else None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled_chunk, "_FRAMES_AT_ONCE", frames_at_once)
+        patch.setattr(chunk, "_FRAMES_AT_ONCE", frames_at_once)
         found = TorchFirstPass(graph, options, True, "loops").search(log_prob, NUM_FRAMES, lm)
-        patch.setattr(scores, "_loop_for", lambda function, score: None)
+        patch.setattr(lattice, "_loop_for", lambda function, score: None)
         expected = TorchFirstPass(graph, options, True, "tensor").search(log_prob, NUM_FRAMES, lm)
     assert found.results() == expected.results()
     assert found.joint is not None and expected.joint is not None
@@ -100,12 +100,12 @@ def test_scores_by_loops_equal_those_by_tensors(seed: int) -> None:
     lattice = first_pass.search(random_log_prob(seed, 5, 11), NUM_FRAMES).joint
     assert lattice is not None
     arc_total, final_total = lattice.arc_total(options), lattice.final_total(options)
-    forward = scores.best_from_start(lattice, arc_total)
-    backward = scores.best_to_end(lattice, arc_total, final_total)
+    forward = lattice.best_from_start(lattice, arc_total)
+    backward = lattice.best_to_end(lattice, arc_total, final_total)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scores, "_loop_for", lambda function, score: None)
-        assert torch.equal(forward, scores.best_from_start(lattice, arc_total))
-        assert torch.equal(backward, scores.best_to_end(lattice, arc_total, final_total))
+        patch.setattr(lattice, "_loop_for", lambda function, score: None)
+        assert torch.equal(forward, lattice.best_from_start(lattice, arc_total))
+        assert torch.equal(backward, lattice.best_to_end(lattice, arc_total, final_total))
 
 
 def test_what_stays_by_hand() -> None:

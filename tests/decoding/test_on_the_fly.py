@@ -12,20 +12,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.decoding import on_the_fly
-from asr.decoding.lattice.lattice import Lattice, join
-from asr.decoding.lattice.scores import best_path, prune
-from asr.decoding.on_the_fly import rescore_joint, rescore_on_the_fly
-from asr.decoding.options import DecodingOptions
-from asr.decoding.rescoring_pass import RescoringPass
-from asr.decoding.search.path import hypothesis_of_path
-from asr.decoding.search.token_search import TokenSearch
-from asr.decoding.torch_pass import TorchFirstPass
-from asr.lm.adapters import MappedLM
-from asr.lm.interpolation import difference_lm
-from asr.lm.ngram.kneser_ney import estimate_kneser_ney
-from asr.lm.ngram.ngram_lm import NgramLM
-from asr.lm.ngram.text import read_word_stream
+from asr.decoding import rescoring
+from asr.decoding.interface import DecodingOptions
+from asr.decoding.lattice import Lattice, best_path, join, prune
+from asr.decoding.paths import hypothesis_of_path
+from asr.decoding.rescoring import rescore_joint, rescore_on_the_fly
+from asr.decoding.token_passing import RescoringPass, TorchFirstPass
+from asr.decoding.token_search import TokenSearch
+from asr.lm.combine import MappedLM, difference_lm
+from asr.lm.corpus import read_word_stream
+from asr.lm.ngram.estimate import estimate_kneser_ney
+from asr.lm.ngram.model import NgramLM
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.lattice_paths import all_sentences
 from tests.reference.ngram_oracle import toy_sentences
@@ -135,8 +132,8 @@ def test_the_loop_over_a_lattice_finds_what_the_token_search_finds(
         lm = difference_lm(MappedLM(large, graph.vocabulary), MappedLM(small, graph.vocabulary))
         by_loop = rescore_joint(joint, options, lm)
         with monkeypatch.context() as patch:
-            patch.setattr(on_the_fly, "search_by_loop", lambda *_: None)
-            patch.setattr(on_the_fly, "TokenSearch", functools.partial(TokenSearch, form="tensor"))
+            patch.setattr(rescoring, "search_by_loop", lambda *_: None)
+            patch.setattr(rescoring, "TokenSearch", functools.partial(TokenSearch, form="tensor"))
             by_tensors = rescore_joint(joint, options, lm)
         for found, expected in zip(by_loop, by_tensors, strict=True):
             if expected is None:

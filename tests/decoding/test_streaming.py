@@ -11,14 +11,12 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-import asr.decoding.search.backtrace as backtrace_module
-from asr.decoding.endpoint import EndpointRules
-from asr.decoding.first_pass import DecodeResult
-from asr.decoding.options import DecodingOptions
-from asr.decoding.search.history_tree import HistoryTree
-from asr.decoding.search.path import SpelledPath
-from asr.decoding.streaming import StreamingDecoder
-from asr.decoding.torch_pass import TorchFirstPass
+import asr.decoding.backtrace as backtrace_module
+from asr.decoding.interface import DecodeResult, DecodingOptions
+from asr.decoding.nbest import HistoryTree
+from asr.decoding.online import EndpointRules, StreamingDecoder
+from asr.decoding.paths import SpelledPath
+from asr.decoding.token_passing import TorchFirstPass
 from asr.errors import AsrError
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.table_lm import TableLM

@@ -10,16 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.decoding import torch_pass
-from asr.decoding.first_pass import FirstPass
-from asr.decoding.lattice.scores import best_path
-from asr.decoding.options import DecodingOptions
-from asr.decoding.rescoring_pass import RescoringPass
-from asr.decoding.torch_pass import TorchFirstPass
+from asr.decoding import token_passing
+from asr.decoding.interface import DecodingOptions, FirstPass
+from asr.decoding.lattice import best_path
+from asr.decoding.token_passing import RescoringPass, TorchFirstPass
 from asr.errors import AsrError
-from asr.graph.artefact import DecodingGraph
-from asr.text.tokens import TokenTable
-from asr.text.vocabulary import Vocabulary
+from asr.graph.decoding_graph import DecodingGraph
+from asr.text.symbols import TokenTable, Vocabulary
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.exhaustive_search import exhaustive_search
 from tests.reference.table_lm import TableLM
@@ -173,13 +170,13 @@ def test_so_many_partial_paths_survive_beside_epsilons() -> None:
 def test_a_reader_is_lent_again_when_a_gpu_has_done_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba")
     first_pass, num_idle = TorchFirstPass(random_graph(0)), []
-    endings_of = torch_pass.endings_of
+    endings_of = token_passing.endings_of
 
     def waiting(*arguments: Any) -> Any:
         num_idle.append(len(first_pass._idle_readers))
         return endings_of(*arguments)
 
-    monkeypatch.setattr(torch_pass, "endings_of", waiting)
+    monkeypatch.setattr(token_passing, "endings_of", waiting)
     for _ in range(2):
         first_pass.decode(random_log_prob(0, 1, 3), torch.tensor([3]))
     assert num_idle == [0, 0] and len(first_pass._idle_readers) == 1

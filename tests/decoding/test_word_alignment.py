@@ -10,9 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asr.decoding.options import DecodingOptions
-from asr.decoding.search.path import hypothesis_of_path
-from asr.decoding.word_alignment import WordAligner, word_ends
+from asr.decoding.interface import DecodingOptions
+from asr.decoding.paths import WordAligner, hypothesis_of_path, word_ends
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
 from asr.text.lexicon import Lexicon

@@ -13,9 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from asr.errors import AsrError
-from asr.graph.artefact import DecodingGraph
-from asr.graph.validation import TENSOR_DTYPES
-from asr.text.tokens import TokenTable
+from asr.graph.decoding_graph import TENSOR_DTYPES, DecodingGraph
+from asr.text.symbols import TokenTable
 from tests.reference.toy_graph import toy_graph
 
 Change = Callable[[torch.Tensor], torch.Tensor]

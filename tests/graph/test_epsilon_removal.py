@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asr.errors import AsrError
-from asr.graph.artefact import DecodingGraph
-from asr.text.tokens import TokenTable
-from asr.text.vocabulary import Vocabulary
+from asr.graph.decoding_graph import DecodingGraph
+from asr.text.symbols import TokenTable, Vocabulary
 from tests.reference.graph_search import word_sequence_scores
 from tests.reference.toy_graph import graph_of_arcs
 

@@ -11,13 +11,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from asr.graph.artefact import DecodingGraph
 from asr.graph.build import build_graph, build_phone_graph
-from asr.lm.ngram.kneser_ney import estimate_kneser_ney
-from asr.lm.ngram.ngram_lm import NgramLM
-from asr.lm.ngram.text import read_word_stream
+from asr.graph.decoding_graph import DecodingGraph
+from asr.lm.corpus import read_word_stream
+from asr.lm.ngram.estimate import estimate_kneser_ney
+from asr.lm.ngram.model import NgramLM
 from asr.text.lexicon import Lexicon
-from asr.text.tokens import TokenTable
+from asr.text.symbols import TokenTable
 from tests.reference.graph_search import Scores, word_sequence_scores
 from tests.reference.sentence_enumeration import best_backoff_score, sentence_scores
 

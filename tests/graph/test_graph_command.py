@@ -9,8 +9,8 @@ import pytest
 
 from asr.bundle import Bundle
 from asr.cli.main import main
-from asr.graph.artefact import DecodingGraph
-from asr.text.tokens import TokenTable
+from asr.graph.decoding_graph import DecodingGraph
+from asr.text.symbols import TokenTable
 
 ARPA = """\\data\\
 ngram 1=5

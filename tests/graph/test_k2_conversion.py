@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from asr.decoding.k2 import to_k2
 from asr.errors import AsrError
 from asr.graph.build import build_graph
-from asr.graph.k2_conversion import to_k2
-from asr.text.tokens import TokenTable
-from asr.text.vocabulary import Vocabulary
+from asr.text.symbols import TokenTable, Vocabulary
 from tests.graph.test_exactness import LEXICON, PHONES, TEXT, language_model, lexicon_of, random_frames
 from tests.reference.graph_search import word_sequence_scores
 from tests.reference.toy_graph import graph_of_arcs

@@ -14,16 +14,22 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from asr.errors import AsrError
-from asr.lm import adapters
-from asr.lm.adapters import MappedLM, NumberedLM
-from asr.lm.context_table import ContextTable
-from asr.lm.contract import LanguageModel
-from asr.lm.difference_kernel import score_difference
-from asr.lm.interpolation import CombinedLM, difference_lm, interpolated_difference_lm, interpolated_lm
-from asr.lm.ngram.kneser_ney import estimate_kneser_ney
-from asr.lm.ngram.ngram_lm import NgramLM
-from asr.lm.ngram.text import read_word_stream
-from asr.text.vocabulary import SPECIAL_WORDS, Vocabulary
+from asr.lm import combine
+from asr.lm.combine import (
+    CombinedLM,
+    ContextTable,
+    MappedLM,
+    NumberedLM,
+    difference_lm,
+    interpolated_difference_lm,
+    interpolated_lm,
+    score_difference,
+)
+from asr.lm.corpus import read_word_stream
+from asr.lm.interface import LanguageModel
+from asr.lm.ngram.estimate import estimate_kneser_ney
+from asr.lm.ngram.model import NgramLM
+from asr.text.symbols import SPECIAL_WORDS, Vocabulary
 from tests.reference.ngram_oracle import toy_sentences
 
 SENTENCES = ["w1 w2 w1", "w0 w0 w3 w5", "", "rare3 w1"]
@@ -157,7 +163,7 @@ def test_context_table_gives_numbers_again_that_are_not_kept(batches: list[list[
 def test_numbered_contexts_of_a_stream_without_an_end_are_bounded(
     models: list[NgramLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adapters, "_FEWEST_TO_FORGET", 8)
+    monkeypatch.setattr(combine, "_FEWEST_TO_FORGET", 8)
     plain, generator = models[2], torch.Generator().manual_seed(0)
     numbered = NumberedLM(plain)
     context_idx, own_idx, most = plain.start(4), numbered.start(4), 0

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from asr.errors import AsrError
 from asr.lm.torch_adapter import SpelledModule, WordModule
-from asr.text.vocabulary import BOS_ID, EOS_ID, Vocabulary
+from asr.text.symbols import BOS_ID, EOS_ID, Vocabulary
 
 VOCABULARY = Vocabulary(["A", "AB", "BA", "ABBA"])
 

@@ -10,15 +10,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asr.lm.distributions import network_distributions
-from asr.lm.interpolation_weight import log_linear_log_prob, tune_linear_weights, tune_log_linear_weights
+from asr.lm.evaluate import (
+    log_linear_log_prob,
+    network_distributions,
+    network_word_scores,
+    perplexity,
+    tune_linear_weights,
+    tune_log_linear_weights,
+)
+from asr.lm.rnn.data import pack_sentences
 from asr.lm.rnn.maxent import HashedMaxEnt
-from asr.lm.rnn.maxent_collisions import OrderCollisions, measure_collisions
-from asr.lm.rnn.packed_sentences import pack_sentences
-from asr.lm.rnn.rnn_lm import RnnLm
-from asr.lm.rnn.rnn_lm_config import RnnLmConfig
-from asr.lm.word_scores import network_word_scores, perplexity
-from asr.text.vocabulary import BOS_ID, EOS_ID, EPSILON_ID, Vocabulary
+from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID, Vocabulary
+from scripts.benchmarks.maxent_collisions import OrderCollisions, measure_collisions
 
 
 def _network() -> RnnLm:
@@ -86,7 +90,7 @@ def test_any_number_of_threads_gives_the_same_numbers(output: Literal["nce", "hi
 
 @torch.no_grad()
 def test_training_and_scoring_see_the_same_hidden_layer() -> None:
-    from asr.lm.rnn.token_streams import TokenStreams
+    from asr.lm.rnn.data import TokenStreams
 
     token_id = np.array([3, 4, 5, EOS_ID, 6, EOS_ID, 3, 3, EOS_ID], dtype=np.int32)
     batch = TokenStreams(token_id, 1, 9, NETWORK.num_history_words)[0]

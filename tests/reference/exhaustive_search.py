@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from asr.graph.artefact import DecodingGraph
+from asr.graph.decoding_graph import DecodingGraph
 from tests.reference.table_lm import TableLM
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from asr.graph.artefact import DecodingGraph
+from asr.graph.decoding_graph import DecodingGraph
 
 Scores = dict[tuple[int, ...], float]
 

@@ -6,9 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.graph.artefact import DecodingGraph
-from asr.graph.openfst import to_openfst
-from asr.graph.transducer import Transducer
+from asr.graph.decoding_graph import DecodingGraph
+from asr.graph.fst import Transducer, to_openfst
 
 
 class KaldiSearch:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from asr.decoding.lattice.lattice import Lattice
-from asr.decoding.options import DecodingOptions
+from asr.decoding.interface import DecodingOptions
+from asr.decoding.lattice import Lattice
 from tests.reference.table_lm import TableLM
 
 

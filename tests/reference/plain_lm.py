@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from asr.lm.contract import StatefulNetwork
-from asr.text.vocabulary import BOS_ID, EPSILON_ID
+from asr.lm.interface import StatefulNetwork
+from asr.text.symbols import BOS_ID, EPSILON_ID
 
 
 class PlainLM:

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from asr.lm.ngram.arrays import NgramArrays
-from asr.text.tokens import TokenTable
-from asr.text.vocabulary import EOS_ID
+from asr.lm.ngram.model import NgramArrays
+from asr.text.symbols import EOS_ID, TokenTable
 from tests.reference.graph_search import Scores
 
 NEVER = float("-inf")

@@ -7,7 +7,7 @@ import random
 import torch
 from torch import Tensor
 
-from asr.text.vocabulary import BOS_ID, EOS_ID, EPSILON_ID, Vocabulary
+from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID, Vocabulary
 
 
 class TableLM:

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from asr.graph.artefact import DecodingGraph
-from asr.text.tokens import TokenTable
-from asr.text.vocabulary import SPECIAL_WORDS, Vocabulary
+from asr.graph.decoding_graph import DecodingGraph
+from asr.text.symbols import SPECIAL_WORDS, TokenTable, Vocabulary
 
 Score = Callable[[tuple[str, ...], str], float]
 # A state: the words of the history, the rest of the word that is being read, and the token just read (blank: None).

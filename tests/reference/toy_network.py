@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from asr.text.vocabulary import Vocabulary
+from asr.text.symbols import Vocabulary
 
 
 class ToyNetwork:

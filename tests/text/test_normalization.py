@@ -6,12 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asr.text.normalization import (
-    normalize_an4,
-    normalize_english,
-    normalize_librispeech,
-    normalize_speechocean762,
-)
+from asr.text.normalize import normalize_an4, normalize_english, normalize_librispeech, normalize_speechocean762
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from asr.data.corpus import read_transcript
+from asr.datasets.corpora.base import read_transcript
 from asr.errors import AsrError
-from asr.evaluation.transcripts import read_transcripts
-from asr.lm.ngram.text import read_word_stream
-from asr.lm.ngram.trie_arpa import read_arpa
+from asr.lm.corpus import read_word_stream
+from asr.lm.ngram.arpa import read_arpa
+from asr.metrics import read_transcripts
 from asr.text.lexicon import Lexicon
-from asr.text.text_file import read_text
-from asr.text.tokens import TokenTable
-from asr.text.vocabulary import Vocabulary
+from asr.text.normalize import read_text
+from asr.text.symbols import TokenTable, Vocabulary
 from tests.reference.tiny_arpa import TINY
 
 PACKED: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from asr.errors import AsrError
 from asr.text.lexicon import Lexicon
+from asr.text.symbols import BLANK, TokenTable
 from asr.text.tokenizer import Tokenizer
-from asr.text.tokens import BLANK, TokenTable
 
 
 def test_blank_is_zero_and_may_be_given() -> None:

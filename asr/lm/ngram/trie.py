@@ -11,10 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from asr.text.vocabulary import BOS_ID, Vocabulary
+from asr.text.symbols import BOS_ID, Vocabulary
 
 IntArray = npt.NDArray[np.int64]
+
+
 FloatArray = npt.NDArray[np.float32]
+
+
 ROOT = -1
 
 

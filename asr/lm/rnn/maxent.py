@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from asr.lm.compiled_loop import loop_for
-from asr.lm.rnn.output_kernel import add_gathered, add_slices
+from asr.kernels.jit import loop_for
+from asr.lm.rnn.output_numba import add_gathered, add_slices
 
 if hasattr(torch.sparse, "check_sparse_tensor_invariants"):
     # Says what is so anyway; unsaid, torch warns at the first sparse gradient.
     torch.sparse.check_sparse_tensor_invariants.disable()
+
 
 # Odd 64-bit multipliers (from the digits of pi and e); products wrap around.
 HASH_MULTIPLIERS = (0x243F6A8885A308D3, 0x13198A2E03707345, 0x2B7E151628AED2A7, 0x3243F6A8885A308D, 0x1B873593CC9E2D51)

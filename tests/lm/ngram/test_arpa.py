@@ -11,9 +11,8 @@ import pytest
 
 from asr.errors import AsrError
 from asr.lm.ngram import arpa
-from asr.lm.ngram.arpa import LN_10
-from asr.lm.ngram.trie_arpa import read_arpa, write_arpa
-from asr.text.vocabulary import Vocabulary
+from asr.lm.ngram.arpa import LN_10, read_arpa, write_arpa
+from asr.text.symbols import Vocabulary
 from tests.reference.tiny_arpa import TINY
 
 

@@ -8,13 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asr.errors import AsrError
-from asr.lm.cached_rows import CachedRows
-from asr.lm.contract import LanguageModel
-from asr.lm.ngram import host_ngram
-from asr.lm.ngram.host_ngram import HostNgramLM
-from asr.lm.ngram.kneser_ney import estimate_kneser_ney
-from asr.lm.ngram.ngram_lm import NgramLM
-from asr.lm.ngram.text import read_word_stream
+from asr.lm import offload
+from asr.lm.corpus import read_word_stream
+from asr.lm.interface import LanguageModel
+from asr.lm.ngram.estimate import estimate_kneser_ney
+from asr.lm.ngram.model import NgramLM
+from asr.lm.offload import CachedRows, HostNgramLM
 from tests.reference.ngram_oracle import toy_sentences
 
 
@@ -50,8 +49,8 @@ def test_other_scores_and_labels(lm: NgramLM, kind: str, monkeypatch: pytest.Mon
     if kind == "quantized":
         lm = lm.quantized()
     else:
-        monkeypatch.setattr(host_ngram, "is_narrow", lambda _: False)
-    host = HostNgramLM(lm, "cpu", host_ngram.bytes_to_find_arcs(lm) + 17_000)
+        monkeypatch.setattr(offload, "is_narrow", lambda _: False)
+    host = HostNgramLM(lm, "cpu", offload.bytes_to_find_arcs(lm) + 17_000)
     assert host.placement == "index"
     state = torch.arange(lm.num_states).repeat_interleave(5)
     word = torch.arange(len(state)) % len(lm.vocabulary)

@@ -13,12 +13,12 @@ import torch
 from asr.cli import lm_ngram, lm_perplexity, lm_vocabulary
 from asr.cli.main import run
 from asr.errors import AsrError
-from asr.lm.ngram.kneser_ney import estimate_kneser_ney
-from asr.lm.ngram.ngram_lm import NgramLM
-from asr.lm.ngram.pruning import prune_to_size, prune_to_threshold, set_backoffs
-from asr.lm.ngram.text import read_word_stream
-from asr.lm.perplexity import measure_perplexity
-from asr.text.vocabulary import Vocabulary
+from asr.lm.corpus import read_word_stream
+from asr.lm.evaluate import measure_perplexity
+from asr.lm.ngram.estimate import estimate_kneser_ney
+from asr.lm.ngram.model import NgramLM
+from asr.lm.ngram.transform import prune_to_size, prune_to_threshold, set_backoffs
+from asr.text.symbols import Vocabulary
 from tests.reference.ngram_oracle import BackoffModel, kneser_ney, toy_sentences
 
 

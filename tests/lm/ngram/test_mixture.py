@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from asr.cli.main import run
 from asr.errors import AsrError
-from asr.lm.ngram.kneser_ney import estimate_kneser_ney
-from asr.lm.ngram.mixture import mix_linearly
-from asr.lm.ngram.ngram_lm import NgramLM
-from asr.lm.ngram.text import read_word_stream
+from asr.lm.corpus import read_word_stream
+from asr.lm.ngram.arpa import read_arpa, write_arpa
+from asr.lm.ngram.estimate import estimate_kneser_ney
+from asr.lm.ngram.model import NgramLM
+from asr.lm.ngram.transform import mix_linearly
 from asr.lm.ngram.trie import NgramTrie
-from asr.lm.ngram.trie_arpa import read_arpa, write_arpa
-from asr.text.vocabulary import Vocabulary
+from asr.text.symbols import Vocabulary
 from tests.reference.ngram_oracle import BackoffModel, toy_sentences
 
 WORDS = ["a", "b", "c", "d", "e"]

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from asr.lm.contract import LanguageModel
+from asr.lm.interface import LanguageModel
 from asr.lm.ngram.arpa import LN_10
-from asr.lm.ngram.ngram_lm import NgramLM
-from asr.text.vocabulary import Vocabulary
+from asr.lm.ngram.model import NgramLM
+from asr.text.symbols import Vocabulary
 from tests.reference.tiny_arpa import TINY
 
 

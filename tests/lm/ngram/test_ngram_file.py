@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from asr.errors import AsrError
-from asr.lm.ngram.file import load_ngram_lm, read_ngram_lm, save_ngram_lm
-from asr.lm.ngram.kernel import score_words
-from asr.lm.ngram.kneser_ney import estimate_kneser_ney
-from asr.lm.ngram.ngram_lm import NgramLM
-from asr.lm.ngram.text import read_word_stream
-from asr.text.vocabulary import Vocabulary
+from asr.lm.corpus import read_word_stream
+from asr.lm.ngram.estimate import estimate_kneser_ney
+from asr.lm.ngram.io import load_ngram_lm, read_ngram_lm, save_ngram_lm
+from asr.lm.ngram.lookup import score_words
+from asr.lm.ngram.model import NgramLM
+from asr.text.symbols import Vocabulary
 from tests.reference.ngram_oracle import toy_sentences
 
 
@@ -61,7 +61,7 @@ def test_index_finds_what_binary_search_finds(lm: NgramLM, monkeypatch: pytest.M
         for ours, theirs in zip(indexed.score(*_all_queries(lm)), lm.score(*_all_queries(lm)), strict=True):
             assert torch.equal(ours, theirs)
         with monkeypatch.context() as patch:
-            patch.setattr("asr.lm.ngram.index._BUILD_HOMES", 100)
+            patch.setattr("asr.lm.ngram.lookup._BUILD_HOMES", 100)
             in_many_parts = lm.with_index(load).arrays.index
         assert indexed.arrays.index is not None and in_many_parts is not None
         assert torch.equal(in_many_parts.slot, indexed.arrays.index.slot)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from asr.lm.contract import branched
-from asr.lm.rnn.few_words import FewWords, for_words
-from asr.lm.rnn.rnn_lm import RnnLm
-from asr.lm.rnn.rnn_lm_config import RnnLmConfig
-from asr.text.vocabulary import EOS_ID, Vocabulary
+from asr.decoding.nbest import FewWords, for_words
+from asr.lm.interface import branched
+from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.text.symbols import EOS_ID, Vocabulary
 from tests.reference.toy_network import ToyNetwork
 
 VOCABULARY = Vocabulary(f"W{idx}" for idx in range(50))
@@ -40,7 +39,7 @@ def test_rows_of_one_state_equal_rows_by_themselves(
     before, word_id = torch.randint(200, (num_rows,)), torch.randint(2, len(VOCABULARY), (num_rows,))
     expected = torch.cat([network.step(state[i, None], word[None]) for i, word in zip(before, word_id, strict=True)])
     if not looped:
-        monkeypatch.setattr("asr.lm.rnn.gru.loop_for", lambda function, tensor: None)
+        monkeypatch.setattr("asr.lm.rnn.recurrent.loop_for", lambda function, tensor: None)
     num_threads = torch.get_num_threads()
     for threads in (1, 2):
         torch.set_num_threads(threads)

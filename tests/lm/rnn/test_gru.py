@@ -7,9 +7,8 @@ import copy
 import pytest
 import torch
 
-from asr.lm.rnn.gru import GruLayer
-from asr.lm.rnn.recurrent_kernel import ROWS_WORTH_TILES
-from asr.lm.rnn.simple_rnn import SimpleRnnLayer
+from asr.lm.rnn.recurrent import GruLayer, SimpleRnnLayer
+from asr.lm.rnn.recurrent_numba import ROWS_WORTH_TILES
 
 
 def _pair() -> tuple[GruLayer, torch.nn.GRU]:
@@ -25,7 +24,7 @@ def _pair() -> tuple[GruLayer, torch.nn.GRU]:
 @pytest.mark.parametrize("looped", [True, False])
 def test_values_and_gradients_equal_torch(looped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not looped:
-        monkeypatch.setattr("asr.lm.rnn.recurrent_training.loop_for", lambda function, tensor: None)
+        monkeypatch.setattr("asr.lm.rnn.recurrent_numba.loop_for", lambda function, tensor: None)
     layer, reference = _pair()
     inputs = torch.randn(6, 3, 5, requires_grad=True)
     state = torch.randn(3, 7, requires_grad=True)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from asr.lm.rnn import rnn_lm
-from asr.lm.rnn.rnn_lm import RnnLm
-from asr.lm.rnn.rnn_lm_config import RnnLmConfig
-from asr.text.vocabulary import Vocabulary
+from asr.lm.rnn import model
+from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.text.symbols import Vocabulary
 
 pytest.importorskip("numba")
 
@@ -27,8 +26,8 @@ def test_equal_to_tensor_operations(num_rows: int, embedding_size: int, monkeypa
         found.append(rnn_lm_step(*arguments))  # type: ignore[arg-type]
         return None
 
-    rnn_lm_step = rnn_lm.gru_step
-    monkeypatch.setattr(rnn_lm, "gru_step", recorded)
+    rnn_lm_step = model.gru_step
+    monkeypatch.setattr(model, "gru_step", recorded)
     with torch.no_grad():
         expected = [network.step(state, word_id), network.branch(state, before, word_id)]
     if found[0] is None:
@@ -43,6 +42,6 @@ def test_other_weights_and_gradients_are_left_to_tensors() -> None:
     arguments = network.layers[0], network.embedding.weight, network.projection
     queries = torch.randn(4, network.state_size), None, torch.arange(4)
     with torch.no_grad():
-        assert rnn_lm.gru_step(*arguments, *queries) is None  # type: ignore[arg-type]
+        assert model.gru_step(*arguments, *queries) is None  # type: ignore[arg-type]
     network.load_state_dict({name: value.half().float() for name, value in network.state_dict().items()})
-    assert rnn_lm.gru_step(*arguments, *queries) is None  # type: ignore[arg-type]
+    assert model.gru_step(*arguments, *queries) is None  # type: ignore[arg-type]

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from asr.errors import AsrError
-from asr.lm.host_table import HostTable
-from asr.lm.rnn.host_rnn_lm import table_bytes, with_host_tables
-from asr.lm.rnn.rnn_lm import RnnLm, RnnLmConfig
-from asr.query.engine import RnnLM
-from asr.text.vocabulary import Vocabulary
+from asr.lm.cached.engine import RnnLM
+from asr.lm.offload import HostTable, table_bytes, with_host_tables
+from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.text.symbols import Vocabulary
 
 NUM_WORDS = 4000
 
@@ -63,7 +62,7 @@ def test_same_bits_within_the_budget(
     # Compiled loops over a whole table round differently from the tensor form, which is all that a GPU has.
     for module in ("huffman", "nce"):
         monkeypatch.setattr(f"asr.lm.rnn.{module}.loop_for", lambda function, tensor: None)
-    monkeypatch.setattr("asr.query.loop_scores.LoopScores.score", lambda *queries: None)
+    monkeypatch.setattr("asr.lm.cached.engine_numba.LoopScores.score", lambda *queries: None)
     network = _network(output, tie)
     budget = int(share * table_bytes(network))
     host, tables = with_host_tables(network, "cpu", budget)

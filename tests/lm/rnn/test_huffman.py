@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from asr.lm.compiled_loop import loop_for
-from asr.lm.rnn.huffman import HuffmanOutput, huffman_paths
+from asr.kernels.jit import loop_for
 from asr.lm.rnn.maxent import HashedMaxEnt
-from asr.lm.rnn.output_kernel import add_path_log_prob
+from asr.lm.rnn.output_numba import add_path_log_prob
+from asr.lm.rnn.outputs.hierarchical import HuffmanOutput, huffman_paths
 
 QUERIES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 39)), max_size=12)
 

@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from asr.lm.compiled_loop import loop_for
-from asr.lm.rnn import log_z_float32, log_z_int8
-from asr.lm.rnn.log_z import Precision, log_z_by_tensors, log_z_of
-from asr.lm.rnn.log_z_int8 import Int8LogZ
+from asr.kernels.jit import loop_for
+from asr.kernels.simd import TILE
 from asr.lm.rnn.maxent import HashedMaxEnt
-from asr.lm.rnn.tile_queries import TILE
+from asr.lm.rnn.outputs import log_partition
+from asr.lm.rnn.outputs.log_partition import Int8LogZ, Precision, log_z_by_tensors, log_z_of
 
 
 @pytest.fixture
@@ -43,7 +42,7 @@ def _layer(
 def test_loop_equals_tensors_and_float64(
     order: int, num_queries: int, num_words: int, size: int, std: float, three_threads: None
 ) -> None:
-    if loop_for(log_z_float32.add_exponentials, torch.empty(0)) is None:
+    if loop_for(log_partition.add_exponentials_float32, torch.empty(0)) is None:
         pytest.skip("needs numba")
     hidden, history, rows, bias, maxent = _layer(num_queries, num_words, size, order, std)
     expected = _in_float64(hidden, history, rows, bias, maxent).logsumexp(dim=1).float()
@@ -79,7 +78,7 @@ def test_rough_scores_round_to_steps_and_large_ones_are_exact(
     total = torch.full((num_queries,), -torch.inf, dtype=torch.float64)
     for first in range(0, num_words, TILE):
         words = slice(max(first - 2, 0), first + TILE - 2)
-        limit = torch.logaddexp(total, rough[:, words].logsumexp(dim=1)) + math.log(log_z_int8.EXACT_SHARE)
+        limit = torch.logaddexp(total, rough[:, words].logsumexp(dim=1)) + math.log(log_partition.EXACT_SHARE)
         scores = torch.where(rough[:, words] > limit[:, None], exact[:, words], rough[:, words])
         total = torch.logaddexp(total, scores.logsumexp(dim=1))
     # A word on the limit may count either way.
@@ -121,7 +120,7 @@ def test_zeros_and_what_is_not_a_number(precision: Precision) -> None:
 
 @torch.no_grad()
 def test_int8_is_the_same_without_the_instruction(monkeypatch: pytest.MonkeyPatch) -> None:
-    register_block = pytest.importorskip("asr.lm.rnn.register_block")
+    register_block = pytest.importorskip("asr.kernels.intrinsics")
     hidden, history, rows, bias, maxent = _layer(20, 700, 16, 3, 0.3)
     with_it = log_z_of(rows, bias, maxent, "int8", 20)(hidden, history)
     monkeypatch.setattr(register_block, "has_instruction", lambda name: False)

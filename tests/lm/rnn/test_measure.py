@@ -10,10 +10,9 @@ import torch
 
 from asr.bundle import read_rnn_lm
 from asr.cli.main import main
-from asr.lm.rnn.network_file import save_network
-from asr.lm.rnn.rnn_lm import RnnLm
-from asr.lm.rnn.rnn_lm_config import RnnLmConfig
-from asr.text.vocabulary import Vocabulary
+from asr.lm.rnn.export import save_network
+from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.text.symbols import Vocabulary
 
 WORDS = "THE A CAT DOG SAT RAN FAR".split()
 TEXT = "\n".join(["THE CAT SAT", "A DOG RAN FAR", "THE DOG SAT", "A CAT RAN"] * 20)

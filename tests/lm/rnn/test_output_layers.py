@@ -9,14 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from asr.lm.compiled_loop import loop_for
-from asr.lm.rnn.class_softmax import ClassSoftmaxOutput, frequency_classes
+from asr.kernels.jit import loop_for
 from asr.lm.rnn.maxent import HashedMaxEnt, add_score_range
-from asr.lm.rnn.nce import NceOutput
-from asr.lm.rnn.output_kernel import add_word_scores
-from asr.lm.rnn.rnn_lm import RnnLm
-from asr.lm.rnn.rnn_lm_config import RnnLmConfig
-from asr.text.vocabulary import Vocabulary
+from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.lm.rnn.output_numba import add_word_scores
+from asr.lm.rnn.outputs.nce import NceOutput
+from asr.lm.rnn.outputs.softmax import ClassSoftmaxOutput, frequency_classes
+from asr.text.symbols import Vocabulary
 
 WORDS = 40
 COUNTS = torch.tensor([0, 0, 30, 2, *(2000 // (rank + 1) for rank in range(WORDS))])
@@ -100,7 +99,7 @@ def test_nce_loss_and_gradients_equal_explicit_loop(
     maxent_order: int, log_z: float, looped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not looped:
-        monkeypatch.setattr("asr.lm.rnn.nce.loop_for", lambda function, tensor: None)
+        monkeypatch.setattr("asr.lm.rnn.outputs.nce.loop_for", lambda function, tensor: None)
     network = _network("nce", maxent_order, log_z=log_z, learn_log_z=True)
     output = network.output
     assert isinstance(output, NceOutput)

@@ -17,7 +17,7 @@ RECIPES = sorted(ROOT.glob("recipes/*/*rnnlm*.yaml"))
 def test_recipe_is_instantiated(recipe: Path, tmp_path: Path) -> None:
     from pytorch_lightning.cli import LightningCLI
 
-    from asr.lm.rnn.lit_rnn_lm import LitRnnLm
+    from asr.lm.rnn.training import LitRnnLm
 
     words = tmp_path / "words.txt"
     words.write_text("A\nB\n")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr.lm.rnn.seeded_dropout import seeded_dropout
+from asr.lm.rnn.recurrent import seeded_dropout
 
 
 def _kept(seed: int, probability: float = 0.3, size: int = 40_000) -> Tensor:
@@ -40,6 +40,6 @@ def test_gradient_goes_through_the_same_mask() -> None:
 def test_loop_equals_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, seeds = torch.randn(50, 60), (0, 3, (1 << 40) + 12345)
     looped = [seeded_dropout(inputs.t(), 0.2, seed) for seed in seeds]
-    monkeypatch.setattr("asr.lm.rnn.seeded_dropout.loop_for", lambda function, tensor: None)
+    monkeypatch.setattr("asr.lm.rnn.recurrent.loop_for", lambda function, tensor: None)
     for seed, expected in zip(seeds, looped, strict=True):
         assert torch.equal(seeded_dropout(inputs.t(), 0.2, seed), expected)

@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asr.errors import AsrError
-from asr.lm.ngram.text import read_word_stream
-from asr.lm.rnn.token_file import TokenFile
-from asr.lm.rnn.token_streams import TokenStreams
-from asr.text.vocabulary import BOS_ID, EOS_ID, EPSILON_ID, UNK_ID, Vocabulary
+from asr.lm.corpus import read_word_stream
+from asr.lm.rnn.data import TokenFile, TokenStreams
+from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID, UNK_ID, Vocabulary
 
 
 def test_texts_and_transcripts(tmp_path: Path) -> None:

@@ -13,20 +13,19 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from asr.errors import AsrError
-from asr.lm.compiled_loop import loop_for
-from asr.lm.rnn.rnn_lm import RnnLm
-from asr.lm.rnn.rnn_lm_config import RnnLmConfig
-from asr.lm.rnn.sparse_rows import AdamWithSparseRows
-from asr.lm.rnn.token_streams import TokenBatch, history_of
-from asr.text.vocabulary import EOS_ID, Vocabulary
+from asr.kernels.jit import loop_for
+from asr.lm.rnn.data import TokenBatch, history_of
+from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.lm.rnn.optim import AdamWithSparseRows
+from asr.text.symbols import EOS_ID, Vocabulary
 
 pl = pytest.importorskip("pytorch_lightning")
 pytest.importorskip("tensorboard")
 
-from asr.cli import lightning  # noqa: E402
-from asr.lm.rnn.lit_rnn_lm import LitRnnLm  # noqa: E402
-from asr.lm.rnn.lit_text_data import TextDataModule  # noqa: E402
-from asr.lm.rnn.network_file import load_network, network_from_checkpoint, save_network  # noqa: E402
+from asr.cli import train  # noqa: E402
+from asr.lm.rnn.data import TextDataModule  # noqa: E402
+from asr.lm.rnn.export import load_network, network_from_checkpoint, save_network  # noqa: E402
+from asr.lm.rnn.training import LitRnnLm  # noqa: E402
 
 SMALL = {"embedding_size": 8, "hidden_size": 8, "maxent_order": 3, "maxent_size": 997, "num_noise_words": 32}
 
@@ -218,10 +217,10 @@ def test_bad_input_of_a_recipe_is_one_sentence(corpus: Path) -> None:
     """LightningCLI wraps what its classes raise."""
     (corpus / "words.txt").write_text("THE\nA\nTHE\n")
     words = str(corpus / "words.txt")
-    command = ["fit", "--model", "asr.lm.rnn.lit_rnn_lm.LitRnnLm", "--model.vocabulary", words]
-    command += ["--data", "asr.lm.rnn.lit_text_data.TextDataModule", "--data.cache_dir", str(corpus / "cache")]
+    command = ["fit", "--model", "asr.lm.rnn.training.LitRnnLm", "--model.vocabulary", words]
+    command += ["--data", "asr.lm.rnn.data.TextDataModule", "--data.cache_dir", str(corpus / "cache")]
     with pytest.raises(AsrError, match=r"words\.txt: the word 'THE' stands twice"):
-        lightning.run([*command, "--data.vocabulary", words, "--model.network.hidden_size", "8"])
+        train.run([*command, "--data.vocabulary", words, "--model.network.hidden_size", "8"])
 
 
 def test_two_word_lists_are_refused(corpus: Path) -> None:
@@ -235,7 +234,7 @@ def test_loop_over_entries_equals_tensor_operations(monkeypatch: pytest.MonkeyPa
     entry, values = torch.tensor([[3, 1, 3, 0]]), torch.tensor([1.0, -2.0, 0.5, 3.0])
     found = []
     for choose in (loop_for, lambda function, tensor: None):
-        monkeypatch.setattr("asr.lm.rnn.sparse_rows.loop_for", choose)
+        monkeypatch.setattr("asr.lm.rnn.optim.loop_for", choose)
         table = torch.nn.Parameter(torch.linspace(-1, 1, 5))
         optimizer = AdamWithSparseRows([table])
         for _ in range(2):

@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from asr.lm.compiled_loop import compiled_loop
-from asr.lm.rnn.gru import GruLayer
-from asr.lm.rnn.huffman import HuffmanOutput
+from asr.kernels.jit import compiled_loop
+from asr.kernels.simd import add_products_by_column
 from asr.lm.rnn.maxent import HashedMaxEnt
-from asr.lm.rnn.nce import NceOutput
-from asr.lm.rnn.product_kernel import add_products_by_column
-from asr.lm.rnn.simple_rnn import SimpleRnnLayer
-from asr.lm.rnn.sparse_rows import AdamWithSparseRows
+from asr.lm.rnn.optim import AdamWithSparseRows
+from asr.lm.rnn.outputs.hierarchical import HuffmanOutput
+from asr.lm.rnn.outputs.nce import NceOutput
+from asr.lm.rnn.recurrent import GruLayer, SimpleRnnLayer
 
 pytestmark = pytest.mark.skipif(compiled_loop(add_products_by_column) is None, reason="needs numba")
 NUM_WORDS = 300

@@ -1,1 +1,0 @@
-"""Acoustic models: networks, training objectives and the Lightning module."""

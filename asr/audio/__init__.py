@@ -1,0 +1,1 @@
+"""Audio files, resampling, filterbanks and normalization: what inference needs of data."""

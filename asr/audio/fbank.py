@@ -1,0 +1,244 @@
+"""Kaldi-compatible log mel filterbanks in plain torch, whole batches at a time.
+
+N utterances, L samples, T frames, W samples a window, B FFT bins, M mel bins, F features.
+
+
+Neighbouring frames put side by side."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from asr.errors import AsrError
+
+WindowType = Literal["povey", "hamming", "hanning", "rectangular"]
+
+
+INT16_SCALE = 32768.0
+
+
+_PREEMPHASIS = 0.97
+
+
+_CHUNK = 256
+
+
+class Fbank(nn.Module):
+    """Log mel filterbank energies as Kaldi's `compute-fbank-feats` makes them, optionally led by the log energy.
+
+    Samples come in [-1, 1] and are taken to Kaldi's integer range, where `dither` and the floors are measured.
+
+    Args:
+        num_mel_bins: mel filters; 40 and 80 are usual.
+        use_energy: put each frame's log energy in front of the filters (`feature_dim` grows by one).
+        high_freq: upper edge of the band in Hz; 0 or less counts from half the sampling rate.
+        low_freq: lower edge of the band in Hz.
+        sampling_rate: of the waveforms, in Hz.
+        frame_length_ms: length of a window.
+        frame_shift_ms: from one window to the next.
+        window: its shape.
+        dither: standard deviation of the noise added to each sample, in integer units; 0 for none.
+        snip_edges: only whole windows; otherwise the ends are mirrored and T = round(samples / shift).
+    """
+
+    window: Tensor
+    mel_filters: Tensor
+
+    def __init__(
+        self,
+        num_mel_bins: int = 80,
+        use_energy: bool = False,
+        high_freq: float = 0.0,
+        low_freq: float = 20.0,
+        sampling_rate: int = 16000,
+        frame_length_ms: float = 25.0,
+        frame_shift_ms: float = 10.0,
+        window: WindowType = "povey",
+        dither: float = 0.0,
+        snip_edges: bool = False,
+    ) -> None:
+        super().__init__()
+        self.arguments: dict[str, Any] = {
+            "num_mel_bins": num_mel_bins, "use_energy": use_energy, "high_freq": high_freq, "low_freq": low_freq,
+            "sampling_rate": sampling_rate, "frame_length_ms": frame_length_ms, "frame_shift_ms": frame_shift_ms,
+            "window": window, "dither": dither, "snip_edges": snip_edges,
+        }  # fmt: skip
+        self.num_mel_bins = num_mel_bins
+        self.low_freq, self.high_freq = low_freq, upper_band_edge(high_freq, sampling_rate)
+        self.use_energy = use_energy
+        self.sampling_rate = sampling_rate
+        self.dither = dither
+        self.snip_edges = snip_edges
+        self.frame_length = int(sampling_rate * frame_length_ms / 1000)
+        self.frame_shift = int(sampling_rate * frame_shift_ms / 1000)
+        if self.frame_shift < 1 or self.frame_length < 2:
+            raise AsrError(
+                f"Fbank: windows of {frame_length_ms} ms every {frame_shift_ms} ms hold no samples; make them longer."
+            )
+        self.fft_length = 1 << (self.frame_length - 1).bit_length()
+        filters = mel_filters(num_mel_bins, self.fft_length, sampling_rate, low_freq, high_freq)
+        self.register_buffer("window", window_function(window, self.frame_length), persistent=False)
+        self.register_buffer("mel_filters", filters, persistent=False)
+
+    @property
+    def feature_dim(self) -> int:
+        """F."""
+        return self.num_mel_bins + int(self.use_energy)
+
+    def num_frames(self, num_samples: Tensor) -> Tensor:
+        """T of each utterance; (N,) int64 to (N,) int64."""
+        if self.snip_edges:
+            whole = torch.div(num_samples - self.frame_length, self.frame_shift, rounding_mode="floor") + 1
+            return whole.clamp(min=0)
+        return torch.div(num_samples + self.frame_shift // 2, self.frame_shift, rounding_mode="floor")
+
+    def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, L) float in [-1, 1] and (N,) int64 to features (N, T, F) float32, 0 behind each end, and (N,) int64.
+
+        What lies behind an utterance's `num_samples` has no influence.
+        """
+        num_samples = num_samples.to(device=waveform.device, dtype=torch.int64)
+        num_frames = self.num_frames(num_samples)
+        max_frames = int(num_frames.max()) if num_frames.numel() else 0
+        if max_frames == 0:
+            return waveform.new_zeros((len(waveform), 0, self.feature_dim), dtype=torch.float32), num_frames
+        with torch.autocast(device_type=waveform.device.type, enabled=False):
+            frames = self._frames(waveform.float() * INT16_SCALE, num_samples, max_frames)
+            inside = torch.arange(max_frames, device=waveform.device) < num_frames[:, None]
+            features = waveform.new_zeros((*inside.shape, self.feature_dim), dtype=torch.float32)
+            if waveform.device.type == "cpu":
+                # A few hundred windows at a time stay in the processor's cache: three times as fast as all at once.
+                for stream, num in enumerate(num_frames.tolist()):
+                    for begin in range(0, num, _CHUNK):
+                        end = min(begin + _CHUNK, num)
+                        features[stream, begin:end] = self._log_energies(frames[stream, begin:end])
+            else:
+                features[inside] = self._log_energies(frames[inside])
+        return features, num_frames
+
+    def _frames(self, waveform: Tensor, num_samples: Tensor, max_frames: int) -> Tensor:
+        """(N, L) to overlapping windows (N, T, W)."""
+        needed = (max_frames - 1) * self.frame_shift + self.frame_length
+        if self.snip_edges:
+            padded = nn.functional.pad(waveform, (0, max(0, needed - waveform.shape[1])))
+        else:
+            padded = self._mirrored_ends(waveform, num_samples, needed)
+        return padded.unfold(1, self.frame_length, self.frame_shift)[:, :max_frames]
+
+    def _mirrored_ends(self, waveform: Tensor, num_samples: Tensor, needed: int) -> Tensor:
+        """(N, L) with half a window of mirror image before and behind each utterance; (N, at least `needed`)."""
+        before = self.frame_length // 2 - self.frame_shift // 2
+        behind = self.frame_length
+        padded = nn.functional.pad(waveform, (before, max(behind, needed - before - waveform.shape[1])))
+        head = torch.arange(-before, 0, device=waveform.device).expand(len(waveform), -1)
+        tail = num_samples[:, None] + torch.arange(behind, device=waveform.device)
+        padded[:, :before] = waveform.gather(1, _mirrored(head, num_samples))
+        return padded.scatter_(1, tail + before, waveform.gather(1, _mirrored(tail, num_samples)))
+
+    def _log_energies(self, frames: Tensor) -> Tensor:
+        """(T, W) to (T, F)."""
+        if self.dither > 0.0:
+            frames = frames + self.dither * torch.randn_like(frames)
+        frames = frames - frames.mean(dim=1, keepdim=True)
+        floor = torch.finfo(torch.float32).eps
+        previous = torch.cat([frames[:, :1], frames[:, :-1]], dim=1)
+        windowed = torch.sub(frames, previous, alpha=_PREEMPHASIS).mul_(self.window)
+        spectrum = torch.fft.rfft(windowed, n=self.fft_length)[:, :-1]
+        power = spectrum.real.square() + spectrum.imag.square()
+        features = (power @ self.mel_filters).clamp_(min=floor).log_()
+        if not self.use_energy:
+            return features
+        log_energy = frames.square().sum(dim=1, keepdim=True).clamp_(min=floor).log_()
+        return torch.cat([log_energy, features], dim=1)
+
+
+def window_function(window: WindowType, length: int) -> Tensor:
+    """The window (length,) float32."""
+    phase = 2.0 * math.pi * torch.arange(length, dtype=torch.float64) / (length - 1)
+    hanning = 0.5 - 0.5 * torch.cos(phase)
+    shapes: dict[str, Tensor] = {
+        "povey": hanning**0.85,
+        "hamming": 0.54 - 0.46 * torch.cos(phase),
+        "hanning": hanning,
+        "rectangular": torch.ones_like(phase),
+    }
+    if window not in shapes:
+        raise AsrError(f"Fbank: the window {window!r} is unknown; take one of {', '.join(shapes)}.")
+    return shapes[window].float()
+
+
+def mel_filters(num_mel_bins: int, fft_length: int, sampling_rate: int, low_freq: float, high_freq: float) -> Tensor:
+    """Kaldi's triangles, linear on the mel axis: (B, M) float32, B = fft_length / 2 (the Nyquist bin is left out)."""
+    nyquist = sampling_rate / 2
+    high = upper_band_edge(high_freq, sampling_rate)
+    if not 0.0 <= low_freq < high <= nyquist:
+        raise AsrError(
+            f"Fbank: the band {low_freq} to {high} Hz does not lie within 0 to {nyquist} Hz; set low_freq, high_freq."
+        )
+    frequency = torch.arange(fft_length // 2, dtype=torch.float64) * sampling_rate / fft_length
+    edges = mel_edges(num_mel_bins, low_freq, high)
+    bin_mel = mel(frequency)[:, None]
+    left, center, right = edges[:-2], edges[1:-1], edges[2:]
+    rising = (bin_mel - left) / (center - left)
+    falling = (right - bin_mel) / (right - center)
+    filters = torch.minimum(rising, falling).clamp(min=0.0).float()
+    if bool((filters.sum(dim=0) == 0).any()):
+        raise AsrError(
+            f"Fbank: {num_mel_bins} mel bins are too many for an FFT of {fft_length}; some would see no frequency."
+        )
+    return filters
+
+
+def upper_band_edge(high_freq: float, sampling_rate: int) -> float:
+    """In Hz; a `high_freq` of 0 or less counts from half the sampling rate."""
+    return high_freq if high_freq > 0.0 else sampling_rate / 2 + high_freq
+
+
+def mel_edges(num_mel_bins: int, low_freq: float, high_freq: float) -> Tensor:
+    """Where the triangles begin, peak and end, in mel, (M + 2,) float64; band edges in Hz."""
+    low, high = mel(torch.tensor([low_freq, high_freq], dtype=torch.float64)).tolist()
+    return torch.linspace(low, high, num_mel_bins + 2, dtype=torch.float64)
+
+
+def mel(frequency: Tensor) -> Tensor:
+    """Hz to mel, of any shape."""
+    return 1127.0 * torch.log1p(frequency / 700.0)
+
+
+def _mirrored(position: Tensor, num_samples: Tensor) -> Tensor:
+    """Positions (N, P) outside 0..num_samples-1 mirrored back inside, as often as it takes."""
+    length = num_samples.clamp(min=1)[:, None]
+    wrapped = torch.remainder(position, 2 * length)
+    return torch.minimum(wrapped, 2 * length - 1 - wrapped)
+
+
+class Splice(nn.Module):
+    """Each frame with `left` frames before and `right` behind it; an utterance's end frames are repeated.
+
+    Args:
+        left: frames before.
+        right: frames behind.
+    """
+
+    def __init__(self, left: int = 5, right: int = 5) -> None:
+        super().__init__()
+        self.left = left
+        self.right = right
+
+    def forward(self, features: Tensor, num_frames: Tensor) -> Tensor:
+        """(N, T, F) and (N,) to (N, T, F * (left + 1 + right)), earliest frame first, 0 behind each end."""
+        num_streams, max_frames, feature_dim = features.shape
+        if max_frames == 0:
+            return features.new_zeros((num_streams, 0, feature_dim * (self.left + 1 + self.right)))
+        frame = torch.arange(max_frames, device=features.device)
+        offset = torch.arange(-self.left, self.right + 1, device=features.device)
+        num_frames = num_frames.to(features.device)
+        last = (num_frames - 1).clamp(min=0)[:, None, None]
+        source = torch.minimum((frame[:, None] + offset).clamp(min=0)[None], last)  # (N, T, left + 1 + right)
+        stream = torch.arange(num_streams, device=features.device)[:, None, None]
+        spliced = features[stream, source].reshape(num_streams, max_frames, -1)
+        return spliced.masked_fill((frame >= num_frames[:, None])[:, :, None], 0.0)

@@ -1,1 +1,0 @@
-"""Corpora as lhotse manifests, features, augmentation and Lightning data modules."""

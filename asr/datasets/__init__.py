@@ -1,0 +1,1 @@
+"""Corpora, manifests, datasets and augmentation for training, on lhotse."""

@@ -1,0 +1,205 @@
+"""Noise recordings added to speech at a random signal-to-noise ratio.
+
+SpecAugment: bands of time and frequency hidden from the model while it learns.
+
+Vocal tract length perturbation (Jaitly and Hinton, 2013): other speakers made by warping the frequency axis."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from asr.audio.fbank import Fbank, mel, mel_edges
+from asr.audio.io import find_audio_files, from_int16, read_audio, to_int16
+from asr.errors import AsrError
+
+_log = logging.getLogger(__name__)
+
+
+class NoiseMixer:
+    """Adds a random stretch of a random noise file to some of the utterances.
+
+    Args:
+        noise_dir: a folder of noise recordings (such as MUSAN's), searched with all folders below it.
+        probability: part of the utterances that get noise.
+        min_snr_db: lowest signal-to-noise ratio.
+        max_snr_db: highest; between the two it is uniform in dB.
+        sampling_rate: of the waveforms.
+
+    Raises:
+        AsrError: the folder is missing or holds no audio.
+    """
+
+    def __init__(
+        self,
+        noise_dir: str | Path,
+        probability: float = 0.5,
+        min_snr_db: float = 10.0,
+        max_snr_db: float = 20.0,
+        sampling_rate: int = 16000,
+    ) -> None:
+        self.files = find_audio_files(Path(noise_dir))
+        if not self.files:
+            raise AsrError(
+                f"{noise_dir}: the noise folder is missing or holds no audio; give one with recordings of noise."
+            )
+        self.probability = probability
+        self.min_snr_db = min_snr_db
+        self.max_snr_db = max_snr_db
+        self.sampling_rate = sampling_rate
+        self._samples: dict[Path, Tensor] = {}
+
+    def __call__(self, waveform: Tensor) -> Tensor:
+        """(L,) float to (L,) float. Silence, and noise that is silent, leave it as it is.
+
+        Raises:
+            AsrError: the last noise file that was left cannot be read, either.
+        """
+        draw = torch.rand(4).tolist()
+        if draw[0] >= self.probability or waveform.numel() == 0:
+            return waveform
+        noise = self._noise(draw[1])
+        begin = int(draw[2] * len(noise))
+        position = torch.arange(begin, begin + len(waveform)) % len(noise)
+        stretch = from_int16(noise[position])
+        snr_db = self.min_snr_db + draw[3] * (self.max_snr_db - self.min_snr_db)
+        return add_noise(waveform, stretch, snr_db)
+
+    def _noise(self, draw: float) -> Tensor:
+        """The samples of the file at `draw` (in [0, 1)) of the list; a file that cannot be read leaves the list."""
+        while True:
+            path = self.files[int(draw * len(self.files))]
+            if path in self._samples:
+                return self._samples[path]
+            try:
+                self._samples[path] = to_int16(read_audio(path, self.sampling_rate))
+            except AsrError as error:
+                if len(self.files) == 1:
+                    raise
+                self.files.remove(path)
+                _log.warning("noise: left out: %s", error)
+
+
+def add_noise(waveform: Tensor, noise: Tensor, snr_db: float) -> Tensor:
+    """(L,) + (L,) scaled so that the power of speech over that of noise is `snr_db`."""
+    speech_power = float(waveform.square().mean())
+    noise_power = float(noise.square().mean())
+    if speech_power == 0.0 or noise_power == 0.0:
+        return waveform
+    return waveform + noise * math.sqrt(speech_power / noise_power / math.pow(10.0, snr_db / 10.0))
+
+
+class SpecAugment(nn.Module):
+    """Replaces random bands of frames and of features by the utterance's mean of each feature (park-2019's masks).
+
+    The mean, not zero, so that it is the same before and after mean normalisation. Does nothing in `eval()` mode.
+
+    Args:
+        num_time_masks: bands of frames an utterance.
+        max_time_mask_frames: their greatest width.
+        max_time_mask_fraction: their greatest width as a part of the utterance, so that short ones are spared.
+        num_frequency_masks: bands of features an utterance.
+        max_frequency_mask_bins: their greatest width.
+    """
+
+    def __init__(
+        self,
+        num_time_masks: int = 2,
+        max_time_mask_frames: int = 50,
+        max_time_mask_fraction: float = 0.15,
+        num_frequency_masks: int = 2,
+        max_frequency_mask_bins: int = 27,
+    ) -> None:
+        super().__init__()
+        self.num_time_masks = num_time_masks
+        self.max_time_mask_frames = max_time_mask_frames
+        self.max_time_mask_fraction = max_time_mask_fraction
+        self.num_frequency_masks = num_frequency_masks
+        self.max_frequency_mask_bins = max_frequency_mask_bins
+
+    def forward(self, features: Tensor, num_frames: Tensor) -> Tensor:
+        """(N, T, F) and (N,) to (N, T, F); what lies behind each end is left alone."""
+        if not self.training or features.shape[1] == 0:
+            return features
+        _, max_frames, feature_dim = features.shape
+        num_frames = num_frames.to(features.device)
+        inside = torch.arange(max_frames, device=features.device) < num_frames[:, None]
+        width = (num_frames * self.max_time_mask_fraction).long().clamp(max=self.max_time_mask_frames)
+        bins = torch.full_like(num_frames, feature_dim)
+        time_mask = _bands(num_frames, width, max_frames, self.num_time_masks)
+        frequency_width = torch.full_like(num_frames, min(self.max_frequency_mask_bins, feature_dim))
+        frequency_mask = _bands(bins, frequency_width, feature_dim, self.num_frequency_masks)
+        hidden = (time_mask[:, :, None] | frequency_mask[:, None, :]) & inside[:, :, None]
+        count = num_frames.clamp(min=1)[:, None, None]
+        mean = features.masked_fill(~inside[:, :, None], 0.0).sum(dim=1, keepdim=True) / count
+        return torch.where(hidden, mean, features)
+
+
+def _bands(length: Tensor, max_width: Tensor, size: int, num_bands: int) -> Tensor:
+    """The union of `num_bands` random bands in 0..length-1, each 0..max_width wide; (N,), (N,) to (N, size) bool."""
+    device = length.device
+    draw = torch.rand((2, len(length), num_bands), device=device)
+    width = (draw[0] * (max_width + 1)[:, None]).long()
+    begin = (draw[1] * (length[:, None] - width + 1)).long()
+    position = torch.arange(size, device=device)
+    band = (position >= begin[:, :, None]) & (position < (begin + width)[:, :, None])
+    return band.any(dim=1)
+
+
+_KEPT_BAND = 0.8  # part of the band that is scaled as a whole; what lies above is stretched or squeezed into the rest
+
+
+class VocalTractPerturbation(nn.Module):
+    """Warps each utterance's frequencies by a factor drawn from 1 - `max_warp` to 1 + `max_warp`.
+
+    The filterbanks are read off at the warped centre frequencies, interpolated between neighbouring filters. Tempo
+    stays as it is, which is what it adds to speed perturbation. Does nothing in `eval()` mode.
+
+    Args:
+        max_warp: such as 0.1.
+        fbank: the filterbank, whose filters are the last columns of the features; a column of energy before them stays.
+    """
+
+    frequency: Tensor  # (B,) centre frequencies in Hz
+
+    def __init__(self, max_warp: float, fbank: Fbank) -> None:
+        super().__init__()
+        self.max_warp = max_warp
+        self.high_freq = fbank.high_freq
+        edges = mel_edges(fbank.num_mel_bins, fbank.low_freq, fbank.high_freq)
+        self.first_mel = float(edges[1])
+        self.mel_step = float(edges[1] - edges[0])
+        self.register_buffer("frequency", _hertz(edges[1:-1]).float(), persistent=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(N, T, F) to (N, T, F)."""
+        if not self.training or self.max_warp == 0.0:
+            return features
+        factor = 1.0 + self.max_warp * (2.0 * torch.rand(len(features), device=features.device) - 1.0)
+        return self.warp(features, factor)
+
+    def warp(self, features: Tensor, factor: Tensor) -> Tensor:
+        """(N, T, F) to (N, T, F) with the factor (N,) given; above 1 frequencies rise, as with a shorter vocal tract."""
+        num_bins = len(self.frequency)
+        position = ((mel(self._source(factor[:, None])) - self.first_mel) / self.mel_step).clamp(0, num_bins - 1)
+        below = position.floor().long().clamp(max=num_bins - 2)
+        share = (position - below)[:, None, :]
+        shape = (*features.shape[:2], num_bins)
+        bands = features[..., -num_bins:]
+        low, high = (bands.gather(2, index[:, None, :].expand(shape)) for index in (below, below + 1))
+        return torch.cat((features[..., :-num_bins], torch.lerp(low, high, share.expand(shape))), dim=2)
+
+    def _source(self, factor: Tensor) -> Tensor:
+        """Where each filter reads, in Hz: (N, 1) to (N, B). Piecewise linear, the upper edge stays where it is."""
+        bend = _KEPT_BAND * self.high_freq * factor.clamp(max=1.0)
+        scaled = self.frequency / factor
+        rest = (self.high_freq - bend / factor) / (self.high_freq - bend)
+        return torch.where(self.frequency <= bend, scaled, self.high_freq - (self.high_freq - self.frequency) * rest)
+
+
+def _hertz(mel: Tensor) -> Tensor:
+    return 700.0 * torch.expm1(mel / 1127.0)

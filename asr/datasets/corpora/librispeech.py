@@ -1,0 +1,107 @@
+"""LibriSpeech, every official part and mini LibriSpeech's, as FLAC or any other audio, from a folder or downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from asr.datasets.corpora.base import Listing, Skipped, audio_by_stem, join, read_transcript, require_folder
+from asr.errors import AsrError
+from asr.text.normalize import normalize_librispeech
+
+LIBRISPEECH_PARTS = (
+    "train-clean-100",
+    "train-clean-360",
+    "train-other-500",
+    "dev-clean",
+    "dev-other",
+    "test-clean",
+    "test-other",
+)
+
+
+MINI_LIBRISPEECH_PARTS = ("train-clean-5", "dev-clean-2")
+
+
+class LibriSpeech:
+    """`<part>/<speaker>/<chapter>/` with the audio and one `<speaker>-<chapter>.trans.txt` of `id WORDS` lines.
+
+    Args:
+        name: the name on the command line.
+        parts: the parts that it looks for in a folder.
+        default_download: the parts that are fetched where none are named.
+    """
+
+    def __init__(
+        self,
+        name: str = "librispeech",
+        parts: Sequence[str] = LIBRISPEECH_PARTS + MINI_LIBRISPEECH_PARTS,
+        default_download: Sequence[str] = LIBRISPEECH_PARTS,
+    ) -> None:
+        self._name = name
+        self._parts = tuple(parts)
+        self._default_download = tuple(default_download)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def parts_in(self, corpus_dir: Path) -> list[str]:
+        require_folder(corpus_dir, "LibriSpeech")
+        root = _root(corpus_dir)
+        parts = [part for part in self._parts if (root / part).is_dir()]
+        if not parts:
+            raise AsrError(
+                f"{corpus_dir}: holds none of the parts {', '.join(self._parts)}; point at the folder above them."
+            )
+        return parts
+
+    def list_part(self, corpus_dir: Path, part: str) -> Listing:
+        if part not in LIBRISPEECH_PARTS + MINI_LIBRISPEECH_PARTS:
+            known = ", ".join(LIBRISPEECH_PARTS + MINI_LIBRISPEECH_PARTS)
+            raise AsrError(f"{part!r} is not a part of LibriSpeech; the parts are {known}.")
+        folder = _root(corpus_dir) / part
+        require_folder(folder, f"LibriSpeech's part {part}")
+        texts: dict[str, tuple[str, str]] = {}
+        skipped: list[Skipped] = []
+        for transcript in sorted(folder.glob("*/*/*.trans.txt")):
+            try:
+                lines = read_transcript(transcript)
+            except AsrError as error:
+                skipped.append(Skipped(transcript.name, str(error)))
+                continue
+            for line in lines:
+                utterance_id, _, text = line.strip().partition(" ")
+                if utterance_id in texts:
+                    skipped.append(Skipped(utterance_id, f"{transcript}: a second transcript; the first one is kept"))
+                    continue
+                texts[utterance_id] = (utterance_id.split("-")[0], normalize_librispeech(text))
+        if not texts:
+            raise AsrError(
+                f"{folder}: holds no transcript; expected <speaker>/<chapter>/<speaker>-<chapter>.trans.txt files."
+            )
+        return join(texts, audio_by_stem(folder), skipped, folder)
+
+    def lexicon(self, corpus_dir: Path) -> Path | None:
+        return None
+
+    def download(self, corpus_dir: Path, parts: Sequence[str]) -> None:
+        # lhotse clears a part's folder before it unpacks: it must never be asked for a part that is already there.
+        missing = [part for part in parts or self._default_download if not (_root(corpus_dir) / part).is_dir()]
+        if not missing:
+            return
+        from lhotse.recipes import download_librispeech
+
+        target = corpus_dir.parent if corpus_dir.name == "LibriSpeech" else corpus_dir
+        try:
+            download_librispeech(target, dataset_parts=missing)
+        except Exception as error:  # urllib, tarfile and the disk each raise their own
+            raise AsrError(
+                f"{target}: LibriSpeech's {', '.join(missing)} could not be downloaded ({error}); try again, or fetch "
+                "https://www.openslr.org/12 (mini: /31) and unpack it there."
+            ) from error
+
+
+def _root(corpus_dir: Path) -> Path:
+    """The folder that holds the parts: the one given, or `LibriSpeech` in it."""
+    return corpus_dir / "LibriSpeech" if (corpus_dir / "LibriSpeech").is_dir() else corpus_dir

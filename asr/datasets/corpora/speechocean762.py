@@ -1,0 +1,87 @@
+"""speechocean762: 250 Mandarin-native speakers, half of them children, reading short English sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from asr.datasets.corpora.base import Listing, Skipped, audio_by_stem, join, read_transcript, require_folder
+from asr.errors import AsrError
+from asr.text.normalize import normalize_speechocean762
+
+PARTS = ("train", "test")
+
+
+class SpeechOcean762:
+    """Either the distribution's layout or one audio folder a part.
+
+    - distribution: `<part>/text` of `utterance TEXT`, `<part>/wav.scp`, `<part>/utt2spk`, audio in `WAVE/SPEAKER<id>/`;
+    - audio folders: `<part>.text` of `speaker/utterance TEXT`, audio in `<any folder>/<part>/<speaker>/`.
+    """
+
+    @property
+    def name(self) -> str:
+        return "speechocean762"
+
+    def parts_in(self, corpus_dir: Path) -> list[str]:
+        require_folder(corpus_dir, "speechocean762")
+        parts = [part for part in PARTS if self._transcript(corpus_dir, part) is not None]
+        if not parts:
+            raise AsrError(
+                f"{corpus_dir}: holds no speechocean762; expected train/text with train/wav.scp, or train.text."
+            )
+        return parts
+
+    def list_part(self, corpus_dir: Path, part: str) -> Listing:
+        require_folder(corpus_dir, "speechocean762")
+        if part not in PARTS:
+            raise AsrError(f"{part!r} is not a part of speechocean762; the parts are {', '.join(PARTS)}.")
+        transcript = self._transcript(corpus_dir, part)
+        if transcript is None:
+            raise AsrError(f"{corpus_dir}: holds no transcripts of speechocean762's part {part}; expected {part}/text.")
+        official = transcript.name == "text"
+        speakers = _two_columns(transcript.parent / "utt2spk") if official else {}
+        texts: dict[str, tuple[str, str]] = {}
+        skipped: list[Skipped] = []
+        for line in read_transcript(transcript):
+            first, _, text = line.strip().replace("\t", " ").partition(" ")
+            folder, _, utterance_id = first.rpartition("/")
+            if utterance_id in texts:
+                skipped.append(Skipped(utterance_id, f"{transcript}: a second transcript; the first one is kept"))
+                continue
+            speaker = folder or speakers.get(utterance_id, utterance_id[:5])
+            texts[utterance_id] = (speaker, normalize_speechocean762(text))
+        if official:
+            listed = _two_columns(transcript.parent / "wav.scp")
+            audio = {
+                utterance: corpus_dir / name for utterance, name in listed.items() if (corpus_dir / name).is_file()
+            }
+        else:
+            folders = [path for path in sorted(corpus_dir.glob(f"*/{part}")) if path.is_dir()]
+            if not folders:
+                raise AsrError(
+                    f"{corpus_dir}: holds no audio of speechocean762's part {part}; expected a folder */{part}."
+                )
+            audio = audio_by_stem(folders[0])
+        return join(texts, audio, skipped, corpus_dir)
+
+    def lexicon(self, corpus_dir: Path) -> Path | None:
+        return None
+
+    def download(self, corpus_dir: Path, parts: Sequence[str]) -> None:
+        if not corpus_dir.is_dir():
+            raise AsrError(
+                f"{corpus_dir}: speechocean762 is not downloaded for you; fetch https://www.openslr.org/101 first."
+            )
+
+    def _transcript(self, corpus_dir: Path, part: str) -> Path | None:
+        for path in (corpus_dir / part / "text", corpus_dir / f"{part}.text"):
+            if path.is_file():
+                return path
+        return None
+
+
+def _two_columns(path: Path) -> dict[str, str]:
+    """Kaldi's `key value` lines."""
+    pairs = (line.split(maxsplit=1) for line in read_transcript(path))
+    return {pair[0]: pair[1].strip() for pair in pairs if len(pair) == 2}

@@ -1,0 +1,164 @@
+"""Lists of lhotse cuts: read, split by speaker, and cleared of what a model cannot learn from, with a report.
+
+Which utterances make a batch, and of which epoch."""
+
+from __future__ import annotations
+
+import logging
+import random
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from lhotse import CutSet, MonoCut
+from lhotse.dataset import DynamicBucketingSampler
+from torch import Tensor
+
+from asr.errors import AsrError
+from asr.text.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class LeftOut:
+    """Why utterances are not used: unknown words with how often they stand there, and ids by other reason."""
+
+    unknown_words: Counter[str] = field(default_factory=Counter)
+    unknown_word_ids: list[str] = field(default_factory=list)
+    duration_ids: list[str] = field(default_factory=list)
+    empty_ids: list[str] = field(default_factory=list)
+
+    def log(self, split: str, num_cuts: int) -> None:
+        """Says it, if there is something to say."""
+        if self.unknown_words:
+            words = ", ".join(f"{word} ({num})" for word, num in self.unknown_words.most_common(20))
+            more = "" if len(self.unknown_words) <= 20 else f" and {len(self.unknown_words) - 20} more"
+            _log.warning(
+                "%s: %d of %d utterances are left out for %d words that the lexicon or token table lacks: %s%s",
+                *(split, len(self.unknown_word_ids), num_cuts, len(self.unknown_words), words, more),
+            )
+        for ids, reason in ((self.duration_ids, "are too short or too long"), (self.empty_ids, "have no transcript")):
+            if ids:
+                _log.warning("%s: %d of %d utterances are left out that %s", split, len(ids), num_cuts, reason)
+
+
+def cut_text(cut: MonoCut) -> str:
+    """The transcript of a cut; empty where it has none."""
+    return " ".join(supervision.text for supervision in cut.supervisions if supervision.text)
+
+
+def cut_waveform(cut: MonoCut, sampling_rate: int) -> Tensor:
+    """The samples (L,) of a cut at a sampling rate, channels averaged.
+
+    Raises:
+        AsrError: its audio cannot be read.
+    """
+    try:
+        samples = cut.resample(sampling_rate).load_audio()
+    except Exception as error:  # lhotse's backends each raise their own
+        raise AsrError(f"{cut.id}: the audio of the cut cannot be read ({str(error).splitlines()[0]}).") from error
+    return torch.from_numpy(samples).mean(dim=0)
+
+
+def read_cuts(paths: Sequence[str | Path]) -> list[MonoCut]:
+    """The cuts of several manifests, one behind the other.
+
+    Raises:
+        AsrError: a manifest is missing, damaged, or holds something else, or two cuts have the same id.
+    """
+    cuts: list[MonoCut] = []
+    for path in paths:
+        if not Path(path).is_file():
+            raise AsrError(f"{path}: there is no such cut manifest; make it with `asr prepare`.")
+        try:
+            cuts += CutSet.from_file(path)
+        except Exception as error:  # gzip, json and lhotse each raise their own
+            raise AsrError(
+                f"{path}: this is not a readable manifest of lhotse cuts ({error}); make it anew."
+            ) from error
+    repeated = [cut_id for cut_id, num in Counter(cut.id for cut in cuts).items() if num > 1]
+    if repeated:
+        raise AsrError(f"{', '.join(map(str, paths))}: the cut {repeated[0]!r} stands twice; name each manifest once.")
+    return cuts
+
+
+def hold_out_speakers(cuts: Sequence[MonoCut], fraction: float, seed: int) -> tuple[list[MonoCut], list[MonoCut]]:
+    """Splits off whole speakers, drawn by `seed`, whose speech is about `fraction` of the whole: (rest, held out).
+
+    Raises:
+        AsrError: there are not two speakers.
+    """
+    duration: dict[str, float] = defaultdict(float)
+    for cut in cuts:
+        duration[_speaker(cut)] += cut.duration
+    if len(duration) < 2:
+        raise AsrError("valid_fraction: the training cuts have only one speaker; give valid_cuts instead.")
+    speakers = sorted(duration)
+    random.Random(seed).shuffle(speakers)
+    held_out: set[str] = set()
+    wanted = fraction * sum(duration.values())
+    taken = 0.0
+    for speaker in speakers[:-1]:
+        if held_out and taken + duration[speaker] / 2 > wanted:
+            break
+        held_out.add(speaker)
+        taken += duration[speaker]
+    return [cut for cut in cuts if _speaker(cut) not in held_out], [cut for cut in cuts if _speaker(cut) in held_out]
+
+
+def select_usable(
+    cuts: Sequence[MonoCut], tokenizer: Tokenizer, min_duration: float, max_duration: float
+) -> tuple[list[MonoCut], LeftOut]:
+    """The cuts with a transcript that the tokens can write, of a length within bounds; and what was left out."""
+    usable: list[MonoCut] = []
+    left_out = LeftOut()
+    for cut in cuts:
+        words = cut_text(cut).split()
+        unknown = tokenizer.encode(words)[1]
+        left_out.unknown_words.update(unknown)
+        if not words:
+            left_out.empty_ids.append(cut.id)
+        elif unknown:
+            left_out.unknown_word_ids.append(cut.id)
+        elif not min_duration <= cut.duration <= max_duration:
+            left_out.duration_ids.append(cut.id)
+        else:
+            usable.append(cut)
+    return usable, left_out
+
+
+def _speaker(cut: MonoCut) -> str:
+    return next((str(supervision.speaker) for supervision in cut.supervisions if supervision.speaker), cut.id)
+
+
+def bucket_sampler(
+    cuts: CutSet, max_duration: float, max_cuts: int | None, num_buckets: int, shuffle: bool, seed: int
+) -> DynamicBucketingSampler:
+    """Batches of like duration, of at most so many seconds and cuts, from buckets that small corpora have fewer of."""
+    with warnings.catch_warnings():
+        # lhotse warns that cuts in memory forgo the savings of lazy ones.
+        warnings.filterwarnings("ignore", message="You are using DynamicBucketingSampler with an eagerly read CutSet")
+        return DynamicBucketingSampler(
+            cuts,
+            max_duration=max_duration,
+            max_cuts=max_cuts,
+            num_buckets=max(1, min(num_buckets, len(cuts) // 2)),
+            shuffle=shuffle,
+            seed=seed,
+        )
+
+
+def epoch_to_draw(trainer: Any) -> int:
+    """The epoch whose batches a trainer takes next.
+
+    Lightning tells samplers itself, but after a resume only when the first batch is drawn already, and a checkpoint
+    behind an epoch's validation still counts as that epoch.
+    """
+    epochs = trainer.fit_loop.epoch_progress.current
+    is_over = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch and epochs.started > epochs.processed
+    return int(epochs.processed) + int(is_over)

@@ -1,0 +1,217 @@
+"""The Lightning data module for acoustic models."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+from lhotse import CutSet
+from lhotse.dataset import DynamicBucketingSampler
+from torch.utils.data import DataLoader
+
+from asr.audio.cmvn import GlobalCmvn
+from asr.audio.fbank import Fbank
+from asr.datasets.augment import NoiseMixer, SpecAugment, VocalTractPerturbation
+from asr.datasets.cuts import LeftOut, bucket_sampler, epoch_to_draw, hold_out_speakers, read_cuts, select_usable
+from asr.datasets.dataset import AcousticBatch, AcousticDataset, FeatureFolder, FeatureMemory, WaveformCache
+from asr.errors import AsrError
+from asr.text.symbols import TokenTable
+from asr.text.tokenizer import Tokenizer
+
+Split = Literal["train", "valid", "test"]
+
+
+class AcousticDataModule(pl.LightningDataModule):
+    """Cuts of any prepared corpora to batches of features and tokens, bucketed by duration.
+
+    lhotse's sampler gives every process its own share, so a trainer with several devices needs
+    `use_distributed_sampler: false`.
+
+    Args:
+        train_cuts: lhotse cuts (`asr prepare` writes them); several are joined.
+        valid_cuts: cuts to validate on.
+        test_cuts: cuts for `test` and `predict`.
+        valid_fraction: part of `train_cuts` held out to validate on, whole speakers, where `valid_cuts` is empty.
+        lexicon: files in CMUdict's or Kaldi's form; the first that has a word wins. None: characters.
+        tokens: a token table to use; by default the lexicon's phones, sorted. Characters need it.
+        keep_stress: keep the stress marks of vowels.
+        random_pronunciation: draw among a word's pronunciations in training instead of taking the first.
+        fbank: the features; None for 80 filters as Kaldi's.
+        max_batch_duration: seconds of audio in a batch, before the speed is changed.
+        max_batch_cuts: utterances in a batch; None for no limit.
+        num_buckets: groups of similar duration that batches are drawn from.
+        min_duration: shorter utterances are left out of training.
+        max_duration: longer ones, too.
+        speed_factors: one is drawn for each training utterance each epoch, such as [0.9, 1.0, 1.1].
+        max_vocal_tract_warp: frequencies are scaled by up to so much in training, such as 0.1; 0 for not at all.
+        spec_augment: masks time and frequency in training; None for not at all.
+        noise: adds noise in training; None for none.
+        memory_gb: decoded audio, and features as far as they fit, are kept in memory up to this much; 0 for nothing.
+        feature_dir: a folder where features are stored, once computed, and read from in later epochs and runs.
+        num_workers: processes that make batches; 0 for none beside the trainer.
+        seed: of the sampler.
+    """
+
+    def __init__(
+        self,
+        train_cuts: Sequence[str] = (),
+        valid_cuts: Sequence[str] = (),
+        test_cuts: Sequence[str] = (),
+        valid_fraction: float = 0.0,
+        lexicon: Sequence[str] = (),
+        tokens: str | None = None,
+        keep_stress: bool = False,
+        random_pronunciation: bool = False,
+        fbank: Fbank | None = None,
+        max_batch_duration: float = 200.0,
+        max_batch_cuts: int | None = None,
+        num_buckets: int = 10,
+        min_duration: float = 0.1,
+        max_duration: float = 40.0,
+        speed_factors: Sequence[float] = (1.0,),
+        max_vocal_tract_warp: float = 0.0,
+        spec_augment: SpecAugment | None = None,
+        noise: NoiseMixer | None = None,
+        memory_gb: float = 4.0,
+        feature_dir: str | None = None,
+        num_workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.cut_paths: dict[Split, list[str]] = {
+            "train": list(train_cuts),
+            "valid": list(valid_cuts),
+            "test": list(test_cuts),
+        }
+        self.valid_fraction = valid_fraction
+        self.max_batch_duration = max_batch_duration
+        self.max_batch_cuts = max_batch_cuts
+        self.num_buckets = num_buckets
+        self.min_duration = min_duration
+        self.max_duration = max_duration
+        self.memory_gb = memory_gb
+        self.num_workers = num_workers
+        self.seed = seed
+        self.tokenizer = Tokenizer.from_files(lexicon, tokens, keep_stress)
+        self.fbank = Fbank() if fbank is None else fbank
+        self.waveforms = WaveformCache(self.fbank.sampling_rate)
+        warp = VocalTractPerturbation(max_vocal_tract_warp, self.fbank) if max_vocal_tract_warp > 0.0 else None
+        self.features: FeatureFolder | FeatureMemory | None = None
+        if feature_dir is not None:
+            self.features = FeatureFolder(feature_dir, self.fbank.arguments)
+        elif num_workers == 0:  # each worker process would fill a memory of its own
+            self.features = FeatureMemory(memory_gb)
+        self.train_dataset = AcousticDataset(
+            self.fbank,
+            self.tokenizer,
+            self.waveforms,
+            self.features,
+            speed_factors,
+            noise,
+            warp,
+            spec_augment,
+            random_pronunciation,
+        )
+        self.plain_dataset = AcousticDataset(self.fbank, self.tokenizer, self.waveforms, self.features)
+        self.cuts: dict[Split, CutSet] = {}
+        self.left_out: dict[Split, LeftOut] = {}
+
+    @property
+    def token_table(self) -> TokenTable:
+        """The output symbols."""
+        return self.tokenizer.tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """C, blank included."""
+        return len(self.tokenizer.tokens)
+
+    @property
+    def feature_dim(self) -> int:
+        """F."""
+        return self.fbank.feature_dim
+
+    def setup(self, stage: str | None = None) -> None:
+        """Reads the manifests, reports unknown words, and takes small corpora into memory."""
+        wanted: dict[str | None, tuple[Split, ...]] = {"fit": ("train", "valid"), "validate": ("valid",)}
+        for split in wanted.get(stage, ("test",) if stage in ("test", "predict") else ("train", "valid", "test")):
+            if split not in self.cuts:
+                self._read_split(split)
+
+    def train_dataloader(self) -> DataLoader[AcousticBatch]:
+        """Shuffled, augmented batches."""
+        loader = self._loader("train", self.train_dataset, shuffle=True)
+        if self.trainer is not None:
+            loader.sampler.set_epoch(epoch_to_draw(self.trainer))  # type: ignore[attr-defined]
+        return loader
+
+    def val_dataloader(self) -> DataLoader[AcousticBatch] | list[Any]:
+        """Batches in fixed order; an empty list where there is nothing to validate on."""
+        return self._loader("valid", self.plain_dataset, shuffle=False) if len(self._split("valid")) else []
+
+    def test_dataloader(self) -> DataLoader[AcousticBatch]:
+        """Batches in fixed order, every utterance in them."""
+        return self._loader("test", self.plain_dataset, shuffle=False)
+
+    def predict_dataloader(self) -> DataLoader[AcousticBatch]:
+        """The same as for `test`."""
+        return self.test_dataloader()
+
+    def num_train_batches(self) -> int:
+        """Batches in the first epoch; later ones may differ by a few, as the buckets fill differently."""
+        return sum(1 for _ in self._sampler("train", shuffle=True))
+
+    def global_cmvn(self, max_utterances: int = 2000) -> GlobalCmvn:
+        """Mean and standard deviation of training features before augmentation, over utterances drawn at random."""
+        cuts = list(self._split("train"))
+        chosen = random.Random(self.seed).sample(cuts, min(max_utterances, len(cuts)))
+        batches = (self.plain_dataset[CutSet.from_cuts(chosen[i : i + 8])] for i in range(0, len(chosen), 8))
+        return GlobalCmvn.from_batches((batch["features"], batch["num_frames"]) for batch in batches)
+
+    def _split(self, split: Split) -> CutSet:
+        if split not in self.cuts:
+            self._read_split(split)
+        return self.cuts[split]
+
+    def _read_split(self, split: Split) -> None:
+        held_out_of_train = split == "valid" and not self.cut_paths["valid"] and self.valid_fraction > 0.0
+        source: Split = "train" if held_out_of_train else split
+        if split != "valid" and not self.cut_paths[split]:
+            raise AsrError(f"{split}_cuts: no manifest is given; name at least one that `asr prepare` wrote.")
+        cuts = read_cuts(self.cut_paths[source])
+        if source == "train" and not self.cut_paths["valid"] and self.valid_fraction > 0.0:
+            rest, held_out = hold_out_speakers(cuts, self.valid_fraction, self.seed)
+            cuts = held_out if split == "valid" else rest
+        # A test utterance with an unknown word counts in the word error rate, so it stays.
+        usable, left_out = select_usable(cuts, self.tokenizer, self.min_duration, self.max_duration)
+        if split == "test":
+            usable = cuts
+        else:
+            left_out.log(split, len(cuts))
+        if cuts and not usable:
+            raise AsrError(
+                f"{', '.join(self.cut_paths[source])}: not one utterance can be used; do lexicon and corpus fit?"
+            )
+        self.left_out[split] = left_out
+        self.cuts[split] = CutSet.from_cuts(usable)
+        gigabytes = sum(cut.duration for cut in usable) * self.fbank.sampling_rate * 2 / 2**30
+        if self.waveforms.gigabytes + gigabytes <= self.memory_gb:
+            self.waveforms.fill(self.cuts[split])
+        if isinstance(self.features, FeatureMemory):
+            self.features.limit_gigabytes(self.memory_gb - self.waveforms.gigabytes)
+
+    def _sampler(self, split: Split, shuffle: bool) -> DynamicBucketingSampler:
+        return bucket_sampler(
+            self._split(split), self.max_batch_duration, self.max_batch_cuts, self.num_buckets, shuffle, self.seed
+        )
+
+    def _loader(self, split: Split, dataset: AcousticDataset, shuffle: bool) -> DataLoader[AcousticBatch]:
+        return DataLoader(
+            dataset,
+            sampler=self._sampler(split, shuffle),
+            batch_size=None,
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+        )

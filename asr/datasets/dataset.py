@@ -1,0 +1,297 @@
+"""Features kept between epochs, in memory or in a folder, so that they are computed once.
+
+Batches for acoustic models: cuts in, the dict of padded tensors out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol, TypedDict
+
+import numpy as np
+import torch
+from lhotse import CutSet, MonoCut
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
+
+from asr.audio.fbank import Fbank
+from asr.audio.io import from_int16, read_audio, to_int16
+from asr.audio.resample import change_speed
+from asr.datasets.augment import NoiseMixer, SpecAugment, VocalTractPerturbation
+from asr.datasets.cuts import cut_text, cut_waveform
+from asr.errors import AsrError
+from asr.serialization import whole_path
+from asr.text.tokenizer import Tokenizer
+
+_CONFIG_NAME = "fbank.json"
+
+
+class FeatureStore(Protocol):
+    """Features (T, F) by name."""
+
+    def get(self, key: str) -> Tensor | None:
+        """The features, or None where they are not kept."""
+
+    def put(self, key: str, features: Tensor) -> None:
+        """Keeps them, if there is room."""
+
+
+class FeatureMemory:
+    """Features in this process's memory.
+
+    Args:
+        gigabytes: how much to keep at most.
+    """
+
+    def __init__(self, gigabytes: float) -> None:
+        self._features: dict[str, Tensor] = {}
+        self._bytes = 0
+        self.limit_gigabytes(gigabytes)
+
+    def limit_gigabytes(self, gigabytes: float) -> None:
+        """Changes how much to keep from now on."""
+        self._limit = gigabytes * 2**30
+
+    def __len__(self) -> int:
+        return len(self._features)
+
+    def get(self, key: str) -> Tensor | None:
+        return self._features.get(key)
+
+    def put(self, key: str, features: Tensor) -> None:
+        size = features.numel() * features.element_size()
+        if key not in self._features and self._bytes + size <= self._limit:
+            self._features[key] = features
+            self._bytes += size
+
+
+class FeatureFolder:
+    """Features as float32 `.npy` files, shared by any number of processes and runs.
+
+    Args:
+        folder: made if need be.
+        config: what the features are made with; a folder made with something else is refused.
+
+    Raises:
+        AsrError: the folder was made with another configuration, or cannot be made.
+    """
+
+    def __init__(self, folder: str | Path, config: Mapping[str, Any]) -> None:
+        self.folder = Path(folder)
+        wanted = json.dumps(dict(config), sort_keys=True)
+        config_path = self.folder / _CONFIG_NAME
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if not config_path.exists():
+                config_path.write_text(wanted, encoding="utf-8")
+            found = config_path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise AsrError(f"{folder}: the feature folder cannot be used ({error.strerror}); name another.") from error
+        if found != wanted:
+            raise AsrError(f"{folder}: holds features made with {found}, not {wanted}; name another feature_dir.")
+
+    def get(self, key: str) -> Tensor | None:
+        try:
+            return torch.from_numpy(np.load(self._path(key)))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise AsrError(
+                f"{self._path(key)}: the stored features are damaged ({error}); delete that file."
+            ) from error
+
+    def put(self, key: str, features: Tensor) -> None:
+        path = self._path(key)
+        with whole_path(path) as partial:
+            path.parent.mkdir(exist_ok=True)
+            np.save(partial, features.numpy())
+
+    def _path(self, key: str) -> Path:
+        # 256 folders: a corpus has hundreds of thousands of utterances, and their ids may hold a slash.
+        digest = hashlib.sha1(key.encode()).hexdigest()
+        return self.folder / digest[:2] / f"{key.replace('/', '_')}-{digest[2:10]}.npy"
+
+
+_log = logging.getLogger(__name__)
+
+
+class AcousticBatch(TypedDict):
+    """N utterances, T frames, F features, U tokens."""
+
+    features: Tensor  # (N, T, F) float32
+    num_frames: Tensor  # (N,) int64
+    tokens: Tensor  # (N, U) int64, padded with 0
+    num_tokens: Tensor  # (N,) int64
+    texts: list[str]
+    cut_ids: list[str]
+
+
+class WaveformCache:
+    """Decoded files, kept in memory as int16 once `fill` has read them; others are read each time.
+
+    What is not all channels of one file as it is, lhotse makes each time.
+
+    Args:
+        sampling_rate: what every recording is brought to.
+    """
+
+    def __init__(self, sampling_rate: int = 16000) -> None:
+        self.sampling_rate = sampling_rate
+        self._samples: dict[str, Tensor] = {}
+
+    @property
+    def gigabytes(self) -> float:
+        """Memory in use."""
+        return sum(samples.numel() for samples in self._samples.values()) * 2 / 2**30
+
+    def fill(self, cuts: CutSet, num_jobs: int = 2) -> None:
+        """Reads the recordings of `cuts` that are not kept yet; those that cannot be read are left to `waveform`."""
+        missing = {path: None for path in map(_file, cuts) if path is not None and path not in self._samples}
+        with ThreadPoolExecutor(num_jobs) as pool:
+            for path, samples in zip(missing, pool.map(self._read_or_none, missing), strict=True):
+                if samples is not None:
+                    self._samples[path] = samples
+
+    def waveform(self, cut: MonoCut) -> Tensor:
+        """The cut's samples (L,) float32 in [-1, 1].
+
+        Raises:
+            AsrError: the recording cannot be read, or ends before the cut begins.
+        """
+        path = _file(cut)
+        if path is None:
+            return cut_waveform(cut, self.sampling_rate)
+        samples = self._samples.get(path)
+        waveform = from_int16(samples) if samples is not None else read_audio(path, self.sampling_rate)
+        begin = round(cut.start * self.sampling_rate)
+        part = waveform[begin : begin + max(1, round(cut.duration * self.sampling_rate))]
+        if part.numel() == 0:
+            raise AsrError(
+                f"{path}: the recording ends before {cut.start} s, where cut {cut.id} begins; prepare the corpus anew."
+            )
+        return part
+
+    def _read_or_none(self, path: str) -> Tensor | None:
+        try:
+            return to_int16(read_audio(path, self.sampling_rate))
+        except AsrError:
+            return None
+
+
+class AcousticDataset(Dataset[AcousticBatch]):
+    """A lhotse map dataset: the index is a batch of cuts, as a lhotse sampler gives.
+
+    Speed, noise and masks are drawn afresh each time from torch's generator, which a data loader seeds anew every
+    epoch. A recording that cannot be read is left out of its batch and logged.
+
+    Args:
+        fbank: the features.
+        tokenizer: words to tokens; of unknown words nothing is written (the data module reports them).
+        waveforms: where samples come from.
+        features: where features are kept, used only where they are the same every time: without noise and dither.
+        speed_factors: one of them is drawn for every utterance; (1.0,) changes nothing.
+        noise: adds noise, or None.
+        vocal_tract: warps frequencies, or None.
+        spec_augment: masks features, or None.
+        random_pronunciation: draw one of a word's pronunciations instead of taking the first.
+    """
+
+    def __init__(
+        self,
+        fbank: Fbank,
+        tokenizer: Tokenizer,
+        waveforms: WaveformCache | None = None,
+        features: FeatureStore | None = None,
+        speed_factors: Sequence[float] = (1.0,),
+        noise: NoiseMixer | None = None,
+        vocal_tract: VocalTractPerturbation | None = None,
+        spec_augment: SpecAugment | None = None,
+        random_pronunciation: bool = False,
+    ) -> None:
+        self.fbank = fbank
+        self.tokenizer = tokenizer
+        self.waveforms = waveforms or WaveformCache(fbank.sampling_rate)
+        self.features = features if noise is None and fbank.dither == 0.0 else None
+        self.speed_factors = tuple(speed_factors)
+        self.noise = noise
+        self.vocal_tract = vocal_tract
+        self.spec_augment = spec_augment
+        self.random_pronunciation = random_pronunciation
+
+    def __getitem__(self, cuts: CutSet) -> AcousticBatch:
+        features: list[Tensor] = []
+        tokens: list[Tensor] = []
+        texts: list[str] = []
+        cut_ids: list[str] = []
+        reason = "the batch has no cuts"
+        for cut in cuts:
+            try:
+                features.append(self._features(cut, self._speed_factor()))
+            except AsrError as error:
+                reason = str(error)
+                _log.warning("%s is left out: %s", cut.id, reason)
+                continue
+            texts.append(cut_text(cut))
+            tokens.append(torch.tensor(self._encode(texts[-1].split()), dtype=torch.int64))
+            cut_ids.append(cut.id)
+        if not features:
+            raise AsrError(f"Not one recording of a batch could be read: {reason}")
+        padded = pad_sequence(features, batch_first=True)
+        num_frames = torch.tensor([len(frames) for frames in features])
+        if self.vocal_tract is not None:
+            padded = self.vocal_tract(padded)
+        return {
+            "features": padded if self.spec_augment is None else self.spec_augment(padded, num_frames),
+            "num_frames": num_frames,
+            "tokens": pad_sequence(tokens, batch_first=True),
+            "num_tokens": torch.tensor([len(ids) for ids in tokens]),
+            "texts": texts,
+            "cut_ids": cut_ids,
+        }
+
+    def _speed_factor(self) -> float:
+        if len(self.speed_factors) == 1:
+            return self.speed_factors[0]
+        return self.speed_factors[int(torch.randint(len(self.speed_factors), ()))]
+
+    def _features(self, cut: MonoCut, speed_factor: float) -> Tensor:
+        """(T, F)."""
+        key = cut.id if speed_factor == 1.0 else f"{cut.id}_sp{speed_factor:g}"
+        stored = None if self.features is None else self.features.get(key)
+        if stored is not None:
+            return stored
+        waveform = self.waveforms.waveform(cut)
+        if speed_factor != 1.0:
+            waveform = change_speed(waveform, speed_factor)
+        if self.noise is not None:
+            waveform = self.noise(waveform)
+        with torch.no_grad():
+            features: Tensor = self.fbank(waveform[None], torch.tensor([len(waveform)]))[0][0]
+        if self.features is not None:
+            self.features.put(key, features)
+        return features
+
+    def _encode(self, words: list[str]) -> list[int]:
+        lexicon = self.tokenizer.lexicon
+        variants = None
+        if self.random_pronunciation and lexicon is not None:
+            draws = torch.rand(len(words)).tolist()
+            variants = [
+                int(draw * len(lexicon.pronunciations.get(word, ("",))))
+                for word, draw in zip(words, draws, strict=True)
+            ]
+        return self.tokenizer.encode(words, variants)[0]
+
+
+def _file(cut: MonoCut) -> str | None:
+    """The file of which all channels are the cut's, as they are; None where there is more to a cut."""
+    recording = getattr(cut, "recording", None)
+    if recording is None or recording.transforms or [source.type for source in recording.sources] != ["file"]:
+        return None
+    channels = cut.channel if isinstance(cut.channel, list) else [cut.channel]
+    return str(recording.sources[0].source) if set(channels) == set(recording.channel_ids) else None

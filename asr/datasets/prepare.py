@@ -1,0 +1,178 @@
+"""A corpus folder to lhotse cuts: every file decoded once, what cannot be used left out and reported."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from lhotse import CutSet, MonoCut, MultiCut, Recording, SupervisionSegment
+from lhotse.audio import AudioSource
+
+from asr.audio.io import inspect_audio
+from asr.datasets.corpora.base import Corpus, Skipped, Utterance
+from asr.errors import AsrError
+from asr.serialization import require_writable, whole_path
+
+Progress = Callable[[int, int], None]
+"""Called with (files done, files in all)."""
+
+
+@dataclass(frozen=True)
+class PartReport:
+    """What became of one part of a corpus; also written beside the cuts as JSON."""
+
+    corpus: str
+    part: str
+    corpus_dir: str
+    cuts: str
+    text: str
+    num_utterances: int
+    num_speakers: int
+    hours: float
+    skipped: list[Skipped]
+
+    def to_json(self) -> str:
+        """One JSON object; `skipped` is a list of {item, reason}."""
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+    @classmethod
+    def from_file(cls, path: Path) -> PartReport | None:
+        """The report of an earlier run, or None where there is none that can be read."""
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            fields["skipped"] = [Skipped(**item) for item in fields["skipped"]]
+            return cls(**fields)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+
+def prepare_part(
+    corpus: Corpus,
+    corpus_dir: Path,
+    part: str,
+    output_dir: Path,
+    num_jobs: int = 1,
+    redo: bool = False,
+    on_progress: Progress | None = None,
+) -> PartReport:
+    """Writes `<corpus>_<part>.jsonl.gz` (lhotse cuts), `.txt` (the transcripts, one a line) and `.report.json`.
+
+    A part that an earlier run finished for the same folder is not done again. Each file appears complete or not at all,
+    the report last.
+
+    Args:
+        corpus: which corpus.
+        corpus_dir: where it lies.
+        part: which part of it.
+        output_dir: made if need be.
+        num_jobs: threads that decode.
+        redo: do it again even if it is done.
+        on_progress: told about every file.
+
+    Raises:
+        AsrError: nothing usable was found, or the output folder cannot be written.
+    """
+    corpus_dir, stem = corpus_dir.resolve(), output_dir / f"{corpus.name}_{part}"
+    cuts_path, text_path, report_path = (Path(f"{stem}{suffix}") for suffix in (".jsonl.gz", ".txt", ".report.json"))
+    earlier = PartReport.from_file(report_path)
+    if not redo and earlier and earlier.corpus_dir == str(corpus_dir) and cuts_path.is_file() and text_path.is_file():
+        return earlier
+    listing = corpus.list_part(corpus_dir, part)
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AsrError(
+            f"{output_dir}: the output cannot be written ({error.strerror}); choose another --output."
+        ) from error
+    require_writable(report_path)
+    cuts: list[MonoCut | MultiCut] = []
+    skipped = list(listing.skipped)
+    with ThreadPoolExecutor(max(1, num_jobs)) as pool:
+        for done, result in enumerate(pool.map(_cut_or_reason, listing.utterances), start=1):
+            if isinstance(result, Skipped):
+                skipped.append(result)
+            else:
+                cuts.append(result)
+            if on_progress is not None:
+                on_progress(done, len(listing.utterances))
+    if not cuts:
+        raise AsrError(
+            f"{corpus_dir}: none of the {len(listing.utterances)} audio files of {part} is usable: {skipped[-1].reason}"
+        )
+    report = PartReport(
+        corpus=corpus.name,
+        part=part,
+        corpus_dir=str(corpus_dir),
+        cuts=str(cuts_path),
+        text=str(text_path),
+        num_utterances=len(cuts),
+        num_speakers=len({cut.supervisions[0].speaker for cut in cuts}),
+        hours=round(sum(cut.duration for cut in cuts) / 3600, 4),
+        skipped=skipped,
+    )
+    report_path.unlink(missing_ok=True)
+    with whole_path(cuts_path) as path:
+        CutSet.from_cuts(cuts).to_file(path)
+    with whole_path(text_path) as path:
+        path.write_text("".join(f"{cut.supervisions[0].text}\n" for cut in cuts), encoding="utf-8")
+    with whole_path(report_path) as path:
+        path.write_text(report.to_json() + "\n", encoding="utf-8")
+    return report
+
+
+def copy_lexicon(corpus: Corpus, corpus_dir: Path, output_dir: Path) -> Path | None:
+    """Puts the lexicon that comes with the corpus beside its manifests, under its own name.
+
+    Raises:
+        AsrError: it cannot be copied.
+    """
+    lexicon = corpus.lexicon(corpus_dir)
+    if lexicon is None:
+        return None
+    target = output_dir / lexicon.name
+    try:
+        with whole_path(target) as path:
+            shutil.copyfile(lexicon, path)
+    except OSError as error:
+        raise AsrError(f"{target}: the corpus's lexicon cannot be copied ({error.strerror}).") from error
+    return target
+
+
+def _cut_or_reason(utterance: Utterance) -> MonoCut | MultiCut | Skipped:
+    try:
+        num_samples, sampling_rate, num_channels = inspect_audio(utterance.audio)
+    except AsrError as error:
+        return Skipped(utterance.utterance_id, str(error))
+    duration = num_samples / sampling_rate
+    channels = list(range(num_channels))
+    channel = channels if num_channels > 1 else 0
+    recording = Recording(
+        id=utterance.utterance_id,
+        sources=[AudioSource(type="file", channels=channels, source=str(utterance.audio))],
+        sampling_rate=sampling_rate,
+        num_samples=num_samples,
+        duration=duration,
+        channel_ids=channels,
+    )
+    supervision = SupervisionSegment(
+        id=utterance.utterance_id,
+        recording_id=utterance.utterance_id,
+        start=0.0,
+        duration=duration,
+        channel=channel,
+        text=utterance.text,
+        language="English",
+        speaker=utterance.speaker,
+    )
+    return (MultiCut if num_channels > 1 else MonoCut)(
+        id=utterance.utterance_id,
+        start=0.0,
+        duration=duration,
+        channel=channel,
+        recording=recording,
+        supervisions=[supervision],
+    )

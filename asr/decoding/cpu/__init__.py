@@ -1,0 +1,1 @@
+"""The search's frame compiled by numba."""

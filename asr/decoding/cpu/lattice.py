@@ -1,0 +1,194 @@
+"""What a lattice's paths lose and gain, as loops for `compiled_loop`. Uncompiled they are slow oracles.
+
+Shapes: R records, L losers, S states, A arcs.
+
+
+A lattice put together and pruned, as a loop for `compiled_loop`. Uncompiled it is a slow oracle.
+
+Shapes: N utterances, T frames, C tokens, S states, A arcs, W words.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def add_losses(previous: Any, frame: Any, src: Any, dst: Any, lost_by: Any, loss: Any) -> None:
+    """How much the best way on from each record loses against the best path.
+
+    Args:
+        previous, frame: (R,) the record before, -1 at a start, and the frames read; those of a frame stand together and
+            behind all that lead to them.
+        src, dst, lost_by: (L,) the losers, in the order of the frames of the records that they lost.
+        loss: (R,) float32, that of ending there, infinite where a path may not; lowered in place.
+    """
+    end, loser = len(previous), len(dst) - 1
+    while end > 0:
+        begin = end - 1
+        while begin > 0 and frame[begin - 1] == frame[end - 1]:
+            begin -= 1
+        while loser >= 0 and dst[loser] >= begin:
+            if src[loser] >= 0:
+                loss[src[loser]] = min(loss[src[loser]], loss[dst[loser]] + lost_by[loser])
+            loser -= 1
+        for i in range(begin, end):
+            if previous[i] >= 0:
+                loss[previous[i]] = min(loss[previous[i]], loss[i])
+        end = begin
+
+
+def kept_within(
+    reach: float, previous: Any, utt_idx: Any, frame: Any, src: Any, dst: Any, lost_by: Any, loss: Any, num_utts: int
+) -> Any:
+    """The records and losers on paths that lose by no more than `reach`, as states and arcs of a lattice.
+
+    Args:
+        reach: at most so much is lost.
+        previous, frame, src, dst, lost_by: as of `add_losses`.
+        utt_idx: (R,) the utterance of each record.
+        loss: (R,) what `add_losses` has made of it.
+        num_utts: so many states, the starts of the utterances, come before the others.
+
+    Returns:
+        record (R',), loser (L',): those that stay, ascending.
+        state (R',): the records again, by frame; number (R + 1,): as what each is numbered, from num_utts on, -1 where
+        it does not stay and in the spare last place.
+        src_state, dst_state (R' + L',): of the arcs, those of the records first.
+    """
+    record, loser = np.empty(len(loss), dtype=np.int64), np.empty(len(dst), dtype=np.int64)
+    # Where the states of each frame begin.
+    begin = np.zeros(int(frame.max()) + 2 if len(frame) else 1, dtype=np.int64)
+    num_records, num_losers = 0, 0
+    for i in range(len(loss)):
+        if loss[i] <= reach:
+            record[num_records] = i
+            num_records += 1
+            begin[frame[i] + 1] += 1
+    for i in range(len(dst)):
+        if loss[dst[i]] + lost_by[i] <= reach:
+            loser[num_losers] = i
+            num_losers += 1
+    begin = begin.cumsum()
+    number, state = np.full(len(loss) + 1, -1, dtype=np.int64), np.empty(num_records, dtype=np.int64)
+    for i in record[:num_records]:
+        place = begin[frame[i]]
+        begin[frame[i]] += 1
+        number[i], state[place] = num_utts + place, i
+    num_arcs = num_records + num_losers
+    src_state, dst_state = np.empty(num_arcs, dtype=np.int64), np.empty(num_arcs, dtype=np.int64)
+    for arc in range(num_arcs):
+        if arc < num_records:
+            own, before = record[arc], previous[record[arc]]
+        else:
+            own, before = dst[loser[arc - num_records]], src[loser[arc - num_records]]
+        src_state[arc] = utt_idx[own] if before < 0 else number[before]
+        dst_state[arc] = number[own]
+    return record[:num_records], loser[:num_losers], state, number, src_state, dst_state
+
+
+def order_by_source(src_state: Any, num_states: int) -> Any:
+    """The arcs (A,) in the order of the states that they leave, otherwise as they were, and arc_begin (S + 1,)."""
+    arc_begin = np.zeros(num_states + 1, dtype=np.int64)
+    for state in src_state:
+        arc_begin[state + 1] += 1
+    arc_begin = arc_begin.cumsum()
+    place, order = arc_begin.copy(), np.empty(len(src_state), dtype=np.int64)
+    for arc in range(len(src_state)):
+        order[place[src_state[arc]]] = arc
+        place[src_state[arc]] += 1
+    return order, arc_begin
+
+
+def spread_forward(arc_begin: Any, dst_state: Any, arc_total: Any, score: Any) -> None:
+    """Raises the score of each state (S,) to the best over the arcs that lead to it, states in the order of frames."""
+    for state in range(len(score)):
+        for arc in range(arc_begin[state], arc_begin[state + 1]):
+            score[dst_state[arc]] = max(score[dst_state[arc]], score[state] + arc_total[arc])
+
+
+def spread_backward(arc_begin: Any, dst_state: Any, arc_total: Any, score: Any) -> None:
+    """Raises the score of each state (S,) to the best over the arcs that leave it, states in the order of frames."""
+    for state in range(len(score) - 1, -1, -1):
+        for arc in range(arc_begin[state], arc_begin[state + 1]):
+            score[state] = max(score[state], score[dst_state[arc]] + arc_total[arc])
+
+
+def build_pruned(parts: Any, graph: Any, log_prob: Any, scales: Any, beam: float) -> Any:
+    """What `lattice_from_graph` makes of parts, pruned as by `prune`.
+
+    Args:
+        parts: frame, utt_idx, start_state, src_state, dst_state, arc, lm_score, final_graph_score and final_lm_score,
+            as of `LatticeParts`; what belongs to states is overwritten.
+        graph: token_id, score, word_begin and word_id of the decoding graph.
+        log_prob: (N, T, C) unscaled.
+        scales: am_scale, graph_scale, lm_scale and word_insertion_penalty.
+        beam: what loses more is dropped.
+
+    Returns:
+        The fields of `Lattice`, in their order.
+    """
+    frame, utt_idx, start_state, src_state, dst_state, arc, lm_score, final_graph_score, final_lm_score = parts
+    token_id, score, word_begin, word_id = graph
+    am_scale, graph_scale, lm_scale, penalty = scales
+    order, arc_begin = order_by_source(src_state, len(frame))
+    src_state, dst_state, arc, lm_score = src_state[order], dst_state[order], arc[order], lm_score[order]
+    arc_token, am_score = np.empty(len(arc), dtype=token_id.dtype), np.empty(len(arc), dtype=np.float32)
+    graph_score, total = np.empty(len(arc), dtype=np.float32), np.empty(len(arc), dtype=np.float64)
+    first_word, num_words = np.empty(len(arc), dtype=np.int64), np.empty(len(arc), dtype=np.int64)
+    # Nothing here waits for what is loaded there.
+    for i in range(len(arc)):
+        arc_token[i], graph_score[i] = token_id[arc[i]], score[arc[i]]
+        first_word[i], num_words[i] = word_begin[arc[i]], word_begin[arc[i] + 1] - word_begin[arc[i]]
+    for i in range(len(arc)):
+        am_score[i] = log_prob[utt_idx[src_state[i]], frame[src_state[i]], arc_token[i]]
+        scaled = am_scale * np.float64(am_score[i]) + graph_scale * np.float64(graph_score[i])
+        total[i] = scaled + lm_scale * np.float64(lm_score[i]) + penalty * np.float64(num_words[i])
+    forward, backward = np.full(len(frame), -np.inf), np.full(len(frame), -np.inf)
+    forward[start_state] = 0.0
+    spread_forward(arc_begin, dst_state, total, forward)
+    for state in range(len(frame)):
+        if final_graph_score[state] > -np.inf:
+            final = graph_scale * np.float64(final_graph_score[state])
+            backward[state] = final + lm_scale * np.float64(final_lm_score[state])
+    spread_backward(arc_begin, dst_state, total, backward)
+    limit = backward[start_state] - beam
+    # Rounding must not cost the best path its arcs.
+    limit = limit - 1e-6 * np.maximum(np.abs(limit), 1.0)
+    is_start, number, num_kept = np.zeros(len(frame), dtype=np.bool_), np.full(len(frame), -1), 0
+    is_start[start_state] = True
+    for state in range(len(frame)):
+        through = forward[state] + backward[state]
+        if is_start[state] or (through >= limit[utt_idx[state]] and through > -np.inf):
+            number[state] = num_kept
+            num_kept += 1
+    # What stays moves up.
+    num_arcs, total_words = 0, 0
+    new_begin, new_word_begin = np.zeros(num_kept + 1, dtype=np.int64), np.zeros(len(arc) + 1, dtype=np.int64)
+    for i in range(len(arc)):
+        through = forward[src_state[i]] + total[i] + backward[dst_state[i]]
+        lowest = limit[utt_idx[src_state[i]]]
+        if number[src_state[i]] < 0 or number[dst_state[i]] < 0 or through < lowest or through == -np.inf:
+            continue
+        new_begin[number[src_state[i]] + 1] += 1
+        dst_state[num_arcs], arc[num_arcs], arc_token[num_arcs] = number[dst_state[i]], arc[i], arc_token[i]
+        am_score[num_arcs], graph_score[num_arcs], lm_score[num_arcs] = am_score[i], graph_score[i], lm_score[i]
+        first_word[num_arcs] = first_word[i]
+        total_words += num_words[i]
+        num_arcs += 1
+        new_word_begin[num_arcs] = total_words
+    words = np.empty(total_words, dtype=np.int64)
+    for i in range(num_arcs):
+        for position in range(new_word_begin[i], new_word_begin[i + 1]):
+            words[position] = word_id[first_word[i] + position - new_word_begin[i]]
+    for state in range(len(frame)):
+        if number[state] >= 0:
+            own = number[state]
+            frame[own], utt_idx[own] = frame[state], utt_idx[state]
+            final_graph_score[own], final_lm_score[own] = final_graph_score[state], final_lm_score[state]
+    return (
+        frame[:num_kept], utt_idx[:num_kept], number[start_state], new_begin.cumsum(), dst_state[:num_arcs],
+        arc[:num_arcs], arc_token[:num_arcs], am_score[:num_arcs], graph_score[:num_arcs], lm_score[:num_arcs],
+        new_word_begin[: num_arcs + 1], words, final_graph_score[:num_kept], final_lm_score[:num_kept],
+    )  # fmt: skip

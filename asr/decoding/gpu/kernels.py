@@ -1,0 +1,695 @@
+"""Moves together what stays, in its order: each tile counts, prefix sums of the counts say where its part begins.
+
+Shapes: A candidates, K partial paths, N streams, B lanes of a tile, G tiles, R records.
+
+
+The exact cut-off: the worst score that survives in each stream, by radix selection, one program a stream.
+
+A program counts how many scores of its stream have each value of their highest eight bits, takes the bucket in which
+the wanted one lies, and counts the next bits inside it: four rounds settle them all.
+
+Shapes: A candidates, N streams, B lanes.
+
+
+The end of a frame: those that stay become the new partial paths, each with a record, and all counts go on.
+
+Streams stand longest first, so that of all that stay those whose stream goes on come first. The others move behind
+the room for paths, to where the paths of streams that have ended wait.
+
+Shapes: A candidates, G tiles, K room for paths, D room for paths that have ended, N streams, R room for records.
+
+
+Pieces that several kernels share: numbers for each stream, gathered from tiles in which streams stand in order.
+
+All lanes of a tile that belong to one stream are reduced first, so that a stream costs a tile one atomic operation.
+
+Shapes: B lanes of a tile, N streams.
+
+
+Expands arcs: every partial path goes on over every arc that leaves its state, one lane a candidate.
+
+Lanes find their path in the prefix sums of the numbers of arcs, so that states with many arcs hold nobody up.
+
+Shapes: K partial paths, of which the first `num_paths` are there, A candidates, N streams, B lanes of a tile.
+
+
+Recombines: of all candidates with equal stream, state and history the best one stays, of equals the first.
+
+A hash table without stored keys: a slot holds the position of some candidate, whose key is the slot's. Who finds a slot
+empty takes it by compare-and-swap, who finds another key goes on to the next one. Which of several equal candidates
+takes a slot is left to chance, but not which one wins it: that is the smallest (score, position), packed into 64 bits.
+
+Shapes: A candidates, of which the first `num_candidates` are there, N streams, B lanes of a tile, M slots.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _stays(
+    score: tl.tensor, stream: tl.tensor, threshold: tl.tensor, position: tl.tensor, is_valid: tl.tensor
+) -> tl.tensor:
+    """Which lanes are possible and not below their stream's threshold."""
+    value = tl.load(score + position, mask=is_valid, other=float("-inf"))
+    own = tl.load(stream + position, mask=is_valid, other=0)
+    return is_valid & (value > float("-inf")) & (value >= tl.load(threshold + own, mask=is_valid, other=0.0))
+
+
+@triton.jit
+def count_stays(
+    score: tl.tensor,
+    stream: tl.tensor,
+    threshold: tl.tensor,
+    total: tl.tensor,
+    capacity: tl.tensor,
+    tile_count: tl.tensor,
+    num_frames: tl.tensor,
+    frame: tl.tensor,
+    num_going: tl.tensor,
+    HAS_ENDS: tl.constexpr,
+    B: tl.constexpr,
+) -> None:
+    """Counts what stays.
+
+    Args:
+        score, stream: (A,), threshold (N,), total (1,), capacity A.
+        tile_count: (G,) int64, how many of each tile stay; written.
+        num_frames: (N,) int64 of the streams, and frame (1,) int64, the one that is read.
+        num_going: (1,) int64, raised by those whose stream goes on. All three are not touched unless HAS_ENDS.
+    """
+    tile = tl.program_id(0)
+    num = tl.minimum(tl.load(total), capacity)
+    position = tile.to(tl.int64) * B + tl.arange(0, B)
+    num_staying = 0
+    if tile.to(tl.int64) * B < num:
+        stays = _stays(score, stream, threshold, position, position < num)
+        num_staying = tl.sum(stays.to(tl.int32), 0)
+        if HAS_ENDS:
+            own = tl.load(stream + position, mask=stays, other=0)
+            is_going = stays & (tl.load(num_frames + own, mask=stays, other=0) > tl.load(frame) + 1)
+            tl.atomic_add(num_going, tl.sum(is_going.to(tl.int64), 0))
+    tl.store(tile_count + tile, num_staying)
+
+
+@triton.jit
+def gather_candidates(
+    source: tl.tensor,
+    arc: tl.tensor,
+    stream: tl.tensor,
+    score: tl.tensor,
+    threshold: tl.tensor,
+    total: tl.tensor,
+    capacity: tl.tensor,
+    tile_count: tl.tensor,
+    tile_end: tl.tensor,
+    dst_state: tl.tensor,
+    path_record: tl.tensor,
+    kept_source: tl.tensor,
+    kept_arc: tl.tensor,
+    kept_stream: tl.tensor,
+    kept_state: tl.tensor,
+    kept_score: tl.tensor,
+    kept_record: tl.tensor,
+    B: tl.constexpr,
+) -> None:
+    """Copies the candidates that stay, with the state that they lead to and the record that they go on from.
+
+    Args:
+        source, arc, stream, score: (A,) all candidates; threshold (N,), total (1,), capacity A.
+        tile_count, tile_end: (G,) int64, how many stay of each tile, and prefix sums of it, the tile included.
+        dst_state: of the graph's arcs.
+        path_record: (K,) of the paths.
+        kept_*: (A,) written.
+    """
+    tile = tl.program_id(0)
+    num = tl.minimum(tl.load(total), capacity)
+    if tile.to(tl.int64) * B >= num:
+        return
+    position = tile.to(tl.int64) * B + tl.arange(0, B)
+    stays = _stays(score, stream, threshold, position, position < num)
+    place = tl.load(tile_end + tile) - tl.load(tile_count + tile) + tl.cumsum(stays.to(tl.int64), 0) - 1
+    own_source = tl.load(source + position, mask=stays, other=0)
+    own_arc = tl.load(arc + position, mask=stays, other=0)
+    tl.store(kept_source + place, own_source, mask=stays)
+    tl.store(kept_arc + place, own_arc, mask=stays)
+    tl.store(kept_stream + place, tl.load(stream + position, mask=stays, other=0), mask=stays)
+    tl.store(kept_state + place, tl.load(dst_state + own_arc, mask=stays, other=0), mask=stays)
+    tl.store(kept_score + place, tl.load(score + position, mask=stays, other=0.0), mask=stays)
+    tl.store(kept_record + place, tl.load(path_record + own_source, mask=stays, other=0), mask=stays)
+
+
+_NUM_BUCKETS = tl.constexpr(256)
+
+
+@triton.jit
+def _count_buckets(
+    score: tl.tensor, begin: tl.tensor, end: tl.tensor, prefix: tl.tensor, shift: tl.tensor, B: tl.constexpr
+) -> tl.tensor:
+    """How many scores with these highest bits have each value of the eight bits behind them, (256,) int32."""
+    histogram = tl.zeros([_NUM_BUCKETS], tl.int32)
+    first = begin
+    while first < end:
+        position = first + tl.arange(0, B)
+        is_valid = position < end
+        bits = tl.load(score + position, mask=is_valid, other=0.0).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+        is_counted = is_valid & (((bits >> 8) >> shift) == prefix)
+        histogram += tl.histogram(tl.where(is_counted, (bits >> shift) & 0xFF, 0), _NUM_BUCKETS)
+        # Lanes that do not count stood in the first bucket.
+        num_others = B - tl.sum(is_counted.to(tl.int32), 0)
+        histogram -= tl.where(tl.arange(0, _NUM_BUCKETS) == 0, num_others, 0)
+        first += B
+    return histogram
+
+
+@triton.jit
+def _kth_best(score: tl.tensor, begin: tl.tensor, end: tl.tensor, k: tl.tensor, B: tl.constexpr) -> tl.tensor:
+    """The k-th best of scores of at most 0, of which there are at least k; their magnitudes are ordered as integers."""
+    prefix = begin * 0
+    wanted = k
+    shift = begin * 0 + 24
+    while shift >= 0:
+        cumulative = tl.cumsum(_count_buckets(score, begin, end, prefix, shift, B), 0)
+        is_before = cumulative < wanted
+        prefix = (prefix << 8) + tl.sum(is_before.to(tl.int32), 0)
+        wanted -= tl.max(tl.where(is_before, cumulative, 0), 0)
+        shift -= 8
+    return -prefix.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def cut_off(
+    score: tl.tensor,
+    range_begin: tl.tensor,
+    range_end: tl.tensor,
+    num_inside: tl.tensor,
+    threshold: tl.tensor,
+    beam: tl.tensor,
+    min_active: tl.tensor,
+    max_active: tl.tensor,
+    B: tl.constexpr,
+) -> None:
+    """threshold (N,) float32: the worst score that survives, -inf where all that are possible do.
+
+    Args:
+        score: (A,) float32, at most 0, -inf where impossible.
+        range_begin, range_end: (N,) int32, where each stream stands in it.
+        num_inside: (N,) int32, how many are inside the beam.
+        beam: what is worse by more than this goes.
+        min_active: so many survive outside the beam too.
+        max_active: so many at most, ties excepted.
+    """
+    stream = tl.program_id(0)
+    begin = tl.load(range_begin + stream)
+    end = tl.load(range_end + stream)
+    inside = tl.load(num_inside + stream)
+    is_too_few = inside < min_active
+    wanted = tl.where(is_too_few, min_active, max_active).to(tl.int32)
+    worst = -beam
+    if is_too_few | (inside > max_active):
+        kth = float("-inf")
+        if end - begin >= wanted:
+            kth = _kth_best(score, begin, end, wanted, B)
+        worst = tl.where(is_too_few, tl.minimum(worst, kth), tl.maximum(worst, kth))
+    tl.store(threshold + stream, worst)
+
+
+NUM_PATHS = tl.constexpr(0)
+
+
+NUM_ENDED = tl.constexpr(1)
+
+
+NUM_RECORDS = tl.constexpr(2)
+
+
+FRAME = tl.constexpr(3)
+
+
+NUM_GOING = tl.constexpr(4)
+
+
+IS_SHORT = tl.constexpr(5)
+
+
+MOST_ARCS = tl.constexpr(6)
+
+
+MOST_PATHS = tl.constexpr(7)
+
+
+MOST_ENDED = tl.constexpr(8)
+
+
+MOST_RECORDS = tl.constexpr(9)
+
+
+FIRST_RECORD = tl.constexpr(10)
+
+
+NUM_COUNTS = 11
+"""What stands where in the counts, (11,) int64: how many there are, and what has been needed at most. The room for
+records holds those from FIRST_RECORD to NUM_RECORDS."""
+
+
+@triton.jit
+def keep_paths(
+    stream: tl.tensor,
+    state: tl.tensor,
+    value: tl.tensor,
+    record: tl.tensor,
+    arc: tl.tensor,
+    threshold: tl.tensor,
+    total: tl.tensor,
+    capacity: tl.tensor,
+    tile_count: tl.tensor,
+    tile_end: tl.tensor,
+    num_frames: tl.tensor,
+    counts: tl.tensor,
+    path_stream: tl.tensor,
+    path_state: tl.tensor,
+    path_score: tl.tensor,
+    path_record: tl.tensor,
+    path_capacity: tl.tensor,
+    ended_capacity: tl.tensor,
+    previous: tl.tensor,
+    record_arc: tl.tensor,
+    record_capacity: tl.tensor,
+    B: tl.constexpr,
+) -> None:
+    """Writes paths and records.
+
+    Args:
+        stream, state, value, record, arc: (A,) of the candidates; value is -inf for those that lost.
+        threshold: (N,), total (1,), capacity A, tile_count and tile_end (G,), as for `gather_candidates`.
+        num_frames: (N,) int64, descending.
+        counts: see above.
+        path_*: (K + D,), written.
+        previous, record_arc: (R,) int64, written.
+    """
+    tile = tl.program_id(0)
+    num = tl.minimum(tl.load(total), capacity)
+    if tile.to(tl.int64) * B >= num:
+        return
+    position = tile.to(tl.int64) * B + tl.arange(0, B)
+    is_valid = position < num
+    own_value = tl.load(value + position, mask=is_valid, other=float("-inf"))
+    own_stream = tl.load(stream + position, mask=is_valid, other=0)
+    stays = is_valid & (own_value > float("-inf"))
+    stays = stays & (own_value >= tl.load(threshold + own_stream, mask=is_valid, other=0.0))
+    rank = tl.load(tile_end + tile) - tl.load(tile_count + tile) + tl.cumsum(stays.to(tl.int64), 0) - 1
+    is_going = tl.load(num_frames + own_stream, mask=stays, other=0) > tl.load(counts + FRAME) + 1
+    ended_rank = tl.load(counts + NUM_ENDED) + rank - tl.load(counts + NUM_GOING)
+    has_room = stays & tl.where(is_going, rank < path_capacity, ended_rank < ended_capacity)
+    place = tl.where(is_going, rank, path_capacity + ended_rank)
+    own_record = tl.load(counts + NUM_RECORDS) + rank
+    tl.store(path_stream + place, own_stream, mask=has_room)
+    tl.store(path_state + place, tl.load(state + position, mask=stays, other=0), mask=has_room)
+    tl.store(path_score + place, own_value, mask=has_room)
+    tl.store(path_record + place, own_record, mask=has_room)
+    place = own_record - tl.load(counts + FIRST_RECORD)
+    has_room = stays & (place < record_capacity)
+    tl.store(previous + place, tl.load(record + position, mask=stays, other=0), mask=has_room)
+    tl.store(record_arc + place, tl.load(arc + position, mask=stays, other=0).to(tl.int64), mask=has_room)
+
+
+@triton.jit
+def end_frame(
+    counts: tl.tensor,
+    record_begin: tl.tensor,
+    arcs_end: tl.tensor,
+    num_places: tl.tensor,
+    tile_end: tl.tensor,
+    num_tiles: tl.tensor,
+    path_capacity: tl.tensor,
+    ended_capacity: tl.tensor,
+    record_capacity: tl.tensor,
+) -> None:
+    """One program: brings the counts up to date.
+
+    Args:
+        counts: see above; what had no room is counted as needed, and left out.
+        record_begin: (T,) int64, where each frame's records begin; written for this frame.
+        arcs_end: (num_places,) int64, prefix sums of the numbers of arcs.
+        tile_end: (num_tiles,) int64, prefix sums of the numbers of paths that stay.
+    """
+    num_arcs = tl.load(arcs_end + num_places - 1)
+    num_kept = tl.load(tile_end + num_tiles - 1)
+    num_going = tl.load(counts + NUM_GOING)
+    num_ended = tl.load(counts + NUM_ENDED) + num_kept - num_going
+    first_record = tl.load(counts + NUM_RECORDS)
+    num_records = first_record + num_kept
+    before_room = tl.load(counts + FIRST_RECORD)
+    frame = tl.load(counts + FRAME)
+    tl.store(record_begin + frame, first_record)
+    tl.store(counts + MOST_ARCS, tl.maximum(tl.load(counts + MOST_ARCS), num_arcs))
+    tl.store(counts + MOST_PATHS, tl.maximum(tl.load(counts + MOST_PATHS), num_going))
+    tl.store(counts + MOST_ENDED, tl.maximum(tl.load(counts + MOST_ENDED), num_ended))
+    tl.store(counts + MOST_RECORDS, tl.maximum(tl.load(counts + MOST_RECORDS), num_records - before_room))
+    tl.store(counts + NUM_PATHS, tl.minimum(num_going, path_capacity))
+    tl.store(counts + NUM_ENDED, tl.minimum(num_ended, ended_capacity))
+    tl.store(counts + NUM_RECORDS, tl.minimum(num_records, before_room + record_capacity))
+    tl.store(counts + FRAME, frame + 1)
+    tl.store(counts + NUM_GOING, num_going * 0)
+
+
+LOWEST = tl.constexpr(-2139095041)
+"""`ordered` of minus infinity."""
+
+
+_NO_STREAM = tl.constexpr(2147483647)
+
+
+@triton.jit
+def ordered(score: tl.tensor) -> tl.tensor:
+    """float32 -> int32 in the same order; atomic operations know integers best."""
+    bits = score.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def unordered(key: tl.tensor) -> tl.tensor:
+    """The way back from `ordered`."""
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def raise_to_max(best: tl.tensor, stream: tl.tensor, key: tl.tensor, is_valid: tl.tensor) -> None:
+    """best (N,) int32 is raised to the largest key (B,) int32 of each stream (B,) ascending."""
+    own = tl.min(tl.where(is_valid, stream, _NO_STREAM), 0)
+    last = tl.max(tl.where(is_valid, stream, -1), 0)
+    while own <= last:
+        tl.atomic_max(best + own, tl.max(tl.where(is_valid & (stream == own), key, LOWEST), 0))
+        own += 1
+
+
+@triton.jit
+def add_count(count: tl.tensor, stream: tl.tensor, is_counted: tl.tensor) -> None:
+    """count (N,) int32 grows by the counted lanes (B,) of each stream (B,) ascending."""
+    own = tl.min(tl.where(is_counted, stream, _NO_STREAM), 0)
+    last = tl.max(tl.where(is_counted, stream, -1), 0)
+    while own <= last:
+        tl.atomic_add(count + own, tl.sum((is_counted & (stream == own)).to(tl.int32), 0))
+        own += 1
+
+
+@triton.jit
+def mark_range(
+    range_begin: tl.tensor,
+    range_end: tl.tensor,
+    stream: tl.tensor,
+    before: tl.tensor,
+    position: tl.tensor,
+    total: tl.tensor,
+) -> None:
+    """Notes where each stream begins and ends among all positions.
+
+    Args:
+        range_begin, range_end: (N,) int32, 0 for a stream that does not occur.
+        stream: (B,) of each position, ascending; before (B,) of the position before it, -1 at the first.
+        position: (B,).
+        total: how many there are.
+    """
+    is_valid = position < total
+    differs = is_valid & (stream != before)
+    tl.store(range_begin + stream, position.to(tl.int32), mask=differs)
+    tl.store(range_end + before, position.to(tl.int32), mask=differs & (before >= 0))
+    tl.store(range_end + stream, total.to(tl.int32), mask=position == total - 1)
+
+
+@triton.jit
+def count_arcs(
+    state: tl.tensor,
+    num_paths: tl.tensor,
+    arc_begin: tl.tensor,
+    num_arcs: tl.tensor,
+    capacity: tl.tensor,
+    B: tl.constexpr,
+) -> None:
+    """num_arcs (K,) int64 of the paths' states (K,), 0 behind the last path; num_paths (1,)."""
+    path = tl.program_id(0) * B + tl.arange(0, B)
+    is_path = path < tl.load(num_paths)
+    own = tl.load(state + path, mask=is_path, other=0)
+    first = tl.load(arc_begin + own, mask=is_path, other=0)
+    end = tl.load(arc_begin + own + 1, mask=is_path, other=0)
+    tl.store(num_arcs + path, end - first, mask=path < capacity)
+
+
+@triton.jit
+def expand_arcs(
+    path_stream: tl.tensor,
+    path_state: tl.tensor,
+    path_score: tl.tensor,
+    arcs_end: tl.tensor,
+    num_places: tl.tensor,
+    arc_begin: tl.tensor,
+    token_id: tl.tensor,
+    arc_score: tl.tensor,
+    log_prob: tl.tensor,
+    frame_begin: tl.tensor,
+    frame: tl.tensor,
+    num_columns: tl.tensor,
+    source: tl.tensor,
+    arc: tl.tensor,
+    stream: tl.tensor,
+    score: tl.tensor,
+    best: tl.tensor,
+    capacity: tl.tensor,
+    NUM_STEPS: tl.constexpr,
+    B: tl.constexpr,
+) -> None:
+    """Writes the candidates and the best score of each stream.
+
+    Args:
+        path_stream, path_state, path_score: (K,).
+        arcs_end: (K,) int64, prefix sums of the paths' numbers of arcs, the path itself included.
+        num_places: K.
+        arc_begin, token_id, arc_score: the graph's arcs.
+        log_prob, frame_begin: flat, and where each stream's frame 0 begins in it (N,) int64.
+        frame: (1,) int64, the frame that is read, and num_columns from one to the next.
+        source, arc, stream: (A,) int32 and score (A,) float32, written.
+        best: (N,) int32, raised to `ordered` best scores.
+        capacity: A; candidates behind it are left out.
+        NUM_STEPS: 2 to this power is above K.
+    """
+    total = tl.minimum(tl.load(arcs_end + num_places - 1), capacity)
+    first = tl.program_id(0).to(tl.int64) * B
+    if first >= total:
+        return
+    position = first + tl.arange(0, B)
+    is_valid = position < total
+    path = tl.zeros([B], tl.int32)
+    for step in tl.static_range(NUM_STEPS):
+        probe = path + (1 << (NUM_STEPS - 1 - step))
+        is_place = is_valid & (probe <= num_places)
+        is_behind = tl.load(arcs_end + probe - 1, mask=is_place, other=0) <= position
+        path = tl.where(is_place & is_behind, probe, path)
+    state = tl.load(path_state + path, mask=is_valid, other=0)
+    left = tl.load(arcs_end + path, mask=is_valid, other=0) - position
+    own_arc = tl.load(arc_begin + state + 1, mask=is_valid, other=0) - left
+    own_stream = tl.load(path_stream + path, mask=is_valid, other=0).to(tl.int32)
+    column = tl.load(frame_begin + own_stream, mask=is_valid, other=0) + tl.load(frame) * num_columns
+    column += tl.load(token_id + own_arc, mask=is_valid, other=0)
+    value = tl.load(path_score + path, mask=is_valid, other=0.0)
+    value += tl.load(arc_score + own_arc, mask=is_valid, other=0.0)
+    value += tl.load(log_prob + column, mask=is_valid, other=0.0)
+    tl.store(source + position, path, mask=is_valid)
+    tl.store(arc + position, own_arc.to(tl.int32), mask=is_valid)
+    tl.store(stream + position, own_stream, mask=is_valid)
+    tl.store(score + position, value, mask=is_valid)
+    raise_to_max(best, own_stream, ordered(value), is_valid)
+
+
+@triton.jit
+def relate_to_best(
+    stream: tl.tensor,
+    arc: tl.tensor,
+    score: tl.tensor,
+    arcs_end: tl.tensor,
+    num_places: tl.tensor,
+    capacity: tl.tensor,
+    best: tl.tensor,
+    num_words: tl.tensor,
+    num_inside: tl.tensor,
+    range_begin: tl.tensor,
+    range_end: tl.tensor,
+    beam: tl.tensor,
+    word_beam: tl.tensor,
+    B: tl.constexpr,
+) -> None:
+    """Makes scores relative to the best of their stream, in place, and counts who is inside the beam.
+
+    Args:
+        stream, arc, score: (A,) the candidates.
+        arcs_end, num_places, capacity, best: as `expand_arcs` left them.
+        num_words: of the graph's arcs, int32; candidates with words outside `word_beam` become impossible.
+        num_inside, range_begin, range_end: (N,) int32, all 0, filled.
+    """
+    total = tl.minimum(tl.load(arcs_end + num_places - 1), capacity)
+    first = tl.program_id(0).to(tl.int64) * B
+    if first >= total:
+        return
+    position = first + tl.arange(0, B)
+    is_valid = position < total
+    own = tl.load(stream + position, mask=is_valid, other=0)
+    before = tl.load(stream + position - 1, mask=is_valid & (position > 0), other=-1)
+    mark_range(range_begin, range_end, own, before, position, total)
+    own_best = unordered(tl.load(best + own, mask=is_valid, other=0))
+    value = tl.load(score + position, mask=is_valid, other=float("-inf"))
+    value -= tl.where(own_best > float("-inf"), own_best, 0.0)
+    has_words = tl.load(num_words + tl.load(arc + position, mask=is_valid, other=0), mask=is_valid, other=0) > 0
+    value = tl.where(has_words & (value < -word_beam), float("-inf"), value)
+    tl.store(score + position, value, mask=is_valid)
+    add_count(num_inside, own, is_valid & (value >= -beam) & (value > float("-inf")))
+
+
+@triton.jit
+def shift_offsets(
+    best: tl.tensor,
+    offset: tl.tensor,
+    num_inside: tl.tensor,
+    threshold: tl.tensor,
+    is_short: tl.tensor,
+    min_active: tl.tensor,
+    num_streams: tl.tensor,
+    B: tl.constexpr,
+) -> None:
+    """Adds the best of each stream to its offset, and notes whether candidates that were left out may be missed.
+
+    Args:
+        best: (N,) int32, `ordered`, of the candidates.
+        offset: (N,) float64, changed in place.
+        num_inside: (N,) int32, how many are inside the beam after recombination.
+        threshold: (N,) float32, what candidates had to reach; -inf where none were left out.
+        is_short: (1,) int64, set to 1 where a stream has fewer than min_active of them and some were left out.
+    """
+    stream = tl.program_id(0) * B + tl.arange(0, B)
+    is_valid = stream < num_streams
+    own_best = unordered(tl.load(best + stream, mask=is_valid, other=0))
+    own_offset = tl.load(offset + stream, mask=is_valid, other=0.0)
+    own_offset += tl.where(own_best > float("-inf"), own_best, 0.0).to(tl.float64)
+    tl.store(offset + stream, own_offset, mask=is_valid)
+    is_few = tl.load(num_inside + stream, mask=is_valid, other=0) < min_active
+    left_out = tl.load(threshold + stream, mask=is_valid, other=float("-inf")) > float("-inf")
+    tl.atomic_max(is_short, tl.max((is_valid & is_few & left_out).to(tl.int64), 0))
+
+
+EMPTY = tl.constexpr(-1)
+
+
+UNBEATEN = tl.constexpr(0x7FFFFFFFFFFFFFFF)
+
+
+@triton.jit
+def enter(
+    stream: tl.tensor,
+    state: tl.tensor,
+    context_idx: tl.tensor,
+    score: tl.tensor,
+    num_candidates: tl.tensor,
+    capacity: tl.tensor,
+    owner: tl.tensor,
+    best: tl.tensor,
+    slot: tl.tensor,
+    last_slot: tl.tensor,
+    HAS_CONTEXT: tl.constexpr,
+    B: tl.constexpr,
+) -> None:
+    """Gives each candidate its slot.
+
+    Args:
+        stream, state, context_idx, score: (A,); context_idx is not read unless HAS_CONTEXT.
+        num_candidates: (1,), and capacity, A: what is behind it is left out.
+        owner: (M,) int32, EMPTY, and best (M,) int64, UNBEATEN; filled.
+        slot: (A,) int32, written.
+        last_slot: M - 1; M is a power of 2.
+        B: at least the threads of a program.
+    """
+    total = tl.minimum(tl.load(num_candidates), capacity)
+    first = tl.program_id(0) * B
+    if first >= total:
+        return
+    # Lanes behind the last candidate do what the last one does: it changes nothing.
+    position = tl.minimum(first + tl.arange(0, B), total - 1).to(tl.int32)
+    own_stream, own_state = tl.load(stream + position), tl.load(state + position)
+    mixed = own_state.to(tl.int64) * 0x1E3779B97F4A7C15 + own_stream.to(tl.int64) * 0x3F58476D1CE4E5B9
+    if HAS_CONTEXT:
+        own_context = tl.load(context_idx + position)
+        mixed ^= own_context * 0x14D049BB133111EB
+    mixed ^= mixed >> 31
+    mixed *= 0x2545F4914F6CDD1D
+    own_slot = ((mixed >> 24) & last_slot).to(tl.int32)
+    is_pending = tl.full([B], 1, tl.int1)
+    while tl.max(is_pending.to(tl.int32), 0) > 0:
+        # A settled lane finds its slot taken, and leaves it so.
+        holder = tl.atomic_cas(owner + own_slot, tl.full([B], EMPTY, tl.int32), position)
+        other = tl.where(holder < 0, position, holder)
+        is_equal = (tl.load(stream + other) == own_stream) & (tl.load(state + other) == own_state)
+        if HAS_CONTEXT:
+            is_equal &= tl.load(context_idx + other) == own_context
+        is_pending = is_pending & (is_equal == 0)
+        own_slot = tl.where(is_pending, (own_slot + 1) & last_slot, own_slot).to(tl.int32)
+    bits = tl.load(score + position).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    tl.atomic_min(best + own_slot, (bits.to(tl.int64) << 32) | position.to(tl.int64))
+    tl.store(slot + position, own_slot)
+
+
+@triton.jit
+def settle(
+    stream: tl.tensor,
+    score: tl.tensor,
+    num_candidates: tl.tensor,
+    capacity: tl.tensor,
+    best: tl.tensor,
+    slot: tl.tensor,
+    winner: tl.tensor,
+    value: tl.tensor,
+    num_inside: tl.tensor,
+    range_begin: tl.tensor,
+    range_end: tl.tensor,
+    beam: tl.tensor,
+    B: tl.constexpr,
+) -> None:
+    """Who wins, and how many winners of each stream are inside the beam.
+
+    Args:
+        stream, score: (A,); num_candidates (1,), capacity A.
+        best, slot: as `enter` left them.
+        winner: (A,) int32, the position of the winner, written.
+        value: (A,) float32, written: the scores of winners, -inf for all others.
+        num_inside, range_begin, range_end: (N,) int32, all 0, filled.
+    """
+    total = tl.minimum(tl.load(num_candidates), capacity)
+    first = tl.program_id(0) * B
+    if first >= total:
+        return
+    position = first + tl.arange(0, B)
+    is_valid = position < total
+    own = tl.load(stream + position, mask=is_valid, other=0).to(tl.int32)
+    before = tl.load(stream + position - 1, mask=is_valid & (position > 0), other=-1).to(tl.int32)
+    mark_range(range_begin, range_end, own, before, position, total)
+    own_slot = tl.load(slot + position, mask=is_valid, other=0)
+    own_winner = (tl.load(best + own_slot, mask=is_valid, other=0) & 0xFFFFFFFF).to(tl.int32)
+    own_value = tl.load(score + position, mask=is_valid, other=float("-inf"))
+    own_value = tl.where(own_winner == position, own_value, float("-inf"))
+    tl.store(winner + position, own_winner, mask=is_valid)
+    tl.store(value + position, own_value, mask=is_valid)
+    add_count(num_inside, own, is_valid & (own_value >= -beam) & (own_value > float("-inf")))
+
+
+@triton.jit
+def leave(
+    num_candidates: tl.tensor, capacity: tl.tensor, owner: tl.tensor, best: tl.tensor, slot: tl.tensor, B: tl.constexpr
+) -> None:
+    """Empties the slots that were taken."""
+    total = tl.minimum(tl.load(num_candidates), capacity)
+    first = tl.program_id(0) * B
+    if first >= total:
+        return
+    position = first + tl.arange(0, B)
+    is_valid = position < total
+    own_slot = tl.load(slot + position, mask=is_valid, other=0)
+    tl.store(owner + own_slot, tl.full([B], EMPTY, tl.int32), mask=is_valid)
+    tl.store(best + own_slot, tl.full([B], UNBEATEN, tl.int64), mask=is_valid)

@@ -1,0 +1,164 @@
+"""What every first pass answers: hypotheses, best first, and a lattice.
+
+Shapes: N utterances, T frames, C tokens.
+
+
+Every number that a first pass can be told, and how a path's score is put together."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from numbers import Real
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from asr.errors import AsrError
+from asr.lm.interface import LanguageModel
+
+if TYPE_CHECKING:
+    from asr.decoding.lattice import Lattice
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One word sequence for an utterance. Scores are natural logs and unscaled; `total` is the scaled sum.
+
+    Args:
+        word_ids: ids in the graph's vocabulary.
+        words: the same, spelled.
+        am_score: sum of the frame log-probabilities along the path.
+        graph_score: sum of the graph's scores, the final one included.
+        lm_score: sum of the language model's scores, `final` included; 0 without one.
+        total: see `DecodingOptions`.
+        start_frames: for each word the frame (after subsampling) where it begins.
+        end_frames: for each word the frame after its last one.
+        phones: runs of equal tokens, blanks left out: (token, first frame, frame after the last) each.
+        confidences: for each word its posterior probability in the lattice, or empty where not computed.
+    """
+
+    word_ids: tuple[int, ...]
+    words: tuple[str, ...]
+    am_score: float
+    graph_score: float
+    lm_score: float
+    total: float
+    start_frames: tuple[int, ...]
+    end_frames: tuple[int, ...]
+    confidences: tuple[float, ...] = ()
+    phones: tuple[tuple[int, int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class DecodeResult:
+    """The outcome for one utterance.
+
+    Args:
+        hypotheses: best first. One from the search itself; `asr.decoding.nbest` takes more from the lattice.
+            Empty where nothing survived the beam, or there were no frames and the empty sentence is not allowed.
+        reached_final: False where no complete sentence survived; a hypothesis then is the best unfinished path.
+        num_frames: frames decoded, those that `blank_skip_threshold` left out not counted.
+        lattice: the alternatives, where the pass was asked to keep them and a final state was reached.
+        original_frame: (num_frames,) int64, where frames were left out: what each decoded one was before.
+    """
+
+    hypotheses: tuple[Hypothesis, ...]
+    reached_final: bool
+    num_frames: int
+    lattice: Lattice | None = None
+    original_frame: Tensor | None = None
+
+    @property
+    def best(self) -> Hypothesis | None:
+        """The best hypothesis, or None."""
+        return self.hypotheses[0] if self.hypotheses else None
+
+
+class FirstPass(Protocol):
+    """Frame log-probabilities in, hypotheses out."""
+
+    def decode(self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel | None = None) -> list[DecodeResult]:
+        """log_prob (N, T, C) natural log, num_frames (N,) int64 -> one result an utterance, in order.
+
+        Raises:
+            AsrError: the log-probabilities have NaN in them or another width than the graph's tokens.
+        """
+
+
+_MOST_STATES = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class DecodingOptions:
+    """Beams and scales. A path's score, higher is better, is
+
+        total = am_scale * am_score + graph_scale * graph_score + lm_scale * lm_score
+                + word_insertion_penalty * number of words
+
+    where `lm_score` is whatever the language model given to `decode` answers. To replace the graph's own language
+    model, give `difference_lm(large, small)`; to keep part of it, lower `lm_scale` as well.
+
+    Args:
+        search_beam: a partial path this much worse than the best one of its frame is dropped.
+        output_beam: a lattice arc stays if its best path is at most this much worse than the best path.
+        min_active_states: so many partial paths of an utterance survive a frame even outside the beam.
+        max_active_states: at most so many survive, ties excepted. k2 counts graph states; the torch pass counts
+            (graph state, word history) pairs.
+        am_scale: weight of the frame log-probabilities.
+        graph_scale: weight of the graph's scores.
+        lm_scale: weight of the language model's scores.
+        word_insertion_penalty: added for each word; negative for fewer words.
+        word_beam: during a search with a language model, words whose partial path is this much worse than the best one
+            by the graph's scores alone are dropped before the language model is asked (the skip heuristic of
+            four-caches); None leaves it to the search beam.
+        max_contexts_per_state: keep only so many word histories at a state; None keeps all (exact).
+        context_beam: drop word histories this much worse than the best at their frame during on-the-fly rescoring
+            of a lattice; None keeps all (exact).
+        blank_skip_threshold: in each run of frames whose blank probability exceeds it, keep the first only;
+            None keeps all frames (exact).
+
+    Raises:
+        AsrError: a number is out of its range.
+    """
+
+    search_beam: float = 20.0
+    output_beam: float = 8.0
+    min_active_states: int = 30
+    max_active_states: int = 7000
+    am_scale: float = 1.0
+    graph_scale: float = 1.0
+    lm_scale: float = 1.0
+    word_insertion_penalty: float = 0.0
+    word_beam: float | None = None
+    max_contexts_per_state: int | None = None
+    context_beam: float | None = None
+    blank_skip_threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            is_left_out = value is None and field.default is None
+            if not is_left_out and (isinstance(value, bool) or not isinstance(value, Real)):
+                raise AsrError(f"decoding options: {field.name} is {value!r}; it must be a number.")
+        for name in ("search_beam", "output_beam", "word_beam", "context_beam", "am_scale"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise AsrError(f"decoding options: {name} is {value}; it must be above 0.")
+        for name in ("am_scale", "graph_scale", "lm_scale", "word_insertion_penalty"):
+            if not math.isfinite(getattr(self, name)):
+                raise AsrError(f"decoding options: {name} is {getattr(self, name)}; it must be a finite number.")
+        if not 0 <= self.min_active_states <= self.max_active_states <= _MOST_STATES or self.max_active_states < 1:
+            raise AsrError(
+                f"decoding options: min_active_states is {self.min_active_states} and max_active_states "
+                f"{self.max_active_states}; choose 0 <= min_active_states <= max_active_states, at most 2^63 - 1."
+            )
+        if self.max_contexts_per_state is not None and self.max_contexts_per_state < 1:
+            raise AsrError(
+                f"decoding options: max_contexts_per_state is {self.max_contexts_per_state}; give at least 1 or none."
+            )
+        if self.blank_skip_threshold is not None and not 0 < self.blank_skip_threshold < 1:
+            raise AsrError(
+                f"decoding options: blank_skip_threshold is {self.blank_skip_threshold}; it is a probability "
+                "between 0 and 1, or none."
+            )

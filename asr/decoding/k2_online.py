@@ -1,0 +1,421 @@
+"""k2's lattice as it grows, and the search that follows it frame by frame for partial results.
+
+A lattice state is named by (frame, graph state), whatever number k2 gives it in the next chunk's lattice. So the search
+goes on where it stopped: only frames that are new are rescored.
+
+Shapes: S lattice states, A lattice arcs, T frames.
+
+
+k2's pass fed in chunks.
+
+`OnlineDenseIntersecter` of k2 1.23.4 lets only states with a final arc live on to the next chunk, and prunes at each
+boundary by `output_beam` against the best path there. Here every state has a final arc: where the graph has none, one
+that is marked partial, without score while the stream goes on and with -1e10 at its end; and nothing is pruned at
+boundaries, but the lattice at the end. So what is found does not depend on the chunks, unless the search beam is so
+narrow that complete paths are lost: with chunks a few more are found then.
+
+The intersecter returns the lattice of the whole utterance at each chunk. A chunk's cost and the memory therefore grow
+with the utterance (on AN4's graph, 0.64 s of audio take 0.02 s after 3 s of speech, 0.07 s after 15 s); the endpoint
+rules' `longest` bounds them. The torch pass of `asr.decoding.streaming` has neither.
+Later versions of k2 have an argument `allow_partial` more, whose default is what 1.23.4 does; they are not tested.
+
+Shapes: N streams of a call, T frames of a chunk, C tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asr.decoding.backend import Chunk, Traces
+from asr.decoding.backtrace import Backtrace
+from asr.decoding.frame import FrameStep
+from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis
+from asr.decoding.k2 import WIDEST_BEAM, lattice_from_k2, require_k2, to_k2
+from asr.decoding.lattice import Lattice, best_path, prune
+from asr.decoding.log_probs import check_chunks, check_log_prob, skip_blanks
+from asr.decoding.online import EndpointRules
+from asr.decoding.paths import SpelledPath, hypothesis_of_path
+from asr.decoding.rescoring import LatticePath, rescore_joint
+from asr.decoding.search_graph import ArcSet, ArcWords, SearchGraph
+from asr.decoding.selection import lm_chunk_reader
+from asr.decoding.token_passing import TorchFirstPass
+from asr.decoding.tokens import Tokens
+from asr.decoding.word_map import WordMapper
+from asr.errors import AsrError
+from asr.graph.decoding_graph import DecodingGraph
+from asr.lm.interface import LanguageModel
+
+_FINAL_LABEL = -1
+
+
+def state_frames(fsa: Any) -> Tensor:
+    """How many frames are read before each state of a lattice of one utterance, (S,) int64; k2's own end has 0.
+
+    States come in the order of frames, so that those of a frame end with the last that an arc of the frame before
+    leads to.
+    """
+    values = fsa.arcs.values().cpu().numpy()
+    arc_begin = fsa.arcs.row_splits(2).cpu().numpy()
+    dst_state = np.where(values[:, 2] == _FINAL_LABEL, -1, values[:, 1])
+    frame = np.zeros(len(arc_begin) - 1, dtype=np.int64)
+    begin, end, num_frames = 0, min(1, len(frame)), 0
+    while begin < end:
+        leads_to = dst_state[arc_begin[begin] : arc_begin[end]]
+        begin, end = end, max(end, int(leads_to.max()) + 1 if len(leads_to) else end)
+        num_frames += 1
+        frame[begin:end] = num_frames
+    return torch.from_numpy(frame).to(fsa.device)
+
+
+@dataclass(eq=False)
+class _NewFrames:
+    """The part of a lattice that was not there before, as the token search walks it."""
+
+    num_states: int
+    emitting: ArcSet
+    final_score: Tensor
+    final_graph_score: Tensor
+    epsilon: ArcSet | None = None
+    is_pushed: bool = False
+
+
+class LatticeFollower:
+    """The best path through a growing lattice under a language model.
+
+    Each chunk's part of the lattice is pruned by `output_beam` against the best path so far before its words are
+    scored. What later frames would have pruned is still followed, so that this is for partial results; the final one
+    comes from the final lattice, most of whose words the language model then knows already.
+
+    Args:
+        graph: the decoding graph.
+        options: scales and beams, as in `rescore_on_the_fly`.
+        lm: the language model, or None.
+    """
+
+    def __init__(self, graph: DecodingGraph, options: DecodingOptions, lm: LanguageModel | None) -> None:
+        self._graph = graph
+        self._output_beam = options.output_beam
+        self._options = replace(
+            options,
+            search_beam=math.inf if options.context_beam is None else options.context_beam,
+            min_active_states=0,
+            word_beam=None,
+        )
+        self._lm = lm
+        self.backtrace = Backtrace(graph.device)
+        one = torch.zeros(1, dtype=torch.int64, device=graph.device)
+        self._tokens = Tokens.starting(one, one, one if lm is None else lm.start(1))
+        self._offset = torch.zeros(1, dtype=torch.float64, device=graph.device)
+        self._num_frames = 0
+        # The best score of any way to each graph state at the last frame, without the language model.
+        self._ahead_state = one
+        self._ahead = torch.zeros(1, dtype=torch.float64, device=graph.device)
+
+    def extend(self, fsa: Any) -> None:
+        """Follows the frames that are new in k2's lattice (one FSA, with the attribute `arc_idx`)."""
+        frame = state_frames(fsa)
+        values = fsa.arcs.values().to(torch.int64)
+        arc = ((values[:, 2] != _FINAL_LABEL) & (frame[values[:, 0]] >= self._num_frames)).nonzero().squeeze(1)
+        if not len(arc):
+            return
+        graph_state = torch.zeros_like(frame)
+        entering = (values[:, 2] != _FINAL_LABEL).nonzero().squeeze(1)
+        graph_arc = fsa.arc_idx.to(torch.int64)
+        graph_state[values[entering, 1]] = self._graph.dst_state[graph_arc[entering]].to(torch.int64)
+        # From here on states are numbered from the first of the last known frame.
+        first = int(torch.searchsorted(frame[:-1], self._num_frames))
+        src_state, dst_state = values[arc, 0] - first, values[arc, 1] - first
+        frame, graph_state = frame[first:-1] - self._num_frames, graph_state[first:-1]
+        score = fsa.scores.detach()[arc].double()
+        kept, ahead = self._pruned(frame, graph_state, src_state, dst_state, score)
+        part = self._searchable(len(frame), src_state[kept], dst_state[kept], score[kept], graph_arc[arc[kept]])
+        self._follow(part, graph_state[frame == 0], int(frame[-1]))
+        last = (frame == frame[-1]).nonzero().squeeze(1)
+        self._tokens.state = graph_state[self._tokens.state]
+        self._ahead_state, self._ahead = graph_state[last], ahead[last]
+        self._num_frames += int(frame[-1])
+
+    @property
+    def held(self) -> Tensor:
+        """The language model's contexts that it goes on from, (K,)."""
+        return self._tokens.context_idx
+
+    def best(self) -> tuple[Tensor, float, float] | None:
+        """Graph arcs (L,), total and language model score of the best unfinished path; None where none is alive."""
+        if not len(self._tokens):
+            return None
+        best = int(self._tokens.score.argmax())
+        arc = self.backtrace.path(int(self._tokens.record[best]))
+        return arc, float(self._offset + self._tokens.score[best]), float(self._tokens.lm_score[best])
+
+    def _pruned(
+        self, frame: Tensor, graph_state: Tensor, src_state: Tensor, dst_state: Tensor, score: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The arcs (A',) within the beam, and the best score to each state (S,)."""
+        ahead = torch.full((len(frame),), -torch.inf, dtype=torch.float64, device=score.device)
+        starts = (frame == 0).nonzero().squeeze(1)
+        known, order = self._ahead_state.sort()
+        place = torch.searchsorted(known, graph_state[starts]).clamp(max=len(known) - 1)
+        is_known = known[place] == graph_state[starts]
+        ahead[starts[is_known]] = self._ahead[order[place[is_known]]]
+        behind = torch.where(frame == frame[-1], torch.zeros_like(ahead), torch.full_like(ahead, -torch.inf))
+        steps = torch.arange(int(frame[-1]) + 1, device=score.device)
+        begin = torch.searchsorted(frame[src_state], steps).tolist()
+        for one, two in itertools.pairwise(begin):
+            reached = ahead[src_state[one:two]] + score[one:two]
+            ahead.scatter_reduce_(0, dst_state[one:two], reached, "amax", include_self=True)
+        for one, two in reversed(list(itertools.pairwise(begin))):
+            reached = behind[dst_state[one:two]] + score[one:two]
+            behind.scatter_reduce_(0, src_state[one:two], reached, "amax", include_self=True)
+        through = ahead[src_state] + score + behind[dst_state]
+        return (through >= through.max() - self._output_beam).nonzero().squeeze(1), ahead
+
+    def _searchable(
+        self,
+        num_states: int,
+        src_state: Tensor,
+        dst_state: Tensor,
+        score: Tensor,
+        graph_arc: Tensor,
+    ) -> _NewFrames:
+        graph = self._graph
+        num_arcs = torch.bincount(src_state, minlength=num_states)
+        emitting = ArcSet(
+            torch.cat([num_arcs.new_zeros(1), num_arcs.cumsum(0)]),
+            dst_state,
+            torch.zeros_like(dst_state),
+            score.float(),
+            graph_arc,
+            ArcWords.of_arcs(graph.word_begin, graph.word_id, graph_arc),
+        )
+        no_end = torch.full((num_states,), -torch.inf, device=score.device)
+        return _NewFrames(num_states, emitting, no_end, no_end)
+
+    def _follow(self, part: _NewFrames, start_state: Tensor, num_frames: int) -> None:
+        """Moves the tokens over the new frames; the states of the first one are named by graph states (S',)."""
+        known, order = start_state.sort()
+        place = torch.searchsorted(known, self._tokens.state).clamp(max=len(known) - 1)
+        stays = (known[place] == self._tokens.state).nonzero().squeeze(1)
+        tokens = self._tokens.select(stays)
+        tokens.state = order[place[stays]]
+        reader = None if self._lm is None else lm_chunk_reader("auto", part, self._options, self._lm, False)
+        if reader is not None:
+            chunk = Chunk(torch.zeros(1, num_frames, 1), torch.tensor([num_frames]), self._offset)
+            self._tokens = reader.read(tokens, chunk, Traces(self.backtrace, None, lambda alive: None))
+            return
+        step = FrameStep(part, self._options, self._lm, self.backtrace, None)
+        zero = torch.zeros(1, dtype=torch.int64, device=tokens.state.device)
+        for _ in range(num_frames):
+            tokens = step.read(tokens, torch.zeros(1, device=zero.device), zero, self._offset)
+        self._tokens = tokens
+
+
+_NOT_AN_END = -1e10
+
+
+@dataclass
+class _Stream:
+    """What a stream has read.
+
+    Args:
+        follower: the search for partial results.
+        state: k2's, None before the first chunk.
+        log_prob: kept frames, (T, C) each; the last one is held back, for k2 must know when it is the last.
+        num_given: of these, how many k2 has had.
+        frames: their numbers before skipping.
+        num_frames: read in all.
+        after_blank: whether the last was skipped or would have been.
+    """
+
+    follower: LatticeFollower
+    state: Any = None
+    log_prob: list[Tensor] = field(default_factory=list)
+    num_given: int = 0
+    frames: list[Tensor] = field(default_factory=list)
+    num_frames: int = 0
+    after_blank: bool = False
+
+
+class K2StreamingDecoder:
+    """As `asr.decoding.online.StreamingDecoder`, with k2 searching and the language model behind it.
+
+    Args:
+        graph: decoding graph without arcs that read nothing.
+        options: beams and scales.
+        lm: language model that rescores the growing lattice, or None.
+        endpoint_rules: when a speaker has finished; `longest` bounds cost and memory, too.
+        keep_lattice: whether final results carry a lattice.
+
+    Raises:
+        AsrError: k2 is not there, or the graph has arcs that read nothing.
+    """
+
+    def __init__(
+        self,
+        graph: DecodingGraph,
+        options: DecodingOptions | None = None,
+        lm: LanguageModel | None = None,
+        endpoint_rules: EndpointRules | None = None,
+        keep_lattice: bool = False,
+    ) -> None:
+        self._k2 = k2 = require_k2(graph)
+        self.graph = graph
+        self.options = options if options is not None else DecodingOptions()
+        self._rules = endpoint_rules if endpoint_rules is not None else EndpointRules()
+        self._lm = WordMapper(graph.vocabulary).mapped(lm)
+        self._keep_lattice = keep_lattice
+        self._fallback = TorchFirstPass(graph, self.options)
+        prepared = SearchGraph(graph, self.options)
+        is_partial = prepared.final_score == -math.inf
+        final_score = prepared.final_score.masked_fill(is_partial, 0.0)
+        fsa = to_k2(replace(graph, score=prepared.emitting.score, final_score=final_score))
+        self._fsa = k2.create_fsa_vec([fsa])
+        # k2 keeps no copy: a score that is changed here is changed for the intersecter.
+        self._arcs = self._fsa.arcs.values()
+        self._partial = ((self._arcs[:, 2] == -1) & is_partial[self._arcs[:, 0].long()]).nonzero().squeeze(1)
+        self._intersecter = k2.OnlineDenseIntersecter(
+            self._fsa,
+            1,
+            min(self.options.search_beam, WIDEST_BEAM),
+            WIDEST_BEAM,
+            self.options.min_active_states,
+            self.options.max_active_states,
+        )
+        self._streams: dict[int, _Stream] = {}
+
+    def start(self, num_streams: int = 1) -> list[int]:
+        """Opens streams and gives their numbers."""
+        streams: list[int] = []
+        while len(streams) < num_streams:
+            number = next(number for number in range(len(self._streams) + 1) if number not in self._streams)
+            self._streams[number] = _Stream(LatticeFollower(self.graph, self.options, self._lm))
+            streams.append(number)
+        return streams
+
+    def advance(self, streams: Sequence[int], log_prob: Tensor, num_frames: Tensor) -> None:
+        """Reads a chunk of each of some open streams; arguments as of `StreamingDecoder.advance`.
+
+        Raises:
+            AsrError: a stream is not open or stands twice, or the log-probabilities are bad.
+        """
+        check_chunks(streams, num_frames)
+        opened = [self._open(stream) for stream in streams]
+        check_log_prob(log_prob, num_frames, len(self.graph.tokens))
+        log_prob = log_prob.to(self.graph.device, torch.float32)
+        for row, one in enumerate(opened):
+            self._take(one, log_prob[row, : int(num_frames[row])])
+            num_ready = sum(map(len, one.log_prob)) - 1
+            if num_ready > one.num_given:
+                one.follower.extend(self._intersect(one, num_ready))
+
+    def partial(self, stream: int) -> Hypothesis | None:
+        """The best path so far; None where nothing is alive. The last frame is not in it yet."""
+        found = self._open(stream).follower.best()
+        if found is None:
+            return None
+        arc, total, lm_score = found
+        frame_of = self._frame_of(self._open(stream))
+        return hypothesis_of_path(self.graph, self.options, arc, total, 0.0, lm_score, frame_of)
+
+    def num_settled_words(self, stream: int) -> int:
+        """None is certain before the end."""
+        self._open(stream)
+        return 0
+
+    def is_endpoint(self, stream: int) -> bool:
+        """Whether the speaker seems to have finished."""
+        one = self._open(stream)
+        found = one.follower.best()
+        path = SpelledPath()
+        if found is not None:
+            path = path.followed_by(self.graph, found[0], self._frame_of(one))
+        return self._rules.apply(len(path.word_ids) > 0, one.num_frames - path.spoken_end, one.num_frames)
+
+    def finalize(self, stream: int) -> DecodeResult:
+        """Ends a stream: its best complete path, or the best unfinished one where none is complete."""
+        one = self._open(stream)
+        del self._streams[stream]
+        frame_of = self._frame_of(one)
+        num_kept = sum(map(len, one.log_prob))
+        path = self._best(one) if num_kept else None
+        if path is not None:
+            hypothesis = path.hypothesis(self.graph, self.options, frame_of)
+            return DecodeResult((hypothesis,), True, num_kept, path.lattice, frame_of)
+        empty = torch.zeros(0, len(self.graph.tokens), device=self.graph.device)
+        log_prob = torch.cat([empty, *one.log_prob])
+        found = self._fallback.search(log_prob[None], torch.tensor([num_kept]), self._lm, False, self._held())
+        # What was to be skipped is gone already: nothing more has been.
+        return replace(found, original_frame=None if frame_of is None else frame_of[None].cpu()).result(0)
+
+    def _open(self, stream: int) -> _Stream:
+        if stream not in self._streams:
+            raise AsrError(f"stream {stream} is not open; `start` opens streams and `finalize` closes them.")
+        return self._streams[stream]
+
+    def _take(self, one: _Stream, log_prob: Tensor) -> None:
+        """Remembers a chunk (T, C), what is to be skipped left out."""
+        num_frames = len(log_prob)
+        if self.options.blank_skip_threshold is not None:
+            after_blank = torch.tensor([one.after_blank], device=log_prob.device)
+            counts = torch.tensor([num_frames], device=log_prob.device)
+            kept, _, frame, ends_blank = skip_blanks(
+                log_prob[None], counts, self.options.blank_skip_threshold, after_blank
+            )
+            log_prob, one.after_blank = kept[0], bool(ends_blank[0])
+            one.frames.append(frame[0] + one.num_frames)
+        one.num_frames += num_frames
+        one.log_prob.append(log_prob)
+
+    def _frame_of(self, one: _Stream) -> Tensor | None:
+        return torch.cat(one.frames) if one.frames else None
+
+    def _intersect(self, one: _Stream, end: int) -> Any:
+        """Gives k2 the frames up to `end`; returns its lattice of all."""
+        log_prob = torch.cat(one.log_prob)
+        chunk = log_prob[None, one.num_given : end] * self.options.am_scale
+        segment = torch.tensor([[0, 0, end - one.num_given]], dtype=torch.int32)
+        fsa, (one.state,) = self._intersecter.decode(self._k2.DenseFsaVec(chunk.contiguous(), segment), [one.state])
+        one.num_given = end
+        return fsa
+
+    def _final_lattice(self, one: _Stream) -> Lattice | None:
+        """The pruned lattice of the stream, whose last frame k2 gets now."""
+        scores = self._arcs[self._partial, 3].clone()
+        self._arcs[self._partial, 3] = torch.tensor([_NOT_AN_END]).view(torch.int32).to(scores.device)
+        try:
+            fsa = self._intersect(one, sum(map(len, one.log_prob)))
+        finally:
+            self._arcs[self._partial, 3] = scores
+        if not fsa.num_arcs:
+            return None
+        fsa.frame = state_frames(fsa)[fsa.arcs.values()[:, 0].long()]
+        lattice, used = lattice_from_k2(fsa, [0], self.graph, torch.cat(one.log_prob)[None])
+        return prune(lattice, self.options, self.options.output_beam) if used else None
+
+    def _held(self) -> Tensor | None:
+        """The contexts that streams go on from."""
+        held = [one.follower.held for one in self._streams.values()]
+        return torch.cat(held) if held else None
+
+    def _best(self, one: _Stream) -> LatticePath | None:
+        """The best complete path of the stream, whose last frame k2 gets now."""
+        lattice = self._final_lattice(one)
+        if lattice is None:
+            return None
+        if self._lm is not None:
+            return rescore_joint(lattice, self.options, self._lm, self._keep_lattice, self._held())[0]
+        found = best_path(lattice, self.options)
+        if found is None:
+            return None
+        arc, state = found
+        total = float(lattice.arc_total(self.options)[arc].sum() + lattice.final_total(self.options)[state])
+        final_score = float(lattice.final_graph_score[state])
+        return LatticePath(lattice.graph_arc[arc], total, final_score, 0.0, lattice if self._keep_lattice else None)

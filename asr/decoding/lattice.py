@@ -1,0 +1,609 @@
+"""Lattices: the alternatives that a first pass kept, with every score apart.
+
+Shapes: N utterances, S states, A arcs, W words.
+
+
+Best scores to and from every state of a lattice, pruning, and the best path.
+
+Shapes: N utterances, S states, A arcs.
+
+
+Lattices from the states and arcs that a search went through.
+
+Shapes: N utterances, T frames, C tokens, S lattice states, A lattice arcs.
+
+
+Remembers, during a search of whole utterances, all arcs that may belong to the lattice.
+
+Shapes: N utterances, K partial paths, A candidates, R records, L losers, S lattice states.
+
+
+How sure a lattice is of its arcs and of the words of a hypothesis.
+
+Shapes: S states, A arcs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asr.decoding.backtrace import Backtrace, Ending
+from asr.decoding.cpu.lattice import (
+    add_losses,
+    build_pruned,
+    kept_within,
+    order_by_source,
+    spread_backward,
+    spread_forward,
+)
+from asr.decoding.interface import DecodingOptions, Hypothesis
+from asr.decoding.tokens import Candidates, Tokens
+from asr.graph.decoding_graph import DecodingGraph
+from asr.kernels.jit import compiled_loop
+
+
+@dataclass(frozen=True, eq=False)
+class Lattice:
+    """An acyclic graph for each of N utterances; every arc reads one frame. Scores are natural logs, unscaled.
+
+    States are sorted by frame, over all utterances together, arcs by the state they leave.
+
+    Args:
+        frame: (S,) int64, frames read before the state.
+        utt_idx: (S,) int64, the utterance it belongs to.
+        start_state: (N,) int64.
+        arc_begin: (S + 1,) int64; arcs of state s are arc_begin[s] : arc_begin[s + 1].
+        dst_state: (A,) int64.
+        graph_arc: (A,) int64, the decoding graph's arc.
+        token_id: (A,) int32, the acoustic token.
+        am_score, graph_score, lm_score: (A,) float32; lm_score is 0 before rescoring.
+        word_begin: (A + 1,) int64; words of arc a are word_id[word_begin[a] : word_begin[a + 1]].
+        word_id: (W,) int64.
+        final_graph_score: (S,) float32, -inf where a path may not end.
+        final_lm_score: (S,) float32.
+    """
+
+    frame: Tensor
+    utt_idx: Tensor
+    start_state: Tensor
+    arc_begin: Tensor
+    dst_state: Tensor
+    graph_arc: Tensor
+    token_id: Tensor
+    am_score: Tensor
+    graph_score: Tensor
+    lm_score: Tensor
+    word_begin: Tensor
+    word_id: Tensor
+    final_graph_score: Tensor
+    final_lm_score: Tensor
+
+    @property
+    def num_states(self) -> int:
+        return len(self.frame)
+
+    @property
+    def num_arcs(self) -> int:
+        return len(self.dst_state)
+
+    @property
+    def num_utts(self) -> int:
+        return len(self.start_state)
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of the longest utterance."""
+        return int(self.frame[-1]) if len(self.frame) else 0
+
+    def frames_of_utts(self) -> Tensor:
+        """Frames of each utterance, in the order of the start states, (N,) int64."""
+        utt_idx = self.utt_idx[self.start_state]
+        num_frames = torch.zeros(int(utt_idx.max()) + 1, dtype=torch.int64, device=utt_idx.device)
+        return num_frames.scatter_reduce_(0, self.utt_idx, self.frame, "amax")[utt_idx]
+
+    def src_state(self) -> Tensor:
+        """The state that each arc leaves, (A,) int64."""
+        return torch.repeat_interleave(self.arc_begin[1:] - self.arc_begin[:-1], output_size=self.num_arcs)
+
+    def num_words(self) -> Tensor:
+        """The number of words on each arc, (A,) int64."""
+        return self.word_begin[1:] - self.word_begin[:-1]
+
+    def arc_total(self, options: DecodingOptions) -> Tensor:
+        """The scaled score of each arc, (A,) float64."""
+        return (
+            options.am_scale * self.am_score.double()
+            + options.graph_scale * self.graph_score.double()
+            + options.lm_scale * self.lm_score.double()
+            + options.word_insertion_penalty * self.num_words().double()
+        )
+
+    def final_total(self, options: DecodingOptions) -> Tensor:
+        """The scaled score of ending at each state, (S,) float64, -inf where a path may not end."""
+        may_end = self.final_graph_score > -torch.inf
+        score = options.graph_scale * self.final_graph_score.double() + options.lm_scale * self.final_lm_score.double()
+        return torch.where(may_end, score, torch.full_like(score, -torch.inf))
+
+    def arc_frame_begin(self) -> list[int]:
+        """For each frame its first arc, then the number of arcs: T + 1 numbers."""
+        frames = torch.arange(self.num_frames + 1, device=self.frame.device)
+        return [int(begin) for begin in self.arc_begin[torch.searchsorted(self.frame, frames)].tolist()]
+
+    def to(self, device: torch.device | str) -> Lattice:
+        """The same lattice on another device."""
+        return replace(self, **{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+
+    def select(self, kept_state: Tensor, kept_arc: Tensor) -> Lattice:
+        """Some states and arcs; start states must stay. kept_state (S,) bool, kept_arc (A,) bool."""
+        state = kept_state.nonzero().squeeze(1)
+        number = kept_state.cumsum(0) - 1
+        src_state = self.src_state()
+        kept_arc = kept_arc & kept_state[src_state] & kept_state[self.dst_state]
+        arc = kept_arc.nonzero().squeeze(1)
+        word_begin, position = take_ranges(self.word_begin, arc)
+        num_arcs = torch.bincount(number[src_state[arc]], minlength=len(state))
+        return Lattice(
+            frame=self.frame[state],
+            utt_idx=self.utt_idx[state],
+            start_state=number[self.start_state],
+            arc_begin=torch.cat([num_arcs.new_zeros(1), num_arcs.cumsum(0)]),
+            dst_state=number[self.dst_state[arc]],
+            graph_arc=self.graph_arc[arc],
+            token_id=self.token_id[arc],
+            am_score=self.am_score[arc],
+            graph_score=self.graph_score[arc],
+            lm_score=self.lm_score[arc],
+            word_begin=word_begin,
+            word_id=self.word_id[position],
+            final_graph_score=self.final_graph_score[state],
+            final_lm_score=self.final_lm_score[state],
+        )
+
+    def split(self) -> list[Lattice]:
+        """One lattice an utterance, in the order of the start states."""
+        arc_utt = self.utt_idx[self.src_state()]
+        parts = []
+        for position, utt_idx in enumerate(self.utt_idx[self.start_state].tolist()):
+            one = replace(self, start_state=self.start_state[position : position + 1])
+            part = one.select(self.utt_idx == utt_idx, arc_utt == utt_idx)
+            parts.append(replace(part, utt_idx=torch.zeros_like(part.utt_idx)))
+        return parts
+
+
+def take_ranges(begin: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """Some rows of a ragged array: begin (A + 1,), chosen (K,) -> its own begins (K + 1,) and positions (W',)."""
+    first = begin.index_select(0, chosen)
+    length = begin.index_select(0, chosen + 1) - first
+    new_begin = torch.zeros(len(chosen) + 1, dtype=torch.int64, device=begin.device)
+    new_begin[1:] = length.cumsum(0)
+    row = torch.repeat_interleave(length)
+    position = torch.arange(len(row), device=begin.device) - new_begin.index_select(0, row)
+    return new_begin, position + first.index_select(0, row)
+
+
+def join(lattices: list[Lattice]) -> Lattice:
+    """Several lattices as one, utterances numbered on."""
+    if len(lattices) == 1:
+        return lattices[0]
+    num_states = [lattice.num_states for lattice in lattices]
+    state_offset = [sum(num_states[:i]) for i in range(len(lattices))]
+    utt_offset = [sum(lattice.num_utts for lattice in lattices[:i]) for i in range(len(lattices))]
+    frame = torch.cat([lattice.frame for lattice in lattices])
+    order = torch.sort(frame, stable=True).indices
+    number = torch.empty_like(order)
+    number[order] = torch.arange(len(order), device=order.device)
+
+    def shifted(parts: list[Tensor], offsets: list[int]) -> Tensor:
+        return torch.cat([part + offset for part, offset in zip(parts, offsets, strict=True)])
+
+    src_state = number[
+        torch.cat([part.src_state() + offset for part, offset in zip(lattices, state_offset, strict=True)])
+    ]
+    arc = torch.sort(src_state, stable=True).indices
+    num_arcs = torch.bincount(src_state, minlength=len(order))
+    length = torch.cat([lattice.num_words() for lattice in lattices])
+    word_begin, position = take_ranges(torch.cat([length.new_zeros(1), length.cumsum(0)]), arc)
+
+    def joined(name: str, chosen: Tensor) -> Tensor:
+        return torch.cat([getattr(lattice, name) for lattice in lattices])[chosen]
+
+    return Lattice(
+        frame=frame[order],
+        utt_idx=shifted([lattice.utt_idx for lattice in lattices], utt_offset)[order],
+        start_state=number[shifted([lattice.start_state for lattice in lattices], state_offset)],
+        arc_begin=torch.cat([num_arcs.new_zeros(1), num_arcs.cumsum(0)]),
+        dst_state=number[shifted([lattice.dst_state for lattice in lattices], state_offset)][arc],
+        graph_arc=joined("graph_arc", arc),
+        token_id=joined("token_id", arc),
+        am_score=joined("am_score", arc),
+        graph_score=joined("graph_score", arc),
+        lm_score=joined("lm_score", arc),
+        word_begin=word_begin,
+        word_id=joined("word_id", position),
+        final_graph_score=joined("final_graph_score", order),
+        final_lm_score=joined("final_lm_score", order),
+    )
+
+
+def best_from_start(lattice: Lattice, arc_total: Tensor) -> Tensor:
+    """The best score of any way from the start to each state, (S,) float64; arc_total (A,) float64."""
+    score = torch.full((lattice.num_states,), -torch.inf, dtype=torch.float64, device=arc_total.device)
+    score[lattice.start_state] = 0.0
+    if (loop := _loop_for(spread_forward, score)) is not None:
+        loop(*_arrays(lattice, arc_total, score))
+        return score
+    src_state = lattice.src_state()
+    begin = lattice.arc_frame_begin()
+    for first, last in itertools.pairwise(begin):
+        extended = score.index_select(0, src_state[first:last]) + arc_total[first:last]
+        score.scatter_reduce_(0, lattice.dst_state[first:last], extended, "amax", include_self=True)
+    return score
+
+
+def best_to_end(lattice: Lattice, arc_total: Tensor, final_total: Tensor) -> Tensor:
+    """The best score of any way from each state to an end, (S,) float64; arc_total (A,), final_total (S,) float64."""
+    score = final_total.clone()
+    if (loop := _loop_for(spread_backward, score)) is not None:
+        loop(*_arrays(lattice, arc_total, score))
+        return score
+    src_state = lattice.src_state()
+    begin = lattice.arc_frame_begin()
+    for first, last in reversed(list(itertools.pairwise(begin))):
+        extended = score.index_select(0, lattice.dst_state[first:last]) + arc_total[first:last]
+        score.scatter_reduce_(0, src_state[first:last], extended, "amax", include_self=True)
+    return score
+
+
+def _loop_for(function: Callable[..., None], score: Tensor) -> Callable[..., None] | None:
+    """numba's loop, where it is installed and the lattice is on a CPU; the results are the same."""
+    return compiled_loop(function, reorders_sums=False) if score.device.type == "cpu" else None
+
+
+def _arrays(lattice: Lattice, arc_total: Tensor, score: Tensor) -> list[NDArray[Any]]:
+    return [part.numpy() for part in (lattice.arc_begin, lattice.dst_state, arc_total, score)]
+
+
+def prune(lattice: Lattice, options: DecodingOptions, beam: float) -> Lattice:
+    """Drops arcs whose best path is more than `beam` worse than the utterance's best, and states left unused."""
+    arc_total = lattice.arc_total(options)
+    forward = best_from_start(lattice, arc_total)
+    backward = best_to_end(lattice, arc_total, lattice.final_total(options))
+    limit = backward[lattice.start_state] - beam
+    # Rounding must not cost the best path its arcs.
+    limit = limit - 1e-6 * limit.abs().clamp(min=1.0)
+    through = forward + backward
+    kept_state = (through >= limit[lattice.utt_idx]) & (through > -torch.inf)
+    kept_state[lattice.start_state] = True
+    src_state = lattice.src_state()
+    arc_through = forward[src_state] + arc_total + backward[lattice.dst_state]
+    kept_arc = (arc_through >= limit[lattice.utt_idx[src_state]]) & (arc_through > -torch.inf)
+    return lattice.select(kept_state, kept_arc)
+
+
+def best_path(lattice: Lattice, options: DecodingOptions) -> tuple[Tensor, int] | None:
+    """The arcs (L,) of the best path of a lattice of one utterance and its last state; None where none ends."""
+    arc_total = lattice.arc_total(options)
+    backward = best_to_end(lattice, arc_total, lattice.final_total(options)).cpu()
+    state = int(lattice.start_state[0])
+    if float(backward[state]) == -torch.inf:
+        return None
+    follow = (arc_total.cpu() + backward[lattice.dst_state.cpu()]).numpy()
+    final_total = lattice.final_total(options).cpu().numpy()
+    arc_begin, dst_state = lattice.arc_begin.cpu().numpy(), lattice.dst_state.cpu().numpy()
+    path: list[int] = []
+    while True:
+        first, last = int(arc_begin[state]), int(arc_begin[state + 1])
+        if first == last or final_total[state] >= follow[first:last].max():
+            return torch.tensor(path, dtype=torch.int64, device=arc_total.device), state
+        path.append(first + int(follow[first:last].argmax()))
+        state = int(dst_state[path[-1]])
+
+
+@dataclass(frozen=True, eq=False)
+class LatticeParts:
+    """A lattice before its arcs' scores and words are looked up in what was searched.
+
+    Args:
+        frame: (S,) int64, ascending.
+        utt_idx: (S,) int64.
+        start_state: (N,) int64.
+        src_state, dst_state: (A,) int64, in any order.
+        arc: (A,) int64, the arc of what was searched.
+        lm_score: (A,) float32.
+        final_graph_score: (S,) float32, -inf where a path may not end.
+        final_lm_score: (S,) float32.
+    """
+
+    frame: Tensor
+    utt_idx: Tensor
+    start_state: Tensor
+    src_state: Tensor
+    dst_state: Tensor
+    arc: Tensor
+    lm_score: Tensor
+    final_graph_score: Tensor
+    final_lm_score: Tensor
+
+
+def pruned_lattice(
+    parts: LatticeParts, graph: DecodingGraph, log_prob: Tensor, options: DecodingOptions, compiled: bool
+) -> Lattice:
+    """`lattice_from_graph`, pruned by the output beam; by a loop, if `compiled`, where numba is and on a CPU."""
+    loop = compiled_loop(build_pruned, reorders_sums=False) if compiled and log_prob.device.type == "cpu" else None
+    if loop is None or not log_prob.numel():
+        return prune(lattice_from_graph(parts, graph, log_prob), options, options.output_beam)
+    found = loop(
+        tuple(getattr(parts, field.name).numpy() for field in fields(parts)),
+        tuple(part.numpy() for part in (graph.token_id, graph.score, graph.word_begin, graph.word_id)),
+        log_prob.numpy(),
+        (options.am_scale, options.graph_scale, options.lm_scale, options.word_insertion_penalty),
+        options.output_beam,
+    )
+    return Lattice(*map(torch.from_numpy, found))
+
+
+def lattice_from_graph(parts: LatticeParts, graph: DecodingGraph, log_prob: Tensor) -> Lattice:
+    """The lattice of a search through `graph`; log_prob (N, T, C) as the search read them, unscaled."""
+    order, arc_begin = _by_source(parts)
+    src_state, graph_arc = parts.src_state[order], parts.arc[order]
+    token_id = graph.token_id[graph_arc]
+    am_score = log_prob[parts.utt_idx[src_state], parts.frame[src_state], token_id.long()]
+    words = take_ranges(graph.word_begin, graph_arc)
+    graph_score = graph.score[graph_arc]
+    return _assemble(parts, order, arc_begin, graph_arc, token_id, am_score, graph_score, words, graph.word_id)
+
+
+def lattice_from_lattice(parts: LatticeParts, source: Lattice) -> Lattice:
+    """The lattice of a search through another, some of whose arcs it has several times."""
+    order, arc_begin = _by_source(parts)
+    arc = parts.arc[order]
+    words = take_ranges(source.word_begin, arc)
+    graph_arc, token_id = source.graph_arc[arc], source.token_id[arc]
+    am_score, graph_score = source.am_score[arc], source.graph_score[arc]
+    return _assemble(parts, order, arc_begin, graph_arc, token_id, am_score, graph_score, words, source.word_id)
+
+
+def _by_source(parts: LatticeParts) -> tuple[Tensor, Tensor]:
+    """The arcs (A,) in the order of the states that they leave, and arc_begin (S + 1,)."""
+    src_state, num_states = parts.src_state, len(parts.frame)
+    loop = compiled_loop(order_by_source, reorders_sums=False) if src_state.device.type == "cpu" else None
+    if loop is not None:
+        order, arc_begin = loop(src_state.numpy(), num_states)
+        return torch.from_numpy(order), torch.from_numpy(arc_begin)
+    num_arcs = torch.bincount(src_state, minlength=num_states)
+    return torch.sort(src_state, stable=True).indices, torch.cat([num_arcs.new_zeros(1), num_arcs.cumsum(0)])
+
+
+def _assemble(
+    parts: LatticeParts,
+    order: Tensor,
+    arc_begin: Tensor,
+    graph_arc: Tensor,
+    token_id: Tensor,
+    am_score: Tensor,
+    graph_score: Tensor,
+    words: tuple[Tensor, Tensor],
+    word_id: Tensor,
+) -> Lattice:
+    word_begin, position = words
+    return Lattice(
+        frame=parts.frame,
+        utt_idx=parts.utt_idx,
+        start_state=parts.start_state,
+        arc_begin=arc_begin,
+        dst_state=parts.dst_state[order],
+        graph_arc=graph_arc,
+        token_id=token_id,
+        am_score=am_score,
+        graph_score=graph_score,
+        lm_score=parts.lm_score[order],
+        word_begin=word_begin,
+        word_id=word_id[position].to(torch.int64),
+        final_graph_score=parts.final_graph_score,
+        final_lm_score=parts.final_lm_score,
+    )
+
+
+# More than the rounding of all the scores of an utterance can be.
+_SLACK = 0.1
+
+
+class LatticeRecords:
+    """A lattice state is a back-pointer record or the start of an utterance; all utterances begin together.
+
+    The back-pointers say by which arc a state was reached best. Here are the losers: arcs that led there, too, inside
+    the search beam. One that loses by more than `reach` cannot be in the lattice.
+
+    Args:
+        num_utts: N.
+        options: the beams that are searched with.
+        compiled: whether numba's loops, where it is installed and on a CPU, drop what the output beam is going to drop.
+    """
+
+    def __init__(self, num_utts: int, options: DecodingOptions, compiled: bool = True) -> None:
+        self._num_utts = num_utts
+        self._search_beam = options.search_beam
+        self.reach = options.output_beam + _SLACK
+        self._add_losses = compiled_loop(add_losses, reorders_sums=False) if compiled else None
+        self._kept_within = compiled_loop(kept_within, reorders_sums=False) if compiled else None
+        self._num_frames = 0
+        self._records: list[tuple[Tensor, ...]] = []
+        self._losers: list[tuple[Tensor, ...]] = []
+        # Of the records and of the losers, where a language model takes part.
+        self._lm_scores: list[tuple[Tensor, ...]] = []
+
+    def add(
+        self, tokens: Tokens, candidates: Candidates, graph_arc: Tensor, winner: Tensor, kept: Tensor, record: Tensor
+    ) -> None:
+        """Takes one frame.
+
+        Args:
+            tokens: before the frame.
+            candidates: what they became over arcs.
+            graph_arc: (A,) these arcs in the graph.
+            winner: (A,) the candidate that each lost to, itself where it won.
+            kept: (K,) winners that survived.
+            record: (K,) their records.
+        """
+        score, stream = candidates.score, candidates.stream
+        record_of = torch.full_like(winner, -1)
+        record_of[kept] = record
+        lost_by = score[winner] - score
+        # As everywhere in the search, what falls behind its beam is gone, unless so few survive that worse ones do.
+        lowest = torch.full((self._num_utts,), -self._search_beam, device=score.device)
+        lowest.scatter_reduce_(0, stream[kept], score[kept], "amin", include_self=True)
+        stays = (record_of[winner] >= 0) & (lost_by <= self.reach) & (score >= lowest[stream])
+        stays &= winner != torch.arange(len(winner), device=winner.device)
+        loser = stays.nonzero().squeeze(1)
+        source = candidates.source
+        if candidates.lm_score is not None:
+            lm_score = candidates.lm_score - tokens.lm_score[source]
+            self._lm_scores.append((lm_score[kept], lm_score[loser]))
+        self._num_frames += 1
+        self._records.append((stream[kept], torch.full_like(record, self._num_frames)))
+        self._losers.append((tokens.record[source[loser]], record_of[winner[loser]], graph_arc[loser], lost_by[loser]))
+
+    def add_frames(self, utt_idx: Tensor, frame: Tensor, losers: Sequence[Tensor]) -> None:
+        """Takes several frames that were read without a language model.
+
+        Args:
+            utt_idx, frame: (R,) of each new record, in order, its utterance and the frames read before it.
+            losers: (L,) each, those of a frame side by side: the record that each comes from, the one that it lost,
+                its arc in the graph, and by how much it lost.
+        """
+        self._records.append((utt_idx, frame))
+        self._losers.append(tuple(losers))
+
+    def collected(self, backtrace: Backtrace, endings: Sequence[Ending]) -> LatticeParts:
+        """Everything that was remembered, or at least what lies within the output beam.
+
+        Args:
+            backtrace: of the search.
+            endings: of all utterances.
+        """
+        num_utts = self._num_utts
+        final = Tokens.join([ending.final for ending in endings])
+        previous, arc = backtrace.records()
+        none = arc[:0]
+        utt_idx, frame = _joined(self._records, (none, none))
+        src, dst, lost_arc, lost_by = _joined(self._losers, (none, none, none, none.float()))
+        if self._add_losses is not None and self._kept_within is not None and arc.device.type == "cpu":
+            arrays = [part.numpy() for part in (previous, utt_idx, frame, src, dst, lost_by)]
+            loss = _final_losses(final.record, endings, len(arc)).numpy()
+            self._add_losses(arrays[0], *arrays[2:], loss)
+            kept = self._kept_within(self.reach, *arrays, loss, num_utts)
+            record, loser, state, number, src_state, dst_state = map(torch.from_numpy, kept)
+        else:
+            record, loser = (torch.arange(len(part), device=part.device) for part in (arc, dst))
+            state = torch.sort(frame, stable=True).indices
+            number = torch.full((len(arc) + 1,), -1, device=arc.device)
+            number[state] = num_utts + record
+            src, dst = torch.cat([previous, src]), torch.cat([record, dst])
+            src_state = torch.where(src < 0, utt_idx[dst], number[src])
+            dst_state = number[dst]
+        starts = torch.arange(num_utts, device=arc.device)
+        final_state = torch.where(final.record < 0, final.stream, number[final.record])
+        no_end = torch.full((num_utts + len(state),), -torch.inf, device=arc.device)
+        ends = (final_state >= 0).nonzero().squeeze(1)
+        final_graph_score = torch.cat([ending.final_graph_score for ending in endings])[ends]
+        final_lm_score = torch.cat([ending.final_lm_score for ending in endings])[ends]
+        lm_score = torch.zeros(len(src_state), device=arc.device)
+        if self._lm_scores:
+            of_records, of_losers = _joined(self._lm_scores, (none.double(), none.double()))
+            lm_score = torch.cat([of_records[record], of_losers[loser]]).float()
+        return LatticeParts(
+            frame=torch.cat([torch.zeros_like(starts), frame[state]]),
+            utt_idx=torch.cat([starts, utt_idx[state]]),
+            start_state=starts,
+            src_state=src_state,
+            dst_state=dst_state,
+            arc=torch.cat([arc[record], lost_arc[loser]]),
+            lm_score=lm_score,
+            final_graph_score=no_end.index_copy(0, final_state[ends], final_graph_score),
+            final_lm_score=torch.zeros_like(no_end).index_copy(0, final_state[ends], final_lm_score),
+        )
+
+
+def _joined(parts: list[tuple[Tensor, ...]], none: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(map(torch.cat, zip(none, *parts, strict=True)))
+
+
+def _final_losses(record: Tensor, endings: Sequence[Ending], num_records: int) -> Tensor:
+    """How much each path at which an utterance may end is worse than its best, (R,) float32; infinite for others."""
+    loss = torch.full((num_records,), torch.inf)
+    lost = [ending.final_total.max() - ending.final_total for ending in endings if len(ending.final)]
+    if lost:
+        has_arcs = record >= 0
+        loss[record[has_arcs]] = torch.cat(lost)[has_arcs].float()
+    return loss
+
+
+def arc_posteriors(lattice: Lattice, options: DecodingOptions, scale: float = 1.0) -> Tensor:
+    """The share that the paths through each arc have in the sum over all paths of its utterance, (A,) float64.
+
+    Args:
+        lattice: one or several utterances.
+        options: scales of the parts of a score.
+        scale: of the whole score; below 1 evens out the overconfidence of frame-wise scores.
+    """
+    arc_total, final_total = scale * lattice.arc_total(options), scale * lattice.final_total(options)
+    src_state, begin = lattice.src_state(), lattice.arc_frame_begin()
+    frames = list(itertools.pairwise(begin))
+    forward = torch.full_like(final_total, -torch.inf)
+    forward[lattice.start_state] = 0.0
+    for first, last in frames:
+        dst_state = lattice.dst_state[first:last]
+        _add_in_logs(forward, dst_state, forward[src_state[first:last]] + arc_total[first:last])
+    backward = final_total.clone()
+    for first, last in reversed(frames):
+        dst_state = lattice.dst_state[first:last]
+        _add_in_logs(backward, src_state[first:last], backward[dst_state] + arc_total[first:last])
+    total = backward[lattice.start_state][lattice.utt_idx[src_state]]
+    return (forward[src_state] + arc_total + backward[lattice.dst_state] - total).exp()
+
+
+def _add_in_logs(score: Tensor, state: Tensor, added: Tensor) -> None:
+    """score[state] = log(exp(score[state]) + sum of exp(added)), in place."""
+    best = score.clone().scatter_reduce_(0, state, added, "amax", include_self=True)
+    shift = torch.where(best > -torch.inf, best, torch.zeros_like(best))
+    total = (score - shift).exp().scatter_add_(0, state, (added - shift[state]).exp())
+    touched = torch.unique(state)
+    score[touched] = total[touched].log() + shift[touched]
+
+
+def with_confidences(
+    hypothesis: Hypothesis,
+    lattice: Lattice,
+    options: DecodingOptions,
+    scale: float = 1.0,
+    num_frames_apart: int = 5,
+    original_frame: Tensor | None = None,
+) -> Hypothesis:
+    """The hypothesis with each word's confidence: the share of all paths that have the word at about its time.
+
+    Args:
+        hypothesis: one of the lattice's.
+        lattice: of one utterance.
+        options, scale: as of `arc_posteriors`.
+        num_frames_apart: paths whose word begins at most so many frames earlier or later agree.
+        original_frame: (T,) int64, where frames were left out what each of the lattice's was before, as the hypothesis
+            tells them.
+    """
+    posterior = arc_posteriors(lattice, options, scale)
+    owner = torch.repeat_interleave(lattice.num_words())
+    word_posterior = posterior[owner]
+    frame = lattice.frame[lattice.src_state()[owner]]
+    if original_frame is not None:
+        frame = original_frame.to(frame.device)[frame]
+    confidences = []
+    for word_id, start_frame in zip(hypothesis.word_ids, hypothesis.start_frames, strict=True):
+        agrees = (lattice.word_id == word_id) & ((frame - start_frame).abs() <= num_frames_apart)
+        confidences.append(min(1.0, float(word_posterior[agrees].sum())))
+    return replace(hypothesis, confidences=tuple(confidences))

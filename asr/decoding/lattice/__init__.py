@@ -1,1 +1,0 @@
-"""Lattices: made, scored, searched, in files."""

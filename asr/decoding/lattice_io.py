@@ -1,0 +1,650 @@
+"""Lattices as other programs know them: links with at most one word, that read one frame or none.
+
+An arc of ours reads a frame and has any number of words. Going out, all words but the last get links of their own that
+read nothing and come first; coming in, links that read nothing are followed until a frame is read.
+
+Shapes: S states, A arcs, W words.
+
+
+HTK's standard lattice format (SLF).
+
+Nodes have times, links words and scores: `a` the acoustic score, `r` the graph's (HTK's place for pronunciations), `l`
+the language model's, natural logs, unscaled. The header has the weights, `acscale`, `prscale`, `lmscale` and
+`wdpenalty`, so that HTK's total is ours. `d` tells a link's token and its seconds, `v` the decoding graph's arc.
+
+
+Kaldi's text archives of compact lattices.
+
+A line an arc: `from to word graph_cost,acoustic_cost,transition_ids`; a line a final state; an empty line behind each
+utterance. Costs are negative scores. Here a word is its id in the vocabulary (0 is nothing, as in Kaldi's words.txt), a
+transition id is the acoustic token plus 1, and an arc has one or none.
+
+Kaldi knows two costs: the acoustic one is unscaled, and the graph cost has the graph's score, the language model's and
+the word insertion penalty in it, each scaled. So Kaldi's tools find the same paths with `--acoustic-scale` set to
+`am_scale`; the split of the graph cost is not kept.
+
+
+Our lattices as k2's FSAs, and back.
+
+Shapes: S states, A arcs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from asr.decoding.interface import DecodingOptions
+from asr.decoding.k2 import import_k2
+from asr.decoding.lattice import Lattice
+from asr.errors import AsrError
+from asr.serialization import load_tensors
+from asr.text.symbols import EPSILON_ID, TokenTable, Vocabulary
+
+NO_TOKEN = -1
+
+
+NO_ARC = -1
+
+
+@dataclass(frozen=True)
+class Link:
+    """An arc with one word or none.
+
+    Args:
+        src_state, dst_state: numbers of states.
+        word_id: `EPSILON_ID` for none.
+        token_id: the acoustic token of its frame, `NO_TOKEN` where it reads no frame.
+        am_score, graph_score, lm_score: natural logs, unscaled.
+        graph_arc: of the decoding graph, `NO_ARC` where that is not known.
+    """
+
+    src_state: int
+    dst_state: int
+    word_id: int
+    token_id: int
+    am_score: float = 0.0
+    graph_score: float = 0.0
+    lm_score: float = 0.0
+    graph_arc: int = NO_ARC
+
+
+@dataclass
+class LatticeLinks:
+    """A lattice of one utterance. States are numbered by frame, the start is state 0, no link leads backwards.
+
+    Args:
+        frame: for each state the frames read before it.
+        links: sorted by the state that they leave.
+        final: state -> graph and language model score of ending there.
+    """
+
+    frame: list[int]
+    links: list[Link] = field(default_factory=list)
+    final: dict[int, tuple[float, float]] = field(default_factory=dict)
+
+
+def links_of(lattice: Lattice) -> LatticeLinks:
+    """Spreads the words of a lattice of one utterance over links."""
+    src_state, dst_state = lattice.src_state().tolist(), lattice.dst_state.tolist()
+    token_id, graph_arc = lattice.token_id.tolist(), lattice.graph_arc.tolist()
+    scores = list(zip(lattice.am_score.tolist(), lattice.graph_score.tolist(), lattice.lm_score.tolist(), strict=True))
+    word_begin, word_id = lattice.word_begin.tolist(), lattice.word_id.tolist()
+    frame = lattice.frame.tolist()
+    links: list[Link] = []
+    for arc, state in enumerate(src_state):
+        words = word_id[word_begin[arc] : word_begin[arc + 1]] or [EPSILON_ID]
+        for word in words[:-1]:
+            frame.append(frame[state])
+            links.append(Link(state, len(frame) - 1, word, NO_TOKEN))
+            state = len(frame) - 1
+        links.append(Link(state, dst_state[arc], words[-1], token_id[arc], *scores[arc], graph_arc[arc]))
+    may_end = (lattice.final_graph_score > -torch.inf).nonzero().squeeze(1)
+    finals = zip(
+        may_end.tolist(),
+        lattice.final_graph_score[may_end].tolist(),
+        lattice.final_lm_score[may_end].tolist(),
+        strict=True,
+    )
+    return _sorted(frame, links, {state: (graph_score, lm_score) for state, graph_score, lm_score in finals})
+
+
+def _sorted(frame: Sequence[int], links: Sequence[Link], final: dict[int, tuple[float, float]]) -> LatticeLinks:
+    """States in the order of frames, those that were there first before those that were added."""
+    order = sorted(range(len(frame)), key=lambda state: (frame[state], state))
+    number = [0] * len(order)
+    for new, old in enumerate(order):
+        number[old] = new
+    renumbered = [replace(link, src_state=number[link.src_state], dst_state=number[link.dst_state]) for link in links]
+    renumbered.sort(key=lambda link: link.src_state)
+    return LatticeLinks(
+        [frame[state] for state in order], renumbered, {number[state]: scores for state, scores in final.items()}
+    )
+
+
+@dataclass(frozen=True)
+class _Way:
+    """Links up to and including the first that reads a frame."""
+
+    link: Link
+    words: tuple[int, ...]
+
+
+def lattice_from_links(
+    num_states: int, start: int, links: Sequence[Link], final: dict[int, tuple[float, float]], name: str
+) -> Lattice:
+    """The lattice of one utterance.
+
+    Args:
+        num_states: S.
+        start: the first state.
+        links: in any order.
+        final: state -> graph and language model score of ending there.
+        name: of the file, for errors.
+
+    Raises:
+        AsrError: it has a cycle, no end, ways of different lengths to one state, or words after the last frame.
+    """
+    out: list[list[Link]] = [[] for _ in range(num_states)]
+    for link in links:
+        out[link.src_state].append(link)
+    order = _topological(out, start, name)
+    ways: dict[int, list[_Way]] = {}
+    ends = dict(final)
+    for state in reversed(order):
+        ways[state] = []
+        for link in out[state]:
+            words = (link.word_id,) if link.word_id != EPSILON_ID else ()
+            if link.token_id != NO_TOKEN:
+                ways[state].append(_Way(link, words))
+                continue
+            ways[state] += [_Way(_after(link, way.link), words + way.words) for way in ways[link.dst_state]]
+            if link.dst_state in ends:
+                if words:
+                    raise AsrError(f"{name}: there is a word after the last frame, which no lattice of ours can hold.")
+                graph_score, lm_score = ends[link.dst_state]
+                reached = (graph_score + link.graph_score + link.am_score, lm_score + link.lm_score)
+                ends[state] = max(ends.get(state, reached), reached, key=sum)
+    frame = {start: 0}
+    for state in order:
+        for way in ways[state] if state in frame else ():
+            after = frame[state] + 1
+            if frame.setdefault(way.link.dst_state, after) != after:
+                raise AsrError(
+                    f"{name}: state {way.link.dst_state} is reached after {frame[way.link.dst_state]} frames and after "
+                    f"{after}; in a lattice over time every way to a state has as many frames."
+                )
+    states = sorted(frame, key=lambda state: frame[state])
+    if not any(state in ends for state in states):
+        raise AsrError(f"{name}: no final state can be reached.")
+    return _assembled(states, frame, ways, ends)
+
+
+def _after(first: Link, second: Link) -> Link:
+    """A link that reads nothing, and one behind it, as one."""
+    return replace(
+        second,
+        src_state=first.src_state,
+        am_score=first.am_score + second.am_score,
+        graph_score=first.graph_score + second.graph_score,
+        lm_score=first.lm_score + second.lm_score,
+    )
+
+
+def _topological(out: list[list[Link]], start: int, name: str) -> list[int]:
+    """The states that can be reached, each before those that follow it."""
+    order: list[int] = []
+    mark: dict[int, int] = {}  # 1 entered, 2 left
+    stack = [(start, 0)]
+    while stack:
+        state, position = stack.pop()
+        if position == 0:
+            if mark.get(state) == 2:
+                continue
+            mark[state] = 1
+        if position < len(out[state]):
+            stack.append((state, position + 1))
+            dst_state = out[state][position].dst_state
+            if mark.get(dst_state) == 1:
+                raise AsrError(f"{name}: the lattice goes round in a cycle through state {dst_state}.")
+            if dst_state not in mark:
+                stack.append((dst_state, 0))
+        else:
+            mark[state] = 2
+            order.append(state)
+    return order[::-1]
+
+
+def _assembled(
+    states: list[int], frame: dict[int, int], ways: dict[int, list[_Way]], ends: dict[int, tuple[float, float]]
+) -> Lattice:
+    number = {state: position for position, state in enumerate(states)}
+    arcs = [way for state in states for way in ways[state]]
+    counts = torch.tensor([len(ways[state]) for state in states])
+    num_words = torch.tensor([len(way.words) for way in arcs], dtype=torch.int64)
+    no_end = (-torch.inf, 0.0)
+    final = [ends.get(state, no_end) for state in states]
+
+    def of_links(name: str, dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor([getattr(way.link, name) for way in arcs], dtype=dtype)
+
+    return Lattice(
+        frame=torch.tensor([frame[state] for state in states]),
+        utt_idx=torch.zeros(len(states), dtype=torch.int64),
+        start_state=torch.zeros(1, dtype=torch.int64),
+        arc_begin=torch.cat([counts.new_zeros(1), counts.cumsum(0)]),
+        dst_state=torch.tensor([number[way.link.dst_state] for way in arcs], dtype=torch.int64),
+        graph_arc=of_links("graph_arc", torch.int64),
+        token_id=of_links("token_id", torch.int32),
+        am_score=of_links("am_score", torch.float32),
+        graph_score=of_links("graph_score", torch.float32),
+        lm_score=of_links("lm_score", torch.float32),
+        word_begin=torch.cat([num_words.new_zeros(1), num_words.cumsum(0)]),
+        word_id=torch.tensor([word for way in arcs for word in way.words], dtype=torch.int64),
+        final_graph_score=torch.tensor([score for score, _ in final], dtype=torch.float32),
+        final_lm_score=torch.tensor([score for _, score in final], dtype=torch.float32),
+    )
+
+
+NO_WORD = "!NULL"
+
+
+_NOT_WORDS = {NO_WORD, "!SENT_START", "!SENT_END", "<s>", "</s>"}
+
+
+_FIELD = re.compile(r"(\w+)=(\S*)")
+
+
+_FRAME_SECONDS = re.compile(r"# frame_seconds=(\S+)")
+
+
+def write_slf(
+    file: TextIO,
+    utterance: str,
+    lattice: Lattice,
+    vocabulary: Vocabulary,
+    tokens: TokenTable,
+    options: DecodingOptions,
+    frame_seconds: float,
+) -> None:
+    """Writes the lattice of one utterance.
+
+    Args:
+        file: open for writing.
+        utterance: its name.
+        lattice: of one utterance.
+        vocabulary, tokens: those of the decoding graph.
+        options: scales, for the header.
+        frame_seconds: between two frames of the lattice.
+    """
+    links = links_of(lattice)
+    end = len(links.frame)
+    seconds = [*links.frame, links.frame[-1]]
+    lines = [
+        "VERSION=1.0",
+        f"UTTERANCE={utterance}",
+        f"# frame_seconds={frame_seconds:.9g}",
+        f"acscale={options.am_scale:.9g}",
+        f"prscale={options.graph_scale:.9g}",
+        f"lmscale={options.lm_scale:.9g}",
+        f"wdpenalty={options.word_insertion_penalty:.9g}",
+        f"N={end + 1} L={len(links.links) + len(links.final)}",
+    ]
+    lines += [f"I={state} t={frame * frame_seconds:.4f}" for state, frame in enumerate(seconds)]
+    for number, link in enumerate(links.links):
+        word = NO_WORD if link.word_id == EPSILON_ID else vocabulary.words[link.word_id]
+        scores = f"a={link.am_score:.9g} r={link.graph_score:.9g} l={link.lm_score:.9g}"
+        line = f"J={number} S={link.src_state} E={link.dst_state} W={word} {scores}"
+        if link.token_id != NO_TOKEN:
+            line += f" v={link.graph_arc} d=:{tokens.tokens[link.token_id]},{frame_seconds:.4f}:"
+        lines.append(line)
+    for number, (state, (graph_score, lm_score)) in enumerate(links.final.items(), start=len(links.links)):
+        lines.append(f"J={number} S={state} E={end} W={NO_WORD} a=0 r={graph_score:.9g} l={lm_score:.9g}")
+    file.write("\n".join(lines) + "\n")
+
+
+def read_slf(
+    path: str | Path, vocabulary: Vocabulary, tokens: TokenTable, frame_seconds: float | None = None
+) -> Lattice:
+    """The lattice of one utterance, from here or from another program.
+
+    Links without `d` have as many frames as lie between their nodes' times, of blank, and all scores on the first.
+
+    Args:
+        path: the file.
+        vocabulary, tokens: what its words and tokens are called.
+        frame_seconds: between two frames; what the file itself tells if None.
+
+    Raises:
+        AsrError: the file cannot be read or is no lattice, or has a word or token that is not known.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise AsrError(f"{path}: the lattice cannot be read ({error}).") from error
+    told = _FRAME_SECONDS.search(text)
+    if frame_seconds is None:
+        frame_seconds = _number(told[1], str(path)) if told else 0.01
+    nodes: dict[str, dict[str, str]] = {}
+    rows: list[tuple[str, dict[str, str]]] = []
+    header: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.startswith("#") or not line.strip():
+            continue
+        fields = dict(_FIELD.findall(line))
+        where = f"{path}:{number}"
+        if "I" in fields:
+            nodes[fields["I"]] = fields
+        elif "J" in fields:
+            rows.append((where, fields))
+        elif fields:
+            header.update(fields)
+        else:
+            raise AsrError(f"{where}: {line.strip()!r} is no field of a lattice (name=value).")
+    if not nodes or "N" not in header:
+        raise AsrError(
+            f"{path}: this is no HTK lattice; it has no nodes (I=...) or does not tell their number (N=...)."
+        )
+    if len(nodes) != int(_number(header["N"], str(path))) or len(rows) != int(_number(header.get("L", "0"), str(path))):
+        raise AsrError(
+            f"{path}: the header tells of {header['N']} nodes and {header.get('L', '0')} links, there are {len(nodes)} "
+            f"and {len(rows)}; the file is cut short."
+        )
+    base = _number(header.get("base", str(math.e)), str(path))
+    return _Reader(path, vocabulary, tokens, frame_seconds, math.log(base)).lattice(nodes, rows)
+
+
+class _Reader:
+    """Links of the file to links of ours."""
+
+    def __init__(
+        self, path: Path, vocabulary: Vocabulary, tokens: TokenTable, frame_seconds: float, log_base: float
+    ) -> None:
+        self._path = path
+        self._word_id = {word: word_id for word_id, word in enumerate(vocabulary.words)}
+        self._token_id = {token: token_id for token_id, token in enumerate(tokens.tokens)}
+        self._frame_seconds = frame_seconds
+        self._log_base = log_base
+        self._links: list[Link] = []
+        self._num_states = 0
+
+    def lattice(self, nodes: dict[str, dict[str, str]], rows: list[tuple[str, dict[str, str]]]) -> Lattice:
+        number = {name: position for position, name in enumerate(nodes)}
+        self._num_states = len(nodes)
+        has_entry, has_exit = set[int](), set[int]()
+        for where, row in rows:
+            if row.get("S") not in number or row.get("E") not in number:
+                raise AsrError(f"{where}: a link leads from a node (S=) to a node (E=) of the file.")
+            src_state, dst_state = number[row["S"]], number[row["E"]]
+            has_exit.add(src_state)
+            has_entry.add(dst_state)
+            self._add(where, row, nodes[row["S"]], nodes[row["E"]], src_state, dst_state)
+        starts = [state for state in range(len(nodes)) if state not in has_entry]
+        ends = [state for state in range(len(nodes)) if state not in has_exit]
+        if len(starts) != 1 or len(ends) != 1:
+            raise AsrError(f"{self._path}: a lattice has one first and one last node, not {len(starts)}, {len(ends)}.")
+        return lattice_from_links(self._num_states, starts[0], self._links, {ends[0]: (0.0, 0.0)}, str(self._path))
+
+    def _add(
+        self,
+        where: str,
+        row: dict[str, str],
+        src: dict[str, str],
+        dst: dict[str, str],
+        src_state: int,
+        dst_state: int,
+    ) -> None:
+        word = row.get("W", dst.get("W", NO_WORD))
+        if word not in _NOT_WORDS and word not in self._word_id:
+            raise AsrError(f"{where}: the word {word!r} is not in the vocabulary.")
+        word_id = EPSILON_ID if word in _NOT_WORDS else self._word_id[word]
+        am_score, graph_score, lm_score = (
+            self._log_base * _number(row.get(name, "0"), where) for name in ("a", "r", "l")
+        )
+        frames = self._frames(where, row, src, dst)
+        scores = (am_score, graph_score, lm_score)
+        if not frames:
+            self._links.append(Link(src_state, dst_state, word_id, NO_TOKEN, *scores))
+            return
+        # The whole link's scores stand on its first frame.
+        graph_arc = int(_number(row.get("v", "-1"), where)) if "d" in row else NO_ARC
+        for position, token_id in enumerate(frames):
+            is_last = position == len(frames) - 1
+            following = dst_state if is_last else self._num_states
+            self._num_states += not is_last
+            if position == 0:
+                self._links.append(Link(src_state, following, word_id, token_id, *scores, graph_arc))
+            else:
+                self._links.append(Link(src_state, following, EPSILON_ID, token_id))
+            src_state = following
+
+    def _frames(self, where: str, row: dict[str, str], src: dict[str, str], dst: dict[str, str]) -> list[int]:
+        """The token of each frame of a link."""
+        frames: list[int] = []
+        if "d" not in row:
+            seconds = _number(dst.get("t", "0"), where) - _number(src.get("t", "0"), where)
+            return [0] * max(0, round(seconds / self._frame_seconds))
+        for part in filter(None, row["d"].split(":")):
+            token, *rest = part.split(",")
+            if token not in self._token_id or not rest:
+                raise AsrError(f"{where}: {part!r} is no token of the acoustic model with its seconds.")
+            frames += [self._token_id[token]] * max(1, round(_number(rest[0], where) / self._frame_seconds))
+        return frames
+
+
+def _number(text: str, where: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise AsrError(f"{where}: {text!r} is no number.") from error
+
+
+def write_kaldi_lattice(file: TextIO, utterance: str, lattice: Lattice, options: DecodingOptions) -> None:
+    """Appends the lattice of one utterance to an archive; the utterance's name has no white space."""
+    links = links_of(lattice)
+    lines = [utterance + " "]
+    by_state: dict[int, list[str]] = {}
+    for link in links.links:
+        score = options.graph_scale * link.graph_score + options.lm_scale * link.lm_score
+        score += options.word_insertion_penalty * (link.word_id != EPSILON_ID)
+        transition = "" if link.token_id == NO_TOKEN else str(link.token_id + 1)
+        weight = f"{-score:.9g},{-link.am_score:.9g},{transition}"
+        by_state.setdefault(link.src_state, []).append(f"{link.src_state}\t{link.dst_state}\t{link.word_id}\t{weight}")
+    for state, (graph_score, lm_score) in links.final.items():
+        score = options.graph_scale * graph_score + options.lm_scale * lm_score
+        by_state.setdefault(state, []).append(f"{state}\t{-score:.9g},0,")
+    # Kaldi takes the state of the first line for the start.
+    lines += [line for state in sorted(by_state) for line in by_state[state]]
+    file.write("\n".join(lines) + "\n\n")
+
+
+def read_kaldi_lattices(path: str | Path, num_words: int) -> Iterator[tuple[str, Lattice]]:
+    """The utterances of an archive with their lattices; what is not in the file is 0, or -1 for arcs of the graph.
+
+    Args:
+        path: a text archive of compact lattices, from here or from Kaldi.
+        num_words: size of the vocabulary that the words' ids number.
+
+    Raises:
+        AsrError: the file cannot be read, or something in it is no lattice; the line is named.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise AsrError(f"{path}: the lattices cannot be read ({error}).") from error
+    utterance: str | None = None
+    first, rows = 0, list[tuple[int, list[str]]]()
+    for number, line in enumerate([*lines, ""], start=1):
+        fields = line.split()
+        if fields and utterance is None:
+            if len(fields) > 1:
+                raise AsrError(f"{path}:{number}: here stands an utterance's name alone, not {line.strip()!r}.")
+            utterance, first, rows = fields[0], number, []
+        elif fields:
+            rows.append((number, fields))
+        elif utterance is not None:
+            yield utterance, _parsed(rows, f"{path}:{first}", path, num_words)
+            utterance = None
+
+
+def _parsed(rows: Sequence[tuple[int, list[str]]], name: str, path: Path, num_words: int) -> Lattice:
+    if not rows:
+        raise AsrError(f"{name}: the lattice is empty.")
+    links: list[Link] = []
+    final: dict[int, tuple[float, float]] = {}
+    state_of: dict[str, int] = {}
+
+    def numbered(field: str) -> int:
+        if not field.isdigit():
+            raise ValueError(field)
+        return state_of.setdefault(field, len(state_of))
+
+    extra: list[tuple[int, int, list[int], int]] = []
+    for number, fields in rows:
+        try:
+            state = numbered(fields[0])
+            if len(fields) <= 2:
+                graph_cost, am_cost, tokens = _weight(fields[1] if len(fields) == 2 else "0,0,")
+                final[state] = (-graph_cost - am_cost, 0.0)
+                if tokens:
+                    raise AsrError(f"{path}:{number}: frames on a final state; run lattice-align-words or the like.")
+                continue
+            if len(fields) not in (3, 4):
+                raise ValueError(fields)
+            dst_state, word_id = numbered(fields[1]), int(fields[2])
+            graph_cost, am_cost, tokens = _weight(fields[3] if len(fields) == 4 else "0,0,")
+        except (ValueError, IndexError) as error:
+            raise AsrError(
+                f"{path}:{number}: {' '.join(fields)!r} is no arc 'from to word graph,acoustic,transitions' and no "
+                "final state of a compact lattice."
+            ) from error
+        if not 0 <= word_id < num_words:
+            raise AsrError(f"{path}:{number}: there is no word {word_id} in a vocabulary of {num_words}.")
+        scores = (-am_cost, -graph_cost)
+        token = tokens[0] if tokens else NO_TOKEN
+        links.append(Link(state, dst_state, word_id, token, *scores))
+        if len(tokens) > 1:
+            extra.append((len(links) - 1, dst_state, tokens[1:], number))
+    num_states = len(state_of)
+    # A word of several frames becomes several arcs, all its scores on the first.
+    for position, dst_state, tokens, _ in extra:
+        link = links[position]
+        links[position] = Link(link.src_state, num_states, link.word_id, link.token_id, link.am_score, link.graph_score)
+        for offset, token in enumerate(tokens, start=1):
+            is_last = offset == len(tokens)
+            links.append(Link(num_states, dst_state if is_last else num_states + 1, EPSILON_ID, token))
+            num_states += 1
+    return lattice_from_links(num_states, 0, links, final, name)
+
+
+def _weight(text: str) -> tuple[float, float, list[int]]:
+    graph_cost, am_cost, transitions = text.split(",")
+    tokens = [int(transition) - 1 for transition in transitions.split("_") if transition]
+    return float(graph_cost), float(am_cost), tokens
+
+
+_FINAL_LABEL = -1
+
+
+_SCORES = ("am_score", "graph_score", "lm_score")
+
+
+def lattice_to_k2(lattice: Lattice, options: DecodingOptions) -> Any:
+    """A `k2.Fsa` of a lattice of one utterance, states in the order of frames.
+
+    Labels are acoustic tokens, `scores` the scaled totals. Attributes of its arcs: `am_score`, `graph_score`,
+    `lm_score`, unscaled; `graph_arc`, -1 on final arcs; `aux_labels`, ragged, the words.
+
+    Raises:
+        AsrError: k2 is not there.
+    """
+    k2 = import_k2()
+    ends = (lattice.final_graph_score > -torch.inf).nonzero().squeeze(1)
+    src_state = torch.cat([lattice.src_state(), ends])
+    # k2 wants each state's arcs together, final ones last.
+    order = torch.sort(src_state, stable=True).indices
+    num_ends = len(ends)
+    final_state = torch.full((num_ends,), lattice.num_states)
+    final_label = torch.full((num_ends,), _FINAL_LABEL)
+    total = torch.cat([lattice.arc_total(options), lattice.final_total(options)[ends]]).float()
+    columns = [
+        src_state,
+        torch.cat([lattice.dst_state, final_state]),
+        torch.cat([lattice.token_id.long(), final_label]),
+        total.view(torch.int32).long(),
+    ]
+    fsa = k2.Fsa(torch.stack(columns, dim=1)[order].to(torch.int32).contiguous())
+    zeros = torch.zeros(num_ends)
+    fsa.am_score = torch.cat([lattice.am_score, zeros])[order]
+    fsa.graph_score = torch.cat([lattice.graph_score, lattice.final_graph_score[ends]])[order]
+    fsa.lm_score = torch.cat([lattice.lm_score, lattice.final_lm_score[ends]])[order]
+    fsa.graph_arc = torch.cat([lattice.graph_arc, torch.full((num_ends,), -1)])[order].to(torch.int32)
+    words = [*torch.split(lattice.word_id, lattice.num_words().tolist()), *[lattice.word_id[:0]] * num_ends]
+    fsa.aux_labels = k2.RaggedTensor([words[position].tolist() for position in order.tolist()], dtype=torch.int32)
+    return fsa
+
+
+def lattice_from_k2_fsa(fsa: Any, name: str = "FSA") -> Lattice:
+    """The lattice of a `k2.Fsa` as `lattice_to_k2` makes it.
+
+    Raises:
+        AsrError: it has not all these attributes.
+    """
+    missing = [attribute for attribute in (*_SCORES, "graph_arc", "aux_labels") if not hasattr(fsa, attribute)]
+    if missing:
+        raise AsrError(f"{name}: the FSA lacks the attribute {missing[0]!r}; take one that `lattice_to_k2` made.")
+    values = fsa.arcs.values()[:, :3].long()
+    is_final = values[:, 2] == _FINAL_LABEL
+    inner, ends = (~is_final).nonzero().squeeze(1), is_final.nonzero().squeeze(1)
+    num_states = int(values[:, :2].max()) if len(values) else 0
+    counts = torch.bincount(values[inner, 0], minlength=num_states)
+    frame = torch.zeros(num_states, dtype=torch.int64)
+    for src_state, dst_state in values[inner, :2].tolist():
+        frame[dst_state] = frame[src_state] + 1
+    words = fsa.aux_labels.tolist()
+    chosen = [words[position] for position in inner.tolist()]
+    num_words = torch.tensor([len(row) for row in chosen], dtype=torch.int64)
+    no_end = torch.full((num_states,), -torch.inf)
+    return Lattice(
+        frame=frame,
+        utt_idx=torch.zeros(num_states, dtype=torch.int64),
+        start_state=torch.zeros(1, dtype=torch.int64),
+        arc_begin=torch.cat([counts.new_zeros(1), counts.cumsum(0)]),
+        dst_state=values[inner, 1],
+        graph_arc=fsa.graph_arc[inner].long(),
+        token_id=values[inner, 2].to(torch.int32),
+        am_score=fsa.am_score[inner],
+        graph_score=fsa.graph_score[inner],
+        lm_score=fsa.lm_score[inner],
+        word_begin=torch.cat([num_words.new_zeros(1), num_words.cumsum(0)]),
+        word_id=torch.tensor([word for row in chosen for word in row], dtype=torch.int64),
+        final_graph_score=no_end.index_copy(0, values[ends, 0], fsa.graph_score[ends]),
+        final_lm_score=torch.zeros(num_states).index_copy(0, values[ends, 0], fsa.lm_score[ends]),
+    )
+
+
+def save_k2_lattice(path: str | Path, lattice: Lattice, options: DecodingOptions) -> None:
+    """Writes what `k2.Fsa.from_dict(torch.load(path))` reads."""
+    torch.save(lattice_to_k2(lattice, options).as_dict(), str(path))
+
+
+def load_k2_lattice(path: str | Path) -> Lattice:
+    """Reads what `save_k2_lattice` wrote, without running code from the file.
+
+    Raises:
+        AsrError: the file cannot be read, or holds something else.
+    """
+    k2 = import_k2()
+    try:
+        fsa = k2.Fsa.from_dict(load_tensors(path, ["_k2.ragged RaggedTensor"]))
+    except Exception as error:
+        raise AsrError(f"{path}: this is no k2 lattice, or it is damaged ({type(error).__name__}).") from error
+    return lattice_from_k2_fsa(fsa, str(path))

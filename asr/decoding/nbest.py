@@ -1,0 +1,373 @@
+"""Word sequences as nodes of one tree: a language model that has no opinion but remembers who is who.
+
+Shapes: N streams, Q queries.
+
+
+The n best different word sequences of a lattice, each by its best path.
+
+A state of the lattice keeps the n best word histories that lead to it; what follows a state does not depend on them, so
+no better sequence is lost. It is the search of on-the-fly rescoring with word histories in the place of a language
+model's contexts. A beam keeps it short: scores are pushed, so that a partial path outside it can only end outside it,
+and the beam grows until enough sequences end inside.
+
+Shapes: S lattice states, A lattice arcs.
+
+
+A recurrent network for the words of a list of sentences: what depends on a word alone is computed once.
+
+Shapes: Q queries, R states, S state width, W words, H the last layer's width, M history words.
+
+
+Rescoring n-best lists over their prefix tree: each distinct prefix is computed once, a level of the tree at a time.
+
+A level is all prefixes of one length, of all lists; its hidden rows are one batch, and are freed as soon as the next
+level's have been computed from them.
+
+Shapes: K sentences, L levels, P prefixes of a level, S state width, M history words.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from asr.decoding.backtrace import Backtrace
+from asr.decoding.interface import DecodingOptions, Hypothesis
+from asr.decoding.lattice import Lattice
+from asr.decoding.lattice_graph import LatticeGraph
+from asr.decoding.paths import hypothesis_of_path
+from asr.decoding.token_search import TokenSearch
+from asr.errors import AsrError
+from asr.graph.decoding_graph import DecodingGraph
+from asr.kernels.linear import FixedLinear
+from asr.lm.combine import ContextTable
+from asr.lm.interface import LanguageModel, StatefulNetwork, branched
+from asr.lm.rnn.maxent import HashedMaxEnt
+from asr.lm.rnn.model import RnnLm
+from asr.lm.rnn.outputs.nce import NceOutput, scores_by_rows
+from asr.lm.rnn.recurrent import GruLayer, SimpleRnnLayer
+from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID, Vocabulary
+
+
+class HistoryTree:
+    """A `LanguageModel` whose every score is 0 and whose contexts are equal only where all words are.
+
+    Args:
+        vocabulary: the words.
+        device: where it is asked.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, device: torch.device) -> None:
+        self._vocabulary = vocabulary
+        self._device = device
+        # A node's key is its parent and its last word; node 0 has neither.
+        self._table = ContextTable(device)
+        self._table.index_of(torch.zeros(1, dtype=torch.int64, device=device))
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The words that `word_id` numbers."""
+        return self._vocabulary
+
+    def start(self, num_streams: int) -> Tensor:
+        """The empty history, (num_streams,)."""
+        return torch.zeros(num_streams, dtype=torch.int64, device=self._device)
+
+    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        """Zeros, and the longer history: (Q,), (Q,)."""
+        next_idx = self._table.index_of(context_idx * len(self._vocabulary) + word_id)
+        return torch.zeros(len(word_id), device=self._device), next_idx
+
+    def final(self, context_idx: Tensor) -> Tensor:
+        """Zeros, (Q,)."""
+        return torch.zeros(len(context_idx), device=self._device)
+
+
+_FIRST_BEAM = 4.0
+
+
+_WIDEST_BEAM = 256.0
+
+
+def n_best(
+    lattice: Lattice,
+    graph: DecodingGraph,
+    options: DecodingOptions,
+    num_hypotheses: int,
+    original_frame: Tensor | None = None,
+) -> tuple[Hypothesis, ...]:
+    """The best word sequences, best first; fewer where the lattice has no more.
+
+    Args:
+        lattice: of one utterance; language model scores that it has count.
+        graph: the graph that it comes from.
+        options: scales.
+        num_hypotheses: n.
+        original_frame: (T,) int64, where frames were left out what each of the lattice's was before.
+
+    Raises:
+        AsrError: n is below 1.
+    """
+    if num_hypotheses < 1:
+        raise AsrError(f"the number of hypotheses is {num_hypotheses}; ask for at least 1.")
+    pushed = LatticeGraph(lattice, options, keep_lm_scores=True)
+    beam = _FIRST_BEAM
+    while True:
+        found = _within(lattice, graph, options, pushed, num_hypotheses, beam, original_frame)
+        if len(found) >= num_hypotheses or beam == math.inf:
+            return tuple(found[:num_hypotheses])
+        beam = 2.0 * beam if beam < _WIDEST_BEAM else math.inf
+
+
+def _within(
+    lattice: Lattice,
+    graph: DecodingGraph,
+    options: DecodingOptions,
+    pushed: LatticeGraph,
+    num_hypotheses: int,
+    beam: float,
+    original_frame: Tensor | None,
+) -> list[Hypothesis]:
+    device = lattice.frame.device
+    search_options = replace(
+        options,
+        search_beam=beam,
+        min_active_states=0,
+        max_active_states=torch.iinfo(torch.int64).max,
+        max_contexts_per_state=num_hypotheses,
+        lm_scale=0.0,
+        word_beam=None,
+    )
+    backtrace = Backtrace(device)
+    search = TokenSearch(pushed, search_options, HistoryTree(graph.vocabulary, device), backtrace)
+    stream = search.start(lattice.start_state)
+    num_frames = lattice.num_frames
+    search.advance(stream, torch.zeros(1, num_frames, 1, device=device), torch.tensor([num_frames], device=device))
+    tokens, offset = search.alive(0)
+    total = tokens.score.double() + pushed.final_score[tokens.state] + offset + pushed.start_score[0]
+    hypotheses: list[Hypothesis] = []
+    seen: set[int] = set()
+    # Several states may end the same words; the best of them comes first.
+    for position in torch.sort(total, descending=True, stable=True).indices.tolist():
+        history = int(tokens.context_idx[position])
+        if float(total[position]) == -math.inf or len(hypotheses) == num_hypotheses:
+            break
+        if history in seen:
+            continue
+        seen.add(history)
+        arc = backtrace.path(int(tokens.record[position]))
+        state = int(tokens.state[position])
+        lm_score = float(lattice.lm_score[arc].sum(dtype=torch.float64)) + float(lattice.final_lm_score[state])
+        final_score = float(lattice.final_graph_score[state])
+        scores = float(total[position]), final_score, lm_score
+        hypotheses.append(hypothesis_of_path(graph, options, lattice.graph_arc[arc], *scores, original_frame))
+    return hypotheses
+
+
+def for_words(network: StatefulNetwork, word_id: Tensor) -> StatefulNetwork:
+    """`FewWords` where the network is of a kind for which there is one, else the network itself."""
+    if not isinstance(network, RnnLm) or not network.has_constant_normalizer:
+        return network
+    is_whole = isinstance(network.output.rows, nn.Embedding) and isinstance(network.maxent, HashedMaxEnt | None)
+    return FewWords(network, word_id) if is_whole else network
+
+
+class FewWords:
+    """A `StatefulNetwork` equal to `network` for some words but for rounding, without gradient.
+
+    Each word's part of the first layer's gates is made once; so is its output row, which is multiplied by the
+    projection, where there is one, so that scores are read from the last layer and no state is projected.
+
+    Args:
+        network: its output layer is NCE's with one log Z, its tables on its device.
+        word_id: (W,) int64, distinct, ascending: all words that will be read or scored.
+    """
+
+    def __init__(self, network: RnnLm, word_id: Tensor) -> None:
+        output, first = network.output, network.layers[0]
+        assert isinstance(output, NceOutput) and isinstance(first, (GruLayer, SimpleRnnLayer))
+        self.network = network
+        self.vocabulary = network.vocabulary
+        self.state_size = network.recurrent_size
+        self.hidden_size = network.config.hidden_size
+        self.num_history_words = network.num_history_words
+        self._word_id = word_id
+        self._gates = first.input_gates(network.embedding(word_id))
+        self._rows, self._bias = output.rows(word_id), output.bias(word_id)[:, 0] - output.log_z
+        if network.projection is not None:
+            self._bias = self._bias + self._rows @ network.projection.bias
+            back = network.projection.weight.t()
+            self._rows = FixedLinear()(self._rows, back, torch.zeros_like(back[:, 0]))
+
+    def initial_state(self) -> Tensor:
+        """(S,)."""
+        return self.network.initial_state()[: self.state_size]
+
+    def step(self, state: Tensor, word_id: Tensor) -> Tensor:
+        """state (Q, S), word_id (Q,) -> next state (Q, S)."""
+        return self._next(state, None, word_id)
+
+    def branch(self, state: Tensor, before: Tensor, word_id: Tensor) -> Tensor:
+        """state (R, S), before, word_id (Q,) -> what follows state[before] and word_id, (Q, S)."""
+        return self._next(state, before, word_id)
+
+    def _next(self, state: Tensor, before: Tensor | None, word_id: Tensor) -> Tensor:
+        width = self.hidden_size
+        gates, which = self._gates, self._index(word_id)
+        columns: list[Tensor] = []
+        for idx, layer in enumerate(self.network.layers):
+            assert isinstance(layer, (GruLayer, SimpleRnnLayer))
+            if idx:
+                gates, which = layer.input_gates(columns[-1]), torch.arange(len(word_id), device=state.device)
+            columns.append(layer.next_state(gates, state[:, idx * width : (idx + 1) * width], which, before))
+        return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
+
+    def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
+        """hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,)."""
+        row_idx = self._index(word_id)
+        return scores_by_rows(hidden, history, word_id, self._rows, self._bias, row_idx, self.network.maxent)
+
+    def _index(self, word_id: Tensor) -> Tensor:
+        return torch.searchsorted(self._word_id, word_id)
+
+
+@dataclass(frozen=True, eq=False)
+class Level:
+    """The prefixes of one length.
+
+    Args:
+        parent: (P,) int64, ascending, the prefix one word shorter, on the level before.
+        word_id: (P,) int64, the last word.
+        ends: (E,) int64, prefixes that are whole sentences, one entry for each sentence.
+        sentence: (E,) int64, these sentences.
+    """
+
+    parent: Tensor
+    word_id: Tensor
+    ends: Tensor
+    sentence: Tensor
+
+
+class PrefixTree:
+    """The tree of some sentences; level 0 is the empty prefix.
+
+    Args:
+        sentences: word ids, `<s>` and `</s>` left out.
+        device: where to work.
+    """
+
+    def __init__(self, sentences: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> None:
+        self.num_sentences = len(sentences)
+        num_words = np.fromiter(map(len, sentences), np.int64, len(sentences))
+        all_words = np.fromiter(itertools.chain.from_iterable(sentences), np.int64, int(num_words.sum()))
+        lengths, flat = (torch.from_numpy(numbers).to(device) for numbers in (num_words, all_words))
+        longest = int(lengths.max()) if len(sentences) else 0
+        words = torch.full((len(sentences), longest), -1, dtype=torch.int64, device=device)
+        words[torch.arange(longest, device=device) < lengths.unsqueeze(1)] = flat
+        prefix = torch.zeros(len(sentences), dtype=torch.int64, device=device)
+        root = torch.zeros(1, dtype=torch.int64, device=device)
+        done = (lengths == 0).nonzero().squeeze(1)
+        self.levels = [Level(root, root + EPSILON_ID, prefix[done], done)]
+        vocabulary_size = int(words.max()) + 1 if words.numel() else 1
+        for position in range(longest):
+            going = (lengths > position).nonzero().squeeze(1)
+            key = prefix[going] * vocabulary_size + words[going, position]
+            distinct, inverse = torch.unique(key, return_inverse=True)
+            prefix[going] = inverse
+            done = (lengths == position + 1).nonzero().squeeze(1)
+            parent = torch.div(distinct, vocabulary_size, rounding_mode="floor")
+            self.levels.append(Level(parent, distinct % vocabulary_size, prefix[done], done))
+
+    @property
+    def num_prefixes(self) -> int:
+        """Distinct prefixes, the empty one included: the hidden layer runs once for each."""
+        return sum(len(level.parent) for level in self.levels)
+
+    def words(self) -> Tensor:
+        """The distinct words, ascending, `</s>` among them, which ends each sentence; (W,)."""
+        ids = [level.word_id for level in self.levels[1:]]
+        return torch.unique(torch.cat([*ids, torch.full_like(self.levels[0].parent, EOS_ID)]))
+
+    @property
+    def most_held(self) -> int:
+        """The most prefixes of two levels in a row: so many hidden rows are held at a time."""
+        sizes = [len(level.parent) for level in self.levels]
+        return max(map(sum, zip(sizes, [*sizes[1:], 0], strict=True)))
+
+
+def score_tree(tree: PrefixTree, lm: LanguageModel) -> Tensor:
+    """The score of each sentence, `</s>` included, by any language model, one call a level; (K,) float64."""
+    device = tree.levels[0].parent.device
+    context_idx = lm.start(1)
+    score = torch.zeros(1, dtype=torch.float64, device=device)
+    total = torch.zeros(tree.num_sentences, dtype=torch.float64, device=device)
+    for depth, level in enumerate(tree.levels):
+        if depth:
+            log_prob, context_idx = lm.score(context_idx[level.parent], level.word_id)
+            score = score[level.parent] + log_prob
+        if len(level.ends):
+            distinct, inverse = torch.unique(level.ends, return_inverse=True)
+            total[level.sentence] = (score[distinct] + lm.final(context_idx[distinct]))[inverse]
+    return total
+
+
+@torch.no_grad()
+def score_tree_by_network(tree: PrefixTree, network: StatefulNetwork) -> Tensor:
+    """The same by a bare network, with no cache at all: two levels of hidden rows are held at a time; (K,) float64."""
+    device = tree.levels[0].parent.device
+    bos = torch.full((1,), BOS_ID, dtype=torch.int64, device=device)
+    network = for_words(network, torch.cat([bos, tree.words()]).unique())
+    state = network.step(network.initial_state().unsqueeze(0), bos)
+    history = torch.full((1, network.num_history_words), EPSILON_ID, dtype=torch.int64, device=device)
+    history[:, :1] = BOS_ID
+    score = torch.zeros(1, dtype=torch.float64, device=device)
+    total = torch.zeros(tree.num_sentences, dtype=torch.float64, device=device)
+    for depth, level in enumerate(tree.levels):
+        if depth:
+            hidden = state[:, -network.hidden_size :]
+            word = level.word_id
+            score = score[level.parent] + network.log_prob(hidden[level.parent], history[level.parent], word)
+            # Not all prefixes go on, and those that do may go on in many ways.
+            inner, before = torch.unique_consecutive(level.parent, return_inverse=True)
+            state = branched(network, state.index_select(0, inner), before, word)
+            history = torch.cat([word.unsqueeze(1), history[level.parent]], dim=1)[:, : network.num_history_words]
+        if len(level.ends):
+            distinct, inverse = torch.unique(level.ends, return_inverse=True)
+            eos = torch.full_like(distinct, EOS_ID)
+            hidden = state[distinct, -network.hidden_size :]
+            final = network.log_prob(hidden, history[distinct], eos)
+            total[level.sentence] = (score[distinct] + final)[inverse]
+    return total
+
+
+def rescore_n_best(
+    lists: Sequence[Sequence[Hypothesis]], lm: LanguageModel, options: DecodingOptions
+) -> list[tuple[Hypothesis, ...]]:
+    """Gives every hypothesis of every list the language model's score in the place of its own, and sorts each list.
+
+    Args:
+        lists: n-best lists, one an utterance.
+        lm: the language model, its words numbered as the hypotheses' are.
+        options: scales.
+    """
+    flat = [hypothesis for hypotheses in lists for hypothesis in hypotheses]
+    if not flat:
+        return [() for _ in lists]
+    tree = PrefixTree([hypothesis.word_ids for hypothesis in flat], lm.start(1).device)
+    rescored = []
+    for hypothesis, lm_score in zip(flat, score_tree(tree, lm).tolist(), strict=True):
+        total = hypothesis.total + options.lm_scale * (lm_score - hypothesis.lm_score)
+        rescored.append(replace(hypothesis, lm_score=lm_score, total=total))
+    results = []
+    begin = 0
+    for hypotheses in lists:
+        part = rescored[begin : begin + len(hypotheses)]
+        begin += len(hypotheses)
+        results.append(tuple(sorted(part, key=lambda hypothesis: -hypothesis.total)))
+    return results

@@ -1,0 +1,220 @@
+"""When a speaker has finished.
+
+Decoding while the audio still comes: streams join, are fed chunks of any size, and end, each at its own time.
+
+Shapes: N streams of a call, T frames of a chunk, C tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from asr.decoding.backtrace import Backtrace, Ending, ending_of
+from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis
+from asr.decoding.log_probs import check_chunks, check_log_prob, skip_blanks
+from asr.decoding.paths import SpelledPath
+from asr.decoding.search_graph import SearchGraph
+from asr.decoding.token_search import TokenSearch
+from asr.decoding.word_map import WordMapper
+from asr.errors import AsrError
+from asr.graph.decoding_graph import DecodingGraph
+from asr.lm.interface import LanguageModel
+
+
+@dataclass(frozen=True)
+class EndpointRules:
+    """Counts of frames as the acoustic model gives them. A stream ends when one of the rules holds.
+
+    From half of `longest` on, a shorter and shorter pause is enough, so that long speech is rarely cut within a word.
+
+    Args:
+        silence_before_words: so many trailing blank frames while nothing has been said.
+        silence_after_words: so many trailing blank frames after words.
+        longest: so many frames in all.
+    """
+
+    silence_before_words: int = 125
+    silence_after_words: int = 25
+    longest: int = 750
+
+    def apply(self, has_words: bool, num_trailing_blanks: int, num_frames: int) -> bool:
+        """Whether the stream ends here.
+
+        Args:
+            has_words: whether the best path has words.
+            num_trailing_blanks: frames since the best path last read something else.
+            num_frames: frames read.
+        """
+        silence = self.silence_after_words if has_words else self.silence_before_words
+        too_long = max(0.0, 2.0 * num_frames / self.longest - 1.0)
+        return num_trailing_blanks >= silence * (1.0 - too_long)
+
+
+_FRAMES_BETWEEN_SETTLINGS = 8
+
+
+@dataclass
+class _Progress:
+    """What a stream has read.
+
+    Args:
+        num_frames: in all.
+        after_blank: whether the last one was blank enough to be skipped, were another to come.
+        settled: the beginning that all partial paths share.
+        unsettled_frames: kept frames behind that, as numbered before skipping; None where none are skipped.
+        num_unsettled: frames read since the last attempt to settle.
+    """
+
+    num_frames: int = 0
+    after_blank: bool = False
+    settled: SpelledPath = field(default_factory=SpelledPath)
+    unsettled_frames: Tensor | None = None
+    num_unsettled: int = 0
+
+
+class StreamingDecoder:
+    """The torch pass fed in chunks; what it finds does not depend on how the frames are cut into chunks.
+
+    What all partial paths of a stream share is decided and is kept as words, so that a stream may go on for ever: its
+    memory is that of its words and of what is undecided.
+
+    Args:
+        graph: decoding graph.
+        options: beams and scales.
+        lm: language model inside the search, or None.
+        endpoint_rules: when a speaker has finished.
+        commit_frames: what the best path said so many frames ago is decided, and paths that say otherwise are dropped;
+            None decides only what all paths share. A recurrent language model tells histories apart for ever, so that
+            without it an utterance that never ends may never settle. With it the result can depend on the chunks.
+    """
+
+    def __init__(
+        self,
+        graph: DecodingGraph,
+        options: DecodingOptions | None = None,
+        lm: LanguageModel | None = None,
+        endpoint_rules: EndpointRules | None = None,
+        commit_frames: int | None = None,
+    ) -> None:
+        self.graph = graph
+        self.options = options if options is not None else DecodingOptions()
+        self._rules = endpoint_rules if endpoint_rules is not None else EndpointRules()
+        self._commit_frames = commit_frames
+        self._search_graph = SearchGraph(graph, self.options)
+        self._lm = WordMapper(graph.vocabulary).mapped(lm)
+        self._backtrace = Backtrace(graph.device)
+        self._search = TokenSearch(self._search_graph, self.options, self._lm, self._backtrace)
+        self._progress: dict[int, _Progress] = {}
+
+    def start(self, num_streams: int = 1) -> list[int]:
+        """Opens streams and gives their numbers."""
+        state = torch.zeros(num_streams, dtype=torch.int64, device=self.graph.device)
+        streams = [int(stream) for stream in self._search.start(state)]
+        self._progress.update({stream: _Progress() for stream in streams})
+        return streams
+
+    def advance(self, streams: Sequence[int], log_prob: Tensor, num_frames: Tensor) -> None:
+        """Reads a chunk of each of some open streams.
+
+        Args:
+            streams: N different stream numbers.
+            log_prob: (N, T, C) natural log.
+            num_frames: (N,) int64, how many of the T frames are the stream's.
+
+        Raises:
+            AsrError: a stream is not open or stands twice, or the log-probabilities are bad.
+        """
+        check_chunks(streams, num_frames)
+        progress = [self._open(stream) for stream in streams]
+        check_log_prob(log_prob, num_frames, len(self.graph.tokens))
+        log_prob = log_prob.to(self.graph.device, torch.float32)
+        num_frames = num_frames.to(self.graph.device, torch.int64)
+        kept_log_prob, kept_frames, frame = log_prob, num_frames, None
+        if self.options.blank_skip_threshold is not None:
+            after_blank = torch.tensor([one.after_blank for one in progress], dtype=torch.bool, device=log_prob.device)
+            kept_log_prob, kept_frames, frame, ends_blank = skip_blanks(
+                log_prob, num_frames, self.options.blank_skip_threshold, after_blank
+            )
+            for one, ends in zip(progress, ends_blank.tolist(), strict=True):
+                one.after_blank = ends
+        stream = torch.tensor(list(streams), dtype=torch.int64, device=self.graph.device)
+        self._search.advance(stream, kept_log_prob, kept_frames)
+        for row, one in enumerate(progress):
+            num = int(num_frames[row])
+            if frame is not None:
+                kept = frame[row, : int(kept_frames[row])] + one.num_frames
+                one.unsettled_frames = kept if one.unsettled_frames is None else torch.cat([one.unsettled_frames, kept])
+            one.num_frames += num
+            one.num_unsettled += num
+            if one.num_unsettled >= _FRAMES_BETWEEN_SETTLINGS:
+                self._settle(streams[row], one)
+
+    def partial(self, stream: int) -> Hypothesis | None:
+        """The best path so far, finished or not; None where nothing is alive."""
+        return self._result(stream, unfinished=True).best
+
+    def num_settled_words(self, stream: int) -> int:
+        """How many words at the beginning of what `partial` tells can no longer change."""
+        # The last of them may still have to share its arc or its end with what follows, but it stays the same word.
+        return len(self._open(stream).settled.word_ids)
+
+    def is_endpoint(self, stream: int) -> bool:
+        """Whether the speaker seems to have finished."""
+        num_frames = self._open(stream).num_frames
+        path = self._path(stream, self._ending(stream, unfinished=True))
+        if path is None:
+            return self._rules.apply(False, num_frames, num_frames)
+        return self._rules.apply(len(path.word_ids) > 0, num_frames - path.spoken_end, num_frames)
+
+    def finalize(self, stream: int) -> DecodeResult:
+        """Ends a stream: its best complete path, or the best unfinished one where none is complete."""
+        result = self._result(stream, unfinished=False)
+        self._search.drop(stream)
+        del self._progress[stream]
+        return result
+
+    def _open(self, stream: int) -> _Progress:
+        if stream not in self._progress:
+            raise AsrError(f"stream {stream} is not open; `start` opens streams and `finalize` closes them.")
+        return self._progress[stream]
+
+    def _settle(self, stream: int, progress: _Progress) -> None:
+        """Moves what all partial paths share from the back-pointers to the words."""
+        progress.num_unsettled = 0
+        tokens, _ = self._search.alive(stream)
+        if not len(tokens):
+            return
+        if self._commit_frames is not None:
+            best = int(tokens.record[tokens.score.argmax()])
+            self._search.keep(stream, self._backtrace.descends(tokens.record, best, self._commit_frames))
+            tokens, _ = self._search.alive(stream)
+        before = progress.settled.num_frames
+        arc = self._backtrace.settle(tokens.record)
+        progress.settled = progress.settled.followed_by(self.graph, arc, progress.unsettled_frames)
+        if progress.unsettled_frames is not None:
+            progress.unsettled_frames = progress.unsettled_frames[progress.settled.num_frames - before :]
+
+    def _ending(self, stream: int, unfinished: bool) -> Ending:
+        return ending_of(self._search_graph, self.options, self._lm, *self._search.alive(stream), unfinished)
+
+    def _path(self, stream: int, ending: Ending) -> SpelledPath | None:
+        """The best path from the stream's start; None where nothing is alive."""
+        if ending.record is None:
+            return None
+        progress = self._open(stream)
+        arc = self._backtrace.path(ending.record)
+        return progress.settled.followed_by(self.graph, arc, progress.unsettled_frames)
+
+    def _result(self, stream: int, unfinished: bool) -> DecodeResult:
+        progress = self._open(stream)
+        ending = self._ending(stream, unfinished)
+        path = self._path(stream, ending)
+        hypotheses: tuple[Hypothesis, ...] = ()
+        if path is not None:
+            scores = (ending.total, ending.graph_score, ending.lm_score)
+            hypotheses = (path.hypothesis(self.graph, self.options, *scores),)
+        return DecodeResult(hypotheses, ending.reached_final, progress.num_frames)

@@ -1,0 +1,269 @@
+"""From the arcs of one path to the hypothesis that users read.
+
+Shapes: L arcs of a path.
+
+
+Where words begin and end, told by their pronunciations.
+
+A decoding graph writes a word somewhere on its way: determinisation moves it behind all phones that it shares with
+other words, so that the frame at which it is written is late by some phones. Which phones are whose follows from the
+lexicon alone: the path's phones are its words' pronunciations one after another. What is left is the acoustic model's
+own: CTC spikes lie within a phone, not at its edges.
+
+Shapes: P phones, W words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from asr.decoding.interface import DecodingOptions, Hypothesis
+from asr.decoding.tokens import expand
+from asr.errors import AsrError
+from asr.graph.decoding_graph import DecodingGraph
+from asr.text.lexicon import Lexicon
+
+_Runs = tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True)
+class SpelledPath:
+    """What a path from the start says, finished or not; more arcs can follow.
+
+    A word begins where the graph writes it and ends after the last non-blank frame before the next one.
+
+    Args:
+        word_ids: in order.
+        start_frames: for each word the frame (before any were skipped) where it begins.
+        end_frames: for each word the frame after its last one so far.
+        phones: runs of equal tokens, blanks left out: (token, first frame, frame after the last) each.
+        last_token: what was read last, blank or not; -1 before anything.
+        last_frame: the original frame that was read last, where frames were skipped.
+        spoken_end: the frame after the last non-blank one.
+        num_frames: frames read.
+        graph_score: sum of the arcs' graph scores.
+    """
+
+    word_ids: tuple[int, ...] = ()
+    start_frames: tuple[int, ...] = ()
+    end_frames: tuple[int, ...] = ()
+    phones: _Runs = ()
+    last_token: int = -1
+    last_frame: int = 0
+    spoken_end: int = 0
+    num_frames: int = 0
+    graph_score: float = 0.0
+
+    def followed_by(self, graph: DecodingGraph, arc: Tensor, frame_of: Tensor | None = None) -> SpelledPath:
+        """The longer path.
+
+        Args:
+            graph: where the arcs are from.
+            arc: (L,) int64.
+            frame_of: original frame of each that these arcs read, where frames were skipped.
+        """
+        arc = arc.to(graph.device)
+        token_id = graph.token_id.index_select(0, arc)
+        reads = (token_id >= 0).to(torch.int64)
+        owner, word = expand(graph.word_begin, arc)
+        word_ids = graph.word_id.index_select(0, word).tolist()
+        frame = reads.cumsum(0) - reads
+        read = token_id[token_id >= 0]
+        first_frame = self.num_frames
+        if frame_of is None:
+            frame += self.num_frames
+        elif len(frame_of):
+            frame = frame_of.index_select(0, frame.clamp(max=len(frame_of) - 1))
+        else:
+            frame += self.last_frame
+        position = torch.arange(len(token_id), device=token_id.device)
+        # For each arc the last one up to it that reads something else than blank, -1 before there is one.
+        spoken = torch.where(token_id > 0, position, torch.full_like(position, -1))
+        spoken = spoken.cummax(0).values if len(spoken) else spoken
+        start_frames, end_frames, spoken_end = self._frames(frame.tolist(), spoken.tolist(), owner.tolist())
+        return SpelledPath(
+            word_ids=(*self.word_ids, *word_ids),
+            start_frames=start_frames,
+            end_frames=end_frames,
+            phones=self._with_runs(_runs(read, first_frame, frame_of), int(read[0]) if len(read) else -1),
+            last_token=int(read[-1]) if len(read) else self.last_token,
+            last_frame=int(frame_of[len(read) - 1]) if frame_of is not None and len(read) else self.last_frame,
+            spoken_end=spoken_end,
+            num_frames=self.num_frames + len(read),
+            graph_score=self.graph_score + float(graph.score.index_select(0, arc).sum(dtype=torch.float64)),
+        )
+
+    def _with_runs(self, runs: _Runs, first_token: int) -> _Runs:
+        """All runs; what is read first may go on with the run that was read last."""
+        if self.phones and first_token == self.last_token > 0:
+            (_, begin, _), (token, _, end) = self.phones[-1], runs[0]
+            return (*self.phones[:-1], (token, begin, end), *runs[1:])
+        return self.phones + runs
+
+    def _frames(
+        self, frame: list[int], spoken: list[int], arcs: list[int]
+    ) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        """All start and end frames, the last known word lasting on, and the end of what is spoken.
+
+        Args:
+            frame: at which each arc begins.
+            spoken: for each arc the last one up to it that is spoken, or -1.
+            arcs: for each new word its arc.
+        """
+        start_frames, end_frames = list(self.start_frames), list(self.end_frames)
+        bounds = [*arcs, len(frame)]
+        if end_frames and bounds[0] > 0 and spoken[bounds[0] - 1] >= 0:
+            end_frames[-1] = frame[spoken[bounds[0] - 1]] + 1
+        for begin, bound in zip(arcs, bounds[1:], strict=True):
+            last = max(begin, spoken[bound - 1]) if bound > 0 else begin
+            start_frames.append(frame[begin])
+            end_frames.append(frame[last] + 1)
+        spoken_end = frame[spoken[-1]] + 1 if spoken and spoken[-1] >= 0 else self.spoken_end
+        return tuple(start_frames), tuple(end_frames), spoken_end
+
+    def hypothesis(
+        self, graph: DecodingGraph, options: DecodingOptions, total: float, final_score: float, lm_score: float
+    ) -> Hypothesis:
+        """The path with its scores; arguments as of `hypothesis_of_path`."""
+        graph_score = self.graph_score + final_score
+        rest = options.graph_scale * graph_score + options.lm_scale * lm_score
+        am_score = (total - rest - options.word_insertion_penalty * len(self.word_ids)) / options.am_scale
+        return Hypothesis(
+            word_ids=self.word_ids,
+            words=tuple(graph.vocabulary.words[word_id] for word_id in self.word_ids),
+            am_score=am_score,
+            graph_score=graph_score,
+            lm_score=lm_score,
+            total=total,
+            start_frames=self.start_frames,
+            end_frames=self.end_frames,
+            phones=self.phones,
+        )
+
+
+def hypothesis_of_path(
+    graph: DecodingGraph,
+    options: DecodingOptions,
+    arc: Tensor,
+    total: float,
+    final_score: float,
+    lm_score: float,
+    frame_of: Tensor | None = None,
+) -> Hypothesis:
+    """Spells a path through the graph.
+
+    Args:
+        graph: the graph.
+        options: the scales that `total` was made with.
+        arc: (L,) int64 graph arcs.
+        total: the path's scaled score.
+        final_score: graph score of ending there, 0 for an unfinished path.
+        lm_score: the language model's share, unscaled.
+        frame_of: (T,) original frame of each decoded one, where frames were skipped.
+    """
+    return SpelledPath().followed_by(graph, arc, frame_of).hypothesis(graph, options, total, final_score, lm_score)
+
+
+def _runs(token_id: Tensor, first_frame: int, frame_of: Tensor | None) -> _Runs:
+    """Tokens of frames (T,) to runs of equal ones without blanks, each with its first frame and that after its last."""
+    token, length = torch.unique_consecutive(token_id, return_counts=True)
+    end = length.cumsum(0)
+    spoken = token > 0
+    token, begin, last = token[spoken], (end - length)[spoken], (end - 1)[spoken]
+    if frame_of is None:
+        begin, last = begin + first_frame, last + first_frame
+    else:
+        begin, last = frame_of[begin], frame_of[last]
+    return tuple(zip(token.tolist(), begin.tolist(), (last + 1).tolist(), strict=True))
+
+
+_TOPOLOGY = "ctc"
+
+
+def can_align(graph: DecodingGraph) -> bool:
+    """Whether the runs of tokens along a path of the graph are its phones."""
+    return bool(graph.meta.get("topology", _TOPOLOGY) == _TOPOLOGY)
+
+
+class WordAligner:
+    """Gives hypotheses the times that their phones have.
+
+    Args:
+        lexicon: that the graph was built from, or one with more.
+        graph: the decoding graph; its topology must be `ctc`, where each phone is a run of equal tokens.
+
+    Raises:
+        AsrError: the topology is another.
+    """
+
+    def __init__(self, lexicon: Lexicon, graph: DecodingGraph) -> None:
+        if not can_align(graph):
+            topology = graph.meta["topology"]
+            raise AsrError(f"word times from the lexicon need a graph of the topology {_TOPOLOGY}, not {topology}.")
+        token_id = {token: position for position, token in enumerate(graph.tokens.tokens)}
+        silence = graph.meta.get("silence")
+        self._silence = token_id.get(silence) if silence is not None else None
+        self._variants: dict[str, list[tuple[int, ...]]] = {}
+        self._lexicon = lexicon
+        self._token_id = token_id
+
+    def aligned(self, hypothesis: Hypothesis) -> Hypothesis:
+        """The hypothesis with the times of its words' phones; unchanged where the lexicon does not explain them."""
+        phones = [run for run in hypothesis.phones if run[0] != self._silence]
+        variants = [self._variants_of(word) for word in hypothesis.words]
+        ends = word_ends([token for token, _, _ in phones], variants)
+        if ends is None:
+            return hypothesis
+        begins = [0, *ends[:-1]]
+        return replace(
+            hypothesis,
+            start_frames=tuple(phones[begin][1] for begin in begins[: len(ends)]),
+            end_frames=tuple(phones[end - 1][2] for end in ends),
+        )
+
+    def _variants_of(self, word: str) -> list[tuple[int, ...]]:
+        if word not in self._variants:
+            known = self._token_id
+            spelled = self._lexicon.pronunciations.get(word, [])
+            self._variants[word] = [
+                tuple(known[phone] for phone in phones) for phones in spelled if all(phone in known for phone in phones)
+            ]
+        return self._variants[word]
+
+
+def word_ends(phones: Sequence[int], variants: Sequence[Sequence[tuple[int, ...]]]) -> list[int] | None:
+    """After how many phones each word ends.
+
+    Args:
+        phones: (P,) tokens.
+        variants: for each of W words its pronunciations.
+
+    Returns:
+        (W,) ascending, the last being P unless phones of a word that has not been written yet follow; the last word
+        may lack phones. None where the words do not explain the phones.
+    """
+    # For each number of words, the numbers of phones that they can take, and what the words before took.
+    reached: list[dict[int, int]] = [{0: -1}]
+    for position, choices in enumerate(variants):
+        is_last = position == len(variants) - 1
+        after: dict[int, int] = {}
+        for begin in reached[-1]:
+            for choice in choices:
+                end = begin + len(choice)
+                if tuple(phones[begin:end]) == choice:
+                    after.setdefault(end, begin)
+                elif is_last and begin < len(phones) < end and tuple(phones[begin:]) == choice[: len(phones) - begin]:
+                    after.setdefault(len(phones), begin)
+        reached.append(after)
+    if not variants or not reached[-1]:
+        return None
+    end = len(phones) if len(phones) in reached[-1] else max(reached[-1])
+    ends: list[int] = []
+    for before in reversed(reached[1:]):
+        ends.append(end)
+        end = before[end]
+    return ends[::-1]

@@ -1,1 +1,0 @@
-"""Token passing in tensors: the search of the torch pass and of rescoring."""

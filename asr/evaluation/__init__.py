@@ -1,1 +1,0 @@
-"""Error rates, timing, cache statistics and reports."""

@@ -1,0 +1,397 @@
+"""The graph of phones in few bytes: what is stored on disk, and how it becomes a graph of frames when it is loaded.
+
+A graph of phones with its backoff epsilons is several times smaller than the graph of frames that the search needs,
+and that follows from it: epsilons removed, topology composed.
+
+Shapes: S states, A arcs, K arcs with words, W words.
+
+
+What must hold of a decoding graph's tensors before a search may trust them.
+
+The decoding graph as both first passes load it: tensors, the tokens it reads and the words it writes.
+
+The composed lexicon and language model, before the topology spreads phones over frames."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from asr.errors import AsrError
+from asr.graph.epsilon_removal import remove_epsilons
+from asr.graph.fst import INPUT_EPSILON, GraphArrays, offsets
+from asr.graph.topology import compose_topology, topology_named
+from asr.text.symbols import SPECIAL_WORDS, TokenTable, Vocabulary
+
+FIELDS = ("arc_count", "label", "dst_state", "score", "word_arc", "word_count", "word_id", "final_state", "final_score")
+
+
+def finish(graph: GraphArrays, phones: Sequence[str], topology_name: str, tokens: TokenTable) -> GraphArrays:
+    """The graph of frames: labels are columns of the acoustic model, no epsilons."""
+    topology = topology_named(topology_name)
+    return compose_topology(topology, topology.token_ids(phones, tokens), remove_epsilons(graph))
+
+
+def pack(graph: GraphArrays, score_step: float) -> dict[str, Tensor]:
+    """The graph in small integers; nothing is lost, since scores are multiples of `score_step`.
+
+    Returns:
+        arc_count (S,), label (A,), dst_state (A,), score (A,) in steps, and for arcs with words word_arc (K,), how far
+        behind the one before; word_count (K,); word_id (W,); final_state (F,), final_score (F,).
+    """
+    counts = np.diff(graph.word_begin)
+    with_words = np.flatnonzero(counts)
+    final_state = np.flatnonzero(graph.final_score > -np.inf)
+    fields = {
+        "arc_count": np.diff(graph.arc_begin),
+        "label": graph.label,
+        "dst_state": graph.dst_state,
+        "score": _steps(graph.score, score_step),
+        "word_arc": np.diff(with_words, prepend=0),
+        "word_count": counts[with_words],
+        "word_id": graph.word_id,
+        "final_state": final_state,
+        "final_score": _steps(graph.final_score[final_state], score_step),
+    }
+    return {name: _smallest(values) for name, values in fields.items()}
+
+
+def unpack(tensors: Mapping[str, Tensor], score_step: float, name: str) -> GraphArrays:
+    """What `pack` was given.
+
+    Raises:
+        AsrError: a field is missing, or the fields do not fit each other.
+    """
+    missing = [field for field in FIELDS if field not in tensors]
+    if missing:
+        raise AsrError(f"{name}: the graph file lacks the field {missing[0]!r}; build the graph again.")
+    fields = {field: tensors[field].numpy().astype(np.int64) for field in FIELDS}
+    num_states, num_arcs = len(fields["arc_count"]), len(fields["label"])
+    word_arc, word_count = np.cumsum(fields["word_arc"]), fields["word_count"]
+    lengths_fit = num_arcs == len(fields["dst_state"]) == len(fields["score"]) == fields["arc_count"].sum()
+    words_fit = len(word_arc) == len(word_count) and word_count.sum() == len(fields["word_id"])
+    if not lengths_fit or not words_fit or len(fields["final_state"]) != len(fields["final_score"]):
+        raise AsrError(f"{name}: the fields of the graph do not fit each other; build the graph again.")
+    for index, end in ((fields["dst_state"], num_states), (word_arc, num_arcs), (fields["final_state"], num_states)):
+        if len(index) and not 0 <= index.min() <= index.max() < end:
+            raise AsrError(f"{name}: the graph points outside itself; build the graph again.")
+    counts = np.zeros(num_arcs, dtype=np.int64)
+    counts[word_arc] = word_count
+    final_score = np.full(num_states, -np.inf, dtype=np.float32)
+    final_score[fields["final_state"]] = fields["final_score"] * score_step
+    return GraphArrays(
+        offsets(fields["arc_count"]),
+        fields["dst_state"].astype(np.int32),
+        fields["label"].astype(np.int32),
+        (fields["score"] * score_step).astype(np.float32),
+        offsets(counts),
+        fields["word_id"].astype(np.int32),
+        final_score,
+    )
+
+
+def _steps(score: np.ndarray, score_step: float) -> np.ndarray:  # type: ignore[type-arg]
+    return np.round(score.astype(np.float64) / score_step).astype(np.int64)
+
+
+def _smallest(values: np.ndarray) -> Tensor:  # type: ignore[type-arg]
+    """The values in the smallest integer type that holds them."""
+    low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+    types = (np.uint8, np.int8, np.int16, np.int32)
+    dtype = next(each for each in types if np.iinfo(each).min <= low <= high <= np.iinfo(each).max)
+    return torch.from_numpy(values.astype(dtype))
+
+
+TENSOR_DTYPES = {
+    "arc_begin": torch.int64,
+    "dst_state": torch.int32,
+    "token_id": torch.int32,
+    "score": torch.float32,
+    "word_begin": torch.int64,
+    "word_id": torch.int32,
+    "final_score": torch.float32,
+}
+
+
+def require_valid_tensors(tensors: Mapping[str, Tensor], num_tokens: int, num_words: int, name: str) -> None:
+    """Checks a graph's tensors (see `DecodingGraph` for what they are).
+
+    Args:
+        tensors: by name, all of `TENSOR_DTYPES`.
+        num_tokens: columns of the acoustic model.
+        num_words: size of the vocabulary.
+        name: where the graph came from; named in error messages.
+
+    Raises:
+        AsrError: a tensor has a wrong type or size, an index points outside, or no path can end.
+    """
+    for tensor_name, dtype in TENSOR_DTYPES.items():
+        tensor = tensors[tensor_name]
+        if tensor.dtype != dtype or tensor.dim() != 1:
+            raise AsrError(
+                f"{name}: the field {tensor_name!r} is {tensor.dtype} with {tensor.dim()} dimensions, not "
+                f"one-dimensional {dtype}; build the graph again."
+            )
+    num_states, num_arcs = tensors["final_score"].numel(), tensors["dst_state"].numel()
+    if num_states == 0:
+        raise AsrError(f"{name}: the graph has no state; build it again.")
+    sizes = {"arc_begin": num_states + 1, "token_id": num_arcs, "score": num_arcs, "word_begin": num_arcs + 1}
+    for tensor_name, size in sizes.items():
+        found = tensors[tensor_name].numel()
+        if found != size:
+            raise AsrError(f"{name}: the field {tensor_name!r} has {found} entries, not {size}; build the graph again.")
+    _require_offsets(name, "arc_begin", tensors["arc_begin"], num_arcs)
+    _require_offsets(name, "word_begin", tensors["word_begin"], tensors["word_id"].numel())
+    _require_range(name, "dst_state", tensors["dst_state"], 0, num_states)
+    _require_range(name, "token_id", tensors["token_id"], INPUT_EPSILON, num_tokens)
+    _require_range(name, "word_id", tensors["word_id"], 1, num_words)
+    if not bool(torch.isfinite(tensors["score"]).all()) or bool(torch.isnan(tensors["final_score"]).any()):
+        raise AsrError(f"{name}: the graph holds scores that are not finite numbers; build it again.")
+    if not bool(torch.isfinite(tensors["final_score"]).any()):
+        raise AsrError(f"{name}: no state is final, so no path can end; build the graph again.")
+
+
+def _require_offsets(name: str, tensor_name: str, offsets: Tensor, total: int) -> None:
+    if int(offsets[0]) != 0 or int(offsets[-1]) != total or bool((offsets[1:] < offsets[:-1]).any()):
+        raise AsrError(f"{name}: the field {tensor_name!r} does not rise from 0 to {total}; build the graph again.")
+
+
+def _require_range(name: str, tensor_name: str, ids: Tensor, low: int, end: int) -> None:
+    if ids.numel() and (int(ids.min()) < low or int(ids.max()) >= end):
+        raise AsrError(
+            f"{name}: the field {tensor_name!r} has values from {int(ids.min())} to {int(ids.max())}, but "
+            f"{low} to {end - 1} are allowed; build the graph again."
+        )
+
+
+FORMAT = "asr decoding graph"
+
+
+VERSION = 1
+
+
+@dataclass(frozen=True, eq=False)
+class DecodingGraph:
+    """A weighted transducer from frames to words, arcs sorted by source state (CSR order); state 0 is the start.
+
+    Shapes: S states, A arcs, W words on all arcs together.
+
+    Args:
+        arc_begin: (S + 1,) int64; the arcs of state s are `arc_begin[s] : arc_begin[s + 1]`.
+        dst_state: (A,) int32, where an arc leads.
+        token_id: (A,) int32, the column of the acoustic model's `log_prob` that an arc reads, 0 being the blank;
+            -1 reads nothing and stands only in graphs with `has_epsilons`.
+        score: (A,) float32, natural log, higher is better.
+        word_begin: (A + 1,) int64; the words of arc a are `word_id[word_begin[a] : word_begin[a + 1]]`.
+        word_id: (W,) int32, ids of `vocabulary`; an arc has none, one or several.
+        final_score: (S,) float32, -inf where a path may not end.
+        tokens: the acoustic model's output symbols.
+        vocabulary: the words.
+        meta: how the graph was made: topology, order of its language model and so on; JSON values only.
+    """
+
+    arc_begin: Tensor
+    dst_state: Tensor
+    token_id: Tensor
+    score: Tensor
+    word_begin: Tensor
+    word_id: Tensor
+    final_score: Tensor
+    tokens: TokenTable
+    vocabulary: Vocabulary
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def start_state(self) -> int:
+        return 0
+
+    @property
+    def num_states(self) -> int:
+        return self.final_score.numel()
+
+    @property
+    def num_arcs(self) -> int:
+        return self.dst_state.numel()
+
+    @property
+    def has_epsilons(self) -> bool:
+        """Whether some arc reads no frame."""
+        return bool(self.token_id.eq(INPUT_EPSILON).any())
+
+    @property
+    def device(self) -> torch.device:
+        return self.score.device
+
+    def src_state(self) -> Tensor:
+        """The state that each arc leaves, (A,) int32."""
+        states = torch.arange(self.num_states, dtype=torch.int32, device=self.device)
+        return torch.repeat_interleave(states, self.arc_begin[1:] - self.arc_begin[:-1])
+
+    def to(self, device: torch.device | str) -> DecodingGraph:
+        """The same graph on another device."""
+        return replace(self, **{name: getattr(self, name).to(device) for name in TENSOR_DTYPES})
+
+    def remove_epsilons(self) -> DecodingGraph:
+        """An equivalent graph in which every arc reads a frame, as k2 needs it."""
+        values = {name: getattr(self, name).cpu().numpy() for name in TENSOR_DTYPES}
+        arrays = remove_epsilons(GraphArrays(label=values.pop("token_id"), **values))
+        return graph_from_arrays(arrays, self.tokens, self.vocabulary, self.meta).to(self.device)
+
+    def require_tokens(self, tokens: TokenTable) -> None:
+        """Refuses an acoustic model whose columns mean something else.
+
+        Raises:
+            AsrError: the graph reads other tokens than `tokens`.
+        """
+        if tokens == self.tokens:
+            return
+        ours, theirs = self.tokens.tokens, tokens.tokens
+        if len(ours) != len(theirs):
+            difference = f"it reads {len(ours)} tokens, the acoustic model has {len(theirs)}"
+        else:
+            column = next(i for i, (our, their) in enumerate(zip(ours, theirs, strict=True)) if our != their)
+            difference = f"column {column} is {ours[column]!r} to it and {theirs[column]!r} to the acoustic model"
+        raise AsrError(
+            f"The decoding graph was built for other tokens: {difference}; build it again with this model's tokens."
+        )
+
+    def validate(self, name: str = "decoding graph") -> None:
+        """Checks everything that the first passes rely on.
+
+        Raises:
+            AsrError: a tensor has a wrong type or size, an index points outside, or no path can end.
+        """
+        tensors = {tensor_name: getattr(self, tensor_name) for tensor_name in TENSOR_DTYPES}
+        require_valid_tensors(tensors, len(self.tokens), len(self.vocabulary), name)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the graph as it is, one safetensors file with a JSON header; `PhoneGraph.save` writes less."""
+        tensors = {name: getattr(self, name).cpu().contiguous() for name in TENSOR_DTYPES}
+        write_graph_file(path, "frames", tensors, self.tokens, self.vocabulary, self.meta)
+
+    @classmethod
+    def load(cls, path: str | Path, tokens: TokenTable | None = None) -> DecodingGraph:
+        """Reads a graph and checks it.
+
+        Args:
+            path: what `save` or `PhoneGraph.save` wrote.
+            tokens: the acoustic model's tokens, if the graph shall fit them.
+
+        Raises:
+            AsrError: the file is missing, damaged, not a graph, of another version, or made for other tokens.
+        """
+        header, tensors = _read(Path(path))
+        table = TokenTable(header["tokens"], name=str(path))
+        if header["kind"] == "phones":
+            phones = unpack(tensors, header["meta"]["score_step"], str(path))
+            tensors |= tensors_of(finish(phones, header["phones"], header["meta"]["topology"], table))
+        missing = [name for name in (*TENSOR_DTYPES, "words") if name not in tensors]
+        if missing:
+            raise AsrError(f"{path}: the graph file lacks the field {missing[0]!r}; build the graph again.")
+        graph = cls(
+            **{name: tensors[name] for name in TENSOR_DTYPES},
+            tokens=table,
+            vocabulary=Vocabulary(bytes(tensors["words"].numpy()).decode("utf-8").split(), name=str(path)),
+            meta=header["meta"],
+        )
+        graph.validate(str(path))
+        if tokens is not None:
+            graph.require_tokens(tokens)
+        return graph
+
+
+def graph_from_arrays(
+    arrays: GraphArrays, tokens: TokenTable, vocabulary: Vocabulary, meta: dict[str, Any]
+) -> DecodingGraph:
+    """A checked graph from numpy arrays whose labels are token ids."""
+    graph = DecodingGraph(**tensors_of(arrays), tokens=tokens, vocabulary=vocabulary, meta=meta)
+    graph.validate()
+    return graph
+
+
+def tensors_of(arrays: GraphArrays) -> dict[str, Tensor]:
+    """The tensors of `DecodingGraph`."""
+    renamed = {"token_id": arrays.label}
+    return {
+        name: torch.from_numpy(np.ascontiguousarray(renamed.get(name, getattr(arrays, name, None))))
+        for name in TENSOR_DTYPES
+    }
+
+
+def write_graph_file(
+    path: str | Path,
+    kind: str,
+    tensors: dict[str, Tensor],
+    tokens: TokenTable,
+    vocabulary: Vocabulary,
+    meta: dict[str, Any],
+    extra_header: dict[str, Any] | None = None,
+) -> None:
+    """Writes a graph file of a kind that `DecodingGraph.load` knows: `frames` or `phones`."""
+    header = {"format": FORMAT, "version": VERSION, "kind": kind, "tokens": tokens.tokens, "meta": meta}
+    lines = "".join(f"{word}\n" for word in vocabulary.words[len(SPECIAL_WORDS) :])
+    words = torch.from_numpy(np.frombuffer(lines.encode("utf-8"), dtype=np.uint8).copy())
+    metadata = {"header": json.dumps({**header, **(extra_header or {})}, ensure_ascii=False)}
+    Path(path).write_bytes(save({**tensors, "words": words}, metadata))  # `save_file` lets only the owner read it
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if not path.is_file():
+        raise AsrError(f"{path}: there is no such graph file; make it with `asr graph`.")
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            header = json.loads((file.metadata() or {}).get("header", "{}"))
+            if header.get("format") != FORMAT:
+                raise AsrError(f"{path}: this is not a decoding graph; give a file that `asr graph` wrote.")
+            if header.get("version") != VERSION:
+                raise AsrError(
+                    f"{path}: the graph has format version {header.get('version')}, this program reads "
+                    f"version {VERSION}; build it again."
+                )
+            lacking = [key for key in ("kind", "tokens", "meta") if key not in header]
+            if lacking or header["kind"] not in ("frames", "phones"):
+                raise AsrError(
+                    f"{path}: the graph file's header lacks a valid {(lacking or ['kind'])[0]!r}; build it again."
+                )
+            names = file.keys()
+            return header, {name: file.get_tensor(name) for name in names}
+    except (SafetensorError, json.JSONDecodeError, OSError) as error:
+        raise AsrError(f"{path}: the graph file is damaged or cut short ({error}); copy or build it again.") from error
+
+
+@dataclass(frozen=True)
+class PhoneGraph:
+    """A determinised, minimised graph from phones to words, backoff epsilons still in it.
+
+    Args:
+        arrays: the graph; labels number `phones`, -1 reads nothing.
+        phones: the lexicon's phones.
+        tokens: the acoustic model's tokens.
+        vocabulary: the words.
+        meta: how it was made; `topology` and `score_step` are needed to finish it.
+    """
+
+    arrays: GraphArrays
+    phones: tuple[str, ...]
+    tokens: TokenTable
+    vocabulary: Vocabulary
+    meta: dict[str, Any]
+
+    def finish(self) -> DecodingGraph:
+        """The graph that both first passes search: epsilons removed, topology composed."""
+        arrays = finish(self.arrays, self.phones, self.meta["topology"], self.tokens)
+        return graph_from_arrays(arrays, self.tokens, self.vocabulary, self.meta)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the compact form; `DecodingGraph.load` finishes it."""
+        tensors = pack(self.arrays, self.meta["score_step"])
+        write_graph_file(path, "phones", tensors, self.tokens, self.vocabulary, self.meta, {"phones": self.phones})

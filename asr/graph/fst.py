@@ -1,0 +1,346 @@
+"""Lexicon and grammar as plain arrays, before the finite-state library composes them.
+
+Shapes: S states, A arcs.
+
+
+A graph in numpy: one input label and any number of words on an arc. What graph building hands from step to step.
+
+Shapes: S states, A arcs, W words on all arcs together, Q arcs asked for.
+
+
+Arrays to OpenFst and back, through its file format for constant transducers: both ways without a Python loop."""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from asr.errors import AsrError
+
+EPSILON = 0
+
+
+@dataclass(frozen=True)
+class Transducer:
+    """A weighted transducer with one label on either side of an arc, arcs sorted by source state.
+
+    Attributes:
+        start: the start state.
+        arc_begin: (S + 1,) int64, first arc of each state.
+        input_label: (A,) int32, 0 reads nothing.
+        output_label: (A,) int32, 0 writes nothing.
+        score: (A,) float32, natural log, higher is better.
+        dst_state: (A,) int32.
+        final_score: (S,) float32, -inf where a path may not end.
+    """
+
+    start: int
+    arc_begin: npt.NDArray[np.int64]
+    input_label: npt.NDArray[np.int32]
+    output_label: npt.NDArray[np.int32]
+    score: npt.NDArray[np.float32]
+    dst_state: npt.NDArray[np.int32]
+    final_score: npt.NDArray[np.float32]
+
+    @classmethod
+    def from_arcs(
+        cls,
+        start: int,
+        src_state: npt.NDArray[Any],
+        input_label: npt.NDArray[Any],
+        output_label: npt.NDArray[Any],
+        score: npt.NDArray[Any],
+        dst_state: npt.NDArray[Any],
+        final_score: npt.NDArray[Any],
+        sort_by: str,
+    ) -> Transducer:
+        """Sorts arcs by source state and within it by `sort_by`, `input` or `output`: composition needs that."""
+        order = np.lexsort((input_label if sort_by == "input" else output_label, src_state))
+        arc_begin = np.zeros(len(final_score) + 1, dtype=np.int64)
+        np.cumsum(np.bincount(src_state, minlength=len(final_score)), out=arc_begin[1:])
+        return cls(
+            start,
+            arc_begin,
+            input_label[order].astype(np.int32),
+            output_label[order].astype(np.int32),
+            score[order].astype(np.float32),
+            dst_state[order].astype(np.int32),
+            final_score.astype(np.float32),
+        )
+
+
+def round_scores(score: npt.NDArray[Any], step: float) -> npt.NDArray[np.float32]:
+    """Scores as multiples of `step`, a power of two: their sums and differences in float32 are then exact.
+
+    Determinisation moves scores along paths; with exact sums equal futures stay equal and can be merged.
+    """
+    return (np.round(score.astype(np.float64) / step) * step).astype(np.float32)
+
+
+IntArray = npt.NDArray[np.int64]
+
+
+INPUT_EPSILON = -1
+
+
+@dataclass(frozen=True)
+class GraphArrays:
+    """Arcs sorted by source state; state 0 is the start. The fields are those of `DecodingGraph`.
+
+    Attributes:
+        arc_begin: (S + 1,) int64.
+        dst_state: (A,) int32.
+        label: (A,) int32, a phone or a token; -1 reads nothing.
+        score: (A,) float32.
+        word_begin: (A + 1,) int64.
+        word_id: (W,) int32.
+        final_score: (S,) float32.
+    """
+
+    arc_begin: IntArray
+    dst_state: npt.NDArray[np.int32]
+    label: npt.NDArray[np.int32]
+    score: npt.NDArray[np.float32]
+    word_begin: IntArray
+    word_id: npt.NDArray[np.int32]
+    final_score: npt.NDArray[np.float32]
+
+    @classmethod
+    def from_arcs(
+        cls,
+        src_state: npt.NDArray[Any],
+        dst_state: npt.NDArray[Any],
+        label: npt.NDArray[Any],
+        score: npt.NDArray[Any],
+        words: Words,
+        final_score: npt.NDArray[Any],
+    ) -> GraphArrays:
+        """Sorts arcs by source state; arcs of one state keep their order."""
+        order = np.argsort(src_state, kind="stable")
+        words = words.take(order)
+        return cls(
+            offsets(np.bincount(src_state, minlength=len(final_score))),
+            dst_state[order].astype(np.int32),
+            label[order].astype(np.int32),
+            score[order].astype(np.float32),
+            words.begin,
+            words.word_id,
+            final_score.astype(np.float32),
+        )
+
+    @property
+    def num_states(self) -> int:
+        return len(self.final_score)
+
+    @property
+    def num_arcs(self) -> int:
+        return len(self.dst_state)
+
+    @property
+    def words(self) -> Words:
+        """The words of all arcs."""
+        return Words(self.word_begin, self.word_id)
+
+    @property
+    def has_epsilons(self) -> bool:
+        """Whether some arc reads nothing."""
+        return bool((self.label == INPUT_EPSILON).any())
+
+    def src_state(self) -> npt.NDArray[np.int32]:
+        """The state that each arc leaves, (A,)."""
+        return np.repeat(np.arange(self.num_states, dtype=np.int32), np.diff(self.arc_begin))
+
+    def take_states(self, states: npt.NDArray[Any]) -> GraphArrays:
+        """The graph of some states alone, numbered in the order given; arcs to others are left out."""
+        number = np.full(self.num_states, -1, dtype=np.int32)
+        number[states] = np.arange(len(states), dtype=np.int32)
+        position, owner = expand(self.arc_begin[states], np.diff(self.arc_begin)[states])
+        inside = number[self.dst_state[position]] >= 0
+        position, owner = position[inside], owner[inside]
+        return GraphArrays.from_arcs(
+            owner,
+            number[self.dst_state[position]],
+            self.label[position],
+            self.score[position],
+            self.words.take(position),
+            self.final_score[states],
+        )
+
+
+@dataclass(frozen=True)
+class Words:
+    """Word lists, one an arc.
+
+    Attributes:
+        begin: (A + 1,) int64; list a is `word_id[begin[a] : begin[a + 1]]`.
+        word_id: (W,) int32.
+    """
+
+    begin: IntArray
+    word_id: npt.NDArray[np.int32]
+
+    @classmethod
+    def single(cls, word_id: npt.NDArray[Any]) -> Words:
+        """Lists of at most one word; 0 is none."""
+        return cls(offsets(word_id != 0), word_id[word_id != 0].astype(np.int32))
+
+    @classmethod
+    def empty(cls, num_lists: int) -> Words:
+        """Lists without words."""
+        return cls(np.zeros(num_lists + 1, dtype=np.int64), np.zeros(0, dtype=np.int32))
+
+    def __len__(self) -> int:
+        return len(self.begin) - 1
+
+    @property
+    def counts(self) -> IntArray:
+        """The length of each list."""
+        return np.diff(self.begin)
+
+    def take(self, lists: npt.NDArray[Any]) -> Words:
+        """The lists asked for, in that order, (Q,)."""
+        counts = self.begin[1:][lists] - self.begin[:-1][lists]
+        filled = np.flatnonzero(counts)  # most arcs have no word
+        position, _ = expand(self.begin[:-1][lists[filled]], counts[filled])
+        return Words(offsets(counts), self.word_id[position])
+
+    def joined_with(self, other: Words) -> Words:
+        """Each list followed by the list of the same number of `other`."""
+        counts = np.stack([self.counts, other.counts], axis=1)
+        begin = offsets(counts.sum(axis=1))
+        word_id = np.empty(int(begin[-1]), dtype=np.int32)
+        for part, shift in ((self, 0), (other, counts[:, 0])):
+            _, owner = expand(part.begin[:-1], part.counts)
+            word_id[begin[:-1][owner] + np.broadcast_to(shift, len(part))[owner] + _ranks(part.counts)] = part.word_id
+        return Words(begin, word_id)
+
+    @classmethod
+    def concatenate(cls, parts: list[Words]) -> Words:
+        """The lists of one part after those of another."""
+        counts = np.concatenate([part.counts for part in parts])
+        return cls(offsets(counts), np.concatenate([part.word_id for part in parts]))
+
+    def identities(self) -> IntArray:
+        """A number for each list, the same for equal lists and 0 for the empty one, (A,)."""
+        identity = np.zeros(len(self), dtype=np.int64)
+        for column in range(int(self.counts.max(initial=0))):
+            longer = np.flatnonzero(self.counts > column)
+            word_id = self.word_id[self.begin[:-1][longer] + column].astype(np.int64)
+            _, number = np.unique(identity[longer] << 32 | word_id, return_inverse=True)
+            identity[longer] = number + identity.max() + 1
+        return identity
+
+
+def offsets(counts: npt.NDArray[Any]) -> IntArray:
+    """Where each run begins, and the end: (A,) -> (A + 1,)."""
+    begin = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=begin[1:])
+    return begin
+
+
+def expand(begin: npt.NDArray[Any], counts: npt.NDArray[Any]) -> tuple[IntArray, IntArray]:
+    """Positions `begin[q] + 0 .. counts[q] - 1` of all runs in turn, and the run q that each belongs to."""
+    owner = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+    return begin[owner] + _ranks(counts), owner
+
+
+def _ranks(counts: npt.NDArray[Any]) -> IntArray:
+    """0, 1, ... within each run."""
+    ends = np.cumsum(counts, dtype=np.int64)
+    return np.arange(ends[-1] if len(ends) else 0, dtype=np.int64) - np.repeat(ends - counts, counts)
+
+
+_MAGIC = 2125659606
+
+
+_IS_EXPANDED = 1
+
+
+_NOT_ALIGNED = 2
+
+
+_STATE = np.dtype([("final", "<f4"), ("pos", "<u4"), ("num", "<u4"), ("num_in_eps", "<u4"), ("num_out_eps", "<u4")])
+
+
+_ARC = np.dtype([("input", "<i4"), ("output", "<i4"), ("weight", "<f4"), ("dst", "<i4")])
+
+
+def import_kaldifst() -> Any:
+    """The finite-state library; only building graphs needs it.
+
+    Raises:
+        AsrError: it is not installed.
+    """
+    try:
+        import kaldifst
+    except ImportError as error:
+        raise AsrError("Building a decoding graph needs the package kaldifst; run `pip install kaldifst`.") from error
+    return kaldifst
+
+
+def to_openfst(transducer: Transducer) -> Any:
+    """A `kaldifst.StdVectorFst` in the tropical semiring, whose weights are scores with the sign changed."""
+    num_states, num_arcs = len(transducer.final_score), len(transducer.dst_state)
+    counts = np.diff(transducer.arc_begin)
+    states = np.empty(num_states, dtype=_STATE)
+    states["final"] = -transducer.final_score
+    states["pos"] = transducer.arc_begin[:-1]
+    states["num"] = counts
+    states["num_in_eps"] = _count_by_state(transducer.input_label == EPSILON, counts)
+    states["num_out_eps"] = _count_by_state(transducer.output_label == EPSILON, counts)
+    arcs = np.empty(num_arcs, dtype=_ARC)
+    arcs["input"], arcs["output"] = transducer.input_label, transducer.output_label
+    arcs["weight"], arcs["dst"] = -transducer.score, transducer.dst_state
+    header = struct.pack("<i", _MAGIC) + _text("const") + _text("standard")
+    header += struct.pack("<iiQqqq", _NOT_ALIGNED, 0, _IS_EXPANDED, transducer.start, num_states, num_arcs)
+    kaldifst = import_kaldifst()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "transducer.fst"
+        with path.open("wb") as file:
+            file.write(header)
+            file.write(states.tobytes())
+            file.write(arcs.tobytes())
+        return kaldifst.StdVectorFst(kaldifst.StdConstFst.read(str(path)))
+
+
+def from_openfst(fst: Any) -> Transducer:
+    """The arrays of any OpenFst transducer in the tropical semiring."""
+    kaldifst = import_kaldifst()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "transducer.fst"
+        kaldifst.StdConstFst(fst).write(str(path))
+        content = path.read_bytes()
+    position = struct.calcsize("<i")
+    for _ in range(2):  # the kinds of transducer and arc
+        (length,) = struct.unpack_from("<i", content, position)
+        position += 4 + length
+    _, _, _, start, num_states, num_arcs = struct.unpack_from("<iiQqqq", content, position)
+    position += struct.calcsize("<iiQqqq")
+    states = np.frombuffer(content, _STATE, num_states, position)
+    arcs = np.frombuffer(content, _ARC, num_arcs, position + states.nbytes)
+    arc_begin = np.zeros(num_states + 1, dtype=np.int64)
+    np.cumsum(states["num"], out=arc_begin[1:])
+    return Transducer(
+        start,
+        arc_begin,
+        arcs["input"].copy(),
+        arcs["output"].copy(),
+        np.subtract(0.0, arcs["weight"], dtype=np.float32),
+        arcs["dst"].copy(),
+        np.subtract(0.0, states["final"], dtype=np.float32),
+    )
+
+
+def _text(text: str) -> bytes:
+    return struct.pack("<i", len(text)) + text.encode()
+
+
+def _count_by_state(flag: Any, counts: Any) -> Any:
+    state = np.repeat(np.arange(len(counts)), counts)
+    return np.bincount(state, weights=flag, minlength=len(counts)).astype(np.uint32)

@@ -1,1 +1,0 @@
-"""A hash table in tensors, on any device."""

@@ -1,0 +1,1 @@
+"""Compiled building blocks: loops, products, hash tables, threads."""

@@ -1,0 +1,356 @@
+"""The hash table's operations as loops over single keys: compiled by numba where it is installed, for tables on a CPU.
+
+The tensor form in `HashTable` finds and holds the same keys on any device, if in other slots. Uncompiled they are a
+slow oracle of it.
+
+Shapes: Q queries, B buckets, W bucket size.
+
+
+An open-addressing hash table held in tensors: a whole batch is found or inserted by a handful of tensor operations.
+
+Keys lie in buckets of `BUCKET_SIZE` (one cache line), filled from the left. A bucket that is full passes
+its keys on to the next one. Keys are never removed one by one (`keep` rebuilds): a bucket with a hole ends a search.
+
+Shapes: Q queries, B buckets, W = BUCKET_SIZE.
+
+
+One representative of each distinct key of a batch, and the largest value of each."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asr.kernels.jit import compiled_loop, gpu_module
+
+_MAX_TABLE_SIZE = (1 << 63) - 1
+
+
+def compiled_loops() -> tuple[Callable[..., int], Callable[..., int]] | None:
+    """`find_keys` and `insert_keys` compiled, or None where numba is missing."""
+    first, second = (compiled_loop(loop, reorders_sums=False) for loop in (find_keys, insert_keys))
+    return None if first is None or second is None else (first, second)
+
+
+def find_keys(table: Any, key: Any, multiplier: int, shift: int, slot: Any, missing: Any) -> int:
+    """Fills slot (Q,), -1 where absent, and missing (Q,) from its beginning -> how many keys (Q,) are absent."""
+    num_missing = 0
+    for query in range(len(key)):
+        slot[query] = slot_of(table, key[query], multiplier, shift)
+        if slot[query] < 0:
+            slot[query] = -1
+            missing[num_missing] = query
+            num_missing += 1
+    return num_missing
+
+
+def insert_keys(
+    table: Any, key: Any, multiplier: int, shift: int, slot: Any, one: Any, num_new: int, most_new: int
+) -> int:
+    """Puts in keys (Q,), duplicates allowed -> how many have been new, or -1 less that where `most_new` has stopped it.
+
+    Fills slot (Q,), and one (Q,) from `num_new` on with the position of each new key's first query. Begun anew in a
+    larger table with what it has returned, it goes on where it stopped.
+    """
+    width = table.shape[1]
+    for query in range(len(key)):
+        at = slot_of(table, key[query], multiplier, shift)
+        if at < 0:
+            if num_new == most_new:
+                return -1 - num_new
+            at = -1 - at
+            table[at // width, at % width] = key[query]
+            one[num_new] = query
+            num_new += 1
+        slot[query] = at
+    return num_new
+
+
+def slot_of(table: Any, key: int, multiplier: int, shift: int) -> int:
+    """The slot of a key, or -1 less the one that it would take.
+
+    table (B, W): a bucket is filled from the left, a full one passes keys on to the next.
+    """
+    num_buckets, width = table.shape
+    bucket = home_bucket(key, multiplier, shift)
+    place = 0
+    while True:
+        held = table[bucket, place]
+        if held == key:
+            return bucket * width + place
+        if held < 0:
+            return -1 - (bucket * width + place)
+        place += 1
+        if place == width:
+            place = 0
+            bucket = (bucket + 1) & (num_buckets - 1)
+
+
+def home_bucket(key: int, multiplier: int, shift: int) -> int:
+    """Where the search for a key begins."""
+    return ((key * multiplier) & _MAX_TABLE_SIZE) >> shift
+
+
+BUCKET_SIZE = 8
+
+
+BYTES_PER_SLOT = 16
+
+
+EMPTY = -1
+
+
+MAX_LOAD = 0.5
+
+
+# 2**64 / golden ratio, as a signed number: the products' high bits are well mixed (Knuth's multiplicative hashing).
+_MULTIPLIER = -7046029254386353131
+
+
+_LARGEST = 2**63 - 1
+
+
+_BUCKET_SHIFT = 3
+
+
+class HashTable:
+    """Maps int64 keys, not negative, to slots; `values` holds 64 bits a slot, in whatever meaning its owner gives them.
+
+    Slot numbers change whenever the table grows or drops keys; `num_rebuilds` counts how often.
+
+    Args:
+        compiled: whether to run numba's loops on a CPU and Triton's kernels on a GPU, where they are installed.
+    """
+
+    def __init__(self, num_buckets: int, device: torch.device, compiled: bool = True) -> None:
+        self._loops = compiled_loops() if compiled and device.type == "cpu" else None
+        self._kernels = gpu_module("asr.kernels.hash_table_triton", device) if compiled else None
+        self.device = device
+        self.count = 0
+        self.num_rebuilds = 0
+        self._allocate(num_buckets)
+
+    def _allocate(self, num_buckets: int) -> None:
+        if num_buckets & (num_buckets - 1):
+            raise ValueError(f"num_buckets must be a power of two, not {num_buckets}")
+        self.keys = torch.full((num_buckets, BUCKET_SIZE), EMPTY, dtype=torch.int64, device=self.device)
+        self.values = torch.zeros(num_buckets * BUCKET_SIZE, dtype=torch.int64, device=self.device)
+        self._hash_shift = 63 - (num_buckets - 1).bit_length()
+        self._bucket_mask = num_buckets - 1
+        self._last_place = self.keys[:, -1]
+
+    @property
+    def num_slots(self) -> int:
+        return self.values.numel()
+
+    @property
+    def num_bytes(self) -> int:
+        return BYTES_PER_SLOT * self.num_slots
+
+    def _mixed(self, key: Tensor) -> Tensor:
+        """Well mixed, different for different keys that are not negative, not negative: (Q,) -> (Q,)."""
+        return key.mul(_MULTIPLIER).bitwise_and_(_LARGEST)
+
+    def _bucket_of(self, key: Tensor) -> Tensor:
+        """The home bucket of each key, the high bits of its mixed form: (Q,) -> (Q,)."""
+        return self._mixed(key).bitwise_right_shift_(self._hash_shift)
+
+    def find(self, key: Tensor) -> tuple[Tensor, Tensor | None]:
+        """key (Q,) -> slot (Q,), -1 where absent, and the positions of the absent keys (None where all are there)."""
+        if self._kernels is not None:
+            return self._kernels.find_keys(self.keys, key, _MULTIPLIER, self._hash_shift)
+        if self._loops is not None:
+            slot, missing = torch.empty_like(key), torch.empty_like(key)
+            num_missing = self._loops[0](*self._arrays(key), slot.numpy(), missing.numpy())
+            return slot, (missing[:num_missing] if num_missing else None)
+        bucket = self._bucket_of(key)
+        hit = self._hits(key, bucket)
+        if hit.numel() == key.numel():
+            return bucket.bitwise_left_shift_(_BUCKET_SHIFT).add_(hit.bitwise_and_(BUCKET_SIZE - 1)), None
+        slot = torch.full_like(key, -1)
+        query = hit.bitwise_right_shift(_BUCKET_SHIFT)
+        slot.index_copy_(0, query, self._slot(bucket.index_select(0, query), hit))
+        missing = (slot < 0).nonzero().squeeze(1)
+        pending, bucket = missing, bucket.index_select(0, missing)
+        while True:
+            # Only a full bucket can have passed a key on; its last place tells.
+            full = (self._last_place.index_select(0, bucket) != EMPTY).nonzero().squeeze(1)
+            if full.numel() == 0:
+                break
+            pending = pending.index_select(0, full)
+            bucket = bucket.index_select(0, full).add_(1).bitwise_and_(self._bucket_mask)
+            hit = self._hits(key.index_select(0, pending), bucket)
+            query = hit.bitwise_right_shift(_BUCKET_SHIFT)
+            slot.index_copy_(0, pending.index_select(0, query), self._slot(bucket.index_select(0, query), hit))
+            absent = (slot.index_select(0, pending) < 0).nonzero().squeeze(1)
+            pending, bucket = pending.index_select(0, absent), bucket.index_select(0, absent)
+        missing = missing[slot.index_select(0, missing) < 0]
+        return slot, (missing if missing.numel() else None)
+
+    def _hits(self, key: Tensor, bucket: Tensor) -> Tensor:
+        """Where keys (Q,) stand in their buckets (Q,): W times the query plus the place, ascending, of those found."""
+        return (self.keys.index_select(0, bucket) == key.unsqueeze(1)).view(-1).nonzero().squeeze(1)
+
+    @staticmethod
+    def _slot(bucket: Tensor, hit: Tensor) -> Tensor:
+        return bucket.bitwise_left_shift(_BUCKET_SHIFT).add_(hit & BUCKET_SIZE - 1)
+
+    def insert(self, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Absent keys (Q,), duplicates allowed -> slot (Q,), and the position of one query of each new key (D,)."""
+        if self._kernels is not None:
+            if self.count + key.numel() > MAX_LOAD * self.num_slots:
+                self.reserve(torch.unique(key).numel())
+            slot, one = self._kernels.insert_keys(self.keys, self.values, key, _MULTIPLIER, self._hash_shift)
+            self.count += one.numel()
+            return slot, one
+        if self._loops is not None:
+            return self._insert_in_loop(self._loops[1], key)
+        # The mixed form orders keys by bucket, equal ones side by side.
+        mixed, order = self._mixed(key).sort()
+        is_new = torch.ones_like(mixed, dtype=torch.bool)
+        torch.ne(mixed[1:], mixed[:-1], out=is_new[1:])
+        where = is_new.nonzero().squeeze(1)
+        self.reserve(where.numel())
+        one = order.index_select(0, where)
+        distinct_slot = self._place(key.index_select(0, one), mixed.index_select(0, where))
+        self.count += one.numel()
+        slot = torch.empty_like(key)
+        slot.index_copy_(0, order, distinct_slot.index_select(0, is_new.cumsum(0).sub_(1)))
+        return slot, one
+
+    def _insert_in_loop(self, insert: Callable[..., int], key: Tensor) -> tuple[Tensor, Tensor]:
+        slot, one = torch.empty_like(key), torch.empty_like(key)
+        count, num_new = self.count, 0
+        while True:
+            most_new = int(MAX_LOAD * self.num_slots) - count
+            num_new = insert(*self._arrays(key), slot.numpy(), one.numpy(), num_new, most_new)
+            if num_new >= 0:
+                break
+            num_new = -1 - num_new
+            self._rebuild(2 * self.keys.shape[0], (self.keys.view(-1) != EMPTY).nonzero().squeeze(1))
+        self.count = count + num_new
+        return slot, one[:num_new]
+
+    def for_loop(self) -> tuple[Any, int, int]:
+        """The keys (B, W) and their hashes' multiplier and shift, as `find_keys` and `insert_keys` take them."""
+        return self.keys.numpy(), _MULTIPLIER, self._hash_shift
+
+    def _arrays(self, key: Tensor) -> tuple[Any, Any, int, int]:
+        keys, multiplier, shift = self.for_loop()
+        return keys, key.contiguous().numpy(), multiplier, shift
+
+    def _place(self, key: Tensor, mixed: Tensor) -> Tensor:
+        """Distinct absent keys (D,), ascending by their mixed form (D,), take the first free places -> slot (D,)."""
+        bucket = mixed >> self._hash_shift
+        position = torch.arange(key.numel(), device=self.device)
+        # The rank of a key among those of its bucket is its distance from the first of them.
+        is_first = torch.ones_like(bucket, dtype=torch.bool)
+        torch.ne(bucket[1:], bucket[:-1], out=is_first[1:])
+        rank = position - (position * is_first).cummax(0).values
+        place = (self.keys.index_select(0, bucket) != EMPTY).sum(1).add_(rank)
+        slot = bucket.bitwise_left_shift(_BUCKET_SHIFT).add_(place)
+        passed_on = (place >= BUCKET_SIZE).nonzero().squeeze(1)
+        if passed_on.numel() == 0:
+            self.keys.view(-1).index_copy_(0, slot, key)
+            return slot
+        home = (place < BUCKET_SIZE).nonzero().squeeze(1)
+        self.keys.view(-1).index_copy_(0, slot.index_select(0, home), key.index_select(0, home))
+        slot[passed_on] = self._claim(key.index_select(0, passed_on), bucket.index_select(0, passed_on))
+        return slot
+
+    def _claim(self, key: Tensor, bucket: Tensor) -> Tensor:
+        """Distinct keys (D,) take places behind their full buckets (D,) -> slot (D,).
+
+        Each round, every key that is left writes itself to the first free place; who reads itself back has won.
+        """
+        flat = self.keys.view(-1)
+        slot = torch.full_like(key, -1)
+        pending = torch.arange(key.numel(), device=self.device)
+        while pending.numel():
+            num_taken = (self.keys.index_select(0, bucket) != EMPTY).sum(1)
+            ready = (num_taken < BUCKET_SIZE).nonzero().squeeze(1)
+            claimant = pending.index_select(0, ready)
+            target = bucket.bitwise_left_shift(_BUCKET_SHIFT).add_(num_taken).index_select(0, ready)
+            own = key.index_select(0, claimant)
+            flat[target] = own
+            slot[claimant] = target.masked_fill_(flat.index_select(0, target) != own, -1)
+            left = (slot.index_select(0, pending) < 0).nonzero().squeeze(1)
+            bucket = (bucket + (num_taken == BUCKET_SIZE)).bitwise_and_(self._bucket_mask).index_select(0, left)
+            pending = pending.index_select(0, left)
+        return slot
+
+    def reserve(self, num_new: int) -> None:
+        """Makes room for so many more keys; the table at least doubles where it has to grow."""
+        num_slots = self.num_slots
+        while self.count + num_new > MAX_LOAD * num_slots:
+            num_slots *= 2
+        if num_slots > self.num_slots:
+            self._rebuild(num_slots // BUCKET_SIZE, (self.keys.view(-1) != EMPTY).nonzero().squeeze(1))
+
+    def keep(self, is_kept: Tensor) -> None:
+        """Drops every key whose slot is not marked in is_kept (num_slots,)."""
+        self._rebuild(self.keys.shape[0], (is_kept & (self.keys.view(-1) != EMPTY)).nonzero().squeeze(1))
+
+    def shrink(self, num_slots: int) -> None:
+        """Fewer slots, a power of two that the keys fit into."""
+        self._rebuild(num_slots // BUCKET_SIZE, (self.keys.view(-1) != EMPTY).nonzero().squeeze(1))
+
+    def _rebuild(self, num_buckets: int, kept_slot: Tensor) -> None:
+        key, value = self.keys.view(-1).index_select(0, kept_slot), self.values.index_select(0, kept_slot)
+        self._allocate(num_buckets)
+        self.num_rebuilds += 1
+        self.count = key.numel()
+        if self._kernels is not None:
+            slot, _ = self._kernels.insert_keys(self.keys, self.values, key, _MULTIPLIER, self._hash_shift)
+            self.values.index_copy_(0, slot, value)
+            return
+        if self._loops is not None:
+            slot, one = torch.empty_like(key), torch.empty_like(key)
+            self._loops[1](*self._arrays(key), slot.numpy(), one.numpy(), 0, key.numel())
+            self.values.index_copy_(0, slot, value)
+            return
+        mixed, order = self._mixed(key).sort()
+        self.values.index_copy_(0, self._place(key.index_select(0, order), mixed), value.index_select(0, order))
+
+
+# torch 1.13 calls the function beta; what is used of it has stayed the same since.
+warnings.filterwarnings("ignore", message=r"scatter_reduce\(\) is in beta")
+
+
+def one_of_each(key: Tensor) -> tuple[Tensor, Tensor]:
+    """key (Q,) -> the position of one query of each distinct key (D,), ascending by key, and which one each is (Q,)."""
+    distinct, which = torch.unique(key, return_inverse=True)
+    position = torch.arange(key.numel(), device=key.device)
+    return torch.empty_like(distinct).index_copy_(0, which, position), which
+
+
+def largest_of_each(values: Tensor, index: Tensor, num: int) -> Tensor:
+    """values (Q,), index (Q,) in 0 .. num - 1 -> the largest value of each index (num,), lowest where none."""
+    least = -torch.inf if values.is_floating_point() else torch.iinfo(values.dtype).min
+    return torch.full((num,), least, dtype=values.dtype, device=values.device).scatter_reduce_(
+        0, index, values, reduce="amax"
+    )
+
+
+def distinct_values(values: Any) -> Any:
+    """The distinct ones among values (Q,), in the order of their coming, (D,), and which one each is, (Q,)."""
+    num_slots = 16
+    while num_slots < 2 * len(values):
+        num_slots *= 2
+    table = np.full(num_slots, -1, dtype=np.int64)
+    distinct, which = np.empty(len(values), dtype=np.int64), np.empty(len(values), dtype=np.int64)
+    num = 0
+    for i in range(len(values)):
+        slot = (values[i] * 0x1E3779B97F4A7C15 >> 20) & (num_slots - 1)
+        while table[slot] >= 0 and distinct[table[slot]] != values[i]:
+            slot = (slot + 1) & (num_slots - 1)
+        if table[slot] < 0:
+            table[slot], distinct[num] = num, values[i]
+            num += 1
+        which[i] = table[slot]
+    return distinct[:num], which

@@ -1,0 +1,231 @@
+"""What compiled loops say to the compiler in its own terms: a block of a product held in vector registers, and bits.
+
+A compiler left to itself keeps the sums of a product in memory; here a block of them, as large as the registers allow,
+stays in registers over all of the inner dimension. Imported by `compiled_loop` alone, since it needs numba.
+
+Shapes: K inner dimension, W columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.binding
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic
+from numba.np.arrayobj import make_array
+
+from asr.kernels.simd import COLUMNS, NARROW, ROWS
+
+llvmlite.binding.initialize_native_asmparser()  # for the one instruction that is written out
+
+
+_INT32, _INT64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
+
+
+def has_instruction(name: str) -> bool:
+    """Whether the processor that loops are compiled for has a group of instructions, in LLVM's words."""
+    _, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return f"+{name}" in features.split(",")
+
+
+@intrinsic
+def add_block(typingctx: Any, products: Any, left: Any, right: Any, column: Any) -> Any:
+    """Columns column .. column + COLUMNS - 1 of: products (ROWS, W) += left (ROWS, K) @ right (K, W).
+
+    All are float32, or right is int16, a float16's bits; or all are int32, of which left's are four unsigned bytes
+    along the inner dimension and right's four signed ones, where the processor has the instruction ("avx512vnni").
+    """
+    return types.void(products, left, right, column), _block_of(COLUMNS)
+
+
+@intrinsic
+def add_narrow_block(typingctx: Any, products: Any, left: Any, right: Any, column: Any) -> Any:
+    """As `add_block`, NARROW columns of it."""
+    return types.void(products, left, right, column), _block_of(NARROW)
+
+
+@intrinsic
+def add_transposed_block(typingctx: Any, products: Any, left: Any, right: Any, column: Any) -> Any:
+    """As `add_block`, of left (K, ROWS): products += left^T @ right."""
+    return types.void(products, left, right, column), _block_of(COLUMNS, is_transposed=True)
+
+
+@intrinsic
+def add_narrow_transposed_block(typingctx: Any, products: Any, left: Any, right: Any, column: Any) -> Any:
+    """As `add_transposed_block`, NARROW columns of it."""
+    return types.void(products, left, right, column), _block_of(NARROW, is_transposed=True)
+
+
+@intrinsic
+def set_block(typingctx: Any, products: Any, left: Any, right: Any, column: Any, start: Any) -> Any:
+    """As `add_block`, but of: products = left @ right + start (1, W)."""
+    return types.void(products, left, right, column, start), _block_of(COLUMNS)
+
+
+@intrinsic
+def as_float32(typingctx: Any, number: Any) -> Any:
+    """A float32 from its bits (int32)."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], _FLOAT)
+
+    return types.float32(number), generate
+
+
+@intrinsic
+def bits_above(typingctx: Any, numbers: Any, begin: Any, limit: Any) -> Any:
+    """Bit i of an int64: whether numbers[begin + i], float32, is above the limit."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = make_array(signature.args[0])(context, builder, arguments[0]).data
+        kind = ir.VectorType(_FLOAT, 64)
+        place = builder.bitcast(builder.gep(data, [arguments[1]]), kind.as_pointer())
+        limits = _in_all_lanes(builder, arguments[2], kind)
+        return builder.bitcast(builder.fcmp_ordered(">", builder.load(place, align=4), limits), _INT64)
+
+    return types.int64(numbers, begin, limit), generate
+
+
+@intrinsic
+def lowest_bit(typingctx: Any, bits: Any) -> Any:
+    """The place of the lowest bit that is set in an int64."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.IntType(1)(1))
+
+    return types.int64(bits), generate
+
+
+@intrinsic
+def row_product(typingctx: Any, left: Any, i: Any, right: Any, j: Any) -> Any:
+    """left[i] . right[j] of two float32 arrays (N, K) and (M, K), rows contiguous."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        lanes = 16 if has_instruction("avx512f") else 8
+        several = ir.VectorType(_FLOAT, lanes)
+        rows = [_Rows(context, builder, signature.args[at], arguments[at]) for at in (0, 2)]
+        size = rows[0].num_columns
+        whole = builder.sub(size, builder.urem(size, _INT64(lanes)))
+        total = cgutils.alloca_once_value(builder, ir.Constant(several, [0.0] * lanes))
+        _add_products(builder, rows, arguments[1::2], total, several, (_INT64(0), whole, _INT64(lanes)))
+        kind = ir.FunctionType(_FLOAT, [_FLOAT, several])
+        add_lanes = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.fadd.v{lanes}f32")
+        added = builder.call(add_lanes, [_FLOAT(0.0), builder.load(total)], fastmath=("reassoc",))
+        rest = cgutils.alloca_once_value(builder, added)
+        _add_products(builder, rows, arguments[1::2], rest, _FLOAT, (whole, size, _INT64(1)))
+        return builder.load(rest)
+
+    return types.float32(left, i, right, j), generate
+
+
+@intrinsic
+def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
+    """Asks for a number of a one-dimensional array to be in the cache soon."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = make_array(signature.args[0])(context, builder, arguments[0]).data
+        byte = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte, _INT32, _INT32, _INT32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        place = builder.bitcast(builder.gep(data, [arguments[1]]), byte)
+        builder.call(function, [place, _INT32(0), _INT32(3), _INT32(1)])  # to be read, all caches, data
+        return context.get_dummy_value()
+
+    return types.void(array, index), generate
+
+
+class _Rows:
+    """The rows of a two-dimensional array, contiguous each, in generated code."""
+
+    def __init__(self, context: Any, builder: Any, array_type: Any, value: Any) -> None:
+        array = make_array(array_type)(context, builder, value)
+        self._builder, self._data = builder, array.data
+        self._stride = builder.sdiv(cgutils.unpack_tuple(builder, array.strides)[0], array.itemsize)
+        self.num_rows, self.num_columns = cgutils.unpack_tuple(builder, array.shape)
+
+    def place(self, row: Any, column: Any, kind: Any) -> Any:
+        """A pointer of the kind to the number at this place."""
+        at = self._builder.add(self._builder.mul(self._stride, row), column)
+        return self._builder.bitcast(self._builder.gep(self._data, [at]), kind.as_pointer())
+
+
+def _add_products(builder: Any, rows: list[_Rows], which: list[Any], total: Any, kind: Any, columns: Any) -> None:
+    """Adds what one row of each of two arrays multiplies to at columns (begin, end, step) to what total points to."""
+    with cgutils.for_range_slice(builder, *columns) as (column, _):
+        factors = [
+            builder.load(array.place(row, column, kind), align=4) for array, row in zip(rows, which, strict=True)
+        ]
+        builder.store(_multiply_add(builder, builder.load(total), *factors), total)
+
+
+def _block_of(width: int, is_transposed: bool = False) -> Callable[..., Any]:
+    """What generates the code of a block's product: of products, left, right, column and perhaps start."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kinds = signature.args
+        # Sixteen registers of eight numbers, or thirty-two of sixteen: sums, a row's numbers, and what they multiply.
+        lanes, num_rows = (16, ROWS) if has_instruction("avx512f") else (8, ROWS // 2)
+        arrays = [_Rows(context, builder, kinds[at], arguments[at]) for at in range(len(kinds)) if at != 3]
+        step = min(width, 3 * lanes)
+        for row in range(0, ROWS, num_rows):
+            for first in range(0, width, step):
+                begin = builder.add(arguments[3], _INT64(first))
+                columns = [builder.add(begin, _INT64(lanes * j)) for j in range(step // lanes)]
+                rows = range(row, row + num_rows)
+                _add_block(builder, arrays, rows, columns, lanes, kinds[1:3], is_transposed)
+        return context.get_dummy_value()
+
+    return generate
+
+
+def _add_block(
+    builder: Any, arrays: list[_Rows], rows: range, columns: list[Any], lanes: int, factor_kinds: Any,
+    is_transposed: bool,
+) -> None:  # fmt: skip
+    products, left, right, *start = arrays
+    are_bytes, is_half = factor_kinds[0].dtype == types.int32, factor_kinds[1].dtype == types.int16
+    number = _INT32 if are_bytes else _FLOAT
+    several = ir.VectorType(number, lanes)
+    places = [products.place(_INT64(row), at, several) for row in rows for at in columns]
+    begin = [start[0].place(_INT64(0), at, several) for _ in rows for at in columns] if start else places
+    totals = [cgutils.alloca_once(builder, several) for _ in places]
+    for place, total in zip(begin, totals, strict=True):
+        builder.store(builder.load(place, align=4), total)
+    multiply_add = _bytes_instruction if are_bytes else _multiply_add
+    with cgutils.for_range(builder, right.num_rows) as loop:
+        if is_half:
+            halves = ir.VectorType(ir.HalfType(), lanes)
+            loaded = [builder.load(right.place(loop.index, at, halves), align=2) for at in columns]
+            factors = [builder.fpext(half, several) for half in loaded]
+        else:
+            factors = [builder.load(right.place(loop.index, at, several), align=4) for at in columns]
+        for i, row in enumerate(rows):
+            at = (loop.index, _INT64(row)) if is_transposed else (_INT64(row), loop.index)
+            one = builder.load(left.place(*at, number))
+            spread = _in_all_lanes(builder, one, several)
+            for j, factor in enumerate(factors):
+                total = totals[len(columns) * i + j]
+                builder.store(multiply_add(builder, builder.load(total), spread, factor), total)
+    for place, total in zip(places, totals, strict=True):
+        builder.store(builder.load(total), place, align=4)
+
+
+def _in_all_lanes(builder: Any, number: Any, kind: Any) -> Any:
+    nothing = ir.Constant(kind, ir.Undefined)
+    first = builder.insert_element(nothing, number, _INT32(0))
+    return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(_INT32, kind.count), [0] * kind.count))
+
+
+def _multiply_add(builder: Any, total: Any, left: Any, right: Any) -> Any:
+    contract = ("contract",)
+    return builder.fadd(total, builder.fmul(left, right, flags=contract), flags=contract)
+
+
+def _bytes_instruction(builder: Any, total: Any, left: Any, right: Any) -> Any:
+    kind = ir.FunctionType(total.type, [total.type, left.type, right.type])
+    return builder.asm(kind, "vpdpbusd $3, $2, $0", "=v,0,v,v", [total, left, right], side_effect=False)

@@ -1,0 +1,224 @@
+"""The product of few rows by weights that are float16 numbers, as a bundle's are, by a compiled loop.
+
+Such a product takes the time to read the weights. Here they are kept in 16 bits and widened on their way into the
+registers, which loses nothing: sums are float32.
+
+Shapes: Q rows, I inputs, O outputs, P tiles of W outputs, P W at least O.
+
+
+The product of a linear layer whose weights stay as they are, without gradient.
+
+On a CPU the weights are kept in the form that oneDNN's kernels read, and, where few rows are multiplied, in one for a
+loop of our own (`half_product`). Given plain weights, torch arranges them anew at each call or leaves them to MKL,
+which on processors of other makers does without most of their instructions.
+
+Shapes: Q rows, I inputs, O outputs.
+
+
+The linear layer of acoustic models, and of what is behind recurrent layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from asr.kernels.jit import compiled_loop, imports
+from asr.kernels.simd import COLUMNS, ROWS, add_block, tiled
+
+
+class HalfProduct:
+    """inputs (Q, I) -> inputs weight^T + bias (Q, O), on one thread.
+
+    Attributes:
+        tables: the weights' tiles and the bias as `fill_products` reads them.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        loop = compiled_loop(fill_products)
+        assert loop is not None
+        self._loop: Callable[..., None] = loop
+        self._num_outputs = len(weight)
+        padded_bias = F.pad(bias, (0, -len(weight) % COLUMNS)).numpy()
+        self.tables: tuple[Any, Any] = tiled(weight.half(), COLUMNS).view(torch.int16).numpy(), padded_bias
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        num_rows = len(inputs)
+        outputs = inputs.new_empty(-(-num_rows // ROWS) * ROWS, len(self.tables[1]))
+        self._loop(outputs.numpy(), inputs.detach().contiguous().numpy(), *self.tables)
+        return outputs[:num_rows, : self._num_outputs]
+
+
+def half_product(weight: Tensor, bias: Tensor) -> HalfProduct | None:
+    """What multiplies by weight (O, I) and adds bias (O,), float32 on a CPU.
+
+    None where a weight is no float16 number, where numba is missing, or the processor's instruction that widens these.
+    """
+    if not imports("numba"):
+        return None
+    from asr.kernels.intrinsics import has_instruction
+
+    if not has_instruction("f16c") or not torch.equal(weight.half().float(), weight):
+        return None
+    return HalfProduct(weight, bias)
+
+
+def fill_products(outputs: Any, inputs: Any, tiles: Any, bias: Any) -> None:
+    """Fills outputs (Q or more, P W), for `compiled_loop`.
+
+    Q is rounded up to a multiple of ROWS, what is added being left to chance; inputs (Q, I), bias (P W,), tiles
+    (P, I, W) int16, a float16's bits.
+    """
+    num_rows, size = inputs.shape
+    last = np.zeros((ROWS, size), dtype=np.float32)
+    first_of_last = num_rows // ROWS * ROWS
+    for row in range(first_of_last, num_rows):
+        for j in range(size):
+            last[row - first_of_last, j] = inputs[row, j]
+    for tile in range(len(tiles)):
+        column = tile * COLUMNS
+        for begin in range(0, num_rows, ROWS):
+            for row in range(begin, begin + ROWS):
+                for j in range(column, column + COLUMNS):
+                    outputs[row, j] = bias[j]
+            left = inputs[begin:] if begin < first_of_last else last
+            add_block(outputs[begin:, column:], left, tiles[tile], 0)
+
+
+_Product = Callable[[Tensor], Tensor]
+
+
+# Fewer rows are multiplied as fast by plain weights.
+_FEWEST_ROWS = 2
+
+
+# Up to so many the loop is as fast as oneDNN or faster; torch 1.13 does not get at all that oneDNN can do.
+FEW_ROWS = 512 if torch.__version__.startswith("1.") else 16
+
+
+# For so many rows it is worth to arrange weights anew at each call.
+_MANY_ROWS = 192
+
+
+class FixedLinear:
+    """inputs W^T + bias, the weights given at each call and packed anew only where they have changed.
+
+    A copy of it packs its own, so that the module which holds it may be copied.
+    """
+
+    def __init__(self) -> None:
+        self._held: tuple[tuple[int, ...], _Weights] | None = None
+
+    def __call__(self, inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """inputs (Q, I), weight (O, I), bias (O,) -> (Q, O), in any memory order."""
+        if len(inputs) < _FEWEST_ROWS or weight.is_inference():  # which does not tell whether it has changed
+            return torch.addmm(bias, inputs, weight.t())
+        return self._weights(weight, bias).product_for(len(inputs))(inputs)
+
+    def tables_of_few(self, weight: Tensor, bias: Tensor) -> tuple[Any, Any] | None:
+        """What a loop that multiplies few rows by itself reads, see `fill_products`; None where none is used."""
+        if weight.is_inference():
+            return None
+        product = self._weights(weight, bias).product_for(_FEWEST_ROWS)
+        return product.tables if isinstance(product, HalfProduct) else None
+
+    def _weights(self, weight: Tensor, bias: Tensor) -> _Weights:
+        version = (weight.data_ptr(), weight._version, bias.data_ptr(), bias._version)
+        held = self._held
+        if held is None or held[0] != version:
+            # One assignment, since two threads may come here together.
+            self._held = held = (version, _Weights(weight.detach(), bias.detach()))
+        return held[1]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FixedLinear:
+        return FixedLinear()
+
+    def __reduce__(self) -> tuple[type[FixedLinear], tuple[()]]:
+        return FixedLinear, ()
+
+
+class _Weights:
+    """Packed, for few rows and for many, where first asked for."""
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        self._plain = weight, bias
+        self._may_widen = weight.device.type == "cpu" and weight.dtype == torch.float32
+        self._of_few: _Product | None = None
+        self._of_many: _Product | None = None
+
+    def product_for(self, num_rows: int) -> _Product:
+        """What multiplies so many rows. oneDNN shares them out between threads, the loop does not."""
+        if self._may_widen and num_rows <= FEW_ROWS and torch.get_num_threads() == 1:
+            self._of_few = self._of_few or half_product(*self._plain)
+            self._may_widen = self._of_few is not None
+            if self._of_few is not None:
+                return self._of_few
+        self._of_many = self._of_many or _product(*self._plain)
+        return self._of_many
+
+
+def _product(weight: Tensor, bias: Tensor) -> _Product:
+    if weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available():
+        if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+            return _packed_product(weight, bias)
+        if torch.__version__.startswith("1."):
+            return _convolution_product(weight, bias)
+    weight_t = weight.t()
+    return lambda inputs: torch.addmm(bias, inputs, weight_t)
+
+
+def _packed_product(weight: Tensor, bias: Tensor) -> _Product:
+    """torch 2's own packed layer."""
+    operators: Any = torch.ops.mkldnn
+    packed = operators._reorder_linear_weight(weight, None)
+
+    def product(inputs: Tensor) -> Tensor:
+        outputs: Tensor = operators._linear_pointwise(inputs, packed, bias, "none", [], "")
+        return outputs
+
+    return product
+
+
+def _convolution_product(weight: Tensor, bias: Tensor) -> _Product:
+    """torch 1.13 packs weights for convolutions only: the rows are the pixels of one column.
+
+    What that gives has its columns side by side, and many rows take their time to get there: these go another way.
+    """
+    operators: Any = torch._C._nn  # type: ignore[attr-defined]
+    shape = (0, 0), (1, 1), (1, 1), 1
+    plain, plain_bias = weight.to_mkldnn(), bias.to_mkldnn()
+    packed = operators.mkldnn_reorder_conv2d_weight(weight[:, :, None, None].to_mkldnn(), *shape)
+
+    def product(inputs: Tensor) -> Tensor:
+        outputs: Tensor
+        if len(inputs) >= _MANY_ROWS:
+            outputs = operators.mkldnn_linear(inputs.to_mkldnn(), plain, plain_bias).to_dense()
+            return outputs
+        pixels = inputs.t()[None, :, :, None]
+        outputs = torch.mkldnn_convolution(pixels, packed, bias, *shape)  # type: ignore[attr-defined]
+        return outputs[0, :, :, 0].t()
+
+    return product
+
+
+class PackedLinear(nn.Linear):
+    """`nn.Linear`; on a CPU, where no gradient is wanted, weights are kept packed (`FixedLinear`)."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features)
+        self._fixed = FixedLinear()
+
+    def tables_of_few(self) -> tuple[Any, Any] | None:
+        """As of `FixedLinear`."""
+        return self._fixed.tables_of_few(self.weight, self.bias)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """inputs (..., in_features) -> (..., out_features)."""
+        if torch.is_grad_enabled() or inputs.device.type != "cpu" or inputs.dtype != torch.float32:
+            return super().forward(inputs)
+        outputs = self._fixed(inputs.reshape(-1, self.in_features), self.weight, self.bias)
+        return outputs.reshape(*inputs.shape[:-1], self.out_features)

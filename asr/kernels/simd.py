@@ -1,0 +1,159 @@
+"""What the compiled loops do with a few rows of scores in the nearest cache: products, features, exponentials.
+
+Rows should begin at multiples of 64 bytes.
+
+
+Products of float32 matrices, for the loops of training: blocks of them stay in registers, see `register_block`.
+
+Widths are multiples of NARROW and numbers of rows of ROWS; what stands in the padding of a factor is left to chance,
+and so is what stands in that of the product.
+
+Shapes: N rows, K inner dimension, M and W columns.
+
+
+What loops that sum over the vocabulary share: tables in tiles of words, queries in an order that suits the cache.
+
+Shapes: Q queries, H hidden, K inner dimension, M history words, R history lengths, V vocabulary, P tiles of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from asr.kernels.jit import Intrinsic
+
+ROWS = 8  # of each call of `add_products`
+
+
+COLUMNS, NARROW = 48, 16  # its columns: as many of the first as fit, the rest in multiples of the second
+
+
+_LINE = 64  # bytes of a cache's line
+
+
+MUCH = 1e18  # of exponentials: far from float32's end, and far from where the smaller ones would be lost
+
+
+add_narrow_block: Any = Intrinsic("asr.kernels.intrinsics", "add_narrow_block")
+
+
+add_block: Any = Intrinsic("asr.kernels.intrinsics", "add_block")
+
+
+as_float32: Any = Intrinsic("asr.kernels.intrinsics", "as_float32")
+
+
+prefetch: Any = Intrinsic("asr.kernels.intrinsics", "prefetch")
+
+
+def add_products(products: Any, left: Any, right: Any) -> None:
+    """products (ROWS, W) += left (ROWS, K) @ right (K, W): W a multiple of NARROW, all rows contiguous.
+
+    All are float32; or int32, of which left's are four unsigned bytes along K and right's four signed ones.
+    """
+    width = right.shape[1]
+    num_wide = width - width % COLUMNS
+    for column in range(0, num_wide, COLUMNS):
+        add_block(products, left, right, column)
+    for column in range(num_wide, width, NARROW):
+        add_narrow_block(products, left, right, column)
+
+
+def ask_for_features(features: Any, places: Any, width: int) -> None:
+    """Asks for the slices of that width of features (W,), float32 or int8, at places (R,) to be in the cache soon."""
+    numbers = _LINE // features.itemsize
+    for length in range(len(places)):
+        for at in range(0, width + numbers, numbers):
+            prefetch(features, places[length] + at)
+
+
+def add_features(score: Any, features: Any, places: Any) -> None:
+    """score (width,) += the slices of features (W,) at places (R,)."""
+    num_lengths, width = len(places), len(score)
+    for length in range(0, num_lengths - 2, 3):
+        one, two, three = features[places[length] :], features[places[length + 1] :], features[places[length + 2] :]
+        for v in range(width):
+            score[v] += one[v] + two[v] + three[v]
+    for length in range(num_lengths - num_lengths % 3, num_lengths):
+        one = features[places[length] :]
+        for v in range(width):
+            score[v] += one[v]
+
+
+def exponential(x: Any) -> Any:
+    """exp(x) = 2^n 2^f, f within half a unit of 0: 2^n by its bits, 2^f by its series, to float32's last digit."""
+    x = np.float32(1.442695041) * x
+    # Below, 2^n has no bits; above, f grows, and its series beyond all bounds. What is not a number stays so.
+    x = np.float32(-126.0) if x < np.float32(-126.0) else x
+    n = np.rint(x)
+    n = np.float32(127.0) if n > np.float32(127.0) else n
+    f = x - n
+    power = as_float32(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
+    series = np.float32(0.00133335581) + f * np.float32(0.000154035304)
+    series = np.float32(0.0555041087) + f * (np.float32(0.00961812911) + f * series)
+    series = np.float32(0.693147181) + f * (np.float32(0.240226507) + f * series)
+    return power * (np.float32(1.0) + f * series)
+
+
+_INNER_AT_ONCE = 128  # of COLUMNS columns they fit the nearest cache
+
+
+add_transposed_block: Any = Intrinsic("asr.kernels.intrinsics", "add_transposed_block")
+
+
+add_narrow_transposed_block: Any = Intrinsic("asr.kernels.intrinsics", "add_narrow_transposed_block")
+
+
+def padded(tensor: Tensor, num_rows: int = 1) -> Tensor:
+    """The matrix, or matrices, with zeros up to a width that is a multiple of NARROW, and rows of `num_rows`."""
+    padding = -tensor.shape[-1] % NARROW, -tensor.shape[-2] % num_rows
+    return F.pad(tensor, (0, padding[0], 0, padding[1])) if any(padding) else tensor.contiguous()
+
+
+def padded_room(*shape: int) -> Tensor:
+    """An array of the shape, or, where its rows are not a multiple of NARROW wide, of wider ones."""
+    return torch.empty(*shape[:-1], shape[-1] + -shape[-1] % NARROW)
+
+
+def add_products_by_row(products: Any, left: Any, right: Any) -> None:
+    """products (N, W) += left (N, K or wider) @ right (K, W)."""
+    width = right.shape[1]
+    num_wide = width - width % COLUMNS
+    for column in range(0, num_wide, COLUMNS):
+        for row in range(0, len(products), ROWS):
+            add_block(products[row:], left[row:], right, column)
+    for column in range(num_wide, width, NARROW):
+        for row in range(0, len(products), ROWS):
+            add_narrow_block(products[row:], left[row:], right, column)
+
+
+def add_products_by_column(products: Any, left: Any, right: Any, begin: int, end: int) -> None:
+    """Rows begin .. end - 1, ROWS each, of: products (M, W) += left (N, M)^T @ right (N, W)."""
+    width = right.shape[1]
+    num_wide = width - width % COLUMNS
+    for first in range(0, len(right), _INNER_AT_ONCE):
+        factors, part = left[first : first + _INNER_AT_ONCE], right[first : first + _INNER_AT_ONCE]
+        for column in range(0, num_wide, COLUMNS):
+            for row in range(ROWS * begin, ROWS * end, ROWS):
+                add_transposed_block(products[row:], factors[:, row:], part, column)
+        for column in range(num_wide, width, NARROW):
+            for row in range(ROWS * begin, ROWS * end, ROWS):
+                add_narrow_transposed_block(products[row:], factors[:, row:], part, column)
+
+
+TILE = 12 * COLUMNS
+
+
+def tiled(rows: Tensor, width: int = TILE) -> Tensor:
+    """rows (V, K) -> (P, K, width), zeros after the last word."""
+    return F.pad(rows, (0, 0, 0, -len(rows) % width)).view(-1, width, rows.shape[1]).transpose(1, 2).contiguous()
+
+
+def of_tiles(values: Tensor, padding: float = 0.0) -> Tensor:
+    """values (V,) -> (P, TILE)."""
+    return F.pad(values, (0, -len(values) % TILE), value=padding).view(-1, TILE)

@@ -1,0 +1,1 @@
+"""A recurrent language model behind the history trie: caches, batching, placement."""

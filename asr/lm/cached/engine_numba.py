@@ -1,0 +1,360 @@
+"""What `RnnLM.score` does without a run of the hidden layer, as loops for `compiled_loop`.
+
+Shapes: Q queries, K contexts, M missing queries, R of them new, D distinct rows.
+
+
+Lends an engine's arrays to compiled loops, which look scores up and add new ones without a call for each.
+
+Shapes: Q queries, K contexts, V words.
+
+
+Answers an engine's calls by compiled loops, where `LoopAccess` can lend them its arrays.
+
+Shapes: Q queries, M missing ones.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asr.kernels.hash_table import MAX_LOAD, distinct_values, home_bucket, slot_of
+from asr.kernels.jit import Intrinsic, answers_from, compiled_loop, existing_loop
+from asr.lm.cached.eviction import Capacity
+from asr.lm.cached.states import Expansion
+from asr.lm.interface import LoopTables
+from asr.lm.rnn.output_numba import FLOATS_OF_LINE, mixed_with, row_product
+
+# Places in `counts`: nodes and edges that there are, edges that there is room for, how many were too many for that;
+# answers, queries and scored edges since it was last read.
+NODES, EDGES, MOST_EDGES, TOO_MANY, ANSWERS, QUERIES, SCORED = range(7)
+
+
+NUM_COUNTS = 7
+
+
+_TAKEN = -2  # for a moment, in the place of the row that a node lacks
+
+
+_AHEAD = 16  # queries whose places in the table are asked for early
+
+
+prefetch: Any = Intrinsic("asr.kernels.intrinsics", "prefetch")
+
+
+def score_known(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> bool:
+    """Fills log_prob (Q,) and next_idx (Q,) for context_idx, word_id (Q,) -> whether that could be done.
+
+    It cannot where a history has no hidden row, or where there is no room for the new edges; then nothing is added.
+
+    Args:
+        tables: `HistoryTables` of an engine; its arrays and counts are changed in place.
+    """
+    counts, hidden_row, edges = tables.counts, tables.hidden_row, tables.edges
+    missing = np.empty(len(word_id), dtype=np.int64)
+    missing = missing[: find_edges(context_idx, word_id, edges, log_prob, next_idx, missing)]
+    for query in missing:
+        if hidden_row[context_idx[query]] < 0:
+            return False
+    if counts[EDGES] + len(missing) > counts[MOST_EDGES]:
+        counts[TOO_MANY] = len(missing)
+        return False
+    if len(missing):
+        new_slot = np.empty(len(missing), dtype=np.int64)
+        answer_missing(context_idx, word_id, missing, tables, counts[NODES], new_slot, log_prob, next_idx)
+    counts[ANSWERS] += 1
+    counts[QUERIES] += len(word_id)
+    return True
+
+
+def find_edges(context_idx: Any, word_id: Any, edges: Any, log_prob: Any, next_idx: Any, missing: Any) -> int:
+    """Fills log_prob (Q,) and next_idx (Q,) of the edges that there are, and missing (Q,), from its beginning, with the
+    positions of the others -> how many these are. edges is `HistoryTables.edges`."""
+    table, multiplier, shift, edge_score, edge_node = edges
+    num, num_missing = len(word_id), 0
+    for query in range(num):
+        if query + _AHEAD < num:
+            _ask_for((context_idx[query + _AHEAD] << 32) + word_id[query + _AHEAD], edges)
+        slot = slot_of(table, (context_idx[query] << 32) + word_id[query], multiplier, shift)
+        if slot < 0:
+            missing[num_missing] = query
+            num_missing += 1
+        else:
+            log_prob[query], next_idx[query] = edge_score[slot], edge_node[slot]
+    return num_missing
+
+
+def answer_missing(
+    context_idx: Any, word_id: Any, missing: Any, tables: Any, first: int, new_slot: Any, log_prob: Any, next_idx: Any
+) -> bool:
+    """Adds the edges of the missing queries (M,), which lead to nodes from `first` on -> whether all have had room.
+
+    Then log_prob (Q,) and next_idx (Q,) of these are filled; else, begun anew in a larger table, with the same first,
+    it goes on. new_slot (M,) is to work in. The contexts have their hidden rows.
+    """
+    table, multiplier, shift, edge_score, edge_node = tables.edges
+    counts, width = tables.counts, table.shape[1]
+    for which in range(len(missing)):
+        if which + _AHEAD < len(missing):
+            query = missing[which + _AHEAD]
+            _ask_for((context_idx[query] << 32) + word_id[query], tables.edges)
+        query = missing[which]
+        key = (context_idx[query] << 32) + word_id[query]
+        slot = slot_of(table, key, multiplier, shift)
+        if slot < 0:
+            if counts[EDGES] == counts[MOST_EDGES]:
+                return False
+            slot = -1 - slot
+            node = counts[NODES]
+            table[slot // width, slot % width], edge_node[slot] = key, node
+            tables.parent[node], tables.last_word[node] = context_idx[query], word_id[query]
+            tables.hidden_row[node] = -1
+            counts[NODES] += 1
+            counts[EDGES] += 1
+            counts[SCORED] += 1
+        next_idx[query] = edge_node[slot]
+        new_slot[next_idx[query] - first] = slot
+    _score_edges(first, new_slot[: counts[NODES] - first], tables)
+    for query in missing:
+        log_prob[query] = edge_score[new_slot[next_idx[query] - first]]
+    return True
+
+
+def _ask_for(key: int, edges: Any) -> None:
+    """A key's bucket and what its slots hold lie anywhere in large tables: they are on their way into the cache."""
+    table, multiplier, shift, edge_score, _ = edges
+    bucket = home_bucket(key, multiplier, shift)
+    prefetch(table[bucket], 0)
+    prefetch(edge_score, 2 * table.shape[1] * bucket)  # a view of every other number
+
+
+def _score_edges(first: int, new_slot: Any, tables: Any) -> None:
+    """Scores the edges at new_slot (R,), which lead to nodes first, first + 1 ..., from the rows where they lie."""
+    parent, last_word, hidden_row, hidden = tables.parent, tables.last_word, tables.hidden_row, tables.hidden
+    edge_score = tables.edges[3]
+    rows, bias, weight, order, table_size, multipliers, log_z = tables.output
+    for new in range(len(new_slot)):
+        node = first + new
+        if new + 1 < len(new_slot):
+            following = rows[last_word[node + 1]]
+            for i in range(0, len(following), FLOATS_OF_LINE):
+                prefetch(following, i)
+        context, word = parent[node], np.int64(last_word[node])
+        total = bias[word] + row_product(hidden, np.int64(hidden_row[context]), rows, word)
+        mixed = 0
+        for age in range(order - 1):
+            mixed = mixed_with(mixed, last_word[context], age, multipliers)
+            total += weight[mixed % table_size + word]
+            context = parent[context]
+        edge_score[new_slot[new]] = total - log_z
+
+
+def waiting_nodes(context_idx: Any, parent: Any, last_word: Any, hidden_row: Any) -> Any:
+    """Of contexts (K,) the distinct ones that have no hidden row (R,), and what their rows follow.
+
+    That is the rows before (D,), which of these each follows (R,), and the word of each (R,).
+    """
+    node, num = np.empty(len(context_idx), dtype=np.int64), 0
+    for context in context_idx:
+        if hidden_row[context] == -1:
+            hidden_row[context] = _TAKEN
+            node[num] = context
+            num += 1
+    before, word = np.empty(num, dtype=np.int64), np.empty(num, dtype=np.int64)
+    for i in range(num):
+        hidden_row[node[i]] = -1
+        before[i], word[i] = hidden_row[parent[node[i]]], last_word[node[i]]
+    row, which = distinct_values(before)
+    return node[:num], row, which, word
+
+
+# There is room for so many new edges at least before a loop begins.
+_ROOM = 1024
+
+
+class HistoryTables(NamedTuple):
+    """What `score_known` reads and writes.
+
+    Attributes:
+        edges: the table's keys, its hashes' multiplier and shift, and the edges' scores and nodes.
+    """
+
+    edges: tuple[Any, int, int, Any, Any]
+    parent: Any
+    last_word: Any
+    hidden_row: Any
+    hidden: Any
+    counts: Any
+    output: tuple[Any, ...]
+
+
+answers_from(HistoryTables, score_known, reorders_sums=True)
+
+
+class LoopAccess:
+    """What a loop does stands for calls of `RnnLM.score`: the same edges, nodes and scores.
+
+    It serves engines on a CPU that are exact, as long as they need not forget; the output layer's scores must take no
+    more than a loop.
+
+    Args:
+        expansion: the engine's trie, hidden rows and hidden layer.
+        output: makes the output layer's tables, see `NceOutput.output_for_loop`.
+        capacity: the engine's bound, if it has one.
+    """
+
+    def __init__(self, expansion: Expansion, output: Any, capacity: Capacity | None = None) -> None:
+        self._expansion = expansion
+        self._capacity = capacity
+        self._make_output = output
+        self._lent: tuple[tuple[Tensor, ...], HistoryTables] | None = None
+        self.words = np.arange(len(expansion.layer.networks[0].vocabulary))
+        self._nothing = np.empty(0, dtype=np.float32)
+        self._counts = np.zeros(NUM_COUNTS, dtype=np.int64)
+
+    def tables(self, most_new: int | None = None) -> LoopTables | None:
+        """The words themselves (V,), nothing to be added to their scores, and `HistoryTables` with room in them.
+
+        None where there cannot be room within the engine's bound. `most_new` edges are all that will be added, if that
+        is known.
+        """
+        trie, counts = self._expansion.trie, self._counts
+        room = max(_ROOM, int(counts[TOO_MANY])) if most_new is None else min(_ROOM, most_new)
+        if self._capacity is not None and not self._capacity.has_room(room):
+            return None
+        if trie.edges.count + room > MAX_LOAD * trie.edges.num_slots:
+            trie.reserve_edges(room)
+        if trie.nodes.num_free < room:
+            trie.reserve_nodes(room)
+        counts[:] = 0
+        counts[NODES], counts[EDGES] = trie.num_nodes, trie.edges.count
+        counts[MOST_EDGES] = min(int(MAX_LOAD * trie.edges.num_slots), trie.edges.count + trie.nodes.num_free)
+        lent = self.lent()
+        return None if lent is None else (self.words, self._nothing, lent)
+
+    def lent(self) -> HistoryTables | None:
+        """The arrays as they are now; None where a word's score takes more than a loop."""
+        trie, state = self._expansion.trie, self._expansion.hidden.state
+        grown = trie.edges.keys, trie.parent, state
+        if self._lent is None or any(now is not before for now, before in zip(grown, self._lent[0], strict=True)):
+            network, output = self._expansion.layer.networks[0], self._make_output()
+            if output is None or compiled_loop(score_known) is None:
+                return None
+            hidden = state[:, network.state_size - network.hidden_size :]
+            edges = *trie.edges.for_loop(), trie.edge_score.numpy(), trie.edge_node.numpy()
+            parent, word, hidden_row = (column.numpy() for column in (trie.parent, trie.word, trie.hidden_row))
+            self._lent = grown, HistoryTables(edges, parent, word, hidden_row, hidden.numpy(), self._counts, output)
+        return self._lent[1]
+
+    def take_in(self, context_idx: Tensor, held: Tensor) -> None:
+        """What the loop has added since `tables` is counted; those of contexts (K,) without a hidden row get theirs.
+
+        The search holds the contexts (H,).
+        """
+        self.take_nodes()
+        counts, statistics = self._counts, self._expansion.layer.statistics
+        statistics.num_calls += int(counts[ANSWERS])
+        statistics.num_queries += int(counts[QUERIES])
+        statistics.num_edge_hits += int(counts[QUERIES] - counts[SCORED])
+        if self._capacity is not None:
+            self._capacity.count_uses(held)
+        if len(context_idx):
+            self.expand(context_idx)
+
+    def take_nodes(self) -> None:
+        """The nodes and edges that a loop has added since `tables` become the trie's."""
+        trie, counts = self._expansion.trie, self._counts
+        num_new = int(counts[NODES]) - trie.num_nodes
+        if num_new:
+            trie.nodes.take(num_new)
+            trie.edges.count = int(counts[EDGES])
+        statistics = self._expansion.layer.statistics
+        statistics.num_edges += int(counts[SCORED])
+        statistics.num_outputs += int(counts[SCORED])
+
+    @torch.no_grad()
+    def expand(self, context_idx: Tensor) -> bool:
+        """As `Expansion` does for contexts (K,), where all parents have their rows -> whether there was room for it."""
+        trie, hidden = self._expansion.trie, self._expansion.hidden
+        loop = existing_loop(waiting_nodes)
+        nodes = (part.numpy() for part in (trie.parent, trie.word, trie.hidden_row))
+        node, before, which, word = map(torch.from_numpy, loop(context_idx.contiguous().numpy(), *nodes))
+        if self._capacity is not None and not self._capacity.has_row_room(len(node)):
+            return False
+        if 0 < len(node) < self._expansion.rows_ahead:
+            self._expansion.compute(node)
+        elif len(node):
+            layer = self._expansion.layer
+            if layer.branches:
+                state = layer.step(hidden.read(before), word, which)
+            else:
+                state = layer.step(hidden.read(before[which]), word)
+            row = hidden.append(state)
+            trie.hidden_row.index_copy_(0, node, row.int())
+            hidden.last_used.index_fill_(0, row, trie.call)
+        return True
+
+
+class LoopScores:
+    """The same edges, nodes and scores as those of tensor operations, in fewer passes and without copies.
+
+    Args:
+        access: lends the arrays.
+        expansion: the engine's trie, hidden rows and hidden layer.
+        capacity: the engine's bound, if it has one.
+    """
+
+    def __init__(self, access: LoopAccess, expansion: Expansion, capacity: Capacity | None) -> None:
+        self._access = access
+        self._expansion = expansion
+        self._capacity = capacity
+        self._find = compiled_loop(find_edges)
+        self._answer = compiled_loop(answer_missing)
+
+    @torch.no_grad()
+    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor] | None:
+        """As `RnnLM.score`; None where there may be no room within the engine's bound."""
+        begin = time.perf_counter()
+        lent = self._access.lent()
+        if lent is None or self._find is None or (self._capacity is not None and not self._capacity.has_room(0)):
+            return None
+        log_prob, next_idx = torch.empty(len(word_id)), torch.empty_like(context_idx)
+        missing = np.empty(len(word_id), dtype=np.int64)
+        arrays = (tensor.contiguous().numpy() for tensor in (context_idx, word_id, log_prob, next_idx))
+        contexts, words, *answers = arrays
+        missing = missing[: self._find(contexts, words, lent.edges, *answers, missing)]
+        counts = self._expansion.layer.statistics
+        counts.seconds_find += time.perf_counter() - begin
+        if len(missing) and not self._add(contexts, words, missing, answers):
+            return None
+        counts.num_calls += 1
+        counts.num_queries += len(words)
+        counts.num_edge_hits += len(words) - len(missing)
+        return log_prob, next_idx
+
+    def _add(self, contexts: Any, words: Any, missing: Any, answers: list[Any]) -> bool:
+        """Adds and answers what is missing (M,) -> whether that, and hidden rows for it, had room."""
+        trie, lacking = self._expansion.trie, torch.from_numpy(contexts[missing])
+        trie.check(lacking, torch.from_numpy(words[missing]), len(self._access.words))
+        trie.call += 1
+        is_room = self._capacity is None or self._capacity.has_room(len(missing))
+        if not is_room or not self._access.expand(lacking):
+            return False
+        begin = time.perf_counter()
+        first, new_slot, is_done = trie.num_nodes, np.empty_like(missing), False
+        assert self._answer is not None
+        while not is_done:
+            # Each new edge has a node of its own.
+            tables = self._access.tables(len(missing) - (trie.num_nodes - first))
+            assert tables is not None
+            is_done = self._answer(contexts, words, missing, tables[2], first, new_slot, *answers)
+            self._access.take_nodes()
+        if self._capacity is not None:
+            row = trie.hidden_row.index_select(0, lacking).long()
+            self._expansion.hidden.last_used.index_fill_(0, row, trie.call)
+        self._expansion.layer.statistics.seconds_output += time.perf_counter() - begin
+        return True

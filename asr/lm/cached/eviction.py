@@ -1,0 +1,350 @@
+"""Takes nodes and hidden rows out of a trie.
+
+Nodes leave as leaves, the least frequently used first, and live contexts and the histories above them never. Hidden
+rows leave least recently used first; one that is asked for again is computed again, which costs time only.
+
+Shapes: Q contexts, R rows.
+
+
+How a bound on bytes is divided between the trie and the hidden rows.
+
+A query engine's bound on bytes: which contexts are live, and what is forgotten when room is wanted.
+
+The bound holds as long as the contexts that the search holds, their nearest ancestors and those that a call asks for
+fit into it by themselves, with a few hidden rows: these are never forgotten. What more they need is taken from the
+hidden rows first. The working memory of a call comes on top.
+
+Shapes: Q contexts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from asr.kernels.hash_table import MAX_LOAD, largest_of_each
+from asr.lm.cached.approximations import QuantizedHistory, Recombination
+from asr.lm.cached.outputs import OutputCache
+from asr.lm.cached.states import Expansion, HiddenStore
+from asr.lm.cached.trie import BEFORE_START, START, HistoryTrie
+
+
+def with_ancestors(trie: HistoryTrie, live: Tensor, num_levels: int) -> Tensor:
+    """A mask of the nodes (capacity,): the first two, the live ones (Q,), and the ancestors of those, so far up."""
+    is_kept = torch.zeros(trie.nodes.capacity, dtype=torch.bool, device=trie.device)
+    is_kept[: START + 1] = True
+    is_kept[live] = True
+    frontier = torch.unique(live)
+    for _ in range(num_levels):
+        above = torch.unique(trie.parent.index_select(0, frontier).long())
+        if torch.equal(above, frontier):
+            break
+        frontier = above
+        is_kept[frontier] = True
+    return is_kept
+
+
+def least_used(trie: HistoryTrie, is_kept: Tensor, num: int) -> Tensor:
+    """A mask (capacity,) of at least `num` nodes, or all that are not kept: the least used, longest unused first.
+
+    A node counts as used as often as the most used node below it, so that no node leaves before its descendants.
+    """
+    candidate = (trie.nodes.is_used() & ~is_kept).nonzero().squeeze(1)
+    is_chosen = torch.zeros_like(is_kept)
+    if num <= 0:
+        return is_chosen
+    if candidate.numel() <= num:
+        is_chosen[candidate] = True
+        return is_chosen
+    use = trie.num_uses.long().bitwise_left_shift_(32).add_(trie.last_given)
+    parent = trie.parent.index_select(0, candidate).long()
+    while True:
+        below = torch.maximum(use, largest_of_each(use.index_select(0, candidate), parent, use.numel()))
+        if torch.equal(below, use):
+            break
+        use = below
+    use = use.index_select(0, candidate)
+    is_chosen[candidate[use <= use.kthvalue(num).values]] = True
+    return is_chosen
+
+
+def trunk_ends(trie: HistoryTrie, is_kept: Tensor) -> Tensor:
+    """Of the nodes kept (capacity,), those whose parents are not (R,)."""
+    return (is_kept & ~is_kept.index_select(0, trie.parent.long())).nonzero().squeeze(1)
+
+
+def drop_rows(trie: HistoryTrie, hidden: HiddenStore, needed: Tensor, num_kept: int) -> None:
+    """Leaves about num_kept rows; contexts (Q,) that need theirs now keep them, and so do nodes that have no parent."""
+    used = trie.nodes.is_used().nonzero().squeeze(1)
+    has_no_parent = trie.parent.index_select(0, used) == used
+    pinned = trie.hidden_row.index_select(0, torch.cat((needed, used[has_no_parent]))).long()
+    is_droppable = hidden.rows.is_used()
+    is_droppable[pinned[pinned >= 0]] = False
+    droppable = is_droppable.nonzero().squeeze(1)
+    num = min(droppable.numel(), hidden.rows.num_used - num_kept)
+    if num <= 0:
+        return
+    last_used = hidden.last_used.index_select(0, droppable)
+    is_dropped = torch.zeros_like(is_droppable)
+    is_dropped[droppable[last_used.argsort()[:num]]] = True
+    node = used[trie.hidden_row.index_select(0, used) >= 0]
+    node = node[is_dropped.index_select(0, trie.hidden_row.index_select(0, node).long())]
+    trie.hidden_row[node] = -1
+
+
+def free_unused_rows(trie: HistoryTrie, hidden: HiddenStore) -> Tensor:
+    """Gives back the rows that no node has any more: a mask of them (rows,)."""
+    row = trie.hidden_row[trie.nodes.is_used()].long()
+    is_freed = hidden.rows.is_used()
+    is_freed[row[row >= 0]] = False
+    hidden.rows.give_back(is_freed.nonzero().squeeze(1))
+    return is_freed
+
+
+def compact_rows(trie: HistoryTrie, hidden: HiddenStore, num_rows: int) -> None:
+    """Moves the rows in use together into a store of so many rows; nodes follow."""
+    new_row = torch.full((hidden.rows.capacity,), -1, dtype=torch.int32, device=trie.device)
+    old_row = hidden.compact(num_rows)
+    new_row[old_row] = torch.arange(old_row.numel(), dtype=torch.int32, device=trie.device)
+    node = (trie.nodes.is_used() & (trie.hidden_row >= 0)).nonzero().squeeze(1)
+    trie.hidden_row[node] = new_row.index_select(0, trie.hidden_row.index_select(0, node).long())
+
+
+def remove_nodes(trie: HistoryTrie, is_evicted: Tensor) -> None:
+    """Takes nodes (capacity,) and all edges from and to them out of the trie, and ages the use counts of the others."""
+    context = (trie.edges.keys.view(-1) >> 32).clamp_(min=BEFORE_START)
+    is_gone = is_evicted.index_select(0, context) | is_evicted.index_select(0, trie.edge_node.clamp(0).long())
+    trie.remove_edges(is_gone)
+    node = is_evicted.nonzero().squeeze(1)
+    trie.hidden_row[node] = -1
+    trie.parent[node] = BEFORE_START  # the arrays may shrink below the parent
+    trie.nodes.give_back(node)
+    trie.num_uses.bitwise_right_shift_(1)
+
+
+_TRIE_SHARE = 0.5
+
+
+_FEWEST_SLOTS = 256
+
+
+_FEWEST_ROWS = 16
+
+
+_FIXED_BYTES = 512
+"""For tables that are hardly used."""
+
+
+@dataclass(frozen=True)
+class ByteCosts:
+    """What the arrays take: for each slot of the table of edges, each node, each hidden row."""
+
+    per_slot: int
+    per_node: int
+    per_row: int
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How large the arrays may grow: slots of the table of edges (a power of two), nodes, hidden rows."""
+
+    num_slots: int
+    max_nodes: int
+    max_rows: int
+
+    @property
+    def max_edges(self) -> int:
+        return int(MAX_LOAD * self.num_slots)
+
+    @classmethod
+    def within(cls, capacity_bytes: int, costs: ByteCosts, num_edges: int = 0, num_nodes: int = 0) -> Limits:
+        """At most half of the bytes for the trie, as its table has a power of two of slots; what is left for rows.
+
+        Args:
+            num_edges, num_nodes: there is room for so many in any case. Where half of the bytes is too little for
+                them, the rows get less, and where all is too little, the bound is passed by what these take.
+        """
+        capacity_bytes -= _FIXED_BYTES
+        bytes_per_slot = costs.per_slot + MAX_LOAD * costs.per_node
+        num_slots = _FEWEST_SLOTS
+        while 2 * num_slots * bytes_per_slot <= capacity_bytes * _TRIE_SHARE:
+            num_slots *= 2
+        while MAX_LOAD * num_slots < num_edges:
+            num_slots *= 2
+        max_nodes = max(int(MAX_LOAD * num_slots) + START + 1, num_nodes)
+        left = capacity_bytes - costs.per_slot * num_slots - costs.per_node * max_nodes
+        return cls(num_slots, max_nodes, max(left // costs.per_row, _FEWEST_ROWS))
+
+
+class Capacity:
+    """Forgets dead contexts when the trie is full, and hidden rows when the store is full.
+
+    Args:
+        capacity_bytes: the bound.
+        costs: what the arrays of this engine take.
+        kept_levels: so many generations of the ancestors of live contexts stay; the state of the eldest is kept, so
+            that what a stream needs does not grow with its length.
+    """
+
+    def __init__(
+        self,
+        capacity_bytes: int,
+        costs: ByteCosts,
+        expansion: Expansion,
+        output: OutputCache,
+        recombination: Recombination | None,
+        sharing: QuantizedHistory | None,
+        kept_levels: int,
+    ) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.costs = costs
+        self.expansion = expansion
+        self.output = output
+        self.recombination = recombination
+        self.sharing = sharing
+        self.kept_levels = kept_levels
+        self.counts = expansion.layer.statistics
+        self.clock = expansion.layer.clock
+        self.clear()
+
+    def clear(self) -> None:
+        """Every context is live again."""
+        self._live: Tensor | None = None
+        self._marked_at = 0
+        self._is_tight = False
+        self._set(Limits.within(self.capacity_bytes, self.costs))
+
+    def mark_live(self, context_idx: Tensor) -> None:
+        """Live are contexts (Q,) and those that are given out from now on."""
+        trie = self.expansion.trie
+        trie.call += 1
+        self._marked_at = trie.call
+        self._live = context_idx
+
+    def count_uses(self, node: Tensor) -> None:
+        """Nodes (Q,) that are given out: one more use of each, and live until the next mark."""
+        trie = self.expansion.trie
+        trie.num_uses.index_add_(0, node, torch.ones_like(node, dtype=torch.int32))
+        trie.last_given.index_fill_(0, node, trie.call)
+
+    def has_room(self, num_new: int) -> bool:
+        """Whether so many more edges fit, and nothing has ever been forgotten or had no room."""
+        return not self._is_tight and self._num_held() + num_new <= self.limits.max_edges
+
+    def has_row_room(self, num_new: int) -> bool:
+        """Whether so many more hidden rows fit without others being dropped; where they do not, it is remembered."""
+        self._is_tight |= self.expansion.hidden.rows.num_used + num_new > self.limits.max_rows
+        return not self._is_tight
+
+    def make_edge_room(self, key: Tensor, missing: Tensor) -> None:
+        """Evicts nodes to make room for the edges of key (Q,) at the positions missing (R,), as far as need be."""
+        trie = self.expansion.trie
+        if self._num_held() + missing.numel() <= self.limits.max_edges:
+            return
+        num_new = torch.unique(key.index_select(0, missing)).numel()
+        if self._num_held() + num_new <= self.limits.max_edges:
+            return
+        self._is_tight = True
+        if self._live is None:
+            self._fit(trie.edges.count + num_new, trie.num_nodes + num_new)
+            return
+        begin = self.clock.now()
+        found = trie.edge_node.index_select(0, trie.edges.find(key)[0].clamp_(min=0)).long()
+        is_given = (trie.last_given >= self._marked_at) & trie.nodes.is_used()
+        live = torch.cat((self._live, is_given.nonzero().squeeze(1), key >> 32, found))
+        self._evict(live, num_new)
+        if trie.edges.count + num_new > self.limits.max_edges:
+            # Where several edges lead to a node, scores of old edges are forgotten, too.
+            slot, _ = trie.edges.find(key)
+            is_gone = torch.ones(trie.edges.num_slots, dtype=torch.bool, device=trie.device)
+            is_gone[slot[slot >= 0]] = False
+            trie.remove_edges(is_gone)
+        self.counts.seconds_evict += self.clock.now() - begin
+
+    def _num_held(self) -> int:
+        """Edges or nodes but the first two, whichever are more: several edges may lead to a node, or none."""
+        trie = self.expansion.trie
+        return max(trie.edges.count, trie.num_nodes - START - 1)
+
+    def _evict(self, live: Tensor, num_new: int) -> None:
+        """Forgets enough of what is neither live nor close above what is, for so many new nodes."""
+        trie = self.expansion.trie
+        is_kept = with_ancestors(trie, live, self.kept_levels)
+        self._pin(trunk_ends(trie, is_kept))
+        num_needed = int(is_kept.sum()) + num_new
+        most = Limits.within(self.capacity_bytes, self.costs, num_needed, num_needed).max_edges
+        # Half at once, as an eviction goes over the whole table.
+        num_most = max(self._num_held() + num_new - most, trie.num_nodes - most // 2)
+        is_evicted = least_used(trie, is_kept, num_most)
+        remove_nodes(trie, is_evicted)
+        if self._num_held() + num_new > most:
+            # Some had no edge of their own, where the trunk above them was cut.
+            others = trie.nodes.is_used() & ~is_kept
+            remove_nodes(trie, others)
+            is_evicted |= others
+        if self.recombination is not None:
+            self.recombination.forget(is_evicted)
+        if self.sharing is not None:
+            # Where rows are shared, normalisers are kept by node.
+            self.output.forget(is_evicted)
+        self._free_rows()
+        self._fit(num_needed, trie.num_nodes + num_new)
+        self.counts.num_evictions += 1
+        self.counts.num_evicted_contexts += int(is_evicted.sum())
+
+    def _pin(self, node: Tensor) -> None:
+        """Makes nodes (R,) their own parents: their rows are computed and stay, like the initial state's."""
+        lacking = self.expansion.lacking(node)
+        if lacking.numel():
+            self.make_row_room(lacking.numel(), node)
+            self.expansion.compute(lacking)
+        self.expansion.trie.parent[node] = node.int()
+
+    def make_row_room(self, num_new: int, needed: Tensor) -> bool:
+        """Whether so many more hidden rows fit, after dropping others than those of contexts (Q,) where need be."""
+        rows, most = self.expansion.hidden.rows, self.limits.max_rows
+        if rows.num_used + num_new > most:
+            self._is_tight = True
+            begin = self.clock.now()
+            drop_rows(self.expansion.trie, self.expansion.hidden, needed, min(most // 2, most - num_new))
+            self.counts.num_dropped_rows += self._free_rows()
+            self.counts.seconds_evict += self.clock.now() - begin
+        return rows.num_used + num_new <= most
+
+    def _free_rows(self) -> int:
+        is_freed = free_unused_rows(self.expansion.trie, self.expansion.hidden)
+        if self.sharing is None:
+            self.output.forget(is_freed)
+        else:
+            self.sharing.forget(is_freed)
+        return int(is_freed.sum())
+
+    def _fit(self, num_edges: int, num_nodes: int) -> None:
+        """Divides the bytes anew so that there is room for so many edges and nodes."""
+        trie, hidden = self.expansion.trie, self.expansion.hidden
+        limits = Limits.within(self.capacity_bytes, self.costs, num_edges, num_nodes)
+        if trie.nodes.capacity > limits.max_nodes:
+            # Contexts that are held keep their numbers, so that only what lies above all of them can go.
+            trie.trim_nodes(limits.max_nodes)
+            limits = Limits.within(self.capacity_bytes, self.costs, num_edges, max(num_nodes, trie.nodes.capacity))
+        self._set(limits)
+        if trie.edges.num_slots > limits.num_slots:
+            trie.shrink_edges(limits.num_slots)
+        if hidden.rows.capacity > limits.max_rows:
+            nothing = torch.empty(0, dtype=torch.int64, device=trie.device)
+            drop_rows(trie, hidden, nothing, limits.max_rows)
+            self.counts.num_dropped_rows += self._free_rows()
+            compact_rows(trie, hidden, limits.max_rows)
+            # Both are kept by the rows' old numbers.
+            if self.sharing is None:
+                self.output.clear()
+            else:
+                self.sharing.clear()
+
+    def _set(self, limits: Limits) -> None:
+        self.limits = limits
+        self.expansion.trie.limit_nodes(limits.max_nodes)
+        self.expansion.hidden.limit_rows(limits.max_rows)
+        self.output.limit_groups(limits.max_rows)

@@ -1,0 +1,187 @@
+"""Output scores with what depends on less than (history, word) kept: caches 3 and 4 of four-caches.
+
+These are the normalisers of a history and of a (history, class), and the partial sums along the paths of a tree.
+
+Shapes: Q queries, H hidden, M history words, R hidden rows, K tree nodes.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from asr.kernels.hash_table import BYTES_PER_SLOT, MAX_LOAD, HashTable, one_of_each
+from asr.lm.interface import StatefulNetwork
+
+_BYTES_OF_GROUPS = 256
+
+
+_HELD_NODES = 32
+"""K: nearer the leaves, paths hardly meet again."""
+
+
+@runtime_checkable
+class HistoryNormalized(Protocol):
+    """An output layer whose log_prob is word_score - history_normalizer (- group_normalizer, if GroupNormalized)."""
+
+    def word_score(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor: ...
+
+    def history_normalizer(self, hidden: Tensor, history: Tensor) -> Tensor: ...
+
+
+@runtime_checkable
+class GroupNormalized(Protocol):
+    """An output layer that normalises within the group (class) of a word as well."""
+
+    def group_of(self, word_id: Tensor) -> Tensor: ...
+
+    def group_normalizer(self, hidden: Tensor, history: Tensor, group: Tensor) -> Tensor: ...
+
+
+@runtime_checkable
+class TreePathScored(Protocol):
+    """An output layer that decides along a tree's path (`asr.lm.rnn.outputs.hierarchical`), lent the known prefix."""
+
+    def path_log_prob(
+        self, hidden: Tensor, history: Tensor, word_id: Tensor, owner: Tensor, held: Tensor
+    ) -> tuple[Tensor, int]: ...
+
+
+class OutputCache:
+    """Scores (hidden, history, word) with a network's output layer.
+
+    Attributes:
+        num_history_normalizers, num_group_normalizers, num_tree_decisions: how many have been computed.
+    """
+
+    def __init__(
+        self,
+        network: StatefulNetwork,
+        cache_history: bool,
+        cache_group: bool,
+        cache_paths: bool,
+        device: torch.device,
+    ) -> None:
+        self.network = network
+        # A Protocol takes its time to check.
+        is_constant = getattr(network, "has_constant_normalizer", False)
+        self._by_history = network if isinstance(network, HistoryNormalized) and not is_constant else None
+        self._by_group = network if isinstance(network, GroupNormalized) else None
+        self.cache_history = cache_history and self._by_history is not None
+        self._by_path = network if isinstance(network, TreePathScored) else None
+        self.cache_group = cache_group and self._by_group is not None
+        self.cache_paths = cache_paths and self._by_path is not None
+        self.device = device
+        self.num_history_normalizers = 0
+        self.num_group_normalizers = 0
+        self.num_tree_decisions = 0
+        self._max_groups: int | None = None
+        self.clear()
+
+    def clear(self) -> None:
+        self._history_normalizer = torch.empty(0, device=self.device)
+        self._group_normalizer = HashTable(1, self.device)
+        self._held_paths = torch.empty(0, _HELD_NODES if self.cache_paths else 0, device=self.device)
+
+    def limit_groups(self, num_histories: int) -> None:
+        """Keeps normalisers of groups in no more than `bytes_of_groups` for each of so many histories."""
+        most_slots = num_histories * self.bytes_of_groups // BYTES_PER_SLOT
+        # A table has a power of two of slots and is filled to MAX_LOAD.
+        self._max_groups = int(MAX_LOAD * (1 << most_slots.bit_length() - 1)) if most_slots else 0
+        if self._group_normalizer.num_slots > most_slots:
+            self._group_normalizer = HashTable(1, self.device)
+
+    @property
+    def bytes_of_history(self) -> int:
+        """What is kept of each history, whether it is asked for or not."""
+        return 4 * (self.cache_history + self._held_paths.shape[1])
+
+    @property
+    def bytes_of_groups(self) -> int:
+        """What may be kept of a history's groups where that is limited; its successors fall into few."""
+        return _BYTES_OF_GROUPS if self.cache_group else 0
+
+    @property
+    def num_bytes(self) -> int:
+        return 4 * (self._history_normalizer.numel() + self._held_paths.numel()) + self._group_normalizer.num_bytes
+
+    def score(self, row: Tensor, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
+        """row (Q,), hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,).
+
+        `row` is any number that stands for hidden and history: what is kept is kept under it.
+        """
+        if self._by_path is not None:
+            log_prob, num_computed = self._by_path.path_log_prob(hidden, history, word_id, row, self._held_paths)
+            self.num_tree_decisions += num_computed
+            return log_prob
+        if self._by_history is None:
+            return self.network.log_prob(hidden, history, word_id)
+        log_prob = self._by_history.word_score(hidden, history, word_id)
+        log_prob -= self._of_history(self._by_history, row, hidden, history)
+        if self._by_group is not None:
+            group = self._by_group.group_of(word_id)
+            log_prob -= self._of_group(self._by_group, row, hidden, history, group)
+        return log_prob
+
+    def _of_history(self, network: HistoryNormalized, row: Tensor, hidden: Tensor, history: Tensor) -> Tensor:
+        if not self.cache_history:
+            self.num_history_normalizers += row.numel()
+            return network.history_normalizer(hidden, history)
+        known = self._history_normalizer.index_select(0, row)
+        missing = known.isnan().nonzero().squeeze(1)
+        if missing.numel():
+            one = missing.index_select(0, one_of_each(row.index_select(0, missing))[0])
+            value = network.history_normalizer(hidden.index_select(0, one), history.index_select(0, one))
+            self._history_normalizer[row.index_select(0, one)] = value.to(self._history_normalizer)
+            self.num_history_normalizers += one.numel()
+            known = self._history_normalizer.index_select(0, row)
+        return known
+
+    def reserve(self, num_histories: int) -> None:
+        """Makes room for histories numbered below num_histories."""
+        added = num_histories - self._history_normalizer.numel()
+        if self.cache_history and added > 0:
+            unknown = torch.full((added,), float("nan"), device=self.device)
+            self._history_normalizer = torch.cat((self._history_normalizer, unknown))
+        added = num_histories - len(self._held_paths)
+        if self.cache_paths and added > 0:
+            unknown = torch.full((added, self._held_paths.shape[1]), float("nan"), device=self.device)
+            self._held_paths = torch.cat((self._held_paths, unknown))
+
+    def _of_group(
+        self, network: GroupNormalized, row: Tensor, hidden: Tensor, history: Tensor, group: Tensor
+    ) -> Tensor:
+        if not self.cache_group:
+            self.num_group_normalizers += row.numel()
+            return network.group_normalizer(hidden, history, group)
+        key = torch.add(group, row, alpha=1 << 32)
+        slot, missing = self._group_normalizer.find(key)
+        known = self._group_normalizer.values.view(torch.float32)[0::2].index_select(0, slot.clamp(min=0))
+        if missing is not None:
+            position, which = one_of_each(key.index_select(0, missing))
+            one = missing.index_select(0, position)
+            value = network.group_normalizer(
+                hidden.index_select(0, one), history.index_select(0, one), group.index_select(0, one)
+            ).float()
+            self.num_group_normalizers += one.numel()
+            known[missing] = value.index_select(0, which)
+            self._keep_groups(key.index_select(0, one), value)
+        return known
+
+    def _keep_groups(self, key: Tensor, value: Tensor) -> None:
+        """Distinct absent keys (D,) and their normalisers (D,); where there is no room, all others are forgotten."""
+        if self._max_groups is not None and self._group_normalizer.count + key.numel() > self._max_groups:
+            self._group_normalizer = HashTable(1, self.device)
+            key, value = key[: self._max_groups], value[: self._max_groups]
+        slot, one = self._group_normalizer.insert(key)
+        self._group_normalizer.values.view(torch.float32)[0::2][slot[one]] = value[one]
+
+    def forget(self, is_dropped: Tensor) -> None:
+        """Drops what is kept of the rows marked in is_dropped (rows,): they are given back or overwritten."""
+        for held in (self._history_normalizer, self._held_paths):
+            held[is_dropped[: len(held)].nonzero().squeeze(1)] = float("nan")
+        if self._group_normalizer.count:
+            owner = (self._group_normalizer.keys.view(-1) >> 32).clamp_(min=0)
+            self._group_normalizer.keep(~is_dropped[owner])

@@ -1,0 +1,338 @@
+"""Hidden state rows, kept in float32, float16, bfloat16 or int8 and read back as float32.
+
+Shapes: R rows, S state width.
+
+
+Runs a network's hidden layer where it lies: on the home device, on another one, or on several workers.
+
+Shapes: R rows, S state width.
+
+
+Sees to it that the nodes which are asked for a successor have their hidden rows.
+
+Shapes: R nodes, S state width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from asr.errors import AsrError
+from asr.kernels.hash_table import one_of_each
+from asr.lm.cached.approximations import QuantizedHistory
+from asr.lm.cached.statistics import QueryStatistics, StageClock
+from asr.lm.cached.trie import START, HistoryTrie, RowAllocator
+from asr.lm.interface import StatefulNetwork, branched
+
+HIDDEN_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
+
+
+_FIRST_ROWS = 16
+
+
+class HiddenStore:
+    """Rows of network states. int8 rows have one scale each, their largest magnitude over 127.
+
+    Attributes:
+        state: the rows as they are kept, (capacity, S).
+        last_used: the call that last read each row, int32 (capacity,); the engine's, where rows are limited.
+    """
+
+    def __init__(self, state_size: int, dtype: str, device: torch.device, max_rows: int | None = None) -> None:
+        if dtype not in HIDDEN_DTYPES:
+            raise AsrError(f"hidden_dtype: {dtype!r} is not one of {', '.join(HIDDEN_DTYPES)}; choose one of these.")
+        self.state_size = state_size
+        self.device = device
+        self.dtype = HIDDEN_DTYPES[dtype]
+        self.max_rows = max_rows
+        self.clear()
+
+    def clear(self) -> None:
+        self.rows = RowAllocator(_FIRST_ROWS, self.device, self.max_rows)
+        self.state = torch.empty(_FIRST_ROWS, self.state_size, dtype=self.dtype, device=self.device)
+        self.last_used = torch.zeros(_FIRST_ROWS, dtype=torch.int32, device=self.device)
+        self._scale = torch.empty(_FIRST_ROWS if self.dtype == torch.int8 else 0, device=self.device)
+
+    @property
+    def bytes_per_row(self) -> int:
+        return self.state_size * self.state.element_size() + (8 if self.dtype == torch.int8 else 4)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.rows.capacity * self.bytes_per_row
+
+    def append(self, state: Tensor) -> Tensor:
+        """state (R, S) float32 -> the numbers of the rows that now hold it, (R,)."""
+        num = state.shape[0]
+        if num > self.rows.num_free:
+            self.reserve(num)
+        row = self.rows.take(num)
+        self.write(row, state)
+        return row
+
+    def write(self, row: Tensor, state: Tensor) -> None:
+        """Overwrites rows (R,) with state (R, S) float32."""
+        if self.dtype == torch.int8:
+            scale = state.abs().amax(dim=1).div_(127).clamp_(min=1e-12)
+            self._scale[row] = scale
+            state = torch.round(state / scale.unsqueeze(1))
+        self.state.index_copy_(0, row, state.to(self.dtype))
+
+    def read(self, row: Tensor, first_column: int = 0) -> Tensor:
+        """Rows (R,) -> their states from first_column on, (R, S - first_column) float32."""
+        state = self.state[:, first_column:].index_select(0, row).float()
+        return state.mul_(self._scale.index_select(0, row).unsqueeze(1)) if self.dtype == torch.int8 else state
+
+    def limit_rows(self, max_rows: int) -> None:
+        """Where more than so many rows are not in use, the arrays grow no further."""
+        self.max_rows = self.rows.limit = max_rows
+
+    def compact(self, capacity: int) -> Tensor:
+        """Moves the rows in use together, into arrays of so many rows if these suffice: their old numbers (R,)."""
+        kept = self.rows.is_used().nonzero().squeeze(1)
+        self.rows = RowAllocator(max(capacity, kept.numel()), self.device, self.max_rows)
+        row = self.rows.take(kept.numel())
+        for name in ("state", "last_used", "_scale"):
+            old = getattr(self, name)
+            if old.shape[0]:
+                new = old.new_zeros(self.rows.capacity, *old.shape[1:])
+                setattr(self, name, new.index_copy_(0, row, old.index_select(0, kept)))
+        return kept
+
+    def reserve(self, num_new: int) -> None:
+        """Makes room for so many more rows."""
+        capacity = self.rows.capacity_for(num_new)
+        added = capacity - self.rows.capacity
+        # Memory is touched where it is filled: a large array's pages come from the system then, not before.
+        state = self.state.new_empty(capacity, self.state_size)
+        state[: self.rows.capacity] = self.state
+        self.state = state
+        self.last_used = torch.cat((self.last_used, self.last_used.new_zeros(added)))
+        if self.dtype == torch.int8:
+            self._scale = torch.cat((self._scale, self._scale.new_empty(added)))
+        self.rows.capacity = capacity
+
+
+BATCHINGS = ("frame", "query")
+
+
+class _Run(NamedTuple):
+    """What one run of a network came to: the next states (R, S) at home, and what it took to send rows to and fro."""
+
+    state: Tensor
+    num_blocks: int = 0
+    num_bytes: int = 0
+    seconds: float = 0.0
+
+
+class HiddenLayer:
+    """All rows of a call go out in one block, and come back in one.
+
+    Args:
+        networks: whose `step` is run, each on the device of its own initial state; the rows of a call are divided among
+            them. The same network twice is two workers (threads) that share it.
+        home: the device that rows come from and go back to.
+        batching: "frame", all rows of a call in one run, or "query", one row a run (for the papers' comparison).
+        statistics: where runs, blocks and seconds are counted.
+        clock: what seconds are read from.
+    """
+
+    def __init__(
+        self,
+        networks: Sequence[StatefulNetwork],
+        home: torch.device,
+        batching: str,
+        statistics: QueryStatistics,
+        clock: StageClock,
+    ) -> None:
+        if batching not in BATCHINGS:
+            raise AsrError(f"batching: {batching!r} is not one of {', '.join(BATCHINGS)}; choose one of these.")
+        self.networks = list(networks)
+        self.home = home
+        self.batching = batching
+        self.statistics = statistics
+        self.clock = clock
+        self._devices = [network.initial_state().device for network in self.networks]
+        self._workers = ThreadPoolExecutor(len(self.networks)) if len(self.networks) > 1 else None
+        is_at_home = self._workers is None and batching == "frame" and self._devices[0] == home
+        # On a GPU it costs a round trip to find equal states.
+        self.branches = is_at_home and home.type == "cpu" and hasattr(self.networks[0], "branch")
+
+    def step(self, state: Tensor, word_id: Tensor, before: Tensor | None = None) -> Tensor:
+        """state (R, S), word_id (R,) on the home device -> next state (R, S) on the home device.
+
+        With before (R,), which only a layer that `branches` takes, row r follows state[before[r]] of fewer states.
+        """
+        begin = self.clock.now()
+        num_rows = word_id.numel()
+        if before is not None:
+            with torch.no_grad():
+                runs = [_Run(branched(self.networks[0], state, before, word_id))]
+        elif self.batching == "query":
+            runs = [self._run(0, *row) for row in zip(state.split(1), word_id.split(1), strict=True)]
+        elif self._workers is None or num_rows < 2 * len(self.networks):
+            runs = [self._run(0, state, word_id)]
+        else:
+            pieces = zip(state.chunk(len(self.networks)), word_id.chunk(len(self.networks)), strict=True)
+            runs = list(self._workers.map(lambda item: self._run(item[0], *item[1]), enumerate(pieces)))
+        counts = self.statistics
+        counts.num_hidden_rows += num_rows
+        counts.num_hidden_calls += len(runs)
+        for run in runs:
+            counts.largest_hidden_batch = max(counts.largest_hidden_batch, len(run.state))
+            counts.num_transfers += run.num_blocks
+            counts.bytes_moved += run.num_bytes
+            counts.seconds_transfer += run.seconds
+        counts.seconds_hidden += self.clock.now() - begin
+        return runs[0].state if len(runs) == 1 else torch.cat([run.state for run in runs])
+
+    def _run(self, worker: int, state: Tensor, word_id: Tensor) -> _Run:
+        network, device = self.networks[worker], self._devices[worker]
+        with torch.no_grad():  # the mode is a thread's own
+            if device == self.home:
+                return _Run(network.step(state, word_id))
+            begin = self.clock.now()
+            block = _packed(state, word_id).to(device)
+            arrived = self.clock.now()
+            following = network.step(*_unpacked(block))
+            leaves = self.clock.now()
+            back = following.to(self.home)
+            seconds = self.clock.now() - leaves + arrived - begin
+        return _Run(back, 2, 4 * (block.numel() + back.numel()), seconds)
+
+
+def _packed(state: Tensor, word_id: Tensor) -> Tensor:
+    """state (R, S) float32, word_id (R,) -> one block (R, S + 1), the words' bits in its last column."""
+    return torch.cat((state, word_id.int().view(torch.float32).unsqueeze(1)), dim=1)
+
+
+def _unpacked(block: Tensor) -> tuple[Tensor, Tensor]:
+    return block[:, :-1], block[:, -1].contiguous().view(torch.int32).long()
+
+
+# So many of the newest nodes are looked through for those without a row.
+_NEWEST = 256
+
+
+# From so many rows on it is worth to look for those that follow the same state.
+_ROWS_WORTH_BRANCHES = 16
+
+
+class Expansion:
+    """Computes hidden rows from the nearest ancestors that have one.
+
+    An ancestor lacks a row only where a capacity made it drop; its state is then computed on the way, and not kept.
+
+    Args:
+        rows_ahead: a run of fewer rows than this takes along nodes that have not been asked yet, the newest, up to so
+            many rows.
+    """
+
+    def __init__(
+        self,
+        trie: HistoryTrie,
+        hidden: HiddenStore,
+        layer: HiddenLayer,
+        sharing: QuantizedHistory | None,
+        rows_ahead: int = 0,
+    ) -> None:
+        self.trie = trie
+        self.hidden = hidden
+        self.layer = layer
+        self.sharing = sharing
+        self.rows_ahead = rows_ahead
+
+    def lacking(self, context_idx: Tensor) -> Tensor:
+        """The distinct ones of contexts (Q,) that have no row, (R,)."""
+        is_lacking = self.trie.hidden_row.index_select(0, context_idx) < 0
+        where = is_lacking.nonzero().squeeze(1)
+        return torch.unique(context_idx.index_select(0, where)) if where.numel() else where
+
+    def compute(self, node: Tensor) -> None:
+        """Gives distinct nodes (R,) without a row theirs: in one run of the hidden layer where all parents have one."""
+        if node.numel() < self.rows_ahead:
+            node = torch.cat([node, self._newest_without_row(self.rows_ahead - node.numel(), node)])
+        self.trie.hidden_row.index_copy_(0, node, self._rows(*self.state_before(node)).int())
+
+    def _newest_without_row(self, most: int, others: Tensor) -> Tensor:
+        """The newest nodes without a row, but for some others (R,) without one; at most so many.
+
+        Nothing must have been forgotten: nodes are then numbered as they come, and all parents have their rows.
+        """
+        end = self.trie.num_nodes
+        begin = max(START, end - _NEWEST)
+        self.trie.hidden_row.index_fill_(0, others, 0)  # for a moment, not to be found
+        waiting = (self.trie.hidden_row[begin:end] < 0).nonzero().squeeze(1)
+        self.trie.hidden_row.index_fill_(0, others, -1)
+        return waiting[-most:].add_(begin)
+
+    def state_before(self, node: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What `HiddenLayer.step` reads for nodes (R,): states (R, S), words (R,), and which state each follows."""
+        parent, before = self.trie.parent.index_select(0, node).long(), None
+        if self.layer.branches and self.sharing is None and node.numel() >= _ROWS_WORTH_BRANCHES:
+            parent, before = torch.unique(parent, return_inverse=True)
+        return self._states(parent), self.trie.word.index_select(0, node).long(), before
+
+    def _states(self, node: Tensor) -> Tensor:
+        """States (R, S) of nodes (R,); those without a row are computed level by level, the oldest first."""
+        row = self.trie.hidden_row.index_select(0, node).long()
+        lacking = (row < 0).nonzero().squeeze(1)
+        if lacking.numel() == 0:
+            return self.hidden.read(row)
+        levels = [torch.unique(node.index_select(0, lacking))]
+        while True:
+            above = torch.unique(self.trie.parent.index_select(0, levels[-1]).long())
+            above = above[self.trie.hidden_row.index_select(0, above) < 0]
+            if above.numel() == 0:
+                break
+            levels.append(above)
+        known, state = levels[-1][:0], torch.empty(0, self.hidden.state_size, device=self.hidden.device)
+        for level in reversed(levels):
+            before = self._with_known(self.trie.parent.index_select(0, level).long(), known, state)
+            state = self.layer.step(before, self.trie.word.index_select(0, level).long())
+            known = level
+        return self._with_known(node, known, state)
+
+    def _with_known(self, node: Tensor, known: Tensor, known_state: Tensor) -> Tensor:
+        """States (R, S) of nodes (R,) that have a row or are among the known ones (ascending)."""
+        row = self.trie.hidden_row.index_select(0, node).long()
+        state = self.hidden.read(row.clamp(min=0))
+        lacking = (row < 0).nonzero().squeeze(1)
+        if lacking.numel():
+            state[lacking] = known_state[torch.searchsorted(known, node.index_select(0, lacking))]
+        return state
+
+    def _rows(self, state: Tensor, word_id: Tensor, before: Tensor | None) -> Tensor:
+        """Rows (R,) that hold what follows, arguments as of `HiddenLayer.step`."""
+        if self.sharing is None:
+            return self.hidden.append(self.layer.step(state, word_id, before))
+        key = self.sharing.key(state, word_id)
+        row, missing = self.sharing.find(key)
+        if missing is not None:
+            position, which = one_of_each(key.index_select(0, missing))
+            one = missing.index_select(0, position)
+            new_row = self.hidden.append(self.layer.step(state.index_select(0, one), word_id.index_select(0, one)))
+            self.sharing.store(key.index_select(0, one), new_row)
+            row[missing] = new_row.index_select(0, which)
+        self.layer.statistics.num_shared_rows += key.numel() - (0 if missing is None else one.numel())
+        return row
+
+    def replace(self, node: Tensor, context_idx: Tensor) -> Tensor:
+        """Nodes (R,) come from other contexts (R,) from now on -> the rows that were computed anew."""
+        row = self.trie.hidden_row.index_select(0, node).long()
+        has_row = (row >= 0).nonzero().squeeze(1)
+        # A node with descendants keeps its parent, lest the way up became a circle.
+        is_parent = torch.zeros(self.trie.nodes.capacity, dtype=torch.bool, device=node.device)
+        is_parent[self.trie.parent[self.trie.nodes.is_used()].long()] = True
+        leaf = (~is_parent.index_select(0, node)).nonzero().squeeze(1)
+        self.trie.parent[node.index_select(0, leaf)] = context_idx.index_select(0, leaf).int()
+        if has_row.numel():
+            word_id = self.trie.word.index_select(0, node.index_select(0, has_row)).long()
+            state = self.layer.step(self._states(context_idx.index_select(0, has_row)), word_id)
+            self.hidden.write(row.index_select(0, has_row), state)
+        return row.index_select(0, has_row)

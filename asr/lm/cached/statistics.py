@@ -1,0 +1,125 @@
+"""What a query engine did, as a typed record that the command line shows.
+
+The clock by which a query engine times its stages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+
+import torch
+
+
+@dataclass
+class QueryStatistics:
+    """Counts since the record was made; `num_contexts` and the bytes held are as of now.
+
+    Attributes:
+        num_calls, num_queries: of `score` and `final`.
+        num_edge_hits: queries answered from a stored score (cache 1).
+        num_edges: distinct (context, word) scored and stored.
+        num_hidden_rows, num_hidden_calls, largest_hidden_batch: rows that went through the hidden layer, in how many
+            runs of it, and the most rows of one run.
+        num_shared_rows: rows taken from a near history instead (quantised history vectors).
+        num_outputs, num_history_normalizers, num_group_normalizers, num_tree_decisions: what the output layer
+            computed.
+        num_transfers, bytes_moved: blocks sent between devices, each way counted.
+        num_contexts, num_hidden_held, bytes_held, peak_bytes: of all arrays, as allocated.
+        num_evictions, num_evicted_contexts, num_dropped_rows: what the capacity cost.
+        seconds_find, seconds_hidden, seconds_output, seconds_evict, seconds_transfer, seconds_total: host time; on a
+            GPU the time to launch the work, unless the engine measures (`synchronize=True`). What it takes to send the
+            hidden layer's rows is part of its seconds, too; several workers' is added up.
+    """
+
+    num_calls: int = 0
+    num_queries: int = 0
+    num_edge_hits: int = 0
+    num_edges: int = 0
+    num_hidden_rows: int = 0
+    num_hidden_calls: int = 0
+    largest_hidden_batch: int = 0
+    num_shared_rows: int = 0
+    num_outputs: int = 0
+    num_history_normalizers: int = 0
+    num_group_normalizers: int = 0
+    num_tree_decisions: int = 0
+    num_transfers: int = 0
+    bytes_moved: int = 0
+    num_contexts: int = 0
+    num_hidden_held: int = 0
+    bytes_held: int = 0
+    peak_bytes: int = 0
+    num_evictions: int = 0
+    num_evicted_contexts: int = 0
+    num_dropped_rows: int = 0
+    seconds_find: float = 0.0
+    seconds_hidden: float = 0.0
+    seconds_output: float = 0.0
+    seconds_evict: float = 0.0
+    seconds_transfer: float = 0.0
+    seconds_total: float = 0.0
+
+    @property
+    def edge_hit_ratio(self) -> float:
+        """Queries answered from a stored score, of all."""
+        return self.num_edge_hits / max(self.num_queries, 1)
+
+    @property
+    def hit_ratio(self) -> float:
+        """The same, had they been asked one after the other: what a call asks twice counts as a hit (index-table)."""
+        return 1.0 - self.num_edges / max(self.num_queries, 1)
+
+    @property
+    def answered_without_hidden(self) -> float:
+        """Queries answered without hidden-layer work, of all: each row that went through the layer is one query's."""
+        return 1.0 - self.num_hidden_rows / max(self.num_queries, 1)
+
+    @property
+    def mean_hidden_batch(self) -> float:
+        return self.num_hidden_rows / max(self.num_hidden_calls, 1)
+
+    @property
+    def bytes_per_context(self) -> float:
+        return self.bytes_held / max(self.num_contexts, 1)
+
+    @property
+    def queries_per_s(self) -> float:
+        return self.num_queries / self.seconds_total if self.seconds_total else 0.0
+
+    def as_dict(self) -> dict[str, int | float]:
+        """All counts and the ratios, for a line of JSON."""
+        ratios = (
+            "edge_hit_ratio",
+            "hit_ratio",
+            "answered_without_hidden",
+            "mean_hidden_batch",
+            "bytes_per_context",
+            "queries_per_s",
+        )
+        return {**asdict(self), **{name: getattr(self, name) for name in ratios}}
+
+    def __add__(self, other: QueryStatistics) -> QueryStatistics:
+        """Of two engines together."""
+        summed = QueryStatistics(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+        summed.largest_hidden_batch = max(self.largest_hidden_batch, other.largest_hidden_batch)
+        return summed
+
+
+class StageClock:
+    """Seconds of the host.
+
+    Args:
+        devices: where the engine works.
+        synchronize: wait for these devices before each reading, so that a stage's seconds are those of its work and not
+            those of launching it.
+    """
+
+    def __init__(self, devices: Iterable[torch.device], synchronize: bool) -> None:
+        self._awaited = [device for device in dict.fromkeys(devices) if synchronize and device.type == "cuda"]
+
+    def now(self) -> float:
+        """Seconds since some moment."""
+        for device in self._awaited:
+            torch.cuda.synchronize(device)
+        return time.perf_counter()

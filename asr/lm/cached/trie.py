@@ -1,0 +1,229 @@
+"""Hands out row numbers of growing arrays, freed ones first.
+
+The history trie: every word history that the search has met is a node, and a context index is a node's number.
+
+A node has a parent and a last word. An edge (context, word) holds the word's score and the node that it leads to: a
+node of its own, or, where contexts are shared, one that other edges lead to as well. All are tensors; a batch is
+looked up or added at once.
+
+Shapes: Q queries, R new edges, M history words.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from asr.kernels.hash_table import HashTable
+from asr.text.symbols import BOS_ID, EPSILON_ID
+
+
+class RowAllocator:
+    """Row numbers 0 .. capacity - 1; the owner of the arrays extends them whenever `capacity` has grown.
+
+    Args:
+        limit: a capacity that is passed only where more rows than that are in use.
+    """
+
+    def __init__(self, capacity: int, device: torch.device, limit: int | None = None) -> None:
+        self.capacity = capacity
+        self.device = device
+        self.limit = limit
+        self._num_started = 0
+        self._freed = torch.empty(0, dtype=torch.int64, device=device)
+
+    @property
+    def num_used(self) -> int:
+        return self._num_started - self._freed.numel()
+
+    @property
+    def num_free(self) -> int:
+        return self.capacity - self.num_used
+
+    def is_used(self) -> Tensor:
+        """A mask of the rows in use, (capacity,)."""
+        is_used = torch.zeros(self.capacity, dtype=torch.bool, device=self.device)
+        is_used[: self._num_started] = True
+        is_used[self._freed] = False
+        return is_used
+
+    def capacity_for(self, num_new: int) -> int:
+        """The capacity to grow to for so many more rows: at least double, within the limit where that is enough."""
+        needed = self.num_used + num_new
+        if needed <= self.capacity:
+            return self.capacity
+        doubled = max(2 * self.capacity, needed)
+        return doubled if self.limit is None else max(needed, min(doubled, self.limit))
+
+    def take(self, num: int) -> Tensor:
+        """The numbers of so many free rows, (num,); the caller has seen to it that there are as many."""
+        if num > self.num_free:
+            raise IndexError(f"{num} rows asked for, {self.num_free} of {self.capacity} free")
+        reused, self._freed = self._freed[:num], self._freed[num:]
+        first = self._num_started
+        self._num_started += num - reused.numel()
+        fresh = torch.arange(first, self._num_started, device=self.device)
+        return torch.cat((reused, fresh)) if reused.numel() else fresh
+
+    def give_back(self, rows: Tensor) -> None:
+        """rows (R,), each in use and given once. The lowest are taken again first."""
+        self._freed = torch.cat((self._freed, rows)).sort().values
+
+    def trim(self, capacity: int) -> None:
+        """Lowers the capacity; no row from there on may be in use."""
+        self._freed = self._freed[self._freed < capacity]
+        self._num_started = min(self._num_started, capacity)
+        self.capacity = capacity
+
+
+BEFORE_START = 0
+"""The node above `<s>`: its own parent; its hidden row is the network's initial state."""
+
+
+START = 1
+"""The node of the history `<s>`."""
+
+
+BYTES_PER_NODE = 20
+
+
+_COLUMNS = ("parent", "word", "hidden_row", "num_uses", "last_given")
+
+
+_FIRST_NODES = 64
+
+
+_FIRST_BUCKETS = 16
+
+
+class HistoryTrie:
+    """Nodes and edges.
+
+    Attributes:
+        parent, word: of each node, int32 (capacity,).
+        hidden_row: the node's row in the hidden store or -1, int32 (capacity,); the engine's.
+        num_uses: how often an edge to the node was asked for, int32 (capacity,); counted where the engine evicts.
+        last_given: the call that made the node or last gave it out, int32 (capacity,); counted where the engine evicts.
+        call: the number of the call being answered; the engine's.
+        edges: the table from (context, word) to slots of `edge_score` and `edge_node`.
+        edge_score, edge_node: float32 and int32 (slots,), NaN where not scored yet.
+    """
+
+    def __init__(self, device: torch.device, max_nodes: int | None = None) -> None:
+        self.device = device
+        self.max_nodes = max_nodes
+        self.clear()
+
+    def clear(self) -> None:
+        """Back to the two nodes BEFORE_START and START, with the arrays at their first sizes."""
+        self.nodes = RowAllocator(_FIRST_NODES, self.device, self.max_nodes)
+        self.parent = torch.zeros(_FIRST_NODES, dtype=torch.int32, device=self.device)
+        self.word = torch.zeros_like(self.parent)
+        self.hidden_row = torch.full_like(self.parent, -1)
+        self.num_uses = torch.zeros_like(self.parent)
+        self.last_given = torch.zeros_like(self.parent)
+        self.call = 0
+        self.edges = HashTable(_FIRST_BUCKETS, self.device)
+        self._view_edges()
+        start = torch.tensor([BEFORE_START, BEFORE_START], device=self.device)
+        self.new_nodes(start, torch.tensor([EPSILON_ID, BOS_ID], device=self.device))
+
+    def limit_nodes(self, max_nodes: int) -> None:
+        """Where more than so many nodes are not in use, the arrays grow no further."""
+        self.max_nodes = self.nodes.limit = max_nodes
+
+    @property
+    def num_nodes(self) -> int:
+        return self.nodes.num_used
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all arrays, as allocated."""
+        return BYTES_PER_NODE * self.nodes.capacity + self.edges.num_bytes
+
+    @staticmethod
+    def edge_key(context_idx: Tensor, word_id: Tensor) -> Tensor:
+        """(Q,), (Q,) int64 -> (Q,) int64; the pair itself, so that no two pairs collide."""
+        return torch.add(word_id, context_idx, alpha=1 << 32)
+
+    def add_edges(self, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Absent edges (Q,), duplicates allowed -> their slots (Q,), and one query of each new edge (R,).
+
+        Their scores and nodes are the caller's to set.
+        """
+        slot, one = self.edges.insert(key)
+        self._view_edges()
+        return slot, one
+
+    def reserve_edges(self, num_new: int) -> None:
+        """Makes room for so many more edges."""
+        self.edges.reserve(num_new)
+        self._view_edges()
+
+    def remove_edges(self, is_removed: Tensor) -> None:
+        """Drops the edges whose slots are marked in is_removed (slots,)."""
+        self.edges.keep(~is_removed)
+        self._view_edges()
+
+    def shrink_edges(self, num_slots: int) -> None:
+        """Fewer slots for the edges, which must fit into them."""
+        self.edges.shrink(num_slots)
+        self._view_edges()
+
+    @staticmethod
+    def unpacked(value: Tensor) -> tuple[Tensor, Tensor]:
+        """Values (Q,) of `edges` -> edge_score (Q,) float32, edge_node (Q,) int64."""
+        return value.view(torch.float32)[0::2].contiguous(), value.view(torch.int32)[1::2].long()
+
+    def _view_edges(self) -> None:
+        self.edge_score = self.edges.values.view(torch.float32)[0::2]
+        self.edge_node = self.edges.values.view(torch.int32)[1::2]
+
+    def new_nodes(self, parent: Tensor, word_id: Tensor) -> Tensor:
+        """A node for each parent (R,) and word (R,) -> node numbers (R,)."""
+        num = parent.numel()
+        if num > self.nodes.num_free:
+            self.reserve_nodes(num)
+        node = self.nodes.take(num)
+        self.parent.index_copy_(0, node, parent.int())
+        self.word.index_copy_(0, node, word_id.int())
+        self.hidden_row.index_fill_(0, node, -1)
+        self.num_uses.index_fill_(0, node, 0)
+        self.last_given.index_fill_(0, node, self.call)
+        return node
+
+    def reserve_nodes(self, num_new: int) -> None:
+        """Makes room for so many more nodes."""
+        capacity = self.nodes.capacity_for(num_new)
+        added = torch.zeros(capacity - self.nodes.capacity, dtype=torch.int32, device=self.device)
+        for name in _COLUMNS:
+            setattr(self, name, torch.cat((getattr(self, name), added)))
+        self.nodes.capacity = capacity
+
+    def trim_nodes(self, capacity: int) -> None:
+        """Gives back the memory above so many nodes, or above the highest in use."""
+        highest = int(self.nodes.is_used().nonzero()[-1])
+        capacity = max(capacity, highest + 1)
+        for name in _COLUMNS:
+            setattr(self, name, getattr(self, name)[:capacity].clone())
+        self.nodes.trim(capacity)
+
+    def check(self, context_idx: Tensor, word_id: Tensor, num_words: int) -> None:
+        """Raises IndexError where a context (Q,) cannot be a node, or a word (Q,) is not in the vocabulary."""
+        # All at once: a GPU is waited for only one time.
+        bounds = torch.stack((*torch.aminmax(word_id), *torch.aminmax(context_idx))).tolist()
+        sizes = {"word_id": num_words, "context_idx": self.nodes.capacity}
+        for (name, size), low, high in zip(sizes.items(), bounds[::2], bounds[1::2], strict=True):
+            if low < 0 or high >= size:
+                raise IndexError(f"{name} runs from {low} to {high}; it must lie in 0 .. {size - 1}")
+
+    def history(self, context_idx: Tensor, num_words: int) -> Tensor:
+        """The last words of each context, newest first, EPSILON_ID before `<s>`: (Q,) -> (Q, M) int64."""
+        words = []
+        node = context_idx
+        for _ in range(num_words):
+            words.append(self.word.index_select(0, node))
+            node = self.parent.index_select(0, node)
+        if not words:
+            return torch.empty(context_idx.numel(), 0, dtype=torch.int64, device=self.device)
+        return torch.stack(words, dim=1).long()

@@ -1,0 +1,148 @@
+"""Text files to word ids, a block of sentences at a time: what n-gram counting and token files are made from.
+
+Shapes: L words of a block, `<s>` and `</s>` of each sentence among them.
+
+
+Text files to one stream of word ids, as n-gram counting wants them.
+
+Shapes: L words of the stream, `<s>` and `</s>` of each sentence among them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from asr.errors import AsrError
+from asr.text.normalize import READING_ERRORS, open_text, unreadable
+from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID, SPECIAL_WORDS, UNK_ID, Vocabulary
+
+_BLOCK_BYTES = 1 << 23
+
+
+_SENTENCE_BREAK = " </s> <s> "
+
+
+def read_word_ids(
+    texts: Iterable[str | Path], transcripts: Iterable[str | Path], id_of: Mapping[str, int]
+) -> Iterator[npt.NDArray[np.int32]]:
+    """The sentences of texts, one a line, then of transcripts, `utterance-id WORDS` a line as in Kaldi's `text`.
+
+    Blank lines are no sentences; an utterance without words is one. Files are plain, .gz or .xz.
+
+    Args:
+        texts: the files, read in this order.
+        transcripts: the files after them.
+        id_of: asked for every word, with ids of its own choice for words that it does not know.
+
+    Yields:
+        `<s> ... </s>` of some sentences, one after the other, (L,).
+
+    Raises:
+        AsrError: a file is missing, damaged or not UTF-8, or holds a sentence mark as a word.
+    """
+    for path in texts:
+        yield from _blocks(Path(path), id_of, has_id=False)
+    for path in transcripts:
+        yield from _blocks(Path(path), id_of, has_id=True)
+
+
+def _blocks(path: Path, id_of: Mapping[str, int], has_id: bool) -> Iterator[npt.NDArray[np.int32]]:
+    first_line = 1
+    with open_text(path, "text") as stream:
+        while True:
+            try:
+                block = stream.read(_BLOCK_BYTES) + stream.readline()
+                lines = block.decode().split("\n")
+            except UnicodeDecodeError as error:
+                line = first_line + block.count(b"\n", 0, error.start)
+                raise AsrError(f"{path}, line {line}: the text is not UTF-8; convert it first.") from error
+            except READING_ERRORS as error:
+                raise unreadable(path, "text", error) from error
+            if not block:
+                return
+            sentences = [line for line in lines if line and not line.isspace()]
+            if has_id:
+                sentences = [" ".join(line.split(None, 1)[1:]) for line in sentences]
+            if sentences:
+                words = _SENTENCE_BREAK.join(["", *sentences, ""]).split()[1:-1]
+                ids = np.fromiter(map(id_of.__getitem__, words), np.int32, len(words))
+                _refuse_marks(path, first_line, lines, ids, len(sentences))
+                yield ids
+            first_line += len(lines) - 1
+
+
+def _refuse_marks(path: Path, first_line: int, lines: list[str], ids: npt.NDArray[np.int32], num: int) -> None:
+    """Of the marks, so many sentences have one `<s>` and one `</s>` each."""
+    for special, expected in ((EPSILON_ID, 0), (BOS_ID, num), (EOS_ID, num)):
+        if (ids == special).sum() != expected:
+            word = SPECIAL_WORDS[special]
+            line = next(number for number, line in enumerate(lines, first_line) if word in line.split())
+            raise AsrError(f"{path}, line {line}: the text holds the mark {word} as a word; take it out.")
+
+
+@dataclass(frozen=True)
+class WordStream:
+    """Sentences one after the other, each `<s> ... </s>`.
+
+    Attributes:
+        word_id: (L,) int32; ids below `num_listed` are those of the vocabulary asked for.
+        vocabulary: every word met, the vocabulary asked for at its beginning.
+        num_listed: how many ids the vocabulary asked for has; all of them where none was.
+    """
+
+    word_id: npt.NDArray[np.int32]
+    vocabulary: Vocabulary
+    num_listed: int
+
+    @property
+    def num_sentences(self) -> int:
+        """How many sentences the stream holds."""
+        return int((self.word_id == BOS_ID).sum())
+
+    @property
+    def num_words(self) -> int:
+        """How many words the stream holds, sentence marks left out."""
+        return len(self.word_id) - 2 * self.num_sentences
+
+    @property
+    def num_unlisted(self) -> int:
+        """How many words of the stream are outside the vocabulary asked for."""
+        return int((self.word_id >= self.num_listed).sum())
+
+    def with_unknown(self) -> WordStream:
+        """The same stream with every word outside the vocabulary asked for as `<unk>`."""
+        listed = Vocabulary(self.vocabulary.words[len(SPECIAL_WORDS) : self.num_listed])
+        word_id = np.where(self.word_id < self.num_listed, self.word_id, np.int32(UNK_ID))
+        return WordStream(word_id, listed, self.num_listed)
+
+
+def read_word_stream(
+    paths: Iterable[str | Path], vocabulary: Vocabulary | None = None, transcripts: Iterable[str | Path] = ()
+) -> WordStream:
+    """Reads texts and transcripts as `read_word_ids` does.
+
+    Args:
+        paths: the texts.
+        vocabulary: gives its words their ids; further words are numbered after it. By default every word counts.
+        transcripts: the transcripts.
+
+    Raises:
+        AsrError: a file cannot be read, or there is no sentence.
+    """
+    id_of: defaultdict[str, int] = defaultdict()
+    id_of.default_factory = id_of.__len__
+    for word in vocabulary.words if vocabulary is not None else SPECIAL_WORDS:
+        id_of[word]
+    num_listed = len(id_of)
+    parts = list(read_word_ids(paths, transcripts, id_of))
+    if not parts:
+        raise AsrError("The text holds no sentence; give files with one sentence a line.")
+    words = list(id_of)
+    everything = Vocabulary(words[len(SPECIAL_WORDS) :], name="the text")
+    return WordStream(np.concatenate(parts), everything, num_listed if vocabulary is not None else len(words))

@@ -1,0 +1,333 @@
+"""The log probability of each word of a text, by a network or by anything behind the contract.
+
+Texts are as in a token file, `w1 .. wn </s>` for each sentence.
+
+Shapes: L words of the text, Q of them at a time, H hidden, M history words.
+
+
+Perplexity of any language model behind the contract, sentence ends counted.
+
+Shapes: N sentences.
+
+
+Whole distributions over the vocabulary at each word of a short text: what log-linear interpolation must sum over.
+
+Shapes: L words of the text, V vocabulary.
+
+
+Weights of linear and log-linear interpolation that make a held-out text likeliest.
+
+Shapes: K models, L words of the text, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asr.kernels.threads import each_in_threads
+from asr.lm.corpus import WordStream
+from asr.lm.interface import LanguageModel, StatefulNetwork
+from asr.lm.rnn.data import PackedSentences, TokenStreams, pack_sentences
+from asr.lm.rnn.model import RnnLm
+from asr.text.symbols import BOS_ID, EOS_ID, UNK_ID
+
+# What the output layer reads at each word (Q, H), its history (Q, M), the word and its place in the text (Q,).
+Queries = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+_WORDS_AT_ONCE = 1 << 14  # what is between two layers stays small enough for a CPU's cache
+
+
+_STREAM_WINDOW = 1 << 10
+
+
+# A text's sentences are shared out in groups of as many words each, the same whatever the number of threads: of about
+# so many words at least, since each group costs the weights' arrangement for the loops, and at most so many groups.
+_WORDS_OF_GROUP, _NUM_GROUPS, _MOST_SENTENCES = 1 << 13, 16, 1024
+
+
+@torch.no_grad()
+def network_word_scores(
+    network: StatefulNetwork, token_id: NDArray[np.int32], *, normalized: bool = False, sentences_at_once: int = 0
+) -> tuple[Tensor, Tensor | None]:
+    """Runs the network over each sentence from its initial state; an RnnLm that carries states, over the whole text.
+
+    On a CPU an RnnLm runs in as many threads as torch has.
+
+    Args:
+        network: an RnnLm, or any other network.
+        token_id: the text (L,).
+        normalized: true probabilities (an RnnLm only); otherwise what `log_prob` gives.
+        sentences_at_once: how many run side by side; 0 for as many as serve a text of this size.
+
+    Returns:
+        log_prob (L,) float32, and for a normalised NCE output by how much the true log Z exceeds the constant (L,).
+    """
+    log_prob, excess = torch.empty(len(token_id)), torch.empty(len(token_id))
+    has_excess = False
+    log_z = network.exact_log_z(len(token_id)) if normalized and isinstance(network, RnnLm) else None
+
+    def add(queries: Iterator[Queries]) -> None:
+        nonlocal has_excess
+        for hidden, history, word_id, place in queries:
+            if normalized and isinstance(network, RnnLm):
+                scores, more = network.normalized_log_prob(hidden, history, word_id, log_z)
+                if more is not None:
+                    has_excess = True
+                    excess[place] = more.float().cpu()
+            else:
+                scores = network.log_prob(hidden, history, word_id)
+            log_prob[place] = scores.float().cpu()
+
+    words_at_once = None
+    if not sentences_at_once:
+        num_groups = max(1, min(_NUM_GROUPS, len(token_id) // _WORDS_OF_GROUP))
+        sentences_at_once, words_at_once = _MOST_SENTENCES, -(-len(token_id) // num_groups)
+    is_on_cpu = network.initial_state().device.type == "cpu"
+    if isinstance(network, RnnLm) and not network.config.carry_state and is_on_cpu:
+        groups = pack_sentences(token_id, network.num_history_words, sentences_at_once, words_at_once)
+        each_in_threads(lambda sentences: add(sentence_queries(network, sentences)), groups)
+    else:
+        add(network_queries(network, token_id, sentences_at_once))
+    return log_prob, excess if has_excess else None
+
+
+@torch.no_grad()
+def language_model_word_scores(lm: LanguageModel, token_id: NDArray[np.int32], sentences_at_once: int = 4096) -> Tensor:
+    """The same for a language model behind the contract: log_prob (L,)."""
+    log_prob = torch.empty(len(token_id))
+    for sentences in pack_sentences(token_id, 0, sentences_at_once):
+        context_idx = lm.start(sentences.sizes[0])
+        for (num_alive,), words in sentences.chunks(1):
+            word_id = sentences.word_id[words].to(context_idx.device)
+            scores, context_idx = lm.score(context_idx[:num_alive], word_id)
+            log_prob[sentences.place[words]] = scores.float().cpu()
+    return log_prob
+
+
+def perplexity(log_prob: Tensor) -> float:
+    """Of normalised log probabilities, sentence ends among them."""
+    return float(torch.exp(-log_prob.double().mean()))
+
+
+def network_queries(network: StatefulNetwork, token_id: NDArray[np.int32], sentences_at_once: int) -> Iterator[Queries]:
+    """The queries of all words of a text."""
+    if isinstance(network, RnnLm) and network.config.carry_state:
+        yield from _carried_queries(network, token_id)
+        return
+    for sentences in pack_sentences(token_id, network.num_history_words, sentences_at_once):
+        yield from sentence_queries(network, sentences)
+
+
+def sentence_queries(network: StatefulNetwork, sentences: PackedSentences) -> Iterator[Queries]:
+    """The queries of these sentences' words, each sentence from the initial state on."""
+    initial = network.initial_state()
+    states: list[Tensor] | None = None
+    state = initial.expand(sentences.sizes[0], -1)
+    input_id = sentences.input_id.to(initial.device)
+    if isinstance(network, RnnLm):
+        gates, input_idx = network.input_gates(input_id)
+    # A network of one's own may have a hidden layer as wide as the vocabulary: it goes step by step.
+    for sizes, words in sentences.chunks(_WORDS_AT_ONCE if isinstance(network, RnnLm) else 1):
+        if isinstance(network, RnnLm):
+            hidden, states = network.hidden_packed(gates, input_idx[words], sizes, states)
+        else:
+            state = network.step(state[: sizes[0]], input_id[words])
+            hidden = state[:, network.state_size - network.hidden_size :]
+        query = sentences.history[words].to(initial.device), sentences.word_id[words].to(initial.device)
+        yield hidden, *query, sentences.place[words]
+
+
+def _carried_queries(network: RnnLm, token_id: NDArray[np.int32]) -> Iterator[Queries]:
+    """The same over the text as one stream, in windows, by what training runs."""
+    device = network.initial_state().device
+    num_windows = -(-len(token_id) // _STREAM_WINDOW)
+    padding = np.full(num_windows * _STREAM_WINDOW - len(token_id), EOS_ID, dtype=np.int32)
+    streams = TokenStreams(np.concatenate((token_id, padding)), 1, _STREAM_WINDOW, network.num_history_words)
+    states: list[Tensor] | None = None
+    for window in range(num_windows):
+        batch = streams[window]
+        batch = batch._replace(**{name: getattr(batch, name).to(device) for name in ("input_id", "is_start")})
+        hidden, states = network.hidden_sequence(batch, states)
+        first = window * _STREAM_WINDOW
+        num_words = min(_STREAM_WINDOW, len(token_id) - first)
+        history, word_id = batch.history[0, :num_words], batch.target_id[0, :num_words]
+        yield hidden[:num_words, 0], history.to(device), word_id.to(device), torch.arange(first, first + num_words)
+
+
+_SENTENCES_AT_ONCE = 4096
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """What a model makes of a text.
+
+    Attributes:
+        num_sentences: sentences, each with its `</s>`.
+        num_words: words without `</s>`, those outside the vocabulary among them.
+        num_unlisted: words outside the vocabulary.
+        log_prob: natural log probability of everything.
+        log_prob_listed: the same without the words outside the vocabulary.
+    """
+
+    num_sentences: int
+    num_words: int
+    num_unlisted: int
+    log_prob: float
+    log_prob_listed: float
+
+    @property
+    def perplexity(self) -> float:
+        """Over all words and sentence ends, words outside the vocabulary scored as `<unk>`."""
+        return math.exp(-self.log_prob / (self.num_words + self.num_sentences))
+
+    @property
+    def perplexity_listed(self) -> float:
+        """Words outside the vocabulary left out (as history they still count, as `<unk>`)."""
+        return math.exp(-self.log_prob_listed / (self.num_words - self.num_unlisted + self.num_sentences))
+
+
+@torch.no_grad()
+def measure_perplexity(lm: LanguageModel, stream: WordStream) -> Perplexity:
+    """Scores a text that was read with `lm.vocabulary`, many sentences at a time."""
+    total, listed = 0.0, 0.0
+    for words in _batches(stream):
+        context_idx = lm.start(words.shape[1])
+        for word_id in torch.from_numpy(words):
+            present = torch.nonzero(word_id >= 0)[:, 0].to(context_idx.device)
+            asked = word_id[word_id >= 0].to(context_idx.device)
+            is_listed = asked < stream.num_listed
+            asked = torch.where(is_listed, asked, torch.full_like(asked, UNK_ID))
+            log_prob, context_idx[present] = lm.score(context_idx[present], asked)
+            total += float(log_prob.sum(dtype=torch.float64))
+            listed += float(log_prob[is_listed].sum(dtype=torch.float64))
+    return Perplexity(stream.num_sentences, stream.num_words, stream.num_unlisted, total, listed)
+
+
+def _batches(stream: WordStream) -> Iterator[np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
+    """Sentences of like length as columns, without `<s>`, -1 below each sentence's end: (length, N)."""
+    begin = np.flatnonzero(stream.word_id == BOS_ID)
+    length = np.diff(begin, append=len(stream.word_id)) - 1
+    by_length = np.argsort(length, kind="stable")
+    for first in range(0, len(begin), _SENTENCES_AT_ONCE):
+        chosen = by_length[first : first + _SENTENCES_AT_ONCE]
+        row = np.arange(length[chosen].max())[:, None]
+        inside = row < length[chosen]
+        place = np.where(inside, begin[chosen] + 1 + row, 0)
+        yield np.where(inside, stream.word_id[place].astype(np.int64), -1)
+
+
+_HISTORY_WORDS_AT_ONCE = 4096  # their word vectors stay in a CPU's cache
+
+
+@torch.no_grad()
+def network_distributions(network: StatefulNetwork, token_id: NDArray[np.int32]) -> Tensor:
+    """log P(every word | history), normalised, (L, V); a text (L,) of a few hundred words, since L * V is computed."""
+    every_word = torch.arange(len(network.vocabulary), device=network.initial_state().device)
+    log_prob = torch.empty(len(token_id), len(every_word))
+    for hidden, history, _, place in network_queries(network, token_id, sentences_at_once=64):
+        for query, row in enumerate(place.tolist()):
+            scores = torch.cat([
+                network.log_prob(hidden[query].expand(len(words), -1), history[query].expand(len(words), -1), words)
+                for words in every_word.split(_HISTORY_WORDS_AT_ONCE)
+            ])  # fmt: skip
+            # `<eps>` and `<s>`, which NCE has scores for, are never predicted.
+            scores[:2] = -torch.inf
+            log_prob[row] = scores.log_softmax(dim=0).cpu()
+    return log_prob
+
+
+@torch.no_grad()
+def language_model_distributions(lm: LanguageModel, token_id: NDArray[np.int32]) -> Tensor:
+    """The same for a language model behind the contract, as it scores: not normalised where its scores are not."""
+    log_prob = torch.empty(len(token_id), len(lm.vocabulary))
+    for sentences in pack_sentences(token_id, 0, sentences_at_once=64):
+        context_idx = lm.start(sentences.sizes[0])
+        every_word = torch.arange(len(lm.vocabulary), device=context_idx.device)
+        for (num_alive,), words in sentences.chunks(1):
+            for query, row in enumerate(sentences.place[words].tolist()):
+                scores, _ = lm.score(context_idx[query].expand(len(every_word)), every_word)
+                log_prob[row] = scores.float().cpu()
+            word_id = sentences.word_id[words].to(context_idx.device)
+            context_idx = lm.score(context_idx[:num_alive], word_id)[1]
+    log_prob[:, :2] = -torch.inf
+    return log_prob
+
+
+def tune_linear_weights(log_prob: Tensor, num_iterations: int = 100) -> tuple[Tensor, Tensor]:
+    """Expectation maximisation from equal weights; the text's probability is concave in them, so it finds the best.
+
+    Args:
+        log_prob: log P(word | history) of each word by each model, (K, L).
+        num_iterations: at most; fewer where the weights stand still.
+
+    Returns:
+        weights (K,), which sum to one, and the mixture's log_prob (L,).
+    """
+    log_prob = log_prob.double()
+    weight = torch.full((len(log_prob),), 1 / len(log_prob), dtype=torch.float64)
+    for _ in range(num_iterations):
+        share = torch.softmax(log_prob + weight.log()[:, None], dim=0)
+        new_weight = share.mean(dim=1)
+        change = (new_weight - weight).abs().max()
+        weight = new_weight
+        if change < 1e-6:
+            break
+    return weight, torch.logsumexp(log_prob + weight.log()[:, None], dim=0)
+
+
+def tune_log_linear_weights(log_prob: Tensor, word_id: Tensor, num_iterations: int = 30) -> Tensor:
+    """Newton's method on the likelihood of P(w | h) = prod_k P_k(w | h)^weight_k / Z(h), with Z(h) summed exactly.
+
+    Unnormalised, larger weights would always seem better; normalised, the model is exponential and its likelihood
+    concave. What one model rules out is ruled out.
+
+    Args:
+        log_prob: log P(w | history) by each model of every word at each place of the text, (K, L, V).
+        word_id: the text, (L,).
+        num_iterations: at most; fewer where the weights stand still.
+
+    Returns:
+        weights (K,); they need not sum to one.
+    """
+    ruled_out = torch.isinf(log_prob).any(dim=0)
+    features = log_prob.masked_fill(ruled_out, 0.0)
+    known = ~ruled_out.gather(1, word_id[:, None])[:, 0]
+    features, ruled_out, word_id = features[:, known], ruled_out[known], word_id[known]
+    observed = of_words(features, word_id)
+    weight = torch.full((len(features),), 1 / len(features), dtype=torch.float64)
+    for _ in range(num_iterations):
+        mixed = torch.tensordot(weight.to(features), features, dims=1).masked_fill(ruled_out, -torch.inf)
+        prob = mixed.softmax(dim=1)
+        weighted = prob * features
+        expected = weighted.sum(dim=2)
+        gradient = (observed - expected).double().mean(dim=1)
+        second = torch.einsum("jlv,klv->jk", weighted, features).double() / len(word_id)
+        covariance = second - expected.double() @ expected.double().t() / len(word_id)
+        step = torch.linalg.solve(covariance + 1e-9 * torch.eye(len(weight), dtype=torch.float64), gradient)
+        # Far from the optimum a whole step may overshoot.
+        step *= min(1.0, 0.5 / float(step.abs().max().clamp(min=1e-12)))
+        weight = weight + step
+        if step.abs().max() < 1e-5:
+            break
+    return weight
+
+
+def of_words(values: Tensor, word_id: Tensor) -> Tensor:
+    """What stands at each place's own word: values (K, L, V), word_id (L,) -> (K, L)."""
+    return values.gather(2, word_id.expand(len(values), -1)[:, :, None])[:, :, 0]
+
+
+def log_linear_log_prob(log_prob: Tensor, word_id: Tensor, weight: Tensor) -> Tensor:
+    """Normalised log P of each word of a text (L,) by the mixture: log_prob (K, L, V), weight (K,) -> (L,)."""
+    ruled_out = torch.isinf(log_prob).any(dim=0)
+    mixed = torch.tensordot(weight.to(log_prob), log_prob.masked_fill(ruled_out, 0.0), dims=1)
+    mixed = mixed.masked_fill(ruled_out, -torch.inf).log_softmax(dim=1)
+    return mixed.gather(1, word_id[:, None])[:, 0]

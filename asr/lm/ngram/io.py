@@ -1,0 +1,151 @@
+"""`NgramLM` in one binary file: memory-mapped, versioned, checksummed, written whole or not at all.
+
+Layout: magic, version, length and CRC-32 of a JSON header, the header, then each array at a multiple of 64 bytes. The
+header names each array's place, type, length and CRC-32, and the length of the file.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+
+from asr.errors import AsrError
+from asr.lm.ngram.lookup import ArcIndex
+from asr.lm.ngram.model import NgramArrays, NgramLM
+from asr.serialization import written_whole
+from asr.text.symbols import SPECIAL_WORDS, Vocabulary
+
+MAGIC = b"ASRNGRAM"
+
+
+VERSION = 1
+
+
+_PREFIX = struct.Struct("<8sIII")
+
+
+_ALIGNMENT = 64
+
+
+_CRC_BLOCK = 1 << 24
+
+
+def save_ngram_lm(lm: NgramLM, path: str | Path) -> None:
+    """Writes a model; the file has its name only once it is complete.
+
+    Raises:
+        AsrError: the file cannot be written, for want of space for instance.
+    """
+    arrays = {name: np.ascontiguousarray(tensor.cpu().numpy()) for name, tensor in lm.arrays.tensors().items()}
+    words = "\n".join(lm.vocabulary.words[len(SPECIAL_WORDS) :]).encode()
+    arrays["words"] = np.frombuffer(words, dtype=np.uint8)
+    header: dict[str, Any] = {"order": lm.order, "name": lm.name, "arrays": {}, "index": None}
+    if (index := lm.arrays.index) is not None:
+        arrays["slot"] = index.slot.cpu().numpy()
+        header["index"] = [index.num_homes, index.word_bits, index.key_bits]
+    position = 0
+    for name, array in arrays.items():
+        position = -(-position // _ALIGNMENT) * _ALIGNMENT
+        header["arrays"][name] = [str(array.dtype), len(array), position, _crc(array)]
+        position += array.nbytes
+    header["num_bytes"] = position
+    with written_whole(Path(path)) as stream:
+        _write(stream, header, arrays)
+
+
+def load_ngram_lm(path: str | Path, verify: bool = True) -> NgramLM:
+    """Maps a model into memory; pages are read when they are first asked for.
+
+    Args:
+        path: the file.
+        verify: whether to compare every array with its checksum first, which reads the whole file.
+
+    Raises:
+        AsrError: the file is missing, of another kind or version, cut short or damaged.
+    """
+    path = Path(path)
+    header, begin = _read_header(path)
+    mapped = np.memmap(path, dtype=np.uint8, mode="c")
+    if len(mapped) != begin + header["num_bytes"]:
+        raise AsrError(
+            f"{path}: the file has {len(mapped)} bytes where its header declares {begin + header['num_bytes']}; "
+            "it is cut short, build or copy it again."
+        )
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    for name, (dtype, length, position, crc) in header["arrays"].items():
+        num_bytes = length * np.dtype(dtype).itemsize
+        array = mapped[begin + position : begin + position + num_bytes].view(dtype)
+        if verify and _crc(array) != crc:
+            raise AsrError(f"{path}: the array {name!r} does not match its checksum; build or copy the file again.")
+        arrays[name] = array
+    vocabulary = Vocabulary(arrays.pop("words").tobytes().decode().split("\n"), name=str(path))
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    slot = tensors.pop("slot", None)
+    index = ArcIndex(slot, *header["index"]) if slot is not None else None
+    return NgramLM(vocabulary, NgramArrays(**tensors, index=index), header["order"], header["name"])
+
+
+def read_ngram_lm(path: str | Path) -> NgramLM:
+    """A model from its binary file, or from ARPA text (plain, gz, xz).
+
+    Raises:
+        AsrError: the file is missing or damaged, or neither of the two.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as stream:
+            is_binary = stream.read(len(MAGIC)) == MAGIC
+    except OSError as error:
+        raise AsrError(f"{path}: the n-gram model cannot be read ({error.strerror}).") from error
+    return load_ngram_lm(path) if is_binary else NgramLM.from_arpa(path)
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """The header and where the arrays begin."""
+    try:
+        with path.open("rb") as stream:
+            prefix = stream.read(_PREFIX.size)
+            if len(prefix) < _PREFIX.size or not prefix.startswith(MAGIC):
+                raise AsrError(f"{path}: this is no n-gram model file; make one with 'asr lm ngram --binary'.")
+            _, version, length, crc = _PREFIX.unpack(prefix)
+            if version != VERSION:
+                raise AsrError(
+                    f"{path}: the file has version {version}, this program reads version {VERSION}; "
+                    "build it again with 'asr lm ngram --binary'."
+                )
+            text = stream.read(length)
+    except OSError as error:
+        raise AsrError(f"{path}: the n-gram model cannot be read ({error.strerror}).") from error
+    if len(text) != length or zlib.crc32(text) != crc:
+        raise AsrError(f"{path}: the header is cut short or damaged; build or copy the file again.")
+    header: dict[str, Any] = json.loads(text)
+    return header, _aligned(_PREFIX.size + length)
+
+
+def _write(stream: BinaryIO, header: dict[str, Any], arrays: dict[str, np.ndarray[Any, Any]]) -> None:
+    text = json.dumps(header).encode()
+    stream.write(_PREFIX.pack(MAGIC, VERSION, len(text), zlib.crc32(text)))
+    stream.write(text)
+    begin = _aligned(stream.tell())
+    for name, (_, _, position, _) in header["arrays"].items():
+        stream.write(bytes(begin + position - stream.tell()))
+        stream.write(memoryview(arrays[name]))  # type: ignore[arg-type]
+
+
+def _aligned(position: int) -> int:
+    return -(-position // _ALIGNMENT) * _ALIGNMENT
+
+
+def _crc(array: np.ndarray[Any, Any]) -> int:
+    """CRC-32 of an array's bytes."""
+    data = array.view(np.uint8)
+    crc = 0
+    for begin in range(0, len(data), _CRC_BLOCK):
+        crc = zlib.crc32(memoryview(data[begin : begin + _CRC_BLOCK]), crc)  # type: ignore[arg-type]
+    return crc

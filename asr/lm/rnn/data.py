@@ -1,0 +1,347 @@
+"""Text as word ids in one memory-mapped file: `w1 .. wn </s>` for each sentence, one after the other.
+
+A token file cut into parallel streams: batch after batch, each stream reads on where it stopped.
+
+Shapes: B streams, T steps, M history words.
+
+
+Sentences of a text side by side, step after step without padding: what scores a text in large batches.
+
+Shapes: L words of the sentences, M history words.
+
+
+Lightning data module for language model text: memory-mapped token files read in parallel streams."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from asr.errors import AsrError
+from asr.lm.corpus import read_word_ids
+from asr.serialization import written_whole
+from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID, UNK_ID, Vocabulary
+
+_WORDS_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True)
+class TokenCounts:
+    """What went into a token file; `num_unknown` counts the words that became `<unk>`."""
+
+    num_sentences: int
+    num_words: int
+    num_unknown: int
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """Word ids of a text and their counts; `token_id` (L,) int32 ends each sentence with `</s>`."""
+
+    token_id: NDArray[np.int32]
+    counts: TokenCounts
+
+    @classmethod
+    def build(cls, texts: Sequence[Path], transcripts: Sequence[Path], vocabulary: Vocabulary, path: Path) -> TokenFile:
+        """Writes `path` from texts and transcripts, read as `read_word_ids` does.
+
+        A file that was made from the same texts, unchanged since, and the same vocabulary is opened, not made again.
+
+        Raises:
+            AsrError: a text cannot be read, or there is no word in all of them.
+        """
+        key = _fingerprint(texts, transcripts, vocabulary)
+        counts_path = path.with_suffix(".json")
+        if path.exists() and counts_path.exists():
+            found = json.loads(counts_path.read_text(encoding="utf-8"))
+            if found.pop("fingerprint") == key:
+                return cls(np.memmap(path, dtype=np.int32, mode="r"), TokenCounts(**found))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with written_whole(path) as out:
+            counts = _write_tokens(texts, transcripts, vocabulary, out)
+            if counts.num_words == 0:
+                names = ", ".join(str(text) for text in (*texts, *transcripts)) or "no file given"
+                raise AsrError(f"The language model text is empty ({names}); it needs one sentence a line.")
+        counts_path.write_text(json.dumps({**asdict(counts), "fingerprint": key}), encoding="utf-8")
+        return cls(np.memmap(path, dtype=np.int32, mode="r"), counts)
+
+    def unigram_counts(self, vocabulary_size: int) -> NDArray[np.int64]:
+        """How often each id is predicted, `</s>` included, (V,)."""
+        counts = np.zeros(vocabulary_size, dtype=np.int64)
+        for begin in range(0, len(self.token_id), _WORDS_AT_ONCE):
+            counts += np.bincount(self.token_id[begin : begin + _WORDS_AT_ONCE], minlength=vocabulary_size)
+        return counts
+
+
+def _write_tokens(
+    texts: Sequence[Path], transcripts: Sequence[Path], vocabulary: Vocabulary, out: IO[bytes]
+) -> TokenCounts:
+    id_of = defaultdict(lambda: UNK_ID, {word: word_id for word_id, word in enumerate(vocabulary.words)})
+    num_tokens = num_sentences = num_unknown = 0
+    for ids in read_word_ids(texts, transcripts, id_of):
+        tokens = ids[ids != BOS_ID]
+        tokens.tofile(out)
+        num_tokens += len(tokens)
+        num_sentences += int((tokens == EOS_ID).sum())
+        num_unknown += int((tokens == UNK_ID).sum())
+    return TokenCounts(num_sentences, num_tokens - num_sentences, num_unknown)
+
+
+def _fingerprint(texts: Sequence[Path], transcripts: Sequence[Path], vocabulary: Vocabulary) -> str:
+    digest = sha256("\n".join(vocabulary.words).encode())
+    for kind, paths in (("text", texts), ("transcript", transcripts)):
+        for path in paths:
+            status = path.stat() if path.exists() else None
+            state = (status.st_size, status.st_mtime_ns) if status is not None else "missing"
+            digest.update(f"\n{kind} {path.resolve()} {state}".encode())
+    return digest.hexdigest()
+
+
+class TokenBatch(NamedTuple):
+    """T words of B streams.
+
+    Attributes:
+        input_id: the word before each target, `<s>` at the start of a sentence, (B, T) int64.
+        target_id: the word to predict, (B, T) int64.
+        history: the last M words before each target, newest first, (B, T, M) int64.
+        is_start: a sentence starts here, (B, T) bool.
+        is_first: these are the streams' first words: no state to carry in.
+    """
+
+    input_id: Tensor
+    target_id: Tensor
+    history: Tensor
+    is_start: Tensor
+    is_first: bool
+
+
+class TokenStreams(Dataset[TokenBatch]):
+    """Item i is the i-th window of `num_steps` words in each of `num_streams` equal, contiguous parts of the text.
+
+    What does not fill the last window of all streams is left out (fewer than num_streams * num_steps words). A text
+    too short for the streams gets fewer streams.
+    """
+
+    def __init__(self, token_id: NDArray[np.int32], num_streams: int, num_steps: int, num_history_words: int) -> None:
+        self.token_id = token_id
+        self.num_steps = min(num_steps, len(token_id))
+        self.num_streams = max(1, min(num_streams, len(token_id) // self.num_steps))
+        self.num_history_words = num_history_words
+        self.stream_length = len(token_id) // self.num_streams
+
+    def __len__(self) -> int:
+        return self.stream_length // self.num_steps
+
+    def __getitem__(self, batch_idx: int) -> TokenBatch:
+        if not 0 <= batch_idx < len(self):
+            raise IndexError(batch_idx)
+        num_before = max(1, self.num_history_words)
+        stream_begin = np.arange(self.num_streams)[:, None] * self.stream_length
+        position = np.arange(-num_before, self.num_steps)[None, :] + batch_idx * self.num_steps
+        # What lies before a stream's first word counts as the end of a sentence.
+        window = np.where(position < 0, EOS_ID, self.token_id[stream_begin + np.maximum(position, 0)])
+        tokens = torch.from_numpy(window.astype(np.int64))
+        history = history_of(tokens, num_before, self.num_history_words)
+        previous_id = tokens[:, num_before - 1 : -1]
+        is_start = previous_id == EOS_ID
+        input_id = torch.where(is_start, BOS_ID, previous_id)
+        return TokenBatch(input_id, tokens[:, num_before:], history, is_start, batch_idx == 0)
+
+
+def history_of(token_id: Tensor, num_before: int, num_history_words: int) -> Tensor:
+    """The histories of all but the first `num_before` columns of token_id (B, num_before + T), in the same sentence.
+
+    Returns:
+        (B, T, M), newest first: `<s>` where the sentence started, `<eps>` before it.
+    """
+    num_steps = token_id.shape[1] - num_before
+    history = token_id.new_full((token_id.shape[0], num_steps, num_history_words), EPSILON_ID)
+    in_sentence = torch.ones_like(history[..., :1]).squeeze(-1).bool()
+    for age in range(num_history_words):
+        column = token_id[:, num_before - 1 - age : num_before - 1 - age + num_steps]
+        is_end = column == EOS_ID
+        history[..., age] = torch.where(in_sentence, torch.where(is_end, BOS_ID, column), EPSILON_ID)
+        in_sentence = in_sentence & ~is_end
+    return history
+
+
+@dataclass(frozen=True)
+class PackedSentences:
+    """Sentences from long to short: step t has the words of the first sizes[t] ones, after those of step t - 1.
+
+    Attributes:
+        sizes: how many sentences are that long, falling.
+        place: where each word stands in the text, (L,) int64.
+        input_id: the word before it, `<s>` at a sentence's start, (L,).
+        history: the last M words before it, newest first, `<eps>` before `<s>`, (L, M).
+        word_id: the word, (L,).
+    """
+
+    sizes: list[int]
+    place: Tensor
+    input_id: Tensor
+    history: Tensor
+    word_id: Tensor
+
+    def chunks(self, num_words: int) -> Iterator[tuple[list[int], slice]]:
+        """Runs of steps of about `num_words` words, one step at least: their sizes, and their words in L."""
+        begin = end = first = 0
+        for step, size in enumerate(self.sizes):
+            end += size
+            if end - begin >= num_words or step == len(self.sizes) - 1:
+                yield self.sizes[first : step + 1], slice(begin, end)
+                begin, first = end, step + 1
+
+
+def pack_sentences(
+    token_id: NDArray[np.int32], num_history_words: int, sentences_at_once: int, words_at_once: int | None = None
+) -> Iterator[PackedSentences]:
+    """The sentences of a text `w1 .. wn </s> ...`, sentences of like length together; the last may lack its end.
+
+    So many sentences at once, or, where `words_at_once` says so, fewer: up to the one that makes the words as many.
+    """
+    sentence_end = np.flatnonzero(token_id == EOS_ID) + 1
+    if len(token_id) and token_id[-1] != EOS_ID:
+        sentence_end = np.append(sentence_end, len(token_id))
+    begin = np.concatenate(([0], sentence_end[:-1]))
+    length = sentence_end - begin
+    order = np.argsort(-length, kind="stable")
+    words_before = np.concatenate(([0], np.cumsum(length[order])))
+    end = 0
+    while end < len(order):
+        first = end
+        end = min(first + sentences_at_once, len(order))
+        if words_at_once is not None:
+            end = min(end, int(np.searchsorted(words_before, words_before[first] + words_at_once)))
+        chosen = order[first:end]
+        # Of the lengths, which fall, as many exceed t as there are sentences at step t.
+        sizes = np.searchsorted(-length[chosen], -np.arange(length[chosen[0]]), side="left")
+        offset = np.concatenate(([0], np.cumsum(sizes)))
+        step = np.repeat(np.arange(len(sizes)), sizes)
+        place = begin[chosen[np.arange(offset[-1]) - offset[step]]] + step
+        ages = []
+        for age in range(max(1, num_history_words)):
+            word = np.where(step > age, token_id[np.maximum(place - 1 - age, 0)], EPSILON_ID)
+            word[step == age] = BOS_ID
+            ages.append(word)
+        past = torch.from_numpy(np.stack(ages, axis=1).astype(np.int64))
+        word_id = torch.from_numpy(token_id[place].astype(np.int64))
+        yield PackedSentences(sizes.tolist(), torch.from_numpy(place), past[:, 0], past[:, :num_history_words], word_id)
+
+
+class TextDataModule(pl.LightningDataModule):
+    """Training and validation text in windows of `num_steps` words of `num_streams` streams.
+
+    A run that was stopped inside an epoch goes on at the window it had reached.
+
+    Args:
+        vocabulary: word list, one word a line; text words that are not in it become `<unk>` and are counted.
+        cache_dir: where the token files are kept.
+        train_texts: plain texts, one sentence a line (.xz and .gz too).
+        train_transcripts: Kaldi `text` files, `utt-id WORDS`.
+        validation_texts: as train_texts.
+        validation_transcripts: as train_transcripts.
+        transcript_repeats: how often the training transcripts are read in an epoch, against once for the texts.
+        num_streams: parallel streams B.
+        num_steps: words of each stream a batch T; gradients go back that far.
+    """
+
+    def __init__(
+        self,
+        vocabulary: str,
+        cache_dir: str,
+        train_texts: list[str] | None = None,
+        train_transcripts: list[str] | None = None,
+        validation_texts: list[str] | None = None,
+        validation_transcripts: list[str] | None = None,
+        transcript_repeats: int = 1,
+        num_streams: int = 128,
+        num_steps: int = 32,
+    ) -> None:
+        super().__init__()
+        self.vocabulary = Vocabulary.from_file(vocabulary)
+        self.cache_dir = Path(cache_dir)
+        self.train_paths = _paths(train_texts), _paths(train_transcripts) * transcript_repeats
+        self.validation_paths = _paths(validation_texts), _paths(validation_transcripts)
+        self.num_streams, self.num_steps = num_streams, num_steps
+        # The model sets this to what its n-gram features read.
+        self.num_history_words = 0
+        self.train_tokens: TokenFile | None = None
+        self.validation_tokens: TokenFile | None = None
+        self._sampler: _ResumableSampler | None = None
+        self._resume_at = 0
+
+    def setup(self, stage: str | None = None) -> None:
+        """Opens the token files, making them where they are not there yet."""
+        if self.train_tokens is None:
+            texts, transcripts = self.train_paths
+            self.train_tokens = TokenFile.build(texts, transcripts, self.vocabulary, self.cache_dir / "train.tokens")
+        if self.validation_tokens is None and any(self.validation_paths):
+            texts, transcripts = self.validation_paths
+            path = self.cache_dir / "validation.tokens"
+            self.validation_tokens = TokenFile.build(texts, transcripts, self.vocabulary, path)
+
+    def train_dataloader(self) -> DataLoader[TokenBatch]:
+        """One epoch's windows in order."""
+        assert self.train_tokens is not None
+        streams = self._streams(self.train_tokens, self.num_streams)
+        self._sampler = _ResumableSampler(len(streams), self._resume_at)
+        self._resume_at = 0
+        return DataLoader(streams, batch_size=None, sampler=self._sampler)
+
+    def val_dataloader(self) -> DataLoader[TokenBatch] | list[Any]:
+        """The validation text in few streams, so that few sentences are cut at a stream's start."""
+        if self.validation_tokens is None:
+            return []
+        return DataLoader(self._streams(self.validation_tokens, 8), batch_size=None)
+
+    def num_train_batches(self) -> int:
+        """Batches of an epoch."""
+        assert self.train_tokens is not None
+        return len(self._streams(self.train_tokens, self.num_streams))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the epoch stands."""
+        trainer = self.trainer
+        # Not `completed`: checkpoints are written by a hook that runs before a batch counts as completed.
+        progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current if trainer is not None else None
+        done = progress.processed if progress is not None else 0
+        return {"batches_done": done % self.num_train_batches() if self.train_tokens is not None else 0}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The next training loader starts there."""
+        self._resume_at = state_dict["batches_done"]
+
+    def _streams(self, tokens: TokenFile, num_streams: int) -> TokenStreams:
+        return TokenStreams(tokens.token_id, num_streams, self.num_steps, self.num_history_words)
+
+
+class _ResumableSampler(Sampler[int]):
+    """0 .. num_batches - 1 in order, the first time from `start` on."""
+
+    def __init__(self, num_batches: int, start: int) -> None:
+        self.num_batches = num_batches
+        self.start = start
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def __iter__(self) -> Iterator[int]:
+        start, self.start = self.start, 0
+        return iter(range(start, self.num_batches))
+
+
+def _paths(names: list[str] | None) -> list[Path]:
+    return [Path(name) for name in names or []]

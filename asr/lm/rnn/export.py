@@ -1,0 +1,98 @@
+"""A recurrent language model as a folder: `network.json`, `network.safetensors`, `words.txt`; no Lightning needed."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from asr.errors import AsrError
+from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.serialization import (
+    LANGUAGE_MODEL_CLASSES,
+    build_network,
+    checksums,
+    load_weights,
+    read_checkpoint,
+    require_finite,
+    require_intact,
+    save_weights,
+)
+from asr.text.symbols import Vocabulary
+
+_FORMAT = 1
+
+
+_FILES = "network.safetensors", "words.txt"
+
+
+def save_network(
+    network: RnnLm, folder: Path, *, half_precision: bool = True, num_maxent_weights: int | None = None
+) -> None:
+    """Writes a network; `num_maxent_weights` keeps only that many n-gram weights, the largest."""
+    network = copy.deepcopy(network)
+    maxent = network.maxent
+    if maxent is not None and num_maxent_weights is not None:
+        maxent.prune(num_maxent_weights)
+    folder.mkdir(parents=True, exist_ok=True)
+    network.vocabulary.save(folder / "words.txt")
+    save_weights(network, folder / "network.safetensors", half_precision)
+    description = {"format": _FORMAT, "class": "RnnLm", "arguments": asdict(network.config)}
+    description["files"] = checksums(folder, _FILES)
+    (folder / "network.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+
+
+def load_network(folder: str | Path) -> RnnLm:
+    """Reads what `save_network` wrote, in float32, ready to score.
+
+    Raises:
+        AsrError: a file is missing, damaged, or does not fit the others.
+    """
+    folder = Path(folder)
+    path = folder / "network.json"
+    try:
+        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        class_name, arguments = description["class"], description["arguments"]
+        files = dict(description.get("files", {}))  # exports of earlier versions have none
+    except OSError as error:
+        raise AsrError(f"{path}: the language model cannot be read ({error.strerror}); name its folder.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise AsrError(f"{path}: not the description of a language model ({error}); export it again.") from error
+    for name, expected in files.items():
+        require_intact(folder / name, expected, "language model")
+    vocabulary = Vocabulary.from_file(folder / "words.txt")
+    network = build_network(class_name, arguments, LANGUAGE_MODEL_CLASSES, str(path), vocabulary).network
+    assert isinstance(network, RnnLm)
+    load_weights(network, folder / "network.safetensors")
+    return network.eval()
+
+
+def read_network(path: str | Path) -> RnnLm:
+    """A network from its folder, or from a Lightning checkpoint of `LitRnnLm`.
+
+    Raises:
+        AsrError: there is neither, or it is damaged.
+    """
+    return load_network(path) if Path(path).is_dir() else network_from_checkpoint(path)
+
+
+def network_from_checkpoint(path: str | Path) -> RnnLm:
+    """The network of a Lightning checkpoint of `LitRnnLm`, read without Lightning.
+
+    Raises:
+        AsrError: the file is no such checkpoint.
+    """
+    checkpoint = read_checkpoint(path)
+    try:
+        network = RnnLm(
+            Vocabulary(checkpoint["rnn_lm_words"], name=str(path)), RnnLmConfig(**checkpoint["rnn_lm_config"])
+        )
+        prefix, state = "network.", checkpoint["state_dict"]
+        state = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
+        network.load_state_dict(state)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise AsrError(f"{path}: not a checkpoint of a recurrent language model ({error}).") from error
+    require_finite(state, Path(path))
+    return network.eval()

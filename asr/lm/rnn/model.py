@@ -1,0 +1,293 @@
+"""The shape of a recurrent language model.
+
+The recurrent language model: word vectors, recurrent layers, output layer.
+
+Shapes: T steps, B streams, Q queries, E embedding, H output width, S state, M history words.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Literal, get_args, get_type_hints
+
+import torch
+from torch import Tensor, nn
+
+from asr.kernels.linear import PackedLinear
+from asr.lm.rnn.data import TokenBatch
+from asr.lm.rnn.maxent import HashedMaxEnt
+from asr.lm.rnn.outputs.base import OutputLayer
+from asr.lm.rnn.outputs.hierarchical import HuffmanOutput
+from asr.lm.rnn.outputs.log_partition import LogZ, Precision
+from asr.lm.rnn.outputs.nce import NceOutput
+from asr.lm.rnn.outputs.softmax import ClassSoftmaxOutput, FullSoftmaxOutput, default_num_classes
+from asr.lm.rnn.recurrent import GruLayer, SimpleRnnLayer, gru_step, seeded_dropout
+from asr.text.symbols import Vocabulary
+
+
+@dataclass(frozen=True)
+class RnnLmConfig:
+    """The network's shape; everything that its exported form needs besides weights and vocabulary.
+
+    Attributes:
+        embedding_size: width of the word vectors.
+        hidden_size: width of each recurrent layer.
+        num_layers: how many of them.
+        cell: GRU, or a simple recurrent layer with this activation.
+        output: noise-contrastive estimation, a Huffman tree, a class-factored or a full softmax.
+        num_classes: of the class-factored softmax; 0 for the square root of the vocabulary's size.
+        tie_embeddings: (NCE and full softmax) one table of word vectors for input and output; the last layer is
+            projected to its width.
+        maxent_order: longest n-gram feature; 0 or 1 for none.
+        maxent_size: number of hash values of the feature table.
+        num_noise_words: NCE's noise words of a batch.
+        noise_power: the noise is the unigram to this power.
+        log_z: NCE's constant log Z, or where it starts.
+        learn_log_z: whether it is learnt.
+        normalized: NCE's scores are normalised by a sum over the vocabulary instead of the constant log Z.
+        normalizer_precision: (NCE and full softmax) of sums over the vocabulary; "int8" makes them about three times
+            as fast for texts where the processor multiplies 8-bit integers, and less exact by a few thousandths.
+        dropout: on the word vectors and on each layer's output, in training.
+        carry_state: whether a sentence starts in the state the one before ended in, in training and scoring.
+    """
+
+    embedding_size: int = 256
+    hidden_size: int = 256
+    num_layers: int = 1
+    cell: Literal["gru", "sigmoid", "relu"] = "gru"
+    output: Literal["nce", "hierarchical", "class", "full"] = "nce"
+    num_classes: int = 0
+    tie_embeddings: bool = True
+    maxent_order: int = 0
+    maxent_size: int = 1 << 22
+    num_noise_words: int = 512
+    noise_power: float = 0.75
+    log_z: float = 0.0
+    learn_log_z: bool = False
+    normalized: bool = False
+    normalizer_precision: Precision = "float32"
+    dropout: float = 0.0
+    carry_state: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuses what no network can be made of, which an edited description may say."""
+        for name in ("embedding_size", "hidden_size", "num_layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+        kinds = get_type_hints(RnnLmConfig)
+        for name in ("cell", "output", "normalizer_precision"):
+            if getattr(self, name) not in get_args(kinds[name]):
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {get_args(kinds[name])}")
+
+
+# From so many histories on, those that end in the same word share its part of the gates.
+_MANY_ROWS = 64
+
+
+class RnnLm(nn.Module):
+    """Satisfies `asr.lm.interface.StatefulNetwork`; `forward` is the training loss over parallel streams.
+
+    The state row is the layers' states, then, where there is one, the projection that the output layer reads.
+
+    Args:
+        vocabulary: the words.
+        config: the shape.
+        compute_dtype: matrix products of training, "float32" or "bfloat16"; parameters stay float32.
+        compile_cell: compiles the recurrent layers' element-wise work (torch 2 and a C++ compiler).
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, config: RnnLmConfig, compute_dtype: str = "float32", compile_cell: bool = False
+    ) -> None:
+        super().__init__()
+        self.vocabulary = vocabulary
+        self.config = config
+        width, num_words = config.hidden_size, len(vocabulary)
+        self.embedding = nn.Embedding(num_words, config.embedding_size, sparse=True)
+        nn.init.normal_(self.embedding.weight, std=config.embedding_size**-0.5)
+        sizes = [config.embedding_size] + [width] * config.num_layers
+        self.layers = nn.ModuleList(
+            GruLayer(size, width, compute_dtype, compile_cell)
+            if config.cell == "gru"
+            else SimpleRnnLayer(size, width, config.cell, compute_dtype)
+            for size in sizes[:-1]
+        )
+        self.projection: PackedLinear | None = None
+        self.hidden_size = width
+        is_tied = config.tie_embeddings and config.output in ("nce", "full")
+        if is_tied and width != config.embedding_size:
+            self.projection = PackedLinear(width, config.embedding_size)
+            self.hidden_size = config.embedding_size
+        self.state_size = config.num_layers * width + (self.hidden_size if self.projection is not None else 0)
+        self.recurrent_size = config.num_layers * width
+        self.num_history_words = max(0, config.maxent_order - 1)
+        self.output: OutputLayer = build_output(
+            config, num_words, self.hidden_size, self.embedding if is_tied else None, compute_dtype, compile_cell
+        )
+        # The query engine looks for these methods; only some output layers have them.
+        by_parts = ("word_score", "history_normalizer", "group_of", "group_normalizer", "path_log_prob")
+        for name in (*by_parts, "output_for_loop"):
+            if hasattr(self.output, name):
+                setattr(self, name, getattr(self.output, name))
+
+    @property
+    def maxent(self) -> HashedMaxEnt | None:
+        """The n-gram features, where there are any."""
+        return self.output.maxent
+
+    @property
+    def has_constant_normalizer(self) -> bool:
+        """Whether log Z is one number for all histories, so that there is nothing to keep of it."""
+        return isinstance(self.output, NceOutput) and not self.output.normalized
+
+    def forward(
+        self, batch: TokenBatch, states: list[Tensor] | None, generator: torch.Generator
+    ) -> tuple[Tensor, list[Tensor]]:
+        """One window of all streams -> the loss summed over its words, and the layers' states after it.
+
+        The generator draws the noise, and its seed decides what is dropped.
+        """
+        hidden, states = self.hidden_sequence(batch, states, generator.initial_seed())
+        history = batch.history.transpose(0, 1).flatten(0, 1)
+        loss = self.output.loss(hidden.flatten(0, 1), history, batch.target_id.t().reshape(-1), generator)
+        return loss, states
+
+    def hidden_sequence(
+        self, batch: TokenBatch, states: list[Tensor] | None, seed: int = 0
+    ) -> tuple[Tensor, list[Tensor]]:
+        """What the output layer reads at each word, (T, B, H), and the layers' states after the window; the seed is of
+        the dropout in training."""
+        seeds = itertools.count(seed * (len(self.layers) + 1))
+        inputs = self._dropped(self.embedding(batch.input_id.t()), next(seeds))
+        num_streams = inputs.shape[1]
+        if states is None or batch.is_first:
+            states = [inputs.new_zeros(num_streams, self.config.hidden_size) for _ in self.layers]
+        is_kept = torch.ones_like(batch.is_start) if self.config.carry_state else ~batch.is_start
+        keep = is_kept.t().unsqueeze(2).float()
+        next_states = []
+        for layer, state in zip(self.layers, states, strict=True):
+            inputs, state = layer(inputs, state, keep)
+            inputs = self._dropped(inputs, next(seeds))
+            next_states.append(state)
+        return self._project(inputs), next_states
+
+    def input_gates(self, input_id: Tensor) -> tuple[Tensor, Tensor]:
+        """What the first layer makes of the distinct ones among words (L,), (D, G), and which one each is, (L,)."""
+        occurs = torch.zeros(len(self.vocabulary), dtype=torch.int64, device=input_id.device)
+        occurs[input_id] = 1
+        first = self.layers[0]
+        assert isinstance(first, (GruLayer, SimpleRnnLayer))
+        return first.input_gates(self.embedding(occurs.nonzero()[:, 0])), (occurs.cumsum(0) - 1)[input_id]
+
+    def hidden_packed(
+        self, gates: Tensor, input_idx: Tensor, sizes: list[int], states: list[Tensor] | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Sentences side by side, without gradient: what the output layer reads at each word, and the last states.
+
+        gates (D, G) and input_idx (L,) as from `input_gates`, step after step, step t of the first sizes[t] sentences;
+        `states` None at the sentences' start.
+        """
+        inputs, next_states = gates, []
+        for idx, layer in enumerate(self.layers):
+            assert isinstance(layer, (GruLayer, SimpleRnnLayer))
+            if idx:
+                gates, input_idx = layer.input_gates(inputs), torch.arange(len(inputs), device=inputs.device)
+            state = gates.new_zeros(sizes[0], layer.hidden_size) if states is None else states[idx]
+            inputs, state = layer.packed(gates, input_idx, sizes, state)
+            next_states.append(state)
+        return self._project(inputs), next_states
+
+    def initial_state(self) -> Tensor:
+        """The state before `<s>` is read: zeros, (S,)."""
+        return torch.zeros(self.state_size, device=next(self.layers.parameters()).device)
+
+    def step(self, state: Tensor, word_id: Tensor) -> Tensor:
+        """state (Q, S), word_id (Q,) -> next state (Q, S)."""
+        return self._next(state, None, word_id)
+
+    def branch(self, state: Tensor, before: Tensor, word_id: Tensor) -> Tensor:
+        """state (R, S), before, word_id (Q,) -> what follows state[before] and word_id, (Q, S).
+
+        On a CPU the products of a state are made once for all words that follow it.
+        """
+        return self._next(state, before, word_id)
+
+    def _next(self, state: Tensor, before: Tensor | None, word_id: Tensor) -> Tensor:
+        # Tables in host memory have no weight.
+        if len(self.layers) == 1 and isinstance(self.layers[0], GruLayer) and isinstance(self.embedding, nn.Embedding):
+            following = gru_step(self.layers[0], self.embedding.weight, self.projection, state, before, word_id)
+            if following is not None:
+                return following
+        width = self.config.hidden_size
+        which = None
+        if len(word_id) >= _MANY_ROWS and state.device.type == "cpu":
+            # Many histories of a batch end in the same word; on a GPU it would cost a round trip to find them.
+            word_id, which = torch.unique(word_id, return_inverse=True)
+        inputs = self.embedding(word_id)
+        columns = []
+        for idx, layer in enumerate(self.layers):
+            assert isinstance(layer, (GruLayer, SimpleRnnLayer))
+            inputs = layer.step(inputs, state[:, idx * width : (idx + 1) * width], which, before)
+            which = None
+            columns.append(inputs)
+        if self.projection is not None:
+            columns.append(self._project(inputs))
+        return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
+
+    def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
+        """hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,)."""
+        return self.output.log_prob(hidden, history, word_id)
+
+    def exact_log_z(self, num_queries: int) -> LogZ | None:
+        """The true log Z of an output layer that sums over the vocabulary for it, see `log_z_of`."""
+        return self.output.exact_log_z(num_queries) if isinstance(self.output, (NceOutput, FullSoftmaxOutput)) else None
+
+    def normalized_log_prob(
+        self, hidden: Tensor, history: Tensor, word_id: Tensor, log_z: LogZ | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """True log_prob (Q,) by the log Z of `exact_log_z`; for NCE, by how much it exceeds the constant one (Q,)."""
+        if log_z is None or not isinstance(self.output, (NceOutput, FullSoftmaxOutput)):
+            return self.log_prob(hidden, history, word_id), None
+        true = log_z(hidden, history)
+        excess = true - self.output.log_z if isinstance(self.output, NceOutput) else None
+        return self.output.word_score(hidden, history, word_id) - true, excess
+
+    def _dropped(self, values: Tensor, seed: int) -> Tensor:
+        probability = self.config.dropout
+        return seeded_dropout(values, probability, seed) if self.training and probability else values
+
+    def _project(self, hidden: Tensor) -> Tensor:
+        if self.projection is None:
+            return hidden
+        projected: Tensor = self.projection(hidden)
+        return projected
+
+
+def build_output(
+    config: RnnLmConfig,
+    num_words: int,
+    hidden_size: int,
+    tied_rows: nn.Embedding | None,
+    compute_dtype: str,
+    compile_loss: bool,
+) -> OutputLayer:
+    """The output layer that a configuration names; `tied_rows` are the input's word vectors, where they are shared."""
+    num_rows = num_words
+    if config.output == "class":
+        num_rows += config.num_classes or default_num_classes(num_words)
+    maxent = HashedMaxEnt(num_rows, config.maxent_order, config.maxent_size) if config.maxent_order > 1 else None
+    if config.output == "hierarchical":
+        return HuffmanOutput(num_words, hidden_size, maxent)
+    if config.output == "class":
+        return ClassSoftmaxOutput(num_words, hidden_size, maxent, config.num_classes, compute_dtype)
+    rows = tied_rows
+    if rows is None:
+        rows = nn.Embedding(num_words, hidden_size, sparse=True)
+        nn.init.normal_(rows.weight, std=hidden_size**-0.5)
+    if config.output == "full":
+        return FullSoftmaxOutput(rows, maxent, compute_dtype, config.normalizer_precision)
+    return NceOutput(
+        rows, maxent, config.num_noise_words, config.noise_power, config.log_z, config.learn_log_z, config.normalized,
+        compute_dtype=compute_dtype, compile_loss=compile_loss, normalizer_precision=config.normalizer_precision,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Output layers of recurrent language models and their training objectives."""

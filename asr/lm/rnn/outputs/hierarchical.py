@@ -1,0 +1,382 @@
+"""The loss of a Huffman tree and its gradients by compiled loops: what `HuffmanOutput.loss` computes in tensors.
+
+Threads share out the words of the batch, and the columns of the nodes' vectors where sums go over the batch; so the
+results do not depend on the number of threads.
+
+Shapes: N words of a batch, H hidden, R history lengths, V vocabulary, L path nodes of all words together, D distinct
+ones among them, W the MaxEnt table.
+
+
+What is known of tree paths, in tensors: the beginnings of paths that earlier queries of a history have gone.
+
+Shapes: Q queries, L nodes of all their paths, O histories, K nodes held of each.
+
+
+Output layer with a binary decision at each inner node of a Huffman tree over the words: normalised by its making.
+
+Shapes: N words of a batch, Q queries, H hidden, M history words, V vocabulary, L path nodes of all queries together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from asr.kernels.jit import Intrinsic, arrays_of, existing_loop, loop_for
+from asr.kernels.threads import in_threads
+from asr.lm.rnn.maxent import HashedMaxEnt, places_and_weight
+from asr.lm.rnn.output_numba import add_path_log_prob, ask_for_path
+from asr.text.symbols import BOS_ID, EPSILON_ID
+
+_WORDS_AT_LEAST, _COLUMNS_AT_LEAST = 128, 32  # of a thread's part
+
+
+row_product: Any = Intrinsic("asr.kernels.intrinsics", "row_product")
+
+
+class TreeBatch(NamedTuple):
+    """What is given of a batch: places of the MaxEnt slices (N, R), R being 0 without features, and word_id (N,); and
+    of the tree: a word's path is path_begin[word] .. path_begin[word + 1] - 1 of path_node and path_sign."""
+
+    places: Tensor
+    word_id: Tensor
+    path_begin: Tensor
+    path_node: Tensor
+    path_sign: Tensor
+
+
+class LoopedTreeLoss(torch.autograd.Function):
+    """hidden (N, H), rows (V, H), bias (V, 1), MaxEnt weight (W,) -> the loss; sparse gradients of tables.
+
+    The gradients come with the loss: a node's vector is read once for both.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, rows: Tensor, bias: Tensor, weight: Tensor, batch: TreeBatch) -> Tensor:
+        num_words, (num_rows, size), places = len(hidden), rows.shape, batch.places
+        length = batch.path_begin[batch.word_id + 1] - batch.path_begin[batch.word_id]
+        first = length.cumsum(0) - length
+        num_nodes = int(length.sum())
+        losses, residual, grad_hidden = torch.empty(num_words), torch.empty(num_nodes), torch.zeros(num_words, size)
+        slots = torch.empty(num_nodes, places.shape[1], dtype=torch.int64)
+        paths = batch.word_id, batch.path_begin, batch.path_node, first
+        tensors = places, batch.path_sign, rows, bias[:, 0], weight, losses, residual, slots, grad_hidden
+        arrays = arrays_of(hidden, *paths, *tensors)
+        loop = existing_loop(fill_paths)
+        in_threads(lambda begin, end: loop(begin, end, *arrays), num_words, _WORDS_AT_LEAST)
+        which, node = torch.empty(num_nodes, dtype=torch.int64), torch.empty(num_nodes, dtype=torch.int64)
+        num_distinct = existing_loop(number_nodes)(*arrays_of(*paths[:3], which, node), np.full(num_rows, -1))
+        grad_rows, grad_bias = torch.zeros(num_distinct, size), torch.zeros(num_distinct, 1)
+        sums = arrays_of(hidden, first, which, residual, grad_rows, grad_bias)
+        loop_of_sums = existing_loop(add_row_gradients)
+        in_threads(lambda begin, end: loop_of_sums(begin, end, *sums), size, _COLUMNS_AT_LEAST)
+        ctx.save_for_backward(grad_hidden, node[:num_distinct], grad_rows, grad_bias, slots, residual)
+        ctx.sizes = rows.shape, bias.shape, weight.shape
+        return losses.sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        grad_hidden, node, grad_rows, grad_bias, slots, residual = ctx.saved_tensors
+        rows_shape, bias_shape, weight_shape = ctx.sizes
+        grad_weight = None
+        if weight_shape[0]:
+            values = (residual * grad)[:, None].expand_as(slots)
+            grad_weight = torch.sparse_coo_tensor(slots.view(1, -1), values.reshape(-1), weight_shape)
+        return (
+            grad_hidden * grad,
+            torch.sparse_coo_tensor(node[None], grad_rows * grad, rows_shape),
+            torch.sparse_coo_tensor(node[None], grad_bias * grad, bias_shape),
+            grad_weight,
+            None,
+        )
+
+
+def fill_paths(
+    begin: int, end: int, hidden: Any, word_id: Any, path_begin: Any, path_node: Any, first: Any, places: Any,
+    path_sign: Any, rows: Any, bias: Any, weight: Any, losses: Any, residual: Any, slots: Any, grad_hidden: Any,
+) -> None:  # fmt: skip
+    """Of the words begin .. end - 1 fills losses (N,), and adds to grad_hidden (N, H); and of their paths' nodes, which
+    begin at first (N,), fills residual (L,), the gradients of their sums, and slots (L, R)."""
+    one = np.float32(1.0)
+    for query in range(begin, end):
+        word, at, total, grads = word_id[query], first[query], 0.0, grad_hidden[query]
+        if query + 1 < end:
+            ask_for_path(query + 1, word, hidden, places, word_id[query + 1], path_begin, path_node, rows, weight)
+        for place in range(path_begin[word], path_begin[word + 1]):
+            node, sign = path_node[place], path_sign[place]
+            logit = bias[node] + row_product(hidden, query, rows, node)
+            for i in range(places.shape[1]):
+                slots[at, i] = places[query, i] + node
+                logit += weight[slots[at, i]]
+            against = -sign * logit
+            power = math.exp(-abs(against))
+            total += max(against, 0.0) + math.log1p(power)
+            grad = np.float32(-sign * (one if against > 0 else power) / (one + power))
+            row = rows[node]
+            for j in range(len(row)):
+                grads[j] += grad * row[j]
+            residual[at] = grad
+            at += 1
+        losses[query] = total
+
+
+def number_nodes(word_id: Any, path_begin: Any, path_node: Any, which: Any, node: Any, number_of: Any) -> int:
+    """Numbers the nodes of all words' paths as they come: which one each is, (L,), and the node of each number, (D, or
+    more,) -> D. number_of (V,), at first -1, has the number of each."""
+    at = num = 0
+    for query in range(len(word_id)):
+        word = word_id[query]
+        for place in range(path_begin[word], path_begin[word + 1]):
+            one = path_node[place]
+            if number_of[one] < 0:
+                number_of[one], node[num] = num, one
+                num += 1
+            which[at] = number_of[one]
+            at += 1
+    return num
+
+
+def add_row_gradients(
+    begin: int, end: int, hidden: Any, first: Any, which: Any, residual: Any, grad_rows: Any, grad_bias: Any
+) -> None:
+    """Adds to the columns begin .. end - 1 of grad_rows (D, H), and, with the first of them, to grad_bias (D, 1)."""
+    for query in range(len(first)):
+        last = first[query + 1] if query + 1 < len(first) else len(which)
+        factor = hidden[query]
+        for at in range(first[query], last):
+            grads, grad = grad_rows[which[at]], residual[at]
+            for j in range(begin, end):
+                grads[j] += grad * factor[j]
+            if begin == 0:
+                grad_bias[which[at], 0] += grad
+
+
+_LARGEST = math.log(1e30)
+"""A float32 holds somewhat more."""
+
+
+class HeldPaths:
+    """The part of some paths that has to be computed, and the sums over their nodes.
+
+    Args:
+        query: the query of each node, path after path from the root down, (L,).
+        column: of each node, its place in `held` where that is below K; the root's is 0, (L,).
+        owner: the history of each query, (Q,).
+        held: 1 / P(node | history), NaN where it is not known, (O, K) contiguous. `total` fills it.
+
+    Attributes:
+        rest: the nodes whose decisions are not known, (R,).
+    """
+
+    def __init__(self, query: Tensor, column: Tensor, owner: Tensor, held: Tensor) -> None:
+        self._held = held.view(-1)
+        num_held = held.shape[1]
+        place = owner[query] * num_held + column
+        is_held = column < num_held
+        value = self._held[place.clamp(max=len(self._held) - 1)].masked_fill(~is_held, torch.nan)
+        value = value.masked_fill(column == 0, 1.0)
+        # Above a node that is known all are, so that their number says where to go on.
+        num_known = torch.zeros_like(owner).index_add_(0, query, (~value.isnan()).long())
+        length = torch.zeros_like(owner).index_add_(0, query, torch.ones_like(query))
+        begin = length.cumsum(0) - length + num_known - 1
+        at = torch.arange(len(query), device=query.device)
+        self.rest = (at >= begin[query]).nonzero().squeeze(1)
+        start = (at == begin[query]).nonzero().squeeze(1)
+        self._known = held.new_zeros(len(owner)).index_add_(0, query[start], value[start].log())
+        self._query = query[self.rest]
+        # A decision leads to the node after it on the path.
+        following = (self.rest + 1).clamp(max=max(len(query) - 1, 0))
+        is_on_path = (following > self.rest) & (query[following] == self._query) & is_held[following]
+        self._place = place[following]
+        self._is_kept = is_on_path
+
+    def total(self, against: Tensor) -> Tensor:
+        """-log P of each decision of `rest` (R,) -> -log P of each path, (Q,)."""
+        # In double precision: the sums run over all queries.
+        sums = torch.zeros_like(self._known, dtype=torch.float64).index_add_(0, self._query, against.double())
+        total = self._known + sums.float()
+        before = sums.cumsum(0) - sums
+        through = against.double().cumsum(0) - before[self._query] + self._known[self._query]
+        kept = (self._is_kept & (through < _LARGEST)).nonzero().squeeze(1)
+        self._held[self._place[kept]] = through[kept].exp().float()
+        return total
+
+
+class HuffmanOutput(nn.Module):
+    """P(w | h) is the product over w's path of sigmoid(+-(row(node) . hidden + bias(node) + MaxEnt(node, h))).
+
+    Args:
+        vocabulary_size: V; `<eps>` and `<s>` are not in the tree.
+        hidden_size: H.
+        maxent: n-gram features of histories and tree nodes, or none.
+    """
+
+    def __init__(self, vocabulary_size: int, hidden_size: int, maxent: HashedMaxEnt | None) -> None:
+        super().__init__()
+        self.maxent = maxent
+        self.rows = nn.Embedding(vocabulary_size, hidden_size, sparse=True)
+        self.bias = nn.Embedding(vocabulary_size, 1, sparse=True)
+        nn.init.zeros_(self.rows.weight)
+        nn.init.zeros_(self.bias.weight)
+        # The tree follows from the counts, so the counts are what a checkpoint holds.
+        self.counts: Tensor
+        self.register_buffer("counts", torch.ones(vocabulary_size, dtype=torch.int64))
+        self.path_begin: Tensor
+        self.path_node: Tensor
+        self.path_sign: Tensor
+        for name in ("path_begin", "path_node", "path_sign"):
+            self.register_buffer(name, torch.empty(0), persistent=False)
+        self._build()
+
+    def set_unigram(self, counts: Tensor, *, reset_bias: bool) -> None:
+        """Builds the tree; `reset_bias` makes each decision as likely as the counts below it."""
+        self.counts.copy_(counts + 1)
+        node_odds = self._build()
+        if reset_bias:
+            self.bias.weight.data[: len(node_odds), 0] = torch.from_numpy(node_odds).to(self.bias.weight)
+
+    def loss(self, hidden: Tensor, history: Tensor, word_id: Tensor, generator: torch.Generator) -> Tensor:
+        """hidden (N, H), history (N, M), word_id (N,) -> negative log-likelihood, ()."""
+        if loop_for(fill_paths, hidden.detach()) is not None:
+            return self._looped_loss(hidden, history, word_id)
+        query, node, sign = self._paths(word_id)
+        logits = (self.rows(node) * hidden[query]).sum(dim=1) + self.bias(node).squeeze(1)
+        if self.maxent is not None:
+            logits = logits + self.maxent.score(history[query], node)
+        return F.softplus(-sign * logits).sum()
+
+    def _looped_loss(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
+        places, weight = places_and_weight(self.maxent, history, hidden)
+        batch = TreeBatch(places, word_id, self.path_begin, self.path_node, self.path_sign)
+        loss: Tensor = LoopedTreeLoss.apply(hidden, self.rows.weight, self.bias.weight, weight, batch)  # type: ignore[no-untyped-call]
+        return loss
+
+    def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
+        """hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,)."""
+        return self.path_log_prob(hidden, history, word_id, word_id, hidden.new_empty(0, 0))[0]
+
+    def path_log_prob(
+        self, hidden: Tensor, history: Tensor, word_id: Tensor, owner: Tensor, held: Tensor
+    ) -> tuple[Tensor, int]:
+        """log_prob (Q,), and how many decisions had to be computed for it.
+
+        held (O, K) belongs to the histories owner (Q,): of the K likeliest nodes by the counts, the root first,
+        1 / P(node | history), NaN where it is not known. It is read and filled.
+        """
+        # The loops read the rows in one array, which a table in host memory is not.
+        is_whole = isinstance(self.rows, nn.Embedding) and not torch.is_grad_enabled()
+        loop = loop_for(add_path_log_prob, hidden.detach()) if is_whole else None
+        if loop is None:
+            log_prob, num_computed = self._log_prob_by_tensors(hidden, history, word_id, owner, held)
+        else:
+            log_prob, num_computed = self._log_prob_by_loops(hidden, history, word_id, owner, held, loop)
+        return log_prob.masked_fill((word_id == EPSILON_ID) | (word_id == BOS_ID), -torch.inf), num_computed
+
+    def _log_prob_by_tensors(
+        self, hidden: Tensor, history: Tensor, word_id: Tensor, owner: Tensor, held: Tensor
+    ) -> tuple[Tensor, int]:
+        query, node, sign = self._paths(word_id)
+        known = HeldPaths(query, self._root - node, owner, held) if held.numel() else None
+        if known is not None:
+            query, node, sign = query[known.rest], node[known.rest], sign[known.rest]
+        logits = (self.rows(node) * hidden[query]).sum(dim=1) + self.bias.weight[node, 0]
+        if self.maxent is not None:
+            logits = logits + self.maxent.score(history[query], node)
+        against = F.softplus(-sign * logits)
+        if known is not None:
+            return -known.total(against), len(node)
+        return hidden.new_zeros(len(word_id)).index_add(0, query, -against), len(node)
+
+    def _log_prob_by_loops(
+        self, hidden: Tensor, history: Tensor, word_id: Tensor, owner: Tensor, held: Tensor, loop: Callable[..., int]
+    ) -> tuple[Tensor, int]:
+        log_prob = hidden.new_zeros(len(word_id))
+        places, weight = places_and_weight(self.maxent, history, hidden)
+        arrays = arrays_of(
+            hidden, places, word_id, self.path_begin, self.path_node, self.path_sign,
+            self.rows.weight, self.bias.weight[:, 0], weight, owner,
+        )  # fmt: skip
+        # Queries of a word one after the other: the second finds the path's nodes in the cache.
+        order = np.argsort(word_id.numpy())
+        num_computed = loop(order, *arrays, held.numpy(), self._root, log_prob.numpy())
+        return log_prob, num_computed
+
+    def _paths(self, word_id: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """word_id (Q,) -> for each node of each path its query, node and direction (+1 or -1), all (L,)."""
+        begin = self.path_begin[word_id]
+        length = self.path_begin[word_id + 1] - begin
+        query = torch.repeat_interleave(torch.arange(len(word_id), device=word_id.device), length)
+        first = length.cumsum(0) - length
+        place = torch.arange(len(query), device=word_id.device) + (begin - first)[query]
+        return query, self.path_node[place], self.path_sign[place]
+
+    def _build(self) -> NDArray[np.float32]:
+        """Sets the paths; returns each node's log odds of going to the +1 side by the counts."""
+        counts = self.counts.cpu().numpy()
+        begin, node, sign, node_odds = huffman_paths(counts, np.array([EPSILON_ID, BOS_ID]))
+        self._root = len(node_odds) - 1
+        device = self.counts.device
+        self.path_begin = torch.from_numpy(begin).to(device)
+        self.path_node = torch.from_numpy(node).to(device)
+        self.path_sign = torch.from_numpy(sign).to(device)
+        return node_odds
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self._build()
+
+
+def huffman_paths(
+    counts: NDArray[np.int64], left_out: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
+    """Huffman's tree over the words but `left_out`; equal counts in the order of the words.
+
+    Returns:
+        path_begin (V + 1,), path_node and path_sign from the root down, all words' paths one after the other, and
+        the log odds of the +1 side of each node. Nodes are numbered by the counts below them, the root last.
+    """
+    words = np.setdiff1d(np.arange(len(counts)), left_out)
+    leaves = words[np.argsort(counts[words], kind="stable")]
+    num_leaves = len(leaves)
+    # Two queues: leaves by count, and inner nodes, which come into being by count.
+    weight = np.concatenate((counts[leaves], np.zeros(max(0, num_leaves - 1), dtype=np.int64))).tolist()
+    parent = [-1] * len(weight)
+    side = [0.0] * len(weight)
+    odds = np.zeros(max(0, num_leaves - 1), dtype=np.float32)
+    next_leaf, next_inner = 0, num_leaves
+    for made in range(num_leaves, len(weight)):
+        chosen = []
+        for _ in range(2):
+            if next_leaf < num_leaves and (next_inner >= made or weight[next_leaf] <= weight[next_inner]):
+                chosen.append(next_leaf)
+                next_leaf += 1
+            else:
+                chosen.append(next_inner)
+                next_inner += 1
+        less, more = chosen
+        parent[less] = parent[more] = made
+        side[less], side[more] = -1.0, 1.0
+        weight[made] = weight[less] + weight[more]
+        odds[made - num_leaves] = np.log(weight[more] / weight[less])
+    paths: list[list[int]] = [[] for _ in counts]
+    signs: list[list[float]] = [[] for _ in counts]
+    for leaf, word in enumerate(leaves.tolist()):
+        node = leaf
+        while parent[node] >= 0:
+            paths[word].append(parent[node] - num_leaves)
+            signs[word].append(side[node])
+            node = parent[node]
+        paths[word].reverse()
+        signs[word].reverse()
+    begin = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum([len(path) for path in paths], out=begin[1:])
+    path_node = np.array([node for path in paths for node in path], dtype=np.int64)
+    path_sign = np.array([sign for path in signs for sign in path], dtype=np.float32)
+    return begin, path_node, path_sign, odds

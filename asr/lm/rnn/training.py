@@ -1,0 +1,186 @@
+"""Training of a recurrent language model under Lightning."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from asr.errors import AsrError
+from asr.kernels.threads import torch_on_one_thread
+from asr.lm.rnn.data import TokenBatch
+from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.lm.rnn.optim import AdamWithSparseRows
+from asr.serialization import read_checkpoint
+from asr.text.symbols import SPECIAL_WORDS, Vocabulary
+
+
+class LitRnnLm(pl.LightningModule):
+    """Trains an `RnnLm`; validates by its true, normalised perplexity and by the spread of its log Z.
+
+    Args:
+        vocabulary: word list, one word a line.
+        network: the network's shape.
+        init_from: a checkpoint to start from with a new schedule: its weights, and its optimiser's state.
+        lr: Adam's learning rate for the recurrent layers.
+        sparse_lr: Adagrad's learning rate for word vectors, biases and n-gram features.
+        warmup_steps: the rates rise linearly over these batches.
+        decay_start: part of the run after which the rates fall, by a half cosine, to `final_lr_factor`.
+        final_lr_factor: what is left of the rates at the run's end.
+        max_grad_norm: the dense gradients, averaged over the words of a step, are clipped to this norm.
+        noise_seed: seed of noise and dropout; batch i draws the same in every run.
+        compute_dtype: matrix products, "float32" or "bfloat16"; parameters stay float32.
+        compile_cell: compiles the recurrent layers' element-wise work.
+    """
+
+    def __init__(
+        self,
+        vocabulary: str,
+        network: RnnLmConfig,
+        init_from: str | None = None,
+        lr: float = 2e-3,
+        sparse_lr: float = 0.1,
+        warmup_steps: int = 100,
+        decay_start: float = 0.5,
+        final_lr_factor: float = 0.02,
+        max_grad_norm: float = 1.0,
+        noise_seed: int = 1,
+        compute_dtype: str = "float32",
+        compile_cell: bool = False,
+    ) -> None:
+        super().__init__()
+        self.network = RnnLm(Vocabulary.from_file(vocabulary), network, compute_dtype, compile_cell)
+        self.init_from = init_from
+        self.lr, self.sparse_lr = lr, sparse_lr
+        self.warmup_steps, self.decay_start, self.final_lr_factor = warmup_steps, decay_start, final_lr_factor
+        self.max_grad_norm = max_grad_norm
+        self.noise_seed = noise_seed
+        self._states: list[Tensor] | None = None
+        self._validation_states: list[Tensor] | None = None
+        self._sums = torch.zeros(4, dtype=torch.float64)
+        self._seconds = self._cpu_seconds = 0.0
+        self._batch_begin = (0.0, 0.0)
+        # Of the step that is under way, which may be of several batches.
+        self._num_batches = self._num_words = 0
+
+    def setup(self, stage: str) -> None:
+        """Takes noise and biases from the training text's counts, or weights from `init_from`."""
+        data = getattr(self.trainer, "datamodule", None)
+        if stage != "fit" or data is None:
+            return
+        if data.vocabulary != self.network.vocabulary:
+            raise AsrError("data.vocabulary and model.vocabulary are different word lists; give both the same file.")
+        data.num_history_words = self.network.num_history_words
+        data.setup(stage)
+        counts = torch.from_numpy(data.train_tokens.unigram_counts(len(data.vocabulary)))
+        self.network.output.set_unigram(counts, reset_bias=self.init_from is None)
+        if self.init_from is not None:
+            self.load_state_dict(read_checkpoint(self.init_from)["state_dict"])
+
+    def on_train_batch_start(self, batch: TokenBatch, batch_idx: int) -> None:
+        """Starts the clocks of training alone; that of processor time is not disturbed by other processes."""
+        self._batch_begin = time.perf_counter(), time.process_time()
+
+    def on_train_batch_end(self, outputs: Any, batch: TokenBatch, batch_idx: int) -> None:
+        """Stops them."""
+        begin, cpu_begin = self._batch_begin
+        self._seconds += time.perf_counter() - begin
+        self._cpu_seconds += time.process_time() - cpu_begin
+
+    def training_step(self, batch: TokenBatch, batch_idx: int) -> Tensor:
+        """The loss summed over the batch's words; the mean is logged."""
+        batch_number = self.global_step * self.trainer.accumulate_grad_batches + self._num_batches
+        generator = torch.Generator().manual_seed(self.noise_seed + batch_number)
+        self._num_batches += 1
+        self._num_words += batch.target_id.numel()
+        # A checkpoint's states are on the CPU.
+        states = None if self._states is None else [state.to(batch.input_id.device) for state in self._states]
+        loss, self._states = self.network(batch, states, generator)
+        if self._is_logged():
+            self.log("train_loss", loss.detach() / batch.target_id.numel(), prog_bar=True, batch_size=1)
+        return loss
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """All of a batch's work, `training_step` and the gradients included, most of which compiled loops do."""
+        with torch_on_one_thread():
+            super().optimizer_step(*args, **kwargs)
+
+    def configure_gradient_clipping(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        """Clips the dense gradients; Adagrad's steps are bounded anyway."""
+        dense = [p for p in self.network.parameters() if p.grad is not None and not p.grad.is_sparse]
+        norm = torch.nn.utils.clip_grad_norm_(dense, self.max_grad_norm * self._num_words)
+        if self._is_logged():
+            self.log("grad_norm", norm / self._num_words, batch_size=1)
+        self._num_batches = self._num_words = 0
+
+    def _is_logged(self) -> bool:
+        """Whether the values of this step are written; to pass Lightning those of the others takes milliseconds."""
+        every = int(self.trainer.log_every_n_steps)  # type: ignore[attr-defined]
+        return every > 0 and (self.global_step + 1) % every == 0
+
+    def on_validation_epoch_start(self) -> None:
+        """Clears the sums."""
+        self._validation_states = None
+        self._sums.zero_()
+
+    def validation_step(self, batch: TokenBatch, batch_idx: int) -> None:
+        """Adds up true log probabilities and log Z."""
+        hidden, self._validation_states = self.network.hidden_sequence(batch, self._validation_states)
+        hidden = hidden.flatten(0, 1)
+        history = batch.history.transpose(0, 1).flatten(0, 1)
+        word_id = batch.target_id.t().reshape(-1)
+        log_z = self.network.exact_log_z(len(word_id))
+        log_prob, deviation = self.network.normalized_log_prob(hidden, history, word_id, log_z)
+        deviation = torch.zeros_like(log_prob) if deviation is None else deviation
+        values = log_prob.sum(), deviation.sum(), deviation.square().sum(), torch.tensor(len(word_id))
+        self._sums += torch.stack([value.double().cpu() for value in values])
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs the normalised perplexity, mean and standard deviation of log Z over its constant, and the time of
+        training so far, by the clock and of the processor."""
+        log_prob, total, square, count = self._sums.tolist()
+        if count == 0:
+            return
+        mean = total / count
+        self.log("val_perplexity", math.exp(min(-log_prob / count, 50.0)), prog_bar=True)
+        self.log("train_seconds", self._seconds)
+        self.log("train_cpu_seconds", self._cpu_seconds)
+        self.log("val_log_z_mean", mean)
+        self.log("val_log_z_std", math.sqrt(max(0.0, square / count - mean * mean)))
+
+    def configure_optimizers(self) -> Any:
+        """Adam with sparse rows; warm-up, plateau, half cosine."""
+        optimizer = AdamWithSparseRows(self.network.parameters(), lr=self.lr, sparse_lr=self.sparse_lr)
+        if self.init_from is not None:
+            state = read_checkpoint(self.init_from)["optimizer_states"][0]
+            # Of the groups only the parameters' order is taken; rates are this run's.
+            optimizer.load_state_dict({"state": state["state"], "param_groups": optimizer.state_dict()["param_groups"]})
+        num_steps = max(1, int(self.trainer.estimated_stepping_batches))
+
+        def factor(step: int) -> float:
+            warm = min(1.0, (step + 1) / max(1, self.warmup_steps))
+            begin = self.decay_start * num_steps
+            progress = min(1.0, max(0.0, (step - begin) / max(1.0, num_steps - begin)))
+            return warm * (self.final_lr_factor + (1 - self.final_lr_factor) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """The streams' states, so that a resumed run carries them on."""
+        checkpoint["stream_states"] = self._states
+        checkpoint["train_seconds"], checkpoint["train_cpu_seconds"] = self._seconds, self._cpu_seconds
+        # What an export needs, so that it needs no Lightning.
+        checkpoint["rnn_lm_config"] = asdict(self.network.config)
+        checkpoint["rnn_lm_words"] = self.network.vocabulary.words[len(SPECIAL_WORDS) :]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Takes them up again."""
+        self._states = checkpoint["stream_states"]
+        self._seconds = checkpoint.get("train_seconds", 0.0)
+        self._cpu_seconds = checkpoint.get("train_cpu_seconds", 0.0)

@@ -1,0 +1,279 @@
+"""Word and character error rates: counts of one utterance, totals of a set, and how far chance may move them.
+
+Which words went wrong: utterances aligned for a reader, and the most frequent confusions.
+
+Transcripts by utterance id: Kaldi's `id words ...` lines, or JSON Lines."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import kaldialign
+import numpy as np
+from numpy.typing import NDArray
+
+from asr.errors import AsrError
+from asr.text.normalize import read_text
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ErrorCounts:
+    """The least number of edits that turn a reference into a hypothesis."""
+
+    num_ref: int
+    num_substitutions: int
+    num_insertions: int
+    num_deletions: int
+
+    @property
+    def num_errors(self) -> int:
+        return self.num_substitutions + self.num_insertions + self.num_deletions
+
+    @property
+    def rate(self) -> float:
+        """Errors per reference symbol; of an empty reference 0 without errors and infinite with."""
+        if self.num_ref == 0:
+            return float("inf") if self.num_errors else 0.0
+        return self.num_errors / self.num_ref
+
+    def __add__(self, other: ErrorCounts) -> ErrorCounts:
+        return ErrorCounts(
+            self.num_ref + other.num_ref,
+            self.num_substitutions + other.num_substitutions,
+            self.num_insertions + other.num_insertions,
+            self.num_deletions + other.num_deletions,
+        )
+
+
+NO_ERRORS = ErrorCounts(0, 0, 0, 0)
+
+
+def count_errors(reference: Sequence[str], hypothesis: Sequence[str]) -> ErrorCounts:
+    """Aligns two sequences of symbols."""
+    counts = kaldialign.edit_distance(list(reference), list(hypothesis))
+    return ErrorCounts(len(reference), counts["sub"], counts["ins"], counts["del"])
+
+
+def characters(words: Sequence[str]) -> list[str]:
+    """The symbols of a character error rate: every letter, and each gap between words as a space."""
+    return list(" ".join(words))
+
+
+@dataclass(frozen=True)
+class ErrorReport:
+    """The errors of a test set.
+
+    Args:
+        words: word errors of each utterance, by id.
+        characters: character errors of each utterance, by id.
+    """
+
+    words: Mapping[str, ErrorCounts]
+    characters: Mapping[str, ErrorCounts]
+
+    @property
+    def total_words(self) -> ErrorCounts:
+        return sum(self.words.values(), NO_ERRORS)
+
+    @property
+    def total_characters(self) -> ErrorCounts:
+        return sum(self.characters.values(), NO_ERRORS)
+
+    @property
+    def num_wrong_utterances(self) -> int:
+        """Utterances with at least one word error."""
+        return sum(counts.num_errors > 0 for counts in self.words.values())
+
+
+def score_transcripts(
+    references: Mapping[str, Sequence[str]], hypotheses: Mapping[str, Sequence[str]], missing_is_empty: bool = False
+) -> ErrorReport:
+    """Scores every reference against the hypothesis of the same id.
+
+    Args:
+        references: utterance id -> words.
+        hypotheses: utterance id -> words; ids without a reference are refused.
+        missing_is_empty: count an utterance without a hypothesis as all deleted.
+
+    Raises:
+        AsrError: an id stands on one side only, or there are no references.
+    """
+    if not references:
+        raise AsrError("there is no reference transcript to score against; the reference file is empty.")
+    _require_same_ids(
+        "hypothesis", references, [] if missing_is_empty else [i for i in references if i not in hypotheses]
+    )
+    _require_same_ids("reference", hypotheses, [i for i in hypotheses if i not in references])
+    words, letters = {}, {}
+    for utt_id, reference in references.items():
+        hypothesis = hypotheses.get(utt_id, ())
+        words[utt_id] = count_errors(reference, hypothesis)
+        letters[utt_id] = count_errors(characters(reference), characters(hypothesis))
+    return ErrorReport(words, letters)
+
+
+def _require_same_ids(kind: str, known: Iterable[str], missing: Sequence[str]) -> None:
+    if missing:
+        raise AsrError(
+            f"{len(missing)} of {len(list(known))} utterances have no {kind}, first {missing[0]!r}; "
+            "check that both files name their utterances alike."
+        )
+
+
+def bootstrap_interval(
+    counts: Iterable[ErrorCounts], confidence: float = 0.95, num_samples: int = 10_000, seed: int = 0
+) -> tuple[float, float]:
+    """Where the error rate lies with the given confidence, were the utterances drawn anew (percentile bootstrap).
+
+    Args:
+        counts: of each utterance.
+        confidence: in (0, 1).
+        num_samples: drawn test sets.
+        seed: of the draw; the same seed gives the same interval.
+    """
+    errors, lengths = _arrays(counts)
+    rates = _resample(errors, seed, num_samples) / np.maximum(_resample(lengths, seed, num_samples), 1)
+    tail = (1.0 - confidence) / 2.0
+    low, high = np.quantile(rates, (tail, 1.0 - tail))
+    return float(low), float(high)
+
+
+def probability_of_improvement(
+    better: Iterable[ErrorCounts], worse: Iterable[ErrorCounts], num_samples: int = 10_000, seed: int = 0
+) -> float:
+    """How often the first system makes fewer errors than the second on a redrawn test set (paired bootstrap).
+
+    Args:
+        better, worse: counts of the same utterances in the same order.
+    """
+    errors_a, _ = _arrays(better)
+    errors_b, _ = _arrays(worse)
+    if errors_a.shape != errors_b.shape:
+        raise AsrError(f"the two systems scored {errors_a.size} and {errors_b.size} utterances; score the same ones.")
+    difference = _resample(errors_a - errors_b, seed, num_samples)
+    return float(np.mean(difference < 0) + 0.5 * np.mean(difference == 0))
+
+
+def _arrays(counts: Iterable[ErrorCounts]) -> tuple[IntArray, IntArray]:
+    pairs = np.array([(count.num_errors, count.num_ref) for count in counts], dtype=np.int64).reshape(-1, 2)
+    return pairs[:, 0], pairs[:, 1]
+
+
+def _resample(values: IntArray, seed: int, num_samples: int) -> IntArray:
+    """Sums of redrawn values, (num_samples,); the same seed draws the same utterances."""
+    generator = np.random.default_rng(seed)
+    sums = np.empty(num_samples, dtype=np.int64)
+    # A few hundred draws at once keep the memory small for large test sets.
+    step = max(1, 4_000_000 // max(1, values.size))
+    for begin in range(0, num_samples, step):
+        end = min(begin + step, num_samples)
+        sums[begin:end] = values[generator.integers(0, max(1, values.size), (end - begin, values.size))].sum(axis=1)
+    return sums
+
+
+GAP = ""  # which no word is
+
+
+def align(reference: Sequence[str], hypothesis: Sequence[str]) -> list[tuple[str, str]]:
+    """Pairs (reference word, hypothesis word); `GAP` stands for an insertion or a deletion."""
+    return [(str(a), str(b)) for a, b in kaldialign.align(list(reference), list(hypothesis), GAP)]
+
+
+def format_alignment(reference: Sequence[str], hypothesis: Sequence[str]) -> str:
+    """Three lines, words under each other: REF, HYP, and a mark S, I or D under each error; `*` stands for no word."""
+    rows: tuple[list[str], list[str], list[str]] = (["REF:"], ["HYP:"], ["    "])
+    for ref_word, hyp_word in align(reference, hypothesis):
+        mark = "" if ref_word == hyp_word else "I" if ref_word == GAP else "D" if hyp_word == GAP else "S"
+        shown = ref_word or "*", hyp_word or "*", mark
+        width = max(map(len, shown))
+        for row, text in zip(rows, shown, strict=True):
+            row.append(text.ljust(width))
+    return "\n".join(" ".join(row).rstrip() for row in rows)
+
+
+def confusions(
+    references: Mapping[str, Sequence[str]], hypotheses: Mapping[str, Sequence[str]]
+) -> Counter[tuple[str, str]]:
+    """How often each wrong pair (reference word, hypothesis word) occurs; `GAP` as in `align`."""
+    return Counter(
+        pair
+        for utt_id, reference in references.items()
+        for pair in align(reference, hypotheses.get(utt_id, ()))
+        if pair[0] != pair[1]
+    )
+
+
+def format_confusions(counts: Counter[tuple[str, str]], num_shown: int = 20) -> Iterable[str]:
+    """The most frequent ones, a line each."""
+    for (ref_word, hyp_word), count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:num_shown]:
+        if ref_word == GAP:
+            yield f"{count:6d}  inserted  {hyp_word}"
+        elif hyp_word == GAP:
+            yield f"{count:6d}  deleted   {ref_word}"
+        else:
+            yield f"{count:6d}  {ref_word} -> {hyp_word}"
+
+
+_ID_FIELDS = ("id", "cut_id", "utterance", "audio")
+
+
+def read_transcripts(path: str | Path) -> dict[str, tuple[str, ...]]:
+    """Reads one transcript a line, in either form; `.gz` and `.xz` are unpacked.
+
+    JSON Lines need `text` (a string, or a list of words) and one of `id`, `cut_id`, `utterance`, `audio`; of an
+    `audio` path the id is the file's name without its ending. Lines with an `error` field have no words, and give way
+    to a line in which the same utterance was done after all.
+
+    Raises:
+        AsrError: the file is missing, not UTF-8, a line cannot be read, or an id stands twice.
+    """
+    transcripts: dict[str, tuple[str, ...]] = {}
+    failed: dict[str, tuple[str, ...]] = {}
+    for line_number, line in enumerate(read_text(path, "transcript file").split("\n"), start=1):
+        if not line.strip():
+            continue
+        is_json = line.lstrip()[0] == "{"
+        utt_id, words = _from_json(line, f"{path}:{line_number}") if is_json else _from_kaldi(line)
+        if words is None:
+            failed[utt_id] = ()
+        elif utt_id in transcripts:
+            raise AsrError(f"{path}:{line_number}: the utterance {utt_id!r} stands twice; keep one of the two lines.")
+        else:
+            transcripts[utt_id] = words
+    return failed | transcripts
+
+
+def _from_kaldi(line: str) -> tuple[str, tuple[str, ...]]:
+    utt_id, *words = line.split()
+    return utt_id, tuple(words)
+
+
+def _from_json(line: str, where: str) -> tuple[str, tuple[str, ...] | None]:
+    """The id and its words, None where recognition has failed."""
+    try:
+        record: dict[str, Any] = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise AsrError(f"{where}: the line is no JSON object ({error.msg}).") from error
+    field = next((name for name in _ID_FIELDS if name in record), None)
+    if field is None:
+        raise AsrError(f"{where}: the object names no utterance; give it one of the fields {', '.join(_ID_FIELDS)}.")
+    if not isinstance(record[field], (str, int)):
+        raise AsrError(f"{where}: the field '{field}' is {json.dumps(record[field])}; it must be a string.")
+    utt_id = Path(str(record[field])).stem if field == "audio" else str(record[field])
+    words = record.get("text")
+    if "text" not in record:
+        if record.get("error"):
+            return utt_id, None
+        raise AsrError(f"{where}: the object has no field 'text'.")
+    if isinstance(words, str):
+        return utt_id, tuple(words.split())
+    if not isinstance(words, list):
+        raise AsrError(f"{where}: the field 'text' is {json.dumps(words)}; it must be a string or a list of words.")
+    return utt_id, tuple(map(str, words))

@@ -1,0 +1,347 @@
+"""Learning rate over a training run.
+
+The optimiser of acoustic models.
+
+Exponential moving average of a network's weights.
+
+Best token of each frame, with repeats and blanks taken out.
+
+Starting from a network that was trained for other tokens.
+
+Training of an acoustic model with Lightning."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asr.datasets.cuts import cut_text
+from asr.errors import AsrError
+from asr.metrics import NO_ERRORS, ErrorCounts, count_errors
+from asr.models.alignment import IGNORED, TeacherAlignment, even_alignment, frame_cross_entropy
+from asr.models.checkpoint import weights_and_tokens
+from asr.models.interface import AcousticNetwork, Objective
+
+
+def warmup_cosine(step: int, warmup_steps: int, total_steps: int, floor: float) -> float:
+    """Factor on the peak learning rate: a linear rise, then half a cosine down to `floor`, which then stays."""
+    if step < warmup_steps:
+        return (step + 1) / (warmup_steps + 1)
+    progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
+    return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def adamw(network: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
+    """AdamW with weight decay on matrices only, in one fused kernel where this torch has one for the device."""
+    matrices = [parameter for parameter in network.parameters() if parameter.ndim >= 2]
+    vectors = [parameter for parameter in network.parameters() if parameter.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    on_cpu = all(parameter.device.type == "cpu" for parameter in network.parameters())
+    fused = version >= (2, 4) or (version >= (2, 0) and not on_cpu)
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98), **({"fused": True} if fused else {}))
+
+
+class WeightAverage(nn.Module):
+    """A second copy of a network that follows the first slowly; it is what validation and export use.
+
+    Early in training the average is short, so that it does not remember the random start.
+
+    Args:
+        network: what is followed; its buffers are copied, not averaged.
+        decay: weight of the old average in each step, such as 0.999.
+    """
+
+    num_updates: Tensor
+
+    def __init__(self, network: nn.Module, decay: float) -> None:
+        super().__init__()
+        self.decay = decay
+        self.network = copy.deepcopy(network).eval().requires_grad_(False)
+        self.register_buffer("num_updates", torch.zeros((), dtype=torch.int64))
+
+    @torch.no_grad()
+    def update(self, network: nn.Module) -> None:
+        """Takes in the network's weights after an optimiser step."""
+        self.num_updates += 1
+        num_updates = int(self.num_updates)
+        decay = min(self.decay, (1 + num_updates) / (10 + num_updates))
+        for mean, value in zip(self.network.parameters(), network.parameters(), strict=True):
+            mean.lerp_(value, 1.0 - decay)
+        for own, buffer in zip(self.network.buffers(), network.buffers(), strict=True):
+            own.copy_(buffer)
+
+    def train(self, mode: bool = True) -> WeightAverage:
+        """Stays in evaluation mode."""
+        return super().train(False)
+
+
+def greedy_tokens(log_prob: Tensor, num_frames: Tensor) -> list[list[int]]:
+    """log_prob (N, T, C), num_frames (N,) -> the token ids of each utterance."""
+    best = log_prob.argmax(dim=-1)
+    sequences: list[list[int]] = []
+    for frames, count in zip(best, num_frames.tolist(), strict=True):
+        merged = torch.unique_consecutive(frames[:count])
+        sequences.append(merged[merged != 0].tolist())
+    return sequences
+
+
+# The tensors of all our networks that have a dimension of tokens, and which it is.
+_TOKEN_DIMENSION = {"out.weight": 0, "out.bias": 0, "feedback.weight": 1}
+
+
+@torch.no_grad()
+def transfer_weights(
+    network: nn.Module, tokens: Sequence[str], weights: Mapping[str, Tensor], weight_tokens: Sequence[str]
+) -> None:
+    """Copies weights into a network of the same shape but for its tokens, which are matched by name.
+
+    Tokens that the old network did not have keep their random start, with the bias of the old network's rarest token.
+
+    Args:
+        network: filled in place.
+        tokens: its tokens, blank first.
+        weights: state dict of the other network.
+        weight_tokens: its tokens.
+
+    Raises:
+        AsrError: the networks differ in more than their tokens.
+    """
+    shared = [token for token in tokens if token in weight_tokens]
+    new = torch.tensor([list(tokens).index(token) for token in shared])
+    old = torch.tensor([list(weight_tokens).index(token) for token in shared])
+    state = network.state_dict()
+    if state.keys() != weights.keys():
+        name = sorted(state.keys() ^ weights.keys())[0]
+        raise AsrError(f"initial_checkpoint: only one of the networks has {name}; take one of the same class.")
+    for name, target in state.items():
+        source = weights[name]
+        dim = _TOKEN_DIMENSION.get(name)
+        if dim is not None:
+            source = target.clone().fill_(source.min()) if target.ndim == 1 else target.clone()
+            source.index_copy_(dim, new, weights[name].index_select(dim, old))
+        if source.shape != target.shape:
+            raise AsrError(
+                f"initial_checkpoint: {name} is {tuple(source.shape)} there and {tuple(target.shape)} here; "
+                "take a network of the same sizes."
+            )
+        target.copy_(source)
+
+
+class LitAcousticModel(pl.LightningModule):
+    """Frames to tokens by CTC or a relative: optimiser, schedule, averaged weights, token error rate.
+
+    Validation, testing and prediction use the averaged weights. Batches are those of `AcousticDataModule`.
+
+    Args:
+        network: the acoustic model; its `num_features` and `num_tokens` must be those of the data.
+        objective: the training loss, such as `asr.models.losses.TorchCtc`.
+        peak_lr: learning rate at the end of the warm-up.
+        warmup_fraction: part of all steps in which it rises; half a cosine follows.
+        final_lr_fraction: last learning rate as a part of the peak.
+        weight_decay: of weight matrices; biases and norms have none.
+        max_gradient_norm: larger gradients are scaled down to it.
+        intermediate_weight: part of the loss that falls to intermediate outputs, if the network has them.
+        average_decay: of the moving average of weights.
+        flat_start_steps: first steps on frame cross-entropy with evenly spread tokens; see `asr.models.alignment`.
+        length_multiple: training batches are padded to a multiple of so many frames.
+        initial_checkpoint: start from the averaged weights of this checkpoint of `asr fit`, or from the network of this
+            bundle's folder; its tokens may be others.
+        teacher: train on frame cross-entropy, with the alignments of this bundle's network, instead of on the
+            objective, which validation still shows; see `asr.models.alignment`.
+    """
+
+    token_frames: Tensor
+
+    def __init__(
+        self,
+        network: nn.Module,
+        objective: nn.Module,
+        peak_lr: float = 1e-3,
+        warmup_fraction: float = 0.05,
+        final_lr_fraction: float = 0.02,
+        weight_decay: float = 0.02,
+        max_gradient_norm: float = 1.0,
+        intermediate_weight: float = 0.3,
+        average_decay: float = 0.999,
+        flat_start_steps: int = 0,
+        length_multiple: int = 64,
+        initial_checkpoint: str | None = None,
+        teacher: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.network: AcousticNetwork = network  # type: ignore[assignment]
+        self.objective: Objective = objective  # type: ignore[assignment]
+        self.average = WeightAverage(network, average_decay)
+        self.peak_lr = peak_lr
+        self.warmup_fraction = warmup_fraction
+        self.final_lr_fraction = final_lr_fraction
+        self.weight_decay = weight_decay
+        self.max_gradient_norm = max_gradient_norm
+        self.intermediate_weight = intermediate_weight
+        self.initial_checkpoint = initial_checkpoint
+        self.flat_start_steps = flat_start_steps
+        self.length_multiple = length_multiple
+        self.teacher = teacher
+        self._teacher_alignment: TeacherAlignment | None = None
+        if teacher is not None:
+            # Frames of each token so far; one each at first, so that no prior is 0.
+            self.register_buffer("token_frames", torch.ones(self.network.num_tokens))
+        self._errors: ErrorCounts = NO_ERRORS
+        self._rng_state: Tensor | None = None
+        self._cuda_rng_state: Tensor | None = None
+        self._is_resumed = False
+
+    def forward(self, features: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
+        """features (N, T, F), num_frames (N,) -> averaged network's log-probabilities (N, T', C), (N,)."""
+        log_prob, num_frames = self.average.network(features, num_frames)
+        return log_prob, num_frames
+
+    def on_fit_start(self) -> None:
+        """Checks network against data and shows the training transcripts to the objective."""
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        wanted = (data.feature_dim, data.num_tokens)
+        has = (self.network.num_features, self.network.num_tokens)
+        if wanted != has:
+            raise AsrError(
+                f"The network expects {has[0]} features and gives {has[1]} tokens, "
+                f"the data have {wanted[0]} and {wanted[1]}; "
+                "set num_features and num_tokens of the network in the recipe's YAML."
+            )
+        texts = map(cut_text, data.cuts["train"])
+        # A resumed run has its weights by now, but not yet its number of steps.
+        if self.initial_checkpoint is not None and not self._is_resumed:
+            weights, weight_tokens = weights_and_tokens(self.initial_checkpoint)
+            for network in (self.network, self.average.network):
+                transfer_weights(network, data.token_table.tokens, weights, weight_tokens)  # type: ignore[arg-type]
+        if self.teacher is not None:
+            self._teacher_alignment = TeacherAlignment(self.teacher, data.token_table.tokens, data.feature_dim)
+        # The loader draws from the generator before the epoch's hooks are called, so the state is restored here.
+        self._restore_rng_state()
+        self.objective.prepare([data.tokenizer.encode(text.split())[0] for text in texts])
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        """The objective a token."""
+        # Few different lengths: kernels are made anew for every shape on CPU, which costs more than the padding.
+        features = F.pad(batch["features"], (0, 0, 0, -batch["features"].shape[1] % self.length_multiple))
+        outputs, num_frames = self.network.all_outputs(features, batch["num_frames"])
+        num_tokens = batch["num_tokens"].sum().clamp(min=1)
+        targets = (batch["tokens"], batch["num_tokens"])
+        if self.global_step < self.flat_start_steps:
+            alignment = even_alignment(features, num_frames, *targets, outputs[-1].shape[1])
+            loss = torch.stack([frame_cross_entropy(out, alignment) for out in outputs]).mean()
+            self.log("flat_start_loss", loss.detach(), prog_bar=True, on_step=True, on_epoch=False)
+            return loss
+        if self._teacher_alignment is not None:
+            factor = self.network.subsampling_factor
+            shape = (num_frames, outputs[-1].shape[1])
+            alignment = self._teacher_alignment(features, batch["num_frames"], *targets, factor, *shape)
+            self.token_frames += alignment[alignment != IGNORED].bincount(minlength=len(self.token_frames))
+            log_prior = (self.token_frames / self.token_frames.sum()).log()
+            losses = [frame_cross_entropy(out, alignment, log_prior) for out in outputs]
+        else:
+            losses = [self.objective(out, num_frames, *targets).sum() / num_tokens for out in outputs]
+        loss = losses[-1]
+        self.log("train_loss", loss.detach(), prog_bar=True, on_step=True, on_epoch=False, batch_size=len(num_frames))
+        if len(losses) > 1:
+            intermediate = torch.stack(losses[:-1]).mean()
+            loss = (1.0 - self.intermediate_weight) * loss + self.intermediate_weight * intermediate
+        return loss
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Clips gradients; a step whose gradient is not finite is left out."""
+        parameters = [parameter for parameter in self.parameters() if parameter.grad is not None]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.max_gradient_norm)
+        if not torch.isfinite(norm):
+            for parameter in parameters:
+                parameter.grad = None
+        self.log("gradient_norm", norm)
+
+    def on_train_batch_end(self, outputs: Any, batch: dict[str, Any], batch_idx: int) -> None:
+        """Moves the averaged weights, once a step of several batches."""
+        if self.average.num_updates < self.global_step:
+            self.average.update(self.network)  # type: ignore[arg-type]
+
+    def on_validation_epoch_start(self) -> None:
+        self._errors = NO_ERRORS
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        """CTC-free figures: the token error rate of greedy decoding, and the objective a token."""
+        self._evaluate(batch, "val")
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val_token_error_rate", self._errors.rate, prog_bar=True)
+
+    def on_test_epoch_start(self) -> None:
+        self._errors = NO_ERRORS
+
+    def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        """As in validation."""
+        self._evaluate(batch, "test")
+
+    def on_test_epoch_end(self) -> None:
+        self.log("test_token_error_rate", self._errors.rate)
+
+    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
+        """Log-probabilities (N, T', C) and num_frames (N,) with the cuts' ids."""
+        log_prob, num_frames = self(batch["features"], batch["num_frames"])
+        return {"cut_ids": batch["cut_ids"], "log_prob": log_prob, "num_frames": num_frames}
+
+    def configure_optimizers(self) -> Any:
+        optimizer = adamw(self.network, self.peak_lr, self.weight_decay)  # type: ignore[arg-type]
+        total_steps = self._total_steps()
+        warmup_steps = round(self.warmup_fraction * total_steps)
+
+        def factor(step: int) -> float:
+            return warmup_cosine(step, warmup_steps, total_steps, self.final_lr_fraction)
+
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keeps the tokens, and the random generators' states, so that a resumed run goes on as the whole one would."""
+        checkpoint["tokens"] = list(self.trainer.datamodule.token_table.tokens)  # type: ignore[attr-defined]
+        checkpoint["rng_state"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            checkpoint["cuda_rng_state"] = torch.cuda.get_rng_state(self.device)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self._rng_state = checkpoint.get("rng_state")
+        self._cuda_rng_state = checkpoint.get("cuda_rng_state")
+        self._is_resumed = True
+
+    def on_train_epoch_start(self) -> None:
+        """After a resume older versions of Lightning start the loader a second time, behind this hook."""
+        if not hasattr(self.trainer.fit_loop, "is_resuming"):
+            self._restore_rng_state()
+        self._rng_state = self._cuda_rng_state = None
+
+    def _restore_rng_state(self) -> None:
+        if self._rng_state is not None:
+            torch.set_rng_state(self._rng_state.cpu())
+        if self._cuda_rng_state is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(self._cuda_rng_state.cpu(), self.device)
+
+    def _evaluate(self, batch: dict[str, Any], stage: str) -> None:
+        log_prob, num_frames = self(batch["features"], batch["num_frames"])
+        loss = self.objective(log_prob, num_frames, batch["tokens"], batch["num_tokens"]).sum()
+        num_tokens = max(1, int(batch["num_tokens"].sum()))
+        self.log(f"{stage}_loss", loss / num_tokens, on_epoch=True, on_step=False, batch_size=num_tokens)
+        for i, hypothesis in enumerate(greedy_tokens(log_prob, num_frames)):
+            reference = batch["tokens"][i, : batch["num_tokens"][i]].tolist()
+            self._errors += count_errors([str(token) for token in reference], [str(token) for token in hypothesis])
+
+    def _total_steps(self) -> int:
+        # Bucketed batches have no length known beforehand, so the data module counts them.
+        if self.trainer.max_steps is not None and self.trainer.max_steps > 0:
+            return int(self.trainer.max_steps)
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        num_batches = -(-data.num_train_batches() // self.trainer.accumulate_grad_batches)
+        return int(num_batches * max(1, self.trainer.max_epochs or 1))

@@ -1,1 +1,0 @@
-"""The query engine: history trie, hidden store, caches, placement."""

@@ -1,0 +1,302 @@
+"""Networks that files may name: a class of a fixed registry, its arguments, and its weights; never a pickled object.
+
+Sizes and SHA-256 of a folder's files, kept in its description: a damaged file is told from a whole one.
+
+Files that are written whole or not at all.
+
+Files of `torch.save` read without running code from them.
+
+`torch.load(weights_only=True)` would do, but torch 1.13's refuses floating-point numbers.
+
+
+Lightning's checkpoints read without Lightning, and without running code from them."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import importlib
+import os
+import pickle
+import pickletools
+import zipfile
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from asr.errors import AsrError
+from asr.text.symbols import Vocabulary
+
+# The only classes that a file can name -> where they are defined.
+FEATURE_CLASSES = {"Fbank": "asr.audio.fbank"}
+
+
+ACOUSTIC_MODEL_CLASSES = {"Conformer": "asr.models.conformer", "SplicedDnn": "asr.models.feedforward"}
+
+
+LANGUAGE_MODEL_CLASSES = {"RnnLm": "asr.lm.rnn.model"}
+
+
+@dataclass
+class RegisteredNetwork:
+    """A network with what it takes to build it again.
+
+    Args:
+        class_name: a name of the registry.
+        arguments: of its constructor, JSON values only.
+        network: the network itself.
+    """
+
+    class_name: str
+    arguments: dict[str, Any]
+    network: nn.Module
+
+
+def build_network(
+    class_name: str,
+    arguments: dict[str, Any],
+    classes: dict[str, str],
+    where: str,
+    vocabulary: Vocabulary | None = None,
+) -> RegisteredNetwork:
+    """Makes a network of the registry from its arguments; weights are as its constructor leaves them.
+
+    Args:
+        class_name: a key of `classes`.
+        arguments: of its constructor; of its `<class_name>Config` where there is a vocabulary.
+        classes: the part of the registry that may be named here.
+        where: the file that names it, for error messages.
+        vocabulary: the words of a language model.
+
+    Raises:
+        AsrError: the class is not of the registry, or does not take these arguments.
+    """
+    if not isinstance(class_name, str) or class_name not in classes:
+        raise AsrError(f"{where}: the class {class_name!r} is not one that files may name ({', '.join(classes)}).")
+    module = importlib.import_module(classes[class_name])
+    try:
+        if vocabulary is None:
+            network = getattr(module, class_name)(**arguments)
+        else:
+            network = getattr(module, class_name)(vocabulary, getattr(module, f"{class_name}Config")(**arguments))
+    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+        raise AsrError(f"{where}: {class_name} does not take the arguments given there ({error}).") from error
+    return RegisteredNetwork(class_name, arguments, network.eval())
+
+
+def save_weights(network: nn.Module, path: Path, half_precision: bool) -> None:
+    """Writes a state dict as safetensors; tied weights, one tensor under several names, once."""
+    state: dict[str, Tensor] = {}
+    stored: set[int] = set()
+    for name, tensor in network.state_dict().items():
+        if tensor.numel() and tensor.data_ptr() in stored:
+            continue
+        stored.add(tensor.data_ptr())
+        halved = half_precision and tensor.dtype == torch.float32
+        state[name] = tensor.detach().cpu().to(torch.float16 if halved else tensor.dtype).contiguous()
+    path.write_bytes(save(state))  # what `save_file` writes can be read by its owner only
+
+
+def load_weights(network: nn.Module, path: Path) -> None:
+    """Loads what `save_weights` wrote; numbers take the network's own precision.
+
+    Raises:
+        AsrError: the file cannot be read, has numbers that are none, or does not fit the network.
+    """
+    try:
+        state = load_file(str(path))
+    except (OSError, SafetensorError) as error:
+        raise AsrError(f"{path}: the weights cannot be read ({error}); fetch the file again.") from error
+    require_finite(state, path)
+    try:
+        missing, unexpected = network.load_state_dict(state, strict=False)
+    except RuntimeError as error:
+        raise _misfit(path, str(error).strip().splitlines()[-1].strip()) from error
+    # Tied weights are stored once; loading one name has filled the other.
+    filled = {tensor.data_ptr() for name, tensor in network.state_dict().items() if name in state}
+    missing = [name for name in missing if network.state_dict()[name].data_ptr() not in filled]
+    if missing or unexpected:
+        raise _misfit(path, f"missing: {missing[:3]}, not wanted: {unexpected[:3]}")
+
+
+def require_finite(state: dict[str, Tensor], path: Path) -> None:
+    """Refuses weights with which nothing can be computed.
+
+    Raises:
+        AsrError: a weight is infinite or not a number.
+    """
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise AsrError(
+                f"{path}: the weights {name!r} are not all finite numbers: the training diverged (take an earlier "
+                "checkpoint), or the file is damaged (fetch it again)."
+            )
+
+
+def _misfit(path: Path, reason: str) -> AsrError:
+    return AsrError(f"{path}: the weights do not fit the network that its description builds ({reason}).")
+
+
+def checksums(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """File name -> its size and checksum."""
+    return {name: {"num_bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)} for name in names}
+
+
+def require_intact(path: Path, expected: dict[str, Any], what: str) -> None:
+    """Compares a file with its entry of `checksums`.
+
+    Args:
+        path: the file.
+        expected: its entry.
+        what: whose file it is, `bundle` or such.
+
+    Raises:
+        AsrError: the file is missing, or another one.
+    """
+    if not path.is_file():
+        raise AsrError(f"{path}: the {what} names this file, but it is missing; fetch the {what} again.")
+    num_bytes = path.stat().st_size
+    if num_bytes != expected.get("num_bytes"):
+        raise AsrError(
+            f"{path}: the file has {num_bytes} bytes where the {what} names {expected.get('num_bytes')}; "
+            "the download was cut short, or it is a Git LFS pointer: fetch it again."
+        )
+    if _sha256(path) != expected.get("sha256"):
+        raise AsrError(
+            f"{path}: the checksum is not the one that the {what} names; the file is damaged, fetch it again."
+        )
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+_BUFFER_BYTES = 1 << 20
+
+
+@contextmanager
+def whole_path(path: Path) -> Iterator[Path]:
+    """A name to write to, which becomes `path` once the block has ended well; nothing is left of it otherwise.
+
+    Where `path` is a link, the file that it leads to is meant. A device or a pipe has no other name: it is written to.
+
+    Raises:
+        AsrError: it cannot be written, for want of space for instance.
+    """
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file() and not target.is_dir():
+        partial = target
+    else:
+        # The process id comes first: some libraries go by the suffix.
+        partial = target.with_name(f".{os.getpid()}.{target.name}")
+    try:
+        yield partial
+        if partial != target:
+            partial.replace(target)
+    except OSError as error:
+        raise AsrError(f"{path}: the file cannot be written ({error.strerror}); {_cure(error)}.") from error
+    finally:
+        if partial != target:
+            partial.unlink(missing_ok=True)
+
+
+def require_writable(*paths: Path) -> None:
+    """Refuses what cannot be written before long work begins.
+
+    Raises:
+        AsrError: a path's folder is missing or not writable, the path is a folder, or two are the same.
+    """
+    seen: set[str] = set()
+    for path in paths:
+        folder = path.parent
+        if not folder.is_dir() or not os.access(folder, os.W_OK):
+            raise AsrError(f"{path}: the folder {folder} is not there or not writable; make it first.")
+        if path.is_dir():
+            raise AsrError(f"{path}: this is a folder; name a file in it.")
+        if os.path.realpath(path) in seen:
+            raise AsrError(f"{path}: two results would go to this file; name another one for one of them.")
+        seen.add(os.path.realpath(path))
+
+
+def _cure(error: OSError) -> str:
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return "make its folder first"
+    return "name another one" if error.errno in (errno.EISDIR, errno.EACCES, errno.EROFS) else "make room and try again"
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """A stream to write to; the file has its name only once it is complete and on the disk.
+
+    Raises:
+        AsrError: as `whole_path`.
+    """
+    with whole_path(path) as partial, partial.open("wb", buffering=_BUFFER_BYTES) as stream:
+        yield stream
+        stream.flush()
+        if partial.is_file():
+            os.fsync(stream.fileno())
+
+
+_CLASSES = {
+    "collections OrderedDict",
+    "torch._utils _rebuild_tensor_v2",
+    "torch._utils _rebuild_parameter",
+    "torch device",
+    "torch Size",
+    *(f"torch {kind}Storage" for kind in "Float Double Half BFloat16 Long Int Short Char Byte Bool".split()),
+}
+
+
+# These name classes by what lies on the stack or in a registry; `torch.save` writes none of them.
+_HIDDEN_NAMES = {"STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4"}
+
+
+def load_tensors(path: str | Path, further_classes: Collection[str] = ()) -> Any:
+    """Tensors, numbers, strings and containers of them, on the CPU.
+
+    Args:
+        path: a file of `torch.save`.
+        further_classes: `module name` of what else may be made from the file.
+
+    Raises:
+        pickle.UnpicklingError: it asks for another class. A file that is missing or damaged raises almost anything.
+    """
+    with zipfile.ZipFile(path) as archive:
+        pickles = [name for name in archive.namelist() if name.endswith(".pkl")]
+        if len(pickles) != 1:  # a TorchScript archive has several
+            raise pickle.UnpicklingError(f"it has {len(pickles)} pickles where one belongs")
+        content = archive.read(pickles[0])
+    for opcode, argument, _ in pickletools.genops(content):
+        named = opcode.name == "GLOBAL" and argument not in _CLASSES and argument not in further_classes
+        if named or opcode.name in _HIDDEN_NAMES:
+            raise pickle.UnpicklingError(f"{argument or opcode.name} has no place in such a file")
+    return torch.load(str(path), map_location="cpu", weights_only=False)
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """A checkpoint's content on the CPU: tensors, numbers, strings and containers of them, nothing else.
+
+    Raises:
+        AsrError: the file is missing or damaged, is no checkpoint, or holds objects of other classes.
+    """
+    try:
+        content = load_tensors(path)
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+    else:
+        if isinstance(content, dict) and "state_dict" in content:
+            return content
+        reason = "it has no state_dict"
+    raise AsrError(f"{path}: no Lightning checkpoint can be read there ({reason}).")

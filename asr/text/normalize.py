@@ -1,0 +1,116 @@
+"""Transcripts of each corpus in one form: upper case, words separated by one blank, no punctuation but the apostrophe.
+
+| corpus | as distributed | what changes |
+| --- | --- | --- |
+| LibriSpeech | `WORDS IN UPPER CASE`, apostrophes inside and at the end of words | white space only |
+| AN4 | `<s> WORDS </s> (utterance)` or the words alone; spelled letters are words | all but the words goes |
+| speechocean762 | upper case; now and then an apostrophe of another shape | apostrophes |
+| other English text | anything | `normalize_english` |
+
+
+Text files: plain, .gz or .xz, in UTF-8, with a byte order mark or without."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import lzma
+import re
+import unicodedata
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from asr.errors import AsrError
+
+_APOSTROPHES = str.maketrans({"’": "'", "‘": "'", "ʼ": "'", "`": "'", "´": "'"})
+
+
+_AN4_MARKS = re.compile(r"</?s>|\(\S*\)\s*$")
+
+
+_NOT_WORD = re.compile(r"[^\w']+|_")
+
+
+_LONE_APOSTROPHE = re.compile(r"(?<!\w)'+(?!\w)")
+
+
+_REPEATED_APOSTROPHE = re.compile(r"''+")
+
+
+def normalize_librispeech(text: str) -> str:
+    """LibriSpeech's transcripts are normalised already; case and white space are made sure of."""
+    return " ".join(text.upper().split())
+
+
+def normalize_an4(text: str) -> str:
+    """Removes `<s>`, `</s>` and a final `(utterance)`; fillers such as `++noise++` go with them."""
+    words = _AN4_MARKS.sub(" ", text).upper().split()
+    return " ".join(word for word in words if not word.startswith("++"))
+
+
+def normalize_speechocean762(text: str) -> str:
+    """Upper case with plain apostrophes; punctuation goes."""
+    return normalize_english(text)
+
+
+def normalize_english(text: str) -> str:
+    """Any English text: compatibility forms and apostrophes unified, hyphens and punctuation to blanks, upper case.
+
+    An apostrophe stays where it touches a letter (`DON'T`, `BOYS'`, `'TIS`); a pair of them around words is quotation
+    and goes. Digits stay as they are: a lexicon reports them as unknown words rather than having them guessed at here.
+    """
+    text = unicodedata.normalize("NFKC", text).translate(_APOSTROPHES)
+    text = _REPEATED_APOSTROPHE.sub(" ", text)
+    text = re.sub(r"(?<!\w)'([^']*\w)'(?!\w)", r" \1 ", text)
+    text = _LONE_APOSTROPHE.sub(" ", _NOT_WORD.sub(" ", text))
+    return " ".join(text.upper().split())
+
+
+# What reading a file may raise, a damaged archive's among them.
+READING_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error)
+
+
+_UNPACKED: dict[str, Callable[[Path], Any]] = {".gz": gzip.GzipFile, ".xz": lzma.LZMAFile}
+
+
+_BUFFER_BYTES = 1 << 20
+
+
+def open_text(path: Path, what: str = "file") -> IO[bytes]:
+    """Opens a plain, `.gz` or `.xz` file for reading its bytes, those behind a byte order mark; `what` names it.
+
+    Raises:
+        AsrError: the file is missing or damaged.
+    """
+    try:
+        stream: Any = io.BufferedReader(_UNPACKED.get(path.suffix, io.FileIO)(path), _BUFFER_BYTES)
+        if stream.peek(len(codecs.BOM_UTF8)).startswith(codecs.BOM_UTF8):
+            stream.read(len(codecs.BOM_UTF8))
+        return stream
+    except READING_ERRORS as error:
+        raise unreadable(path, what, error) from error
+
+
+def read_text(path: str | Path, what: str = "file") -> str:
+    """All of such a file.
+
+    Raises:
+        AsrError: the file is missing, damaged or not UTF-8.
+    """
+    with open_text(Path(path), what) as stream:
+        try:
+            return stream.read().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise AsrError(f"{path}: the {what} is not UTF-8 (byte {error.start}); convert it first.") from error
+        except READING_ERRORS as error:
+            raise unreadable(path, what, error) from error
+
+
+def unreadable(path: str | Path, what: str, error: BaseException) -> AsrError:
+    """What to say of one of `READING_ERRORS`."""
+    if isinstance(error, OSError) and error.strerror:
+        return AsrError(f"{path}: the {what} cannot be read ({error.strerror}).")
+    return AsrError(f"{path}: the {what} cannot be unpacked ({error}); fetch it again.")

@@ -1,0 +1,177 @@
+"""The word list that graphs and language models share.
+
+The acoustic model's output symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from asr.errors import AsrError
+from asr.text.normalize import read_text
+
+EPSILON_ID = 0
+
+
+BOS_ID = 1
+
+
+EOS_ID = 2
+
+
+UNK_ID = 3
+
+
+SPECIAL_WORDS = ("<eps>", "<s>", "</s>", "<unk>")
+
+
+class Vocabulary:
+    """Words and their ids: 0 `<eps>`, 1 `<s>`, 2 `</s>`, 3 `<unk>`, then the words in the order given.
+
+    Args:
+        words: the ordinary words, without the four special ones.
+        name: where the list came from; named in error messages.
+
+    Raises:
+        AsrError: a word stands twice, is empty, contains white space or is one of the special ones.
+    """
+
+    def __init__(self, words: Iterable[str], name: str = "vocabulary") -> None:
+        self.words: tuple[str, ...] = (*SPECIAL_WORDS, *words)
+        self._id_of: dict[str, int] = {}
+        for word_id, word in enumerate(self.words):
+            if not word or word.split() != [word]:
+                raise AsrError(
+                    f"{name}: entry {word_id} is {word!r}; a word is not empty and has no white space in it."
+                )
+            if word in self._id_of:
+                raise AsrError(f"{name}: the word {word!r} stands twice; remove one of the two entries.")
+            self._id_of[word] = word_id
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Vocabulary:
+        """Reads one word a line, or Kaldi's `word id` (ids are given anew; special words are skipped).
+
+        Raises:
+            AsrError: the file is missing, empty, not UTF-8, or holds a word twice.
+        """
+        words = [line.split()[0] for line in read_text(path, "word list").splitlines() if line.strip()]
+        words = [word for word in words if word not in SPECIAL_WORDS]
+        if not words:
+            raise AsrError(f"{path}: the word list is empty; it needs one word a line.")
+        return cls(words, name=str(path))
+
+    def save(self, path: str | Path) -> None:
+        """Writes the ordinary words, one a line."""
+        Path(path).write_text("".join(f"{word}\n" for word in self.words[len(SPECIAL_WORDS) :]), encoding="utf-8")
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __contains__(self, word: object) -> bool:
+        return word in self._id_of
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Vocabulary) and self.words == other.words
+
+    def __hash__(self) -> int:
+        return hash(self.words)
+
+    def id_of(self, word: str) -> int:
+        """The word's id, or `UNK_ID` where the word is not listed."""
+        return self._id_of.get(word, UNK_ID)
+
+    def ids_of(self, words: Sequence[str]) -> Tensor:
+        """The ids of several words, (len(words),) int64."""
+        return torch.tensor([self.id_of(word) for word in words], dtype=torch.int64)
+
+    def map_to(self, other: Vocabulary) -> Tensor:
+        """For each of our ids the id of the same word in `other`, `UNK_ID` where it has none; (V,) int64."""
+        return other.ids_of(self.words)
+
+
+BLANK = "<blk>"
+
+
+BLANK_ID = 0
+
+
+class TokenTable:
+    """Output symbols and their ids; id 0 is the blank.
+
+    Args:
+        tokens: the symbols behind the blank: phones or characters (a leading `<blk>` is accepted).
+        name: where they came from; named in error messages.
+
+    Raises:
+        AsrError: no symbol, one that stands twice, is empty or contains white space.
+    """
+
+    def __init__(self, tokens: Iterable[str], name: str = "token table") -> None:
+        symbols = list(tokens)
+        if symbols[:1] == [BLANK]:
+            symbols = symbols[1:]
+        if not symbols:
+            raise AsrError(f"{name}: the token table is empty; it needs one symbol a line.")
+        self.name = name
+        self.tokens: tuple[str, ...] = (BLANK, *symbols)
+        self._id_of: dict[str, int] = {}
+        for token_id, token in enumerate(self.tokens):
+            if not token or token.split() != [token]:
+                raise AsrError(f"{name}: entry {token_id} is {token!r}; a token is not empty and has no white space.")
+            if token in self._id_of:
+                raise AsrError(f"{name}: the token {token!r} stands twice; remove one of the two entries.")
+            self._id_of[token] = token_id
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> TokenTable:
+        """Reads one symbol a line, blank first (as `save` writes), or Kaldi's and k2's `symbol id`.
+
+        Raises:
+            AsrError: the file is missing, empty, not UTF-8, or its ids are not 0, 1, 2, ... from the blank on.
+        """
+        rows = [line.split() for line in read_text(path, "token table").splitlines() if line.strip()]
+        if rows and rows[0][0] != BLANK:
+            raise AsrError(f"{path}: the first symbol is {rows[0][0]!r}; it must be {BLANK!r}, which has the id 0.")
+        for token_id, row in enumerate(rows):
+            if len(row) > 2 or (len(row) == 2 and row[1] != str(token_id)):
+                raise AsrError(
+                    f"{path}, line {token_id + 1}: expected `symbol` or `symbol {token_id}`, not {' '.join(row)!r}."
+                )
+        return cls((row[0] for row in rows), name=str(path))
+
+    def save(self, path: str | Path) -> None:
+        """Writes one symbol a line, blank first."""
+        Path(path).write_text("".join(f"{token}\n" for token in self.tokens), encoding="utf-8")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __contains__(self, token: object) -> bool:
+        return token in self._id_of
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TokenTable) and self.tokens == other.tokens
+
+    def __hash__(self) -> int:
+        return hash(self.tokens)
+
+    def id_of(self, token: str) -> int:
+        """The token's id.
+
+        Raises:
+            AsrError: the table does not list it.
+        """
+        try:
+            return self._id_of[token]
+        except KeyError:
+            raise AsrError(
+                f"{self.name}: the token {token!r} is not listed; lexicon and token table do not fit."
+            ) from None
+
+    def ids_of(self, tokens: Sequence[str]) -> list[int]:
+        """The ids of several tokens."""
+        return [self.id_of(token) for token in tokens]

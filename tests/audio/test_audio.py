@@ -1,0 +1,89 @@
+"""Audio files good, odd and bad."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from asr.audio.io import find_audio_files, from_int16, inspect_audio, read_audio, to_int16
+from asr.errors import AsrError
+from tests.datasets.toy_corpora import write_audio
+
+
+def test_reads_what_was_written(tmp_path: Path) -> None:
+    path = write_audio(tmp_path / "a.wav")
+    wave = read_audio(path)
+    assert wave.dtype == torch.float32
+    np.testing.assert_array_equal(wave.numpy(), soundfile.read(str(path), dtype="float32")[0])
+    assert inspect_audio(path) == (8000, 16000, 1)
+    assert torch.equal(from_int16(to_int16(wave)), wave)
+
+
+@pytest.mark.parametrize("rate", [8000, 16000, 44100])
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("suffix", ["flac", "wav"])
+def test_any_rate_and_stereo_are_brought_to_16_khz_mono(tmp_path: Path, rate: int, channels: int, suffix: str) -> None:
+    wave = read_audio(write_audio(tmp_path / f"a.{suffix}", 0.5, rate, channels))
+    assert wave.shape == (8000,)
+    expected = 0.3 * torch.sin(2 * torch.pi * 440 * torch.arange(8000) / 16000)
+    assert (wave - expected)[200:-200].abs().max() < 0.06
+
+
+def test_clipping_instead_of_wrapping_round() -> None:
+    assert to_int16(torch.tensor([2.0, -2.0, 1.0])).tolist() == [32767, -32768, 32767]
+
+
+def test_finding_files(tmp_path: Path) -> None:
+    for name in ("b/x.FLAC", "a.mp3", "b/.hidden.wav", "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert [path.name for path in find_audio_files(tmp_path)] == ["a.mp3", "x.FLAC"]
+
+
+def bad_file(folder: Path, kind: str) -> Path:
+    path = folder / f"{kind}.wav"
+    if kind == "missing":
+        return path
+    if kind == "zero_bytes":
+        path.touch()
+    elif kind == "no_samples":
+        soundfile.write(str(path), np.zeros(0), 16000)
+    elif kind == "not_audio":
+        path.write_text("<html>404 Not Found</html>", encoding="utf-8")
+    elif kind == "nan":
+        soundfile.write(str(path), np.array([0.1, np.nan, 0.2, np.inf]), 16000, subtype="FLOAT")
+    elif kind == "cut_wav":
+        write_audio(path)
+        path.write_bytes(path.read_bytes()[:-3000])
+    elif kind == "cut_flac":
+        path = write_audio(folder / "cut.flac")
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    elif kind == "header_only":
+        write_audio(path)
+        path.write_bytes(path.read_bytes()[:20])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("missing", "there is no such audio file"),
+        ("zero_bytes", "is empty"),
+        ("no_samples", "has no samples"),
+        ("not_audio", "cannot be decoded"),
+        ("nan", "2 of 4 samples are not numbers"),
+        ("cut_wav", "cut short"),
+        ("cut_flac", "cut short|cannot be decoded"),
+        ("header_only", "cannot be decoded"),
+    ],
+)
+def test_bad_files_are_named_in_one_sentence(tmp_path: Path, kind: str, message: str) -> None:
+    path = bad_file(tmp_path, kind)
+    for read in (read_audio, inspect_audio):
+        with pytest.raises(AsrError, match=message) as error:
+            read(path)
+        assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)

@@ -1,0 +1,105 @@
+"""Samples from files and from bytes that come one after another."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from asr.audio.io import PcmFormat, byte_pieces, file_pieces
+from asr.errors import AsrError
+
+SAMPLES = torch.linspace(-0.9, 0.9, 1000)
+
+
+class Trickle(io.BytesIO):
+    """Gives seven bytes at a time, as a pipe may."""
+
+    def read1(self, size: int = -1) -> bytes:
+        return self.read(min(7, size))
+
+
+def wav(subtype: str, channels: int = 1, format_name: str = "WAV") -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, SAMPLES.numpy()[:, None].repeat(channels, 1), 8000, subtype=subtype, format=format_name)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("subtype", "channels", "format_name"),
+    [
+        ("PCM_16", 1, "WAV"),
+        ("PCM_24", 2, "WAV"),
+        ("PCM_U8", 1, "WAV"),
+        ("FLOAT", 3, "WAV"),
+        ("DOUBLE", 1, "WAV"),
+        ("PCM_32", 1, "WAVEX"),
+    ],
+)
+def test_wav_of_every_kind(subtype, channels, format_name):
+    rate, pieces = byte_pieces(Trickle(wav(subtype, channels, format_name)), 0.01)
+    assert rate == 8000
+    assert torch.allclose(torch.cat(list(pieces)), SAMPLES, atol=0.01 if subtype == "PCM_U8" else 1e-4)
+
+
+def test_raw_samples_and_half_a_sample_at_the_end(caplog):
+    content = (SAMPLES.numpy() * 32767).astype("<i2").tobytes() + b"x"
+    with caplog.at_level(logging.WARNING):
+        rate, pieces = byte_pieces(io.BytesIO(content), 0.01, PcmFormat(8000))
+        found = list(pieces)
+    assert rate == 8000 and max(map(len, found)) == 80
+    assert torch.allclose(torch.cat(found), SAMPLES, atol=1e-4)
+    assert "within a sample; its last 1 bytes" in caplog.text
+
+
+def test_a_header_written_before_the_length_was_known(caplog):
+    content = bytearray(wav("PCM_16"))
+    at = content.index(b"data") + 4
+    content[at : at + 4] = b"\xff\xff\xff\xff"
+    assert sum(map(len, byte_pieces(io.BytesIO(bytes(content)), 0.01)[1])) == 1000
+    with caplog.at_level(logging.WARNING):
+        assert sum(map(len, byte_pieces(io.BytesIO(wav("PCM_16")[:-200]), 0.01)[1])) == 900
+    assert "ends 200 bytes before its WAV header says" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "ends before any sample"),
+        (b"RIFF", "ends before any sample"),
+        (np.zeros(100, dtype="<i2").tobytes(), "does not begin as a WAV file; .* --raw-rate"),
+        (b"RIFF\0\0\0\0WAVEdata\0\0\0\0", "tells no format"),
+        (b"RIFF\0\0\0\0WAVEfmt \2\0\0\0ab", "too short"),
+        (wav("ULAW"), "of kind 7 with 8 bits"),
+    ],
+)
+def test_bytes_that_are_no_audio(content, message):
+    with pytest.raises(AsrError, match=message):
+        byte_pieces(io.BytesIO(content), 0.01)
+
+
+def test_files(tmp_path):
+    path = tmp_path / "a.flac"
+    soundfile.write(path, SAMPLES.numpy(), 16000)
+    rate, pieces = file_pieces(path, 0.01)
+    assert rate == 16000
+    assert torch.allclose(torch.cat(list(pieces)), SAMPLES, atol=1e-4)
+    with pytest.raises(AsrError, match="no such audio file"):
+        file_pieces(tmp_path / "b.wav", 1.0)
+    (tmp_path / "c.wav").write_text("words")
+    with pytest.raises(AsrError, match=r"c\.wav: the audio cannot be decoded"):
+        file_pieces(tmp_path / "c.wav", 1.0)
+
+
+def test_a_file_that_is_cut_short_is_taken_as_far_as_it_goes_with_a_warning(tmp_path, caplog):
+    soundfile.write(tmp_path / "a.wav", np.zeros(1000, dtype=np.float32), 16000)
+    whole = (tmp_path / "a.wav").read_bytes()
+    (tmp_path / "a.wav").write_bytes(whole[:-600])
+    with caplog.at_level(logging.WARNING):
+        _, pieces = file_pieces(tmp_path / "a.wav", 0.01)
+        assert sum(map(len, pieces)) == 700
+    assert "a.wav: the audio is cut short" in caplog.text

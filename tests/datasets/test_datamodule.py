@@ -1,0 +1,251 @@
+"""Batches: what is in them, what is left out, and what must not change them."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from lhotse import CutSet, MonoCut, MultiCut, Recording
+
+from asr.audio.fbank import Fbank
+from asr.audio.io import read_audio
+from asr.datasets.augment import NoiseMixer, SpecAugment
+from asr.datasets.corpora.librispeech import LibriSpeech
+from asr.datasets.datamodule import AcousticDataModule
+from asr.datasets.dataset import WaveformCache
+from asr.datasets.prepare import prepare_part
+from asr.errors import AsrError
+from tests.datasets.toy_corpora import write_audio, write_librispeech
+
+LEXICON = "A AH0\nA EY1\nBAY B EY1\n"
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> dict[str, Any]:
+    """Arguments for a data module over ten utterances of two speakers."""
+    write_librispeech(tmp_path / "corpus", num=5)
+    report = prepare_part(LibriSpeech(), tmp_path / "corpus", "dev-clean-2", tmp_path / "data")
+    (tmp_path / "lexicon.txt").write_text(LEXICON, encoding="utf-8")
+    return {"train_cuts": [report.cuts], "lexicon": [str(tmp_path / "lexicon.txt")]}
+
+
+def test_a_batch_is_what_the_acoustic_models_expect(corpus: dict[str, Any]) -> None:
+    module = AcousticDataModule(**corpus, fbank=Fbank(40, use_energy=True), max_batch_duration=2.0)
+    module.setup("fit")
+    assert (module.num_tokens, module.feature_dim) == (4, 41)
+    seen: list[str] = []
+    for batch in module.train_dataloader():
+        num = len(batch["texts"])
+        assert set(batch) == {"features", "num_frames", "tokens", "num_tokens", "texts", "cut_ids"}
+        assert batch["features"].dtype == torch.float32
+        assert batch["features"].shape == (num, int(batch["num_frames"].max()), 41)
+        assert batch["num_frames"].dtype == batch["tokens"].dtype == batch["num_tokens"].dtype == torch.int64
+        assert batch["tokens"].tolist() == [[1, 2, 3]] * num and batch["num_tokens"].tolist() == [3] * num
+        assert batch["texts"] == ["A BAY"] * num
+        seen += batch["cut_ids"]
+    assert sorted(seen) == sorted(cut.id for cut in module.cuts["train"]) and len(seen) == 10
+
+
+def test_cuts_of_some_channels_and_another_speed_are_what_they_say(tmp_path: Path) -> None:
+    samples = 0.1 * np.random.default_rng(0).standard_normal((16000, 2)).astype(np.float32)
+    soundfile.write(tmp_path / "call.wav", samples, 16000, subtype="FLOAT")
+    recording = Recording.from_file(tmp_path / "call.wav")
+    caller, callee = (MonoCut(f"{side}", 0.25, 0.5, side, recording=recording) for side in (0, 1))
+    both, fast = MultiCut("both", 0.25, 0.5, [0, 1], recording=recording), caller.perturb_speed(1.25)
+    padded = callee.pad(0.75)
+    part = samples[4000:12000]
+    for cached in (False, True):
+        waveforms = WaveformCache()
+        if cached:
+            waveforms.fill(CutSet.from_cuts([caller, callee, both, fast, padded]))
+        torch.testing.assert_close(waveforms.waveform(caller), torch.from_numpy(part[:, 0]))
+        torch.testing.assert_close(waveforms.waveform(callee), torch.from_numpy(part[:, 1]))
+        torch.testing.assert_close(waveforms.waveform(both), torch.from_numpy(part.mean(1)), rtol=0, atol=1e-4)
+        assert [len(waveforms.waveform(cut)) for cut in (fast, padded)] == [6400, 12000]
+
+
+def test_features_are_those_of_each_file_alone(corpus: dict[str, Any]) -> None:
+    module = AcousticDataModule(**corpus)
+    module.setup("fit")
+    for batch in module.train_dataloader():
+        for row, cut_id in enumerate(batch["cut_ids"]):
+            wave = read_audio(module.cuts["train"][cut_id].recording.sources[0].source)
+            alone, _ = module.fbank(wave[None], torch.tensor([len(wave)]))
+            torch.testing.assert_close(batch["features"][row, : batch["num_frames"][row]], alone[0])
+            assert not batch["features"][row, batch["num_frames"][row] :].any()
+
+
+def test_every_way_to_keep_data_gives_the_same(corpus: dict[str, Any], tmp_path: Path) -> None:
+    ways: list[dict[str, Any]] = [
+        {},
+        {"memory_gb": 0.0},
+        {"feature_dir": str(tmp_path / "features")},
+        {"feature_dir": str(tmp_path / "features")},
+        {"num_workers": 1},
+    ]
+    epochs = []
+    for way in ways:
+        module = AcousticDataModule(**corpus, **way, max_batch_duration=2.0)
+        module.setup("fit")
+        loader = module.train_dataloader()
+        for _ in range(2):
+            epochs.append({i: f for b in loader for i, f in zip(b["cut_ids"], b["features"], strict=True)})
+    for epoch in epochs[1:]:
+        assert epoch.keys() == epochs[0].keys()
+        for cut_id, features in epoch.items():
+            frames = min(len(features), len(epochs[0][cut_id]))  # padding depends on the company
+            assert torch.equal(features[:frames], epochs[0][cut_id][:frames])
+
+
+def test_speed_is_drawn_afresh_and_reproducibly(corpus: dict[str, Any]) -> None:
+    def lengths(seed: int) -> list[dict[str, int]]:
+        torch.manual_seed(seed)
+        module = AcousticDataModule(**corpus, speed_factors=[0.9, 1.0, 1.1])
+        module.setup("fit")
+        loader = module.train_dataloader()
+        return [
+            {cut_id: int(n) for b in loader for cut_id, n in zip(b["cut_ids"], b["num_frames"], strict=True)}
+            for _ in range(12)
+        ]
+
+    epochs = lengths(0)
+    assert lengths(0) == epochs and lengths(1) != epochs
+    assert {epoch[cut_id] for epoch in epochs for cut_id in ("19-198-0000", "26-198-0000")} == {36, 40, 44}
+
+
+def test_bucketing_bounds_the_batch_and_groups_by_duration(corpus: dict[str, Any]) -> None:
+    module = AcousticDataModule(**corpus, max_batch_duration=1.7, num_buckets=4)
+    module.setup("fit")
+    loader = module.train_dataloader()
+    orders = []
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)
+        batches = list(loader)
+        assert all(int(batch["num_frames"].sum()) <= 171 for batch in batches)
+        orders.append([batch["cut_ids"] for batch in batches])
+    assert orders[0] != orders[1] or orders[1] != orders[2]
+    assert abs(module.num_train_batches() - len(orders[0])) <= 2
+
+
+def test_unknown_words_are_reported_and_test_utterances_stay(
+    corpus: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    transcript = tmp_path / "corpus" / "dev-clean-2" / "19" / "198" / "19-198.trans.txt"
+    text = (
+        transcript.read_text(encoding="utf-8").replace("0000 A BAY", "0000 A ZEBRA ZEBRA").replace("0001 A", "0001 AN")
+    )
+    transcript.write_text(text, encoding="utf-8")
+    prepare_part(LibriSpeech(), tmp_path / "corpus", "dev-clean-2", tmp_path / "data", redo=True)
+    module = AcousticDataModule(**corpus, test_cuts=corpus["train_cuts"])
+    with caplog.at_level(logging.WARNING):
+        module.setup("fit")
+        module.setup("test")
+    assert "train: 2 of 10 utterances are left out for 2 words" in caplog.text and "ZEBRA (2), AN (1)" in caplog.text
+    assert module.left_out["train"].unknown_words == {"ZEBRA": 2, "AN": 1}
+    assert (len(module.cuts["train"]), len(module.cuts["test"])) == (8, 10)
+    batches = list(module.test_dataloader())
+    found = {
+        i: (t, n) for b in batches for i, t, n in zip(b["cut_ids"], b["texts"], b["num_tokens"].tolist(), strict=True)
+    }
+    assert found["19-198-0000"] == ("A ZEBRA ZEBRA", 1)
+
+
+def test_held_out_speakers(corpus: dict[str, Any]) -> None:
+    module = AcousticDataModule(**corpus, valid_fraction=0.3)
+    module.setup("fit")
+    speakers = {split: {cut.supervisions[0].speaker for cut in cuts} for split, cuts in module.cuts.items()}
+    assert not speakers["train"] & speakers["valid"] and speakers["train"] | speakers["valid"] == {"19", "26"}
+    assert len(module.cuts["train"]) + len(module.cuts["valid"]) == 10
+    assert sum(len(batch["texts"]) for batch in module.val_dataloader()) == 5
+
+
+def test_a_file_that_went_bad_after_preparation_costs_itself_only(
+    corpus: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "corpus" / "dev-clean-2" / "19" / "198" / "19-198-0003.flac").write_bytes(b"")
+    module = AcousticDataModule(**corpus)
+    module.setup("fit")
+    with caplog.at_level(logging.WARNING):
+        seen = [cut_id for batch in module.train_dataloader() for cut_id in batch["cut_ids"]]
+    assert len(seen) == 9 and "19-198-0003 is left out" in caplog.text
+
+
+def test_other_rates_and_stereo_become_frames_of_16_khz_mono(corpus: dict[str, Any], tmp_path: Path) -> None:
+    write_audio(tmp_path / "corpus" / "dev-clean-2" / "19" / "198" / "19-198-0000.flac", 0.5, 44100, 2)
+    prepare_part(LibriSpeech(), tmp_path / "corpus", "dev-clean-2", tmp_path / "data", redo=True)
+    module = AcousticDataModule(**corpus)
+    module.setup("fit")
+    frames = {i: int(n) for b in module.train_dataloader() for i, n in zip(b["cut_ids"], b["num_frames"], strict=True)}
+    assert frames["19-198-0000"] == 50
+
+
+def test_noise_and_masks_change_training_only(corpus: dict[str, Any], tmp_path: Path) -> None:
+    write_audio(tmp_path / "noise" / "hum.wav", 1.0)
+    settings: dict[str, Any] = {
+        **corpus,
+        "spec_augment": SpecAugment(),
+        "test_cuts": corpus["train_cuts"],
+        "valid_fraction": 0.3,
+    }
+    plain = AcousticDataModule(**corpus)
+    noisy = AcousticDataModule(**settings, noise=NoiseMixer(tmp_path / "noise", 1.0), memory_gb=1.0)
+    batch = next(iter(noisy.train_dataloader()))
+    cuts = CutSet.from_cuts(noisy.cuts["train"][cut_id] for cut_id in batch["cut_ids"])
+    clean = plain.plain_dataset[cuts]
+    assert torch.equal(noisy.plain_dataset[cuts]["features"], clean["features"])
+    assert not torch.equal(batch["features"], clean["features"])
+
+
+def test_global_statistics_normalise_the_training_data(corpus: dict[str, Any]) -> None:
+    module = AcousticDataModule(**corpus)
+    module.setup("fit")
+    cmvn = module.global_cmvn()
+    frames = []
+    for batch in module.train_dataloader():
+        normal = cmvn(batch["features"], batch["num_frames"])
+        frames += [normal[row, :n] for row, n in enumerate(batch["num_frames"].tolist())]
+    normalised = torch.cat(frames)
+    torch.testing.assert_close(normalised.mean(dim=0), torch.zeros(80), atol=1e-3, rtol=0)
+    torch.testing.assert_close(normalised.std(dim=0), torch.ones(80), atol=1e-2, rtol=0)
+
+
+def test_characters(corpus: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "letters").write_text("<blk>\nA\nB\nY\n", encoding="utf-8")
+    module = AcousticDataModule(**{**corpus, "lexicon": []}, tokens=str(tmp_path / "letters"))
+    module.setup("fit")
+    assert next(iter(module.train_dataloader()))["tokens"][0].tolist() == [1, 2, 1, 3]
+
+
+def test_other_pronunciations_are_drawn(corpus: dict[str, Any]) -> None:
+    module = AcousticDataModule(**corpus, random_pronunciation=True)
+    module.setup("fit")
+    drawn = {tuple(row) for _ in range(3) for b in module.train_dataloader() for row in b["tokens"].tolist()}
+    assert drawn == {(1, 2, 3), (3, 2, 3)}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train_cuts": []}, "train_cuts: no manifest is given"),
+        ({"train_cuts": ["absent.jsonl.gz"]}, "there is no such cut manifest"),
+        ({"lexicon": []}, "give a lexicon"),
+        ({"min_duration": 50.0, "max_duration": 60.0}, "not one utterance can be used"),
+    ],
+)
+def test_faulty_requests(corpus: dict[str, Any], change: dict[str, Any], message: str) -> None:
+    with pytest.raises(AsrError, match=message):
+        AcousticDataModule(**{**corpus, **change}).setup("fit")
+
+
+def test_a_damaged_manifest_and_one_named_twice(corpus: dict[str, Any]) -> None:
+    path = Path(corpus["train_cuts"][0])
+    with pytest.raises(AsrError, match="stands twice"):
+        AcousticDataModule(**{**corpus, "train_cuts": [str(path)] * 2}).setup("fit")
+    path.write_bytes(path.read_bytes()[:60])
+    with pytest.raises(AsrError, match="not a readable manifest"):
+        AcousticDataModule(**corpus).setup("fit")

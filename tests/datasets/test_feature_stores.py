@@ -1,0 +1,52 @@
+"""Features kept in memory and in a folder come back as they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from asr.datasets.dataset import FeatureFolder, FeatureMemory
+from asr.errors import AsrError
+
+CONFIG = {"num_mel_bins": 4, "high_freq": 0.0}
+
+
+def test_memory_keeps_what_fits() -> None:
+    frames = torch.randn(256, 1)  # 1 KiB
+    memory = FeatureMemory(2.5 / 2**20)
+    for key in ("a", "a", "b", "c"):
+        memory.put(key, frames)
+    assert torch.equal(memory.get("a"), frames) and torch.equal(memory.get("b"), frames)
+    assert memory.get("c") is None and len(memory) == 2
+
+
+def test_a_folder_outlives_its_process(tmp_path: Path) -> None:
+    frames = torch.randn(7, 4)
+    FeatureFolder(tmp_path / "features", CONFIG).put("speaker/utterance_sp0.9", frames)
+    again = FeatureFolder(tmp_path / "features", CONFIG)
+    assert torch.equal(again.get("speaker/utterance_sp0.9"), frames)
+    assert again.get("speaker_utterance_sp0.9") is None
+
+
+def test_a_folder_of_other_features_is_refused(tmp_path: Path) -> None:
+    FeatureFolder(tmp_path, CONFIG)
+    with pytest.raises(AsrError, match="holds features made with"):
+        FeatureFolder(tmp_path, {**CONFIG, "high_freq": 5600.0})
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    folder = FeatureFolder(tmp_path, CONFIG)
+    folder.put("u", torch.randn(7, 4))
+    path = next(tmp_path.rglob("*.npy"))
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(AsrError, match="are damaged") as error:
+        folder.get("u")
+    assert str(path) in str(error.value)
+
+
+def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(AsrError, match="cannot be used"):
+        FeatureFolder(tmp_path / "file", CONFIG)

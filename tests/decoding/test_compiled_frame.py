@@ -1,0 +1,107 @@
+"""numba's loops, Triton's kernels and the tensor form of a frame keep the same partial paths, bit for bit, in order.
+
+The kernels run in Triton's interpreter here, one program after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from asr.decoding.backtrace import Backtrace
+from asr.decoding.frame import FrameStep
+from asr.decoding.interface import DecodingOptions
+from asr.decoding.lattice import LatticeRecords
+from asr.decoding.search_graph import SearchGraph
+from asr.decoding.tokens import Tokens
+from tests.decoding.random_graphs import random_graph, random_log_prob
+from tests.reference.table_lm import TableLM
+
+CASES = {
+    "seed": st.integers(0, 10**6),
+    "with_lm": st.booleans(),
+    "epsilons": st.booleans(),
+    "keeps_lattice": st.booleans(),
+    "beam": st.sampled_from([0.5, 3.0, 8.0, float("inf")]),
+    "limits": st.sampled_from([(0, 5), (4, 6), (30, 40), (0, 10**6)]),
+    "word_beam": st.sampled_from([None, 1.0]),
+    "max_contexts": st.sampled_from([None, 1, 2]),
+}
+
+
+@settings(max_examples=20, deadline=None)
+@given(**CASES)
+def test_loops_keep_the_same_paths(**case: Any) -> None:
+    pytest.importorskip("numba")
+    _check_same_paths("loops", **case)
+
+
+@settings(max_examples=8, deadline=None, phases=[Phase.explicit, Phase.generate])  # shrinking takes minutes
+@given(**CASES)
+def test_kernels_keep_the_same_paths(**case: Any) -> None:
+    pytest.importorskip("triton", reason="the kernels need triton; its interpreter runs them without a GPU")
+    from asr.decoding.gpu import frame
+
+    with mock.patch.object(frame, "_FIRST_ROOM", 64):
+        _check_same_paths("kernels", **case)
+
+
+def _check_same_paths(
+    form: str,
+    seed: int,
+    with_lm: bool,
+    epsilons: bool,
+    keeps_lattice: bool,
+    beam: float,
+    limits: tuple[int, int],
+    word_beam: float | None,
+    max_contexts: int | None,
+) -> None:
+    graph = random_graph(seed, num_states=40, num_arcs=200, epsilons=epsilons)
+    num_utts, num_frames = 3, 8
+    log_prob = random_log_prob(seed, num_utts, num_frames)
+    log_prob[0, :, 1] = -torch.inf
+    options = DecodingOptions(
+        search_beam=beam,
+        output_beam=2.0,
+        min_active_states=limits[0],
+        max_active_states=limits[1],
+        word_beam=word_beam,
+        max_contexts_per_state=max_contexts,
+    )
+    searched = SearchGraph(graph, options)
+    lm = TableLM(graph.vocabulary, seed, num_history_words=2) if with_lm else None
+    outcomes = []
+    for own_form in ("tensor", form):
+        backtrace = Backtrace(graph.device, collects=False)
+        records = LatticeRecords(num_utts, options) if keeps_lattice and not epsilons else None
+        step = FrameStep(searched, options, lm, backtrace, records, own_form)
+        start = torch.zeros(num_utts, dtype=torch.int64)
+        tokens = Tokens.starting(torch.arange(num_utts), start, start if lm is None else lm.start(num_utts))
+        offset = torch.zeros(num_utts, dtype=torch.float64)
+        tokens = step.follow_epsilons(tokens, offset)
+        frames = []
+        for frame in range(num_frames):
+            begin = (torch.arange(num_utts) * num_frames + frame) * log_prob.shape[2]
+            tokens = step.read(tokens, log_prob.flatten(), begin, offset)
+            frames.append((tokens, offset.clone()))
+        kept = [] if records is None else [part for frame_losers in records._losers for part in _in_order(frame_losers)]
+        outcomes.append((frames, kept))
+    for (tokens, offset), (other, other_offset) in zip(outcomes[0][0], outcomes[1][0], strict=True):
+        assert torch.equal(offset, other_offset)
+        for field in fields(tokens):
+            assert torch.equal(getattr(tokens, field.name), getattr(other, field.name)), field.name
+    for part, other_part in zip(outcomes[0][1], outcomes[1][1], strict=True):
+        assert torch.equal(part, other_part)
+
+
+def _in_order(losers: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    src_record, _, arc, _ = losers
+    order = torch.argsort(arc * 10**6 + src_record, stable=True)
+    return [part[order] for part in losers]

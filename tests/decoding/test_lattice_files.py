@@ -1,0 +1,235 @@
+"""Lattices through files and back, and Kaldi's own search over what we write for it."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asr.decoding.interface import DecodingOptions
+from asr.decoding.lattice import Lattice
+from asr.decoding.lattice_io import read_kaldi_lattices, read_slf, write_kaldi_lattice, write_slf
+from asr.decoding.token_passing import TorchFirstPass
+from asr.errors import AsrError
+from tests.decoding.random_graphs import random_graph, random_log_prob
+from tests.reference.harmful_pickle import HarmfulPickle
+from tests.reference.lattice_paths import all_sentences
+from tests.reference.table_lm import TableLM
+
+OPTIONS = DecodingOptions(
+    output_beam=6.0, am_scale=0.7, graph_scale=1.3, lm_scale=0.6, word_insertion_penalty=-0.4, max_active_states=10**6
+)
+
+
+def a_lattice(seed: int, with_lm: bool = True) -> tuple[Lattice, TorchFirstPass] | None:
+    graph = random_graph(seed)
+    first_pass = TorchFirstPass(graph, OPTIONS, keep_lattice=True)
+    lm = TableLM(graph.vocabulary, seed) if with_lm else None
+    result = first_pass.decode(random_log_prob(seed, 1, 5), torch.tensor([5]), lm)[0]
+    return None if result.lattice is None else (result.lattice, first_pass)
+
+
+def same_but_for_order(one: Lattice, other: Lattice) -> None:
+    """All fields; states of a frame and arcs of a state may stand in another order."""
+    assert one.num_arcs == other.num_arcs
+
+    def rows(lattice: Lattice) -> list[tuple[object, ...]]:
+        words = [part.tolist() for part in torch.split(lattice.word_id, lattice.num_words().tolist())]
+        columns = [
+            lattice.frame[lattice.src_state()],
+            lattice.graph_arc,
+            lattice.token_id,
+            lattice.am_score,
+            lattice.graph_score,
+            lattice.lm_score,
+            lattice.final_graph_score[lattice.dst_state],
+            lattice.final_lm_score[lattice.dst_state],
+        ]
+        return sorted(zip(*(column.tolist() for column in columns), words, strict=True))
+
+    assert rows(one) == rows(other)
+    sentences = all_sentences(other, OPTIONS)
+    assert all_sentences(one, OPTIONS) == pytest.approx(sentences, abs=1e-5)
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 10**6))
+def test_slf_keeps_everything(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    found = a_lattice(seed)
+    if found is None:
+        return
+    lattice, first_pass = found
+    path = tmp_path_factory.mktemp("slf") / "a.slf"
+    graph = first_pass.graph
+    with path.open("w") as file:
+        write_slf(file, "a", lattice, graph.vocabulary, graph.tokens, OPTIONS, 0.04)
+    same_but_for_order(read_slf(path, graph.vocabulary, graph.tokens), lattice)
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 10**6))
+def test_kaldi_keeps_totals_times_and_acoustic_scores(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    found = [one for one in (a_lattice(seed), a_lattice(seed + 1, with_lm=False)) if one is not None]
+    path = tmp_path_factory.mktemp("kaldi") / "lat.txt"
+    with path.open("w") as file:
+        for number, (lattice, _) in enumerate(found):
+            write_kaldi_lattice(file, f"utt{number}", lattice, OPTIONS)
+    back = list(read_kaldi_lattices(path, 9))
+    assert [utterance for utterance, _ in back] == [f"utt{number}" for number in range(len(found))]
+    plain = DecodingOptions(am_scale=OPTIONS.am_scale)
+    for (_, read), (lattice, _) in zip(back, found, strict=True):
+        assert all_sentences(read, plain) == pytest.approx(all_sentences(lattice, OPTIONS), abs=1e-4)
+        for name in ("am_score", "token_id", "word_id"):
+            assert sorted(getattr(read, name).tolist()) == sorted(getattr(lattice, name).tolist())
+        assert torch.equal(read.frame, lattice.frame)
+
+
+@settings(max_examples=8)
+@given(seed=st.integers(0, 10**6))
+def test_kaldis_own_search_finds_the_same_sentences(seed: int) -> None:
+    kaldifst = pytest.importorskip("kaldifst")
+    found = a_lattice(seed)
+    if found is None:
+        return
+    lattice, _ = found
+    text = io.StringIO()
+    write_kaldi_lattice(text, "utt", lattice, OPTIONS)
+    lines = text.getvalue().splitlines()
+    assert lines[0] == "utt " and lines[-1] == ""
+    theirs = kaldifst.Lattice()
+    for _ in range(1 + max(int(line.split()[0]) for line in lines[1:-1])):
+        theirs.add_state()
+    while theirs.num_states <= max(int(line.split()[1]) for line in lines[1:-1] if len(line.split()) == 4):
+        theirs.add_state()
+    theirs.start = int(lines[1].split()[0])
+    for line in lines[1:-1]:
+        fields = line.split()
+        graph_cost, am_cost, transition = fields[-1].split(",")
+        weight = kaldifst.LatticeWeight(float(graph_cost), float(am_cost))
+        if len(fields) == 2:
+            theirs.set_final(int(fields[0]), weight)
+        else:
+            arc = kaldifst.LatticeArc(int(transition or 0), int(fields[2]), weight, int(fields[1]))
+            theirs.add_arc(int(fields[0]), arc)
+    expected = all_sentences(lattice, OPTIONS)
+    best = max(expected, key=lambda words: expected[words])
+    (path,) = kaldifst.lattice_to_nbest(theirs, acoustic_scale=OPTIONS.am_scale, lm_scale=1.0, n=1)
+    _, _, words, weight = kaldifst.get_linear_symbol_sequence(path)
+    assert tuple(words) == best
+    # The path comes back in the scaled costs.
+    assert -(weight.value1 + weight.value2) == pytest.approx(expected[best], abs=1e-3)
+
+
+@settings(max_examples=8)
+@given(seed=st.integers(0, 10**6))
+def test_k2_keeps_everything(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    k2 = pytest.importorskip("k2")
+    from asr.decoding.lattice_io import lattice_to_k2, load_k2_lattice, save_k2_lattice
+
+    found = a_lattice(seed)
+    if found is None:
+        return
+    lattice, _ = found
+    path = tmp_path_factory.mktemp("k2") / "a.pt"
+    save_k2_lattice(path, lattice, OPTIONS)
+    back = load_k2_lattice(path)
+    for name, value in vars(lattice).items():
+        assert torch.equal(getattr(back, name), value), name
+    fsa = k2.create_fsa_vec([lattice_to_k2(lattice, OPTIONS)])
+    best = max(all_sentences(lattice, OPTIONS).values())
+    assert float(fsa.get_tot_scores(True, False)) == pytest.approx(best, abs=1e-3)
+    path.write_bytes(b"nothing")
+    with pytest.raises(AsrError, match=r"a\.pt: this is no k2 lattice"):
+        load_k2_lattice(path)
+
+
+def test_code_in_a_k2_lattice_does_not_run(tmp_path) -> None:
+    pytest.importorskip("k2")
+    from asr.decoding.lattice_io import load_k2_lattice
+
+    path = tmp_path / "a.pt"
+    torch.save({"arcs": HarmfulPickle(tmp_path / "made")}, path)
+    with pytest.raises(AsrError, match=r"a\.pt: this is no k2 lattice.*UnpicklingError"):
+        load_k2_lattice(path)
+    assert not (tmp_path / "made").exists()
+
+
+def test_kaldis_words_of_several_frames(tmp_path) -> None:
+    path = tmp_path / "lat.txt"
+    path.write_text("utt\n7 3 5 1.5,20,2_2_1\n7 4 6 1,21,2_1\n4 3 0 0,3,1\n3 9 0 0.25,0,\n9 0.5,0,\n\n")
+    ((_, lattice),) = read_kaldi_lattices(path, 9)
+    assert lattice.num_frames == 3 and sorted(lattice.word_id.tolist()) == [5, 6]
+    sentences = all_sentences(lattice, DecodingOptions())
+    assert sentences == pytest.approx({(5,): -1.5 - 20 - 0.75, (6,): -1 - 21 - 3 - 0.75})
+
+
+def test_slf_with_times_alone(tmp_path) -> None:
+    graph = random_graph(0)
+    path = tmp_path / "a.slf"
+    path.write_text(
+        "VERSION=1.0\nN=4 L=3\nI=0 t=0\nI=1 t=0.02 W=w1\nI=2 t=0.03 W=!NULL\nI=3 t=0.03\n"
+        "J=0 S=0 E=1 a=-5 l=-1\nJ=1 S=1 E=2 a=-2\nJ=2 S=2 E=3 l=-0.5\n"
+    )
+    lattice = read_slf(path, graph.vocabulary, graph.tokens)
+    assert lattice.num_frames == 3 and lattice.token_id.tolist() == [0, 0, 0]
+    assert all_sentences(lattice, DecodingOptions()) == pytest.approx({(5,): -8.5})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("0 1 5 1,1,1\n", "lat.txt:1: here stands an utterance's name alone"),
+        ("utt\n\n", "lat.txt:1: the lattice is empty"),
+        ("utt\n0 1 5 1,1\n1 0,0,\n", "lat.txt:2: '0 1 5 1,1' is no arc"),
+        ("utt\n0 1 five 1,1,1\n1 0,0,\n", "is no arc"),
+        ("utt\n0 1 99 1,1,1\n1 0,0,\n", "lat.txt:2: there is no word 99 in a vocabulary of 9"),
+        ("utt\n0 1 5 1,1,1\n", "no final state can be reached"),
+        ("utt\n0 1 5 1,1,1\n1 0 5 1,1,1\n1 0,0,\n", "goes round in a cycle"),
+        ("utt\n0 1 5 1,1,1\n0 2 0 1,1,1\n2 1 0 1,1,1\n1 0,0,\n", "state 1 is reached after"),
+        ("utt\n0 1 0 1,1,1\n1 2 5 1,1,\n2 0,0,\n", "a word after the last frame"),
+        ("utt\n0 1 0 1,1,1\n1 0,0,1_2\n", "frames on a final state"),
+    ],
+)
+def test_bad_kaldi_lattices_are_one_sentence(tmp_path, content: str, message: str) -> None:
+    path = tmp_path / "lat.txt"
+    path.write_text(content)
+    with pytest.raises(AsrError, match=message):
+        list(read_kaldi_lattices(path, 9))
+    with pytest.raises(AsrError, match="cannot be read"):
+        list(read_kaldi_lattices(tmp_path / "none", 9))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("words\n", "a.slf:1: 'words' is no field"),
+        ("VERSION=1.0\n", "this is no HTK lattice"),
+        ("N=2 L=2\nI=0\nI=1 t=0.01\nJ=0 S=0 E=1\n", "the header tells of 2 nodes and 2 links"),
+        ("N=2 L=1\nI=0\nI=1 t=0.01\nJ=0 S=0 E=7\n", "a.slf:4: a link leads from a node"),
+        ("N=2 L=1\nI=0\nI=1 t=0.01\nJ=0 S=0 E=1 W=xyz\n", "the word 'xyz' is not in the vocabulary"),
+        ("N=2 L=1\nI=0\nI=1 t=0.01\nJ=0 S=0 E=1 a=much\n", "'much' is no number"),
+        ("N=2 L=1\nI=0\nI=1 t=0.01\nJ=0 S=0 E=1 d=:q,0.01:\n", "'q,0.01' is no token"),
+        ("N=3 L=1\nI=0\nI=1 t=0.01\nI=2\nJ=0 S=0 E=1\n", "one first and one last node, not 2, 2"),
+    ],
+)
+def test_bad_slf_is_one_sentence(tmp_path, content: str, message: str) -> None:
+    graph = random_graph(0)
+    path = tmp_path / "a.slf"
+    path.write_text(content)
+    with pytest.raises(AsrError, match=message):
+        read_slf(path, graph.vocabulary, graph.tokens)
+
+
+def test_the_totals_header_of_slf() -> None:
+    found = a_lattice(1)
+    assert found is not None
+    text = io.StringIO()
+    graph = found[1].graph
+    write_slf(text, "a", found[0], graph.vocabulary, graph.tokens, OPTIONS, 0.04)
+    for line in ("acscale=0.7", "prscale=1.3", "lmscale=0.6", "wdpenalty=-0.4"):
+        assert line in text.getvalue().splitlines()
+    assert not math.isnan(OPTIONS.am_scale)

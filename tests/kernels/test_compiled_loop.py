@@ -1,0 +1,55 @@
+"""Compiled loops and their caches on disk."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("numba")
+
+_CALLER = "from callee import weight\n\n\ndef scaled(value):\n    return weight() * value\n"
+_RUN = "from asr.kernels.jit import compiled_loop; import caller; print(compiled_loop(caller.scaled)(2))"
+
+
+def _write(path: Path, text: str, second: int) -> None:
+    path.write_text(text, encoding="utf-8")
+    os.utime(path, (second, second))
+
+
+def _value(folder: Path, **more: str) -> int:
+    root = Path(importlib.util.find_spec("asr").submodule_search_locations[0]).parent
+    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{root}", "NUMBA_CACHE_DIR": str(folder / "cache")}
+    environment |= more
+    done = subprocess.run([sys.executable, "-c", _RUN], env=environment, capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+def test_a_changed_callee_in_another_file_is_compiled_anew(tmp_path: Path) -> None:
+    """As after an update of the checkout: the caller's own file is the same."""
+    _write(tmp_path / "caller.py", _CALLER, 1_000)
+    _write(tmp_path / "callee.py", "def weight():\n    return 3\n", 1_000)
+    assert _value(tmp_path) == 6
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("caller*.nbc")}
+    assert kept
+    assert _value(tmp_path) == 6  # read from the cache
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    _write(tmp_path / "callee.py", "def weight():\n    return 5\n", 2_000)
+    assert _value(tmp_path) == 10
+
+
+def test_where_nothing_can_be_written_loops_are_compiled_in_memory(tmp_path: Path) -> None:
+    """As installed for all users, and run by one without a home."""
+    _write(tmp_path / "caller.py", _CALLER, 1_000)
+    _write(tmp_path / "callee.py", "def weight():\n    return 3\n", 1_000)
+    (tmp_path / "__pycache__").write_text("no folder")
+    assert _value(tmp_path, NUMBA_CACHE_DIR="", XDG_CACHE_HOME=os.devnull, HOME=os.devnull) == 6
+
+
+def test_nothing_else_compiles_loops() -> None:
+    root = Path(importlib.util.find_spec("asr").submodule_search_locations[0])
+    assert [path.name for path in root.rglob("*.py") if "njit" in path.read_text(encoding="utf-8")] == [
+        "compiled_loop.py"
+    ]

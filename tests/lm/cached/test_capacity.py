@@ -1,0 +1,195 @@
+"""A bound on bytes changes no score: live contexts stay, hidden rows are computed again."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asr.lm.cached.engine import RnnLM
+from asr.lm.cached.eviction import ByteCosts, Limits
+from tests.reference.plain_lm import PlainLM
+from tests.reference.toy_network import ToyClassNetwork, ToyNetwork, ToyNormalizedNetwork
+
+
+def beam_search(engine, network, num_steps, width, seed, marks):
+    """A beam over random continuations; scores are compared with the plain network's."""
+    plain = PlainLM(network)
+    generator = torch.Generator().manual_seed(seed)
+    context, histories = engine.start(1), [[]]
+    for step in range(num_steps):
+        choice = torch.randint(3, 24, (len(histories), 4), generator=generator)
+        log_prob, next_idx = engine.score(context.repeat_interleave(4), choice.view(-1))
+        extended = [[*words, word] for words, row in zip(histories, choice.tolist(), strict=True) for word in row]
+        if step % 4 == 0 or step == num_steps - 1:
+            for words, score in zip(extended, log_prob.tolist(), strict=True):
+                assert score == pytest.approx(plain.last_log_prob(words), abs=1e-5)
+        kept = torch.randperm(len(extended), generator=generator)[:width]
+        context, histories = next_idx[kept], [extended[i] for i in kept.tolist()]
+        if marks:
+            engine.mark_live(context)
+
+
+@given(
+    capacity=st.sampled_from([1, 10_000, 20_000, 40_000, 1_000_000]),
+    width=st.integers(1, 8),
+    marks=st.booleans(),
+    num_steps=st.integers(1, 25),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=12)
+@pytest.mark.parametrize("network_class", [ToyNetwork, ToyClassNetwork])
+def test_any_capacity_gives_the_plain_scores(network_class, capacity, width, marks, num_steps, seed):
+    network = network_class()
+    engine = RnnLM(network, capacity_bytes=capacity)
+    beam_search(engine, network, num_steps, width, seed, marks)
+
+
+def test_small_capacities_do_evict_and_stay_bounded():
+    engine = RnnLM(ToyNetwork(hidden_size=128), capacity_bytes=100_000)
+    beam_search(engine, engine.network, 150, 8, 0, marks=True)
+    counts = engine.statistics()
+    assert counts.num_evictions > 0
+    assert counts.peak_bytes <= 100_000
+
+
+def test_without_marks_only_hidden_rows_leave():
+    engine = RnnLM(ToyNetwork(hidden_size=128), capacity_bytes=20_000)
+    beam_search(engine, engine.network, 20, 8, 0, marks=False)
+    counts = engine.statistics()
+    assert counts.num_dropped_rows > 0
+    assert counts.num_evicted_contexts == 0
+
+
+def test_a_long_stream_stays_bounded_although_its_history_does_not():
+    network = ToyNetwork()
+    engine = RnnLM(network, capacity_bytes=40_000)
+    context, words = engine.start(1), []
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(600):
+        choice = torch.randint(3, 24, (3,), generator=generator)
+        log_prob, next_idx = engine.score(context.repeat(3), choice)
+        context = next_idx[:1]
+        words.append(int(choice[0]))
+        engine.mark_live(context)
+    assert log_prob[0].item() == pytest.approx(PlainLM(network).last_log_prob(words), abs=1e-5)
+    assert engine.statistics().peak_bytes <= 40_000
+
+
+def test_live_contexts_keep_their_numbers():
+    network = ToyNetwork()
+    engine = RnnLM(network, capacity_bytes=10_000)
+    held: dict[int, list[int]] = {}
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(60):
+        word_id = torch.randint(3, 24, (10,), generator=generator)
+        _, node = engine.score(engine.start(10), word_id)
+        next_word = torch.randint(3, 24, (10,), generator=generator)
+        _, deeper = engine.score(node, next_word)
+        if len(held) < 20:
+            held[int(deeper[0])] = [int(word_id[0]), int(next_word[0])]
+        engine.mark_live(torch.tensor(sorted(held)))
+    assert engine.statistics().num_evictions > 0
+    for node, words in held.items():
+        log_prob, _ = engine.score(torch.tensor([node]), torch.tensor([7]))
+        assert log_prob.item() == pytest.approx(PlainLM(network).last_log_prob([*words, 7]), abs=1e-5)
+
+
+def test_least_used_leaves_go_first():
+    engine = RnnLM(ToyNetwork(num_words=400), capacity_bytes=1)
+    often = torch.arange(10, 20)
+    engine.mark_live(engine.start(1))
+    for first in range(20, 320, 30):
+        for _ in range(3):
+            engine.score(engine.start(10), often)
+        engine.score(engine.start(30), torch.arange(first, first + 30))
+        engine.mark_live(engine.start(1))
+    before = engine.statistics().num_edges
+    assert engine.statistics().num_evictions > 0
+    engine.score(engine.start(10), often)
+    assert engine.statistics().num_edges == before
+
+
+def test_limits_fit_into_the_capacity():
+    costs = ByteCosts(per_slot=16, per_node=20, per_row=1032)
+    for capacity in (100_000, 1_000_000, 50_000_000):
+        for num_edges in (0, capacity // 200, capacity // 120):
+            limits = Limits.within(capacity, costs, num_edges, num_edges)
+            assert limits.max_edges >= num_edges
+            total = 16 * limits.num_slots + 20 * limits.max_nodes + 1032 * limits.max_rows
+            assert capacity - 1032 - 512 < total <= capacity
+
+
+def test_contexts_beyond_half_of_the_bytes_are_paid_with_hidden_rows_and_give_them_back():
+    network = ToyNetwork(num_words=400, hidden_size=64)
+    engine = RnnLM(network, capacity_bytes=150_000)
+    rows_at_first = narrowest = engine.hidden.max_rows
+    generator = torch.Generator().manual_seed(0)
+    context = engine.start(1)
+    for step in range(60):
+        width = 150 if 20 <= step < 30 else 15
+        word_id = torch.randint(3, 400, (5 * len(context),), generator=generator)
+        _, next_idx = engine.score(context.repeat_interleave(5), word_id)
+        context = next_idx[torch.randint(0, len(next_idx), (width,), generator=generator)]
+        engine.mark_live(context)
+        narrowest = min(narrowest, engine.hidden.max_rows)
+    assert narrowest < rows_at_first / 2
+    assert engine.hidden.max_rows > rows_at_first * 0.7
+    assert engine.statistics().peak_bytes <= 150_000
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"hidden_dtype": "int8"},
+        {"history_precision": "sign"},
+        {"recombination_length": 2},
+        {"recombination_length": 2, "recombination": "best"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("network_class", [ToyNetwork, ToyNormalizedNetwork, ToyClassNetwork])
+def test_the_bound_holds_after_every_call(network_class, options):
+    engine = RnnLM(network_class(num_words=60, hidden_size=32), capacity_bytes=80_000, **options)
+    generator = torch.Generator().manual_seed(0)
+    context = engine.start(30)
+    for _ in range(30):
+        _, next_idx = engine.score(context.repeat(4), torch.randint(3, 60, (120,), generator=generator))
+        assert engine.statistics().bytes_held <= 80_000
+        context = next_idx[torch.randint(0, 120, (30,), generator=generator)]
+        engine.mark_live(context)
+    counts = engine.statistics()
+    assert counts.num_evictions > 0
+    assert counts.peak_bytes <= 80_000
+    assert bool(torch.isfinite(engine.final(context)).all())
+
+
+def test_where_live_contexts_alone_pass_the_bound_they_take_what_they_need_and_no_more():
+    network = ToyNetwork(num_words=3000, hidden_size=16)
+    engine = RnnLM(network, capacity_bytes=50_000)
+    plain = PlainLM(network)
+    words = torch.arange(3, 2003)
+    engine.mark_live(engine.start(1))
+    _, context = engine.score(engine.start(2000), words)
+    log_prob, _ = engine.score(context, words.flip(0))
+    assert 50_000 < engine.statistics().peak_bytes < 104 * 4100 + 20_000
+    for i in (0, 777, 1999):
+        assert log_prob[i].item() == pytest.approx(plain.last_log_prob([3 + i, 2002 - i]), abs=1e-5)
+    engine.mark_live(engine.start(1))
+    for first in range(3, 3000, 100):
+        _, context = engine.score(engine.start(97), torch.arange(first, first + 97))
+        engine.mark_live(engine.start(1))
+    counts = engine.statistics()
+    assert counts.bytes_held <= 50_000
+
+
+def test_group_normalizers_stay_within_what_they_may_take():
+    network = ToyClassNetwork(num_words=60)
+    engine = RnnLM(network, capacity_bytes=1)
+    context = engine.start(1)
+    plain = PlainLM(network)
+    for word in range(3, 40):
+        log_prob, next_idx = engine.score(context.repeat(50), torch.arange(3, 53))
+        assert log_prob[7].item() == pytest.approx(plain.last_log_prob([*range(3, word), 10]), abs=1e-5)
+        context = next_idx[word - 3 : word - 2]
+    assert engine.output._group_normalizer.num_bytes <= 256 * engine.hidden.max_rows

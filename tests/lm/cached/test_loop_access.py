@@ -1,0 +1,154 @@
+"""A compiled loop that answers in an engine's stead gives what the engine itself gives."""
+
+import pytest
+import torch
+
+from asr.kernels.jit import compiled_loop
+from asr.lm.cached import engine_numba
+from asr.lm.cached.engine import RnnLM
+from asr.lm.cached.engine_numba import score_known
+from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.text.symbols import Vocabulary
+from tests.reference.toy_network import ToyNetwork
+
+pytest.importorskip("numba")
+VOCABULARY = Vocabulary([f"W{i}" for i in range(30)])
+
+
+def network(maxent_order=3, **options):
+    torch.manual_seed(0)
+    made = RnnLm(VOCABULARY, RnnLmConfig(6, 9, maxent_order=maxent_order, maxent_size=1000, log_z=0.3, **options))
+    if made.maxent is not None:
+        torch.nn.init.normal_(made.maxent.weight)
+    return made
+
+
+def asked_of_loop(engine, context_idx, word_id):
+    """What the loop answers once the engine has made everything ready, and how often it could not."""
+    log_prob, next_idx, num_waits = torch.empty(len(word_id)), torch.empty_like(word_id), 0
+    while True:
+        _, _, tables = engine.for_loop()
+        queries = context_idx.numpy(), word_id.numpy()
+        could = compiled_loop(score_known)(*queries, tables, log_prob.numpy(), next_idx.numpy())
+        engine.expand(context_idx if not could else context_idx[:0], context_idx)
+        if could:
+            return log_prob, next_idx, num_waits
+        num_waits += 1
+
+
+@pytest.mark.parametrize("room", [1, 1024])
+@pytest.mark.parametrize("options", [{}, {"maxent_order": 0}, {"cell": "sigmoid"}, {"num_layers": 2}])
+def test_equal_to_the_engine_itself(room, options, monkeypatch):
+    monkeypatch.setattr(engine_numba, "_ROOM", room)
+    made, generator = network(**options), torch.Generator().manual_seed(0)
+    plain, lent, looped = RnnLM(made), RnnLM(made), RnnLM(made)
+    plain._loop_scores = None  # tensor operations
+    context_idx, seen = plain.start(40), []
+    for _ in range(6):
+        word_id = torch.randint(3, len(VOCABULARY), (40,), generator=generator)
+        expected, following = plain.score(context_idx, word_id)
+        log_prob, next_idx, num_waits = asked_of_loop(lent, context_idx, word_id)
+        # The network's products are made of other rows together.
+        torch.testing.assert_close(log_prob, expected, rtol=0, atol=2e-6)
+        assert torch.equal(next_idx, following) and num_waits >= 1
+        log_prob_of_call, next_idx = looped.score(context_idx, word_id)
+        torch.testing.assert_close(log_prob_of_call, expected, rtol=0, atol=2e-6)
+        assert torch.equal(next_idx, following)
+        assert torch.equal(lent.score(context_idx, word_id)[0], log_prob)
+        seen.append((context_idx, word_id))
+        context_idx = following[torch.randint(40, (40,), generator=generator)]
+    # What either knows, both ways give at once.
+    for context_idx, word_id in seen:
+        log_prob, next_idx, num_waits = asked_of_loop(lent, context_idx, word_id)
+        expected = plain.score(context_idx, word_id)
+        torch.testing.assert_close(log_prob, expected[0], rtol=0, atol=2e-6)
+        assert num_waits == 0 and torch.equal(next_idx, expected[1])
+        assert torch.equal(looped.score(context_idx, word_id)[1], expected[1])
+    counts, own, of_calls = (engine.statistics() for engine in (plain, lent, looped))
+    for name in ("num_edges", "num_contexts", "num_hidden_rows", "num_outputs"):
+        assert getattr(counts, name) == getattr(own, name) == getattr(of_calls, name)
+    for name in ("num_calls", "num_queries", "num_edge_hits"):
+        assert getattr(counts, name) == getattr(of_calls, name)
+    assert own.hit_ratio == pytest.approx(1.0 - own.num_edges / own.num_queries)
+    lent.reset()
+    assert asked_of_loop(lent, *seen[0])[2] >= 1
+
+
+def test_nothing_is_added_where_something_lacks():
+    engine = RnnLM(network())
+    word_id = torch.tensor([5, 6])
+    _, context_idx, _ = asked_of_loop(engine, engine.start(2), word_id)
+    mixed = torch.stack([engine.start(1)[0], context_idx[0]])
+    before = engine.statistics().num_contexts
+    _, _, tables = engine.for_loop()
+    answers = torch.empty(2).numpy(), torch.empty(2, dtype=torch.int64).numpy()
+    assert not compiled_loop(score_known)(mixed.numpy(), torch.tensor([9, 9]).numpy(), tables, *answers)
+    engine.expand(mixed[:0], mixed)
+    assert engine.statistics().num_contexts == before
+
+
+def test_engines_that_approximate_have_no_loop():
+    made = network()
+    assert RnnLM(made).for_loop() is not None
+    for options in (
+        {"recombination_length": 2},
+        {"history_precision": "sign"},
+        {"hidden_dtype": "float16"},
+        {"cache_scores": False},
+        {"cache_hidden": False},
+    ):
+        engine = RnnLM(made, **options)
+        assert engine.for_loop() is None
+        engine.expand(engine.start(1), engine.start(1))
+    for other in (network(normalized=True), network(output="class"), ToyNetwork()):
+        assert RnnLM(other).for_loop() is None
+
+
+@pytest.mark.parametrize("capacity_bytes", [20_000, 40_000, 10**7])
+def test_an_engine_with_a_capacity_has_a_loop_until_it_is_used_up(capacity_bytes, monkeypatch):
+    monkeypatch.setattr(engine_numba, "_ROOM", 64)
+    made, generator = network(), torch.Generator().manual_seed(0)
+    plain, bounded = RnnLM(made), RnnLM(made, capacity_bytes=capacity_bytes)
+    context_idx = own_idx = plain.start(40)
+    num_by_loop = 0
+    for _ in range(30):
+        word_id = torch.randint(3, len(VOCABULARY), (40,), generator=generator)
+        expected, following = plain.score(context_idx, word_id)
+        log_prob, next_idx, own_following = torch.empty(40), torch.empty(40, dtype=torch.int64), None
+        while own_following is None:
+            tables = bounded.for_loop()
+            if tables is None:
+                log_prob, own_following = bounded.score(own_idx, word_id)
+                break
+            queries = own_idx.numpy(), word_id.numpy()
+            could = compiled_loop(score_known)(*queries, tables[2], log_prob.numpy(), next_idx.numpy())
+            own_following = next_idx if could else None
+            bounded.expand(own_idx[:0] if could else own_idx, next_idx if could else own_idx)
+            num_by_loop += could
+        torch.testing.assert_close(log_prob, expected, rtol=0, atol=2e-6)
+        chosen = torch.randint(40, (40,), generator=generator)
+        context_idx, own_idx = following[chosen], own_following[chosen]
+        bounded.mark_live(own_idx)
+    assert (num_by_loop == 30) == (capacity_bytes == 10**7) and num_by_loop > 0
+    statistics = bounded.statistics()
+    assert (statistics.num_evictions > 0) == (capacity_bytes < 10**7)
+
+
+def test_a_call_may_take_the_last_edges_that_a_capacity_has_room_for(monkeypatch):
+    monkeypatch.setattr(engine_numba, "_ROOM", 8)
+    made = network()
+    plain, bounded = RnnLM(made), RnnLM(made, capacity_bytes=20_000)
+    most = bounded.capacity.limits.max_edges
+    words, num_asked = torch.arange(3, len(VOCABULARY)), 0
+    context_idx = plain.start(1)
+    _, contexts = plain.score(context_idx.repeat(len(words)), words)
+    # Each call stops where the arrays end, the last one for the second time where no more fits than it asks for.
+    for num in (27, 73, most - 100):
+        asked = torch.cartesian_prod(torch.cat([context_idx, contexts]), words)[num_asked : num_asked + num]
+        expected = plain.score(asked[:, 0], asked[:, 1])
+        found = bounded.score(asked[:, 0], asked[:, 1])
+        torch.testing.assert_close(found[0], expected[0], rtol=0, atol=2e-6)
+        assert torch.equal(found[1], expected[1])
+        num_asked += num
+    assert bounded.trie.edges.count == most and not bounded.capacity.has_room(1)
+    assert bounded.statistics().num_evictions == 0

@@ -1,0 +1,23 @@
+"""Marks of live contexts reach the engine through every model that stands before it."""
+
+import torch
+
+from asr.lm.cached.engine import RnnLM
+from asr.lm.combine import MappedLM, difference_lm, interpolated_lm
+from asr.text.symbols import Vocabulary
+from tests.reference.toy_network import ToyNetwork
+
+
+def test_marks_pass_through_mapping_interpolation_and_difference():
+    engine = RnnLM(ToyNetwork(num_words=60), capacity_bytes=10_000)
+    words = Vocabulary([f"w{i}" for i in range(50)])
+    mapped = MappedLM(engine, words)
+    second = MappedLM(RnnLM(ToyNetwork(num_words=60, seed=1)), words)
+    model = difference_lm(interpolated_lm([mapped, second], [0.5, 0.5]), second)
+    context = model.start(20)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(60):
+        _, next_idx = model.score(context, torch.randint(3, 54, (20,), generator=generator))
+        context = next_idx[torch.randint(0, 20, (20,), generator=generator)]
+        model.mark_live(context)
+    assert engine.statistics().num_evictions > 0

@@ -1,0 +1,256 @@
+"""What may be turned off changes no score; what approximates does so as told."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asr.errors import AsrError
+from asr.lm.cached.engine import RnnLM
+from asr.lm.cached.states import _packed, _unpacked
+from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.text.symbols import Vocabulary
+from tests.reference.plain_lm import PlainLM
+from tests.reference.toy_network import ToyClassNetwork, ToyNetwork
+
+HYPOTHESES = st.lists(st.lists(st.integers(3, 12), min_size=4, max_size=4), min_size=1, max_size=12)
+
+
+def scores(engine, hypotheses):
+    """log P of each word of hypotheses of equal length, (K, L)."""
+    words = torch.tensor(hypotheses)
+    context, columns = engine.start(len(hypotheses)), []
+    for position in range(words.shape[1]):
+        log_prob, context = engine.score(context, words[:, position])
+        columns.append(log_prob)
+    return torch.stack(columns, dim=1)
+
+
+def plain_scores(network, hypotheses):
+    plain = PlainLM(network)
+    return torch.tensor([plain.log_probs(words) for words in hypotheses])
+
+
+@given(
+    hypotheses=HYPOTHESES,
+    caches=st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans()),
+    batching=st.sampled_from(["frame", "query"]),
+    num_workers=st.integers(1, 3),
+)
+def test_caches_batching_and_workers_change_no_score(hypotheses, caches, batching, num_workers):
+    network = ToyClassNetwork()
+    engine = RnnLM(network, [network] * num_workers, None, "float32", *caches, batching=batching)
+    for _ in range(2):
+        assert torch.allclose(scores(engine, hypotheses), plain_scores(network, hypotheses), atol=1e-5)
+
+
+@given(hypotheses=HYPOTHESES, rows_ahead=st.integers(1, 9))
+def test_rows_ahead_change_no_score(hypotheses, rows_ahead):
+    network = ToyNetwork()
+    engine = RnnLM(network, rows_ahead=rows_ahead)
+    for words, expected in zip(hypotheses, plain_scores(network, hypotheses), strict=True):
+        assert torch.allclose(scores(engine, [words])[0], expected, atol=1e-5)
+    assert torch.allclose(scores(engine, hypotheses), plain_scores(network, hypotheses), atol=1e-5)
+
+
+def test_rows_ahead_spare_runs_and_take_the_newest():
+    network = ToyNetwork()
+    engine = RnnLM(network, rows_ahead=4)
+    _, context = engine.score(engine.start(8), torch.arange(3, 11))
+    assert (network.num_steps, network.num_rows) == (1, 1)
+    engine.score(context[:1], torch.tensor([5]))  # its row, and those of the three newest
+    assert (network.num_steps, network.num_rows) == (2, 5)
+    engine.score(context[5:], torch.tensor([5, 6, 7]))
+    assert (network.num_steps, network.num_rows) == (2, 5)
+    _, context = engine.score(context[1:5], torch.tensor([5, 6, 7, 8]))  # as many as are taken anyway
+    assert (network.num_steps, network.num_rows) == (3, 9)
+
+
+def test_products_of_a_state_are_made_once_for_all_that_follow_it(monkeypatch):
+    network = RnnLm(Vocabulary([f"W{i}" for i in range(30)]), RnnLmConfig(embedding_size=6, hidden_size=9))
+    num_states = []
+
+    def branch(state, before, word_id):
+        num_states.append(len(state))
+        return network.step(state[before], word_id)
+
+    monkeypatch.setattr(network, "branch", branch)
+    engine = RnnLM(network)
+    _, context = engine.score(engine.start(20), torch.arange(4, 24))
+    _, context = engine.score(context[:3].repeat_interleave(8), torch.arange(24) + 4)
+    log_prob, _ = engine.score(context, torch.full_like(context, 7))
+    assert num_states[-1] == 3
+    plain = PlainLM(network)
+    expected = [plain.last_log_prob([4 + row // 8, 4 + row, 7]) for row in range(24)]
+    assert log_prob.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_each_cache_saves_its_own_work():
+    hypotheses = [[5, 6, 7, 8], [5, 6, 7, 9], [5, 6, 8, 9], [5, 6, 7, 8]]
+    counts = []
+    for num_caches in range(5):
+        flags = [cache < num_caches for cache in range(4)]
+        engine = RnnLM(
+            ToyClassNetwork(),
+            cache_hidden=flags[0],
+            cache_scores=flags[1],
+            cache_history_normalizers=flags[2],
+            cache_group_normalizers=flags[3],
+        )
+        for _ in range(3):
+            scores(engine, hypotheses)
+        counts.append(engine.statistics())
+    assert counts[1].num_hidden_rows == 5 < counts[0].num_hidden_rows
+    assert counts[2].num_outputs == 7 < counts[1].num_outputs
+    assert counts[3].num_history_normalizers == 5 < counts[2].num_history_normalizers
+    assert counts[4].num_group_normalizers <= counts[3].num_group_normalizers
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [("float32", 1e-5), ("float16", 1e-2), ("bfloat16", 5e-2), ("int8", 5e-2)]
+)
+def test_hidden_rows_may_be_kept_in_fewer_bytes(dtype, tolerance):
+    network = ToyNetwork()
+    hypotheses = torch.randint(3, 24, (50, 6), generator=torch.Generator().manual_seed(0)).tolist()
+    error = (scores(RnnLM(network, hidden_dtype=dtype), hypotheses) - plain_scores(network, hypotheses)).abs().max()
+    assert (error > 1e-5) == (dtype != "float32")
+    assert error < tolerance
+
+
+@given(length=st.integers(1, 4), choice=st.sampled_from(["first", "best"]), hypotheses=HYPOTHESES)
+def test_histories_that_end_in_the_same_words_share_a_context(length, choice, hypotheses):
+    engine = RnnLM(ToyNetwork(), recombination_length=length, recombination=choice)
+    words = torch.tensor(hypotheses)
+    context = engine.start(len(hypotheses))
+    for position in range(words.shape[1]):
+        _, context = engine.score(context, words[:, position])
+        endings = [
+            (1, *row[: position + 1])[-length:] if position + 1 >= length else (1, *row[: position + 1])
+            for row in hypotheses
+        ]
+        assert len(set(context.tolist())) == len(set(endings))
+
+
+@given(hypotheses=HYPOTHESES)
+def test_a_recombination_length_beyond_the_hypotheses_is_exact(hypotheses):
+    network = ToyNetwork()
+    for choice in ("first", "best"):
+        engine = RnnLM(network, recombination_length=6, recombination=choice)
+        assert torch.allclose(scores(engine, hypotheses), plain_scores(network, hypotheses), atol=1e-5)
+
+
+def test_first_come_history_stands_for_a_shared_context_and_the_best_takes_its_place():
+    network = ToyNetwork(num_history_words=0)
+    plain = PlainLM(network)
+    histories = sorted(([5, 7], [6, 7]), key=plain.last_log_prob)  # the worse one comes first
+    successor = torch.tensor([9])
+    for choice, stands in (("first", histories[0]), ("best", histories[1])):
+        for ask_between in (False, True):
+            engine = RnnLM(network, recombination_length=1, recombination=choice)
+            for words in histories:
+                _, context = engine.score(engine.start(1), torch.tensor(words[:1]))
+                _, context = engine.score(context, torch.tensor(words[1:]))
+                if ask_between:
+                    engine.score(context, torch.tensor([10]))
+            log_prob, _ = engine.score(context, successor)
+            assert log_prob.item() == pytest.approx(plain.last_log_prob([*stands, 9]), abs=1e-5)
+
+
+def test_the_best_stands_for_a_shared_context_as_long_as_the_window():
+    network = ToyNetwork(num_history_words=0)
+    plain = PlainLM(network)
+    better, worse = sorted(([5, 7], [6, 7]), key=plain.last_log_prob, reverse=True)
+    for window, stands in ((50, better), (0, worse)):
+        engine = RnnLM(network, recombination_length=1, recombination="best", recombination_window=window)
+        for words in (better, worse):
+            _, context = engine.score(engine.start(1), torch.tensor(words[:1]))
+            _, context = engine.score(context, torch.tensor(words[1:]))
+        log_prob, _ = engine.score(context, torch.tensor([9]))
+        assert log_prob.item() == pytest.approx(plain.last_log_prob([*stands, 9]), abs=1e-5)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("round-2", 0.05), ("round-1", 0.5)])
+def test_near_histories_share_hidden_rows(precision, tolerance):
+    network = ToyNetwork(hidden_size=4)
+    hypotheses = torch.randint(3, 6, (200, 6), generator=torch.Generator().manual_seed(0)).tolist()
+    engine = RnnLM(network, history_precision=precision)
+    error = (scores(engine, hypotheses) - plain_scores(network, hypotheses)).abs().max()
+    assert error < tolerance
+    counts = engine.statistics()
+    exact = RnnLM(network)
+    scores(exact, hypotheses)
+    assert counts.num_hidden_rows + counts.num_shared_rows == exact.statistics().num_hidden_rows
+    assert (counts.num_shared_rows > 0) == (precision == "round-1")
+
+
+def test_sign_shares_more_than_rounding():
+    hypotheses = torch.randint(3, 6, (200, 6), generator=torch.Generator().manual_seed(0)).tolist()
+    shared = []
+    for precision in ("round-2", "round-1", "sign"):
+        engine = RnnLM(ToyNetwork(hidden_size=4), history_precision=precision)
+        scores(engine, hypotheses)
+        shared.append(engine.statistics().num_shared_rows)
+    assert shared[0] < shared[1] < shared[2]
+
+
+def test_histories_are_near_by_the_columns_that_the_next_step_reads():
+    network = ToyNetwork(hidden_size=4)
+    network.step = lambda state, word_id: torch.cat((state[:, :1], torch.rand(len(word_id), 4) - 0.5), dim=1)
+    network.recurrent_size = 1
+    engine = RnnLM(network, history_precision="round-2")
+    scores(engine, [[5, 6, 7, 8], [6, 6, 7, 8], [7, 6, 7, 8]])
+    assert engine.statistics().num_shared_rows > 0
+
+
+def test_sharing_and_capacity_together_keep_the_books():
+    for options in (
+        {"history_precision": "sign"},
+        {"recombination_length": 2},
+        {"recombination_length": 2, "recombination": "best"},
+    ):
+        engine = RnnLM(ToyClassNetwork(num_words=60), capacity_bytes=10_000, **options)
+        generator = torch.Generator().manual_seed(0)
+        context = engine.start(20)
+        for _ in range(40):
+            log_prob, next_idx = engine.score(context, torch.randint(3, 60, (20,), generator=generator))
+            assert bool((log_prob < 0).all())
+            context = next_idx[torch.randint(0, 20, (20,), generator=generator)]
+            engine.mark_live(context)
+        counts = engine.statistics()
+        assert counts.num_evictions > 0
+        rows = engine.trie.hidden_row[engine.trie.nodes.is_used()]
+        assert set(rows[rows >= 0].tolist()) == set(engine.hidden.rows.is_used().nonzero().squeeze(1).tolist())
+
+
+def test_packed_block_carries_states_and_words():
+    state, word_id = torch.randn(3, 5), torch.tensor([0, 7, 2_000_000_000])
+    back, words = _unpacked(_packed(state, word_id))
+    assert torch.equal(back, state)
+    assert torch.equal(words, word_id)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hidden_dtype": "float8"},
+        {"batching": "word"},
+        {"recombination_length": 0},
+        {"recombination_length": 2, "recombination": "last"},
+        {"history_precision": "round-3"},
+        {"history_precision": "sign", "recombination_length": 2, "recombination": "best"},
+    ],
+)
+def test_wrong_options_are_named(options):
+    with pytest.raises(AsrError, match="|".join(options)):
+        RnnLM(ToyNetwork(), **options)
+
+
+def test_a_failing_network_leaves_no_unscored_edge():
+    network = ToyNetwork()
+    engine = RnnLM(network)
+    network.log_prob, working = None, network.log_prob  # type: ignore[assignment]
+    with pytest.raises(TypeError):
+        engine.score(engine.start(1), torch.tensor([5]))
+    network.log_prob = working
+    log_prob, _ = engine.score(engine.start(1), torch.tensor([5]))
+    assert log_prob.item() == pytest.approx(PlainLM(network).last_log_prob([5]), abs=1e-5)

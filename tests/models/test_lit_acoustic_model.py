@@ -1,0 +1,180 @@
+"""Training through Lightning: it runs, resumes to the same weights, and what it leaves behind can be loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import pytorch_lightning as pl
+import torch
+import yaml
+from pytorch_lightning.callbacks import ModelCheckpoint
+from torch import Tensor
+
+from asr.audio.fbank import Fbank
+from asr.bundle import Bundle
+from asr.datasets.augment import SpecAugment
+from asr.datasets.corpora.librispeech import LibriSpeech
+from asr.datasets.datamodule import AcousticDataModule
+from asr.datasets.prepare import prepare_part
+from asr.errors import AsrError
+from asr.models.checkpoint import averaged_weights, network_from_checkpoint, weights_and_tokens
+from asr.models.conformer import Conformer
+from asr.models.losses import CtcCrf, TorchCtc
+from asr.models.training import LitAcousticModel
+from tests.datasets.toy_corpora import write_librispeech
+
+NETWORK: dict[str, Any] = {
+    "num_features": 20,
+    "num_tokens": 4,
+    "dim": 16,
+    "num_blocks": 2,
+    "num_heads": 2,
+    "hidden_dim": 32,
+    "kernel_size": 3,
+    "group_size": 8,
+    "skip_probability": 0.1,
+    "intermediate_blocks": [1],
+}
+
+
+@pytest.fixture
+def data_arguments(tmp_path: Path) -> dict[str, Any]:
+    write_librispeech(tmp_path / "corpus", num=4)
+    report = prepare_part(LibriSpeech(), tmp_path / "corpus", "dev-clean-2", tmp_path / "data")
+    (tmp_path / "lexicon.txt").write_text("A AH0\nBAY B EY1\n", encoding="utf-8")
+    return {
+        "train_cuts": [report.cuts],
+        "valid_cuts": [report.cuts],
+        "test_cuts": [report.cuts],
+        "lexicon": [str(tmp_path / "lexicon.txt")],
+        "fbank": Fbank(num_mel_bins=20),
+        "spec_augment": SpecAugment(),
+        "max_batch_duration": 2.0,
+        "speed_factors": [0.9, 1.0],
+    }
+
+
+def fit(folder: Path, data: dict[str, Any], max_epochs: int, resume: str | None = None, **options: Any) -> Path:
+    pl.seed_everything(3)
+    model = LitAcousticModel(Conformer(**NETWORK), options.pop("objective", TorchCtc()), **{"peak_lr": 1e-2, **options})
+    keep = ModelCheckpoint(dirpath=folder, filename="{epoch}", save_top_k=-1)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        max_epochs=max_epochs,
+        logger=False,
+        callbacks=[keep],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+    trainer.fit(model, datamodule=AcousticDataModule(**data), ckpt_path=resume)
+    assert "val_token_error_rate" in trainer.callback_metrics
+    return folder / f"epoch={max_epochs - 1}.ckpt"
+
+
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_resumed_run_ends_where_the_whole_one_does(tmp_path: Path, data_arguments: dict[str, Any]) -> None:
+    whole = fit(tmp_path / "whole", data_arguments, max_epochs=3)
+    resumed = fit(tmp_path / "resumed", data_arguments, max_epochs=3, resume=str(tmp_path / "whole" / "epoch=1.ckpt"))
+    assert same(averaged_weights(whole), averaged_weights(resumed))
+    assert not same(averaged_weights(whole), averaged_weights(tmp_path / "whole" / "epoch=1.ckpt"))
+
+
+def test_a_resumed_run_does_not_go_back_to_its_initial_checkpoint(
+    tmp_path: Path, data_arguments: dict[str, Any]
+) -> None:
+    initial = str(fit(tmp_path / "a", data_arguments, max_epochs=1))
+    whole = fit(tmp_path / "whole", data_arguments, max_epochs=3, initial_checkpoint=initial)
+    halfway = str(tmp_path / "whole" / "epoch=1.ckpt")
+    resumed = fit(tmp_path / "b", data_arguments, max_epochs=3, resume=halfway, initial_checkpoint=initial)
+    assert same(averaged_weights(whole), averaged_weights(resumed))
+
+
+def test_weights_are_averaged_once_a_step_of_several_batches(data_arguments: dict[str, Any]) -> None:
+    model = LitAcousticModel(Conformer(**NETWORK), TorchCtc())
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = pl.Trainer(accelerator="cpu", max_epochs=2, accumulate_grad_batches=2, num_sanity_val_steps=0, **quiet)
+    trainer.fit(model, datamodule=AcousticDataModule(**data_arguments))
+    assert int(model.average.num_updates) == trainer.global_step > 1
+
+
+def test_flat_start_and_ctc_crf_train_and_another_run_starts_from_them(
+    tmp_path: Path, data_arguments: dict[str, Any]
+) -> None:
+    first = fit(tmp_path / "a", data_arguments, max_epochs=1, flat_start_steps=2, objective=CtcCrf(num_tokens=4))
+    assert all(torch.isfinite(value).all() for value in averaged_weights(first).values())
+    second = fit(tmp_path / "b", data_arguments, max_epochs=1, initial_checkpoint=str(first), peak_lr=0.0)
+    assert same(averaged_weights(first), averaged_weights(second))
+
+
+def test_a_checkpoint_of_a_gpu_brings_back_its_generator() -> None:
+    """Dropout draws from the device's generator; here the device and its generator are stood in for."""
+    state, model = torch.arange(8, dtype=torch.uint8), LitAcousticModel(Conformer(**NETWORK), TorchCtc())
+    model._trainer = mock.Mock()
+    model._trainer.datamodule.token_table.tokens = ("<blk>", "a")
+    gpu = mock.patch.object(LitAcousticModel, "device", torch.device("cuda", 0))
+    with gpu, mock.patch("torch.cuda.get_rng_state", return_value=state), mock.patch("torch.cuda.set_rng_state") as put:
+        checkpoint: dict[str, Any] = {}
+        model.on_save_checkpoint(checkpoint)
+        model.on_load_checkpoint(checkpoint)
+        model._restore_rng_state()
+    restored, device = put.call_args.args
+    assert torch.equal(restored, state) and device == torch.device("cuda", 0)
+
+
+def test_the_checkpoint_gives_the_network_back(tmp_path: Path, data_arguments: dict[str, Any]) -> None:
+    checkpoint = fit(tmp_path / "a", data_arguments, max_epochs=1)
+    recipe = tmp_path / "am.yaml"
+    section = {"class_path": "asr.models.conformer.Conformer", "init_args": NETWORK}
+    recipe.write_text(yaml.safe_dump({"model": {"init_args": {"network": section}}}), encoding="utf-8")
+    registered, tokens = network_from_checkpoint(checkpoint, recipe)
+    assert registered.class_name == "Conformer"
+    assert not registered.network.training
+    weights = averaged_weights(checkpoint)
+    assert same(weights, registered.network.state_dict())
+    assert list(tokens.tokens) == ["<blk>", "AH", "B", "EY"]
+    other = fit(tmp_path / "b", data_arguments, max_epochs=1, initial_checkpoint=str(checkpoint))
+    mean = network_from_checkpoint([checkpoint, other], recipe)[0].network.state_dict()
+    for name, value in averaged_weights(other).items():
+        expected = (value + weights[name]) / 2 if value.is_floating_point() else value
+        torch.testing.assert_close(mean[name], expected)
+
+
+def test_training_starts_from_a_bundle_too(tmp_path: Path) -> None:
+    folder = Path(__file__).parents[2] / "checkpoints" / "an4"
+    weights, tokens = weights_and_tokens(folder)
+    bundle = Bundle.load(folder)
+    assert same(weights, bundle.acoustic_model.network.state_dict())
+    assert tokens == list(bundle.graph.tokens.tokens)
+    with pytest.raises(AsrError, match=r"bundle\.json"):
+        weights_and_tokens(tmp_path)
+
+
+def test_what_does_not_fit_is_named(tmp_path: Path, data_arguments: dict[str, Any]) -> None:
+    checkpoint = fit(tmp_path / "a", data_arguments, max_epochs=1)
+    recipe = tmp_path / "am.yaml"
+    section = {"class_path": "asr.models.conformer.Conformer", "init_args": {**NETWORK, "dim": 32}}
+    recipe.write_text(yaml.safe_dump({"model": {"init_args": {"network": section}}}), encoding="utf-8")
+    with pytest.raises(AsrError, match=r"do not fit the network of .*am\.yaml"):
+        network_from_checkpoint(checkpoint, recipe)
+    with pytest.raises(AsrError, match="no Lightning checkpoint"):
+        averaged_weights(recipe)
+    with pytest.raises(AsrError, match="cannot be read"):
+        network_from_checkpoint(checkpoint, tmp_path / "none.yaml")
+    recipe.write_text("model: {}\n", encoding="utf-8")
+    with pytest.raises(AsrError, match="no model"):
+        network_from_checkpoint(checkpoint, recipe)
+    torch.save({"state_dict": {"x": torch.zeros(1)}}, tmp_path / "other.ckpt")
+    with pytest.raises(AsrError, match="holds no averaged"):
+        averaged_weights(tmp_path / "other.ckpt")
+
+
+def test_a_network_of_another_size_than_the_data_is_refused(tmp_path: Path, data_arguments: dict[str, Any]) -> None:
+    with pytest.raises(AsrError, match="expects 20 features and gives 4 tokens, the data have 30 and 4"):
+        fit(tmp_path, {**data_arguments, "fbank": Fbank(num_mel_bins=30)}, max_epochs=1)

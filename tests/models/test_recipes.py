@@ -1,0 +1,66 @@
+"""Every acoustic-model recipe builds its network and objective, and names options that its data module has."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from asr.audio.fbank import Fbank
+from asr.datasets.datamodule import AcousticDataModule
+from asr.models.training import LitAcousticModel
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*/am*.yaml"))
+
+
+def load_class(path: str) -> type[Any]:
+    module, name = path.rsplit(".", 1)
+    found: type[Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def build(section: dict[str, Any]) -> Any:
+    return load_class(section["class_path"])(**section.get("init_args", {}))
+
+
+def test_there_are_recipes() -> None:
+    assert {recipe.stem for recipe in RECIPES} >= {"am", "am_dnn", "am_mini"}
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: f"{recipe.parent.name}/{recipe.stem}")
+def test_a_recipe_is_complete(recipe: Path, tmp_path: Path) -> None:
+    config = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    arguments = dict(config["model"]["init_args"])
+    network_section, objective = arguments.pop("network"), build(arguments.pop("objective"))
+    if "num_blocks" in network_section["init_args"]:  # fewer blocks make the same network quicker
+        network_section["init_args"]["num_blocks"] = 2
+        network_section["init_args"]["intermediate_blocks"] = [1]
+    network = build(network_section).eval()
+    assert config["model"]["class_path"] == "asr.models.training.LitAcousticModel"
+    inspect.signature(LitAcousticModel).bind(network, objective, **arguments)
+    data = config["data"]["init_args"]
+    assert config["data"]["class_path"] == "asr.datasets.datamodule.AcousticDataModule"
+    inspect.signature(AcousticDataModule).bind(**data)
+    build(data["spec_augment"])
+    assert network.num_features == (build(data["fbank"]) if "fbank" in data else Fbank()).feature_dim
+    with torch.inference_mode():
+        log_prob, _ = network(torch.randn(1, 30, network.num_features), torch.tensor([30]))
+    assert log_prob.shape[2] == network.num_tokens
+    kept = [
+        callback["init_args"]
+        for callback in config["trainer"]["callbacks"]
+        if callback["class_path"] == "pytorch_lightning.callbacks.ModelCheckpoint"
+    ]
+    # From Lightning 2.6 on, `save_last` beside `monitor` no longer keeps a last state that is not a best one, too.
+    assert [arguments["filename"].partition("-")[0] for arguments in kept] == ["best", "last"]
+    assert ["monitor" in arguments for arguments in kept] == [True, False]
+    for section in config["trainer"]["callbacks"]:
+        inspect.signature(load_class(section["class_path"])).bind(**section.get("init_args", {}))
+    logger = config["trainer"]["logger"]
+    build({**logger, "init_args": {**logger["init_args"], "save_dir": str(tmp_path)}}).log_metrics({"loss": 1.0})
+    assert list(tmp_path.rglob("events.out.tfevents.*"))

@@ -1,0 +1,54 @@
+"""Schedule, averaged weights, greedy decoding, flat start."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from asr.models.alignment import even_alignment, frame_cross_entropy
+from asr.models.training import WeightAverage, greedy_tokens, warmup_cosine
+
+
+@given(st.integers(1, 50), st.integers(60, 500), st.floats(0.0, 0.5))
+def test_the_schedule_rises_then_falls_to_its_floor(warmup: int, total: int, floor: float) -> None:
+    factors = [warmup_cosine(step, warmup, total, floor) for step in range(total + 10)]
+    peak = max(range(len(factors)), key=factors.__getitem__)
+    assert peak == warmup
+    assert all(a < b for a, b in pairwise(factors[: peak + 1]))
+    assert all(a >= b for a, b in pairwise(factors[peak:]))
+    assert abs(factors[-1] - floor) < 1e-9
+
+
+def test_the_average_follows_the_weights() -> None:
+    network = nn.Linear(1, 1)
+    average = WeightAverage(network, decay=0.5)
+    expected = average.network.weight.clone()  # type: ignore[union-attr, operator]
+    for step, value in enumerate([1.0, 3.0, -2.0], start=1):
+        nn.init.constant_(network.weight, value)
+        average.update(network)
+        decay = min(0.5, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * value
+    torch.testing.assert_close(average.network.weight, expected)
+    assert not average.train().network.training
+    assert not any(parameter.requires_grad for parameter in average.parameters())
+
+
+def test_greedy_merges_repeats_and_drops_blanks() -> None:
+    path = torch.tensor([[0, 1, 1, 0, 1, 2, 2, 0], [3, 0, 0, 1, 1, 1, 1, 1]])
+    log_prob = torch.nn.functional.one_hot(path, 4).float()
+    assert greedy_tokens(log_prob, torch.tensor([8, 3])) == [[1, 1, 2], [3]]
+
+
+def test_tokens_are_spread_evenly_over_speech() -> None:
+    features = torch.full((2, 32, 4), -10.0)
+    features[0, 8:24] = 5.0  # output frames 2 to 5 of 8
+    features[1, 0:8] = 5.0  # padding behind output frame 4
+    alignment = even_alignment(features, torch.tensor([8, 4]), torch.tensor([[3, 1], [2, 0]]), torch.tensor([2, 1]), 8)
+    assert alignment[0].tolist() == [0, 0, 3, 3, 1, 1, 0, 0]
+    assert alignment[1].tolist() == [2, 2, 0, 0, -100, -100, -100, -100]
+    log_prob = torch.full((2, 8, 4), 0.25).log()
+    torch.testing.assert_close(frame_cross_entropy(log_prob, alignment), torch.tensor(4.0).log())

@@ -1,0 +1,33 @@
+"""Weights taken over from a network with other tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from asr.errors import AsrError
+from asr.models.feedforward import SplicedDnn
+from asr.models.training import transfer_weights
+
+
+def network(num_tokens: int, hidden_dim: int = 8) -> SplicedDnn:
+    return SplicedDnn(6, num_tokens, num_hidden_layers=1, hidden_dim=hidden_dim, left_context=1, right_context=1)
+
+
+def test_tokens_are_matched_by_name() -> None:
+    torch.manual_seed(0)
+    old, new = network(3), network(4)
+    random_start = new.out.weight[1].clone()
+    transfer_weights(new, ("<blk>", "A", "B", "C"), old.state_dict(), ("<blk>", "C", "B"))
+    assert torch.equal(new.hidden[0].weight, old.hidden[0].weight)
+    assert torch.equal(new.out.weight[[0, 2, 3]], old.out.weight[[0, 2, 1]])
+    assert torch.equal(new.out.bias[[0, 2, 3]], old.out.bias[[0, 2, 1]])
+    assert torch.equal(new.out.weight[1], random_start)
+    assert new.out.bias[1] == old.out.bias.min()
+
+
+def test_other_sizes_are_refused() -> None:
+    with pytest.raises(AsrError, match=r"hidden\.0\.weight is \(9, 18\) there and \(8, 18\) here"):
+        transfer_weights(network(3), ("<blk>", "A", "B"), network(3, hidden_dim=9).state_dict(), ("<blk>", "A", "B"))
+    with pytest.raises(AsrError, match="same class"):
+        transfer_weights(network(3), ("<blk>", "A", "B"), {}, ("<blk>", "A", "B"))

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asr.errors import AsrError
+from asr.metrics import (
+    ErrorCounts,
+    bootstrap_interval,
+    characters,
+    count_errors,
+    probability_of_improvement,
+    score_transcripts,
+)
+
+WORDS = st.lists(st.sampled_from(["a", "b", "c"]), max_size=7)
+
+
+def edit_distance(reference: list[str], hypothesis: list[str]) -> int:
+    """The textbook recursion, row by row."""
+    row = list(range(len(hypothesis) + 1))
+    for i, ref_word in enumerate(reference, start=1):
+        diagonal, row[0] = row[0], i
+        for j, hyp_word in enumerate(hypothesis, start=1):
+            diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (ref_word != hyp_word))
+    return row[-1]
+
+
+@given(WORDS, WORDS)
+def test_number_of_errors_is_the_edit_distance(reference, hypothesis):
+    counts = count_errors(reference, hypothesis)
+    assert counts.num_errors == edit_distance(reference, hypothesis)
+    assert counts.num_ref == len(reference)
+    assert counts.num_insertions - counts.num_deletions == len(hypothesis) - len(reference)
+
+
+def test_counts_by_hand():
+    assert count_errors("the cat sat".split(), "the bat sat on".split()) == ErrorCounts(3, 1, 1, 0)
+    assert count_errors([], ["a"]).rate == float("inf")
+    assert count_errors([], []).rate == 0.0
+
+
+def test_a_character_error_rate_counts_the_gaps():
+    assert characters(["ab", "c"]) == ["a", "b", " ", "c"]
+    report = score_transcripts({"u": ("ab", "c")}, {"u": ("abc",)})
+    assert report.total_characters == ErrorCounts(4, 0, 0, 1)
+    assert report.total_words.num_errors == 2
+
+
+def test_ids_must_match():
+    with pytest.raises(AsrError, match=r"1 of 2 utterances have no hypothesis, first 'b'"):
+        score_transcripts({"a": ("x",), "b": ("y",)}, {"a": ("x",)})
+    with pytest.raises(AsrError, match="no reference, first 'c'"):
+        score_transcripts({"a": ("x",)}, {"a": ("x",), "c": ()})
+    with pytest.raises(AsrError, match="no reference transcript"):
+        score_transcripts({}, {})
+    report = score_transcripts({"a": ("x",), "b": ("y",)}, {"a": ("x",)}, missing_is_empty=True)
+    assert report.total_words == ErrorCounts(2, 0, 0, 1)
+    assert report.num_wrong_utterances == 1
+
+
+def test_the_bootstrap_interval_holds_the_rate_and_narrows_with_data():
+    mixed = [ErrorCounts(10, 1, 0, 0), ErrorCounts(10, 3, 0, 0)]
+    low, high = bootstrap_interval(mixed * 20)
+    assert low < 0.2 < high
+    narrow_low, narrow_high = bootstrap_interval(mixed * 500)
+    assert narrow_high - narrow_low < (high - low) / 3
+    assert bootstrap_interval(mixed * 20) == (low, high)
+    assert bootstrap_interval([ErrorCounts(10, 2, 0, 0)] * 9) == (0.2, 0.2)
+
+
+def test_paired_comparison():
+    good, bad = ErrorCounts(10, 1, 0, 0), ErrorCounts(10, 2, 0, 0)
+    assert probability_of_improvement([good] * 30, [bad] * 30) == 1.0
+    assert probability_of_improvement([good] * 30, [good] * 30) == 0.5
+    assert probability_of_improvement([good, bad] * 30, [bad, good] * 30) == pytest.approx(0.5, abs=0.05)
+    with pytest.raises(AsrError, match="score the same ones"):
+        probability_of_improvement([good], [bad, bad])
