@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
-from asr.lm.combine import num_unlisted_words
+from asr.lm.combine import num_oov_words
 from asr.lm.ngram.io import load_ngram_lm, read_ngram_lm, save_ngram_lm
 from asr.lm.ngram.model import NgramLM
 from asr.lm.rnn.export import read_network
@@ -24,7 +25,7 @@ from asr.serialization import (
     ACOUSTIC_MODEL_CLASSES,
     FEATURE_CLASSES,
     LANGUAGE_MODEL_CLASSES,
-    RegisteredNetwork,
+    ModelSpec,
     build_network,
     checksums,
     load_weights,
@@ -121,12 +122,12 @@ class Bundle:
     """
 
     name: str
-    features: RegisteredNetwork
-    acoustic_model: RegisteredNetwork
+    features: ModelSpec
+    acoustic_model: ModelSpec
     graph: DecodingGraph
     small_ngram: NgramLM | None = None
     large_ngram: NgramLM | None = None
-    rnn_lm: RegisteredNetwork | None = None
+    rnn_lm: ModelSpec | None = None
     lexicon: Lexicon | None = None
     decoding: dict[str, dict[str, Any]] = field(default_factory=dict)
     card: str = ""
@@ -146,7 +147,7 @@ class Bundle:
         rnn_lm: Any = None if self.rnn_lm is None else self.rnn_lm.network
         for model in (self.small_ngram, self.large_ngram, rnn_lm):
             if model is not None:
-                num_unlisted_words(model.vocabulary, self.graph.vocabulary)
+                num_oov_words(model.vocabulary, self.graph.vocabulary)
         num_tokens = int(self.acoustic_model.network.num_tokens)  # type: ignore[arg-type]
         if num_tokens != len(self.graph.tokens):
             raise AsrError(
@@ -263,7 +264,7 @@ class Bundle:
         return bundle
 
 
-def read_rnn_lm(path: str | Path) -> RegisteredNetwork:
+def read_rnn_lm(path: str | Path) -> ModelSpec:
     """A recurrent language model from its exported folder, from a checkpoint of 'asr fit', or from another bundle.
 
     Raises:
@@ -275,10 +276,10 @@ def read_rnn_lm(path: str | Path) -> RegisteredNetwork:
             raise AsrError(f"{path}: the bundle has no recurrent language model; name another one.")
         return rnn_lm
     network = read_network(path)
-    return RegisteredNetwork("RnnLm", asdict(network.config), network)
+    return ModelSpec("RnnLm", asdict(network.config), network)
 
 
-def _description(registered: RegisteredNetwork, **files: str) -> dict[str, Any]:
+def _description(registered: ModelSpec, **files: str) -> dict[str, Any]:
     return {"class": registered.class_name, "arguments": registered.arguments, **files}
 
 
@@ -288,8 +289,8 @@ def _load_lexicon(path: Path) -> Lexicon:
 
 
 def _load_network(
-    folder: Path, entry: dict[str, Any], classes: dict[str, str], vocabulary: Vocabulary | None = None
-) -> RegisteredNetwork:
+    folder: Path, entry: dict[str, Any], classes: Mapping[str, tuple[str, ...]], vocabulary: Vocabulary | None = None
+) -> ModelSpec:
     registered = build_network(entry["class"], entry["arguments"], classes, str(folder / "bundle.json"), vocabulary)
     if "file" in entry:
         load_weights(registered.network, folder / entry["file"])

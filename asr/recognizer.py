@@ -42,7 +42,7 @@ from asr.decoding.build import (
     decoding_options,
     language_models,
 )
-from asr.decoding.interface import FirstPass
+from asr.decoding.interface import Decoder
 from asr.decoding.paths import WordAligner, can_align
 from asr.errors import AsrError
 from asr.lm.combine import mark_live
@@ -151,7 +151,7 @@ def like_length_batches(lengths: Sequence[int], max_padded: int) -> list[list[in
     return batches
 
 
-class DeviceStreams:
+class StreamPool:
     """A stream for each of some threads, all behind what this thread has queued so far, such as copies of weights.
 
     Args:
@@ -203,7 +203,7 @@ _Between = TypeVar("_Between")
 _Result = TypeVar("_Result")
 
 
-def overlapped(
+def pipelined(
     items: Iterable[_Item],
     first: Callable[[_Item], _Between],
     second: Callable[[int, _Between], _Result],
@@ -229,7 +229,7 @@ def overlapped(
     idle: queue.SimpleQueue[int] = queue.SimpleQueue()
     for worker in range(num_workers):
         idle.put(worker)
-    streams = DeviceStreams(num_workers + 1, device)
+    streams = StreamPool(num_workers + 1, device)
 
     @torch.no_grad()
     def run_first(item: _Item) -> tuple[_Between, Any]:
@@ -344,7 +344,7 @@ class Recognizer(nn.Module):
         self.aligner = WordAligner(lexicon, bundle.graph) if lexicon is not None else None
         self.lm_device_bytes = lm_device_bytes
         # Built for the device that the weights are on when they are first needed.
-        self._first_pass: FirstPass | None = None
+        self._first_pass: Decoder | None = None
         self._language_models: list[LanguageModels] = []
         self.eval()
 
@@ -407,7 +407,7 @@ class Recognizer(nn.Module):
         self.prepare()
         found: dict[int, RecognitionResult] = {}
         for batch, results in zip(
-            batches, overlapped(samples, self._scored, self._searched, self.num_workers, self.device), strict=True
+            batches, pipelined(samples, self._scored, self._searched, self.num_workers, self.device), strict=True
         ):
             found.update(zip(batch, results, strict=True))
         recognized = []

@@ -20,7 +20,7 @@ import os
 import pickle
 import pickletools
 import zipfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,18 +34,23 @@ from torch import Tensor, nn
 from asr.errors import AsrError
 from asr.text.symbols import Vocabulary
 
-# The only classes that a file can name -> where they are defined.
-FEATURE_CLASSES = {"Fbank": "asr.audio.fbank"}
+# The only classes that a file can name -> the module, the class and, where it takes a configuration, that class.
+FEATURE_CLASSES = {"Fbank": ("asr.audio.fbank", "Fbank")}
+ACOUSTIC_MODEL_CLASSES = {
+    "Conformer": ("asr.models.conformer", "Conformer"),
+    "SplicedDnn": ("asr.models.feedforward", "FeedForwardNetwork"),
+}
+LANGUAGE_MODEL_CLASSES = {"RnnLm": ("asr.lm.rnn.model", "RNNLanguageModel", "RNNLMConfig")}
 
 
-ACOUSTIC_MODEL_CLASSES = {"Conformer": "asr.models.conformer", "SplicedDnn": "asr.models.feedforward"}
-
-
-LANGUAGE_MODEL_CLASSES = {"RnnLm": "asr.lm.rnn.model"}
+def registered_name(class_path: str, classes: Mapping[str, tuple[str, ...]]) -> str:
+    """The registry's name of the class that a recipe names by its path; the path's last part where it has none."""
+    class_name = class_path.rsplit(".", 1)[-1]
+    return next((name for name, (_, known, *_) in classes.items() if known == class_name), class_name)
 
 
 @dataclass
-class RegisteredNetwork:
+class ModelSpec:
     """A network with what it takes to build it again.
 
     Args:
@@ -62,15 +67,15 @@ class RegisteredNetwork:
 def build_network(
     class_name: str,
     arguments: dict[str, Any],
-    classes: dict[str, str],
+    classes: Mapping[str, tuple[str, ...]],
     where: str,
     vocabulary: Vocabulary | None = None,
-) -> RegisteredNetwork:
+) -> ModelSpec:
     """Makes a network of the registry from its arguments; weights are as its constructor leaves them.
 
     Args:
         class_name: a key of `classes`.
-        arguments: of its constructor; of its `<class_name>Config` where there is a vocabulary.
+        arguments: of its constructor, or of its configuration where the registry names one.
         classes: the part of the registry that may be named here.
         where: the file that names it, for error messages.
         vocabulary: the words of a language model.
@@ -80,15 +85,15 @@ def build_network(
     """
     if not isinstance(class_name, str) or class_name not in classes:
         raise AsrError(f"{where}: the class {class_name!r} is not one that files may name ({', '.join(classes)}).")
-    module = importlib.import_module(classes[class_name])
+    module_name, *names = classes[class_name]
+    network_class, *config_class = (getattr(importlib.import_module(module_name), name) for name in names)
     try:
-        if vocabulary is None:
-            network = getattr(module, class_name)(**arguments)
-        else:
-            network = getattr(module, class_name)(vocabulary, getattr(module, f"{class_name}Config")(**arguments))
+        network = (
+            network_class(vocabulary, config_class[0](**arguments)) if config_class else network_class(**arguments)
+        )
     except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
         raise AsrError(f"{where}: {class_name} does not take the arguments given there ({error}).") from error
-    return RegisteredNetwork(class_name, arguments, network.eval())
+    return ModelSpec(class_name, arguments, network.eval())
 
 
 def save_weights(network: nn.Module, path: Path, half_precision: bool) -> None:
@@ -186,7 +191,7 @@ _BUFFER_BYTES = 1 << 20
 
 
 @contextmanager
-def whole_path(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path) -> Iterator[Path]:
     """A name to write to, which becomes `path` once the block has ended well; nothing is left of it otherwise.
 
     Where `path` is a link, the file that it leads to is meant. A device or a pipe has no other name: it is written to.
@@ -236,13 +241,13 @@ def _cure(error: OSError) -> str:
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[BinaryIO]:
+def open_atomic(path: Path) -> Iterator[BinaryIO]:
     """A stream to write to; the file has its name only once it is complete and on the disk.
 
     Raises:
-        AsrError: as `whole_path`.
+        AsrError: as `atomic_path`.
     """
-    with whole_path(path) as partial, partial.open("wb", buffering=_BUFFER_BYTES) as stream:
+    with atomic_path(path) as partial, partial.open("wb", buffering=_BUFFER_BYTES) as stream:
         yield stream
         stream.flush()
         if partial.is_file():

@@ -49,13 +49,13 @@ class RunningNorm:
     Args:
         feature_dim: F.
         max_frames: so many frames count at most.
-        least_spread: the standard deviation, averaged over features, from which on there is taken to be speech.
+        min_feature_std: the standard deviation, averaged over features, from which on there is taken to be speech.
         device: where features are.
     """
 
-    def __init__(self, feature_dim: int, max_frames: int, least_spread: float, device: torch.device) -> None:
+    def __init__(self, feature_dim: int, max_frames: int, min_feature_std: float, device: torch.device) -> None:
         self._max_frames = max_frames
-        self._least_spread = least_spread
+        self._least_spread = min_feature_std
         self._count = 0.0
         self._sums = torch.zeros(2, feature_dim, dtype=torch.float64, device=device)
         self._has_begun = False
@@ -106,7 +106,7 @@ class WindowSizes:
         left: frames seen before the chunk.
         right: frames seen behind it: for so long, and for the chunk, an output is waited for.
         memory: so many frames count in the normalisation of the features at most.
-        least_spread: of the features, see `RunningNorm`; until it is reached outputs are blank.
+        min_feature_std: of the features, see `RunningNorm`; until it is reached outputs are blank.
 
     Raises:
         AsrError: a size is out of its range.
@@ -116,7 +116,7 @@ class WindowSizes:
     left: int
     right: int
     memory: int
-    least_spread: float = 0.0
+    min_feature_std: float = 0.0
 
     def __post_init__(self) -> None:
         if self.chunk < 1 or self.left < 0 or self.right < 0 or self.memory < self.chunk:
@@ -148,7 +148,7 @@ class WindowStream:
         # Whether the window that is being evaluated has all that it may see, or is the last.
         self._is_whole = True
         self._is_noise = False
-        self._norm = RunningNorm(feature_dim, sizes.memory * factor, sizes.least_spread, device)
+        self._norm = RunningNorm(feature_dim, sizes.memory * factor, sizes.min_feature_std, device)
 
     def push(self, features: Tensor) -> None:
         """(T, F) more features."""
@@ -203,7 +203,7 @@ class WindowStream:
         return chunk
 
 
-class WindowedNetwork:
+class ChunkedEncoder:
     """Runs the windows of many streams through the network together.
 
     Args:
@@ -228,7 +228,7 @@ class WindowedNetwork:
             return [stream.accept(nothing) for stream in streams]
         num_frames = torch.tensor([len(window) for window in windows], device=windows[0].device)
         padded = nn.utils.rnn.pad_sequence(windows, batch_first=True)
-        outputs, num_outputs = self._network.outputs_of_normal(padded, num_frames)
+        outputs, num_outputs = self._network.forward_normalized(padded, num_frames)
         return [
             stream.accept(row[:num])
             for stream, row, num in zip(streams, outputs[-1], num_outputs.tolist(), strict=True)
@@ -252,7 +252,7 @@ class StreamingOptions:
         right_seconds: audio behind it that the acoustic model sees. A word is told so much, and up to a chunk, after
             it was spoken, and the time that computing takes.
         memory_seconds: audio whose mean and variance the features are normalised by, at most.
-        least_spread: standard deviation of the features' log energies, averaged over bands, until which a stream's
+        min_feature_std: standard deviation of the features' log energies, averaged over bands, until which a stream's
             beginning is taken for noise. Stationary noise has 0.8, clean speech 3 or more; 0 for none.
         partials: a key of `PARTIALS`.
         silence_before_words: a pause this long ends an utterance in which nothing has been said.
@@ -272,7 +272,7 @@ class StreamingOptions:
     left_seconds: float = 4.0
     right_seconds: float = 0.64
     memory_seconds: float = 30.0
-    least_spread: float = 1.25
+    min_feature_std: float = 1.25
     partials: str = "agreed"
     silence_before_words: float = 5.0
     silence_after_words: float = 1.0
@@ -287,7 +287,7 @@ class StreamingOptions:
                 raise AsrError(f"streaming: {name} is {getattr(self, name)}; it must be above 0, and finite.")
         if self.commit_seconds is not None and not 0 < self.commit_seconds < math.inf:
             raise AsrError(f"streaming: commit_seconds is {self.commit_seconds}; it must be above 0, or none.")
-        for name in ("left_seconds", "right_seconds", "memory_seconds", "least_spread"):
+        for name in ("left_seconds", "right_seconds", "memory_seconds", "min_feature_std"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise AsrError(f"streaming: {name} is {getattr(self, name)}; it must be 0 or more, and finite.")
         if self.first_pass not in ("torch", "k2"):
@@ -303,7 +303,7 @@ class StreamingOptions:
             left=round(self.left_seconds / frame_seconds),
             right=round(self.right_seconds / frame_seconds),
             memory=max(chunk, round(self.memory_seconds / frame_seconds)),
-            least_spread=self.least_spread,
+            min_feature_std=self.min_feature_std,
         )
 
     def endpoint_rules(self, frame_seconds: float) -> EndpointRules:
@@ -361,7 +361,7 @@ class StreamingRecognizer:
         network: Any = recognizer.acoustic_model
         features: Any = recognizer.features
         self.frame_seconds = features.frame_shift * network.subsampling_factor / self._rate
-        self._windows = WindowedNetwork(network, self.options.window_sizes(self.frame_seconds))
+        self._windows = ChunkedEncoder(network, self.options.window_sizes(self.frame_seconds))
         device = recognizer.device
         models = language_models(
             recognizer.bundle,

@@ -44,7 +44,7 @@ from asr.bundle import Bundle
 from asr.decoding.build import decoding_options, language_models
 from asr.decoding.interface import DecodeResult, DecodingOptions
 from asr.decoding.online import StreamingDecoder
-from asr.decoding.token_passing import RescoringPass, TorchFirstPass
+from asr.decoding.token_passing import RescoringPass, TokenPassingDecoder
 from asr.errors import AsrError
 
 # Beams so wide that pruning cannot tell two passes apart.
@@ -110,7 +110,7 @@ def warm_up(bundle: Bundle, workload: Workload) -> None:
     some = [min(workload.frames, key=len)[:20]]
     options, weight = decoding_options(bundle, "on_the_fly", {})
     models = language_models(bundle, "on_the_fly", weight, torch.device("cpu"))
-    decode_all(TorchFirstPass(bundle.graph, options), some)
+    decode_all(TokenPassingDecoder(bundle.graph, options), some)
     decode_all(RescoringPass(bundle.graph, options), some, models.model)
     decode_all(best_first_pass(bundle.graph, options, rescores=True), some, models.model)
 
@@ -124,12 +124,14 @@ def quick(bundle: Bundle, workload: Workload, sampled: int) -> dict[str, Any]:
         "num_words": workload.num_words,
     }
     options, _ = decoding_options(bundle, "ngram", {})
-    torch_results, torch_seconds = lesser(lambda: decode_all(TorchFirstPass(bundle.graph, options), workload.frames))
+    torch_results, torch_seconds = lesser(
+        lambda: decode_all(TokenPassingDecoder(bundle.graph, options), workload.frames)
+    )
     ngram_results, ngram_seconds = lesser(lambda: decode_all(best_first_pass(bundle.graph, options), workload.frames))
     report["wer_ngram"] = word_error_rate(best_of(ngram_results), workload.references)
     report["ngram_ms_per_frame"] = 1e3 * ngram_seconds / workload.num_frames
     report["torch_ms_per_frame"] = 1e3 * torch_seconds / workload.num_frames
-    has_k2 = type(best_first_pass(bundle.graph, options)).__name__ == "K2FirstPass"
+    has_k2 = type(best_first_pass(bundle.graph, options)).__name__ == "K2Decoder"
     report["torch_over_k2_time"] = torch_seconds / ngram_seconds if has_k2 else None
     report["same_words_torch_k2"] = same_words(torch_results, ngram_results) if has_k2 else None
     report["best_score_max_diff"], report["compared_with"] = agreement(bundle, options, workload)
@@ -162,12 +164,14 @@ def agreement(bundle: Bundle, options: DecodingOptions, workload: Workload) -> t
     """The largest difference between the best paths' totals of the torch pass and the others there are, beams wide."""
     some = sorted(workload.frames, key=len)[:2]
     wide = replace(options, **WIDE)  # type: ignore[arg-type]
-    own = [one.best.total for one in decode_all(TorchFirstPass(bundle.graph, wide), some)[0] if one.best is not None]
+    own = [
+        one.best.total for one in decode_all(TokenPassingDecoder(bundle.graph, wide), some)[0] if one.best is not None
+    ]
     others: dict[str, list[float]] = {}
     try:
-        from asr.decoding.k2 import K2FirstPass
+        from asr.decoding.k2 import K2Decoder
 
-        results = decode_all(K2FirstPass(bundle.graph, wide), some)[0]
+        results = decode_all(K2Decoder(bundle.graph, wide), some)[0]
         others["k2"] = [one.best.total for one in results if one.best is not None]
     except AsrError as error:
         print(f"without k2: {error}", file=sys.stderr)
@@ -190,7 +194,7 @@ def same_words(one: Sequence[DecodeResult], other: Sequence[DecodeResult]) -> in
 
 def chunked_equals_whole(bundle: Bundle, frames: list[Tensor]) -> bool:
     options, _ = decoding_options(bundle, "ngram", {})
-    whole, _ = decode_all(TorchFirstPass(bundle.graph, options), frames)
+    whole, _ = decode_all(TokenPassingDecoder(bundle.graph, options), frames)
     decoder = StreamingDecoder(bundle.graph, options)
     streams = decoder.start(len(frames))
     for size, stream, log_prob in zip((1, 7, 30), streams, frames, strict=False):

@@ -39,9 +39,9 @@ from parts.markdown_table import table
 from asr.bundle import Bundle
 from asr.decoding.build import decoding_options
 from asr.decoding.interface import DecodingOptions
-from asr.decoding.k2 import K2FirstPass
+from asr.decoding.k2 import K2Decoder
 from asr.decoding.paths import hypothesis_of_path
-from asr.decoding.token_passing import TorchFirstPass
+from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.ngram.io import load_ngram_lm
@@ -92,12 +92,12 @@ def over_size(
     row: dict[str, Any] = {"graph": name, "states": graph.num_states, "arcs": graph.num_arcs, "load s": load_s}
     row["graph MB"] = resident_mb()
     harder = workloads["12 %"]
-    torch_pass = TorchFirstPass(graph, options)
+    torch_pass = TokenPassingDecoder(graph, options)
     decode_all(torch_pass, harder.frames[:2])  # the loops are compiled before
     add(row, "torch", lesser(lambda: decode_all(torch_pass, harder.frames)), harder)
     add(row, "torch, 1", lesser(lambda: decode_all(torch_pass, harder.frames, batch_size=1)), harder, False)
     row["torch MB"] = resident_mb()
-    k2_pass = K2FirstPass(graph, options)
+    k2_pass = K2Decoder(graph, options)
     found = lesser(lambda: decode_all(k2_pass, harder.frames))
     add(row, "k2", found, harder)
     row["k2 MB"] = resident_mb()
@@ -106,7 +106,7 @@ def over_size(
     row["kaldi WER"] = word_error_rate(words, harder.references)
     row["kaldi MB"] = resident_mb()
     rnn_options, _ = decoding_options(bundle, "on_the_fly", RNN_BEAMS)
-    rnn_pass, small = K2FirstPass(graph, rnn_options), load_ngram_lm(ngram_file)
+    rnn_pass, small = K2Decoder(graph, rnn_options), load_ngram_lm(ngram_file)
     for rate, workload in workloads.items():
         ngram = found if rate == "12 %" else lesser(lambda work=workload: decode_all(k2_pass, work.frames))
         results, seconds = lesser(
@@ -121,13 +121,13 @@ def over_size(
 def over_beams(name: str, graph: DecodingGraph, bundle: Bundle, workload: Workload) -> list[dict[str, Any]]:
     """The torch pass and k2's over beams and batches."""
     base, _ = decoding_options(bundle, "ngram", {})
-    decode_all(TorchFirstPass(graph, base), workload.frames[:2])
+    decode_all(TokenPassingDecoder(graph, base), workload.frames[:2])
     rows = []
     for beam, most in BEAMS:
         for batch_size in BATCH_SIZES if beam == base.search_beam else BATCH_SIZES[-1:]:
             options = replace(base, search_beam=beam, max_active_states=most)
             row: dict[str, Any] = {"graph": name, "search_beam": beam, "max_active_states": most, "batch": batch_size}
-            for kind, first_pass in (("torch", TorchFirstPass(graph, options)), ("k2", K2FirstPass(graph, options))):
+            for kind, first_pass in (("torch", TokenPassingDecoder(graph, options)), ("k2", K2Decoder(graph, options))):
                 add(row, kind, decode_all(first_pass, workload.frames, batch_size=batch_size), workload)
             rows.append(row)
     return rows

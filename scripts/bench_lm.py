@@ -31,11 +31,11 @@ from parts.lm_rates import Clock, peer_rates, ratios, scoring_rates
 
 from asr.bundle import read_rnn_lm
 from asr.kernels.threads import torch_on_one_thread
-from asr.lm.cached.engine import RnnLM
+from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.evaluate import language_model_word_scores, perplexity
 from asr.lm.rnn.data import TokenFile, TokenStreams
 from asr.lm.rnn.maxent import HashedMaxEnt
-from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.lm.rnn.optim import AdamWithSparseRows
 from asr.lm.rnn.outputs.nce import NceOutput
 from asr.text.symbols import SPECIAL_WORDS, Vocabulary
@@ -136,7 +136,7 @@ def truncation_table(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     ends = np.flatnonzero(tokens == 2) + 1
     tokens = tokens[: ends[min(np.searchsorted(ends, args.max_words), len(ends) - 1)]]
     for length in (1, 2, 3, 4, 5, None):
-        engine = RnnLM(network, recombination_length=length)
+        engine = CachedRNNLM(network, recombination_length=length)
         log_prob = language_model_word_scores(engine, tokens, sentences_at_once=64)
         line = {"history_words": length or "all", "words": len(log_prob)}
         yield {**line, "perplexity": round(perplexity(log_prob), 2)}
@@ -167,15 +167,17 @@ def synthetic(is_train: bool) -> Iterator[list[str]]:
         yield [f"w{rank}" for rank in ranks]
 
 
-def make_network(vocabulary: Vocabulary, tokens: TokenFile, args: argparse.Namespace, options: dict[str, Any]) -> RnnLm:
-    config = RnnLmConfig(embedding_size=options["hidden_size"], maxent_order=4, maxent_size=1 << 22, **options)
-    network = RnnLm(vocabulary, config, args.compute_dtype, args.compile)
+def make_network(
+    vocabulary: Vocabulary, tokens: TokenFile, args: argparse.Namespace, options: dict[str, Any]
+) -> RNNLanguageModel:
+    config = RNNLMConfig(embedding_size=options["hidden_size"], maxent_order=4, maxent_size=1 << 22, **options)
+    network = RNNLanguageModel(vocabulary, config, args.compute_dtype, args.compile)
     counts = torch.from_numpy(tokens.unigram_counts(len(vocabulary)))
     network.output.set_unigram(counts, reset_bias=True)
     return network
 
 
-def train(network: RnnLm, tokens: TokenFile, num_threads: int, max_seconds: float) -> tuple[int, int]:
+def train(network: RNNLanguageModel, tokens: TokenFile, num_threads: int, max_seconds: float) -> tuple[int, int]:
     """The recipes' batches and optimiser for about `max_seconds` -> words a second of wall and of processor time.
 
     Two steps make the optimiser's state (and compile, where asked); they are not counted.
@@ -201,7 +203,7 @@ def train(network: RnnLm, tokens: TokenFile, num_threads: int, max_seconds: floa
 
 
 @torch.no_grad()
-def normalisation_error(network: RnnLm) -> float:
+def normalisation_error(network: RNNLanguageModel) -> float:
     """The largest |sum over the vocabulary - 1| over some histories, with weights shaken up."""
     for parameter in network.parameters():
         parameter.add_(0.1 * torch.randn_like(parameter))

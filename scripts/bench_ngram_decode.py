@@ -32,10 +32,10 @@ from asr.bundle import Bundle
 from asr.cli.options import bundle_folder
 from asr.datasets.cuts import cut_text, cut_waveform, read_cuts
 from asr.decoding.build import FIRST_PASSES, build_first_pass, decoding_options, language_models
-from asr.decoding.interface import DecodingOptions, FirstPass
+from asr.decoding.interface import Decoder, DecodingOptions
 from asr.graph.decoding_graph import DecodingGraph
-from asr.lm.cached.engine import RnnLM
-from asr.lm.combine import MappedLM, difference_lm, mark_live
+from asr.lm.cached.engine import CachedRNNLM
+from asr.lm.combine import RemappedLM, difference_lm, mark_live
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.io import load_ngram_lm, read_ngram_lm
 from asr.lm.offload import HostNgramLM, HostTable, bytes_to_find_arcs, table_bytes, with_host_tables
@@ -52,7 +52,7 @@ _CACHE_BYTES = 1 << 30  # of each recurrent model
 class System:
     """A first pass with a language model, and what it has found so far."""
 
-    first_pass: FirstPass
+    first_pass: Decoder
     lm: LanguageModel | None
     placed: dict[str, HostNgramLM | HostTable] = field(default_factory=dict)
     cpu_s: float = 0.0
@@ -180,16 +180,16 @@ def _systems(bundle: Bundle, args: argparse.Namespace) -> dict[str, System]:
     total = sum(large.arrays.num_bytes().values())
     options, _ = decoding_options(bundle, "ngram", {"output_beam": args.output_beam})
     fly_options = replace(options, word_beam=args.word_beam, context_beam=args.context_beam)
-    passes: dict[tuple[int, DecodingOptions], FirstPass] = {}
+    passes: dict[tuple[int, DecodingOptions], Decoder] = {}
 
-    def first_pass(graph: DecodingGraph, options: DecodingOptions) -> FirstPass:
+    def first_pass(graph: DecodingGraph, options: DecodingOptions) -> Decoder:
         key = (id(graph), options)
         if key not in passes:
             passes[key] = build_first_pass(args.first_pass, graph, options, keep_lattices=False)
         return passes[key]
 
     def on_the_fly(lm: LanguageModel) -> System:
-        mapped = lm if lm.vocabulary == small.vocabulary else MappedLM(lm, small.vocabulary)
+        mapped = lm if lm.vocabulary == small.vocabulary else RemappedLM(lm, small.vocabulary)
         return System(first_pass(bundle.graph, fly_options), difference_lm(mapped, small))
 
     def in_host_memory(budget: int) -> System:
@@ -206,7 +206,7 @@ def _systems(bundle: Bundle, args: argparse.Namespace) -> dict[str, System]:
                 first_pass(bundle.graph, own), language_models(bundle, mode, rnn_weight, CPU, None, _CACHE_BYTES).model
             )
         on_device, tables = with_host_tables(network, CPU, int(share * table_bytes(network)))
-        lm = difference_lm(MappedLM(RnnLM(on_device, capacity_bytes=_CACHE_BYTES), small.vocabulary), small)
+        lm = difference_lm(RemappedLM(CachedRNNLM(on_device, capacity_bytes=_CACHE_BYTES), small.vocabulary), small)
         return System(first_pass(bundle.graph, own), lm, dict(tables))
 
     makers: dict[str, Callable[[], System]] = {

@@ -30,7 +30,7 @@ from parts.query_workload import max_abs_error, naive_seconds, random_network
 
 from asr.bundle import Bundle
 from asr.cli.options import bundle_folder
-from asr.lm.cached.engine import RnnLM
+from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.interface import StatefulNetwork
 from asr.lm.rnn.export import load_network
 from scripts.benchmarks.query_stream import QueryStream, load_streams, merged, replay
@@ -44,7 +44,7 @@ SHORT_FRAMES = ROOT / "tests/assets/query_streams_10ms.npz.xz"
 
 def answered_without_hidden(network: StatefulNetwork, stream: QueryStream) -> float:
     """Part of a stream's queries that ask for no hidden row."""
-    engine = RnnLM(network)
+    engine = CachedRNNLM(network)
     replay(stream.to(engine.device), engine)
     return engine.statistics().answered_without_hidden
 

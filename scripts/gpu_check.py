@@ -22,7 +22,7 @@ from torch import Tensor
 from asr.bundle import Bundle
 from asr.cli.options import bundle_folder
 from asr.decoding.build import available_modes, default_first_pass
-from asr.lm.cached.engine import RnnLM
+from asr.lm.cached.engine import CachedRNNLM
 from asr.recognizer import Recognizer
 from asr.results import StageTimes
 
@@ -116,7 +116,7 @@ def _compare_scores(folder: Path, cpu: torch.device, gpu: torch.device) -> str:
     for device in (cpu, gpu):
         bundle = Bundle.load(folder)
         assert bundle.rnn_lm is not None
-        engine = RnnLM(bundle.rnn_lm.network.to(device))  # type: ignore[arg-type]
+        engine = CachedRNNLM(bundle.rnn_lm.network.to(device))  # type: ignore[arg-type]
         generator = torch.Generator().manual_seed(0)
         context_idx, parts = engine.start(64), []
         for _ in range(8):

@@ -23,10 +23,10 @@ from asr.cli.transcribe import audio_files
 from asr.decoding import token_search
 from asr.decoding.frame import FrameStep
 from asr.decoding.search_graph import ArcSet
-from asr.decoding.token_passing import TorchFirstPass
-from asr.decoding.tokens import Candidates, Tokens
-from asr.lm.cached.engine import RnnLM
-from asr.lm.combine import CombinedLM, MappedLM, difference_lm
+from asr.decoding.token_passing import TokenPassingDecoder
+from asr.decoding.tokens import ActiveTokens, Candidates
+from asr.lm.cached.engine import CachedRNNLM
+from asr.lm.combine import CombinedLM, RemappedLM, difference_lm
 from asr.lm.interface import LanguageModel
 from asr.results import StageTimes
 
@@ -39,12 +39,21 @@ class WatchedStep(FrameStep):
     _asked: tuple[Tensor, Tensor] | None = None
 
     def _with_words(
-        self, tokens: Tokens, arcs: ArcSet, source: Tensor, arc: Tensor, stream: Tensor, score: Tensor, offset: Tensor
+        self,
+        tokens: ActiveTokens,
+        arcs: ArcSet,
+        source: Tensor,
+        arc: Tensor,
+        stream: Tensor,
+        score: Tensor,
+        offset: Tensor,
     ) -> Candidates:
         self._asked = tokens.context_idx.index_select(0, source), score.clone()
         return super()._with_words(tokens, arcs, source, arc, stream, score, offset)
 
-    def _kept(self, tokens: Tokens, arcs: ArcSet, candidates: Candidates, winner: Tensor, position: Tensor) -> Tokens:
+    def _kept(
+        self, tokens: ActiveTokens, arcs: ArcSet, candidates: Candidates, winner: Tensor, position: Tensor
+    ) -> ActiveTokens:
         if self._asked is not None:
             self._count(arcs, candidates.arc, *self._asked, position)
             self._asked = None
@@ -83,14 +92,14 @@ def main() -> None:
     recognizer = recognizer_from(args, "on_the_fly")
     bundle = recognizer.bundle
     assert bundle.rnn_lm is not None and bundle.small_ngram is not None
-    engine = RnnLM(bundle.rnn_lm.network)  # type: ignore[arg-type]
+    engine = CachedRNNLM(bundle.rnn_lm.network)  # type: ignore[arg-type]
     large: LanguageModel = engine
     if engine.vocabulary != bundle.small_ngram.vocabulary:
-        large = MappedLM(engine, bundle.small_ngram.vocabulary)
+        large = RemappedLM(engine, bundle.small_ngram.vocabulary)
     WatchedStep.small = bundle.small_ngram
     token_search.FrameStep = WatchedStep
     # Frames by tensor operations: compiled loops do not come past the step that is watched.
-    search = TorchFirstPass(bundle.graph, recognizer.options, form="tensor")
+    search = TokenPassingDecoder(bundle.graph, recognizer.options, form="tensor")
     lm = difference_lm(large, bundle.small_ngram)
     for path in audio_files(args.audio)[:: args.every]:
         with torch.no_grad():

@@ -21,8 +21,8 @@ from asr.cli.options import add_recognizer_arguments, recognizer_from
 from asr.cli.transcribe import audio_files
 from asr.decoding.build import build_first_pass
 from asr.errors import AsrError
-from asr.lm.cached.engine import RnnLM
-from asr.lm.combine import MappedLM, difference_lm
+from asr.lm.cached.engine import CachedRNNLM
+from asr.lm.combine import RemappedLM, difference_lm
 from asr.lm.interface import LanguageModel
 from asr.recognizer import split_at_pauses
 from asr.results import StageTimes
@@ -37,10 +37,10 @@ def record(args: argparse.Namespace) -> int:
     options = replace(recognizer.options, word_beam=args.word_beam, am_scale=am_scale)
     bundle = recognizer.bundle
     assert bundle.rnn_lm is not None and bundle.small_ngram is not None
-    recorder = QueryRecorder(RnnLM(bundle.rnn_lm.network))  # type: ignore[arg-type]
+    recorder = QueryRecorder(CachedRNNLM(bundle.rnn_lm.network))  # type: ignore[arg-type]
     large: LanguageModel = recorder
     if recorder.vocabulary != bundle.small_ngram.vocabulary:
-        large = MappedLM(recorder, bundle.small_ngram.vocabulary)
+        large = RemappedLM(recorder, bundle.small_ngram.vocabulary)
     lm = difference_lm(large, bundle.small_ngram)
     first_pass = build_first_pass(recognizer.first_pass_name, bundle.graph, options, keep_lattices=False)
     seconds = 0.0

@@ -34,7 +34,7 @@ from parts.command import run
 from asr.audio.io import find_audio_files, read_audio
 from asr.bundle import Bundle
 from asr.decoding.build import decoding_options
-from asr.decoding.token_passing import TorchFirstPass
+from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.metrics import NO_ERRORS, count_errors, read_transcripts
 from asr.recognizer import Recognizer
@@ -177,7 +177,7 @@ def clarity_for(
 
 def ngram_error_rate(bundle: Bundle, frames: list[NDArray[np.float32]], references: list[tuple[str, ...]]) -> float:
     options, _ = decoding_options(bundle, "ngram", {})
-    first_pass, errors = TorchFirstPass(bundle.graph, options), NO_ERRORS
+    first_pass, errors = TokenPassingDecoder(bundle.graph, options), NO_ERRORS
     for log_prob, words in zip(frames, references, strict=True):
         best = first_pass.decode(torch.from_numpy(log_prob)[None], torch.tensor([len(log_prob)]))[0].best
         errors += count_errors(words, best.words if best is not None else ())

@@ -11,7 +11,7 @@ from asr.bundle import Bundle, read_rnn_lm
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.rnn.export import save_network
-from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.text.symbols import TokenTable, Vocabulary
 
 
@@ -95,7 +95,7 @@ def test_a_wrong_description_is_one_sentence(folder, change, message):
 
 
 def test_a_language_model_of_other_words_is_refused(folder, tmp_path):
-    other = RnnLm(Vocabulary(["pat", "kit"]), RnnLmConfig(embedding_size=4, hidden_size=4))
+    other = RNNLanguageModel(Vocabulary(["pat", "kit"]), RNNLMConfig(embedding_size=4, hidden_size=4))
     save_network(other, tmp_path / "rnn")
     bundle = Bundle.load(folder)
     with pytest.raises(AsrError, match=r"\('kit', ...\) has none of the \d+ words asked for .* language and case"):

@@ -31,12 +31,12 @@ KERNELS = [
     ),
     (
         GPU + "expansion",
-        "relate_to_best",
+        "normalize_scores",
         "*i32 *i32 *fp32 *i64 i32 i32 *i32 *i32 *i32 *i32 *i32 fp32 fp32",
         {"B": 256},
     ),
     (GPU + "expansion", "shift_offsets", "*i32 *fp64 *i32 *fp32 *i64 i32 i32", {"B": 256}),
-    (GPU + "selection", "cut_off", "*fp32 *i32 *i32 *i32 *fp32 fp32 i32 i32", {"B": 512}),
+    (GPU + "selection", "pruning_threshold", "*fp32 *i32 *i32 *i32 *fp32 fp32 i32 i32", {"B": 512}),
     (
         GPU + "recombination",
         "enter",
@@ -72,7 +72,7 @@ KERNELS = [
     ),
     (
         GPU + "keeping",
-        "keep_paths",
+        "compact_tokens",
         "*i32 *i32 *fp32 *i64 *i32 *fp32 *i64 i32 *i64 *i64 *i64 *i64 *i32 *i32 *fp32 *i64 i32 i32 *i64 *i64 i32",
         {"B": 256},
     ),

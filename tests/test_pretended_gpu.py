@@ -17,9 +17,9 @@ from asr.decoding.lattice import arc_posteriors
 from asr.decoding.log_probs import check_log_prob
 from asr.decoding.nbest import PrefixTree, n_best, rescore_n_best, score_tree_by_network
 from asr.decoding.rescoring import rescore_on_the_fly
-from asr.decoding.token_passing import TorchFirstPass
+from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
-from asr.lm.cached.engine import RnnLM
+from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.corpus import read_word_stream
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.estimate import estimate_kneser_ney
@@ -132,8 +132,8 @@ def assert_equal(found: list[RecognitionResult], expected: list[RecognitionResul
 @pytest.fixture
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensor operations only, which the interpreter is no part of."""
-    monkeypatch.setattr("asr.kernels.jit.kernels_run", lambda device: False)
-    monkeypatch.setattr("asr.decoding.selection.kernels_run", lambda device: False)
+    monkeypatch.setattr("asr.kernels.jit.triton_available", lambda device: False)
+    monkeypatch.setattr("asr.decoding.selection.triton_available", lambda device: False)
 
 
 @pytest.mark.usefixtures("without_kernels")
@@ -171,12 +171,12 @@ def test_lattices_and_second_passes_are_the_same(tiny_bundle_folder: Path) -> No
         graph, network = bundle.graph.to(torch.device(device)), bundle.rnn_lm.network.to(device)
         with torch.no_grad():
             log_prob = recognizer.log_prob([tones(words) for words in SENTENCES], StageTimes())
-            results = TorchFirstPass(graph, recognizer.options, keep_lattice=True).decode(*log_prob)
+            results = TokenPassingDecoder(graph, recognizer.options, keep_lattice=True).decode(*log_prob)
             lattices = [result.lattice for result in results if result.lattice is not None]
             lists = [n_best(lattice, graph, recognizer.options, 5) for lattice in lattices]
             tree = PrefixTree([hypothesis.word_ids for hypotheses in lists for hypothesis in hypotheses], device)
-            rescored = rescore_on_the_fly(lattices, recognizer.options, RnnLM(network), keep_lattice=True)  # type: ignore[arg-type]
-            second = rescore_n_best(lists, RnnLM(network), recognizer.options)  # type: ignore[arg-type]
+            rescored = rescore_on_the_fly(lattices, recognizer.options, CachedRNNLM(network), keep_lattice=True)  # type: ignore[arg-type]
+            second = rescore_n_best(lists, CachedRNNLM(network), recognizer.options)  # type: ignore[arg-type]
             return [
                 [[hypothesis.total for hypothesis in hypotheses] for hypotheses in (*lists, *second)],
                 score_tree_by_network(tree, network).tolist(),  # type: ignore[arg-type]
@@ -202,14 +202,14 @@ def test_the_hidden_layer_may_lie_elsewhere(tiny_bundle_folder: Path, hidden_on:
         assert rnn_lm is not None
         return rnn_lm.network.to(where)
 
-    expected = answers(RnnLM(network("cpu")))
+    expected = answers(CachedRNNLM(network("cpu")))
     with pretended_device() as device, torch.no_grad():
         home, others = {
             "cuda": (network("cpu"), [network("cuda")]),
             "cpu": (network("cuda"), [network("cpu")]),
             "both": (network("cuda"), [network("cuda"), network("cpu")]),
         }[hidden_on]
-        engine = RnnLM(home, others, synchronize=True)
+        engine = CachedRNNLM(home, others, synchronize=True)
         with mock.patch("torch.cuda.synchronize") as wait:
             found = answers(engine)
         statistics = engine.statistics()
@@ -224,7 +224,7 @@ def test_the_hidden_layer_may_lie_elsewhere(tiny_bundle_folder: Path, hidden_on:
 def test_a_search_on_the_same_device_moves_nothing(tiny_bundle_folder: Path, device: PretendedDevice) -> None:
     rnn_lm = Bundle.load(tiny_bundle_folder).rnn_lm
     assert rnn_lm is not None
-    engine = RnnLM(rnn_lm.network.to(CUDA), search_device=CUDA)  # type: ignore[arg-type]
+    engine = CachedRNNLM(rnn_lm.network.to(CUDA), search_device=CUDA)  # type: ignore[arg-type]
     with torch.no_grad():
         answers(engine)
     assert engine.statistics().num_transfers == 0
@@ -253,7 +253,7 @@ def test_an_ngram_model_on_the_device_gives_the_same_bits(
     ngram: NgramLM, kind: str, device: PretendedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kind == "without kernel":
-        monkeypatch.setattr("asr.kernels.jit.kernels_run", lambda device: False)
+        monkeypatch.setattr("asr.kernels.jit.triton_available", lambda device: False)
     else:
         pytest.importorskip("triton", reason="the kernel needs triton")
     lm = {"hashed": ngram.with_index(), "quantized": ngram.quantized()}.get(kind, ngram)

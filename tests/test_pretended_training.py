@@ -15,11 +15,11 @@ pytest.importorskip("pytorch_lightning", reason="training needs Lightning")
 
 from asr.bundle import Bundle
 from asr.lm.rnn.data import TokenBatch, TokenStreams
-from asr.lm.rnn.model import RnnLmConfig
-from asr.lm.rnn.training import LitRnnLm
+from asr.lm.rnn.model import RNNLMConfig
+from asr.lm.rnn.training import LitRNNLM
 from asr.models.alignment import TeacherAlignment
 from asr.models.conformer import Conformer
-from asr.models.feedforward import SplicedDnn
+from asr.models.feedforward import FeedForwardNetwork
 from asr.models.losses import CtcCrf, TorchCtc
 from asr.models.training import LitAcousticModel
 from tests.pretended_device import pretended_device
@@ -29,7 +29,7 @@ WORDS = [f"w{number}" for number in range(60)]
 TOKENS = np.random.default_rng(0).integers(4, 64, 2000).astype(np.int32)
 NETWORKS: dict[str, tuple[Any, dict[str, Any]]] = {
     "conformer": (Conformer, {"dim": 16, "num_blocks": 2, "num_heads": 2, "hidden_dim": 32, "group_size": 8}),
-    "dnn": (SplicedDnn, {"num_hidden_layers": 1, "hidden_dim": 32, "left_context": 1, "right_context": 1}),
+    "dnn": (FeedForwardNetwork, {"num_hidden_layers": 1, "hidden_dim": 32, "left_context": 1, "right_context": 1}),
 }
 
 
@@ -41,18 +41,18 @@ def moved(batch: TokenBatch, device: str) -> TokenBatch:
 @pytest.mark.parametrize("output", ["nce", "hierarchical", "class", "full"])
 def test_a_language_model_s_losses_are_the_same(tmp_path: Path, output: Any, cell: Any) -> None:
     (tmp_path / "words").write_text("\n".join(WORDS))
-    config = RnnLmConfig(8, 12, cell=cell, output=output, maxent_order=3, maxent_size=256, num_noise_words=20)
+    config = RNNLMConfig(8, 12, cell=cell, output=output, maxent_order=3, maxent_size=256, num_noise_words=20)
 
     def losses(device: str) -> list[float]:
         torch.manual_seed(0)
-        model = LitRnnLm(str(tmp_path / "words"), config)
+        model = LitRNNLM(str(tmp_path / "words"), config)
         model.network.output.set_unigram(torch.from_numpy(np.bincount(TOKENS, minlength=64)), reset_bias=True)
         model.to(device).train()
         model.trainer = mock.Mock(accumulate_grad_batches=1, global_step=0)
         streams = TokenStreams(TOKENS, 4, 8, model.network.num_history_words)
         # As behind a checkpoint, which holds the streams' states on the CPU.
         model.on_load_checkpoint({"stream_states": [torch.full((4, 12), 0.5)]})
-        with mock.patch.object(LitRnnLm, "_is_logged", return_value=False), torch.no_grad():
+        with mock.patch.object(LitRNNLM, "_is_logged", return_value=False), torch.no_grad():
             found = [float(model.training_step(moved(streams[idx], device), idx)) for idx in (1, 2)]
             model.validation_step(moved(streams[3], device), 0)
         return [*found, *model._sums.tolist()]

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asr.bundle import Bundle
-from asr.decoding.token_passing import TorchFirstPass
+from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
-from asr.streaming import StreamingOptions, StreamingRecognizer, WindowedNetwork, WindowSizes, recognize_stream
+from asr.streaming import ChunkedEncoder, StreamingOptions, StreamingRecognizer, WindowSizes, recognize_stream
 from asr.text.lexicon import Lexicon
 from tests.tiny_bundle import PRONUNCIATIONS, RATE, TEXT, tones
 
@@ -102,7 +102,7 @@ def test_final_results_are_those_of_decoding_the_same_outputs_at_once(recognizer
     streaming = StreamingRecognizer(recognizer, options)
     waveform = torch.cat([tones(words, seed=3) for words in SENTENCES])
     final = run(streaming, streaming.open(), waveform, range(0, len(waveform), 4321))[-1]
-    network = WindowedNetwork(recognizer.acoustic_model, options.window_sizes(streaming.frame_seconds))
+    network = ChunkedEncoder(recognizer.acoustic_model, options.window_sizes(streaming.frame_seconds))
     windows = network.open(torch.device("cpu"))
     features, num_frames = recognizer.features(waveform[None], torch.tensor([len(waveform)]))
     windows.push(features[0])
@@ -113,7 +113,7 @@ def test_final_results_are_those_of_decoding_the_same_outputs_at_once(recognizer
     log_prob = torch.cat(chunks)
     recognizer.prepare()
     models = recognizer._language_models[0]
-    whole = TorchFirstPass(recognizer.bundle.graph, recognizer.options).decode(
+    whole = TokenPassingDecoder(recognizer.bundle.graph, recognizer.options).decode(
         log_prob[None], torch.tensor([len(log_prob)]), models.model
     )[0]
     assert whole.best is not None
@@ -122,7 +122,7 @@ def test_final_results_are_those_of_decoding_the_same_outputs_at_once(recognizer
     # Outputs as many as for the whole, and those of the network itself where a window holds everything.
     outputs, num_outputs = recognizer.acoustic_model(features, num_frames)
     assert len(log_prob) == int(num_outputs)
-    network = WindowedNetwork(recognizer.acoustic_model, WindowSizes(10**6, 0, 0, 10**6))
+    network = ChunkedEncoder(recognizer.acoustic_model, WindowSizes(10**6, 0, 0, 10**6))
     windows = network.open(torch.device("cpu"))
     windows.push(features[0])
     windows.close()

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from asr.errors import AsrError
-from asr.serialization import require_writable, whole_path, written_whole
+from asr.serialization import atomic_path, open_atomic, require_writable
 
 
 def test_a_file_has_its_name_once_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
-    with written_whole(path) as stream:
+    with open_atomic(path) as stream:
         stream.write(b"all of it")
         assert not path.exists()
     assert path.read_bytes() == b"all of it"
@@ -25,7 +25,7 @@ def test_a_file_has_its_name_once_it_is_complete(tmp_path: Path) -> None:
 def test_what_fails_half_way_leaves_what_was_there(tmp_path: Path, failure: BaseException) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(b"before")
-    with pytest.raises(type(failure)), written_whole(path) as stream:
+    with pytest.raises(type(failure)), open_atomic(path) as stream:
         stream.write(b"half")
         raise failure
     assert path.read_bytes() == b"before"
@@ -34,7 +34,7 @@ def test_what_fails_half_way_leaves_what_was_there(tmp_path: Path, failure: Base
 
 def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
     sentence = r"a\.bin: the file cannot be written \(No space left.*make room"
-    with pytest.raises(AsrError, match=sentence), whole_path(tmp_path / "a.bin") as partial:
+    with pytest.raises(AsrError, match=sentence), atomic_path(tmp_path / "a.bin") as partial:
         partial.write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
     assert not list(tmp_path.iterdir())
@@ -42,7 +42,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
 
 def test_a_missing_folder_is_one_sentence(tmp_path: Path) -> None:
     sentence = "cannot be written.*make its folder first"
-    with pytest.raises(AsrError, match=sentence), written_whole(tmp_path / "none" / "a.bin"):
+    with pytest.raises(AsrError, match=sentence), open_atomic(tmp_path / "none" / "a.bin"):
         pass
 
 
@@ -50,7 +50,7 @@ def test_links_lead_to_the_file_that_is_meant(tmp_path: Path) -> None:
     (tmp_path / "large").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "large" / "a.bin")
     for content in (b"first", b"second"):
-        with written_whole(tmp_path / "link") as stream:
+        with open_atomic(tmp_path / "link") as stream:
             stream.write(content)
         assert (tmp_path / "large" / "a.bin").read_bytes() == content
     assert (tmp_path / "link").is_symlink()
@@ -60,7 +60,7 @@ def test_pipes_and_devices_are_written_to_and_stay(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    with written_whole(pipe) as stream:
+    with open_atomic(pipe) as stream:
         stream.write(b"all of it")
     assert os.read(reader, 100) == b"all of it"
     os.close(reader)

@@ -18,9 +18,9 @@ from asr.graph.build import build_graph
 from asr.lm.corpus import read_word_stream
 from asr.lm.ngram.estimate import estimate_kneser_ney
 from asr.lm.ngram.model import NgramLM
-from asr.lm.rnn.model import RnnLm, RnnLmConfig
-from asr.models.feedforward import SplicedDnn
-from asr.serialization import RegisteredNetwork
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
+from asr.models.feedforward import FeedForwardNetwork
+from asr.serialization import ModelSpec
 from asr.text.lexicon import Lexicon
 from asr.text.symbols import TokenTable
 
@@ -67,7 +67,7 @@ def tiny_bundle(folder: Path) -> Bundle:
         "right_context": 1,
         "subsampling_factor": 2,
     }
-    network = SplicedDnn(**network_arguments)
+    network = FeedForwardNetwork(**network_arguments)
     _train(network, fbank, tokens)
     text = folder / "text"
     text.write_text("\n".join(TEXT) + "\n")
@@ -75,21 +75,21 @@ def tiny_bundle(folder: Path) -> Bundle:
     small = NgramLM.from_trie(trie)
     large = NgramLM.from_trie(estimate_kneser_ney(read_word_stream([text]), 3).trie)
     config = {"embedding_size": 8, "hidden_size": 12, "maxent_order": 2, "maxent_size": 64}
-    rnn_lm = RnnLm(small.vocabulary, RnnLmConfig(**config)).eval()
+    rnn_lm = RNNLanguageModel(small.vocabulary, RNNLMConfig(**config)).eval()
     return Bundle(
         name="tones",
-        features=RegisteredNetwork("Fbank", arguments, fbank),
-        acoustic_model=RegisteredNetwork("SplicedDnn", network_arguments, network.eval()),
+        features=ModelSpec("Fbank", arguments, fbank),
+        acoustic_model=ModelSpec("SplicedDnn", network_arguments, network.eval()),
         graph=build_graph(Lexicon(PRONUNCIATIONS), small, tokens),
         small_ngram=small,
         large_ngram=large,
-        rnn_lm=RegisteredNetwork("RnnLm", config, rnn_lm),
+        rnn_lm=ModelSpec("RnnLm", config, rnn_lm),
         decoding={"on_the_fly": {"lm_scale": 0.2}, "interpolated": {"lm_scale": 0.5, "rnn_weight": 0.1}},
         card="# Tones\n",
     )
 
 
-def _train(network: SplicedDnn, fbank: Fbank, tokens: TokenTable) -> None:
+def _train(network: FeedForwardNetwork, fbank: Fbank, tokens: TokenTable) -> None:
     """Frame by frame: the token of the tone that sounds, blank elsewhere."""
     sentences = [line.split() for line in TEXT[:8]]
     waveforms = [tones(words, seed=index) for index, words in enumerate(sentences)]

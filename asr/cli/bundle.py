@@ -17,7 +17,7 @@ from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.ngram.io import read_ngram_lm
 from asr.lm.ngram.model import NgramLM
-from asr.serialization import RegisteredNetwork
+from asr.serialization import ModelSpec
 from asr.text.lexicon import Lexicon
 from asr.text.symbols import TokenTable
 
@@ -94,8 +94,8 @@ def _check_decoding(bundle: Bundle) -> None:
 
 
 class _Acoustics(NamedTuple):
-    network: RegisteredNetwork
-    features: RegisteredNetwork
+    network: ModelSpec
+    features: ModelSpec
     tokens: TokenTable
     decoding: dict[str, dict[str, Any]]
 
@@ -115,7 +115,7 @@ def _acoustics(paths: list[Path], recipe: str | None) -> _Acoustics:
     fbank = _mapping(Path(recipe)).get("data", {}).get("init_args", {}).get("fbank", {})
     # Dither is noise for training.
     features = {name: value for name, value in fbank.get("init_args", {}).items() if name != "dither"}
-    return _Acoustics(network, RegisteredNetwork("Fbank", features, Fbank(**features)), tokens, {})
+    return _Acoustics(network, ModelSpec("Fbank", features, Fbank(**features)), tokens, {})
 
 
 def _ngram(path: str | None) -> NgramLM | None:

@@ -17,7 +17,7 @@ from asr.errors import AsrError
 from asr.graph.build import BuildReport, build_phone_graph
 from asr.graph.topology import TOPOLOGIES
 from asr.lm.ngram.model import NgramLM
-from asr.serialization import require_writable, whole_path
+from asr.serialization import atomic_path, require_writable
 from asr.text.lexicon import Lexicon
 from asr.text.symbols import TokenTable
 
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         graph = phone_graph.finish()
         report.sizes["decoding graph"] = (graph.num_states, graph.num_arcs)
         status.update("writing")
-        with whole_path(args.output) as partial:
+        with atomic_path(args.output) as partial:
             (graph if args.finished else phone_graph).save(partial)
     list_file = _write_unpronounced(args.output, report)
     summary = {

@@ -29,7 +29,7 @@ from asr.lm.ngram.io import load_ngram_lm
 from asr.lm.ngram.model import NgramLM
 from asr.lm.rnn.data import TokenFile
 from asr.lm.rnn.export import network_from_checkpoint, save_network
-from asr.lm.rnn.model import RnnLm
+from asr.lm.rnn.model import RNNLanguageModel
 from asr.lm.rnn.outputs.log_partition import Precision
 from asr.lm.rnn.outputs.nce import NceOutput
 from asr.lm.rnn.outputs.softmax import FullSoftmaxOutput
@@ -91,7 +91,7 @@ def measure_network(args: argparse.Namespace) -> dict[str, object]:
     if args.ngram_weight is not None and not 0 <= args.ngram_weight <= 1:
         raise AsrError(f"--ngram-weight {args.ngram_weight}: give a number from 0 to 1.")
     network = read_rnn_lm(args.model).network
-    assert isinstance(network, RnnLm)
+    assert isinstance(network, RNNLanguageModel)
     ngram = None if args.ngram is None else load_ngram_lm(args.ngram)
     if ngram is not None and ngram.vocabulary != network.vocabulary:
         raise AsrError(f"{args.ngram}: its word list differs from that of {args.model}; train both on one.")
@@ -123,7 +123,7 @@ def measure_network(args: argparse.Namespace) -> dict[str, object]:
 
 
 def measure_log_linear(
-    network: RnnLm, ngram: NgramLM, token_id: NDArray[np.int32], num_words: int
+    network: RNNLanguageModel, ngram: NgramLM, token_id: NDArray[np.int32], num_words: int
 ) -> dict[str, object]:
     """Log-linear weights from the sentences of `num_words` words, and their perplexity on as many words after them."""
     ends = np.flatnonzero(token_id == EOS_ID) + 1

@@ -17,7 +17,7 @@ from asr.decoding.lattice_io import save_k2_lattice, write_kaldi_lattice, write_
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
 from asr.results import RecognitionResult
-from asr.serialization import whole_path
+from asr.serialization import atomic_path
 
 
 def records_of(path: Path, field: str) -> dict[str, dict[str, Any]]:
@@ -220,7 +220,7 @@ class LatticeWriter:
 
 def _keep_only(archive: Path, names: set[str]) -> None:
     """Leaves the lattices of these recordings in an archive; what an interruption left behind goes."""
-    with whole_path(archive) as partial, partial.open("wb") as kept:
+    with atomic_path(archive) as partial, partial.open("wb") as kept:
         if not names or not archive.is_file():
             return
         with archive.open("rb") as file:

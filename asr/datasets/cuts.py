@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
-class LeftOut:
+class FilterReport:
     """Why utterances are not used: unknown words with how often they stand there, and ids by other reason."""
 
     unknown_words: Counter[str] = field(default_factory=Counter)
@@ -113,10 +113,10 @@ def hold_out_speakers(cuts: Sequence[MonoCut], fraction: float, seed: int) -> tu
 
 def select_usable(
     cuts: Sequence[MonoCut], tokenizer: Tokenizer, min_duration: float, max_duration: float
-) -> tuple[list[MonoCut], LeftOut]:
+) -> tuple[list[MonoCut], FilterReport]:
     """The cuts with a transcript that the tokens can write, of a length within bounds; and what was left out."""
     usable: list[MonoCut] = []
-    left_out = LeftOut()
+    left_out = FilterReport()
     for cut in cuts:
         words = cut_text(cut).split()
         unknown = tokenizer.encode(words)[1]

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from asr.audio.cmvn import GlobalCmvn
 from asr.audio.fbank import Fbank
 from asr.datasets.augment import NoiseMixer, SpecAugment, VocalTractPerturbation
-from asr.datasets.cuts import LeftOut, bucket_sampler, epoch_to_draw, hold_out_speakers, read_cuts, select_usable
+from asr.datasets.cuts import FilterReport, bucket_sampler, epoch_to_draw, hold_out_speakers, read_cuts, select_usable
 from asr.datasets.dataset import AcousticBatch, AcousticDataset, FeatureFolder, FeatureMemory, WaveformCache
 from asr.errors import AsrError
 from asr.text.symbols import TokenTable
@@ -116,7 +116,7 @@ class AcousticDataModule(pl.LightningDataModule):
         )
         self.plain_dataset = AcousticDataset(self.fbank, self.tokenizer, self.waveforms, self.features)
         self.cuts: dict[Split, CutSet] = {}
-        self.left_out: dict[Split, LeftOut] = {}
+        self.left_out: dict[Split, FilterReport] = {}
 
     @property
     def token_table(self) -> TokenTable:

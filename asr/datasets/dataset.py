@@ -25,7 +25,7 @@ from asr.audio.resample import change_speed
 from asr.datasets.augment import NoiseMixer, SpecAugment, VocalTractPerturbation
 from asr.datasets.cuts import cut_text, cut_waveform
 from asr.errors import AsrError
-from asr.serialization import whole_path
+from asr.serialization import atomic_path
 from asr.text.tokenizer import Tokenizer
 
 _CONFIG_NAME = "fbank.json"
@@ -107,7 +107,7 @@ class FeatureFolder:
 
     def put(self, key: str, features: Tensor) -> None:
         path = self._path(key)
-        with whole_path(path) as partial:
+        with atomic_path(path) as partial:
             path.parent.mkdir(exist_ok=True)
             np.save(partial, features.numpy())
 

@@ -13,9 +13,9 @@ from lhotse import CutSet, MonoCut, MultiCut, Recording, SupervisionSegment
 from lhotse.audio import AudioSource
 
 from asr.audio.io import inspect_audio
-from asr.datasets.corpora.base import Corpus, Skipped, Utterance
+from asr.datasets.corpora.base import Corpus, SkippedItem, Utterance
 from asr.errors import AsrError
-from asr.serialization import require_writable, whole_path
+from asr.serialization import atomic_path, require_writable
 
 Progress = Callable[[int, int], None]
 """Called with (files done, files in all)."""
@@ -33,7 +33,7 @@ class PartReport:
     num_utterances: int
     num_speakers: int
     hours: float
-    skipped: list[Skipped]
+    skipped: list[SkippedItem]
 
     def to_json(self) -> str:
         """One JSON object; `skipped` is a list of {item, reason}."""
@@ -44,7 +44,7 @@ class PartReport:
         """The report of an earlier run, or None where there is none that can be read."""
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))
-            fields["skipped"] = [Skipped(**item) for item in fields["skipped"]]
+            fields["skipped"] = [SkippedItem(**item) for item in fields["skipped"]]
             return cls(**fields)
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -93,7 +93,7 @@ def prepare_part(
     skipped = list(listing.skipped)
     with ThreadPoolExecutor(max(1, num_jobs)) as pool:
         for done, result in enumerate(pool.map(_cut_or_reason, listing.utterances), start=1):
-            if isinstance(result, Skipped):
+            if isinstance(result, SkippedItem):
                 skipped.append(result)
             else:
                 cuts.append(result)
@@ -115,11 +115,11 @@ def prepare_part(
         skipped=skipped,
     )
     report_path.unlink(missing_ok=True)
-    with whole_path(cuts_path) as path:
+    with atomic_path(cuts_path) as path:
         CutSet.from_cuts(cuts).to_file(path)
-    with whole_path(text_path) as path:
+    with atomic_path(text_path) as path:
         path.write_text("".join(f"{cut.supervisions[0].text}\n" for cut in cuts), encoding="utf-8")
-    with whole_path(report_path) as path:
+    with atomic_path(report_path) as path:
         path.write_text(report.to_json() + "\n", encoding="utf-8")
     return report
 
@@ -135,18 +135,18 @@ def copy_lexicon(corpus: Corpus, corpus_dir: Path, output_dir: Path) -> Path | N
         return None
     target = output_dir / lexicon.name
     try:
-        with whole_path(target) as path:
+        with atomic_path(target) as path:
             shutil.copyfile(lexicon, path)
     except OSError as error:
         raise AsrError(f"{target}: the corpus's lexicon cannot be copied ({error.strerror}).") from error
     return target
 
 
-def _cut_or_reason(utterance: Utterance) -> MonoCut | MultiCut | Skipped:
+def _cut_or_reason(utterance: Utterance) -> MonoCut | MultiCut | SkippedItem:
     try:
         num_samples, sampling_rate, num_channels = inspect_audio(utterance.audio)
     except AsrError as error:
-        return Skipped(utterance.utterance_id, str(error))
+        return SkippedItem(utterance.utterance_id, str(error))
     duration = num_samples / sampling_rate
     channels = list(range(num_channels))
     channel = channels if num_channels > 1 else 0

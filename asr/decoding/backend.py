@@ -13,14 +13,14 @@ from torch import Tensor
 
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.lattice import LatticeRecords
-from asr.decoding.tokens import Tokens
+from asr.decoding.tokens import ActiveTokens
 
 
-class FrameHalves(Protocol):
+class FrameBackend(Protocol):
     """What stands for the tensor operations of a frame."""
 
     def expand(
-        self, tokens: Tokens, log_prob: Tensor, frame_begin: Tensor, offset: Tensor, everything: bool = False
+        self, tokens: ActiveTokens, log_prob: Tensor, frame_begin: Tensor, offset: Tensor, everything: bool = False
     ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Any]:
         """Arguments as of `FrameStep.read`, paths of a stream side by side.
 
@@ -51,7 +51,7 @@ class Chunk(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Traces:
+class SearchSink:
     """What remembers what a search has been through.
 
     Args:
@@ -63,13 +63,13 @@ class Traces:
 
     backtrace: Backtrace
     lattice: LatticeRecords | None
-    collect: Callable[[list[Tokens]], None]
+    collect: Callable[[list[ActiveTokens]], None]
 
 
-class ChunkReader(Protocol):
+class ChunkBackend(Protocol):
     """What reads whole chunks at a time."""
 
-    def read(self, tokens: Tokens, chunk: Chunk, traces: Traces) -> Tokens:
+    def read(self, tokens: ActiveTokens, chunk: Chunk, traces: SearchSink) -> ActiveTokens:
         """Reads a chunk.
 
         Args:

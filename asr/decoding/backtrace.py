@@ -21,7 +21,7 @@ from torch import Tensor
 from asr.decoding.interface import DecodingOptions, Hypothesis
 from asr.decoding.paths import hypothesis_of_path
 from asr.decoding.search_graph import Searchable
-from asr.decoding.tokens import Tokens
+from asr.decoding.tokens import ActiveTokens
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.interface import LanguageModel
 
@@ -179,7 +179,7 @@ class Ending:
     graph_score: float
     lm_score: float
     reached_final: bool
-    final: Tokens
+    final: ActiveTokens
     final_graph_score: Tensor
     final_lm_score: Tensor
     final_total: Tensor
@@ -197,7 +197,7 @@ def ending_of(
     graph: Searchable,
     options: DecodingOptions,
     lm: LanguageModel | None,
-    tokens: Tokens,
+    tokens: ActiveTokens,
     offset: float,
     unfinished: bool = False,
 ) -> Ending:
@@ -219,7 +219,7 @@ def ending_of(
 
 
 def endings_of(
-    graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, alive: Sequence[tuple[Tokens, float]]
+    graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, alive: Sequence[tuple[ActiveTokens, float]]
 ) -> list[Ending]:
     """Ends several streams, the language model asked once for all of them; tokens and offset of each stream."""
     finals = [_final(graph, tokens) for tokens, _ in alive]
@@ -240,7 +240,7 @@ def best_arcs(endings: Sequence[Ending], backtrace: Backtrace) -> list[Tensor]:
     return backtrace.paths(torch.tensor(record, dtype=torch.int64, device=device))
 
 
-def _final(graph: Searchable, tokens: Tokens) -> tuple[Tokens, Tensor]:
+def _final(graph: Searchable, tokens: ActiveTokens) -> tuple[ActiveTokens, Tensor]:
     """The partial paths at which a stream may end, and the graph's score of that."""
     final = tokens.select((graph.final_graph_score.index_select(0, tokens.state) > -torch.inf).nonzero().squeeze(1))
     return final, graph.final_graph_score.index_select(0, final.state)
@@ -249,9 +249,9 @@ def _final(graph: Searchable, tokens: Tokens) -> tuple[Tokens, Tensor]:
 def _ending(
     graph: Searchable,
     options: DecodingOptions,
-    tokens: Tokens,
+    tokens: ActiveTokens,
     offset: float,
-    final: Tokens,
+    final: ActiveTokens,
     graph_score: Tensor,
     lm_score: Tensor,
     unfinished: bool,

@@ -12,17 +12,17 @@ import torch
 from torch import nn
 
 from asr.bundle import Bundle
-from asr.decoding.interface import DecodingOptions, FirstPass
-from asr.decoding.token_passing import RescoringPass, TorchFirstPass
+from asr.decoding.interface import Decoder, DecodingOptions
+from asr.decoding.token_passing import RescoringPass, TokenPassingDecoder
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
-from asr.kernels.jit import imports
-from asr.lm.cached.engine import RnnLM
-from asr.lm.combine import MappedLM, difference_lm, interpolated_difference_lm, interpolated_lm
+from asr.kernels.jit import has_package
+from asr.lm.cached.engine import CachedRNNLM
+from asr.lm.combine import RemappedLM, difference_lm, interpolated_difference_lm, interpolated_lm
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
 from asr.lm.offload import HostNgramLM, table_bytes, with_host_tables
-from asr.lm.rnn.model import RnnLm
+from asr.lm.rnn.model import RNNLanguageModel
 
 # mode -> what it is; `auto` takes the first that the bundle has parts for. A small n-gram beside a well trained
 # recurrent model adds more time than words, so that interpolation is there to be asked for; a large one is worth it.
@@ -100,7 +100,7 @@ class LanguageModels:
     """
 
     model: LanguageModel | None
-    engine: RnnLM | None
+    engine: CachedRNNLM | None
 
 
 def language_models(
@@ -142,7 +142,7 @@ def language_models(
     if network_budget is not None:
         network, _ = with_host_tables(network.to("cpu"), device, network_budget)  # type: ignore[arg-type]
     ahead = _ROWS_AHEAD if device.type == "cpu" else 0
-    engine = RnnLM(network.to(device), capacity_bytes=capacity_bytes, rows_ahead=ahead)  # type: ignore[arg-type]
+    engine = CachedRNNLM(network.to(device), capacity_bytes=capacity_bytes, rows_ahead=ahead)  # type: ignore[arg-type]
     large = _mapped(engine, small)
     if mode == "interpolated" and ngram is small:
         return LanguageModels(interpolated_difference_lm(large, small, rnn_weight), engine)
@@ -157,7 +157,7 @@ def _shares(
     """What the recurrent and the n-gram model may take of a budget: their part of both together."""
     if device_budget is None:
         return None, None
-    network_bytes = table_bytes(network) if isinstance(network, RnnLm) else 0
+    network_bytes = table_bytes(network) if isinstance(network, RNNLanguageModel) else 0
     ngram_bytes = sum(ngram.arrays.num_bytes().values()) if ngram is not None else 0
     network_budget = device_budget * network_bytes // max(1, network_bytes + ngram_bytes)
     return network_budget, device_budget - network_budget
@@ -165,7 +165,7 @@ def _shares(
 
 def _mapped(model: LanguageModel, small: NgramLM) -> LanguageModel:
     """The model asked with the small model's word ids."""
-    return model if model.vocabulary == small.vocabulary else MappedLM(model, small.vocabulary)
+    return model if model.vocabulary == small.vocabulary else RemappedLM(model, small.vocabulary)
 
 
 FIRST_PASSES = {
@@ -191,7 +191,7 @@ def chosen_first_pass(wanted: str, graph: DecodingGraph, device: torch.device) -
     return "torch-search" if wanted == "torch" and graph.has_epsilons else wanted
 
 
-def build_first_pass(name: str, graph: DecodingGraph, options: DecodingOptions, keep_lattices: bool) -> FirstPass:
+def build_first_pass(name: str, graph: DecodingGraph, options: DecodingOptions, keep_lattices: bool) -> Decoder:
     """What `chosen_first_pass` has chosen, for a graph on the device where it shall run.
 
     Raises:
@@ -199,14 +199,14 @@ def build_first_pass(name: str, graph: DecodingGraph, options: DecodingOptions, 
     """
     if name == "k2":
         k2_pass = importlib.import_module("asr.decoding.k2")
-        first_pass: FirstPass = k2_pass.K2FirstPass(graph, options, keep_lattices)
+        first_pass: Decoder = k2_pass.K2Decoder(graph, options, keep_lattices)
         return first_pass
-    return (RescoringPass if name == "torch" else TorchFirstPass)(graph, options, keep_lattices)
+    return (RescoringPass if name == "torch" else TokenPassingDecoder)(graph, options, keep_lattices)
 
 
 def default_first_pass(device: torch.device) -> str:
     """The fastest that runs: on a CPU `torch` where its compiled loops run; else `k2` where it works, or `torch`."""
-    if device.type == "cpu" and imports("numba"):
+    if device.type == "cpu" and has_package("numba"):
         return "torch"
     try:
         k2 = importlib.import_module("k2")

@@ -21,13 +21,13 @@ import warnings
 import torch
 from torch import Tensor
 
-from asr.decoding.backend import FrameHalves
+from asr.decoding.backend import FrameBackend
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import LatticeRecords
 from asr.decoding.search_graph import ArcSet, Searchable
 from asr.decoding.selection import frame_halves
-from asr.decoding.tokens import Candidates, Tokens, expand
+from asr.decoding.tokens import ActiveTokens, Candidates, expand
 from asr.lm.interface import LanguageModel
 
 # torch 1.13.1 says so at each start; the form used here has stayed as it was.
@@ -186,7 +186,7 @@ def kth_best_score(score: Tensor, utt_idx: Tensor, num_utts: int, k: int) -> Ten
     return -(prefix.to(torch.int32).view(torch.float32))
 
 
-def survivors(
+def prune_tokens(
     score: Tensor, utt_idx: Tensor, num_utts: int, beam: float, min_active: int, max_active: int | None
 ) -> Tensor:
     """The tokens that survive a frame, in their order; (K',) int64 positions.
@@ -245,7 +245,7 @@ class FrameStep:
         self._table: Tensor | None = None
         self._halves = frame_halves(form, graph, options, lm is not None)
 
-    def read(self, tokens: Tokens, log_prob: Tensor, frame_begin: Tensor, offset: Tensor) -> Tokens:
+    def read(self, tokens: ActiveTokens, log_prob: Tensor, frame_begin: Tensor, offset: Tensor) -> ActiveTokens:
         """Reads a frame.
 
         Args:
@@ -276,8 +276,8 @@ class FrameStep:
         return self.follow_epsilons(self._kept(tokens, arcs, candidates, winner, position), offset)
 
     def _read_in_halves(
-        self, halves: FrameHalves, tokens: Tokens, log_prob: Tensor, frame_begin: Tensor, offset: Tensor
-    ) -> Tokens:
+        self, halves: FrameBackend, tokens: ActiveTokens, log_prob: Tensor, frame_begin: Tensor, offset: Tensor
+    ) -> ActiveTokens:
         arcs, before = self._graph.emitting, offset.clone()
         found, is_complete = halves.expand(tokens, log_prob, frame_begin, offset)
         while True:
@@ -294,7 +294,7 @@ class FrameStep:
             offset.copy_(before)
             found, is_complete = halves.expand(tokens, log_prob, frame_begin, offset, everything=True)
 
-    def follow_epsilons(self, tokens: Tokens, offset: Tensor) -> Tokens:
+    def follow_epsilons(self, tokens: ActiveTokens, offset: Tensor) -> ActiveTokens:
         """Takes arcs that read nothing until nothing new or better comes of it."""
         arcs = self._graph.epsilon
         if arcs is None:
@@ -310,7 +310,7 @@ class FrameStep:
             candidates = self._extend(newest, arcs, source, arc, stream, score, shift)
             # Both sets relative to the same best.
             candidates.score += shift.index_select(0, candidates.stream).float()
-            both = Tokens.join([tokens, self._tokens_of(newest, candidates)])
+            both = ActiveTokens.join([tokens, self._tokens_of(newest, candidates)])
             both.score = _relative(both.score, both.stream, offset)
             context_idx = None if self._lm is None else both.context_idx
             winner = recombine(self._place(both.stream, both.state), both.score, context_idx)
@@ -321,14 +321,14 @@ class FrameStep:
             newest = both.select(new)
             arc = arcs.arc_of(candidates.arc.index_select(0, new - len(tokens)))
             newest.record = self._backtrace.add(newest.record, arc)
-            tokens = Tokens.join([both.select(old), newest])
+            tokens = ActiveTokens.join([both.select(old), newest])
         tokens = tokens.select(self._survivors(tokens.score, tokens.stream, len(offset)))
         # Compiled loops want the paths of a stream side by side.
         return tokens if len(offset) == 1 else tokens.select(torch.sort(tokens.stream, stable=True).indices)
 
     def _extend(
         self,
-        tokens: Tokens,
+        tokens: ActiveTokens,
         arcs: ArcSet,
         source: Tensor,
         arc: Tensor,
@@ -350,7 +350,14 @@ class FrameStep:
         return self._with_words(tokens, arcs, source, arc, stream, score, offset)
 
     def _with_words(
-        self, tokens: Tokens, arcs: ArcSet, source: Tensor, arc: Tensor, stream: Tensor, score: Tensor, offset: Tensor
+        self,
+        tokens: ActiveTokens,
+        arcs: ArcSet,
+        source: Tensor,
+        arc: Tensor,
+        stream: Tensor,
+        score: Tensor,
+        offset: Tensor,
     ) -> Candidates:
         """Adds what the language model says; source, arc, stream, score (A,)."""
         context_idx = lm_score = None
@@ -377,7 +384,9 @@ class FrameStep:
             score.masked_fill_(~best_of_group(place, score, limit), -torch.inf)
         return winner, self._survivors(score, candidates.stream, len(offset))
 
-    def _kept(self, tokens: Tokens, arcs: ArcSet, candidates: Candidates, winner: Tensor, position: Tensor) -> Tokens:
+    def _kept(
+        self, tokens: ActiveTokens, arcs: ArcSet, candidates: Candidates, winner: Tensor, position: Tensor
+    ) -> ActiveTokens:
         """Those that stay, each with a record."""
         kept = self._tokens_of(tokens, candidates, position)
         arc = arcs.arc_of(candidates.arc.index_select(0, position))
@@ -386,7 +395,7 @@ class FrameStep:
             self._lattice.add(tokens, candidates, arcs.arc_of(candidates.arc), winner, position, kept.record)
         return kept
 
-    def _tokens_of(self, tokens: Tokens, candidates: Candidates, position: Tensor | None = None) -> Tokens:
+    def _tokens_of(self, tokens: ActiveTokens, candidates: Candidates, position: Tensor | None = None) -> ActiveTokens:
         """Some candidates as partial paths, or all, each with the record of the path that it goes on from."""
 
         def some(value: Tensor) -> Tensor:
@@ -399,7 +408,7 @@ class FrameStep:
         else:
             context_idx, lm_score = some(candidates.context_idx), some(candidates.lm_score)
         record = tokens.record.index_select(0, source)
-        return Tokens(
+        return ActiveTokens(
             some(candidates.stream), some(candidates.state), context_idx, some(candidates.score), lm_score, record
         )
 
@@ -421,7 +430,7 @@ class FrameStep:
     def _survivors(self, score: Tensor, stream: Tensor, num_streams: int, is_limited: bool = True) -> Tensor:
         options = self._options
         max_active = options.max_active_states if is_limited else None
-        return survivors(score, stream, num_streams, options.search_beam, options.min_active_states, max_active)
+        return prune_tokens(score, stream, num_streams, options.search_beam, options.min_active_states, max_active)
 
 
 def _relative(score: Tensor, stream: Tensor, offset: Tensor) -> Tensor:

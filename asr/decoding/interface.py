@@ -75,7 +75,7 @@ class DecodeResult:
         return self.hypotheses[0] if self.hypotheses else None
 
 
-class FirstPass(Protocol):
+class Decoder(Protocol):
     """Frame log-probabilities in, hypotheses out."""
 
     def decode(self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel | None = None) -> list[DecodeResult]:

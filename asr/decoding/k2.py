@@ -26,7 +26,7 @@ from asr.decoding.lattice import Lattice, LatticeParts, lattice_from_graph
 from asr.decoding.log_probs import check_log_prob, skip_blanks
 from asr.decoding.rescoring import LatticePath, rescore_joint
 from asr.decoding.search_graph import SearchGraph
-from asr.decoding.token_passing import TorchFirstPass
+from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.word_map import WordMapper
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
@@ -179,7 +179,7 @@ def require_k2(graph: DecodingGraph) -> Any:
     return k2
 
 
-class K2FirstPass:
+class K2Decoder:
     """Pruned intersection of whole utterances.
 
     Args:
@@ -200,7 +200,7 @@ class K2FirstPass:
         prepared = SearchGraph(graph, self.options)
         scaled = replace(graph, score=prepared.emitting.score, final_score=prepared.final_score)
         self._fsa = to_k2(scaled)
-        self._fallback = TorchFirstPass(graph, self.options, keep_lattice)
+        self._fallback = TokenPassingDecoder(graph, self.options, keep_lattice)
 
     def decode(self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel | None = None) -> list[DecodeResult]:
         """log_prob (N, T, C) natural log, num_frames (N,) int64 -> one result an utterance, in order.

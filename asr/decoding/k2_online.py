@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.decoding.backend import Chunk, Traces
+from asr.decoding.backend import Chunk, SearchSink
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.frame import FrameStep
 from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis
@@ -46,8 +46,8 @@ from asr.decoding.paths import SpelledPath, hypothesis_of_path
 from asr.decoding.rescoring import LatticePath, rescore_joint
 from asr.decoding.search_graph import ArcSet, ArcWords, SearchGraph
 from asr.decoding.selection import lm_chunk_reader
-from asr.decoding.token_passing import TorchFirstPass
-from asr.decoding.tokens import Tokens
+from asr.decoding.token_passing import TokenPassingDecoder
+from asr.decoding.tokens import ActiveTokens
 from asr.decoding.word_map import WordMapper
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
@@ -87,7 +87,7 @@ class _NewFrames:
     is_pushed: bool = False
 
 
-class LatticeFollower:
+class OnlineLatticeRescorer:
     """The best path through a growing lattice under a language model.
 
     Each chunk's part of the lattice is pruned by `output_beam` against the best path so far before its words are
@@ -112,7 +112,7 @@ class LatticeFollower:
         self._lm = lm
         self.backtrace = Backtrace(graph.device)
         one = torch.zeros(1, dtype=torch.int64, device=graph.device)
-        self._tokens = Tokens.starting(one, one, one if lm is None else lm.start(1))
+        self._tokens = ActiveTokens.starting(one, one, one if lm is None else lm.start(1))
         self._offset = torch.zeros(1, dtype=torch.float64, device=graph.device)
         self._num_frames = 0
         # The best score of any way to each graph state at the last frame, without the language model.
@@ -209,7 +209,7 @@ class LatticeFollower:
         reader = None if self._lm is None else lm_chunk_reader("auto", part, self._options, self._lm, False)
         if reader is not None:
             chunk = Chunk(torch.zeros(1, num_frames, 1), torch.tensor([num_frames]), self._offset)
-            self._tokens = reader.read(tokens, chunk, Traces(self.backtrace, None, lambda alive: None))
+            self._tokens = reader.read(tokens, chunk, SearchSink(self.backtrace, None, lambda alive: None))
             return
         step = FrameStep(part, self._options, self._lm, self.backtrace, None)
         zero = torch.zeros(1, dtype=torch.int64, device=tokens.state.device)
@@ -235,7 +235,7 @@ class _Stream:
         after_blank: whether the last was skipped or would have been.
     """
 
-    follower: LatticeFollower
+    follower: OnlineLatticeRescorer
     state: Any = None
     log_prob: list[Tensor] = field(default_factory=list)
     num_given: int = 0
@@ -272,7 +272,7 @@ class K2StreamingDecoder:
         self._rules = endpoint_rules if endpoint_rules is not None else EndpointRules()
         self._lm = WordMapper(graph.vocabulary).mapped(lm)
         self._keep_lattice = keep_lattice
-        self._fallback = TorchFirstPass(graph, self.options)
+        self._fallback = TokenPassingDecoder(graph, self.options)
         prepared = SearchGraph(graph, self.options)
         is_partial = prepared.final_score == -math.inf
         final_score = prepared.final_score.masked_fill(is_partial, 0.0)
@@ -296,7 +296,7 @@ class K2StreamingDecoder:
         streams: list[int] = []
         while len(streams) < num_streams:
             number = next(number for number in range(len(self._streams) + 1) if number not in self._streams)
-            self._streams[number] = _Stream(LatticeFollower(self.graph, self.options, self._lm))
+            self._streams[number] = _Stream(OnlineLatticeRescorer(self.graph, self.options, self._lm))
             streams.append(number)
         return streams
 

@@ -44,9 +44,9 @@ from asr.decoding.cpu.lattice import (
     spread_forward,
 )
 from asr.decoding.interface import DecodingOptions, Hypothesis
-from asr.decoding.tokens import Candidates, Tokens
+from asr.decoding.tokens import ActiveTokens, Candidates
 from asr.graph.decoding_graph import DecodingGraph
-from asr.kernels.jit import compiled_loop
+from asr.kernels.jit import jit
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,7 +263,7 @@ def best_to_end(lattice: Lattice, arc_total: Tensor, final_total: Tensor) -> Ten
 
 def _loop_for(function: Callable[..., None], score: Tensor) -> Callable[..., None] | None:
     """numba's loop, where it is installed and the lattice is on a CPU; the results are the same."""
-    return compiled_loop(function, reorders_sums=False) if score.device.type == "cpu" else None
+    return jit(function, reorders_sums=False) if score.device.type == "cpu" else None
 
 
 def _arrays(lattice: Lattice, arc_total: Tensor, score: Tensor) -> list[NDArray[Any]]:
@@ -336,7 +336,7 @@ def pruned_lattice(
     parts: LatticeParts, graph: DecodingGraph, log_prob: Tensor, options: DecodingOptions, compiled: bool
 ) -> Lattice:
     """`lattice_from_graph`, pruned by the output beam; by a loop, if `compiled`, where numba is and on a CPU."""
-    loop = compiled_loop(build_pruned, reorders_sums=False) if compiled and log_prob.device.type == "cpu" else None
+    loop = jit(build_pruned, reorders_sums=False) if compiled and log_prob.device.type == "cpu" else None
     if loop is None or not log_prob.numel():
         return prune(lattice_from_graph(parts, graph, log_prob), options, options.output_beam)
     found = loop(
@@ -373,7 +373,7 @@ def lattice_from_lattice(parts: LatticeParts, source: Lattice) -> Lattice:
 def _by_source(parts: LatticeParts) -> tuple[Tensor, Tensor]:
     """The arcs (A,) in the order of the states that they leave, and arc_begin (S + 1,)."""
     src_state, num_states = parts.src_state, len(parts.frame)
-    loop = compiled_loop(order_by_source, reorders_sums=False) if src_state.device.type == "cpu" else None
+    loop = jit(order_by_source, reorders_sums=False) if src_state.device.type == "cpu" else None
     if loop is not None:
         order, arc_begin = loop(src_state.numpy(), num_states)
         return torch.from_numpy(order), torch.from_numpy(arc_begin)
@@ -431,8 +431,8 @@ class LatticeRecords:
         self._num_utts = num_utts
         self._search_beam = options.search_beam
         self.reach = options.output_beam + _SLACK
-        self._add_losses = compiled_loop(add_losses, reorders_sums=False) if compiled else None
-        self._kept_within = compiled_loop(kept_within, reorders_sums=False) if compiled else None
+        self._add_losses = jit(add_losses, reorders_sums=False) if compiled else None
+        self._kept_within = jit(kept_within, reorders_sums=False) if compiled else None
         self._num_frames = 0
         self._records: list[tuple[Tensor, ...]] = []
         self._losers: list[tuple[Tensor, ...]] = []
@@ -440,7 +440,13 @@ class LatticeRecords:
         self._lm_scores: list[tuple[Tensor, ...]] = []
 
     def add(
-        self, tokens: Tokens, candidates: Candidates, graph_arc: Tensor, winner: Tensor, kept: Tensor, record: Tensor
+        self,
+        tokens: ActiveTokens,
+        candidates: Candidates,
+        graph_arc: Tensor,
+        winner: Tensor,
+        kept: Tensor,
+        record: Tensor,
     ) -> None:
         """Takes one frame.
 
@@ -489,7 +495,7 @@ class LatticeRecords:
             endings: of all utterances.
         """
         num_utts = self._num_utts
-        final = Tokens.join([ending.final for ending in endings])
+        final = ActiveTokens.join([ending.final for ending in endings])
         previous, arc = backtrace.records()
         none = arc[:0]
         utt_idx, frame = _joined(self._records, (none, none))

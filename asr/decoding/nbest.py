@@ -45,11 +45,11 @@ from asr.decoding.paths import hypothesis_of_path
 from asr.decoding.token_search import TokenSearch
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
-from asr.kernels.linear import FixedLinear
+from asr.kernels.linear import PackedWeights
 from asr.lm.combine import ContextTable
 from asr.lm.interface import LanguageModel, StatefulNetwork, branched
 from asr.lm.rnn.maxent import HashedMaxEnt
-from asr.lm.rnn.model import RnnLm
+from asr.lm.rnn.model import RNNLanguageModel
 from asr.lm.rnn.outputs.nce import NceOutput, scores_by_rows
 from asr.lm.rnn.recurrent import GruLayer, SimpleRnnLayer
 from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID, Vocabulary
@@ -171,14 +171,14 @@ def _within(
 
 
 def for_words(network: StatefulNetwork, word_id: Tensor) -> StatefulNetwork:
-    """`FewWords` where the network is of a kind for which there is one, else the network itself."""
-    if not isinstance(network, RnnLm) or not network.has_constant_normalizer:
+    """`VocabularySubset` where the network is of a kind for which there is one, else the network itself."""
+    if not isinstance(network, RNNLanguageModel) or not network.has_constant_normalizer:
         return network
     is_whole = isinstance(network.output.rows, nn.Embedding) and isinstance(network.maxent, HashedMaxEnt | None)
-    return FewWords(network, word_id) if is_whole else network
+    return VocabularySubset(network, word_id) if is_whole else network
 
 
-class FewWords:
+class VocabularySubset:
     """A `StatefulNetwork` equal to `network` for some words but for rounding, without gradient.
 
     Each word's part of the first layer's gates is made once; so is its output row, which is multiplied by the
@@ -189,7 +189,7 @@ class FewWords:
         word_id: (W,) int64, distinct, ascending: all words that will be read or scored.
     """
 
-    def __init__(self, network: RnnLm, word_id: Tensor) -> None:
+    def __init__(self, network: RNNLanguageModel, word_id: Tensor) -> None:
         output, first = network.output, network.layers[0]
         assert isinstance(output, NceOutput) and isinstance(first, (GruLayer, SimpleRnnLayer))
         self.network = network
@@ -203,7 +203,7 @@ class FewWords:
         if network.projection is not None:
             self._bias = self._bias + self._rows @ network.projection.bias
             back = network.projection.weight.t()
-            self._rows = FixedLinear()(self._rows, back, torch.zeros_like(back[:, 0]))
+            self._rows = PackedWeights()(self._rows, back, torch.zeros_like(back[:, 0]))
 
     def initial_state(self) -> Tensor:
         """(S,)."""

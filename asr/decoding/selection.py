@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import torch
 
-from asr.decoding.backend import ChunkReader, FrameHalves
-from asr.decoding.cpu.chunk import CompiledChunk
-from asr.decoding.cpu.chunk_lm import CompiledLmChunk, CompiledWordChunk
-from asr.decoding.cpu.frame import CompiledFrame
+from asr.decoding.backend import ChunkBackend, FrameBackend
+from asr.decoding.cpu.chunk import NumbaChunkSearch
+from asr.decoding.cpu.chunk_lm import NumbaChunkSearchWithLM, NumbaWordSearch
+from asr.decoding.cpu.frame import NumbaFrameBackend
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.search_graph import Searchable
 from asr.errors import AsrError
-from asr.kernels.jit import imports, kernels_run
+from asr.kernels.jit import has_package, triton_available
 from asr.lm.combine import CombinedLM, always_answers
 from asr.lm.interface import LanguageModel
 
 FORMS = ("auto", "tensor", "loops", "kernels", "steps", "graphs")
-"""What may be asked for, see `TorchFirstPass`."""
+"""What may be asked for, see `TokenPassingDecoder`."""
 
 
 def chosen_form(form: str, device: torch.device) -> str:
@@ -27,8 +27,8 @@ def chosen_form(form: str, device: torch.device) -> str:
     """
     if form not in FORMS:
         raise AsrError(f"there is no form {form!r} of the torch pass; it is one of {', '.join(FORMS)}.")
-    loops = device.type == "cpu" and imports("numba")
-    kernels = kernels_run(device)
+    loops = device.type == "cpu" and has_package("numba")
+    kernels = triton_available(device)
     if form == "auto":
         return "graphs" if device.type == "cuda" and kernels else "loops" if loops else "tensor"
     runs = {"loops": loops, "kernels": kernels, "steps": kernels, "graphs": kernels and device.type == "cuda"}
@@ -38,7 +38,7 @@ def chosen_form(form: str, device: torch.device) -> str:
     return form
 
 
-def frame_halves(form: str, graph: Searchable, options: DecodingOptions, has_lm: bool) -> FrameHalves | None:
+def frame_halves(form: str, graph: Searchable, options: DecodingOptions, has_lm: bool) -> FrameBackend | None:
     """What runs a frame in this form; None for tensor operations.
 
     Args:
@@ -52,15 +52,15 @@ def frame_halves(form: str, graph: Searchable, options: DecodingOptions, has_lm:
     if form == "tensor":
         return None
     if form == "loops":
-        return CompiledFrame(graph, options, has_lm)
-    from asr.decoding.gpu.frame import FrameLimits, GpuFrame
+        return NumbaFrameBackend(graph, options, has_lm)
+    from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
 
-    return GpuFrame(graph, FrameLimits(options, has_lm, device))
+    return TritonFrameBackend(graph, FrameLimits(options, has_lm, device))
 
 
 def lm_chunk_reader(
     form: str, graph: Searchable, options: DecodingOptions, lm: LanguageModel, keeps_lattice: bool
-) -> ChunkReader | None:
+) -> ChunkBackend | None:
     """What reads whole chunks with a language model; None where frames are read one by one, as for `chunk_reader`."""
     limited = options.max_contexts_per_state is not None
     is_on_cpu = graph.final_score.device.type == "cpu"
@@ -68,15 +68,15 @@ def lm_chunk_reader(
         return None
     if chosen_form(form, graph.final_score.device) != "loops":
         return None
-    by_calls = CompiledLmChunk(graph, options, lm)
+    by_calls = NumbaChunkSearchWithLM(graph, options, lm)
     tables = lm.for_difference_loop() if isinstance(lm, CombinedLM) else None
     # Over a decoding graph most of what is asked dies at once; to ask for all streams together costs less there.
     if isinstance(lm, CombinedLM) and tables is not None and (graph.is_pushed or always_answers(tables)):
-        return CompiledWordChunk(graph, options, lm, by_calls)
+        return NumbaWordSearch(graph, options, lm, by_calls)
     return by_calls
 
 
-def chunk_reader(form: str, graph: Searchable, options: DecodingOptions, keeps_lattice: bool) -> ChunkReader | None:
+def chunk_reader(form: str, graph: Searchable, options: DecodingOptions, keeps_lattice: bool) -> ChunkBackend | None:
     """What reads whole chunks where no language model takes part.
 
     None where frames are read one by one: by kernels, where a lattice is kept. Other arguments as of `frame_halves`.
@@ -87,8 +87,8 @@ def chunk_reader(form: str, graph: Searchable, options: DecodingOptions, keeps_l
     if graph.epsilon is not None or form not in forms:
         return None
     if form == "loops":
-        return CompiledChunk(graph, options)
-    from asr.decoding.gpu.cuda_graph import FixedSearch
+        return NumbaChunkSearch(graph, options)
+    from asr.decoding.gpu.cuda_graph import CudaGraphSearch
     from asr.decoding.gpu.frame import FrameLimits
 
-    return FixedSearch(graph, FrameLimits(options, False, device), captures=form == "graphs")
+    return CudaGraphSearch(graph, FrameLimits(options, False, device), captures=form == "graphs")

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from asr.decoding.backend import ChunkReader
+from asr.decoding.backend import ChunkBackend
 from asr.decoding.backtrace import Backtrace, Ending, best_arcs, endings_of
 from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis
 from asr.decoding.lattice import Lattice, LatticeRecords, pruned_lattice
@@ -92,7 +92,7 @@ class FoundPaths:
         return best_arcs(self.endings, self.backtrace)
 
 
-class TorchFirstPass:
+class TokenPassingDecoder:
     """Token passing over whole utterances.
 
     Args:
@@ -125,7 +125,7 @@ class TorchFirstPass:
         self._keep_lattice = keep_lattice
         self._form = chosen_form(form, graph.device)
         # Several threads may decode at a time, each with one of its own.
-        self._idle_readers: list[ChunkReader] = []
+        self._idle_readers: list[ChunkBackend] = []
         if keep_lattice and self._search_graph.epsilon is not None:
             raise AsrError(
                 "the graph has arcs that read no frame, from which the torch pass makes no lattice; "
@@ -207,7 +207,7 @@ class RescoringPass:
         self.options = options if options is not None else DecodingOptions()
         self._keep_lattice = keep_lattice
         self._mapper = WordMapper(graph.vocabulary)
-        self._search = TorchFirstPass(graph, self.options, keep_lattice=True)
+        self._search = TokenPassingDecoder(graph, self.options, keep_lattice=True)
 
     def decode(self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel | None = None) -> list[DecodeResult]:
         """log_prob (N, T, C) natural log, num_frames (N,) int64 -> one result an utterance, in order.

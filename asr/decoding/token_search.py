@@ -8,14 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from asr.decoding.backend import Chunk, ChunkReader, Traces
+from asr.decoding.backend import Chunk, ChunkBackend, SearchSink
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.frame import FrameStep
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import LatticeRecords
 from asr.decoding.search_graph import Searchable
 from asr.decoding.selection import chunk_reader, lm_chunk_reader
-from asr.decoding.tokens import Tokens
+from asr.decoding.tokens import ActiveTokens
 from asr.lm.combine import ForgetfulLM
 from asr.lm.interface import LanguageModel
 
@@ -31,7 +31,7 @@ class TokenSearch:
         lm: language model that takes part in the search, or None.
         backtrace: where the paths are remembered.
         lattice: where the alternatives are remembered, or None.
-        form: in which form frames run, see `TorchFirstPass`.
+        form: in which form frames run, see `TokenPassingDecoder`.
         reader: what reads whole chunks without a language model, made before for a search of the same graph and options
             that has ended, or None.
         held: (H,) int64, contexts that others hold, which the language model shall not forget for this search.
@@ -45,7 +45,7 @@ class TokenSearch:
         backtrace: Backtrace,
         lattice: LatticeRecords | None = None,
         form: str = "auto",
-        reader: ChunkReader | None = None,
+        reader: ChunkBackend | None = None,
         held: Tensor | None = None,
     ) -> None:
         self._am_scale = options.am_scale
@@ -61,7 +61,7 @@ class TokenSearch:
         elif reader is None:
             self.reader = chunk_reader(form, graph, options, lattice is not None)
         self._device = graph.final_score.device
-        self._tokens = Tokens.none(self._device)
+        self._tokens = ActiveTokens.none(self._device)
         self._score_offset = torch.zeros(0, dtype=torch.float64, device=self._device)
         self._free_streams: list[int] = []
 
@@ -75,12 +75,12 @@ class TokenSearch:
         stream = torch.tensor(chosen, dtype=torch.int64, device=self._device)
         self._score_offset[stream] = 0.0
         context_idx = torch.zeros_like(stream) if self._lm is None else self._lm.start(num_streams)
-        tokens = Tokens.starting(torch.arange(num_streams, device=self._device), state, context_idx)
+        tokens = ActiveTokens.starting(torch.arange(num_streams, device=self._device), state, context_idx)
         offset = self._score_offset.new_zeros(num_streams)
         tokens = self._step.follow_epsilons(tokens, offset)
         self._score_offset[stream] += offset
         tokens.stream = stream.index_select(0, tokens.stream)
-        self._tokens = Tokens.join([self._tokens, tokens])
+        self._tokens = ActiveTokens.join([self._tokens, tokens])
         return stream
 
     def advance(self, stream: Tensor, log_prob: Tensor, num_frames: Tensor) -> None:
@@ -105,7 +105,7 @@ class TokenSearch:
         offset = self._score_offset.index_select(0, stream)
         if self.reader is not None:
             with torch.cuda.device_of(offset):
-                traces = Traces(self._backtrace, self._lattice, lambda parts: self._tell([*waiting, *parts]))
+                traces = SearchSink(self._backtrace, self._lattice, lambda parts: self._tell([*waiting, *parts]))
                 tokens = self.reader.read(tokens, Chunk(log_prob, num_frames, offset), traces)
             max_frames = 0
         ends = set(num_frames.tolist())
@@ -123,14 +123,14 @@ class TokenSearch:
             tokens = self._step.read(tokens, flat, row_begin + frame * num_columns, offset)
         tokens.stream = stream.index_select(0, tokens.stream)
         self._score_offset[stream] = offset
-        self._tokens = Tokens.join([*waiting, tokens])
+        self._tokens = ActiveTokens.join([*waiting, tokens])
 
-    def alive(self, stream: int) -> tuple[Tokens, float]:
+    def alive(self, stream: int) -> tuple[ActiveTokens, float]:
         """What is alive in a stream, and what is to be added to its relative scores."""
         tokens = self._tokens.select((self._tokens.stream == stream).nonzero().squeeze(1))
         return tokens, float(self._score_offset[stream])
 
-    def alive_in_all(self) -> list[tuple[Tokens, float]]:
+    def alive_in_all(self) -> list[tuple[ActiveTokens, float]]:
         """`alive` of each stream that has been started, in order of their numbers."""
         positions = self._tokens.by_stream(len(self._score_offset))
         return [
@@ -149,7 +149,7 @@ class TokenSearch:
         self._tokens = self._tokens.select((self._tokens.stream != stream).nonzero().squeeze(1))
         self._free_streams.append(stream)
 
-    def _tell(self, parts: list[Tokens]) -> None:
+    def _tell(self, parts: list[ActiveTokens]) -> None:
         """Tells the language model and the back-pointers, where these are due, what is alive."""
         if self._forgetful_lm is not None:
             self._forgetful_lm.mark_live(torch.cat([*(part.context_idx for part in parts), *self._held]))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @dataclass
-class Tokens:
+class ActiveTokens:
     """K partial paths.
 
     Args:
@@ -32,20 +32,20 @@ class Tokens:
         return len(self.state)
 
     @staticmethod
-    def none(device: torch.device) -> Tokens:
+    def none(device: torch.device) -> ActiveTokens:
         """An empty set."""
         empty = torch.empty(0, dtype=torch.int64, device=device)
-        return Tokens(empty, empty, empty, empty.float(), empty.double(), empty)
+        return ActiveTokens(empty, empty, empty, empty.float(), empty.double(), empty)
 
     @staticmethod
-    def starting(stream: Tensor, state: Tensor, context_idx: Tensor) -> Tokens:
+    def starting(stream: Tensor, state: Tensor, context_idx: Tensor) -> ActiveTokens:
         """Paths that have read nothing yet."""
         zeros = torch.zeros_like(stream)
-        return Tokens(stream, state, context_idx, zeros.float(), zeros.double(), zeros - 1)
+        return ActiveTokens(stream, state, context_idx, zeros.float(), zeros.double(), zeros - 1)
 
-    def select(self, position: Tensor) -> Tokens:
+    def select(self, position: Tensor) -> ActiveTokens:
         """Some of them, in the order given."""
-        return Tokens(*(getattr(self, field.name).index_select(0, position) for field in fields(self)))
+        return ActiveTokens(*(getattr(self, field.name).index_select(0, position) for field in fields(self)))
 
     def by_stream(self, num_streams: int) -> tuple[Tensor, ...]:
         """The positions of those of each stream, in their order."""
@@ -53,11 +53,13 @@ class Tokens:
         return order.split(torch.bincount(self.stream, minlength=num_streams).tolist())
 
     @staticmethod
-    def join(parts: list[Tokens]) -> Tokens:
+    def join(parts: list[ActiveTokens]) -> ActiveTokens:
         """All of several sets, in order."""
         if len(parts) == 1:
             return parts[0]
-        return Tokens(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Tokens)))
+        return ActiveTokens(
+            *(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(ActiveTokens))
+        )
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asr.lm.combine import MappedLM
+from asr.lm.combine import RemappedLM
 from asr.lm.interface import LanguageModel
 from asr.text.symbols import Vocabulary
 
@@ -28,7 +28,7 @@ class WordMapper:
             return None
         known = self._known.get(id(lm))
         if known is None:
-            known = (lm, lm if lm.vocabulary == self._vocabulary else MappedLM(lm, self._vocabulary))
+            known = (lm, lm if lm.vocabulary == self._vocabulary else RemappedLM(lm, self._vocabulary))
             if len(self._known) >= _MOST_KNOWN:
                 self._known = {}
             # The model itself is kept, so that nothing else gets its id.

@@ -26,14 +26,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.kernels.jit import compiled_loop, gpu_module
+from asr.kernels.jit import gpu_module, jit
 
 _MAX_TABLE_SIZE = (1 << 63) - 1
 
 
 def compiled_loops() -> tuple[Callable[..., int], Callable[..., int]] | None:
     """`find_keys` and `insert_keys` compiled, or None where numba is missing."""
-    first, second = (compiled_loop(loop, reorders_sums=False) for loop in (find_keys, insert_keys))
+    first, second = (jit(loop, reorders_sums=False) for loop in (find_keys, insert_keys))
     return None if first is None or second is None else (first, second)
 
 
@@ -322,14 +322,14 @@ class HashTable:
 warnings.filterwarnings("ignore", message=r"scatter_reduce\(\) is in beta")
 
 
-def one_of_each(key: Tensor) -> tuple[Tensor, Tensor]:
+def first_of_each(key: Tensor) -> tuple[Tensor, Tensor]:
     """key (Q,) -> the position of one query of each distinct key (D,), ascending by key, and which one each is (Q,)."""
     distinct, which = torch.unique(key, return_inverse=True)
     position = torch.arange(key.numel(), device=key.device)
     return torch.empty_like(distinct).index_copy_(0, which, position), which
 
 
-def largest_of_each(values: Tensor, index: Tensor, num: int) -> Tensor:
+def segment_max(values: Tensor, index: Tensor, num: int) -> Tensor:
     """values (Q,), index (Q,) in 0 .. num - 1 -> the largest value of each index (num,), lowest where none."""
     least = -torch.inf if values.is_floating_point() else torch.iinfo(values.dtype).min
     return torch.full((num,), least, dtype=values.dtype, device=values.device).scatter_reduce_(

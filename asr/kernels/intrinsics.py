@@ -1,7 +1,7 @@
 """What compiled loops say to the compiler in its own terms: a block of a product held in vector registers, and bits.
 
 A compiler left to itself keeps the sums of a product in memory; here a block of them, as large as the registers allow,
-stays in registers over all of the inner dimension. Imported by `compiled_loop` alone, since it needs numba.
+stays in registers over all of the inner dimension. Imported by `jit` alone, since it needs numba.
 
 Shapes: K inner dimension, W columns.
 """

@@ -1,4 +1,4 @@
-"""Which compiled forms run here: whether a package imports, whether Triton's kernels run for a device's tensors.
+"""Which compiled forms run here: whether a package has_package, whether Triton's kernels run for a device's tensors.
 
 Loops over arrays compiled by numba, where it is installed: one pass where tensor operations take many.
 
@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 
 
-def kernels_run(device: torch.device) -> bool:
+def triton_available(device: torch.device) -> bool:
     """Whether they do: on a GPU, or anywhere in Triton's interpreter, a slow one for tests (TRITON_INTERPRET=1)."""
-    return (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1") and imports("triton")
+    return (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1") and has_package("triton")
 
 
-def imports(name: str) -> bool:
+def has_package(name: str) -> bool:
     """Whether a package is installed and works: an older numba, as it is imported, refuses a newer numpy."""
     try:
         importlib.import_module(name)
@@ -41,7 +41,7 @@ def imports(name: str) -> bool:
 
 def gpu_module(name: str, device: torch.device) -> ModuleType | None:
     """A module of kernels for tensors on a GPU, or None where the device is none or triton is missing."""
-    return importlib.import_module(name) if device.type == "cuda" and kernels_run(device) else None
+    return importlib.import_module(name) if device.type == "cuda" and triton_available(device) else None
 
 
 @dataclass(frozen=True)
@@ -57,19 +57,19 @@ class Intrinsic:
 
 
 @functools.cache
-def compiled_loop(function: Callable[..., Any], reorders_sums: bool = True) -> Callable[..., Any] | None:
+def jit(function: Callable[..., Any], reorders_sums: bool = True) -> Callable[..., Any] | None:
     """The function compiled, with the functions and intrinsics of its module that it calls; None without numba.
 
     Sums may be reordered where that is allowed: only so does the compiler use vector instructions for them.
     """
-    if not imports("numba"):
+    if not has_package("numba"):
         return None
     import numba
 
     assert isinstance(function, FunctionType)
     sources = _source_files(function)
     called = {
-        name: callee.load() if isinstance(callee, Intrinsic) else compiled_loop(callee, reorders_sums)
+        name: callee.load() if isinstance(callee, Intrinsic) else jit(callee, reorders_sums)
         for name, callee in _callees(function).items()
     }
     if called:
@@ -88,9 +88,9 @@ def compiled_loop(function: Callable[..., Any], reorders_sums: bool = True) -> C
     return cast(Callable[..., Any], compiled)
 
 
-def existing_loop(function: Callable[..., Any], reorders_sums: bool = True) -> Callable[..., Any]:
-    """As `compiled_loop`, where it is known that there is numba."""
-    loop = compiled_loop(function, reorders_sums)
+def jit_required(function: Callable[..., Any], reorders_sums: bool = True) -> Callable[..., Any]:
+    """As `jit`, where it is known that there is numba."""
+    loop = jit(function, reorders_sums)
     assert loop is not None
     return loop
 
@@ -115,18 +115,18 @@ def _source_files(function: FunctionType | Intrinsic) -> list[str]:
     return sorted(files)
 
 
-def loop_for(function: Callable[..., Any], tensor: Tensor) -> Callable[..., Any] | None:
+def jit_for(function: Callable[..., Any], tensor: Tensor) -> Callable[..., Any] | None:
     """The compiled function if it serves for tensors like this one: float32, on a CPU, outside gradients."""
     if tensor.device.type != "cpu" or tensor.dtype != torch.float32 or tensor.requires_grad:
         return None
-    return compiled_loop(function)
+    return jit(function)
 
 
 _LOOPS: dict[type, tuple[Callable[..., bool], bool]] = {}
 
 
 def answers_from(tables: type, loop: Callable[..., bool], reorders_sums: bool) -> None:
-    """Says which loop, with what else `compiled_loop` takes, answers from tables of a type: `tuple` or a named one."""
+    """Says which loop, with what else `jit` takes, answers from tables of a type: `tuple` or a named one."""
     _LOOPS[tables] = loop, reorders_sums
 
 
@@ -152,7 +152,7 @@ def _compiled_answer() -> Any:
 
     @overload(any_answer, strict=False)  # numba would have the annotations equal, too
     def chosen(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> Any:
-        loop: Any = compiled_loop(*_LOOPS[getattr(tables, "instance_class", tuple)])
+        loop: Any = jit(*_LOOPS[getattr(tables, "instance_class", tuple)])
 
         def called(context_idx, word_id, tables, log_prob, next_idx):  # type: ignore[no-untyped-def]
             return loop(context_idx, word_id, tables, log_prob, next_idx)

@@ -27,11 +27,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asr.kernels.jit import compiled_loop, imports
+from asr.kernels.jit import has_package, jit
 from asr.kernels.simd import COLUMNS, ROWS, add_block, tiled
 
 
-class HalfProduct:
+class Float16Weights:
     """inputs (Q, I) -> inputs weight^T + bias (Q, O), on one thread.
 
     Attributes:
@@ -39,7 +39,7 @@ class HalfProduct:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
-        loop = compiled_loop(fill_products)
+        loop = jit(fill_products)
         assert loop is not None
         self._loop: Callable[..., None] = loop
         self._num_outputs = len(weight)
@@ -53,22 +53,22 @@ class HalfProduct:
         return outputs[:num_rows, : self._num_outputs]
 
 
-def half_product(weight: Tensor, bias: Tensor) -> HalfProduct | None:
+def half_product(weight: Tensor, bias: Tensor) -> Float16Weights | None:
     """What multiplies by weight (O, I) and adds bias (O,), float32 on a CPU.
 
     None where a weight is no float16 number, where numba is missing, or the processor's instruction that widens these.
     """
-    if not imports("numba"):
+    if not has_package("numba"):
         return None
     from asr.kernels.intrinsics import has_instruction
 
     if not has_instruction("f16c") or not torch.equal(weight.half().float(), weight):
         return None
-    return HalfProduct(weight, bias)
+    return Float16Weights(weight, bias)
 
 
 def fill_products(outputs: Any, inputs: Any, tiles: Any, bias: Any) -> None:
-    """Fills outputs (Q or more, P W), for `compiled_loop`.
+    """Fills outputs (Q or more, P W), for `jit`.
 
     Q is rounded up to a multiple of ROWS, what is added being left to chance; inputs (Q, I), bias (P W,), tiles
     (P, I, W) int16, a float16's bits.
@@ -104,7 +104,7 @@ FEW_ROWS = 512 if torch.__version__.startswith("1.") else 16
 _MANY_ROWS = 192
 
 
-class FixedLinear:
+class PackedWeights:
     """inputs W^T + bias, the weights given at each call and packed anew only where they have changed.
 
     A copy of it packs its own, so that the module which holds it may be copied.
@@ -119,12 +119,12 @@ class FixedLinear:
             return torch.addmm(bias, inputs, weight.t())
         return self._weights(weight, bias).product_for(len(inputs))(inputs)
 
-    def tables_of_few(self, weight: Tensor, bias: Tensor) -> tuple[Any, Any] | None:
+    def small_batch_weights(self, weight: Tensor, bias: Tensor) -> tuple[Any, Any] | None:
         """What a loop that multiplies few rows by itself reads, see `fill_products`; None where none is used."""
         if weight.is_inference():
             return None
         product = self._weights(weight, bias).product_for(_FEWEST_ROWS)
-        return product.tables if isinstance(product, HalfProduct) else None
+        return product.tables if isinstance(product, Float16Weights) else None
 
     def _weights(self, weight: Tensor, bias: Tensor) -> _Weights:
         version = (weight.data_ptr(), weight._version, bias.data_ptr(), bias._version)
@@ -134,11 +134,11 @@ class FixedLinear:
             self._held = held = (version, _Weights(weight.detach(), bias.detach()))
         return held[1]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> FixedLinear:
-        return FixedLinear()
+    def __deepcopy__(self, memo: dict[int, Any]) -> PackedWeights:
+        return PackedWeights()
 
-    def __reduce__(self) -> tuple[type[FixedLinear], tuple[()]]:
-        return FixedLinear, ()
+    def __reduce__(self) -> tuple[type[PackedWeights], tuple[()]]:
+        return PackedWeights, ()
 
 
 class _Weights:
@@ -206,15 +206,15 @@ def _convolution_product(weight: Tensor, bias: Tensor) -> _Product:
 
 
 class PackedLinear(nn.Linear):
-    """`nn.Linear`; on a CPU, where no gradient is wanted, weights are kept packed (`FixedLinear`)."""
+    """`nn.Linear`; on a CPU, where no gradient is wanted, weights are kept packed (`PackedWeights`)."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features)
-        self._fixed = FixedLinear()
+        self._fixed = PackedWeights()
 
-    def tables_of_few(self) -> tuple[Any, Any] | None:
-        """As of `FixedLinear`."""
-        return self._fixed.tables_of_few(self.weight, self.bias)
+    def small_batch_weights(self) -> tuple[Any, Any] | None:
+        """As of `PackedWeights`."""
+        return self._fixed.small_batch_weights(self.weight, self.bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """inputs (..., in_features) -> (..., out_features)."""

@@ -13,7 +13,7 @@ Two language models as one: interpolated, or one minus the other, with both cont
 Shapes: Q queries, N streams.
 
 
-What one language model says less what another says, as a loop for `compiled_loop`. Uncompiled it is a slow oracle.
+What one language model says less what another says, as a loop for `jit`. Uncompiled it is a slow oracle.
 
 Shapes: Q queries, V words.
 """
@@ -32,7 +32,7 @@ from torch import Tensor
 from asr.errors import AsrError
 from asr.kernels.hash_table import HashTable
 from asr.kernels.jit import answer
-from asr.lm.interface import ExpandingLM, LanguageModel, LoopLM, LoopTables
+from asr.lm.interface import ExpandingLM, LanguageModel, LookupTables, LoopLM
 from asr.text.symbols import SPECIAL_WORDS, UNK_ID, Vocabulary
 
 _FIRST_BUCKETS = 1 << 9
@@ -150,7 +150,7 @@ class NumberedLM:
             self._forget_at = max(_FEWEST_TO_FORGET, 2 * len(self._table))
 
 
-class MappedLM:
+class RemappedLM:
     """A model asked with the word ids of another vocabulary; words it does not have share its `<unk>` evenly.
 
     Each gets log P(<unk> | history) less the logarithm of their number, so that what the model gives to all words
@@ -160,7 +160,7 @@ class MappedLM:
         lm: the model.
         vocabulary: the word ids to answer for.
 
-    `num_unlisted_words` says how many words of the vocabulary the model lacks; a warning is logged for them.
+    `num_oov_words` says how many words of the vocabulary the model lacks; a warning is logged for them.
 
     Raises:
         AsrError: the model has none of the words.
@@ -170,18 +170,18 @@ class MappedLM:
         self._lm = lm
         self._vocabulary = vocabulary
         self._word_map = vocabulary.map_to(lm.vocabulary).to(lm.start(0).device)
-        self.num_unlisted_words = num_unlisted_words(lm.vocabulary, vocabulary)
-        if self.num_unlisted_words:
+        self.num_oov_words = num_oov_words(lm.vocabulary, vocabulary)
+        if self.num_oov_words:
             _LOGGER.warning(
                 "The language model lacks %d of %d words; they share the probability of its <unk>.",
-                self.num_unlisted_words,
+                self.num_oov_words,
                 len(vocabulary) - len(SPECIAL_WORDS),
             )
         self._of_loop: tuple[Any, Any] = (None, None)
         self._expand = lm.expand if isinstance(lm, ExpandingLM) else None  # a Protocol takes its time to check
         self._share: Tensor | None = None
-        if self.num_unlisted_words > 1:
-            self._share = self._word_map.eq(UNK_ID).float() * -math.log(self.num_unlisted_words)
+        if self.num_oov_words > 1:
+            self._share = self._word_map.eq(UNK_ID).float() * -math.log(self.num_oov_words)
             self._share[: len(SPECIAL_WORDS)] = 0.0
 
     @property
@@ -202,7 +202,7 @@ class MappedLM:
         """log P(</s> | history), (Q,)."""
         return self._lm.final(context_idx)
 
-    def for_loop(self) -> LoopTables | None:
+    def for_loop(self) -> LookupTables | None:
         """As of the model itself, where its words stand in its list and what is added to their scores being mapped."""
         tables = self._lm.for_loop() if isinstance(self._lm, LoopLM) else None
         if tables is None:
@@ -223,7 +223,7 @@ class MappedLM:
         mark_live(self._lm, context_idx)
 
 
-def num_unlisted_words(model: Vocabulary, words: Vocabulary) -> int:
+def num_oov_words(model: Vocabulary, words: Vocabulary) -> int:
     """How many of the words a language model with the vocabulary `model` lacks.
 
     Raises:
@@ -264,7 +264,7 @@ class CombinedLM:
         self, first: LanguageModel, second: LanguageModel, combine: Callable[[Tensor, Tensor], Tensor]
     ) -> None:
         if first.vocabulary != second.vocabulary:
-            raise AsrError("Two language models have different word lists; map one to the other's with MappedLM.")
+            raise AsrError("Two language models have different word lists; map one to the other's with RemappedLM.")
         self.first, self.second = (NumberedLM(lm) if isinstance(lm, CombinedLM) else lm for lm in (first, second))
         self._combine = combine
         # Whether an index came that has no room: on a device it is not waited for word by word.
@@ -301,7 +301,7 @@ class CombinedLM:
         first_idx, second_idx = self.unpack(context_idx)
         return self._combine(self.first.final(first_idx), self.second.final(second_idx))
 
-    def for_difference_loop(self) -> LoopTables | None:
+    def for_difference_loop(self) -> LookupTables | None:
         """Both models' tables, where this is the difference of two that have some; see `score_difference`."""
         if self._combine is not _subtract or not self._have_loops:
             return None
@@ -349,7 +349,7 @@ class CombinedLM:
         return torch.bitwise_right_shift(context_idx, CONTEXT_BITS), torch.bitwise_and(context_idx, LOW_CONTEXT)
 
 
-def always_answers(tables: LoopTables) -> bool:
+def always_answers(tables: LookupTables) -> bool:
     """Whether a loop can answer from both models' tables whatever it is asked: n-gram models', in a plain tuple.
 
     Others may have to expand histories first, see `ExpandingLM`.

@@ -35,7 +35,7 @@ from asr.kernels.threads import each_in_threads
 from asr.lm.corpus import WordStream
 from asr.lm.interface import LanguageModel, StatefulNetwork
 from asr.lm.rnn.data import PackedSentences, TokenStreams, pack_sentences
-from asr.lm.rnn.model import RnnLm
+from asr.lm.rnn.model import RNNLanguageModel
 from asr.text.symbols import BOS_ID, EOS_ID, UNK_ID
 
 # What the output layer reads at each word (Q, H), its history (Q, M), the word and its place in the text (Q,).
@@ -57,14 +57,14 @@ _WORDS_OF_GROUP, _NUM_GROUPS, _MOST_SENTENCES = 1 << 13, 16, 1024
 def network_word_scores(
     network: StatefulNetwork, token_id: NDArray[np.int32], *, normalized: bool = False, sentences_at_once: int = 0
 ) -> tuple[Tensor, Tensor | None]:
-    """Runs the network over each sentence from its initial state; an RnnLm that carries states, over the whole text.
+    """Runs the network over each sentence from its initial state; one that carries states, over the whole text.
 
-    On a CPU an RnnLm runs in as many threads as torch has.
+    On a CPU an RNNLanguageModel runs in as many threads as torch has.
 
     Args:
-        network: an RnnLm, or any other network.
+        network: an RNNLanguageModel, or any other network.
         token_id: the text (L,).
-        normalized: true probabilities (an RnnLm only); otherwise what `log_prob` gives.
+        normalized: true probabilities (an RNNLanguageModel only); otherwise what `log_prob` gives.
         sentences_at_once: how many run side by side; 0 for as many as serve a text of this size.
 
     Returns:
@@ -72,12 +72,12 @@ def network_word_scores(
     """
     log_prob, excess = torch.empty(len(token_id)), torch.empty(len(token_id))
     has_excess = False
-    log_z = network.exact_log_z(len(token_id)) if normalized and isinstance(network, RnnLm) else None
+    log_z = network.exact_log_z(len(token_id)) if normalized and isinstance(network, RNNLanguageModel) else None
 
     def add(queries: Iterator[Queries]) -> None:
         nonlocal has_excess
         for hidden, history, word_id, place in queries:
-            if normalized and isinstance(network, RnnLm):
+            if normalized and isinstance(network, RNNLanguageModel):
                 scores, more = network.normalized_log_prob(hidden, history, word_id, log_z)
                 if more is not None:
                     has_excess = True
@@ -91,7 +91,7 @@ def network_word_scores(
         num_groups = max(1, min(_NUM_GROUPS, len(token_id) // _WORDS_OF_GROUP))
         sentences_at_once, words_at_once = _MOST_SENTENCES, -(-len(token_id) // num_groups)
     is_on_cpu = network.initial_state().device.type == "cpu"
-    if isinstance(network, RnnLm) and not network.config.carry_state and is_on_cpu:
+    if isinstance(network, RNNLanguageModel) and not network.config.carry_state and is_on_cpu:
         groups = pack_sentences(token_id, network.num_history_words, sentences_at_once, words_at_once)
         each_in_threads(lambda sentences: add(sentence_queries(network, sentences)), groups)
     else:
@@ -119,7 +119,7 @@ def perplexity(log_prob: Tensor) -> float:
 
 def network_queries(network: StatefulNetwork, token_id: NDArray[np.int32], sentences_at_once: int) -> Iterator[Queries]:
     """The queries of all words of a text."""
-    if isinstance(network, RnnLm) and network.config.carry_state:
+    if isinstance(network, RNNLanguageModel) and network.config.carry_state:
         yield from _carried_queries(network, token_id)
         return
     for sentences in pack_sentences(token_id, network.num_history_words, sentences_at_once):
@@ -132,11 +132,11 @@ def sentence_queries(network: StatefulNetwork, sentences: PackedSentences) -> It
     states: list[Tensor] | None = None
     state = initial.expand(sentences.sizes[0], -1)
     input_id = sentences.input_id.to(initial.device)
-    if isinstance(network, RnnLm):
+    if isinstance(network, RNNLanguageModel):
         gates, input_idx = network.input_gates(input_id)
     # A network of one's own may have a hidden layer as wide as the vocabulary: it goes step by step.
-    for sizes, words in sentences.chunks(_WORDS_AT_ONCE if isinstance(network, RnnLm) else 1):
-        if isinstance(network, RnnLm):
+    for sizes, words in sentences.chunks(_WORDS_AT_ONCE if isinstance(network, RNNLanguageModel) else 1):
+        if isinstance(network, RNNLanguageModel):
             hidden, states = network.hidden_packed(gates, input_idx[words], sizes, states)
         else:
             state = network.step(state[: sizes[0]], input_id[words])
@@ -145,7 +145,7 @@ def sentence_queries(network: StatefulNetwork, sentences: PackedSentences) -> It
         yield hidden, *query, sentences.place[words]
 
 
-def _carried_queries(network: RnnLm, token_id: NDArray[np.int32]) -> Iterator[Queries]:
+def _carried_queries(network: RNNLanguageModel, token_id: NDArray[np.int32]) -> Iterator[Queries]:
     """The same over the text as one stream, in windows, by what training runs."""
     device = network.initial_state().device
     num_windows = -(-len(token_id) // _STREAM_WINDOW)

@@ -34,7 +34,7 @@ class LanguageModel(Protocol):
         """log P(</s> | history), (Q,)."""
 
 
-LoopTables = tuple[Any, ...]
+LookupTables = tuple[Any, ...]
 """Arrays and numbers from which a compiled loop answers in a language model's stead."""
 
 
@@ -42,7 +42,7 @@ LoopTables = tuple[Any, ...]
 class LoopLM(Protocol):
     """A language model that may be looked up by a compiled loop, without a call for each frame of the search."""
 
-    def for_loop(self) -> LoopTables | None:
+    def for_loop(self) -> LookupTables | None:
         """What the loop reads; None where only `score` can answer."""
 
 

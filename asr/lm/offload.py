@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from asr.errors import AsrError
 from asr.lm.ngram.model import ArcFinder, NgramArrays, NgramLM, is_narrow, narrow
 from asr.lm.rnn.maxent import HashedMaxEnt, hashed_places
-from asr.lm.rnn.model import RnnLm
+from asr.lm.rnn.model import RNNLanguageModel
 from asr.lm.rnn.outputs.nce import NceOutput
 from asr.lm.rnn.outputs.softmax import FullSoftmaxOutput
 from asr.text.symbols import EOS_ID, Vocabulary
@@ -421,14 +421,14 @@ def _score_of(row: Tensor) -> Tensor:
     return row[:, 0].contiguous().view(torch.float32)
 
 
-def table_bytes(network: RnnLm) -> int:
+def table_bytes(network: RNNLanguageModel) -> int:
     """The size of the tables that `with_host_tables` can leave in host memory."""
     return sum(_num_bytes(module) for module in _big_modules(network).values())
 
 
 def with_host_tables(
-    network: RnnLm, device: torch.device | str, device_budget: int
-) -> tuple[RnnLm, dict[str, HostTable]]:
+    network: RNNLanguageModel, device: torch.device | str, device_budget: int
+) -> tuple[RNNLanguageModel, dict[str, HostTable]]:
     """The same network on a device, for scoring; equal to the original but for rounding.
 
     Word vectors come first, since a row of them is as much as hundreds of MaxEnt weights: they are resident if the
@@ -475,7 +475,7 @@ def with_host_tables(
     return copy.deepcopy(network, put_in).to(device), tables
 
 
-def _big_modules(network: RnnLm) -> dict[str, nn.Embedding | HashedMaxEnt]:
+def _big_modules(network: RNNLanguageModel) -> dict[str, nn.Embedding | HashedMaxEnt]:
     """The modules with a table, each once, word vectors first."""
     modules: dict[str, nn.Embedding | HashedMaxEnt] = {"words": network.embedding}
     if network.output.rows is not network.embedding:

@@ -78,7 +78,7 @@ def align_ctc(log_prob: Tensor, num_frames: Tensor, tokens: Tensor, num_tokens: 
 IGNORED = -100
 
 
-def even_alignment(
+def uniform_alignment(
     features: Tensor, num_frames: Tensor, tokens: Tensor, num_tokens: Tensor, max_frames: int, threshold: float = 0.35
 ) -> Tensor:
     """A token id for each output frame, blank in silence, -100 in padding; (N, T') int64.

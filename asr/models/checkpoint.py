@@ -11,7 +11,7 @@ from torch import Tensor
 
 from asr.bundle import Bundle
 from asr.errors import AsrError
-from asr.serialization import ACOUSTIC_MODEL_CLASSES, RegisteredNetwork, build_network, read_checkpoint
+from asr.serialization import ACOUSTIC_MODEL_CLASSES, ModelSpec, build_network, read_checkpoint, registered_name
 from asr.text.symbols import TokenTable
 
 _AVERAGE_PREFIX = "average.network."
@@ -19,7 +19,7 @@ _AVERAGE_PREFIX = "average.network."
 
 def network_from_checkpoint(
     checkpoint: str | Path | Sequence[str | Path], recipe: str | Path
-) -> tuple[RegisteredNetwork, TokenTable]:
+) -> tuple[ModelSpec, TokenTable]:
     """The averaged network of a training run, in evaluation mode, and the tokens that it was trained for.
 
     Args:
@@ -95,7 +95,7 @@ def _network_section(recipe: Path) -> tuple[str, dict[str, Any]]:
     try:
         config = yaml.safe_load(recipe.read_text(encoding="utf-8"))
         section = config["model"]["init_args"]["network"]
-        return str(section["class_path"]).rsplit(".", 1)[-1], dict(section.get("init_args", {}))
+        return registered_name(str(section["class_path"]), ACOUSTIC_MODEL_CLASSES), dict(section.get("init_args", {}))
     except OSError as error:
         raise AsrError(f"{recipe}: the recipe cannot be read ({error.strerror}).") from error
     except (yaml.YAMLError, KeyError, TypeError, ValueError, UnicodeDecodeError) as error:

@@ -264,15 +264,15 @@ class Conformer(nn.Module):
 
     def forward(self, features: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
         """features (N, T, F), num_frames (N,) -> natural log-probabilities (N, T', C) float32, (N,)."""
-        outputs, num_frames = self.all_outputs(features, num_frames)
+        outputs, num_frames = self.forward_all_layers(features, num_frames)
         return outputs[-1], num_frames
 
-    def all_outputs(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
+    def forward_all_layers(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
         """As `forward`, with the outputs of the intermediate blocks before the last one."""
-        return self.outputs_of_normal(self.input_norm(features, num_frames), num_frames)
+        return self.forward_normalized(self.input_norm(features, num_frames), num_frames)
 
-    def outputs_of_normal(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
-        """As `all_outputs`, of features that the caller has normalised; padding must be zero."""
+    def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
+        """As `forward_all_layers`, of features that the caller has normalised; padding must be zero."""
         x, num_frames = self.subsampling(features, num_frames)
         x = self.in_dropout(x)
         valid = valid_frames(num_frames, x.shape[1])

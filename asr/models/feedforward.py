@@ -12,7 +12,7 @@ from asr.audio.fbank import Splice
 from asr.kernels.linear import PackedLinear
 
 
-class SplicedDnn(nn.Module):
+class FeedForwardNetwork(nn.Module):
     """Frames with their neighbours through hidden ReLU layers; for CTC only every n-th frame is evaluated.
 
     The index-table paper's network: 40 filterbanks and energy, 5 frames to each side, 5 hidden layers of 2,000.
@@ -56,15 +56,15 @@ class SplicedDnn(nn.Module):
 
     def forward(self, features: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
         """features (N, T, F), num_frames (N,) -> natural log-probabilities (N, T', C) float32, (N,)."""
-        outputs, num_frames = self.all_outputs(features, num_frames)
+        outputs, num_frames = self.forward_all_layers(features, num_frames)
         return outputs[-1], num_frames
 
-    def all_outputs(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
+    def forward_all_layers(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
         """The one output as a list, as networks with intermediate outputs give them."""
-        return self.outputs_of_normal(self.input_norm(features, num_frames), num_frames)
+        return self.forward_normalized(self.input_norm(features, num_frames), num_frames)
 
-    def outputs_of_normal(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
-        """As `all_outputs`, of features that the caller has normalised; padding must be zero."""
+    def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
+        """As `forward_all_layers`, of features that the caller has normalised; padding must be zero."""
         spliced = self.splice(features, num_frames)
         # The middle frame of each group stands for it.
         x = spliced[:, (self.subsampling_factor - 1) // 2 :: self.subsampling_factor]

@@ -24,12 +24,12 @@ class AcousticNetwork(Protocol):
         """features (N, T, F), num_frames (N,) -> natural log-probabilities (N, T', C) float32, num_frames' (N,)."""
         ...
 
-    def all_outputs(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
+    def forward_all_layers(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
         """As the call, with the outputs of intermediate layers, if there are any, before the last one."""
         ...
 
-    def outputs_of_normal(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
-        """As `all_outputs`, of features that the caller has normalised, with zeros behind each end."""
+    def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
+        """As `forward_all_layers`, of features that the caller has normalised, with zeros behind each end."""
         ...
 
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from asr.datasets.cuts import cut_text
 from asr.errors import AsrError
 from asr.metrics import NO_ERRORS, ErrorCounts, count_errors
-from asr.models.alignment import IGNORED, TeacherAlignment, even_alignment, frame_cross_entropy
+from asr.models.alignment import IGNORED, TeacherAlignment, frame_cross_entropy, uniform_alignment
 from asr.models.checkpoint import weights_and_tokens
 from asr.models.interface import AcousticNetwork, Objective
 
@@ -231,11 +231,11 @@ class LitAcousticModel(pl.LightningModule):
         """The objective a token."""
         # Few different lengths: kernels are made anew for every shape on CPU, which costs more than the padding.
         features = F.pad(batch["features"], (0, 0, 0, -batch["features"].shape[1] % self.length_multiple))
-        outputs, num_frames = self.network.all_outputs(features, batch["num_frames"])
+        outputs, num_frames = self.network.forward_all_layers(features, batch["num_frames"])
         num_tokens = batch["num_tokens"].sum().clamp(min=1)
         targets = (batch["tokens"], batch["num_tokens"])
         if self.global_step < self.flat_start_steps:
-            alignment = even_alignment(features, num_frames, *targets, outputs[-1].shape[1])
+            alignment = uniform_alignment(features, num_frames, *targets, outputs[-1].shape[1])
             loss = torch.stack([frame_cross_entropy(out, alignment) for out in outputs]).mean()
             self.log("flat_start_loss", loss.detach(), prog_bar=True, on_step=True, on_epoch=False)
             return loss

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from asr.errors import AsrError
-from asr.kernels.hash_table import largest_of_each
+from asr.kernels.hash_table import segment_max
 from asr.lm.interface import LanguageModel
 from asr.text.symbols import BOS_ID, EOS_ID, Vocabulary
 
@@ -56,7 +56,7 @@ class QueryStream:
     def last_call_of_context(self) -> Tensor:
         """The last call that asks for a successor of each node, -1 where none does, (C,)."""
         call = torch.repeat_interleave(torch.arange(self.num_calls), self.call_begin[1:] - self.call_begin[:-1])
-        return largest_of_each(call, self.parent[self.query], self.parent.numel()).clamp_(min=-1)
+        return segment_max(call, self.parent[self.query], self.parent.numel()).clamp_(min=-1)
 
     def histories(self, nodes: Tensor) -> list[list[int]]:
         """The words of each node's history after `<s>`."""
@@ -115,7 +115,7 @@ def load_streams(path: str | Path) -> list[QueryStream]:
 class QueryRecorder:
     """A language model that passes every call on to another and writes it down.
 
-    Record with an exact `RnnLM` without a capacity: a context that stands for several histories has no path. Each
+    Record with an exact `CachedRNNLM` without a capacity: a context that stands for several histories has no path. Each
     `start` begins a new stream; decode one utterance at a time where streams are to be merged in other numbers later.
     """
 

@@ -13,8 +13,8 @@ from asr.decoding.build import decoding_options
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.paths import hypothesis_of_path
 from asr.decoding.rescoring import rescore_on_the_fly
-from asr.decoding.token_passing import TorchFirstPass
-from asr.lm.combine import MappedLM, difference_lm
+from asr.decoding.token_passing import TokenPassingDecoder
+from asr.lm.combine import RemappedLM, difference_lm
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.io import load_ngram_lm
 from parts.decode_workload import Workload, best_first_pass, best_of, decode_all, rnn_lm, word_error_rate
@@ -32,7 +32,7 @@ def four_caches(bundle: Bundle, workload: Workload, large_ngram: Path | None) ->
     if large_ngram is not None:
         large: LanguageModel = load_ngram_lm(large_ngram)
         if large.vocabulary != bundle.small_ngram.vocabulary:
-            large = MappedLM(large, bundle.small_ngram.vocabulary)
+            large = RemappedLM(large, bundle.small_ngram.vocabulary)
         models["4-gram"] = (
             difference_lm(large, bundle.small_ngram),
             replace(rnn, am_scale=ngram.am_scale, search_beam=14.0),
@@ -86,7 +86,7 @@ def four_caches(bundle: Bundle, workload: Workload, large_ngram: Path | None) ->
     ):
         lm, engine = rnn_lm(bundle, **caches)
         options = replace(rnn, word_beam=word_beam, max_active_states=1500)
-        results, seconds = decode_all(TorchFirstPass(bundle.graph, options), few.frames, lm)
+        results, seconds = decode_all(TokenPassingDecoder(bundle.graph, options), few.frames, lm)
         counts = engine.statistics()
         rows.append(
             {

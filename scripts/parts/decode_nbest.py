@@ -14,9 +14,9 @@ from torch import Tensor
 from asr.bundle import Bundle
 from asr.decoding.build import decoding_options
 from asr.decoding.nbest import PrefixTree, n_best, score_tree, score_tree_by_network
-from asr.decoding.token_passing import TorchFirstPass
+from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
-from asr.lm.cached.engine import RnnLM
+from asr.lm.cached.engine import CachedRNNLM
 from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID
 from parts import decode_plots
 from parts.decode_workload import Workload, timed
@@ -100,7 +100,7 @@ def thousand_best(bundle: Bundle, log_prob: Tensor, num: int) -> tuple[list[list
     assert bundle.rnn_lm is not None
     network: Any = bundle.rnn_lm.network
     options, _ = decoding_options(bundle, "ngram", {"output_beam": 12.0})
-    results = TorchFirstPass(bundle.graph, options, keep_lattice=True).decode(
+    results = TokenPassingDecoder(bundle.graph, options, keep_lattice=True).decode(
         log_prob[None], torch.tensor([len(log_prob)])
     )
     lattice = results[0].lattice
@@ -127,7 +127,7 @@ def prefix_tree(bundle: Bundle, workload: Workload, plots: Path | None) -> None:
             every = 8 if size > _MANY else 1
             tree = PrefixTree(sentences)
             together, batched_s = timed(lambda some=sentences: score_tree_by_network(PrefixTree(some), network))
-            by_one, tree_s = timed(lambda tree=tree: score_tree(tree, RnnLM(network, batching="query")))
+            by_one, tree_s = timed(lambda tree=tree: score_tree(tree, CachedRNNLM(network, batching="query")))
             alone, standard_s = timed(lambda some=sentences[::every]: [score_sentence(one, network) for one in some])
             standard_s *= num_words(sentences) / num_words(sentences[::every])
             rows.append(

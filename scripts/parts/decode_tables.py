@@ -15,10 +15,10 @@ from bench_decode import RNN_BEAMS
 
 from asr.bundle import Bundle
 from asr.decoding.build import decoding_options
-from asr.decoding.interface import DecodeResult, FirstPass
+from asr.decoding.interface import Decoder, DecodeResult
 from asr.decoding.nbest import n_best, rescore_n_best
 from asr.decoding.paths import hypothesis_of_path
-from asr.decoding.token_passing import RescoringPass, TorchFirstPass
+from asr.decoding.token_passing import RescoringPass, TokenPassingDecoder
 from asr.errors import AsrError
 from asr.lm.cached.statistics import QueryStatistics
 from asr.metrics import NO_ERRORS, count_errors
@@ -86,7 +86,7 @@ def speed(bundle: Bundle, workload: Workload) -> None:
     ):
         some = replace(options, search_beam=beam, max_active_states=most)
         row: dict[str, Any] = {"search_beam": beam, "max_active_states": most, "batch": batch_size}
-        results, torch_s = decode_all(TorchFirstPass(bundle.graph, some), workload.frames, batch_size=batch_size)
+        results, torch_s = decode_all(TokenPassingDecoder(bundle.graph, some), workload.frames, batch_size=batch_size)
         others, k2_s = decode_all(best_first_pass(bundle.graph, some), workload.frames, batch_size=batch_size)
         row["torch ms/frame"] = 1e3 * torch_s / workload.num_frames
         row["k2 ms/frame"] = 1e3 * k2_s / workload.num_frames
@@ -103,14 +103,14 @@ def batches(bundle: Bundle, workload: Workload) -> None:
     rnn, _ = decoding_options(bundle, "on_the_fly", RNN_BEAMS)
     rows = []
     passes = {
-        "torch": (TorchFirstPass(bundle.graph, ngram), RescoringPass(bundle.graph, rnn)),
+        "torch": (TokenPassingDecoder(bundle.graph, ngram), RescoringPass(bundle.graph, rnn)),
         "k2, where there is one": (
             best_first_pass(bundle.graph, ngram),
             best_first_pass(bundle.graph, rnn, rescores=True),
         ),
     }
 
-    def with_rnn_lm(rescoring: FirstPass, batch_size: int) -> tuple[tuple[list[DecodeResult], QueryStatistics], float]:
+    def with_rnn_lm(rescoring: Decoder, batch_size: int) -> tuple[tuple[list[DecodeResult], QueryStatistics], float]:
         # An engine of its own: what another run has computed must not be found again.
         lm, engine = rnn_lm(bundle)
         results, seconds = decode_all(rescoring, workload.frames, lm, batch_size)
@@ -149,12 +149,12 @@ def peers(bundle: Bundle, workload: Workload, lexicon: Path | None, arpa: Path |
         results, seconds = decode_all(first_pass, workload.frames, batch_size=batch_size)
         add(name, [list(one.words) if one else [] for one in best_of(results)], seconds)
 
-    add_pass(f"torch pass, batches of {BATCH_SIZE}", TorchFirstPass(bundle.graph, options), BATCH_SIZE)
-    add_pass("torch pass, one by one", TorchFirstPass(bundle.graph, options), 1)
+    add_pass(f"torch pass, batches of {BATCH_SIZE}", TokenPassingDecoder(bundle.graph, options), BATCH_SIZE)
+    add_pass("torch pass, one by one", TokenPassingDecoder(bundle.graph, options), 1)
     try:
-        from asr.decoding.k2 import K2FirstPass
+        from asr.decoding.k2 import K2Decoder
 
-        add_pass(f"k2, batches of {BATCH_SIZE}", K2FirstPass(bundle.graph, options), BATCH_SIZE)
+        add_pass(f"k2, batches of {BATCH_SIZE}", K2Decoder(bundle.graph, options), BATCH_SIZE)
     except AsrError as error:
         print(f"k2 left out: {error}")
     try:
@@ -204,7 +204,7 @@ def index_table(bundle: Bundle, workload: Workload, plots: Path | None) -> None:
         add("1 / RNN LM", beam, best_of(results), seconds)
     lists, seconds = [], 0.0
     wide = replace(ngram, output_beam=12.0)
-    search = TorchFirstPass(bundle.graph, wide, keep_lattice=True)
+    search = TokenPassingDecoder(bundle.graph, wide, keep_lattice=True)
     for log_prob in workload.frames:
         begin = time.process_time()
         found = search.decode(log_prob[None], torch.tensor([len(log_prob)]))[0]

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from asr.bundle import Bundle
-from asr.decoding.interface import DecodeResult, DecodingOptions, FirstPass, Hypothesis
-from asr.decoding.token_passing import RescoringPass, TorchFirstPass
+from asr.decoding.interface import Decoder, DecodeResult, DecodingOptions, Hypothesis
+from asr.decoding.token_passing import RescoringPass, TokenPassingDecoder
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
-from asr.lm.cached.engine import RnnLM
-from asr.lm.combine import MappedLM, difference_lm, interpolated_difference_lm
+from asr.lm.cached.engine import CachedRNNLM
+from asr.lm.combine import RemappedLM, difference_lm, interpolated_difference_lm
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
 from asr.metrics import NO_ERRORS, count_errors, read_transcripts
@@ -78,7 +78,7 @@ def given(log_probs: Path, references: Path, num_utts: int | None) -> Workload:
 
 
 def decode_all(
-    first_pass: FirstPass, frames: list[Tensor], lm: LanguageModel | None = None, batch_size: int = BATCH_SIZE
+    first_pass: Decoder, frames: list[Tensor], lm: LanguageModel | None = None, batch_size: int = BATCH_SIZE
 ) -> tuple[list[DecodeResult], float]:
     """Results in order, and seconds of this process's CPU; utterances of like length are decoded together."""
     order = sorted(range(len(frames)), key=lambda i: -len(frames[i]))
@@ -120,27 +120,31 @@ def word_error_rate(hypotheses: Sequence[Hypothesis | None], references: Sequenc
 
 def best_first_pass(
     graph: DecodingGraph, options: DecodingOptions, keep_lattice: bool = False, rescores: bool = False
-) -> FirstPass:
+) -> Decoder:
     """k2's pass where there is a k2, else the torch pass; if it rescores, either rescores its lattice on the fly."""
     try:
-        from asr.decoding.k2 import K2FirstPass
+        from asr.decoding.k2 import K2Decoder
 
-        return K2FirstPass(graph, options, keep_lattice)
+        return K2Decoder(graph, options, keep_lattice)
     except AsrError:
-        return RescoringPass(graph, options, keep_lattice) if rescores else TorchFirstPass(graph, options, keep_lattice)
+        return (
+            RescoringPass(graph, options, keep_lattice)
+            if rescores
+            else TokenPassingDecoder(graph, options, keep_lattice)
+        )
 
 
 def rnn_lm(
     bundle: Bundle, weight: float | None = None, small: NgramLM | None = None, **engine_options: Any
-) -> tuple[LanguageModel, RnnLM]:
+) -> tuple[LanguageModel, CachedRNNLM]:
     """The RNN LM minus the graph's own, or interpolated with it at a weight; the query engine by itself.
 
     The graph's own is the bundle's small n-gram model, or another one.
     """
     small = small or bundle.small_ngram
     assert bundle.rnn_lm is not None and small is not None
-    engine = RnnLM(bundle.rnn_lm.network, **engine_options)  # type: ignore[arg-type]
-    large: LanguageModel = engine if engine.vocabulary == small.vocabulary else MappedLM(engine, small.vocabulary)
+    engine = CachedRNNLM(bundle.rnn_lm.network, **engine_options)  # type: ignore[arg-type]
+    large: LanguageModel = engine if engine.vocabulary == small.vocabulary else RemappedLM(engine, small.vocabulary)
     if weight is not None:
         return interpolated_difference_lm(large, small, weight), engine
     return difference_lm(large, small), engine

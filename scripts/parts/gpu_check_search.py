@@ -16,12 +16,12 @@ from torch import Tensor
 from asr.bundle import Bundle
 from asr.decoding.build import decoding_options
 from asr.decoding.interface import DecodeResult
-from asr.decoding.token_passing import TorchFirstPass
+from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.kernels import hash_table
 from asr.kernels.hash_table import HashTable
-from asr.kernels.jit import kernels_run
-from asr.lm.cached.engine import RnnLM
+from asr.kernels.jit import triton_available
+from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.ngram.model import NgramLM
 
 Check = tuple[str, Callable[[], str]]
@@ -48,11 +48,11 @@ def search_checks(folder: Path, device: torch.device, num_utts: int, num_frames:
     def decoded(form: str, where: torch.device, with_lm: bool, captured: bool = False) -> list[DecodeResult]:
         options, _ = decoding_options(bundle, "ngram", {})
         options = replace(options, search_beam=min(options.search_beam, 12.0), max_active_states=2000)
-        search = TorchFirstPass(bundle.graph.to(where), options, form=form)
+        search = TokenPassingDecoder(bundle.graph.to(where), options, form=form)
         lm = None
         if with_lm:
             assert bundle.rnn_lm is not None
-            lm = RnnLM(bundle.rnn_lm.network.to(where))  # type: ignore[arg-type]
+            lm = CachedRNNLM(bundle.rnn_lm.network.to(where))  # type: ignore[arg-type]
         with warnings.catch_warnings(), torch.no_grad():
             # A graph that cannot be captured is a warning elsewhere, and wrong here.
             warnings.simplefilter("error" if captured else "default")
@@ -96,7 +96,7 @@ def search_checks(folder: Path, device: torch.device, num_utts: int, num_frames:
 
 def compare_hash_tables(device: torch.device, num_keys: int) -> str:
     """Inserts and finds keys by kernels and by tensor operations."""
-    if not kernels_run(device):
+    if not triton_available(device):
         raise (AssertionError if device.type == "cuda" else NotHere)("triton is missing")
     generator = torch.Generator().manual_seed(0)
     with mock.patch.object(hash_table, "gpu_module", lambda name, _: importlib.import_module(name)):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from asr.lm.cached.statistics import StageClock
 from asr.lm.rnn.data import TokenStreams
-from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.lm.rnn.optim import AdamWithSparseRows
 from asr.recognizer import Recognizer
 from asr.results import StageTimes
@@ -58,7 +58,7 @@ def placements_agree(device: torch.device) -> str:
 
 def training(device: torch.device, num_words: int, num_streams: int, num_steps: int) -> dict[str, float]:
     """Words a second that a GRU 256 with noise-contrastive estimation and n-gram features learns from."""
-    network = RnnLm(_vocabulary(num_words), _gru())
+    network = RNNLanguageModel(_vocabulary(num_words), _gru())
     generator = torch.Generator().manual_seed(0)
     token_id = (num_words ** torch.rand(num_streams * 20 * (num_steps + 3), generator=generator)).long().clamp(4)
     token_id = token_id.clamp(max=num_words - 1)
@@ -87,5 +87,5 @@ def _vocabulary(num_words: int) -> Vocabulary:
     return Vocabulary(f"w{number}" for number in range(4, num_words))
 
 
-def _gru() -> RnnLmConfig:
-    return RnnLmConfig(embedding_size=256, hidden_size=256, maxent_order=3, maxent_size=1 << 20)
+def _gru() -> RNNLMConfig:
+    return RNNLMConfig(embedding_size=256, hidden_size=256, maxent_order=3, maxent_size=1 << 20)

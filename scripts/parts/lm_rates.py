@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asr.lm.evaluate import network_word_scores
-from asr.lm.rnn.model import RnnLm
+from asr.lm.rnn.model import RNNLanguageModel
 from asr.lm.rnn.outputs.nce import NceOutput
 from parts import faster_rnnlm
 from parts.corpora import read_sentences
@@ -35,7 +35,7 @@ class Clock:
 
 
 def scoring_rates(
-    network: RnnLm, tree: RnnLm, text: NDArray[np.int32], num_threads: int
+    network: RNNLanguageModel, tree: RNNLanguageModel, text: NDArray[np.int32], num_threads: int
 ) -> tuple[dict[str, Rates], dict[str, float]]:
     """Rates by the clock with all threads and with one, and of processor time with one; figures of log Z."""
     rates: dict[str, Rates] = {"by_clock_all_threads": {}, "by_clock_one_thread": {}, "per_cpu_second": {}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from asr.lm.cached.engine import RnnLM
+from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.interface import StatefulNetwork
 from parts.markdown_table import table
 from parts.query_workload import run
@@ -27,7 +27,7 @@ def four_caches(title: str, network: StatefulNetwork, with_skip: QueryStream, wi
         for name, options in _settings(network):
             best: dict[str, Any] = {}
             for _ in range(2):
-                engine = RnnLM(network, **options)
+                engine = CachedRNNLM(network, **options)
                 _, cpu_s = run(engine, [stream])
                 counts = engine.statistics()
                 if not best or cpu_s < best["cpu_s"]:
@@ -48,7 +48,7 @@ def four_caches(title: str, network: StatefulNetwork, with_skip: QueryStream, wi
 
 def _settings(network: StatefulNetwork) -> Iterator[tuple[str, dict[str, bool]]]:
     """Names and the engine's options: no cache but that of states, then one more each time."""
-    output = RnnLM(network).output
+    output = CachedRNNLM(network).output
     is_of_use = {
         "cache_history_normalizers": output.cache_history,
         "cache_group_normalizers": output.cache_group,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asr.lm.cached.engine import RnnLM
+from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.interface import StatefulNetwork
 from parts.markdown_table import table
 from parts.query_throughput import copies_of, fastest
@@ -56,7 +56,7 @@ def placement(network: StatefulNetwork, streams: Sequence[QueryStream], device: 
     stream, expected, rows = merged(streams), None, []
     for search, hidden, output in places:
         for batching in ("query", "frame"):
-            engine = RnnLM(on[output], [on[hidden]], search_device=search, batching=batching, synchronize=True)
+            engine = CachedRNNLM(on[output], [on[hidden]], search_device=search, batching=batching, synchronize=True)
             answers: Tensor = replay(stream.to(search), engine).cpu()
             expected = answers if expected is None else expected
             counts = engine.statistics()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asr.lm.cached.engine import RnnLM
+from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.interface import StatefulNetwork
 from parts.markdown_table import table
 from parts.query_workload import columns, naive_seconds, run
@@ -16,14 +16,14 @@ from scripts.benchmarks.query_stream import QueryStream, merged
 
 def index_table(network: StatefulNetwork, streams: list[QueryStream]) -> None:
     _, naive_cpu_s = naive_seconds(network, streams[0], 300)
-    everything = RnnLM(network)
+    everything = CachedRNNLM(network)
     run(everything, streams)
     all_bytes = everything.statistics().bytes_held
     cases: list[tuple[str, int | None, bool]] = [("each utterance anew", None, True), ("kept, all", None, False)]
     cases += [(f"kept, 1/{part} of that", all_bytes // part, False) for part in (2, 8, 32, 128)]
     rows = []
     for name, capacity, resets in cases:
-        engine = RnnLM(network, capacity_bytes=capacity)
+        engine = CachedRNNLM(network, capacity_bytes=capacity)
         _, cpu_s = run(engine, streams, marks=capacity is not None, resets=resets)
         counts = engine.statistics()
         row = columns(counts, cpu_s)
@@ -40,7 +40,7 @@ def index_table(network: StatefulNetwork, streams: list[QueryStream]) -> None:
 def frame_batch(network: StatefulNetwork, streams: list[QueryStream]) -> None:
     exact, rows = None, []
     for precision in (None, "round-2", "round-1", "sign"):
-        engine = RnnLM(network, history_precision=precision)
+        engine = CachedRNNLM(network, history_precision=precision)
         log_prob, cpu_s = run(engine, streams)
         exact = log_prob if exact is None else exact
         counts = engine.statistics()
@@ -62,7 +62,7 @@ def frame_batch(network: StatefulNetwork, streams: list[QueryStream]) -> None:
         ("utterance", "frame", streams),
         ("frame", "frame", [merged(streams)]),
     ):
-        engine = RnnLM(network, batching=batching)
+        engine = CachedRNNLM(network, batching=batching)
         run(engine, asked)
         counts = engine.statistics()
         rows.append(
@@ -84,7 +84,7 @@ def frame_batch(network: StatefulNetwork, streams: list[QueryStream]) -> None:
 
 def nearness(network: StatefulNetwork, streams: list[QueryStream]) -> str:
     """How near the histories that a word follows come to each other, in words."""
-    engine = RnnLM(network)
+    engine = CachedRNNLM(network)
     run(engine, streams)
     node = (engine.trie.nodes.is_used() & (engine.trie.hidden_row >= 0)).nonzero().squeeze(1)[2:]
     word = engine.trie.word[node]
@@ -109,19 +109,19 @@ def nearness(network: StatefulNetwork, streams: list[QueryStream]) -> str:
 
 def recombination(network: StatefulNetwork, streams: list[QueryStream]) -> None:
     """Histories that end in the same words share a context: that of the first come, or of the best in a window."""
-    engine = RnnLM(network)
+    engine = CachedRNNLM(network)
     exact, cpu_s = run(engine, streams)
     rows = [_recombined("none", "", engine, exact, exact, cpu_s)]
     for length in (5, 4, 3, 2, 1):
         for choice in ("first", "best"):
-            engine = RnnLM(network, recombination_length=length, recombination=choice)
+            engine = CachedRNNLM(network, recombination_length=length, recombination=choice)
             log_prob, cpu_s = run(engine, streams)
             rows.append(_recombined(str(length), choice, engine, log_prob, exact, cpu_s))
     table("four-caches: recombination length, the first come stays or the best within 50 calls", rows, thousands=",")
 
 
 def _recombined(
-    length: str, choice: str, engine: RnnLM, log_prob: Tensor, exact: Tensor, cpu_s: float
+    length: str, choice: str, engine: CachedRNNLM, log_prob: Tensor, exact: Tensor, cpu_s: float
 ) -> dict[str, Any]:
     difference = (log_prob - exact).abs()
     return {
@@ -136,7 +136,7 @@ def _recombined(
 def hidden_dtypes(network: StatefulNetwork, streams: list[QueryStream]) -> None:
     exact, rows = None, []
     for dtype in ("float32", "float16", "bfloat16", "int8"):
-        engine = RnnLM(network, hidden_dtype=dtype)
+        engine = CachedRNNLM(network, hidden_dtype=dtype)
         log_prob, cpu_s = run(engine, streams)
         exact = log_prob if exact is None else exact
         rows.append(

@@ -9,27 +9,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asr.lm.cached.engine import RnnLM
+from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.cached.statistics import QueryStatistics, StageClock
 from asr.lm.interface import StatefulNetwork
-from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.text.symbols import BOS_ID, Vocabulary
 from scripts.benchmarks.query_stream import QueryStream, replay
 from tests.reference.plain_lm import PlainLM
 
 
-def random_network(output: str, num_words: int = 65_000) -> RnnLm:
+def random_network(output: str, num_words: int = 65_000) -> RNNLanguageModel:
     """GRU H = 256 with trigram features, as in frame-batch (NCE), or with a class softmax as in four-caches."""
     torch.manual_seed(0)
-    config = RnnLmConfig(output=output, maxent_order=3, maxent_size=1 << 20)  # type: ignore[arg-type]
-    network = RnnLm(Vocabulary([f"w{i}" for i in range(num_words)]), config)
+    config = RNNLMConfig(output=output, maxent_order=3, maxent_size=1 << 20)  # type: ignore[arg-type]
+    network = RNNLanguageModel(Vocabulary([f"w{i}" for i in range(num_words)]), config)
     if network.maxent is not None:
         torch.nn.init.normal_(network.maxent.weight, std=0.05)
     return network.eval()
 
 
 def run(
-    engine: RnnLM, streams: Sequence[QueryStream], marks: bool = False, resets: bool = False
+    engine: CachedRNNLM, streams: Sequence[QueryStream], marks: bool = False, resets: bool = False
 ) -> tuple[Tensor, float]:
     """Replays streams one after another -> log_prob (Q,) of all, processor seconds."""
     begin, scores = time.process_time(), []
@@ -40,7 +40,7 @@ def run(
     return torch.cat(scores), time.process_time() - begin
 
 
-def marking(stream: QueryStream, engine: RnnLM) -> Callable[[int, Tensor], None]:
+def marking(stream: QueryStream, engine: CachedRNNLM) -> Callable[[int, Tensor], None]:
     """Marks live, after each call, the contexts that a later call asks for."""
     last = stream.last_call_of_context()
     reached = torch.stack([call.max() for call in stream.calls()]).cummax(0).values

@@ -12,14 +12,14 @@ from asr.cli.main import main
 pytest.importorskip("pytorch_lightning")
 pytest.importorskip("jsonargparse")
 
-MODEL = "model:\n  class_path: asr.lm.rnn.training.LitRnnLm\n  init_args: {vocabulary: none.txt}\n"
+MODEL = "model:\n  class_path: asr.lm.rnn.training.LitRNNLM\n  init_args: {vocabulary: none.txt}\n"
 DATA = "data:\n  class_path: asr.lm.rnn.data.TextDataModule\n  init_args: {vocabulary: none.txt}\n"
 
 
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        (MODEL.replace("LitRnnLm", "Nonsense") + DATA, "has no attribute 'Nonsense'"),
+        (MODEL.replace("LitRNNLM", "Nonsense") + DATA, "has no attribute 'Nonsense'"),
         (MODEL + DATA + "trainer: {max_epochs: many}\n", "key \"trainer.max_epochs\": Expected a <class 'int'>"),
         (MODEL + DATA + "trainer: {max_epoch: 3}\n", "does not accept option 'trainer.max_epoch'"),
         (MODEL.replace("{vocabulary: none.txt}", "{lr: x}") + DATA, 'Parser key "lr"'),

@@ -9,7 +9,7 @@ import pytest
 from lhotse import CutSet
 
 from asr.cli.main import main
-from asr.datasets.corpora.base import Corpus, Listing, Utterance
+from asr.datasets.corpora.base import Corpus, CorpusPart, Utterance
 from asr.datasets.corpora.librispeech import LibriSpeech
 from asr.datasets.prepare import PartReport, prepare_part
 from asr.errors import AsrError
@@ -43,8 +43,8 @@ class _Thousand:
     def parts_in(self, corpus_dir: Path) -> list[str]:
         return ["all"]
 
-    def list_part(self, corpus_dir: Path, part: str) -> Listing:
-        return Listing([Utterance(f"u{i:04d}", path, "GO", "s") for i, path in enumerate(self.files)], [])
+    def list_part(self, corpus_dir: Path, part: str) -> CorpusPart:
+        return CorpusPart([Utterance(f"u{i:04d}", path, "GO", "s") for i, path in enumerate(self.files)], [])
 
     def lexicon(self, corpus_dir: Path) -> Path | None:
         return None

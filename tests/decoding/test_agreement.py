@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.paths import hypothesis_of_path
-from asr.decoding.token_passing import TorchFirstPass
+from asr.decoding.token_passing import TokenPassingDecoder
 from tests.decoding.random_graphs import random_graph, random_log_prob
 
 pytest.importorskip("kaldi_decoder")
@@ -25,12 +25,12 @@ OPTIONS = DecodingOptions(search_beam=1e4, min_active_states=0, max_active_state
 def test_same_path_and_score(seed: int, epsilons: bool) -> None:
     graph = random_graph(seed, num_states=200, num_arcs=1000, num_tokens=10, num_words=50, epsilons=epsilons)
     log_prob = random_log_prob(seed, 2, 30, num_tokens=10)
-    results = TorchFirstPass(graph, OPTIONS).decode(log_prob, torch.tensor([30, 20]))
+    results = TokenPassingDecoder(graph, OPTIONS).decode(log_prob, torch.tensor([30, 20]))
     passes = [results]
     if not epsilons and importlib.util.find_spec("k2") is not None:
-        from asr.decoding.k2 import K2FirstPass
+        from asr.decoding.k2 import K2Decoder
 
-        passes.append(K2FirstPass(graph, OPTIONS).decode(log_prob, torch.tensor([30, 20])))
+        passes.append(K2Decoder(graph, OPTIONS).decode(log_prob, torch.tensor([30, 20])))
     for utt_idx, num_frames in enumerate((30, 20)):
         found = KaldiSearch(graph).decode(log_prob[utt_idx, :num_frames])
         for one in (results[utt_idx] for results in passes):

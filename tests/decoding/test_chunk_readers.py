@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from asr.decoding.backend import Chunk, ChunkReader, Traces
+from asr.decoding.backend import Chunk, ChunkBackend, SearchSink
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.search_graph import SearchGraph
-from asr.decoding.token_passing import TorchFirstPass
+from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.token_search import TokenSearch
-from asr.decoding.tokens import Tokens
+from asr.decoding.tokens import ActiveTokens
 from asr.lm.cached import engine_numba
-from asr.lm.cached.engine import RnnLM
-from asr.lm.combine import MappedLM, difference_lm
+from asr.lm.cached.engine import CachedRNNLM
+from asr.lm.combine import RemappedLM, difference_lm
 from asr.lm.corpus import read_word_stream
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.estimate import estimate_kneser_ney
 from asr.lm.ngram.model import NgramLM
-from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.ngram_oracle import toy_sentences
 from tests.reference.table_lm import TableLM
@@ -40,12 +40,12 @@ def test_rooms_of_fixed_sizes(
 ) -> None:
     pytest.importorskip("triton", reason="the kernels need triton; its interpreter runs them without a GPU")
     from asr.decoding.gpu import cuda_graph
-    from asr.decoding.gpu.cuda_graph import FixedSearch
+    from asr.decoding.gpu.cuda_graph import CudaGraphSearch
 
     monkeypatch.setattr(cuda_graph, "_FIRST_ROOM", first_room)
     monkeypatch.setattr(cuda_graph, "_FRAMES_AT_ONCE", frames_at_once)
     for reader in _check_same_paths("steps", beam, limits, monkeypatch):
-        assert isinstance(reader, FixedSearch)
+        assert isinstance(reader, CudaGraphSearch)
         assert (reader.num_retries > 0) == (first_room < 1024)
 
 
@@ -65,11 +65,11 @@ def test_loops_with_a_language_model(
     beam: float, limits: tuple[int, int], word_beam: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("numba")
-    from asr.decoding.cpu.chunk_lm import CompiledLmChunk
+    from asr.decoding.cpu.chunk_lm import NumbaChunkSearchWithLM
 
     lm = TableLM(GRAPH.vocabulary, num_history_words=2)
     readers = _check_same_paths("loops", beam, limits, monkeypatch, lm, word_beam)
-    assert [type(reader) for reader in readers] == 2 * [CompiledLmChunk]
+    assert [type(reader) for reader in readers] == 2 * [NumbaChunkSearchWithLM]
 
 
 @pytest.mark.parametrize("kind", ["plain", "indexed", "quantized", "words missing"])
@@ -93,17 +93,17 @@ def test_loops_that_look_up_ngrams(
     stream = read_word_stream([path])
     small, large = (NgramLM.from_trie(estimate_kneser_ney(stream, order).trie) for order in (2, 4))
     large = {"indexed": large.with_index(), "quantized": large.quantized()}.get(kind, large)
-    lm = difference_lm(MappedLM(large, GRAPH.vocabulary), MappedLM(small, GRAPH.vocabulary))
+    lm = difference_lm(RemappedLM(large, GRAPH.vocabulary), RemappedLM(small, GRAPH.vocabulary))
     readers = _check_same_paths("loops", beam, limits, monkeypatch, lm, word_beam)
-    assert [type(reader) for reader in readers] == 2 * [chunk_lm.CompiledWordChunk]
+    assert [type(reader) for reader in readers] == 2 * [chunk_lm.NumbaWordSearch]
 
 
-def _toy_models(folder: Path) -> tuple[MappedLM, RnnLm]:
+def _toy_models(folder: Path) -> tuple[RemappedLM, RNNLanguageModel]:
     path = folder / "text"
     path.write_text("\n".join(toy_sentences(0, 200, 9)))
-    small = MappedLM(NgramLM.from_trie(estimate_kneser_ney(read_word_stream([path]), 2).trie), GRAPH.vocabulary)
+    small = RemappedLM(NgramLM.from_trie(estimate_kneser_ney(read_word_stream([path]), 2).trie), GRAPH.vocabulary)
     torch.manual_seed(0)
-    return small, RnnLm(GRAPH.vocabulary, RnnLmConfig(6, 8, maxent_order=3, maxent_size=1000))
+    return small, RNNLanguageModel(GRAPH.vocabulary, RNNLMConfig(6, 8, maxent_order=3, maxent_size=1000))
 
 
 @pytest.mark.parametrize("is_pushed", [False, True])
@@ -119,16 +119,16 @@ def test_loops_that_ask_a_recurrent_network(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("numba")
-    from asr.decoding.cpu.chunk_lm import CompiledLmChunk, CompiledWordChunk
+    from asr.decoding.cpu.chunk_lm import NumbaChunkSearchWithLM, NumbaWordSearch
 
     monkeypatch.setattr(SearchGraph, "is_pushed", is_pushed)
     small, network = _toy_models(tmp_path)
     # What the loops have scored, and the tensor form then finds; and the other way round.
     for loops_first in (True, False):
-        engine = RnnLM(network)
+        engine = CachedRNNLM(network)
         lm = difference_lm(engine, small)
         readers = _check_same_paths("loops", beam, limits, monkeypatch, lm, word_beam, loops_first)
-        assert [type(reader) for reader in readers] == 2 * [CompiledWordChunk if is_pushed else CompiledLmChunk]
+        assert [type(reader) for reader in readers] == 2 * [NumbaWordSearch if is_pushed else NumbaChunkSearchWithLM]
         num_runs, num_rows = engine.statistics().num_hidden_calls, engine.statistics().num_hidden_rows
         if loops_first:
             runs_of_loops, rows_of_loops = num_runs, num_rows
@@ -141,25 +141,27 @@ def test_a_network_that_has_no_more_room_is_asked_by_calls(
     capacity_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("numba")
-    from asr.decoding.cpu.chunk_lm import CompiledLmChunk
+    from asr.decoding.cpu.chunk_lm import NumbaChunkSearchWithLM
 
     monkeypatch.setattr(SearchGraph, "is_pushed", True)
     monkeypatch.setattr(engine_numba, "_ROOM", 16)
     frames_by_calls: list[list[int]] = []
-    read = CompiledLmChunk.read
+    read = NumbaChunkSearchWithLM.read
 
-    def recorded(reader: CompiledLmChunk, tokens: Tokens, chunk: Chunk, traces: Traces) -> Tokens:
+    def recorded(
+        reader: NumbaChunkSearchWithLM, tokens: ActiveTokens, chunk: Chunk, traces: SearchSink
+    ) -> ActiveTokens:
         frames_by_calls.append(chunk.num_frames.tolist())
         return read(reader, tokens, chunk, traces)
 
-    monkeypatch.setattr(CompiledLmChunk, "read", recorded)
+    monkeypatch.setattr(NumbaChunkSearchWithLM, "read", recorded)
     small, network = _toy_models(tmp_path)
     options = DecodingOptions(search_beam=6.0, min_active_states=3, max_active_states=40)
     log_prob, found = random_log_prob(5, 5, 11), []
-    engine = RnnLM(network, capacity_bytes=capacity_bytes)
+    engine = CachedRNNLM(network, capacity_bytes=capacity_bytes)
     assert engine.for_loop() is not None
-    for own, form in ((RnnLM(network), "tensor"), (engine, "loops")):
-        search = TorchFirstPass(GRAPH, options, form=form)
+    for own, form in ((CachedRNNLM(network), "tensor"), (engine, "loops")):
+        search = TokenPassingDecoder(GRAPH, options, form=form)
         for _ in range(2):
             results = search.decode(log_prob, NUM_FRAMES, difference_lm(own, small))
         found.append([result.best for result in results])
@@ -204,7 +206,7 @@ def _check_same_paths(
     lm: LanguageModel | None = None,
     word_beam: float | None = None,
     loops_first: bool = False,
-) -> list[ChunkReader]:
+) -> list[ChunkBackend]:
     """In one chunk and in several, records collected on the way; gives the readers."""
     monkeypatch.setattr(Backtrace, "is_due", property(lambda self: self.num_records > 200))
     graph = GRAPH
@@ -216,7 +218,7 @@ def _check_same_paths(
     )
     searched = SearchGraph(graph, options)
     found = []
-    readers: list[ChunkReader] = []
+    readers: list[ChunkBackend] = []
     runs = [("tensor", [11]), (form, [11]), (form, [2, 9])]
     for own_form, cuts in reversed(runs) if loops_first else runs:
         backtrace = Backtrace(graph.device)
@@ -243,7 +245,7 @@ def _check_same_paths(
     return readers
 
 
-def _assert_equal(tokens: Tokens, others: Tokens) -> None:
+def _assert_equal(tokens: ActiveTokens, others: ActiveTokens) -> None:
     for field in fields(tokens):
         if field.name != "record":
             assert torch.equal(getattr(tokens, field.name), getattr(others, field.name)), field.name

@@ -19,7 +19,7 @@ from asr.decoding.frame import FrameStep
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import LatticeRecords
 from asr.decoding.search_graph import SearchGraph
-from asr.decoding.tokens import Tokens
+from asr.decoding.tokens import ActiveTokens
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.table_lm import TableLM
 
@@ -83,7 +83,7 @@ def _check_same_paths(
         records = LatticeRecords(num_utts, options) if keeps_lattice and not epsilons else None
         step = FrameStep(searched, options, lm, backtrace, records, own_form)
         start = torch.zeros(num_utts, dtype=torch.int64)
-        tokens = Tokens.starting(torch.arange(num_utts), start, start if lm is None else lm.start(num_utts))
+        tokens = ActiveTokens.starting(torch.arange(num_utts), start, start if lm is None else lm.start(num_utts))
         offset = torch.zeros(num_utts, dtype=torch.float64)
         tokens = step.follow_epsilons(tokens, offset)
         frames = []

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asr.decoding.interface import DecodingOptions
-from asr.decoding.token_passing import TorchFirstPass
+from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.exhaustive_search import exhaustive_search
@@ -18,7 +18,7 @@ from tests.reference.lattice_paths import all_sentences
 from tests.reference.table_lm import TableLM
 
 pytest.importorskip("k2")
-from asr.decoding.k2 import K2FirstPass
+from asr.decoding.k2 import K2Decoder
 
 WIDE = {"search_beam": math.inf, "output_beam": math.inf, "min_active_states": 0, "max_active_states": 10**6}
 SCALES = {"am_scale": 0.7, "graph_scale": 1.3, "lm_scale": 0.6, "word_insertion_penalty": -0.4}
@@ -32,8 +32,8 @@ def test_equals_exhaustive_search_and_the_torch_pass(seed: int, with_lm: bool) -
     num_frames = torch.tensor([3, 5, 0, 4])
     lm = TableLM(graph.vocabulary, seed) if with_lm else None
     options = DecodingOptions(**WIDE, **SCALES)
-    results = K2FirstPass(graph, options).decode(log_prob, num_frames, lm)
-    others = TorchFirstPass(graph, options).decode(log_prob, num_frames, lm)
+    results = K2Decoder(graph, options).decode(log_prob, num_frames, lm)
+    others = TokenPassingDecoder(graph, options).decode(log_prob, num_frames, lm)
     for utt_idx, (result, other) in enumerate(zip(results, others, strict=True)):
         expected = exhaustive_search(graph, log_prob[utt_idx, : num_frames[utt_idx]], lm, **SCALES)
         assert result.reached_final == other.reached_final == bool(expected)
@@ -54,8 +54,8 @@ def test_lattices_of_both_passes_hold_the_same_sentences(seed: int, with_lm: boo
     num_frames = torch.tensor([5, 3, 4])
     lm = TableLM(graph.vocabulary, seed) if with_lm else None
     options = DecodingOptions(**{**WIDE, "output_beam": 1e4}, **SCALES)
-    results = K2FirstPass(graph, options, keep_lattice=True).decode(log_prob, num_frames, lm)
-    others = TorchFirstPass(graph, options, keep_lattice=True).decode(log_prob, num_frames, lm)
+    results = K2Decoder(graph, options, keep_lattice=True).decode(log_prob, num_frames, lm)
+    others = TokenPassingDecoder(graph, options, keep_lattice=True).decode(log_prob, num_frames, lm)
     for result, other in zip(results, others, strict=True):
         assert (result.lattice is None) == (other.lattice is None)
         if result.lattice is not None and other.lattice is not None:
@@ -68,12 +68,12 @@ def test_no_final_state_is_an_outcome() -> None:
     graph = random_graph(0)
     graph.final_score[:-1] = -math.inf
     graph.dst_state[graph.dst_state == graph.num_states - 1] = 0
-    result = K2FirstPass(graph).decode(random_log_prob(0, 1, 4), torch.tensor([4]))[0]
+    result = K2Decoder(graph).decode(random_log_prob(0, 1, 4), torch.tensor([4]))[0]
     assert not result.reached_final and result.lattice is None
     assert result.best is not None
-    assert K2FirstPass(graph).decode(torch.full((1, 3, 4), -math.inf), torch.tensor([3]))[0].hypotheses == ()
+    assert K2Decoder(graph).decode(torch.full((1, 3, 4), -math.inf), torch.tensor([3]))[0].hypotheses == ()
 
 
 def test_a_graph_with_input_epsilons_is_refused() -> None:
     with pytest.raises(AsrError, match="use the torch pass"):
-        K2FirstPass(random_graph(0, epsilons=True))
+        K2Decoder(random_graph(0, epsilons=True))

@@ -21,7 +21,7 @@ from tests.reference.lattice_paths import all_sentences
 from tests.reference.table_lm import TableLM
 
 pytest.importorskip("k2")
-from asr.decoding.k2 import K2FirstPass
+from asr.decoding.k2 import K2Decoder
 from asr.decoding.k2_online import K2StreamingDecoder
 
 
@@ -65,7 +65,7 @@ def test_any_chunking_equals_the_whole(seed, with_lm, skip, cuts, output_beam):
     )
     lm = TableLM(graph.vocabulary, seed) if with_lm else None
     log_prob = random_log_prob(seed, 1, 10)[0]
-    whole = K2FirstPass(graph, options, keep_lattice=True).decode(log_prob[None], torch.tensor([10]), lm)[0]
+    whole = K2Decoder(graph, options, keep_lattice=True).decode(log_prob[None], torch.tensor([10]), lm)[0]
     decoder = K2StreamingDecoder(graph, options, lm, keep_lattice=True)
     found = decoder.finalize(fed(decoder, log_prob, cuts))
     same(found, whole)
@@ -82,7 +82,7 @@ def test_words_of_an_unfinished_stream_stand_where_they_were_before_blanks_were_
     graph, log_prob = random_graph(2, num_states=20, num_arcs=60, final_prob=0.0), random_log_prob(2, 1, 10)
     log_prob[0, 1:5] = torch.tensor([5.0, 0.0, 0.0, 0.0]).log_softmax(0)
     options = DecodingOptions(search_beam=6.0, min_active_states=0, blank_skip_threshold=0.5)
-    whole = K2FirstPass(graph, options).decode(log_prob, torch.tensor([10]))[0]
+    whole = K2Decoder(graph, options).decode(log_prob, torch.tensor([10]))[0]
     assert not whole.reached_final and whole.num_frames == 7 and whole.best.start_frames[-1] > 6
     decoder = K2StreamingDecoder(graph, options)
     found = decoder.finalize(fed(decoder, log_prob[0], [3, 6]))
@@ -126,12 +126,12 @@ def test_streams_endpoints_and_bad_input():
     assert decoder.partial(first) is not None and decoder.num_settled_words(first) == 0
     assert not decoder.is_endpoint(second)
     empty = decoder.finalize(second)
-    same(empty, K2FirstPass(graph).decode(torch.zeros(1, 0, 4), torch.tensor([0]))[0])
+    same(empty, K2Decoder(graph).decode(torch.zeros(1, 0, 4), torch.tensor([0]))[0])
     with pytest.raises(AsrError, match=f"stream {second} is not open"):
         decoder.partial(second)
     with pytest.raises(AsrError, match="NaN"):
         decoder.advance([first], torch.full((1, 2, 4), math.nan), torch.tensor([2]))
-    same(decoder.finalize(first), K2FirstPass(graph).decode(random_log_prob(3, 2, 6)[:1], torch.tensor([6]))[0])
+    same(decoder.finalize(first), K2Decoder(graph).decode(random_log_prob(3, 2, 6)[:1], torch.tensor([6]))[0])
     assert decoder.start() == [0]
     blanks = torch.tensor([5.0, 0.0, 0.0, 0.0]).log_softmax(0).expand(1, 51, 4)
     decoder.advance([0], blanks, torch.tensor([51]))
@@ -154,7 +154,7 @@ def test_an_utterance_of_an4(corpora):
         log_prob, num_frames = recognizer.acoustic_model(features, num_frames)
     lm = language_models(recognizer.bundle, "on_the_fly", 1.0, torch.device("cpu")).model
     graph, options = recognizer.bundle.graph, recognizer.options
-    whole = K2FirstPass(graph, options).decode(log_prob, num_frames, lm)[0]
+    whole = K2Decoder(graph, options).decode(log_prob, num_frames, lm)[0]
     assert whole.best is not None and len(whole.best.words) > 3
     decoder = K2StreamingDecoder(graph, options, lm)
     for size in (7, 16):

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from asr.decoding.interface import DecodingOptions, FirstPass
-from asr.decoding.token_passing import TorchFirstPass
+from asr.decoding.interface import Decoder, DecodingOptions
+from asr.decoding.token_passing import TokenPassingDecoder
 from asr.graph.build import build_graph
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.combine import difference_lm
@@ -51,12 +51,12 @@ def _arpa(folder: Path, seed: int, order: int) -> Path:
     return path
 
 
-def _first_pass(name: str, graph: DecodingGraph) -> FirstPass:
+def _first_pass(name: str, graph: DecodingGraph) -> Decoder:
     if name == "torch":
-        return TorchFirstPass(graph, OPTIONS)
-    from asr.decoding.k2 import K2FirstPass
+        return TokenPassingDecoder(graph, OPTIONS)
+    from asr.decoding.k2 import K2Decoder
 
-    return K2FirstPass(graph, OPTIONS)
+    return K2Decoder(graph, OPTIONS)
 
 
 @pytest.mark.parametrize("first_pass", ["torch", "k2"])

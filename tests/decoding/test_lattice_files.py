@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice
 from asr.decoding.lattice_io import read_kaldi_lattices, read_slf, write_kaldi_lattice, write_slf
-from asr.decoding.token_passing import TorchFirstPass
+from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.harmful_pickle import HarmfulPickle
@@ -25,9 +25,9 @@ OPTIONS = DecodingOptions(
 )
 
 
-def a_lattice(seed: int, with_lm: bool = True) -> tuple[Lattice, TorchFirstPass] | None:
+def a_lattice(seed: int, with_lm: bool = True) -> tuple[Lattice, TokenPassingDecoder] | None:
     graph = random_graph(seed)
-    first_pass = TorchFirstPass(graph, OPTIONS, keep_lattice=True)
+    first_pass = TokenPassingDecoder(graph, OPTIONS, keep_lattice=True)
     lm = TableLM(graph.vocabulary, seed) if with_lm else None
     result = first_pass.decode(random_log_prob(seed, 1, 5), torch.tensor([5]), lm)[0]
     return None if result.lattice is None else (result.lattice, first_pass)

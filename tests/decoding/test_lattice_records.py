@@ -14,7 +14,7 @@ from asr.decoding.cpu import chunk
 from asr.decoding.cpu.lattice import add_losses, kept_within, order_by_source
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice
-from asr.decoding.token_passing import TorchFirstPass
+from asr.decoding.token_passing import TokenPassingDecoder
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.table_lm import TableLM
 
@@ -56,9 +56,9 @@ def test_loops_give_the_tensor_forms_lattice(
     lm = TableLM(graph.vocabulary, seed) if with_lm else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunk, "_FRAMES_AT_ONCE", frames_at_once)
-        found = TorchFirstPass(graph, options, True, "loops").search(log_prob, NUM_FRAMES, lm)
+        found = TokenPassingDecoder(graph, options, True, "loops").search(log_prob, NUM_FRAMES, lm)
         patch.setattr(lattice, "_loop_for", lambda function, score: None)
-        expected = TorchFirstPass(graph, options, True, "tensor").search(log_prob, NUM_FRAMES, lm)
+        expected = TokenPassingDecoder(graph, options, True, "tensor").search(log_prob, NUM_FRAMES, lm)
     assert found.results() == expected.results()
     assert found.joint is not None and expected.joint is not None
     assert_equal(found.joint, expected.joint)
@@ -68,15 +68,15 @@ def test_a_lattice_costs_the_search_no_path() -> None:
     graph = random_graph(3, num_states=40, num_arcs=200)
     log_prob = random_log_prob(3, 5, 11)
     options = DecodingOptions(search_beam=4.0, output_beam=3.0, min_active_states=3, max_active_states=12)
-    with_lattice = TorchFirstPass(graph, options, keep_lattice=True).decode(log_prob, NUM_FRAMES)
-    plain = TorchFirstPass(graph, options).decode(log_prob, NUM_FRAMES)
+    with_lattice = TokenPassingDecoder(graph, options, keep_lattice=True).decode(log_prob, NUM_FRAMES)
+    plain = TokenPassingDecoder(graph, options).decode(log_prob, NUM_FRAMES)
     assert [replace(result, lattice=None) for result in with_lattice] == plain
 
 
 def test_no_frames_at_all() -> None:
     graph = random_graph(3)
     graph.final_score[0] = -0.5
-    lattice = TorchFirstPass(graph, keep_lattice=True).search(torch.zeros(2, 0, 4), torch.tensor([0, 0])).joint
+    lattice = TokenPassingDecoder(graph, keep_lattice=True).search(torch.zeros(2, 0, 4), torch.tensor([0, 0])).joint
     assert lattice is not None
     assert lattice.num_states == 2 and lattice.num_arcs == 0 and lattice.final_graph_score.tolist() == [-0.5, -0.5]
 
@@ -96,7 +96,7 @@ def test_losses_by_hand() -> None:
 def test_scores_by_loops_equal_those_by_tensors(seed: int) -> None:
     graph = random_graph(seed, num_states=40, num_arcs=200)
     options = DecodingOptions(output_beam=float("inf"))
-    first_pass = TorchFirstPass(graph, options, keep_lattice=True)
+    first_pass = TokenPassingDecoder(graph, options, keep_lattice=True)
     lattice = first_pass.search(random_log_prob(seed, 5, 11), NUM_FRAMES).joint
     assert lattice is not None
     arc_total, final_total = lattice.arc_total(options), lattice.final_total(options)

@@ -15,7 +15,7 @@ from asr.decoding.interface import DecodeResult, DecodingOptions
 from asr.decoding.lattice import arc_posteriors, with_confidences
 from asr.decoding.log_probs import skip_blanks
 from asr.decoding.nbest import PrefixTree, n_best, rescore_n_best, score_tree, score_tree_by_network
-from asr.decoding.token_passing import TorchFirstPass
+from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.results import StageTimes, as_result
@@ -31,7 +31,7 @@ OPTIONS = DecodingOptions(search_beam=math.inf, output_beam=6.0, am_scale=0.7, l
 def decoded(seed: int, with_lm: bool) -> tuple[DecodingGraph, DecodeResult]:
     graph = random_graph(seed, final_prob=1.0)
     lm = TableLM(graph.vocabulary, seed) if with_lm else None
-    return graph, TorchFirstPass(graph, OPTIONS, keep_lattice=True).decode(
+    return graph, TokenPassingDecoder(graph, OPTIONS, keep_lattice=True).decode(
         random_log_prob(seed, 1, 5), torch.tensor([5]), lm
     )[0]
 
@@ -111,8 +111,8 @@ def test_frames_that_were_left_out_move_words_and_change_no_confidence(seed: int
     options = replace(OPTIONS, blank_skip_threshold=0.3)
     short, num_kept, frame_of, _ = skip_blanks(log_prob, num_frames, 0.3)
     assert int(num_kept) < 22
-    (expected,) = TorchFirstPass(graph, OPTIONS, keep_lattice=True).decode(short, num_kept)
-    (result,) = TorchFirstPass(graph, options, keep_lattice=True).decode(log_prob, num_frames)
+    (expected,) = TokenPassingDecoder(graph, OPTIONS, keep_lattice=True).decode(short, num_kept)
+    (result,) = TokenPassingDecoder(graph, options, keep_lattice=True).decode(log_prob, num_frames)
     assert expected.best is not None and expected.lattice is not None and len(expected.best.words) > 1
     assert result.best is not None and result.lattice is not None
     plain = with_confidences(expected.best, expected.lattice, OPTIONS, num_frames_apart=0)

@@ -17,9 +17,9 @@ from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice, best_path, join, prune
 from asr.decoding.paths import hypothesis_of_path
 from asr.decoding.rescoring import rescore_joint, rescore_on_the_fly
-from asr.decoding.token_passing import RescoringPass, TorchFirstPass
+from asr.decoding.token_passing import RescoringPass, TokenPassingDecoder
 from asr.decoding.token_search import TokenSearch
-from asr.lm.combine import MappedLM, difference_lm
+from asr.lm.combine import RemappedLM, difference_lm
 from asr.lm.corpus import read_word_stream
 from asr.lm.ngram.estimate import estimate_kneser_ney
 from asr.lm.ngram.model import NgramLM
@@ -39,9 +39,9 @@ OPTIONS = DecodingOptions(
 )
 
 
-def lattices_of(seed: int) -> tuple[list[Lattice], TableLM, TorchFirstPass]:
+def lattices_of(seed: int) -> tuple[list[Lattice], TableLM, TokenPassingDecoder]:
     graph = random_graph(seed)
-    first_pass = TorchFirstPass(graph, OPTIONS, keep_lattice=True)
+    first_pass = TokenPassingDecoder(graph, OPTIONS, keep_lattice=True)
     results = first_pass.decode(random_log_prob(seed, 3, 5), torch.tensor([5, 3, 4]))
     lattices = [result.lattice for result in results if result.lattice is not None]
     return lattices, TableLM(graph.vocabulary, seed), first_pass
@@ -104,7 +104,7 @@ def test_together_equals_alone(seed: int) -> None:
 
 def test_one_call_a_frame() -> None:
     graph = random_graph(5, max_words=1)
-    results = TorchFirstPass(graph, OPTIONS, keep_lattice=True).decode(
+    results = TokenPassingDecoder(graph, OPTIONS, keep_lattice=True).decode(
         random_log_prob(5, 4, 6), torch.tensor([6, 6, 6, 6])
     )
     lm = TableLM(graph.vocabulary)
@@ -126,10 +126,10 @@ def test_the_loop_over_a_lattice_finds_what_the_token_search_finds(
     options = replace(OPTIONS, context_beam=context_beam, max_active_states=max_active, min_active_states=0)
     for seed in range(6):
         graph = random_graph(seed, num_states=40, num_arcs=200)
-        first_pass = TorchFirstPass(graph, replace(OPTIONS, output_beam=12.0), keep_lattice=True)
+        first_pass = TokenPassingDecoder(graph, replace(OPTIONS, output_beam=12.0), keep_lattice=True)
         joint = first_pass.search(random_log_prob(seed, 5, 11), torch.tensor([5, 0, 11, 11, 1])).joint
         assert joint is not None
-        lm = difference_lm(MappedLM(large, graph.vocabulary), MappedLM(small, graph.vocabulary))
+        lm = difference_lm(RemappedLM(large, graph.vocabulary), RemappedLM(small, graph.vocabulary))
         by_loop = rescore_joint(joint, options, lm)
         with monkeypatch.context() as patch:
             patch.setattr(rescoring, "search_by_loop", lambda *_: None)
@@ -173,7 +173,9 @@ def test_rescoring_pass_equals_the_language_model_inside_the_search(seed: int) -
     lm = TableLM(graph.vocabulary, seed)
     options = replace(OPTIONS, output_beam=math.inf)
     results = RescoringPass(graph, options).decode(log_prob, num_frames, lm)
-    for result, other in zip(results, TorchFirstPass(graph, options).decode(log_prob, num_frames, lm), strict=True):
+    for result, other in zip(
+        results, TokenPassingDecoder(graph, options).decode(log_prob, num_frames, lm), strict=True
+    ):
         assert result.reached_final == other.reached_final and result.lattice is None
         if result.reached_final:
             assert result.best is not None and other.best is not None
@@ -189,7 +191,7 @@ def test_rescoring_pass_tells_unfinished_paths_as_the_search_does() -> None:
     lm = TableLM(graph.vocabulary)
     options = replace(OPTIONS, word_insertion_penalty=4.0)
     results = RescoringPass(graph, options).decode(log_prob, num_frames, lm)
-    assert results == TorchFirstPass(graph, options).decode(log_prob, num_frames, lm)
+    assert results == TokenPassingDecoder(graph, options).decode(log_prob, num_frames, lm)
     assert not any(result.reached_final for result in results)
     assert any(result.best is not None and result.best.lm_score < 0 for result in results)
 
@@ -197,7 +199,7 @@ def test_rescoring_pass_tells_unfinished_paths_as_the_search_does() -> None:
 def test_rescoring_pass_without_a_language_model_is_the_torch_pass() -> None:
     graph = random_graph(1)
     log_prob, num_frames = random_log_prob(1, 2, 4), torch.tensor([4, 2])
-    expected = TorchFirstPass(graph, OPTIONS).decode(log_prob, num_frames)
+    expected = TokenPassingDecoder(graph, OPTIONS).decode(log_prob, num_frames)
     assert RescoringPass(graph, OPTIONS).decode(log_prob, num_frames) == expected
     kept = RescoringPass(graph, OPTIONS, keep_lattice=True).decode(log_prob, num_frames)
     assert [replace(result, lattice=None) for result in kept] == expected
@@ -208,9 +210,9 @@ def test_word_beam_asks_the_language_model_less() -> None:
     graph = random_graph(11, num_states=30, num_arcs=150)
     log_prob, num_frames = random_log_prob(11, 1, 12), torch.tensor([12])
     exact, skipping, none = (CountingLM(graph.vocabulary) for _ in range(3))
-    TorchFirstPass(graph, replace(OPTIONS, search_beam=12.0)).decode(log_prob, num_frames, exact)
-    TorchFirstPass(graph, replace(OPTIONS, search_beam=12.0, word_beam=4.0)).decode(log_prob, num_frames, skipping)
-    TorchFirstPass(graph, replace(OPTIONS, search_beam=12.0, word_beam=12.0)).decode(log_prob, num_frames, none)
+    TokenPassingDecoder(graph, replace(OPTIONS, search_beam=12.0)).decode(log_prob, num_frames, exact)
+    TokenPassingDecoder(graph, replace(OPTIONS, search_beam=12.0, word_beam=4.0)).decode(log_prob, num_frames, skipping)
+    TokenPassingDecoder(graph, replace(OPTIONS, search_beam=12.0, word_beam=12.0)).decode(log_prob, num_frames, none)
     assert 0 < skipping.num_queries < exact.num_queries == none.num_queries
 
 

@@ -16,7 +16,7 @@ from asr.decoding.interface import DecodeResult, DecodingOptions
 from asr.decoding.nbest import HistoryTree
 from asr.decoding.online import EndpointRules, StreamingDecoder
 from asr.decoding.paths import SpelledPath
-from asr.decoding.token_passing import TorchFirstPass
+from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.table_lm import TableLM
@@ -38,7 +38,7 @@ def test_any_chunking_equals_the_whole(seed: int, with_lm: bool, skip: float | N
     options = DecodingOptions(search_beam=5.0, min_active_states=2, max_active_states=8, blank_skip_threshold=skip)
     lengths = [9, 4, 12]
     log_prob = random_log_prob(seed, 3, 12)
-    whole = TorchFirstPass(graph, options).decode(log_prob, torch.tensor(lengths), lm)
+    whole = TokenPassingDecoder(graph, options).decode(log_prob, torch.tensor(lengths), lm)
     chooser = random.Random(seed)
     decoder = StreamingDecoder(graph, options, lm)
     streams = decoder.start(2)
@@ -65,9 +65,9 @@ def test_collected_back_pointers_tell_the_same_paths(monkeypatch: pytest.MonkeyP
     graph = random_graph(7, num_states=30, num_arcs=150)
     log_prob = random_log_prob(7, 2, 200)
     num_frames = torch.tensor([200, 150])
-    whole = TorchFirstPass(graph).decode(log_prob, num_frames)
+    whole = TokenPassingDecoder(graph).decode(log_prob, num_frames)
     monkeypatch.setattr(backtrace_module, "_FIRST_COLLECTION", 100)
-    for one, other in zip(TorchFirstPass(graph).decode(log_prob, num_frames), whole, strict=True):
+    for one, other in zip(TokenPassingDecoder(graph).decode(log_prob, num_frames), whole, strict=True):
         same(one, other)
 
 
@@ -117,7 +117,7 @@ def test_settled_words_stay(seed: int, with_lm: bool) -> None:
         assert partial is not None
         assert partial.word_ids[: len(settled)] == settled
         settled = partial.word_ids[: decoder.num_settled_words(stream)]
-    same(decoder.finalize(stream), TorchFirstPass(graph, options).decode(log_prob, torch.tensor([40]), lm)[0])
+    same(decoder.finalize(stream), TokenPassingDecoder(graph, options).decode(log_prob, torch.tensor([40]), lm)[0])
 
 
 @settings(max_examples=20)

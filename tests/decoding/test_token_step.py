@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.decoding.frame import NOT_REACHED, best_of_group, group, kth_best_score, recombine, survivors
+from asr.decoding.frame import NOT_REACHED, best_of_group, group, kth_best_score, prune_tokens, recombine
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.log_probs import skip_blanks
 from asr.decoding.tokens import expand
@@ -71,7 +71,7 @@ def test_radix_selection_equals_sorting(scores: list[float], k: int) -> None:
 @given(scores=SCORES, beam=st.floats(0.1, 60.0), fewest=st.integers(0, 6), more=st.integers(0, 6))
 def test_survivors_of_each_utterance(scores: list[float], beam: float, fewest: int, more: int) -> None:
     most = max(1, fewest + more)
-    together = survivors(torch.tensor(scores), torch.arange(len(scores)) % 2, 2, beam, fewest, most).tolist()
+    together = prune_tokens(torch.tensor(scores), torch.arange(len(scores)) % 2, 2, beam, fewest, most).tolist()
     for utt in range(2):
         mine = scores[utt::2]
         kept = {place for place in together if place % 2 == utt}

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asr.decoding import token_passing
-from asr.decoding.interface import DecodingOptions, FirstPass
+from asr.decoding.interface import Decoder, DecodingOptions
 from asr.decoding.lattice import best_path
-from asr.decoding.token_passing import RescoringPass, TorchFirstPass
+from asr.decoding.token_passing import RescoringPass, TokenPassingDecoder
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.text.symbols import TokenTable, Vocabulary
@@ -32,7 +32,7 @@ def test_equals_exhaustive_search(seed: int, epsilons: bool, with_lm: bool) -> N
     log_prob = random_log_prob(seed, 2, 5)
     num_frames = torch.tensor([5, 3])
     lm = TableLM(graph.vocabulary, seed) if with_lm else None
-    results = TorchFirstPass(graph, DecodingOptions(**WIDE, **SCALES)).decode(log_prob, num_frames, lm)
+    results = TokenPassingDecoder(graph, DecodingOptions(**WIDE, **SCALES)).decode(log_prob, num_frames, lm)
     for utt_idx, result in enumerate(results):
         expected = exhaustive_search(graph, log_prob[utt_idx, : num_frames[utt_idx]], lm, **SCALES)
         assert result.reached_final == bool(expected)
@@ -56,7 +56,7 @@ def test_batched_equals_single(seed: int, with_lm: bool) -> None:
     log_prob = random_log_prob(seed, 5, 12)
     num_frames = torch.tensor([12, 0, 7, 12, 1])
     lm = TableLM(graph.vocabulary, seed, num_history_words=2) if with_lm else None
-    first_pass = TorchFirstPass(graph, DecodingOptions(search_beam=4.0, min_active_states=3, max_active_states=9))
+    first_pass = TokenPassingDecoder(graph, DecodingOptions(search_beam=4.0, min_active_states=3, max_active_states=9))
     together = first_pass.decode(log_prob, num_frames, lm)
     for utt_idx, result in enumerate(together):
         num = int(num_frames[utt_idx])
@@ -74,7 +74,7 @@ def test_lattice_holds_the_best_path_with_its_scores(seed: int, with_lm: bool) -
     log_prob = random_log_prob(seed, 2, 6)
     lm = TableLM(graph.vocabulary, seed) if with_lm else None
     options = DecodingOptions(**{**WIDE, "output_beam": 3.0}, **SCALES)
-    for result in TorchFirstPass(graph, options, keep_lattice=True).decode(log_prob, torch.tensor([6, 4]), lm):
+    for result in TokenPassingDecoder(graph, options, keep_lattice=True).decode(log_prob, torch.tensor([6, 4]), lm):
         if not result.reached_final:
             assert result.lattice is None
             continue
@@ -92,7 +92,7 @@ def test_one_context_per_state_is_a_subset_of_the_search() -> None:
     log_prob = random_log_prob(3, 1, 6)
     lm = TableLM(graph.vocabulary, 3)
     exact = exhaustive_search(graph, log_prob[0], lm)
-    bounded = TorchFirstPass(graph, DecodingOptions(**WIDE, max_contexts_per_state=1)).decode(
+    bounded = TokenPassingDecoder(graph, DecodingOptions(**WIDE, max_contexts_per_state=1)).decode(
         log_prob, torch.tensor([6]), lm
     )[0]
     assert bounded.best is not None
@@ -104,23 +104,23 @@ def test_one_context_per_state_is_a_subset_of_the_search() -> None:
 def test_zero_frames_end_where_the_graph_starts() -> None:
     graph = random_graph(0)
     graph.final_score[0] = -0.25
-    result = TorchFirstPass(graph).decode(torch.zeros(1, 0, 4), torch.tensor([0]))[0]
+    result = TokenPassingDecoder(graph).decode(torch.zeros(1, 0, 4), torch.tensor([0]))[0]
     assert result.reached_final and result.best is not None
     assert result.best.words == () and result.best.total == pytest.approx(-0.25)
     graph.final_score[0] = -math.inf
-    result = TorchFirstPass(graph).decode(torch.zeros(1, 0, 4), torch.tensor([0]))[0]
+    result = TokenPassingDecoder(graph).decode(torch.zeros(1, 0, 4), torch.tensor([0]))[0]
     assert not result.reached_final and result.best is not None and result.best.words == ()
 
 
 def test_impossible_frames_leave_no_hypothesis() -> None:
     graph = random_graph(0)
-    results = TorchFirstPass(graph).decode(torch.full((2, 3, 4), -torch.inf), torch.tensor([3, 0]))
+    results = TokenPassingDecoder(graph).decode(torch.full((2, 3, 4), -torch.inf), torch.tensor([3, 0]))
     assert results[0].hypotheses == () and not results[0].reached_final
     assert results[1].best is not None
 
 
 def test_bad_log_probabilities_are_refused() -> None:
-    first_pass = TorchFirstPass(random_graph(0))
+    first_pass = TokenPassingDecoder(random_graph(0))
     with pytest.raises(AsrError, match="5 columns but the graph was built for 4"):
         first_pass.decode(torch.zeros(1, 2, 5), torch.tensor([2]))
     log_prob = torch.zeros(2, 3, 4)
@@ -131,7 +131,7 @@ def test_bad_log_probabilities_are_refused() -> None:
     with pytest.raises(AsrError, match="frame counts"):
         first_pass.decode(log_prob, torch.tensor([3, 4]))
     with pytest.raises(AsrError, match="without input epsilons"):
-        TorchFirstPass(random_graph(0, epsilons=True), keep_lattice=True)
+        TokenPassingDecoder(random_graph(0, epsilons=True), keep_lattice=True)
 
 
 @pytest.mark.parametrize("with_lm", [False, True])
@@ -139,9 +139,9 @@ def test_no_utterances_have_no_results(with_lm: bool) -> None:
     for epsilons in (False, True):
         graph = random_graph(0, epsilons=epsilons)
         lm = TableLM(graph.vocabulary, 0) if with_lm else None
-        passes: list[FirstPass] = [TorchFirstPass(graph)]
+        passes: list[Decoder] = [TokenPassingDecoder(graph)]
         if not epsilons:
-            passes += [TorchFirstPass(graph, keep_lattice=True), RescoringPass(graph, keep_lattice=True)]
+            passes += [TokenPassingDecoder(graph, keep_lattice=True), RescoringPass(graph, keep_lattice=True)]
         for first_pass in passes:
             assert first_pass.decode(torch.zeros(0, 5, 4), torch.zeros(0, dtype=torch.int64), lm) == []
 
@@ -163,13 +163,13 @@ def test_so_many_partial_paths_survive_beside_epsilons() -> None:
     log_prob, num_frames = torch.zeros(1, 2, 3), torch.tensor([2])
     for min_active_states, total in ((3, -5.0), (1, None)):
         options = DecodingOptions(search_beam=1.0, min_active_states=min_active_states)
-        best = TorchFirstPass(graph, options).decode(log_prob, num_frames)[0].best
+        best = TokenPassingDecoder(graph, options).decode(log_prob, num_frames)[0].best
         assert (best.total if best is not None else None) == total
 
 
 def test_a_reader_is_lent_again_when_a_gpu_has_done_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba")
-    first_pass, num_idle = TorchFirstPass(random_graph(0)), []
+    first_pass, num_idle = TokenPassingDecoder(random_graph(0)), []
     endings_of = token_passing.endings_of
 
     def waiting(*arguments: Any) -> Any:

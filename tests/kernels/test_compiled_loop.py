@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("numba")
 
 _CALLER = "from callee import weight\n\n\ndef scaled(value):\n    return weight() * value\n"
-_RUN = "from asr.kernels.jit import compiled_loop; import caller; print(compiled_loop(caller.scaled)(2))"
+_RUN = "from asr.kernels.jit import jit; import caller; print(jit(caller.scaled)(2))"
 
 
 def _write(path: Path, text: str, second: int) -> None:
@@ -50,6 +50,4 @@ def test_where_nothing_can_be_written_loops_are_compiled_in_memory(tmp_path: Pat
 
 def test_nothing_else_compiles_loops() -> None:
     root = Path(importlib.util.find_spec("asr").submodule_search_locations[0])
-    assert [path.name for path in root.rglob("*.py") if "njit" in path.read_text(encoding="utf-8")] == [
-        "compiled_loop.py"
-    ]
+    assert [path.name for path in root.rglob("*.py") if "njit" in path.read_text(encoding="utf-8")] == ["jit.py"]

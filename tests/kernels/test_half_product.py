@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from asr.kernels import linear
-from asr.kernels.linear import FixedLinear, half_product
+from asr.kernels.linear import PackedWeights, half_product
 
 pytest.importorskip("numba")
 
@@ -52,7 +52,7 @@ def test_few_rows_take_it_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None
         return lambda inputs: (asked.append(len(inputs)), product(inputs))[1]
 
     monkeypatch.setattr(linear, "half_product", recorded)
-    fixed, weight, bias = FixedLinear(), torch.randn(5, 7).half().float(), torch.randn(5)
+    fixed, weight, bias = PackedWeights(), torch.randn(5, 7).half().float(), torch.randn(5)
     before = torch.get_num_threads()
     try:
         for num_threads, num_rows in ((1, 8), (2, 9), (1, linear.FEW_ROWS + 1), (1, 1), (1, 3)):

@@ -18,8 +18,8 @@ from asr.lm import combine
 from asr.lm.combine import (
     CombinedLM,
     ContextTable,
-    MappedLM,
     NumberedLM,
+    RemappedLM,
     difference_lm,
     interpolated_difference_lm,
     interpolated_lm,
@@ -179,15 +179,15 @@ def test_numbered_contexts_of_a_stream_without_an_end_are_bounded(
 
 def test_models_of_different_words(models: list[NgramLM], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     other = Vocabulary(["w2", "unheard", "w1"])
-    with pytest.raises(AsrError, match="map one to the other's with MappedLM"):
-        difference_lm(models[1], MappedLM(models[0], other))
-    mapped = MappedLM(models[2], other)
-    assert mapped.num_unlisted_words == 1
+    with pytest.raises(AsrError, match="map one to the other's with RemappedLM"):
+        difference_lm(models[1], RemappedLM(models[0], other))
+    mapped = RemappedLM(models[2], other)
+    assert mapped.num_oov_words == 1
     assert "lacks 1 of 3 words" in caplog.text
     torch.testing.assert_close(_scores(mapped, "w1 unheard w2"), _scores(models[2], "w1 unheard w2"))
     with pytest.raises(AsrError, match=r"has none of the 2 words asked for \('W2', ...\); check .* language and case"):
-        MappedLM(models[2], Vocabulary(["W1", "W2"]))
-    many = MappedLM(models[2], Vocabulary([*models[2].vocabulary.words[4:], "unheard", "unknown", "unsaid"]))
+        RemappedLM(models[2], Vocabulary(["W1", "W2"]))
+    many = RemappedLM(models[2], Vocabulary([*models[2].vocabulary.words[4:], "unheard", "unknown", "unsaid"]))
     word_id = torch.arange(len(SPECIAL_WORDS), len(many.vocabulary))
     log_prob, _ = many.score(many.start(1).expand(len(word_id)), word_id)
     probability = log_prob.double().exp()
@@ -212,7 +212,7 @@ def test_a_loop_answers_as_the_difference_does(models: list[NgramLM], kind: str)
         small = NgramLM(small.vocabulary, replace(small.arrays, score=score), small.order)
     words = [*small.vocabulary.words[len(SPECIAL_WORDS) :], *(["new", "newer"] if kind == "words missing" else [])]
     vocabulary = Vocabulary(words[::-1])
-    lm = difference_lm(MappedLM(large, vocabulary), MappedLM(small, vocabulary))
+    lm = difference_lm(RemappedLM(large, vocabulary), RemappedLM(small, vocabulary))
     tables = lm.for_difference_loop()
     assert tables is not None
     idx = lm.start(40)
@@ -233,4 +233,4 @@ def test_other_models_have_nothing_for_a_loop(models: list[NgramLM]) -> None:
     others = [interpolated_lm([large, small], [0.5, 0.5]), difference_lm(uncompiled, small)]
     for lm in [*others, difference_lm(interpolated_lm([large, small], [0.5, 0.5]), small)]:
         assert lm.for_difference_loop() is None
-    assert MappedLM(uncompiled, small.vocabulary).for_loop() is None
+    assert RemappedLM(uncompiled, small.vocabulary).for_loop() is None

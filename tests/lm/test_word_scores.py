@@ -20,26 +20,26 @@ from asr.lm.evaluate import (
 )
 from asr.lm.rnn.data import pack_sentences
 from asr.lm.rnn.maxent import HashedMaxEnt
-from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID, Vocabulary
 from scripts.benchmarks.maxent_collisions import OrderCollisions, measure_collisions
 
 
-def _network() -> RnnLm:
+def _network() -> RNNLanguageModel:
     torch.manual_seed(1)
-    config = RnnLmConfig(
+    config = RNNLMConfig(
         embedding_size=6, hidden_size=5, num_layers=2, maxent_order=3, maxent_size=97, num_noise_words=8
     )
-    network = RnnLm(Vocabulary(["A", "B", "C"]), config).eval()
+    network = RNNLanguageModel(Vocabulary(["A", "B", "C"]), config).eval()
     assert network.maxent is not None
     torch.nn.init.normal_(network.maxent.weight)
     return network
 
 
 class _StepsOnly:
-    """What the contract asks of a network, and nothing else of an `RnnLm`."""
+    """What the contract asks of a network, and nothing else of an `RNNLanguageModel`."""
 
-    def __init__(self, network: RnnLm) -> None:
+    def __init__(self, network: RNNLanguageModel) -> None:
         for name in ("num_history_words", "hidden_size", "state_size", "initial_state", "step", "log_prob"):
             setattr(self, name, getattr(network, name))
 
@@ -72,8 +72,8 @@ def test_equal_to_one_word_after_the_other(sentences: list[list[int]], sentences
 @torch.no_grad()
 def test_any_number_of_threads_gives_the_same_numbers(output: Literal["nce", "hierarchical"]) -> None:
     torch.manual_seed(5)
-    config = RnnLmConfig(embedding_size=5, hidden_size=5, output=output, maxent_order=3, maxent_size=97)
-    network = RnnLm(Vocabulary([f"W{number}" for number in range(30)]), config).eval()
+    config = RNNLMConfig(embedding_size=5, hidden_size=5, output=output, maxent_order=3, maxent_size=97)
+    network = RNNLanguageModel(Vocabulary([f"W{number}" for number in range(30)]), config).eval()
     assert network.maxent is not None
     torch.nn.init.normal_(network.maxent.weight)
     token_id = np.random.default_rng(1).integers(EOS_ID, 32, 25_000).astype(np.int32)  # a sentence end in thirty
@@ -102,8 +102,8 @@ def test_training_and_scoring_see_the_same_hidden_layer() -> None:
 @torch.no_grad()
 def test_a_carried_state_goes_through_the_whole_text() -> None:
     torch.manual_seed(3)
-    config = RnnLmConfig(embedding_size=6, hidden_size=5, maxent_order=3, maxent_size=97, carry_state=True)
-    network = RnnLm(Vocabulary(["A", "B", "C"]), config).eval()
+    config = RNNLMConfig(embedding_size=6, hidden_size=5, maxent_order=3, maxent_size=97, carry_state=True)
+    network = RNNLanguageModel(Vocabulary(["A", "B", "C"]), config).eval()
     sentence = [3, 4, 5, EOS_ID, 6, EOS_ID, 3, 3, EOS_ID]
     token_id = np.array(sentence * 150, dtype=np.int32)  # more than a window
     found, _ = network_word_scores(network, token_id)

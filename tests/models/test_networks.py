@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.models.conformer import Conformer
-from asr.models.feedforward import SplicedDnn
+from asr.models.feedforward import FeedForwardNetwork
 from asr.models.losses import TorchCtc
 from asr.models.training import greedy_tokens
 
@@ -28,8 +28,8 @@ def small_conformer(num_features: int = 12, num_tokens: int = 5) -> Conformer:
     )
 
 
-def small_dnn(num_features: int = 12, num_tokens: int = 5) -> SplicedDnn:
-    return SplicedDnn(num_features, num_tokens, num_hidden_layers=2, hidden_dim=64)
+def small_dnn(num_features: int = 12, num_tokens: int = 5) -> FeedForwardNetwork:
+    return FeedForwardNetwork(num_features, num_tokens, num_hidden_layers=2, hidden_dim=64)
 
 
 @pytest.fixture(params=[small_conformer, small_dnn], ids=["conformer", "dnn"])
@@ -86,7 +86,7 @@ def test_intermediate_outputs_come_before_the_last_one() -> None:
     torch.manual_seed(0)
     network = small_conformer().eval()
     features, num_frames = random_batch([20, 10])
-    outputs, counts = network.all_outputs(features, num_frames)
+    outputs, counts = network.forward_all_layers(features, num_frames)
     log_prob, same_counts = network(features, num_frames)
     assert len(outputs) == 2
     torch.testing.assert_close(outputs[-1], log_prob)
@@ -109,7 +109,7 @@ def test_two_utterances_are_learnt_by_heart(network: nn.Module) -> None:
     objective = TorchCtc()
     optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
     for _ in range(80):
-        outputs, counts = network.all_outputs(features, num_frames)  # type: ignore[operator]
+        outputs, counts = network.forward_all_layers(features, num_frames)  # type: ignore[operator]
         loss = sum(objective(out, counts, tokens, num_tokens).sum() for out in outputs)
         optimizer.zero_grad()
         loss.backward()
@@ -126,5 +126,5 @@ def test_bad_sizes_are_refused() -> None:
 
 
 def test_the_papers_network_has_its_size() -> None:
-    network = SplicedDnn(num_features=41, num_tokens=40)
+    network = FeedForwardNetwork(num_features=41, num_tokens=40)
     assert sum(p.numel() for p in network.parameters()) == (451 + 1) * 2000 + 4 * 2001 * 2000 + 2001 * 40

@@ -17,7 +17,7 @@ from asr.datasets.datamodule import AcousticDataModule
 from asr.datasets.prepare import prepare_part
 from asr.errors import AsrError
 from asr.models.alignment import IGNORED, TeacherAlignment
-from asr.models.feedforward import SplicedDnn
+from asr.models.feedforward import FeedForwardNetwork
 from asr.models.losses import TorchCtc
 from asr.models.training import LitAcousticModel
 from tests.tiny_bundle import PRONUNCIATIONS, tones
@@ -88,7 +88,7 @@ def data_arguments(tmp_path: Path) -> dict[str, Any]:
 
 def fit(data: dict[str, Any], folder: Path, teacher: str, epochs: int, resume: Path | None = None) -> Any:
     pl.seed_everything(3)
-    network = SplicedDnn(20, 5, num_hidden_layers=1, hidden_dim=32, subsampling_factor=1)
+    network = FeedForwardNetwork(20, 5, num_hidden_layers=1, hidden_dim=32, subsampling_factor=1)
     model = LitAcousticModel(network, TorchCtc(), peak_lr=2e-2, average_decay=0.5, teacher=teacher)
     keep = pl.callbacks.ModelCheckpoint(dirpath=folder, filename="{epoch}", save_top_k=-1)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}

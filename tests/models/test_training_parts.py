@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from asr.models.alignment import even_alignment, frame_cross_entropy
+from asr.models.alignment import frame_cross_entropy, uniform_alignment
 from asr.models.training import WeightAverage, greedy_tokens, warmup_cosine
 
 
@@ -47,7 +47,9 @@ def test_tokens_are_spread_evenly_over_speech() -> None:
     features = torch.full((2, 32, 4), -10.0)
     features[0, 8:24] = 5.0  # output frames 2 to 5 of 8
     features[1, 0:8] = 5.0  # padding behind output frame 4
-    alignment = even_alignment(features, torch.tensor([8, 4]), torch.tensor([[3, 1], [2, 0]]), torch.tensor([2, 1]), 8)
+    alignment = uniform_alignment(
+        features, torch.tensor([8, 4]), torch.tensor([[3, 1], [2, 0]]), torch.tensor([2, 1]), 8
+    )
     assert alignment[0].tolist() == [0, 0, 3, 3, 1, 1, 0, 0]
     assert alignment[1].tolist() == [2, 2, 0, 0, -100, -100, -100, -100]
     log_prob = torch.full((2, 8, 4), 0.25).log()

@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from asr.errors import AsrError
-from asr.models.feedforward import SplicedDnn
+from asr.models.feedforward import FeedForwardNetwork
 from asr.models.training import transfer_weights
 
 
-def network(num_tokens: int, hidden_dim: int = 8) -> SplicedDnn:
-    return SplicedDnn(6, num_tokens, num_hidden_layers=1, hidden_dim=hidden_dim, left_context=1, right_context=1)
+def network(num_tokens: int, hidden_dim: int = 8) -> FeedForwardNetwork:
+    return FeedForwardNetwork(
+        6, num_tokens, num_hidden_layers=1, hidden_dim=hidden_dim, left_context=1, right_context=1
+    )
 
 
 def test_tokens_are_matched_by_name() -> None:

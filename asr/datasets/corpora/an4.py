@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from asr.datasets.corpora.base import Listing, Skipped, audio_by_stem, join, read_transcript, require_folder
+from asr.datasets.corpora.base import CorpusPart, SkippedItem, audio_by_stem, join, read_transcript, require_folder
 from asr.errors import AsrError
 from asr.text.normalize import normalize_an4
 
@@ -37,7 +37,7 @@ class An4:
             )
         return parts
 
-    def list_part(self, corpus_dir: Path, part: str) -> Listing:
+    def list_part(self, corpus_dir: Path, part: str) -> CorpusPart:
         require_folder(corpus_dir, "AN4")
         if part not in PARTS:
             raise AsrError(f"{part!r} is not a part of AN4; the parts are {', '.join(PARTS)}.")
@@ -46,13 +46,13 @@ class An4:
             raise AsrError(f"{corpus_dir}: holds no transcripts of AN4's part {part}; expected {part}.text.")
         cmu = transcript.suffix == ".transcription"
         texts: dict[str, tuple[str, str]] = {}
-        skipped: list[Skipped] = []
+        skipped: list[SkippedItem] = []
         for line_number, line in enumerate(read_transcript(transcript), start=1):
             if cmu:
                 match = _SPHINX_LINE.match(line)
                 if match is None:
                     skipped.append(
-                        Skipped(f"{transcript.name}, line {line_number}", "the line does not end in (utterance)")
+                        SkippedItem(f"{transcript.name}, line {line_number}", "the line does not end in (utterance)")
                     )
                     continue
                 utterance_id, text = match["utterance"], match["text"]
@@ -60,7 +60,7 @@ class An4:
                 first, _, text = line.strip().partition(" ")
                 utterance_id = first.rpartition("/")[2]
             if utterance_id in texts:
-                skipped.append(Skipped(utterance_id, f"{transcript}: a second transcript; the first one is kept"))
+                skipped.append(SkippedItem(utterance_id, f"{transcript}: a second transcript; the first one is kept"))
                 continue
             # Utterances are called an<number>-<speaker>-b.
             texts[utterance_id] = ("-".join(utterance_id.split("-")[1:-1]) or utterance_id, normalize_an4(text))

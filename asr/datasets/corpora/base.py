@@ -23,7 +23,7 @@ class Utterance:
 
 
 @dataclass(frozen=True)
-class Skipped:
+class SkippedItem:
     """Something that was left out, and one sentence that says why."""
 
     item: str
@@ -31,11 +31,11 @@ class Skipped:
 
 
 @dataclass(frozen=True)
-class Listing:
+class CorpusPart:
     """The utterances of one part of a corpus, before any audio is opened."""
 
     utterances: list[Utterance]
-    skipped: list[Skipped]
+    skipped: list[SkippedItem]
 
 
 class Corpus(Protocol):
@@ -52,7 +52,7 @@ class Corpus(Protocol):
             AsrError: the folder is missing, empty, or holds no part of this corpus.
         """
 
-    def list_part(self, corpus_dir: Path, part: str) -> Listing:
+    def list_part(self, corpus_dir: Path, part: str) -> CorpusPart:
         """The utterances of one part, in order of their ids.
 
         Raises:
@@ -98,7 +98,9 @@ def read_transcript(path: Path) -> list[str]:
     return [line for line in read_text(path, "transcript").splitlines() if line.strip()]
 
 
-def join(texts: dict[str, tuple[str, str]], audio: dict[str, Path], skipped: Sequence[Skipped], where: Path) -> Listing:
+def join(
+    texts: dict[str, tuple[str, str]], audio: dict[str, Path], skipped: Sequence[SkippedItem], where: Path
+) -> CorpusPart:
     """Pairs transcripts with audio by utterance id; what lacks its other half is reported.
 
     Args:
@@ -116,13 +118,13 @@ def join(texts: dict[str, tuple[str, str]], audio: dict[str, Path], skipped: Seq
     for utterance_id in sorted(texts):
         speaker, text = texts[utterance_id]
         if utterance_id not in audio:
-            left_out.append(Skipped(utterance_id, "there is a transcript but no audio file"))
+            left_out.append(SkippedItem(utterance_id, "there is a transcript but no audio file"))
         elif not text:
-            left_out.append(Skipped(utterance_id, "the transcript is empty"))
+            left_out.append(SkippedItem(utterance_id, "the transcript is empty"))
         else:
             utterances.append(Utterance(utterance_id, audio[utterance_id], text, speaker))
     for utterance_id in sorted(audio.keys() - texts.keys() - known):
-        left_out.append(Skipped(utterance_id, f"there is an audio file ({audio[utterance_id]}) but no transcript"))
+        left_out.append(SkippedItem(utterance_id, f"there is an audio file ({audio[utterance_id]}) but no transcript"))
     if not utterances:
         raise AsrError(f"{where}: not one transcript has its audio file there; check that the folder is complete.")
-    return Listing(utterances, left_out)
+    return CorpusPart(utterances, left_out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from asr.datasets.corpora.base import Listing, Skipped, audio_by_stem, join, read_transcript, require_folder
+from asr.datasets.corpora.base import CorpusPart, SkippedItem, audio_by_stem, join, read_transcript, require_folder
 from asr.errors import AsrError
 from asr.text.normalize import normalize_librispeech
 
@@ -56,24 +56,26 @@ class LibriSpeech:
             )
         return parts
 
-    def list_part(self, corpus_dir: Path, part: str) -> Listing:
+    def list_part(self, corpus_dir: Path, part: str) -> CorpusPart:
         if part not in LIBRISPEECH_PARTS + MINI_LIBRISPEECH_PARTS:
             known = ", ".join(LIBRISPEECH_PARTS + MINI_LIBRISPEECH_PARTS)
             raise AsrError(f"{part!r} is not a part of LibriSpeech; the parts are {known}.")
         folder = _root(corpus_dir) / part
         require_folder(folder, f"LibriSpeech's part {part}")
         texts: dict[str, tuple[str, str]] = {}
-        skipped: list[Skipped] = []
+        skipped: list[SkippedItem] = []
         for transcript in sorted(folder.glob("*/*/*.trans.txt")):
             try:
                 lines = read_transcript(transcript)
             except AsrError as error:
-                skipped.append(Skipped(transcript.name, str(error)))
+                skipped.append(SkippedItem(transcript.name, str(error)))
                 continue
             for line in lines:
                 utterance_id, _, text = line.strip().partition(" ")
                 if utterance_id in texts:
-                    skipped.append(Skipped(utterance_id, f"{transcript}: a second transcript; the first one is kept"))
+                    skipped.append(
+                        SkippedItem(utterance_id, f"{transcript}: a second transcript; the first one is kept")
+                    )
                     continue
                 texts[utterance_id] = (utterance_id.split("-")[0], normalize_librispeech(text))
         if not texts:

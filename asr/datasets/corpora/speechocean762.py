@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from asr.datasets.corpora.base import Listing, Skipped, audio_by_stem, join, read_transcript, require_folder
+from asr.datasets.corpora.base import CorpusPart, SkippedItem, audio_by_stem, join, read_transcript, require_folder
 from asr.errors import AsrError
 from asr.text.normalize import normalize_speechocean762
 
@@ -32,7 +32,7 @@ class SpeechOcean762:
             )
         return parts
 
-    def list_part(self, corpus_dir: Path, part: str) -> Listing:
+    def list_part(self, corpus_dir: Path, part: str) -> CorpusPart:
         require_folder(corpus_dir, "speechocean762")
         if part not in PARTS:
             raise AsrError(f"{part!r} is not a part of speechocean762; the parts are {', '.join(PARTS)}.")
@@ -42,12 +42,12 @@ class SpeechOcean762:
         official = transcript.name == "text"
         speakers = _two_columns(transcript.parent / "utt2spk") if official else {}
         texts: dict[str, tuple[str, str]] = {}
-        skipped: list[Skipped] = []
+        skipped: list[SkippedItem] = []
         for line in read_transcript(transcript):
             first, _, text = line.strip().replace("\t", " ").partition(" ")
             folder, _, utterance_id = first.rpartition("/")
             if utterance_id in texts:
-                skipped.append(Skipped(utterance_id, f"{transcript}: a second transcript; the first one is kept"))
+                skipped.append(SkippedItem(utterance_id, f"{transcript}: a second transcript; the first one is kept"))
                 continue
             speaker = folder or speakers.get(utterance_id, utterance_id[:5])
             texts[utterance_id] = (speaker, normalize_speechocean762(text))

@@ -1,4 +1,4 @@
-"""Several frames of one stream in one call, as loops for `compiled_loop`, where no language model takes part.
+"""Several frames of one stream in one call, as loops for `jit`, where no language model takes part.
 
 A stream is followed by itself, so that the part of the graph around its paths stays in the processor's cache. What the
 paths became over arcs is left where it was written until the last frame is read; only what leads there is looked at
@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.decoding.backend import Chunk, Traces
-from asr.decoding.cpu.frame import cut_off, expand_paths, num_arcs
+from asr.decoding.backend import Chunk, SearchSink
+from asr.decoding.cpu.frame import expand_paths, num_arcs, pruning_threshold
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.search_graph import Searchable
-from asr.decoding.tokens import Tokens
-from asr.kernels.jit import existing_loop
+from asr.decoding.tokens import ActiveTokens
+from asr.kernels.jit import jit_required
 
 _NONE = -1
 
@@ -58,7 +58,7 @@ def read_frames(
         table: (S,) int32, all -1, which they are again afterwards.
         rooms: where candidates are written, of any size: the source and the arc of each; two places a candidate for its
             next loser and, as float32, its score, which are looked at together; and the candidate that each path was.
-        beam, min_active, max_active: what stays, as of `cut_off`.
+        beam, min_active, max_active: what stays, as of `pruning_threshold`.
         reach: what loses by no more is told, too, below 0 nothing.
         final_score: (S,) what ending scores where the stream ends behind these frames, else (0,). Then only paths that
             may end, and lose by no more than `reach` against the best of them, are left, if there are any.
@@ -86,8 +86,8 @@ def read_frames(
         new_state, kept = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32)
         while len(state):
             room = num_arcs(state, arc_begin)
-            source, arc = with_room(source, first + room), with_room(arc, first + room)
-            standing, value = with_room(standing, 2 * (first + room)), with_room(value, room)
+            source, arc = ensure_capacity(source, first + room), ensure_capacity(arc, first + room)
+            standing, value = ensure_capacity(standing, 2 * (first + room)), ensure_capacity(value, room)
             num, best, left_out = expand_paths(
                 state, score, 0, len(state), arc_begin, token_id, arc_score, num_words, log_prob, frame_begin[frame],
                 frame_reach, beam, np.float32(np.inf), min_active, False, source[first:], arc[first:], value, 0,
@@ -106,7 +106,7 @@ def read_frames(
             # Fewer than min_active are near the best: those that were left out count after all.
             frame_reach = np.float32(np.inf)
         state, score = np.empty(len(kept), dtype=np.int64), np.empty(len(kept), dtype=np.float32)
-        candidate = with_room(candidate, first_path + len(kept))
+        candidate = ensure_capacity(candidate, first_path + len(kept))
         for k in range(len(kept)):
             state[k], score[k] = new_state[kept[k]], value[kept[k]]
             candidate[first_path + k] = kept[k]
@@ -153,7 +153,7 @@ def _kept(
             num_kept += 1
     if num_kept:
         num_won, num_kept = num_kept, 0
-        threshold = cut_off(value[:num_won], beam, min_active, max_active)
+        threshold = pruning_threshold(value[:num_won], beam, min_active, max_active)
         for k in range(num_won):
             kept[num_kept] = kept[k]
             num_kept += int(value[k] >= threshold)
@@ -206,7 +206,7 @@ def _traced(rooms: Any, begin: Any, path_begin: Any, lowest: Any, reach: Any, lo
                 if score[2 * at + 1] >= lowest[frame] and loss[path] + lost_by <= reach:
                     before = first_before + source[at]
                     loss[before] = min(loss[before], loss[path] + lost_by)
-                    lost = with_room(lost, num_lost + 1)
+                    lost = ensure_capacity(lost, num_lost + 1)
                     lost[num_lost] = (at << 32) | path
                     num_lost += 1
                 loser = standing[2 * at]
@@ -243,7 +243,7 @@ def _told(
     return (previous, record_arc, block_begin, record_frame, src, dst, lost_arc, lost_by), number
 
 
-def with_room(array: Any, size: int) -> Any:
+def ensure_capacity(array: Any, size: int) -> Any:
     """The array, or a larger one that begins with it."""
     if size <= len(array):
         return array
@@ -262,7 +262,7 @@ _NO_LOSERS = -1.0
 _NO_SCORES = np.zeros(0, dtype=np.float32)
 
 
-class CompiledChunk:
+class NumbaChunkSearch:
     """The search without a language model or arcs that read nothing; the same paths as frame by frame.
 
     Args:
@@ -272,7 +272,7 @@ class CompiledChunk:
 
     def __init__(self, graph: Searchable, options: DecodingOptions) -> None:
         arcs = graph.emitting
-        self._loop = existing_loop(read_frames, reorders_sums=False)
+        self._loop = jit_required(read_frames, reorders_sums=False)
         self._arcs = tuple(
             part.numpy() for part in (arcs.arc_begin, arcs.token_id, arcs.score, arcs.words.num_words, arcs.dst_state)
         )
@@ -282,8 +282,8 @@ class CompiledChunk:
         self._final_score = graph.final_score.numpy()
         self._limits = (np.float32(options.search_beam), options.min_active_states, options.max_active_states)
 
-    def read(self, tokens: Tokens, chunk: Chunk, traces: Traces) -> Tokens:
-        """As `ChunkReader.read`."""
+    def read(self, tokens: ActiveTokens, chunk: Chunk, traces: SearchSink) -> ActiveTokens:
+        """As `ChunkBackend.read`."""
         if not len(tokens):
             return tokens
         max_frames, num_columns = chunk.log_prob.shape[1:]
@@ -297,11 +297,11 @@ class CompiledChunk:
                     traces.collect(parts)
                 some = frame_begin[num_before : num_before + _FRAMES_AT_ONCE]
                 parts[position] = self._read_some(stream, parts[position], chunk, some, num_before, traces)
-        return Tokens.join(parts)
+        return ActiveTokens.join(parts)
 
     def _read_some(
-        self, stream: int, tokens: Tokens, chunk: Chunk, frame_begin: Tensor, num_before: int, traces: Traces
-    ) -> Tokens:
+        self, stream: int, tokens: ActiveTokens, chunk: Chunk, frame_begin: Tensor, num_before: int, traces: SearchSink
+    ) -> ActiveTokens:
         """Some frames of one stream, which begin at these places of the log-probabilities; so many were before."""
         backtrace, lattice = traces.backtrace, traces.lattice
         reach = np.float32(_NO_LOSERS if lattice is None else lattice.reach)
@@ -319,4 +319,4 @@ class CompiledChunk:
             lattice.add_frames(torch.full_like(arc, stream), frame + num_before, losers)
         backtrace.add_blocks(previous, arc, block_begin.tolist())
         no_context = torch.zeros_like(record)
-        return Tokens(torch.full_like(state, stream), state, no_context, score, no_context.double(), record)
+        return ActiveTokens(torch.full_like(state, stream), state, no_context, score, no_context.double(), record)

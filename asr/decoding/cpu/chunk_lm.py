@@ -1,4 +1,4 @@
-"""The token search with a language model between two of its answers, as loops for `compiled_loop`.
+"""The token search with a language model between two of its answers, as loops for `jit`.
 
 A stream is followed by itself up to its next frame that has words. So all streams ask together, whatever frame each
 has come to, and the frames without words cost no call of their own.
@@ -31,14 +31,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asr.decoding.backend import Chunk, ChunkReader, Traces
+from asr.decoding.backend import Chunk, ChunkBackend, SearchSink
 from asr.decoding.backtrace import Backtrace
-from asr.decoding.cpu.chunk import with_room
+from asr.decoding.cpu.chunk import ensure_capacity
 from asr.decoding.cpu.frame import expand_frame, keep_frame
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.search_graph import Searchable
-from asr.decoding.tokens import Tokens
-from asr.kernels.jit import existing_loop
+from asr.decoding.tokens import ActiveTokens
+from asr.kernels.jit import jit_required
 from asr.lm.combine import CombinedLM, score_difference
 from asr.lm.interface import LanguageModel
 
@@ -113,8 +113,8 @@ def read_to_words(
                 zeros[:num], new_state, new_context, own_candidate, is_complete, no_table, beam, min_active, max_active
             )
             room = num_records + len(kept)
-            previous, record_arc = with_room(previous, room), with_room(record_arc, room)
-            block_begin = with_room(block_begin, num_blocks + 1)
+            previous, record_arc = ensure_capacity(previous, room), ensure_capacity(record_arc, room)
+            block_begin = ensure_capacity(block_begin, num_blocks + 1)
             block_begin[num_blocks] = first_record + num_records
             num_blocks += 1
             own_lm_score = own_lm_score[own_source[kept]]
@@ -126,17 +126,24 @@ def read_to_words(
             num_records = room
             own_source, own_arc, own_candidate = none, none, candidate_score[:0]
         room = num_paths + len(own_state)
-        path_stream, path_state = with_room(path_stream, room), with_room(path_state, room)
-        path_context, path_record = with_room(path_context, room), with_room(path_record, room)
-        path_score, path_lm_score = with_room(path_score, room), with_room(path_lm_score, room)
+        path_stream, path_state = ensure_capacity(path_stream, room), ensure_capacity(path_state, room)
+        path_context, path_record = ensure_capacity(path_context, room), ensure_capacity(path_record, room)
+        path_score, path_lm_score = ensure_capacity(path_score, room), ensure_capacity(path_lm_score, room)
         path_stream[num_paths:room] = own
         path_state[num_paths:room], path_context[num_paths:room] = own_state, own_context
         path_score[num_paths:room], path_lm_score[num_paths:room] = own_score, own_lm_score
         path_record[num_paths:room] = own_record
         room = num_candidates + len(own_arc)
-        source, arc = with_room(source, room), with_room(arc, room)
-        candidate_stream, candidate_score = with_room(candidate_stream, room), with_room(candidate_score, room)
-        changed, history, word = with_room(changed, room), with_room(history, room), with_room(word, room)
+        source, arc = ensure_capacity(source, room), ensure_capacity(arc, room)
+        candidate_stream, candidate_score = (
+            ensure_capacity(candidate_stream, room),
+            ensure_capacity(candidate_score, room),
+        )
+        changed, history, word = (
+            ensure_capacity(changed, room),
+            ensure_capacity(history, room),
+            ensure_capacity(word, room),
+        )
         for i in range(len(own_arc)):
             at = num_candidates + i
             source[at], arc[at] = num_paths + own_source[i], own_arc[i]
@@ -294,7 +301,7 @@ def read_with_words(
 
 def _with(array: Any, num: int, values: Any) -> Any:
     """The first `num` of an array, and these values behind them, perhaps with more room."""
-    array = with_room(array, num + len(values))
+    array = ensure_capacity(array, num + len(values))
     array[num : num + len(values)] = values
     return array
 
@@ -332,7 +339,7 @@ def _scored(
 _TURNS_BETWEEN_MARKS = 16
 
 
-class CompiledLmChunk:
+class NumbaChunkSearchWithLM:
     """The search where no lattice is kept, word histories have no limit and each arc reads a frame; the same paths.
 
     Streams wait for each other where they need words, not at each frame: the language model is asked as often as the
@@ -345,8 +352,8 @@ class CompiledLmChunk:
     """
 
     def __init__(self, graph: Searchable, options: DecodingOptions, lm: LanguageModel) -> None:
-        self._read_to_words = existing_loop(read_to_words, reorders_sums=False)
-        self._keep_words = existing_loop(keep_words, reorders_sums=False)
+        self._read_to_words = jit_required(read_to_words, reorders_sums=False)
+        self._keep_words = jit_required(keep_words, reorders_sums=False)
         self._lm = lm
         self._emitting = graph.emitting
         self._dst_state = graph.emitting.dst_state.numpy()
@@ -356,14 +363,14 @@ class CompiledLmChunk:
         self._lm_scale = np.float32(options.lm_scale)
         self._limits = (options.min_active_states, options.max_active_states)
 
-    def read(self, tokens: Tokens, chunk: Chunk, traces: Traces) -> Tokens:
-        """As `ChunkReader.read`, without a lattice."""
+    def read(self, tokens: ActiveTokens, chunk: Chunk, traces: SearchSink) -> ActiveTokens:
+        """As `ChunkBackend.read`, without a lattice."""
         (log_prob, num_frames, offset), backtrace = chunk, traces.backtrace
         max_frames, num_columns = log_prob.shape[1:]
         frame_begin = np.arange(len(num_frames)) * (max_frames * num_columns)
         num_left = num_frames.numpy().copy()
         flat = log_prob.reshape(-1).numpy()
-        done, turn = [Tokens.none(offset.device)], 0
+        done, turn = [ActiveTokens.none(offset.device)], 0
         while len(tokens):
             if backtrace.is_due or turn % _TURNS_BETWEEN_MARKS == 0:
                 traces.collect([*done, tokens])
@@ -380,12 +387,12 @@ class CompiledLmChunk:
             over = torch.from_numpy(np.flatnonzero(~has_words[paths[0]]))
             if len(over):
                 stream, state, context_idx, score, lm_score, record = map(torch.from_numpy, paths)
-                done.append(Tokens(stream, state, context_idx, score, lm_score, record).select(over))
+                done.append(ActiveTokens(stream, state, context_idx, score, lm_score, record).select(over))
             tokens = self._with_words(paths, asked, offset, backtrace) if len(asked[0]) else done[0]
             turn += 1
-        return Tokens.join(done)
+        return ActiveTokens.join(done)
 
-    def _with_words(self, paths: Any, asked: Any, offset: Tensor, backtrace: Backtrace) -> Tokens:
+    def _with_words(self, paths: Any, asked: Any, offset: Tensor, backtrace: Backtrace) -> ActiveTokens:
         """The frames that have words, from what `read_to_words` has found."""
         _, _, context_idx, _, lm_score, record = paths
         source, arc, stream, score, changed, history, word = asked
@@ -399,7 +406,7 @@ class CompiledLmChunk:
         )
         new_stream, state, new_context_idx, new_score, new_lm_score = map(torch.from_numpy, found)
         new_record = backtrace.add(torch.from_numpy(previous), self._graph_arc(kept_arc))
-        return Tokens(new_stream, state, new_context_idx, new_score, new_lm_score, new_record)
+        return ActiveTokens(new_stream, state, new_context_idx, new_score, new_lm_score, new_record)
 
     def _graph_arc(self, arc: Any) -> Tensor:
         return self._emitting.arc_of(torch.from_numpy(arc))
@@ -409,8 +416,8 @@ class CompiledLmChunk:
 _RECORDS_AT_ONCE = 1 << 18
 
 
-class CompiledWordChunk:
-    """What `CompiledLmChunk` does with a call for each frame that has words; the same paths and scores.
+class NumbaWordSearch:
+    """What `NumbaChunkSearchWithLM` does with a call for each frame that has words; the same paths and scores.
 
     A stream goes on by itself until its words ask a history that the model must expand first, by its hidden layer. When
     all streams have come so far, these are expanded together, and with them the histories of all that is alive, which
@@ -423,8 +430,8 @@ class CompiledWordChunk:
         otherwise: reads on where the model has no tables any more, having come to its bound of bytes.
     """
 
-    def __init__(self, graph: Searchable, options: DecodingOptions, lm: CombinedLM, otherwise: ChunkReader) -> None:
-        self._loop = existing_loop(read_with_words, reorders_sums=False)
+    def __init__(self, graph: Searchable, options: DecodingOptions, lm: CombinedLM, otherwise: ChunkBackend) -> None:
+        self._loop = jit_required(read_with_words, reorders_sums=False)
         self._otherwise = otherwise
         self._emitting = graph.emitting
         self._arcs = graph.emitting.for_loop()
@@ -434,8 +441,8 @@ class CompiledWordChunk:
         self._limits = (np.float32(options.lm_scale), options.min_active_states, options.max_active_states)
         self._lm = lm
 
-    def read(self, tokens: Tokens, chunk: Chunk, traces: Traces) -> Tokens:
-        """As `ChunkReader.read`; a lattice cannot be kept."""
+    def read(self, tokens: ActiveTokens, chunk: Chunk, traces: SearchSink) -> ActiveTokens:
+        """As `ChunkBackend.read`; a lattice cannot be kept."""
         assert traces.lattice is None
         (log_prob, num_frames, offset), backtrace = chunk, traces.backtrace
         num_streams, max_frames, num_columns = log_prob.shape
@@ -467,9 +474,9 @@ class CompiledWordChunk:
         return _tokens_of(paths)
 
 
-def _tokens_of(paths: tuple[Any, ...]) -> Tokens:
+def _tokens_of(paths: tuple[Any, ...]) -> ActiveTokens:
     stream, state, score, context_idx, lm_score, record = map(torch.from_numpy, paths)
-    return Tokens(stream, state, context_idx, score, lm_score, record)
+    return ActiveTokens(stream, state, context_idx, score, lm_score, record)
 
 
 def _rest(chunk: Chunk, num_left: NDArray[np.int64]) -> Chunk:

@@ -1,11 +1,11 @@
-"""What the partial paths of one stream become over the arcs that leave them, as a loop for `compiled_loop`.
+"""What the partial paths of one stream become over the arcs that leave them, as a loop for `jit`.
 
 Shapes: K partial paths, A candidates.
 
 
-Where the scores of one stream are cut off, as loops for `compiled_loop`; the tensor form is `cut_off` beside it.
+Where the scores of one stream are cut off, as loops for `jit`; the tensor form is `pruning_threshold` beside it.
 
-A frame of the token search as loops over arcs and partial paths, for `compiled_loop`.
+A frame of the token search as loops over arcs and partial paths, for `jit`.
 
 The tensor form in `FrameStep` gives the same partial paths on any device; on a CPU
 these loops are several times faster: what falls behind the best path met so far is dropped at once, and what goes on
@@ -30,8 +30,8 @@ from torch import Tensor
 
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.search_graph import Searchable
-from asr.decoding.tokens import Tokens
-from asr.kernels.jit import existing_loop
+from asr.decoding.tokens import ActiveTokens
+from asr.kernels.jit import jit_required
 
 # More than the rounding of a difference of two scores can be.
 _SLACK = 0.01
@@ -132,7 +132,7 @@ def kth_best(value: Any, k: int) -> Any:
         value = inside
 
 
-def cut_off(value: Any, beam: Any, min_active: int, max_active: int) -> Any:
+def pruning_threshold(value: Any, beam: Any, min_active: int, max_active: int) -> Any:
     """The worst score that survives, of finite scores of one stream; max_active 0 is no limit."""
     threshold = -beam
     num_inside = 0
@@ -218,7 +218,7 @@ def expand_frame(
                     source[stay], arc[stay], candidate_score[stay] = source[i], arc[i], candidate_score[i]
                     stay += 1
             num = stay
-            threshold = cut_off(candidate_score[first:num], beam, min_active, 0)
+            threshold = pruning_threshold(candidate_score[first:num], beam, min_active, 0)
             stay = first
             for i in range(first, num):
                 if candidate_score[i] >= threshold:
@@ -307,7 +307,7 @@ def keep_frame(
             value[i] = score[kept[num_kept + i]]
         num_before, num_inside = num_kept, 0
         if num_alive:
-            threshold = cut_off(value, beam, min_active, max_active)
+            threshold = pruning_threshold(value, beam, min_active, max_active)
             for i in range(num_alive):
                 if value[i] >= threshold:
                     kept[num_kept] = kept[num_before + i]
@@ -325,7 +325,7 @@ _EMPTY = np.zeros(0, dtype=np.int64)
 _NO_TABLE = np.zeros(0, dtype=np.int32)
 
 
-class CompiledFrame:
+class NumbaFrameBackend:
     """What `FrameStep` does by tensor operations, with the same outcome.
 
     Args:
@@ -336,8 +336,8 @@ class CompiledFrame:
 
     def __init__(self, graph: Searchable, options: DecodingOptions, has_lm: bool) -> None:
         arcs = graph.emitting
-        self._expand = existing_loop(expand_frame, reorders_sums=False)
-        self._keep = existing_loop(keep_frame, reorders_sums=False)
+        self._expand = jit_required(expand_frame, reorders_sums=False)
+        self._keep = jit_required(keep_frame, reorders_sums=False)
         self._arc_begin = arcs.arc_begin.numpy()
         self._token_id = arcs.token_id.numpy()
         self._arc_score = arcs.score.numpy()
@@ -350,9 +350,9 @@ class CompiledFrame:
         self._table: NDArray[np.int32] | None = _NO_TABLE if has_lm else None
 
     def expand(
-        self, tokens: Tokens, log_prob: Tensor, frame_begin: Tensor, offset: Tensor, everything: bool = False
+        self, tokens: ActiveTokens, log_prob: Tensor, frame_begin: Tensor, offset: Tensor, everything: bool = False
     ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], NDArray[np.bool_]]:
-        """As `FrameHalves.expand`."""
+        """As `FrameBackend.expand`."""
         *candidates, is_complete = self._expand(
             tokens.stream.numpy(),
             tokens.state.numpy(),
@@ -381,7 +381,7 @@ class CompiledFrame:
         score: Tensor,
         is_complete: NDArray[np.bool_],
     ) -> tuple[Tensor, Tensor, bool]:
-        """As `FrameHalves.keep`."""
+        """As `FrameBackend.keep`."""
         if self._table is None:
             self._table = np.full(self._num_states, -1, dtype=np.int32)
         winner, position, is_enough = self._keep(

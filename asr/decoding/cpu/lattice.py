@@ -1,9 +1,9 @@
-"""What a lattice's paths lose and gain, as loops for `compiled_loop`. Uncompiled they are slow oracles.
+"""What a lattice's paths lose and gain, as loops for `jit`. Uncompiled they are slow oracles.
 
 Shapes: R records, L losers, S states, A arcs.
 
 
-A lattice put together and pruned, as a loop for `compiled_loop`. Uncompiled it is a slow oracle.
+A lattice put together and pruned, as a loop for `jit`. Uncompiled it is a slow oracle.
 
 Shapes: N utterances, T frames, C tokens, S states, A arcs, W words.
 """

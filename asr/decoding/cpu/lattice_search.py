@@ -1,4 +1,4 @@
-"""The token search over a lattice with a difference of n-gram models, as one loop for `compiled_loop`.
+"""The token search over a lattice with a difference of n-gram models, as one loop for `jit`.
 
 All utterances go through a frame together, so that their words are looked up together: a model that no cache holds
 answers many queries in the time of one. Scores are rounded as in `FrameStep`, and of equally good paths the same stays.
@@ -19,13 +19,13 @@ import numpy as np
 import torch
 
 from asr.decoding.backtrace import Backtrace
-from asr.decoding.cpu.chunk import with_room
-from asr.decoding.cpu.frame import cut_off
+from asr.decoding.cpu.chunk import ensure_capacity
+from asr.decoding.cpu.frame import pruning_threshold
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice
 from asr.decoding.lattice_graph import LatticeGraph
-from asr.decoding.tokens import Tokens
-from asr.kernels.jit import existing_loop, imports
+from asr.decoding.tokens import ActiveTokens
+from asr.kernels.jit import has_package, jit_required
 from asr.lm.combine import CombinedLM, always_answers, score_difference
 from asr.lm.interface import LanguageModel
 
@@ -46,7 +46,7 @@ def search_lattice(
         arcs: arc_begin, score, num_words, word_begin, word_id and dst_state of the lattice's arcs.
         num_frames: (N,) of each utterance.
         offset: (N,) float64; what scores lack is added in place.
-        beam, max_active: what stays, as of `cut_off`.
+        beam, max_active: what stays, as of `pruning_threshold`.
         lm_scale: float32.
         large, small: as of `score_difference`, of n-gram models, which can always answer.
 
@@ -89,7 +89,7 @@ def search_lattice(
             table = np.full(2 * len(table), -1, dtype=np.int32)
         kept = _kept(own, dst, next_idx, value, table, beam, max_active)
         room = num_records + len(kept)
-        previous, record_arc = with_room(previous, room), with_room(record_arc, room)
+        previous, record_arc = ensure_capacity(previous, room), ensure_capacity(record_arc, room)
         paths = (own[kept], dst[kept], next_idx[kept], value[kept], new_lm_score[kept], np.arange(num_records, room))
         for k in range(len(kept)):
             previous[num_records + k], record_arc[num_records + k] = record[source[kept[k]]], arc[kept[k]]
@@ -188,7 +188,7 @@ def _kept(stream: Any, state: Any, context_idx: Any, score: Any, table: Any, bea
             num_kept += int(stays[i] and score[i] >= -beam and score[i] > -np.inf)
             i += 1
         if max_active and num_kept - first > max_active:
-            threshold = cut_off(score[kept[first:num_kept]], beam, 0, max_active)
+            threshold = pruning_threshold(score[kept[first:num_kept]], beam, 0, max_active)
             num_inside, num_kept = num_kept, first
             for k in range(first, num_inside):
                 kept[num_kept] = kept[k]
@@ -216,23 +216,23 @@ def _joined(one: Any, other: Any) -> Any:
 
 def search_by_loop(
     graph: LatticeGraph, joint: Lattice, options: DecodingOptions, lm: LanguageModel, backtrace: Backtrace
-) -> list[tuple[Tokens, float]] | None:
+) -> list[tuple[ActiveTokens, float]] | None:
     """What is alive at the end of each utterance, as `TokenSearch.alive`; None where the loop cannot serve."""
-    if joint.frame.device.type != "cpu" or options.max_contexts_per_state is not None or not imports("numba"):
+    if joint.frame.device.type != "cpu" or options.max_contexts_per_state is not None or not has_package("numba"):
         return None
     tables = lm.for_difference_loop() if isinstance(lm, CombinedLM) else None
     if tables is None or not always_answers(tables):
         return None
     arc_begin, _, *arcs = graph.emitting.for_loop()
     offset = np.zeros(joint.num_utts)
-    found, previous, arc = existing_loop(search_lattice, reorders_sums=False)(
+    found, previous, arc = jit_required(search_lattice, reorders_sums=False)(
         *(joint.start_state.numpy(), lm.start(joint.num_utts).numpy(), (arc_begin, *arcs)),
         *(joint.frames_of_utts().numpy(), offset, np.float32(options.search_beam), options.max_active_states),
         *(np.float32(options.lm_scale), *tables),
     )
     backtrace.add_blocks(torch.from_numpy(previous), torch.from_numpy(arc), [0])
     stream, state, context_idx, score, lm_score, record = map(torch.from_numpy, found)
-    tokens = Tokens(stream, state, context_idx, score, lm_score, record)
+    tokens = ActiveTokens(stream, state, context_idx, score, lm_score, record)
     return [
         (tokens.select(position), own_offset)
         for position, own_offset in zip(tokens.by_stream(joint.num_utts), offset.tolist(), strict=True)

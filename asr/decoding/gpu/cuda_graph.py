@@ -24,12 +24,12 @@ import torch
 import triton
 from torch import Tensor
 
-from asr.decoding.backend import Chunk, Traces
+from asr.decoding.backend import Chunk, SearchSink
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.gpu import kernels
 from asr.decoding.gpu.frame import ArcExpansion, FrameLimits, Recombined
 from asr.decoding.search_graph import ArcSet, Searchable
-from asr.decoding.tokens import Tokens
+from asr.decoding.tokens import ActiveTokens
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Sizes:
     records: int
 
 
-class FrameRoom:
+class FrameBuffers:
     """The room, and the kernels of a frame.
 
     Attributes:
@@ -121,7 +121,7 @@ class FrameRoom:
         )
         torch.cumsum(self._tile_count, 0, out=self._tile_end)
         room = (sizes.paths, sizes.ended)
-        kernels.keep_paths[(found.num_tiles,)](
+        kernels.compact_tokens[(found.num_tiles,)](
             *(found.stream, found.state, ended.value, found.record, found.arc, *kept),
             *(self._tile_count, self._tile_end, self.num_frames, self.counts, *self.paths, *room),
             *(self.previous, self.record_arc, sizes.records),
@@ -146,7 +146,7 @@ class FrameReplay:
             kernels are launched one by one, with the same outcome.
     """
 
-    def __init__(self, room: FrameRoom, captures: bool) -> None:
+    def __init__(self, room: FrameBuffers, captures: bool) -> None:
         self._room = room
         self._graph: torch.cuda.CUDAGraph | None = None
         if captures and room.counts.is_cuda:
@@ -187,7 +187,7 @@ _FRAMES_AT_ONCE = 32
 _FIRST_ROOM = 1 << 12
 
 
-class FixedSearch:
+class CudaGraphSearch:
     """The search without a language model, lattice or arcs that read nothing, which never asks how many there are.
 
     After `_FRAMES_AT_ONCE` frames the host reads the counts. Where there was too little room, it makes more and has
@@ -204,11 +204,11 @@ class FixedSearch:
         self._limits = limits
         self._captures = captures
         self._sizes = Sizes(1, _FRAMES_AT_ONCE, 1, _FIRST_ROOM, _FIRST_ROOM, _FIRST_ROOM, _FIRST_ROOM)
-        self._rooms: dict[tuple[Sizes, bool], tuple[FrameRoom, FrameReplay]] = {}
+        self._rooms: dict[tuple[Sizes, bool], tuple[FrameBuffers, FrameReplay]] = {}
         self.num_retries = 0
 
-    def read(self, tokens: Tokens, chunk: Chunk, traces: Traces) -> Tokens:
-        """As `ChunkReader.read`."""
+    def read(self, tokens: ActiveTokens, chunk: Chunk, traces: SearchSink) -> ActiveTokens:
+        """As `ChunkBackend.read`."""
         (log_prob, num_frames, offset), backtrace = chunk, traces.backtrace
         order = torch.sort(num_frames, descending=True, stable=True).indices
         rank = torch.empty_like(order)
@@ -219,7 +219,7 @@ class FixedSearch:
         tokens = tokens.select(reads.nonzero().squeeze(1))
         tokens.stream = rank[tokens.stream]
         alive = tokens.select(torch.sort(tokens.stream, stable=True).indices)
-        ended = Tokens.none(order.device)
+        ended = ActiveTokens.none(order.device)
         own_offset = offset[order]
         longest = int(num_frames[0]) if len(num_frames) else 0
         for begin in range(0, longest, _FRAMES_AT_ONCE):
@@ -227,15 +227,17 @@ class FixedSearch:
                 break
             some = Chunk(log_prob[:, begin : min(begin + _FRAMES_AT_ONCE, longest)], num_frames - begin, own_offset)
             alive, newly_ended = self._read_at_once(alive, some, backtrace)
-            ended = Tokens.join([ended, newly_ended])
+            ended = ActiveTokens.join([ended, newly_ended])
             if backtrace.is_due:
                 traces.collect([alive, ended, unread])
         offset[order] = own_offset
-        ended = Tokens.join([ended, alive])
+        ended = ActiveTokens.join([ended, alive])
         ended.stream = order[ended.stream]
-        return Tokens.join([unread, ended])
+        return ActiveTokens.join([unread, ended])
 
-    def _read_at_once(self, alive: Tokens, chunk: Chunk, backtrace: Backtrace) -> tuple[Tokens, Tokens]:
+    def _read_at_once(
+        self, alive: ActiveTokens, chunk: Chunk, backtrace: Backtrace
+    ) -> tuple[ActiveTokens, ActiveTokens]:
         """A few frames, all arguments in the order of the rows -> what goes on, what has ended."""
         log_prob, _, offset = chunk
         sizes, keeps_all = replace(self._sizes, columns=log_prob.shape[2]), False
@@ -272,17 +274,17 @@ class FixedSearch:
         num_paths, num_ended = counts[kernels.NUM_PATHS.value], counts[kernels.NUM_ENDED.value]
         return _tokens(room, 0, num_paths), _tokens(room, sizes.paths, num_ended)
 
-    def _room(self, sizes: Sizes, keeps_all: bool) -> tuple[FrameRoom, FrameReplay]:
+    def _room(self, sizes: Sizes, keeps_all: bool) -> tuple[FrameBuffers, FrameReplay]:
         key = (sizes, keeps_all)
         if key not in self._rooms:
             # Smaller ones are not needed any more.
             self._rooms = {old: both for old, both in self._rooms.items() if old[0] == sizes}
-            room = FrameRoom(self._arcs, self._limits, sizes, keeps_all)
+            room = FrameBuffers(self._arcs, self._limits, sizes, keeps_all)
             self._rooms[key] = (room, FrameReplay(room, self._captures))
         return self._rooms[key]
 
     @staticmethod
-    def _fill(room: FrameRoom, alive: Tokens, chunk: Chunk, num_records: int) -> None:
+    def _fill(room: FrameBuffers, alive: ActiveTokens, chunk: Chunk, num_records: int) -> None:
         log_prob, num_frames, offset = chunk
         room.log_prob[: log_prob.shape[0], : log_prob.shape[1]] = log_prob
         room.num_frames.zero_()
@@ -307,7 +309,7 @@ def _with_room(sizes: Sizes, **needed: int) -> Sizes:
     return replace(sizes, **grown)
 
 
-def _tokens(room: FrameRoom, begin: int, num: int) -> Tokens:
+def _tokens(room: FrameBuffers, begin: int, num: int) -> ActiveTokens:
     stream, state, score, record = (part[begin : begin + num].clone() for part in room.paths)
     no_context = torch.zeros_like(record)
-    return Tokens(stream.long(), state.long(), no_context, score, no_context.double(), record)
+    return ActiveTokens(stream.long(), state.long(), no_context, score, no_context.double(), record)

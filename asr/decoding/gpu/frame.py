@@ -10,7 +10,7 @@ The second half of a frame in room of a fixed size: which candidates win, and wh
 Shapes: A room for candidates, N room for streams, M slots.
 
 
-The two halves of a frame by Triton kernels, with tensors in and out, as `CompiledFrame` has them for CPUs.
+The two halves of a frame by Triton kernels, with tensors in and out, as `NumbaFrameBackend` has them for CPUs.
 
 Shapes: N streams, K partial paths, A candidates.
 """
@@ -25,7 +25,7 @@ from asr.decoding.gpu import kernels
 from asr.decoding.gpu.kernels import LOWEST
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.search_graph import ArcSet, Searchable
-from asr.decoding.tokens import Tokens
+from asr.decoding.tokens import ActiveTokens
 
 # More than the rounding of a difference of two scores can be.
 _SLACK = 0.01
@@ -136,7 +136,7 @@ class ArcExpansion:
             NUM_STEPS=self.num_paths.bit_length(),
             B=block,
         )
-        kernels.relate_to_best[grid](
+        kernels.normalize_scores[grid](
             *(self._stream, self._arc, self._score, self.arcs_end, self.num_paths, self.num_arcs),
             *(self.best, arcs.words.num_words, *self._by_stream[1:]),
             *(limits.beam, limits.word_beam),
@@ -145,7 +145,7 @@ class ArcExpansion:
         if keeps_all:
             self.threshold.fill_(-torch.inf)
         elif limits.has_lm:
-            kernels.cut_off[self.num_streams,](
+            kernels.pruning_threshold[self.num_streams,](
                 *(self._score, *self._by_stream[2:], self.num_inside, self.threshold),
                 *(limits.beam, limits.min_active, NO_LIMIT),
                 B=limits.selection_block,
@@ -215,7 +215,7 @@ class Recombined:
             limits.beam,
             B=block,
         )
-        kernels.cut_off[self.num_streams,](
+        kernels.pruning_threshold[self.num_streams,](
             *(self.value, *self._by_stream[1:], self.num_inside, self.threshold),
             *(limits.beam, limits.min_active, limits.max_active),
             B=limits.selection_block,
@@ -226,7 +226,7 @@ class Recombined:
 _FIRST_ROOM = 1 << 12
 
 
-class GpuFrame:
+class TritonFrameBackend:
     """What `FrameStep` does by tensor operations, with the same outcome; the host reads one number in each half.
 
     Args:
@@ -246,9 +246,9 @@ class GpuFrame:
         self._is_short = torch.zeros_like(self._num_paths)
 
     def expand(
-        self, tokens: Tokens, log_prob: Tensor, frame_begin: Tensor, offset: Tensor, everything: bool = False
+        self, tokens: ActiveTokens, log_prob: Tensor, frame_begin: Tensor, offset: Tensor, everything: bool = False
     ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
-        """As `FrameHalves.expand`."""
+        """As `FrameBackend.expand`."""
         num_streams, num_arcs = len(offset), self._expansion.num_arcs
         self._num_paths.fill_(len(tokens))
         while True:
@@ -270,7 +270,7 @@ class GpuFrame:
     def keep(
         self, stream: Tensor, state: Tensor, context_idx: Tensor | None, score: Tensor, is_complete: Tensor
     ) -> tuple[Tensor, Tensor, bool]:
-        """As `FrameHalves.keep`."""
+        """As `FrameBackend.keep`."""
         num, num_streams = len(stream), len(is_complete)
         if num > self._recombined.num_candidates or num_streams > self._recombined.num_streams:
             room = max(2 * num, self._recombined.num_candidates)

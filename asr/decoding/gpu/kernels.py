@@ -180,7 +180,7 @@ def _kth_best(score: tl.tensor, begin: tl.tensor, end: tl.tensor, k: tl.tensor, 
 
 
 @triton.jit
-def cut_off(
+def pruning_threshold(
     score: tl.tensor,
     range_begin: tl.tensor,
     range_end: tl.tensor,
@@ -255,7 +255,7 @@ records holds those from FIRST_RECORD to NUM_RECORDS."""
 
 
 @triton.jit
-def keep_paths(
+def compact_tokens(
     stream: tl.tensor,
     state: tl.tensor,
     value: tl.tensor,
@@ -503,7 +503,7 @@ def expand_arcs(
 
 
 @triton.jit
-def relate_to_best(
+def normalize_scores(
     stream: tl.tensor,
     arc: tl.tensor,
     score: tl.tensor,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from asr.errors import AsrError
-from asr.kernels.hash_table import HashTable, largest_of_each, one_of_each
+from asr.kernels.hash_table import HashTable, first_of_each, segment_max
 from asr.lm.cached.trie import HistoryTrie
 
 CHOICES = ("first", "best")
@@ -75,11 +75,11 @@ class Recombination:
             self._best_score = torch.cat((self._best_score, torch.full((missing,), -torch.inf, device=self.device)))
             self._best_call = torch.cat((self._best_call, self._best_call.new_zeros(missing)))
         distinct, which = torch.unique(node, return_inverse=True)
-        best = largest_of_each(score, which, distinct.numel())
+        best = segment_max(score, which, distinct.numel())
         is_stale = self._best_call.index_select(0, distinct) < call - self.window
         is_better = (best > self._best_score.index_select(0, distinct)) | is_stale
         stands = (is_better.index_select(0, which) & (score == best.index_select(0, which))).nonzero().squeeze(1)
-        position = stands.index_select(0, one_of_each(which.index_select(0, stands))[0])
+        position = stands.index_select(0, first_of_each(which.index_select(0, stands))[0])
         self._best_score[node.index_select(0, position)] = score.index_select(0, position)
         self._best_call[node.index_select(0, position)] = call
         return position

@@ -8,7 +8,7 @@ Answers an engine's calls by tensor operations, on any device and with any optio
 Shapes: Q queries, M missing ones.
 
 
-`RnnLM`: any stateful network as a language model, behind the history trie.
+`CachedRNNLM`: any stateful network as a language model, behind the history trie.
 
 Shapes: Q queries, R new edges, S state, H hidden, M history words.
 """
@@ -23,13 +23,13 @@ from torch import Tensor
 from asr.errors import AsrError
 from asr.kernels.hash_table import BYTES_PER_SLOT
 from asr.lm.cached.approximations import QuantizedHistory, Recombination
-from asr.lm.cached.engine_numba import LoopAccess, LoopScores
+from asr.lm.cached.engine_numba import LoopScores, NumbaEngine
 from asr.lm.cached.eviction import ByteCosts, Capacity
 from asr.lm.cached.outputs import OutputCache
 from asr.lm.cached.states import Expansion, HiddenLayer, HiddenStore
 from asr.lm.cached.statistics import QueryStatistics, StageClock
 from asr.lm.cached.trie import BEFORE_START, BYTES_PER_NODE, START, HistoryTrie
-from asr.lm.interface import LoopTables, StatefulNetwork
+from asr.lm.interface import LookupTables, StatefulNetwork
 from asr.text.symbols import EOS_ID
 
 
@@ -122,7 +122,7 @@ class NewEdges:
         return log_prob
 
 
-class TensorScores:
+class TorchEngine:
     """Looks edges up, and has those that are missing added.
 
     Args:
@@ -140,7 +140,7 @@ class TensorScores:
         self._clock = new_edges.clock
 
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
-        """As `RnnLM.score`."""
+        """As `CachedRNNLM.score`."""
         begin = self._clock.now()
         counts, trie = self._counts, self._trie
         key = trie.edge_key(context_idx, word_id)
@@ -192,7 +192,7 @@ class TensorScores:
 _KEPT_LEVELS = 32
 
 
-class RnnLM:
+class CachedRNNLM:
     """A `LanguageModel` that does each piece of the network's work once.
 
     The hidden layer runs once a history, and only when the history is first asked for a successor; all such histories
@@ -277,12 +277,12 @@ class RnnLM:
         self.expansion = Expansion(self.trie, self.hidden, layer, self.sharing, ahead)
         self.capacity = self._capacity(capacity_bytes) if capacity_bytes is not None else None
         new_edges = NewEdges(self.expansion, self.output, self.recombination, self.capacity, cache_scores, cache_hidden)
-        self._tensor_scores = TensorScores(new_edges, self.search_device, self.reset)
+        self._tensor_scores = TorchEngine(new_edges, self.search_device, self.reset)
         is_exact = recombination_length is None and history_precision is None
         is_plain = cache_scores and cache_hidden and hidden_dtype == "float32"
         has_loop = is_exact and is_plain and self.device.type == self.search_device.type == "cpu"
         output = getattr(network, "output_for_loop", None)
-        self._loop = LoopAccess(self.expansion, output, self.capacity) if has_loop and output is not None else None
+        self._loop = NumbaEngine(self.expansion, output, self.capacity) if has_loop and output is not None else None
         self._loop_scores = None if self._loop is None else LoopScores(self._loop, self.expansion, self.capacity)
         self.reset()
 
@@ -343,7 +343,7 @@ class RnnLM:
         log_prob, _ = self.score(context_idx, torch.full_like(context_idx, EOS_ID))
         return log_prob
 
-    def for_loop(self) -> LoopTables | None:
+    def for_loop(self) -> LookupTables | None:
         """What a loop answers from in the place of `score`.
 
         None where the options or the network are not for that, and when the capacity is used up.

@@ -1,4 +1,4 @@
-"""What `RnnLM.score` does without a run of the hidden layer, as loops for `compiled_loop`.
+"""What `CachedRNNLM.score` does without a run of the hidden layer, as loops for `jit`.
 
 Shapes: Q queries, K contexts, M missing queries, R of them new, D distinct rows.
 
@@ -8,7 +8,7 @@ Lends an engine's arrays to compiled loops, which look scores up and add new one
 Shapes: Q queries, K contexts, V words.
 
 
-Answers an engine's calls by compiled loops, where `LoopAccess` can lend them its arrays.
+Answers an engine's calls by compiled loops, where `NumbaEngine` can lend them its arrays.
 
 Shapes: Q queries, M missing ones.
 """
@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from asr.kernels.hash_table import MAX_LOAD, distinct_values, home_bucket, slot_of
-from asr.kernels.jit import Intrinsic, answers_from, compiled_loop, existing_loop
+from asr.kernels.jit import Intrinsic, answers_from, jit, jit_required
 from asr.lm.cached.eviction import Capacity
 from asr.lm.cached.states import Expansion
-from asr.lm.interface import LoopTables
+from asr.lm.interface import LookupTables
 from asr.lm.rnn.output_numba import FLOATS_OF_LINE, mixed_with, row_product
 
 # Places in `counts`: nodes and edges that there are, edges that there is room for, how many were too many for that;
@@ -195,8 +195,8 @@ class HistoryTables(NamedTuple):
 answers_from(HistoryTables, score_known, reorders_sums=True)
 
 
-class LoopAccess:
-    """What a loop does stands for calls of `RnnLM.score`: the same edges, nodes and scores.
+class NumbaEngine:
+    """What a loop does stands for calls of `CachedRNNLM.score`: the same edges, nodes and scores.
 
     It serves engines on a CPU that are exact, as long as they need not forget; the output layer's scores must take no
     more than a loop.
@@ -216,7 +216,7 @@ class LoopAccess:
         self._nothing = np.empty(0, dtype=np.float32)
         self._counts = np.zeros(NUM_COUNTS, dtype=np.int64)
 
-    def tables(self, most_new: int | None = None) -> LoopTables | None:
+    def tables(self, most_new: int | None = None) -> LookupTables | None:
         """The words themselves (V,), nothing to be added to their scores, and `HistoryTables` with room in them.
 
         None where there cannot be room within the engine's bound. `most_new` edges are all that will be added, if that
@@ -242,7 +242,7 @@ class LoopAccess:
         grown = trie.edges.keys, trie.parent, state
         if self._lent is None or any(now is not before for now, before in zip(grown, self._lent[0], strict=True)):
             network, output = self._expansion.layer.networks[0], self._make_output()
-            if output is None or compiled_loop(score_known) is None:
+            if output is None or jit(score_known) is None:
                 return None
             hidden = state[:, network.state_size - network.hidden_size :]
             edges = *trie.edges.for_loop(), trie.edge_score.numpy(), trie.edge_node.numpy()
@@ -280,7 +280,7 @@ class LoopAccess:
     def expand(self, context_idx: Tensor) -> bool:
         """As `Expansion` does for contexts (K,), where all parents have their rows -> whether there was room for it."""
         trie, hidden = self._expansion.trie, self._expansion.hidden
-        loop = existing_loop(waiting_nodes)
+        loop = jit_required(waiting_nodes)
         nodes = (part.numpy() for part in (trie.parent, trie.word, trie.hidden_row))
         node, before, which, word = map(torch.from_numpy, loop(context_idx.contiguous().numpy(), *nodes))
         if self._capacity is not None and not self._capacity.has_row_room(len(node)):
@@ -308,16 +308,16 @@ class LoopScores:
         capacity: the engine's bound, if it has one.
     """
 
-    def __init__(self, access: LoopAccess, expansion: Expansion, capacity: Capacity | None) -> None:
+    def __init__(self, access: NumbaEngine, expansion: Expansion, capacity: Capacity | None) -> None:
         self._access = access
         self._expansion = expansion
         self._capacity = capacity
-        self._find = compiled_loop(find_edges)
-        self._answer = compiled_loop(answer_missing)
+        self._find = jit(find_edges)
+        self._answer = jit(answer_missing)
 
     @torch.no_grad()
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor] | None:
-        """As `RnnLM.score`; None where there may be no room within the engine's bound."""
+        """As `CachedRNNLM.score`; None where there may be no room within the engine's bound."""
         begin = time.perf_counter()
         lent = self._access.lent()
         if lent is None or self._find is None or (self._capacity is not None and not self._capacity.has_room(0)):

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from asr.kernels.hash_table import MAX_LOAD, largest_of_each
+from asr.kernels.hash_table import MAX_LOAD, segment_max
 from asr.lm.cached.approximations import QuantizedHistory, Recombination
 from asr.lm.cached.outputs import OutputCache
 from asr.lm.cached.states import Expansion, HiddenStore
@@ -61,7 +61,7 @@ def least_used(trie: HistoryTrie, is_kept: Tensor, num: int) -> Tensor:
     use = trie.num_uses.long().bitwise_left_shift_(32).add_(trie.last_given)
     parent = trie.parent.index_select(0, candidate).long()
     while True:
-        below = torch.maximum(use, largest_of_each(use.index_select(0, candidate), parent, use.numel()))
+        below = torch.maximum(use, segment_max(use.index_select(0, candidate), parent, use.numel()))
         if torch.equal(below, use):
             break
         use = below

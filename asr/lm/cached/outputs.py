@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from asr.kernels.hash_table import BYTES_PER_SLOT, MAX_LOAD, HashTable, one_of_each
+from asr.kernels.hash_table import BYTES_PER_SLOT, MAX_LOAD, HashTable, first_of_each
 from asr.lm.interface import StatefulNetwork
 
 _BYTES_OF_GROUPS = 256
@@ -132,7 +132,7 @@ class OutputCache:
         known = self._history_normalizer.index_select(0, row)
         missing = known.isnan().nonzero().squeeze(1)
         if missing.numel():
-            one = missing.index_select(0, one_of_each(row.index_select(0, missing))[0])
+            one = missing.index_select(0, first_of_each(row.index_select(0, missing))[0])
             value = network.history_normalizer(hidden.index_select(0, one), history.index_select(0, one))
             self._history_normalizer[row.index_select(0, one)] = value.to(self._history_normalizer)
             self.num_history_normalizers += one.numel()
@@ -160,7 +160,7 @@ class OutputCache:
         slot, missing = self._group_normalizer.find(key)
         known = self._group_normalizer.values.view(torch.float32)[0::2].index_select(0, slot.clamp(min=0))
         if missing is not None:
-            position, which = one_of_each(key.index_select(0, missing))
+            position, which = first_of_each(key.index_select(0, missing))
             one = missing.index_select(0, position)
             value = network.group_normalizer(
                 hidden.index_select(0, one), history.index_select(0, one), group.index_select(0, one)

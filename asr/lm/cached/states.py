@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from asr.errors import AsrError
-from asr.kernels.hash_table import one_of_each
+from asr.kernels.hash_table import first_of_each
 from asr.lm.cached.approximations import QuantizedHistory
 from asr.lm.cached.statistics import QueryStatistics, StageClock
 from asr.lm.cached.trie import START, HistoryTrie, RowAllocator
@@ -314,7 +314,7 @@ class Expansion:
         key = self.sharing.key(state, word_id)
         row, missing = self.sharing.find(key)
         if missing is not None:
-            position, which = one_of_each(key.index_select(0, missing))
+            position, which = first_of_each(key.index_select(0, missing))
             one = missing.index_select(0, position)
             new_row = self.hidden.append(self.layer.step(state.index_select(0, one), word_id.index_select(0, one)))
             self.sharing.store(key.index_select(0, one), new_row)

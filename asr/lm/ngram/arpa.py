@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from asr.errors import AsrError
 from asr.lm.ngram.trie import ROOT, FloatArray, IntArray, NgramTrie, find_sorted, pack
-from asr.serialization import written_whole
+from asr.serialization import open_atomic
 from asr.text.normalize import READING_ERRORS, open_text, unreadable
 from asr.text.symbols import BOS_ID, SPECIAL_WORDS, UNK_ID, Vocabulary
 
@@ -389,7 +389,7 @@ def write_arpa(trie: NgramTrie, path: str | Path) -> None:
     Raises:
         AsrError: the file cannot be written, for want of space for instance.
     """
-    with written_whole(Path(path)) as stream:
+    with open_atomic(Path(path)) as stream:
         _write(trie, stream)
 
 

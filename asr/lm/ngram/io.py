@@ -18,7 +18,7 @@ import torch
 from asr.errors import AsrError
 from asr.lm.ngram.lookup import ArcIndex
 from asr.lm.ngram.model import NgramArrays, NgramLM
-from asr.serialization import written_whole
+from asr.serialization import open_atomic
 from asr.text.symbols import SPECIAL_WORDS, Vocabulary
 
 MAGIC = b"ASRNGRAM"
@@ -55,7 +55,7 @@ def save_ngram_lm(lm: NgramLM, path: str | Path) -> None:
         header["arrays"][name] = [str(array.dtype), len(array), position, _crc(array)]
         position += array.nbytes
     header["num_bytes"] = position
-    with written_whole(Path(path)) as stream:
+    with open_atomic(Path(path)) as stream:
         _write(stream, header, arrays)
 
 

@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.kernels.jit import compiled_loop, gpu_module
-from asr.lm.interface import LoopTables
+from asr.kernels.jit import gpu_module, jit
+from asr.lm.interface import LookupTables
 from asr.lm.ngram.arpa import read_arpa
 from asr.lm.ngram.lookup import MULTIPLIERS, ArcIndex, score_words
 from asr.lm.ngram.trie import ROOT, NgramTrie
@@ -267,7 +267,7 @@ class NgramLM:
         compiled: whether to run numba's loop on a CPU and Triton's kernel on a GPU, where they are installed; the
             answers are the same.
 
-    Words of the vocabulary that the model does not list are scored as `<unk>`; `num_unlisted_words` says how many.
+    Words of the vocabulary that the model does not list are scored as `<unk>`; `num_oov_words` says how many.
     """
 
     def __init__(
@@ -284,7 +284,7 @@ class NgramLM:
         self.name = name
         self._finder = ArcFinder(arrays)
         on_cpu = arrays.label.device.type == "cpu"
-        self._loop = compiled_loop(score_words, reorders_sums=False) if compiled and on_cpu else None
+        self._loop = jit(score_words, reorders_sums=False) if compiled and on_cpu else None
         self._kernel = gpu_module("asr.lm.ngram.lookup_triton", arrays.label.device) if compiled else None
         self._model = arrays.for_loop() if on_cpu else ()
         self._start_state = int(arrays.dst_state[BOS_ID])
@@ -327,7 +327,7 @@ class NgramLM:
         return torch.device(self.arrays.label.device)
 
     @property
-    def num_unlisted_words(self) -> int:
+    def num_oov_words(self) -> int:
         """How many words of the vocabulary the model lacks, the four special ones left out."""
         word_map = self.arrays.word_map[UNK_ID + 1 :]
         return int(torch.sum(word_map == UNK_ID))
@@ -378,7 +378,7 @@ class NgramLM:
         loop(*queries, self._model, log_prob.numpy(), next_idx.numpy())
         return log_prob, next_idx
 
-    def for_loop(self) -> LoopTables | None:
+    def for_loop(self) -> LookupTables | None:
         """Where words stand in the model's list (V,), what is added to their scores, nothing (0,), and its arrays."""
         if self._loop is None:
             return None

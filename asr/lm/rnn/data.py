@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from asr.errors import AsrError
 from asr.lm.corpus import read_word_ids
-from asr.serialization import written_whole
+from asr.serialization import open_atomic
 from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID, UNK_ID, Vocabulary
 
 _WORDS_AT_ONCE = 1 << 20
@@ -69,7 +69,7 @@ class TokenFile:
             if found.pop("fingerprint") == key:
                 return cls(np.memmap(path, dtype=np.int32, mode="r"), TokenCounts(**found))
         path.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(path) as out:
+        with open_atomic(path) as out:
             counts = _write_tokens(texts, transcripts, vocabulary, out)
             if counts.num_words == 0:
                 names = ", ".join(str(text) for text in (*texts, *transcripts)) or "no file given"

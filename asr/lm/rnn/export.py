@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from asr.errors import AsrError
-from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.serialization import (
     LANGUAGE_MODEL_CLASSES,
     build_network,
@@ -29,7 +29,7 @@ _FILES = "network.safetensors", "words.txt"
 
 
 def save_network(
-    network: RnnLm, folder: Path, *, half_precision: bool = True, num_maxent_weights: int | None = None
+    network: RNNLanguageModel, folder: Path, *, half_precision: bool = True, num_maxent_weights: int | None = None
 ) -> None:
     """Writes a network; `num_maxent_weights` keeps only that many n-gram weights, the largest."""
     network = copy.deepcopy(network)
@@ -44,7 +44,7 @@ def save_network(
     (folder / "network.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
 
 
-def load_network(folder: str | Path) -> RnnLm:
+def load_network(folder: str | Path) -> RNNLanguageModel:
     """Reads what `save_network` wrote, in float32, ready to score.
 
     Raises:
@@ -64,13 +64,13 @@ def load_network(folder: str | Path) -> RnnLm:
         require_intact(folder / name, expected, "language model")
     vocabulary = Vocabulary.from_file(folder / "words.txt")
     network = build_network(class_name, arguments, LANGUAGE_MODEL_CLASSES, str(path), vocabulary).network
-    assert isinstance(network, RnnLm)
+    assert isinstance(network, RNNLanguageModel)
     load_weights(network, folder / "network.safetensors")
     return network.eval()
 
 
-def read_network(path: str | Path) -> RnnLm:
-    """A network from its folder, or from a Lightning checkpoint of `LitRnnLm`.
+def read_network(path: str | Path) -> RNNLanguageModel:
+    """A network from its folder, or from a Lightning checkpoint of `LitRNNLM`.
 
     Raises:
         AsrError: there is neither, or it is damaged.
@@ -78,16 +78,16 @@ def read_network(path: str | Path) -> RnnLm:
     return load_network(path) if Path(path).is_dir() else network_from_checkpoint(path)
 
 
-def network_from_checkpoint(path: str | Path) -> RnnLm:
-    """The network of a Lightning checkpoint of `LitRnnLm`, read without Lightning.
+def network_from_checkpoint(path: str | Path) -> RNNLanguageModel:
+    """The network of a Lightning checkpoint of `LitRNNLM`, read without Lightning.
 
     Raises:
         AsrError: the file is no such checkpoint.
     """
     checkpoint = read_checkpoint(path)
     try:
-        network = RnnLm(
-            Vocabulary(checkpoint["rnn_lm_words"], name=str(path)), RnnLmConfig(**checkpoint["rnn_lm_config"])
+        network = RNNLanguageModel(
+            Vocabulary(checkpoint["rnn_lm_words"], name=str(path)), RNNLMConfig(**checkpoint["rnn_lm_config"])
         )
         prefix, state = "network.", checkpoint["state_dict"]
         state = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}

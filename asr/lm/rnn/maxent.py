@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from asr.kernels.jit import loop_for
+from asr.kernels.jit import jit_for
 from asr.lm.rnn.output_numba import add_gathered, add_slices
 
 if hasattr(torch.sparse, "check_sparse_tensor_invariants"):
@@ -85,7 +85,7 @@ class HashedMaxEnt(nn.Module):
     def add_scores(self, scores: Tensor, places: Tensor, word_id: Tensor) -> None:
         """scores (Q, K) += the features of word_id (K,) after the histories at places (Q, R). Not differentiable."""
         weight = self.weight.detach()
-        loop = loop_for(add_gathered, weight)
+        loop = jit_for(add_gathered, weight)
         if loop is not None:
             loop(scores.numpy(), weight.numpy(), places.numpy(), word_id.numpy())
             return
@@ -125,7 +125,7 @@ def add_score_range(scores: Tensor, weight: Tensor, places: Tensor, begin: int) 
 
     Not differentiable.
     """
-    loop = loop_for(add_slices, weight)
+    loop = jit_for(add_slices, weight)
     if loop is not None:
         loop(scores.numpy(), weight.numpy(), places.numpy(), begin)
         return

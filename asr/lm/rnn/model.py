@@ -27,7 +27,7 @@ from asr.text.symbols import Vocabulary
 
 
 @dataclass(frozen=True)
-class RnnLmConfig:
+class RNNLMConfig:
     """The network's shape; everything that its exported form needs besides weights and vocabulary.
 
     Attributes:
@@ -75,7 +75,7 @@ class RnnLmConfig:
         for name in ("embedding_size", "hidden_size", "num_layers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
-        kinds = get_type_hints(RnnLmConfig)
+        kinds = get_type_hints(RNNLMConfig)
         for name in ("cell", "output", "normalizer_precision"):
             if getattr(self, name) not in get_args(kinds[name]):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {get_args(kinds[name])}")
@@ -85,7 +85,7 @@ class RnnLmConfig:
 _MANY_ROWS = 64
 
 
-class RnnLm(nn.Module):
+class RNNLanguageModel(nn.Module):
     """Satisfies `asr.lm.interface.StatefulNetwork`; `forward` is the training loss over parallel streams.
 
     The state row is the layers' states, then, where there is one, the projection that the output layer reads.
@@ -98,7 +98,7 @@ class RnnLm(nn.Module):
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, config: RnnLmConfig, compute_dtype: str = "float32", compile_cell: bool = False
+        self, vocabulary: Vocabulary, config: RNNLMConfig, compute_dtype: str = "float32", compile_cell: bool = False
     ) -> None:
         super().__init__()
         self.vocabulary = vocabulary
@@ -265,7 +265,7 @@ class RnnLm(nn.Module):
 
 
 def build_output(
-    config: RnnLmConfig,
+    config: RNNLMConfig,
     num_words: int,
     hidden_size: int,
     tied_rows: nn.Embedding | None,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.kernels.jit import Intrinsic, arrays_of, loop_for
+from asr.kernels.jit import Intrinsic, arrays_of, jit_for
 from asr.kernels.threads import in_threads
 
 _AHEAD = 16  # entries that are asked for before they are needed
@@ -89,7 +89,7 @@ class AdamWithSparseRows(torch.optim.Optimizer):
         grad = param.grad
         assert grad is not None
         rows, values = grad._indices()[0], grad._values()
-        loop = loop_for(adagrad_entries if param.dim() == 1 else adagrad_rows, param.detach())
+        loop = jit_for(adagrad_entries if param.dim() == 1 else adagrad_rows, param.detach())
         if loop is not None:
             by_row = (rows,) if param.dim() == 1 else rows.sort(stable=True)
             arrays = arrays_of(param, state["square"], *by_row, values)

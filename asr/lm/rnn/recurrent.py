@@ -35,8 +35,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asr.kernels.jit import arrays_of, loop_for
-from asr.kernels.linear import FEW_ROWS, FixedLinear, PackedLinear
+from asr.kernels.jit import arrays_of, jit_for
+from asr.kernels.linear import FEW_ROWS, PackedLinear, PackedWeights
 from asr.lm.rnn.recurrent_numba import (
     _NO_PROJECTION,
     GRU,
@@ -118,7 +118,7 @@ class GruLayer(nn.Module):
         self.hidden_size = hidden_size
         self.compute_dtype: torch.dtype = getattr(torch, compute_dtype)
         self.compile_cell = compile_cell
-        self._from_input, self._from_state = FixedLinear(), FixedLinear()
+        self._from_input, self._from_state = PackedWeights(), PackedWeights()
         self.weight_ih = nn.Parameter(torch.empty(3 * hidden_size, input_size))
         self.weight_hh = nn.Parameter(torch.empty(3 * hidden_size, hidden_size))
         self.bias_ih = nn.Parameter(torch.zeros(3 * hidden_size))
@@ -156,10 +156,10 @@ class GruLayer(nn.Module):
         """The part of the gates that inputs (L, E) alone decide, (L, 3H), without gradient."""
         return self._from_input(inputs, self.weight_ih, self.bias_ih)
 
-    def tables_of_few(self) -> tuple[tuple[Any, Any] | None, tuple[Any, Any] | None]:
-        """What a loop for few rows reads of the products with inputs and states, as of `FixedLinear`."""
-        from_input = self._from_input.tables_of_few(self.weight_ih, self.bias_ih)
-        return from_input, self._from_state.tables_of_few(self.weight_hh, self.bias_hh)
+    def small_batch_weights(self) -> tuple[tuple[Any, Any] | None, tuple[Any, Any] | None]:
+        """What a loop for few rows reads of the products with inputs and states, as of `PackedWeights`."""
+        from_input = self._from_input.small_batch_weights(self.weight_ih, self.bias_ih)
+        return from_input, self._from_state.small_batch_weights(self.weight_hh, self.bias_hh)
 
     def packed(self, gates: Tensor, input_idx: Tensor, sizes: list[int], state: Tensor) -> tuple[Tensor, Tensor]:
         """Steps of fewer and fewer sequences side by side, without gradient.
@@ -171,7 +171,7 @@ class GruLayer(nn.Module):
             outputs (L, H), and the last step's.
         """
         size = self.hidden_size
-        loop = loop_for(add_sentences, state.detach()) if len(input_idx) >= ROWS_WORTH_TILES else None
+        loop = jit_for(add_sentences, state.detach()) if len(input_idx) >= ROWS_WORTH_TILES else None
         if loop is not None:
             gates = gates + F.pad(self.bias_hh[: 2 * size], (0, size))
             return run_sentences(loop, GRU, gates, input_idx, sizes, state, self.weight_hh, self.bias_hh[2 * size :])
@@ -191,7 +191,7 @@ class GruLayer(nn.Module):
         size = self.hidden_size
         state = state.contiguous()
         from_state = self._from_state(state, self.weight_hh, self.bias_hh)
-        loop = loop_for(add_next_states, state)
+        loop = jit_for(add_next_states, state)
         if loop is not None:
             return next_states(loop, gates, from_state, state, which, before)
         if which is not None:
@@ -336,7 +336,7 @@ class SimpleRnnLayer(nn.Module):
 
     def packed(self, gates: Tensor, input_idx: Tensor, sizes: list[int], state: Tensor) -> tuple[Tensor, Tensor]:
         """Steps of fewer and fewer sequences side by side, as `GruLayer.packed`: gates (D, H), state (B, H)."""
-        loop = loop_for(add_sentences, state.detach()) if len(input_idx) >= ROWS_WORTH_TILES else None
+        loop = jit_for(add_sentences, state.detach()) if len(input_idx) >= ROWS_WORTH_TILES else None
         if loop is not None:
             return run_sentences(loop, self._cell, gates, input_idx, sizes, state, self.weight_hh, self.bias)
         return self._packed_by_tensors(gates.index_select(0, input_idx), sizes, state)
@@ -379,7 +379,7 @@ class _SeededDropout(torch.autograd.Function):
 
 def _masked(inputs: Tensor, probability: float, seed: int) -> Tensor:
     key, limit, scale = seed & _BITS, int(probability * (_BITS + 1)), 1 / (1 - probability)
-    loop = loop_for(fill_kept, inputs.detach())
+    loop = jit_for(fill_kept, inputs.detach())
     if loop is not None:
         inputs = inputs.detach().contiguous()
         outputs = torch.empty_like(inputs)
@@ -397,7 +397,7 @@ def _mixed(number: Tensor) -> Tensor:
 
 
 def fill_kept(outputs: Any, inputs: Any, key: int, limit: int, scale: float) -> None:
-    """outputs (L,) = inputs (L,) * scale where the hash is at least the limit, else 0; for `compiled_loop`."""
+    """outputs (L,) = inputs (L,) * scale where the hash is at least the limit, else 0; for `jit`."""
     zero, word = np.float32(0.0), np.uint32(key)
     for i in range(len(inputs)):
         outputs[i] = inputs[i] * scale if _mixed_word(_mixed_word(np.uint32(i)) ^ word) >= limit else zero
@@ -421,10 +421,13 @@ def gru_step(
 
     None where weights are not multiplied by `half_product`, as for many rows, or without numba.
     """
-    loop = loop_for(fill_steps, state)
+    loop = jit_for(fill_steps, state)
     if loop is None or len(word_id) > FEW_ROWS or torch.is_grad_enabled():
         return None
-    products = [*layer.tables_of_few(), _NO_PROJECTION if projection is None else projection.tables_of_few()]
+    products = [
+        *layer.small_batch_weights(),
+        _NO_PROJECTION if projection is None else projection.small_batch_weights(),
+    ]
     if None in products:
         return None
     following = state.new_empty(len(word_id), state.shape[1])

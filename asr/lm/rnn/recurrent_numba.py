@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from asr.kernels.hash_table import distinct_values
-from asr.kernels.jit import arrays_of, existing_loop, loop_for
+from asr.kernels.jit import arrays_of, jit_for, jit_required
 from asr.kernels.linear import fill_products
 from asr.kernels.simd import (
     COLUMNS,
@@ -82,7 +82,7 @@ def add_sentences(
     cell: int, gates: Any, input_idx: Any, sizes: Any, states: Any, tiles: Any, bias_n: Any,
     left: Any, scores: Any, new: Any,
 ) -> None:  # fmt: skip
-    """Fills states (B + L, H), which starts with the B initial ones; for `compiled_loop`.
+    """Fills states (B + L, H), which starts with the B initial ones; for `jit`.
 
     tiles (P, H, GU); left (ROWS, PU), scores (ROWS, GU + U) and new (U,) to work in.
     """
@@ -137,7 +137,7 @@ def next_states(
 def add_next_states(
     begin: int, end: int, gates: Any, from_state: Any, state: Any, which: Any, before: Any, new: Any, score: Any
 ) -> None:
-    """Fills the rows begin .. end - 1 of new (Q, H), for `compiled_loop`; score (4H,) to work in."""
+    """Fills the rows begin .. end - 1 of new (Q, H), for `jit`; score (4H,) to work in."""
     size = new.shape[1]
     for row in range(begin, end):
         inputs, recurrent = gates[which[row]], from_state[before[row]]
@@ -177,7 +177,7 @@ def looped_sequence(
 ) -> Tensor | None:  # fmt: skip
     """inputs (T, B, E), state (B, H), keep (T, B, 1), 0 where the state is set back, weights (G, E) and (G, H), biases
     (G,) -> outputs (T, B, H), with gradients; None where loops do not serve."""
-    if loop_for(fill_outputs, inputs.detach()) is None:
+    if jit_for(fill_outputs, inputs.detach()) is None:
         return None
     outputs: Tensor = _LoopedSequence.apply(  # type: ignore[no-untyped-call]
         cell, inputs, state, keep, weight_ih, weight_hh, bias_ih, bias_hh
@@ -234,7 +234,7 @@ class _LoopedSequence(torch.autograd.Function):
 
 
 def _over_streams(function: Callable[..., None], cell: int, tensors: list[Tensor]) -> None:
-    loop = existing_loop(function)
+    loop = jit_required(function)
     arrays = arrays_of(*tensors)
 
     def work(begin: int, end: int) -> None:
@@ -245,7 +245,7 @@ def _over_streams(function: Callable[..., None], cell: int, tensors: list[Tensor
 
 def _weight_gradient(grad: Tensor, factor: Tensor) -> Tensor:
     """grad (T, B, G), factor (T, B, E) -> the sum of their outer products (G, E), padded as they are."""
-    loop = existing_loop(add_products_by_column)
+    loop = jit_required(add_products_by_column)
     total = grad.new_zeros(grad.shape[2], factor.shape[2])
     arrays = arrays_of(total, grad.flatten(0, 1), factor.flatten(0, 1))
     in_threads(lambda begin, end: loop(*arrays, begin, end), len(total) // ROWS, rows_at_least=1)

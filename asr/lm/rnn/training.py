@@ -14,14 +14,14 @@ from torch import Tensor
 from asr.errors import AsrError
 from asr.kernels.threads import torch_on_one_thread
 from asr.lm.rnn.data import TokenBatch
-from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.lm.rnn.optim import AdamWithSparseRows
 from asr.serialization import read_checkpoint
 from asr.text.symbols import SPECIAL_WORDS, Vocabulary
 
 
-class LitRnnLm(pl.LightningModule):
-    """Trains an `RnnLm`; validates by its true, normalised perplexity and by the spread of its log Z.
+class LitRNNLM(pl.LightningModule):
+    """Trains an `RNNLanguageModel`; validates by its true, normalised perplexity and by the spread of its log Z.
 
     Args:
         vocabulary: word list, one word a line.
@@ -41,7 +41,7 @@ class LitRnnLm(pl.LightningModule):
     def __init__(
         self,
         vocabulary: str,
-        network: RnnLmConfig,
+        network: RNNLMConfig,
         init_from: str | None = None,
         lr: float = 2e-3,
         sparse_lr: float = 0.1,
@@ -54,7 +54,7 @@ class LitRnnLm(pl.LightningModule):
         compile_cell: bool = False,
     ) -> None:
         super().__init__()
-        self.network = RnnLm(Vocabulary.from_file(vocabulary), network, compute_dtype, compile_cell)
+        self.network = RNNLanguageModel(Vocabulary.from_file(vocabulary), network, compute_dtype, compile_cell)
         self.init_from = init_from
         self.lr, self.sparse_lr = lr, sparse_lr
         self.warmup_steps, self.decay_start, self.final_lr_factor = warmup_steps, decay_start, final_lr_factor

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.lm.cached.engine import RnnLM
+from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.interface import LanguageModel
 from asr.text.symbols import EOS_ID
 from tests.reference.plain_lm import PlainLM
@@ -15,7 +15,9 @@ NETWORKS = [ToyNetwork, ToyNormalizedNetwork, ToyClassNetwork]
 WORDS = st.lists(st.integers(3, 8), min_size=1, max_size=5)
 
 
-def scores_by_level(engine: RnnLM, hypotheses: list[list[int]], order: list[int], chunk: int) -> list[list[float]]:
+def scores_by_level(
+    engine: CachedRNNLM, hypotheses: list[list[int]], order: list[int], chunk: int
+) -> list[list[float]]:
     """Each hypothesis' scores, asked position by position, hypotheses in the given order, `chunk` queries a call."""
     context = dict(zip(range(len(hypotheses)), engine.start(len(hypotheses)).tolist(), strict=True))
     scores: list[list[float]] = [[] for _ in hypotheses]
@@ -39,7 +41,7 @@ def scores_by_level(engine: RnnLM, hypotheses: list[list[int]], order: list[int]
 @given(hypotheses=st.lists(WORDS, min_size=1, max_size=12), chunk=st.integers(1, 12), data=st.data())
 def test_equals_the_plain_network(network_class, hypotheses, chunk, data):
     network = network_class()
-    engine = RnnLM(network)
+    engine = CachedRNNLM(network)
     order = data.draw(st.permutations(range(len(hypotheses))))
     plain = PlainLM(network_class())
     for _ in range(2):  # the second time all is cached
@@ -48,11 +50,11 @@ def test_equals_the_plain_network(network_class, hypotheses, chunk, data):
 
 
 def test_satisfies_the_contract():
-    assert isinstance(RnnLM(ToyNetwork()), LanguageModel)
+    assert isinstance(CachedRNNLM(ToyNetwork()), LanguageModel)
 
 
 def test_equal_histories_get_equal_contexts_and_others_do_not():
-    engine = RnnLM(ToyNetwork())
+    engine = CachedRNNLM(ToyNetwork())
     _, first = engine.score(engine.start(4), torch.tensor([5, 6, 5, 7]))
     assert first[0] == first[2]
     assert len(set(first.tolist())) == 3
@@ -62,7 +64,7 @@ def test_equal_histories_get_equal_contexts_and_others_do_not():
 
 def test_hidden_layer_runs_once_a_history_and_only_when_asked_for_a_successor():
     network = ToyNetwork()
-    engine = RnnLM(network)
+    engine = CachedRNNLM(network)
     _, context = engine.score(engine.start(50), torch.arange(50) % 20)
     assert network.num_rows == 1
     asked = context[:3].repeat(4)
@@ -73,7 +75,7 @@ def test_hidden_layer_runs_once_a_history_and_only_when_asked_for_a_successor():
 
 def test_normalizers_are_computed_once_a_history_and_a_group():
     network = ToyClassNetwork()
-    engine = RnnLM(network)
+    engine = CachedRNNLM(network)
     for word_id in range(3, 20):
         engine.score(engine.start(1), torch.tensor([word_id]))
     assert network.num_normalizers == 1
@@ -81,7 +83,7 @@ def test_normalizers_are_computed_once_a_history_and_a_group():
 
 
 def test_empty_batch():
-    engine = RnnLM(ToyNetwork())
+    engine = CachedRNNLM(ToyNetwork())
     empty = torch.empty(0, dtype=torch.int64)
     log_prob, next_idx = engine.score(empty, empty)
     assert log_prob.shape == next_idx.shape == (0,)
@@ -91,7 +93,7 @@ def test_empty_batch():
 
 @pytest.mark.parametrize(("context_idx", "word_id"), [(1, 24), (1, -1), (5000, 3), (-1, 3)])
 def test_queries_out_of_range_are_refused_and_leave_no_trace(context_idx, word_id):
-    engine = RnnLM(ToyNetwork())
+    engine = CachedRNNLM(ToyNetwork())
     with pytest.raises(IndexError):
         engine.score(torch.tensor([context_idx]), torch.tensor([word_id]))
     assert engine.trie.edges.count == 0

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from asr.kernels.jit import compiled_loop
+from asr.kernels.jit import jit
 from asr.lm.cached import engine_numba
-from asr.lm.cached.engine import RnnLM
+from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.cached.engine_numba import score_known
-from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.text.symbols import Vocabulary
 from tests.reference.toy_network import ToyNetwork
 
@@ -17,7 +17,9 @@ VOCABULARY = Vocabulary([f"W{i}" for i in range(30)])
 
 def network(maxent_order=3, **options):
     torch.manual_seed(0)
-    made = RnnLm(VOCABULARY, RnnLmConfig(6, 9, maxent_order=maxent_order, maxent_size=1000, log_z=0.3, **options))
+    made = RNNLanguageModel(
+        VOCABULARY, RNNLMConfig(6, 9, maxent_order=maxent_order, maxent_size=1000, log_z=0.3, **options)
+    )
     if made.maxent is not None:
         torch.nn.init.normal_(made.maxent.weight)
     return made
@@ -29,7 +31,7 @@ def asked_of_loop(engine, context_idx, word_id):
     while True:
         _, _, tables = engine.for_loop()
         queries = context_idx.numpy(), word_id.numpy()
-        could = compiled_loop(score_known)(*queries, tables, log_prob.numpy(), next_idx.numpy())
+        could = jit(score_known)(*queries, tables, log_prob.numpy(), next_idx.numpy())
         engine.expand(context_idx if not could else context_idx[:0], context_idx)
         if could:
             return log_prob, next_idx, num_waits
@@ -41,7 +43,7 @@ def asked_of_loop(engine, context_idx, word_id):
 def test_equal_to_the_engine_itself(room, options, monkeypatch):
     monkeypatch.setattr(engine_numba, "_ROOM", room)
     made, generator = network(**options), torch.Generator().manual_seed(0)
-    plain, lent, looped = RnnLM(made), RnnLM(made), RnnLM(made)
+    plain, lent, looped = CachedRNNLM(made), CachedRNNLM(made), CachedRNNLM(made)
     plain._loop_scores = None  # tensor operations
     context_idx, seen = plain.start(40), []
     for _ in range(6):
@@ -75,21 +77,21 @@ def test_equal_to_the_engine_itself(room, options, monkeypatch):
 
 
 def test_nothing_is_added_where_something_lacks():
-    engine = RnnLM(network())
+    engine = CachedRNNLM(network())
     word_id = torch.tensor([5, 6])
     _, context_idx, _ = asked_of_loop(engine, engine.start(2), word_id)
     mixed = torch.stack([engine.start(1)[0], context_idx[0]])
     before = engine.statistics().num_contexts
     _, _, tables = engine.for_loop()
     answers = torch.empty(2).numpy(), torch.empty(2, dtype=torch.int64).numpy()
-    assert not compiled_loop(score_known)(mixed.numpy(), torch.tensor([9, 9]).numpy(), tables, *answers)
+    assert not jit(score_known)(mixed.numpy(), torch.tensor([9, 9]).numpy(), tables, *answers)
     engine.expand(mixed[:0], mixed)
     assert engine.statistics().num_contexts == before
 
 
 def test_engines_that_approximate_have_no_loop():
     made = network()
-    assert RnnLM(made).for_loop() is not None
+    assert CachedRNNLM(made).for_loop() is not None
     for options in (
         {"recombination_length": 2},
         {"history_precision": "sign"},
@@ -97,18 +99,18 @@ def test_engines_that_approximate_have_no_loop():
         {"cache_scores": False},
         {"cache_hidden": False},
     ):
-        engine = RnnLM(made, **options)
+        engine = CachedRNNLM(made, **options)
         assert engine.for_loop() is None
         engine.expand(engine.start(1), engine.start(1))
     for other in (network(normalized=True), network(output="class"), ToyNetwork()):
-        assert RnnLM(other).for_loop() is None
+        assert CachedRNNLM(other).for_loop() is None
 
 
 @pytest.mark.parametrize("capacity_bytes", [20_000, 40_000, 10**7])
 def test_an_engine_with_a_capacity_has_a_loop_until_it_is_used_up(capacity_bytes, monkeypatch):
     monkeypatch.setattr(engine_numba, "_ROOM", 64)
     made, generator = network(), torch.Generator().manual_seed(0)
-    plain, bounded = RnnLM(made), RnnLM(made, capacity_bytes=capacity_bytes)
+    plain, bounded = CachedRNNLM(made), CachedRNNLM(made, capacity_bytes=capacity_bytes)
     context_idx = own_idx = plain.start(40)
     num_by_loop = 0
     for _ in range(30):
@@ -121,7 +123,7 @@ def test_an_engine_with_a_capacity_has_a_loop_until_it_is_used_up(capacity_bytes
                 log_prob, own_following = bounded.score(own_idx, word_id)
                 break
             queries = own_idx.numpy(), word_id.numpy()
-            could = compiled_loop(score_known)(*queries, tables[2], log_prob.numpy(), next_idx.numpy())
+            could = jit(score_known)(*queries, tables[2], log_prob.numpy(), next_idx.numpy())
             own_following = next_idx if could else None
             bounded.expand(own_idx[:0] if could else own_idx, next_idx if could else own_idx)
             num_by_loop += could
@@ -137,7 +139,7 @@ def test_an_engine_with_a_capacity_has_a_loop_until_it_is_used_up(capacity_bytes
 def test_a_call_may_take_the_last_edges_that_a_capacity_has_room_for(monkeypatch):
     monkeypatch.setattr(engine_numba, "_ROOM", 8)
     made = network()
-    plain, bounded = RnnLM(made), RnnLM(made, capacity_bytes=20_000)
+    plain, bounded = CachedRNNLM(made), CachedRNNLM(made, capacity_bytes=20_000)
     most = bounded.capacity.limits.max_edges
     words, num_asked = torch.arange(3, len(VOCABULARY)), 0
     context_idx = plain.start(1)

@@ -2,17 +2,17 @@
 
 import torch
 
-from asr.lm.cached.engine import RnnLM
-from asr.lm.combine import MappedLM, difference_lm, interpolated_lm
+from asr.lm.cached.engine import CachedRNNLM
+from asr.lm.combine import RemappedLM, difference_lm, interpolated_lm
 from asr.text.symbols import Vocabulary
 from tests.reference.toy_network import ToyNetwork
 
 
 def test_marks_pass_through_mapping_interpolation_and_difference():
-    engine = RnnLM(ToyNetwork(num_words=60), capacity_bytes=10_000)
+    engine = CachedRNNLM(ToyNetwork(num_words=60), capacity_bytes=10_000)
     words = Vocabulary([f"w{i}" for i in range(50)])
-    mapped = MappedLM(engine, words)
-    second = MappedLM(RnnLM(ToyNetwork(num_words=60, seed=1)), words)
+    mapped = RemappedLM(engine, words)
+    second = RemappedLM(CachedRNNLM(ToyNetwork(num_words=60, seed=1)), words)
     model = difference_lm(interpolated_lm([mapped, second], [0.5, 0.5]), second)
     context = model.start(20)
     generator = torch.Generator().manual_seed(0)

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asr.errors import AsrError
-from asr.lm.cached.engine import RnnLM
+from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.cached.states import _packed, _unpacked
-from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.text.symbols import Vocabulary
 from tests.reference.plain_lm import PlainLM
 from tests.reference.toy_network import ToyClassNetwork, ToyNetwork
@@ -39,7 +39,7 @@ def plain_scores(network, hypotheses):
 )
 def test_caches_batching_and_workers_change_no_score(hypotheses, caches, batching, num_workers):
     network = ToyClassNetwork()
-    engine = RnnLM(network, [network] * num_workers, None, "float32", *caches, batching=batching)
+    engine = CachedRNNLM(network, [network] * num_workers, None, "float32", *caches, batching=batching)
     for _ in range(2):
         assert torch.allclose(scores(engine, hypotheses), plain_scores(network, hypotheses), atol=1e-5)
 
@@ -47,7 +47,7 @@ def test_caches_batching_and_workers_change_no_score(hypotheses, caches, batchin
 @given(hypotheses=HYPOTHESES, rows_ahead=st.integers(1, 9))
 def test_rows_ahead_change_no_score(hypotheses, rows_ahead):
     network = ToyNetwork()
-    engine = RnnLM(network, rows_ahead=rows_ahead)
+    engine = CachedRNNLM(network, rows_ahead=rows_ahead)
     for words, expected in zip(hypotheses, plain_scores(network, hypotheses), strict=True):
         assert torch.allclose(scores(engine, [words])[0], expected, atol=1e-5)
     assert torch.allclose(scores(engine, hypotheses), plain_scores(network, hypotheses), atol=1e-5)
@@ -55,7 +55,7 @@ def test_rows_ahead_change_no_score(hypotheses, rows_ahead):
 
 def test_rows_ahead_spare_runs_and_take_the_newest():
     network = ToyNetwork()
-    engine = RnnLM(network, rows_ahead=4)
+    engine = CachedRNNLM(network, rows_ahead=4)
     _, context = engine.score(engine.start(8), torch.arange(3, 11))
     assert (network.num_steps, network.num_rows) == (1, 1)
     engine.score(context[:1], torch.tensor([5]))  # its row, and those of the three newest
@@ -67,7 +67,7 @@ def test_rows_ahead_spare_runs_and_take_the_newest():
 
 
 def test_products_of_a_state_are_made_once_for_all_that_follow_it(monkeypatch):
-    network = RnnLm(Vocabulary([f"W{i}" for i in range(30)]), RnnLmConfig(embedding_size=6, hidden_size=9))
+    network = RNNLanguageModel(Vocabulary([f"W{i}" for i in range(30)]), RNNLMConfig(embedding_size=6, hidden_size=9))
     num_states = []
 
     def branch(state, before, word_id):
@@ -75,7 +75,7 @@ def test_products_of_a_state_are_made_once_for_all_that_follow_it(monkeypatch):
         return network.step(state[before], word_id)
 
     monkeypatch.setattr(network, "branch", branch)
-    engine = RnnLM(network)
+    engine = CachedRNNLM(network)
     _, context = engine.score(engine.start(20), torch.arange(4, 24))
     _, context = engine.score(context[:3].repeat_interleave(8), torch.arange(24) + 4)
     log_prob, _ = engine.score(context, torch.full_like(context, 7))
@@ -90,7 +90,7 @@ def test_each_cache_saves_its_own_work():
     counts = []
     for num_caches in range(5):
         flags = [cache < num_caches for cache in range(4)]
-        engine = RnnLM(
+        engine = CachedRNNLM(
             ToyClassNetwork(),
             cache_hidden=flags[0],
             cache_scores=flags[1],
@@ -112,14 +112,16 @@ def test_each_cache_saves_its_own_work():
 def test_hidden_rows_may_be_kept_in_fewer_bytes(dtype, tolerance):
     network = ToyNetwork()
     hypotheses = torch.randint(3, 24, (50, 6), generator=torch.Generator().manual_seed(0)).tolist()
-    error = (scores(RnnLM(network, hidden_dtype=dtype), hypotheses) - plain_scores(network, hypotheses)).abs().max()
+    error = (
+        (scores(CachedRNNLM(network, hidden_dtype=dtype), hypotheses) - plain_scores(network, hypotheses)).abs().max()
+    )
     assert (error > 1e-5) == (dtype != "float32")
     assert error < tolerance
 
 
 @given(length=st.integers(1, 4), choice=st.sampled_from(["first", "best"]), hypotheses=HYPOTHESES)
 def test_histories_that_end_in_the_same_words_share_a_context(length, choice, hypotheses):
-    engine = RnnLM(ToyNetwork(), recombination_length=length, recombination=choice)
+    engine = CachedRNNLM(ToyNetwork(), recombination_length=length, recombination=choice)
     words = torch.tensor(hypotheses)
     context = engine.start(len(hypotheses))
     for position in range(words.shape[1]):
@@ -135,7 +137,7 @@ def test_histories_that_end_in_the_same_words_share_a_context(length, choice, hy
 def test_a_recombination_length_beyond_the_hypotheses_is_exact(hypotheses):
     network = ToyNetwork()
     for choice in ("first", "best"):
-        engine = RnnLM(network, recombination_length=6, recombination=choice)
+        engine = CachedRNNLM(network, recombination_length=6, recombination=choice)
         assert torch.allclose(scores(engine, hypotheses), plain_scores(network, hypotheses), atol=1e-5)
 
 
@@ -146,7 +148,7 @@ def test_first_come_history_stands_for_a_shared_context_and_the_best_takes_its_p
     successor = torch.tensor([9])
     for choice, stands in (("first", histories[0]), ("best", histories[1])):
         for ask_between in (False, True):
-            engine = RnnLM(network, recombination_length=1, recombination=choice)
+            engine = CachedRNNLM(network, recombination_length=1, recombination=choice)
             for words in histories:
                 _, context = engine.score(engine.start(1), torch.tensor(words[:1]))
                 _, context = engine.score(context, torch.tensor(words[1:]))
@@ -161,7 +163,7 @@ def test_the_best_stands_for_a_shared_context_as_long_as_the_window():
     plain = PlainLM(network)
     better, worse = sorted(([5, 7], [6, 7]), key=plain.last_log_prob, reverse=True)
     for window, stands in ((50, better), (0, worse)):
-        engine = RnnLM(network, recombination_length=1, recombination="best", recombination_window=window)
+        engine = CachedRNNLM(network, recombination_length=1, recombination="best", recombination_window=window)
         for words in (better, worse):
             _, context = engine.score(engine.start(1), torch.tensor(words[:1]))
             _, context = engine.score(context, torch.tensor(words[1:]))
@@ -173,11 +175,11 @@ def test_the_best_stands_for_a_shared_context_as_long_as_the_window():
 def test_near_histories_share_hidden_rows(precision, tolerance):
     network = ToyNetwork(hidden_size=4)
     hypotheses = torch.randint(3, 6, (200, 6), generator=torch.Generator().manual_seed(0)).tolist()
-    engine = RnnLM(network, history_precision=precision)
+    engine = CachedRNNLM(network, history_precision=precision)
     error = (scores(engine, hypotheses) - plain_scores(network, hypotheses)).abs().max()
     assert error < tolerance
     counts = engine.statistics()
-    exact = RnnLM(network)
+    exact = CachedRNNLM(network)
     scores(exact, hypotheses)
     assert counts.num_hidden_rows + counts.num_shared_rows == exact.statistics().num_hidden_rows
     assert (counts.num_shared_rows > 0) == (precision == "round-1")
@@ -187,7 +189,7 @@ def test_sign_shares_more_than_rounding():
     hypotheses = torch.randint(3, 6, (200, 6), generator=torch.Generator().manual_seed(0)).tolist()
     shared = []
     for precision in ("round-2", "round-1", "sign"):
-        engine = RnnLM(ToyNetwork(hidden_size=4), history_precision=precision)
+        engine = CachedRNNLM(ToyNetwork(hidden_size=4), history_precision=precision)
         scores(engine, hypotheses)
         shared.append(engine.statistics().num_shared_rows)
     assert shared[0] < shared[1] < shared[2]
@@ -197,7 +199,7 @@ def test_histories_are_near_by_the_columns_that_the_next_step_reads():
     network = ToyNetwork(hidden_size=4)
     network.step = lambda state, word_id: torch.cat((state[:, :1], torch.rand(len(word_id), 4) - 0.5), dim=1)
     network.recurrent_size = 1
-    engine = RnnLM(network, history_precision="round-2")
+    engine = CachedRNNLM(network, history_precision="round-2")
     scores(engine, [[5, 6, 7, 8], [6, 6, 7, 8], [7, 6, 7, 8]])
     assert engine.statistics().num_shared_rows > 0
 
@@ -208,7 +210,7 @@ def test_sharing_and_capacity_together_keep_the_books():
         {"recombination_length": 2},
         {"recombination_length": 2, "recombination": "best"},
     ):
-        engine = RnnLM(ToyClassNetwork(num_words=60), capacity_bytes=10_000, **options)
+        engine = CachedRNNLM(ToyClassNetwork(num_words=60), capacity_bytes=10_000, **options)
         generator = torch.Generator().manual_seed(0)
         context = engine.start(20)
         for _ in range(40):
@@ -242,12 +244,12 @@ def test_packed_block_carries_states_and_words():
 )
 def test_wrong_options_are_named(options):
     with pytest.raises(AsrError, match="|".join(options)):
-        RnnLM(ToyNetwork(), **options)
+        CachedRNNLM(ToyNetwork(), **options)
 
 
 def test_a_failing_network_leaves_no_unscored_edge():
     network = ToyNetwork()
-    engine = RnnLM(network)
+    engine = CachedRNNLM(network)
     network.log_prob, working = None, network.log_prob  # type: ignore[assignment]
     with pytest.raises(TypeError):
         engine.score(engine.start(1), torch.tensor([5]))

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.lm.cached.engine import RnnLM
-from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.lm.cached.engine import CachedRNNLM
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.text.symbols import BOS_ID, EOS_ID, Vocabulary
 from scripts.benchmarks.query_stream import QueryStream, merged, replay
 from tests.reference.plain_lm import PlainLM
@@ -27,9 +27,9 @@ CACHES = [
 
 
 @functools.cache
-def small_network(output: str) -> RnnLm:
+def small_network(output: str) -> RNNLanguageModel:
     torch.manual_seed(2)
-    config = RnnLmConfig(
+    config = RNNLMConfig(
         embedding_size=6,
         hidden_size=6,
         output="nce" if output == "normalised nce" else output,  # type: ignore[arg-type]
@@ -37,7 +37,7 @@ def small_network(output: str) -> RnnLm:
         maxent_order=3,
         maxent_size=500,
     )
-    network = RnnLm(Vocabulary([f"w{i}" for i in range(NUM_WORDS)]), config)
+    network = RNNLanguageModel(Vocabulary([f"w{i}" for i in range(NUM_WORDS)]), config)
     network.output.set_unigram(torch.arange(NUM_WORDS + 4) ** 2, reset_bias=True)
     for parameter in network.output.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
@@ -71,7 +71,7 @@ def streams(draw: st.DrawFn) -> QueryStream:
     return QueryStream(torch.tensor(parent), torch.tensor(words), query, begin)
 
 
-def assert_plain_scores(output: str, stream: QueryStream, engine: RnnLM, marks: bool = False) -> None:
+def assert_plain_scores(output: str, stream: QueryStream, engine: CachedRNNLM, marks: bool = False) -> None:
     last = stream.last_call_of_context()
 
     def mark(call: int, context_of_node: torch.Tensor) -> None:
@@ -87,7 +87,7 @@ def assert_plain_scores(output: str, stream: QueryStream, engine: RnnLM, marks: 
 @settings(max_examples=25)
 @given(stream=streams(), caches=st.lists(st.booleans(), min_size=5, max_size=5))
 def test_any_caches_in_any_calls(output, stream, caches):
-    engine = RnnLM(small_network(output), **dict(zip(CACHES, caches, strict=True)))
+    engine = CachedRNNLM(small_network(output), **dict(zip(CACHES, caches, strict=True)))
     assert_plain_scores(output, stream, engine)
     assert_plain_scores(output, stream, engine)
 
@@ -103,7 +103,7 @@ def test_any_caches_in_any_calls(output, stream, caches):
 )
 def test_any_capacity_placement_and_number_of_streams(output, parts, capacity, marks, num_workers, batching):
     network = small_network(output)
-    engine = RnnLM(network, [network] * num_workers, capacity_bytes=capacity, batching=batching)
+    engine = CachedRNNLM(network, [network] * num_workers, capacity_bytes=capacity, batching=batching)
     assert_plain_scores(output, merged(parts), engine, marks)
     for stream in parts:
         assert_plain_scores(output, stream, engine, marks)
@@ -115,7 +115,7 @@ def test_any_capacity_placement_and_number_of_streams(output, parts, capacity, m
 @given(stream=streams())
 def test_what_shares_contexts_forgets_what_was_kept_of_them(output, options, stream):
     # Longer than any history here, so that all scores are plain ones.
-    assert_plain_scores(output, stream, RnnLM(small_network(output), recombination_length=41, **options))
+    assert_plain_scores(output, stream, CachedRNNLM(small_network(output), recombination_length=41, **options))
 
 
 @pytest.mark.parametrize("output", ["normalised nce", "hierarchical", "class"])
@@ -123,7 +123,7 @@ def test_what_shares_contexts_forgets_what_was_kept_of_them(output, options, str
 @given(stream=streams())
 def test_near_histories_keep_normalizers_of_their_own(output, stream):
     """Features of the words before differ where rows are shared; the row stands for near states alone."""
-    engine = RnnLM(small_network(output), history_precision="round-2")
+    engine = CachedRNNLM(small_network(output), history_precision="round-2")
     found = replay(stream, engine)
     expected = [oracle(output).last_log_prob(words) for words in stream.histories(stream.query)]
     torch.testing.assert_close(found, torch.tensor(expected), atol=0.1, rtol=0.0)
@@ -132,7 +132,7 @@ def test_near_histories_keep_normalizers_of_their_own(output, stream):
 def test_a_second_word_of_a_history_decides_only_where_its_path_is_new():
     network = small_network("hierarchical")
     path_begin = network.output.path_begin
-    engine, without = RnnLM(network), RnnLM(network, cache_tree_paths=False)
+    engine, without = CachedRNNLM(network), CachedRNNLM(network, cache_tree_paths=False)
     lengths = (path_begin[1:] - path_begin[:-1]).tolist()
     for word in (5, 6, 33, 32):
         for each in (engine, without):
@@ -149,7 +149,7 @@ def test_a_second_word_of_a_history_decides_only_where_its_path_is_new():
 
 def test_log_z_of_normalised_nce_is_computed_once_a_history():
     engine, without = (
-        RnnLM(small_network("normalised nce"), cache_history_normalizers=cached) for cached in (True, False)
+        CachedRNNLM(small_network("normalised nce"), cache_history_normalizers=cached) for cached in (True, False)
     )
     for each in (engine, without):
         _, context = each.score(each.start(3), torch.tensor([5, 6, 7]))

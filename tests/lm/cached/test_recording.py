@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from asr.errors import AsrError
-from asr.lm.cached.engine import RnnLM
+from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.interface import LanguageModel
 from scripts.benchmarks.query_stream import QueryRecorder, load_streams, merged, replay, save_streams
 from tests.reference.plain_lm import PlainLM
@@ -12,7 +12,7 @@ from tests.reference.toy_network import ToyNetwork
 
 
 def record(num_streams=3):
-    recorder = QueryRecorder(RnnLM(ToyNetwork()))
+    recorder = QueryRecorder(CachedRNNLM(ToyNetwork()))
     generator = torch.Generator().manual_seed(0)
     scores = []
     for stream in range(num_streams):
@@ -34,7 +34,7 @@ def test_replay_gives_the_recorded_scores_on_a_fresh_engine(tmp_path):
     save_streams(tmp_path / "streams.npz.xz", recorder.streams())
     streams = load_streams(tmp_path / "streams.npz.xz")
     assert [stream.num_calls for stream in streams] == [5, 6, 7]
-    engine = RnnLM(ToyNetwork())
+    engine = CachedRNNLM(ToyNetwork())
     assert torch.allclose(torch.cat([replay(stream, engine) for stream in streams]), scores, atol=1e-6)
 
 
@@ -52,7 +52,7 @@ def test_merged_streams_ask_the_same_side_by_side():
     together = merged(streams)
     assert together.num_calls == 7
     assert together.query.numel() == sum(stream.query.numel() for stream in streams)
-    merged_scores = replay(together, RnnLM(ToyNetwork()))
+    merged_scores = replay(together, CachedRNNLM(ToyNetwork()))
     assert torch.allclose(merged_scores.sort().values, scores.sort().values, atol=1e-6)
 
 

@@ -64,7 +64,7 @@ def test_queries_come_in_any_order_and_repeat(arpa_path: Path) -> None:
 
 def test_words_without_unigram_are_scored_as_unknown(arpa_path: Path) -> None:
     lm = NgramLM.from_arpa(arpa_path, Vocabulary(["c", "b", "a", "d"]))
-    assert lm.num_unlisted_words == 2
+    assert lm.num_oov_words == 2
     scores = lm.score_sentence(["a", "c", "b"])
     torch.testing.assert_close(scores / LN_10, torch.tensor([-0.2, -0.1 - 0.3 - 1.0, -0.7, -0.3]))
     assert torch.equal(lm.final(lm.start(2)), lm.score(lm.start(2), torch.tensor([2, 2]))[0])

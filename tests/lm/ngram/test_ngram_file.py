@@ -132,6 +132,6 @@ def test_words_that_the_model_lacks_survive_the_file(tmp_path: Path) -> None:
     lm = NgramLM.from_trie(estimate_kneser_ney(stream, 2).trie)
     save_ngram_lm(lm, tmp_path / "lm.ngram")
     again = load_ngram_lm(tmp_path / "lm.ngram")
-    assert again.num_unlisted_words == lm.num_unlisted_words == 1
+    assert again.num_oov_words == lm.num_oov_words == 1
     unknown, c = again.vocabulary.ids_of(["<unk>", "c"])
     assert again.score(again.start(1), c[None])[0] == again.score(again.start(1), unknown[None])[0]

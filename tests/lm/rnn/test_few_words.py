@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 import torch
 
-from asr.decoding.nbest import FewWords, for_words
+from asr.decoding.nbest import VocabularySubset, for_words
 from asr.lm.interface import branched
-from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.text.symbols import EOS_ID, Vocabulary
 from tests.reference.toy_network import ToyNetwork
 
 VOCABULARY = Vocabulary(f"W{idx}" for idx in range(50))
 
 
-def _network(num_layers: int, hidden_size: int, **more: object) -> RnnLm:
+def _network(num_layers: int, hidden_size: int, **more: object) -> RNNLanguageModel:
     torch.manual_seed(5)
-    config = RnnLmConfig(
+    config = RNNLMConfig(
         embedding_size=6, hidden_size=hidden_size, num_layers=num_layers, maxent_order=3, maxent_size=101, log_z=0.7,
         **more,  # type: ignore[arg-type]
     )  # fmt: skip
-    network = RnnLm(VOCABULARY, config)
+    network = RNNLanguageModel(VOCABULARY, config)
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
     return network
@@ -39,7 +39,7 @@ def test_rows_of_one_state_equal_rows_by_themselves(
     before, word_id = torch.randint(200, (num_rows,)), torch.randint(2, len(VOCABULARY), (num_rows,))
     expected = torch.cat([network.step(state[i, None], word[None]) for i, word in zip(before, word_id, strict=True)])
     if not looped:
-        monkeypatch.setattr("asr.lm.rnn.recurrent.loop_for", lambda function, tensor: None)
+        monkeypatch.setattr("asr.lm.rnn.recurrent.jit_for", lambda function, tensor: None)
     num_threads = torch.get_num_threads()
     for threads in (1, 2):
         torch.set_num_threads(threads)
@@ -64,7 +64,7 @@ def test_few_words_equal_the_network(num_layers: int, hidden_size: int) -> None:
     network = _network(num_layers, hidden_size)
     words = torch.tensor([EOS_ID, 7, 8, 20, 49])
     few = for_words(network, words)
-    assert isinstance(few, FewWords)
+    assert isinstance(few, VocabularySubset)
     before, word_id = torch.randint(3, (30,)), words[torch.randint(5, (30,))]
     history = torch.randint(2, len(VOCABULARY), (30, 2))
     state, few_state = network.initial_state().expand(3, -1), few.initial_state().expand(3, -1)

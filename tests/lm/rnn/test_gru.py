@@ -24,7 +24,7 @@ def _pair() -> tuple[GruLayer, torch.nn.GRU]:
 @pytest.mark.parametrize("looped", [True, False])
 def test_values_and_gradients_equal_torch(looped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not looped:
-        monkeypatch.setattr("asr.lm.rnn.recurrent_numba.loop_for", lambda function, tensor: None)
+        monkeypatch.setattr("asr.lm.rnn.recurrent_numba.jit_for", lambda function, tensor: None)
     layer, reference = _pair()
     inputs = torch.randn(6, 3, 5, requires_grad=True)
     state = torch.randn(3, 7, requires_grad=True)
@@ -89,7 +89,7 @@ def test_sentences_side_by_side_equal_steps(cell: str, size: int, monkeypatch: p
         torch.testing.assert_close(outputs, torch.cat(expected), rtol=1e-5, atol=2e-6)
         torch.testing.assert_close(last, expected[-1], rtol=1e-5, atol=2e-6)
     torch.set_num_threads(num_threads)
-    monkeypatch.setattr(f"{type(layer).__module__}.loop_for", lambda function, tensor: None)
+    monkeypatch.setattr(f"{type(layer).__module__}.jit_for", lambda function, tensor: None)
     torch.testing.assert_close(layer.packed(gates, input_idx, sizes, initial)[0], outputs, rtol=1e-5, atol=2e-6)
 
 

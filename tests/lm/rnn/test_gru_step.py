@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from asr.lm.rnn import model
-from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.text.symbols import Vocabulary
 
 pytest.importorskip("numba")
@@ -16,7 +16,7 @@ pytest.importorskip("numba")
 @pytest.mark.parametrize("embedding_size", [6, 9])
 def test_equal_to_tensor_operations(num_rows: int, embedding_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(num_rows)
-    network = RnnLm(Vocabulary([f"W{i}" for i in range(30)]), RnnLmConfig(embedding_size, 9))
+    network = RNNLanguageModel(Vocabulary([f"W{i}" for i in range(30)]), RNNLMConfig(embedding_size, 9))
     network.load_state_dict({name: value.half().float() for name, value in network.state_dict().items()})
     state, word_id = torch.randn(num_rows, network.state_size), torch.randint(30, (num_rows,))
     before = torch.randint(num_rows, (num_rows,))
@@ -38,7 +38,7 @@ def test_equal_to_tensor_operations(num_rows: int, embedding_size: int, monkeypa
 
 def test_other_weights_and_gradients_are_left_to_tensors() -> None:
     torch.manual_seed(0)
-    network = RnnLm(Vocabulary([f"W{i}" for i in range(30)]), RnnLmConfig(6, 9))
+    network = RNNLanguageModel(Vocabulary([f"W{i}" for i in range(30)]), RNNLMConfig(6, 9))
     arguments = network.layers[0], network.embedding.weight, network.projection
     queries = torch.randn(4, network.state_size), None, torch.arange(4)
     with torch.no_grad():

@@ -9,21 +9,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from asr.errors import AsrError
-from asr.lm.cached.engine import RnnLM
+from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.offload import HostTable, table_bytes, with_host_tables
-from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.text.symbols import Vocabulary
 
 NUM_WORDS = 4000
 
 
-def _network(output: str = "nce", tie: bool = True, **more: object) -> RnnLm:
+def _network(output: str = "nce", tie: bool = True, **more: object) -> RNNLanguageModel:
     torch.manual_seed(5)
-    config = RnnLmConfig(
+    config = RNNLMConfig(
         embedding_size=24, hidden_size=24, output=output, tie_embeddings=tie, maxent_order=3, maxent_size=60_000,
         num_noise_words=8, **more,  # type: ignore[arg-type]
     )  # fmt: skip
-    network = RnnLm(Vocabulary(f"W{idx}" for idx in range(NUM_WORDS)), config).eval()
+    network = RNNLanguageModel(Vocabulary(f"W{idx}" for idx in range(NUM_WORDS)), config).eval()
     assert network.maxent is not None
     torch.nn.init.normal_(network.maxent.weight)
     network.maxent.prune(20_000)
@@ -31,9 +31,9 @@ def _network(output: str = "nce", tie: bool = True, **more: object) -> RnnLm:
     return network
 
 
-def _walk(network: RnnLm) -> Tensor:
+def _walk(network: RNNLanguageModel) -> Tensor:
     """Scores of random histories, asked of the query engine."""
-    engine = RnnLM(network)
+    engine = CachedRNNLM(network)
     generator = torch.Generator().manual_seed(6)
     context_idx = engine.start(80)
     scores = []
@@ -61,7 +61,7 @@ def test_same_bits_within_the_budget(
 ) -> None:
     # Compiled loops over a whole table round differently from the tensor form, which is all that a GPU has.
     for module in ("huffman", "nce"):
-        monkeypatch.setattr(f"asr.lm.rnn.{module}.loop_for", lambda function, tensor: None)
+        monkeypatch.setattr(f"asr.lm.rnn.{module}.jit_for", lambda function, tensor: None)
     monkeypatch.setattr("asr.lm.cached.engine_numba.LoopScores.score", lambda *queries: None)
     network = _network(output, tie)
     budget = int(share * table_bytes(network))

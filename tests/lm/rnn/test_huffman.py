@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from asr.kernels.jit import loop_for
+from asr.kernels.jit import jit_for
 from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.output_numba import add_path_log_prob
 from asr.lm.rnn.outputs.hierarchical import HuffmanOutput, huffman_paths
@@ -45,7 +45,7 @@ def test_huffman_tree_is_optimal_and_prefix_free() -> None:
 @pytest.mark.parametrize("maxent_order", [0, 3])
 @pytest.mark.parametrize("std", [0.3, 20.0])  # so far that a careless logarithm would overflow
 def test_loops_over_paths_equal_tensors(maxent_order: int, std: float) -> None:
-    if loop_for(add_path_log_prob, torch.empty(0)) is None:
+    if jit_for(add_path_log_prob, torch.empty(0)) is None:
         pytest.skip("needs numba")
     output = _tree(maxent_order, std)
     query = torch.randn(50, 9), torch.randint(0, 40, (50, 3)), torch.randint(0, 40, (50,))
@@ -61,7 +61,7 @@ def test_loops_over_paths_equal_tensors(maxent_order: int, std: float) -> None:
 @pytest.mark.parametrize("by_loops", [True, False])
 @given(batches=st.lists(QUERIES, min_size=1, max_size=6), num_held=st.integers(1, 45), std=st.sampled_from([0.3, 20.0]))
 def test_paths_go_on_from_what_is_known_of_their_history(by_loops, batches, num_held, std) -> None:
-    if by_loops and loop_for(add_path_log_prob, torch.empty(0)) is None:
+    if by_loops and jit_for(add_path_log_prob, torch.empty(0)) is None:
         pytest.skip("needs numba")
     output = _tree(3, std)
     hidden, history = torch.randn(4, 9), torch.randint(0, 40, (4, 3))

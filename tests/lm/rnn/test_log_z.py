@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from asr.kernels.jit import loop_for
+from asr.kernels.jit import jit_for
 from asr.kernels.simd import TILE
 from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.outputs import log_partition
@@ -42,7 +42,7 @@ def _layer(
 def test_loop_equals_tensors_and_float64(
     order: int, num_queries: int, num_words: int, size: int, std: float, three_threads: None
 ) -> None:
-    if loop_for(log_partition.add_exponentials_float32, torch.empty(0)) is None:
+    if jit_for(log_partition.add_exponentials_float32, torch.empty(0)) is None:
         pytest.skip("needs numba")
     hidden, history, rows, bias, maxent = _layer(num_queries, num_words, size, order, std)
     expected = _in_float64(hidden, history, rows, bias, maxent).logsumexp(dim=1).float()

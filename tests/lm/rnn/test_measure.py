@@ -11,7 +11,7 @@ import torch
 from asr.bundle import read_rnn_lm
 from asr.cli.main import main
 from asr.lm.rnn.export import save_network
-from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.text.symbols import Vocabulary
 
 WORDS = "THE A CAT DOG SAT RAN FAR".split()
@@ -23,8 +23,8 @@ def folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     torch.manual_seed(1)
     (tmp_path / "text.txt").write_text(TEXT)
     (tmp_path / "list.txt").write_text("\n".join(WORDS))
-    config = RnnLmConfig(embedding_size=8, hidden_size=8, maxent_order=3, maxent_size=97)
-    save_network(RnnLm(Vocabulary.from_file(tmp_path / "list.txt"), config), tmp_path / "lm")
+    config = RNNLMConfig(embedding_size=8, hidden_size=8, maxent_order=3, maxent_size=97)
+    save_network(RNNLanguageModel(Vocabulary.from_file(tmp_path / "list.txt"), config), tmp_path / "lm")
     ngram = ["lm", "ngram", "--text", str(tmp_path / "text.txt"), "--vocabulary", str(tmp_path / "list.txt")]
     assert main([*ngram, "--order", "2", "--binary", str(tmp_path / "2gram")]) == 0
     capsys.readouterr()
@@ -56,7 +56,7 @@ def test_the_normaliser_in_int8_is_near_float32(folder: Path, capsys: pytest.Cap
 def test_a_bundles_network_is_measured_as_its_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bundle = Path(__file__).parents[3] / "checkpoints" / "an4"
     network = read_rnn_lm(bundle).network
-    assert isinstance(network, RnnLm)
+    assert isinstance(network, RNNLanguageModel)
     save_network(network, tmp_path / "lm", half_precision=False)
     (tmp_path / "text.txt").write_text("YES\nGO\nTWO FIVE ONE\n")
     found = []
@@ -77,7 +77,7 @@ def test_what_does_not_fit_is_one_sentence(folder: Path, capsys: pytest.CaptureF
     for weight in ("2", "nan", "-0.1"):
         assert main([*command, "--text", str(folder / "text.txt"), "--ngram-weight", weight]) == 2
         assert "give a number from 0 to 1" in capsys.readouterr().err
-    config = RnnLmConfig(embedding_size=8, hidden_size=8)
-    save_network(RnnLm(Vocabulary(reversed(WORDS)), config), folder / "lm")
+    config = RNNLMConfig(embedding_size=8, hidden_size=8)
+    save_network(RNNLanguageModel(Vocabulary(reversed(WORDS)), config), folder / "lm")
     assert main([*command, "--text", str(folder / "text.txt")]) != 0
     assert "word list differs" in capsys.readouterr().err

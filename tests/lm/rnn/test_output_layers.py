@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from asr.kernels.jit import loop_for
+from asr.kernels.jit import jit_for
 from asr.lm.rnn.maxent import HashedMaxEnt, add_score_range
-from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.lm.rnn.output_numba import add_word_scores
 from asr.lm.rnn.outputs.nce import NceOutput
 from asr.lm.rnn.outputs.softmax import ClassSoftmaxOutput, frequency_classes
@@ -21,13 +21,13 @@ WORDS = 40
 COUNTS = torch.tensor([0, 0, 30, 2, *(2000 // (rank + 1) for rank in range(WORDS))])
 
 
-def _network(output: str, maxent_order: int, **more: object) -> RnnLm:
+def _network(output: str, maxent_order: int, **more: object) -> RNNLanguageModel:
     torch.manual_seed(3)
-    config = RnnLmConfig(
+    config = RNNLMConfig(
         embedding_size=6, hidden_size=6, output=output, maxent_order=maxent_order, maxent_size=101, num_noise_words=50,
         **more,  # type: ignore[arg-type]
     )  # fmt: skip
-    network = RnnLm(Vocabulary(f"W{idx}" for idx in range(WORDS)), config)
+    network = RNNLanguageModel(Vocabulary(f"W{idx}" for idx in range(WORDS)), config)
     network.output.set_unigram(COUNTS, reset_bias=True)
     for name, parameter in network.output.named_parameters():
         if name != "log_z":
@@ -35,7 +35,7 @@ def _network(output: str, maxent_order: int, **more: object) -> RnnLm:
     return network
 
 
-def _queries(network: RnnLm, num: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _queries(network: RNNLanguageModel, num: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(4)
     vocabulary_size = len(network.vocabulary)
     hidden = torch.randn(num, network.hidden_size, generator=generator)
@@ -99,7 +99,7 @@ def test_nce_loss_and_gradients_equal_explicit_loop(
     maxent_order: int, log_z: float, looped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not looped:
-        monkeypatch.setattr("asr.lm.rnn.outputs.nce.loop_for", lambda function, tensor: None)
+        monkeypatch.setattr("asr.lm.rnn.outputs.nce.jit_for", lambda function, tensor: None)
     network = _network("nce", maxent_order, log_z=log_z, learn_log_z=True)
     output = network.output
     assert isinstance(output, NceOutput)
@@ -145,7 +145,7 @@ def test_subsampled_maxent_gradient_is_unbiased() -> None:
 
 @pytest.mark.parametrize("maxent_order", [0, 3])
 def test_loop_over_words_equals_tensors(maxent_order: int) -> None:
-    if loop_for(add_word_scores, torch.empty(0)) is None:
+    if jit_for(add_word_scores, torch.empty(0)) is None:
         pytest.skip("needs numba")
     network = _network("nce", maxent_order)
     hidden, history, word_id = _queries(network, 50)
@@ -212,8 +212,8 @@ def test_maxent_scores_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     nn.init.normal_(maxent.weight)
     history = torch.randint(0, 30, (6, 3))
     everything = maxent.score_each(history, torch.arange(30))
-    for choose in (loop_for, lambda function, tensor: None):
-        monkeypatch.setattr("asr.lm.rnn.maxent.loop_for", choose)
+    for choose in (jit_for, lambda function, tensor: None):
+        monkeypatch.setattr("asr.lm.rnn.maxent.jit_for", choose)
         scores = torch.ones(6, 10)
         add_score_range(scores, maxent.weight.detach(), maxent.places(history), 10)
         torch.testing.assert_close(scores, everything[:, 10:20] + 1)

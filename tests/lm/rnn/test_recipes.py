@@ -17,7 +17,7 @@ RECIPES = sorted(ROOT.glob("recipes/*/*rnnlm*.yaml"))
 def test_recipe_is_instantiated(recipe: Path, tmp_path: Path) -> None:
     from pytorch_lightning.cli import LightningCLI
 
-    from asr.lm.rnn.training import LitRnnLm
+    from asr.lm.rnn.training import LitRNNLM
 
     words = tmp_path / "words.txt"
     words.write_text("A\nB\n")
@@ -37,7 +37,7 @@ def test_recipe_is_instantiated(recipe: Path, tmp_path: Path) -> None:
             "--trainer.logger=false",
         ],
     )
-    assert isinstance(cli.model, LitRnnLm)
+    assert isinstance(cli.model, LitRNNLM)
     assert cli.datamodule.vocabulary == cli.model.network.vocabulary
 
 

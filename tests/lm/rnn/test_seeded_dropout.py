@@ -40,6 +40,6 @@ def test_gradient_goes_through_the_same_mask() -> None:
 def test_loop_equals_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, seeds = torch.randn(50, 60), (0, 3, (1 << 40) + 12345)
     looped = [seeded_dropout(inputs.t(), 0.2, seed) for seed in seeds]
-    monkeypatch.setattr("asr.lm.rnn.recurrent.loop_for", lambda function, tensor: None)
+    monkeypatch.setattr("asr.lm.rnn.recurrent.jit_for", lambda function, tensor: None)
     for seed, expected in zip(seeds, looped, strict=True):
         assert torch.equal(seeded_dropout(inputs.t(), 0.2, seed), expected)

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from asr.errors import AsrError
-from asr.kernels.jit import loop_for
+from asr.kernels.jit import jit_for
 from asr.lm.rnn.data import TokenBatch, history_of
-from asr.lm.rnn.model import RnnLm, RnnLmConfig
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.lm.rnn.optim import AdamWithSparseRows
 from asr.text.symbols import EOS_ID, Vocabulary
 
@@ -25,7 +25,7 @@ pytest.importorskip("tensorboard")
 from asr.cli import train  # noqa: E402
 from asr.lm.rnn.data import TextDataModule  # noqa: E402
 from asr.lm.rnn.export import load_network, network_from_checkpoint, save_network  # noqa: E402
-from asr.lm.rnn.training import LitRnnLm  # noqa: E402
+from asr.lm.rnn.training import LitRNNLM  # noqa: E402
 
 SMALL = {"embedding_size": 8, "hidden_size": 8, "maxent_order": 3, "maxent_size": 997, "num_noise_words": 32}
 
@@ -43,10 +43,10 @@ def _data(corpus: Path) -> TextDataModule:
     return TextDataModule(str(corpus / "words.txt"), str(corpus / "cache"), text, None, text, None, 1, 4, 8)
 
 
-def _model(corpus: Path, **more: Any) -> LitRnnLm:
+def _model(corpus: Path, **more: Any) -> LitRNNLM:
     pl.seed_everything(1, workers=False)
-    network = RnnLmConfig(**{**SMALL, **more.pop("network", {})})
-    return LitRnnLm(str(corpus / "words.txt"), network, warmup_steps=1, **more)
+    network = RNNLMConfig(**{**SMALL, **more.pop("network", {})})
+    return LitRNNLM(str(corpus / "words.txt"), network, warmup_steps=1, **more)
 
 
 def _trainer(corpus: Path, **more: Any) -> Any:
@@ -141,7 +141,7 @@ def test_export_needs_only_the_checkpoint(corpus: Path) -> None:
 
 def test_pruned_half_precision_file_scores_alike(corpus: Path) -> None:
     torch.manual_seed(1)
-    network = RnnLm(Vocabulary.from_file(corpus / "words.txt"), RnnLmConfig(**SMALL)).eval()
+    network = RNNLanguageModel(Vocabulary.from_file(corpus / "words.txt"), RNNLMConfig(**SMALL)).eval()
     assert network.maxent is not None
     torch.nn.init.normal_(network.maxent.weight[:100], std=1.0)
     save_network(network, corpus / "lm", num_maxent_weights=100)
@@ -171,7 +171,7 @@ def test_pruned_half_precision_file_scores_alike(corpus: Path) -> None:
 def test_damaged_files_are_one_sentence(
     corpus: Path, file: str, damage: Callable[[bytes], bytes], sentence: str
 ) -> None:
-    network = RnnLm(Vocabulary.from_file(corpus / "words.txt"), RnnLmConfig(**SMALL))
+    network = RNNLanguageModel(Vocabulary.from_file(corpus / "words.txt"), RNNLMConfig(**SMALL))
     save_network(network, corpus / "lm")
     path = corpus / "lm" / file
     content = path.read_bytes()
@@ -185,7 +185,7 @@ def test_damaged_files_are_one_sentence(
 
 
 def test_an_export_without_checksums_is_read(corpus: Path) -> None:
-    network = RnnLm(Vocabulary.from_file(corpus / "words.txt"), RnnLmConfig(**SMALL))
+    network = RNNLanguageModel(Vocabulary.from_file(corpus / "words.txt"), RNNLMConfig(**SMALL))
     save_network(network, corpus / "lm")
     path = corpus / "lm" / "network.json"
     description = json.loads(path.read_text())
@@ -217,7 +217,7 @@ def test_bad_input_of_a_recipe_is_one_sentence(corpus: Path) -> None:
     """LightningCLI wraps what its classes raise."""
     (corpus / "words.txt").write_text("THE\nA\nTHE\n")
     words = str(corpus / "words.txt")
-    command = ["fit", "--model", "asr.lm.rnn.training.LitRnnLm", "--model.vocabulary", words]
+    command = ["fit", "--model", "asr.lm.rnn.training.LitRNNLM", "--model.vocabulary", words]
     command += ["--data", "asr.lm.rnn.data.TextDataModule", "--data.cache_dir", str(corpus / "cache")]
     with pytest.raises(AsrError, match=r"words\.txt: the word 'THE' stands twice"):
         train.run([*command, "--data.vocabulary", words, "--model.network.hidden_size", "8"])
@@ -233,8 +233,8 @@ def test_two_word_lists_are_refused(corpus: Path) -> None:
 def test_loop_over_entries_equals_tensor_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     entry, values = torch.tensor([[3, 1, 3, 0]]), torch.tensor([1.0, -2.0, 0.5, 3.0])
     found = []
-    for choose in (loop_for, lambda function, tensor: None):
-        monkeypatch.setattr("asr.lm.rnn.optim.loop_for", choose)
+    for choose in (jit_for, lambda function, tensor: None):
+        monkeypatch.setattr("asr.lm.rnn.optim.jit_for", choose)
         table = torch.nn.Parameter(torch.linspace(-1, 1, 5))
         optimizer = AdamWithSparseRows([table])
         for _ in range(2):
@@ -263,10 +263,10 @@ class _LargestTensor(TorchDispatchMode):
 @pytest.mark.parametrize("output", ["nce", "hierarchical"])
 def test_no_tensor_spans_batch_and_vocabulary(output: str) -> None:
     num_words, num_streams, num_steps = 200_000, 16, 8
-    config = RnnLmConfig(
+    config = RNNLMConfig(
         embedding_size=4, hidden_size=4, output=output, maxent_order=3, maxent_size=1 << 16, num_noise_words=64
     )
-    network = RnnLm(Vocabulary(f"W{idx}" for idx in range(num_words - 4)), config)
+    network = RNNLanguageModel(Vocabulary(f"W{idx}" for idx in range(num_words - 4)), config)
     network.output.set_unigram(torch.randint(0, 50, (num_words,)), reset_bias=True)
     optimizer = AdamWithSparseRows(network.parameters())
     tokens = torch.randint(4, num_words, (num_streams, num_steps + 2))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from asr.kernels.jit import compiled_loop
+from asr.kernels.jit import jit
 from asr.kernels.simd import add_products_by_column
 from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.optim import AdamWithSparseRows
@@ -16,7 +16,7 @@ from asr.lm.rnn.outputs.hierarchical import HuffmanOutput
 from asr.lm.rnn.outputs.nce import NceOutput
 from asr.lm.rnn.recurrent import GruLayer, SimpleRnnLayer
 
-pytestmark = pytest.mark.skipif(compiled_loop(add_products_by_column) is None, reason="needs numba")
+pytestmark = pytest.mark.skipif(jit(add_products_by_column) is None, reason="needs numba")
 NUM_WORDS = 300
 
 
@@ -27,7 +27,7 @@ def _check(compute: Callable[[], Sequence[Tensor]], module: str, monkeypatch: py
         torch.set_num_threads(threads)
         found.append(compute())
     torch.set_num_threads(num_threads)
-    monkeypatch.setattr(f"asr.lm.rnn.{module}.loop_for", lambda function, tensor: None)
+    monkeypatch.setattr(f"asr.lm.rnn.{module}.jit_for", lambda function, tensor: None)
     for one, two, expected in zip(*found, compute(), strict=True):
         assert torch.equal(one, two)
         torch.testing.assert_close(one, expected, rtol=1e-4, atol=2e-5)

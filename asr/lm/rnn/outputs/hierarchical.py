@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asr.kernels.jit import Intrinsic, arrays_of, existing_loop, loop_for
+from asr.kernels.jit import Intrinsic, arrays_of, jit_for, jit_required
 from asr.kernels.threads import in_threads
 from asr.lm.rnn.maxent import HashedMaxEnt, places_and_weight
 from asr.lm.rnn.output_numba import add_path_log_prob, ask_for_path
@@ -69,13 +69,13 @@ class LoopedTreeLoss(torch.autograd.Function):
         paths = batch.word_id, batch.path_begin, batch.path_node, first
         tensors = places, batch.path_sign, rows, bias[:, 0], weight, losses, residual, slots, grad_hidden
         arrays = arrays_of(hidden, *paths, *tensors)
-        loop = existing_loop(fill_paths)
+        loop = jit_required(fill_paths)
         in_threads(lambda begin, end: loop(begin, end, *arrays), num_words, _WORDS_AT_LEAST)
         which, node = torch.empty(num_nodes, dtype=torch.int64), torch.empty(num_nodes, dtype=torch.int64)
-        num_distinct = existing_loop(number_nodes)(*arrays_of(*paths[:3], which, node), np.full(num_rows, -1))
+        num_distinct = jit_required(number_nodes)(*arrays_of(*paths[:3], which, node), np.full(num_rows, -1))
         grad_rows, grad_bias = torch.zeros(num_distinct, size), torch.zeros(num_distinct, 1)
         sums = arrays_of(hidden, first, which, residual, grad_rows, grad_bias)
-        loop_of_sums = existing_loop(add_row_gradients)
+        loop_of_sums = jit_required(add_row_gradients)
         in_threads(lambda begin, end: loop_of_sums(begin, end, *sums), size, _COLUMNS_AT_LEAST)
         ctx.save_for_backward(grad_hidden, node[:num_distinct], grad_rows, grad_bias, slots, residual)
         ctx.sizes = rows.shape, bias.shape, weight.shape
@@ -162,7 +162,7 @@ _LARGEST = math.log(1e30)
 """A float32 holds somewhat more."""
 
 
-class HeldPaths:
+class PathPrefixCache:
     """The part of some paths that has to be computed, and the sums over their nodes.
 
     Args:
@@ -244,7 +244,7 @@ class HuffmanOutput(nn.Module):
 
     def loss(self, hidden: Tensor, history: Tensor, word_id: Tensor, generator: torch.Generator) -> Tensor:
         """hidden (N, H), history (N, M), word_id (N,) -> negative log-likelihood, ()."""
-        if loop_for(fill_paths, hidden.detach()) is not None:
+        if jit_for(fill_paths, hidden.detach()) is not None:
             return self._looped_loss(hidden, history, word_id)
         query, node, sign = self._paths(word_id)
         logits = (self.rows(node) * hidden[query]).sum(dim=1) + self.bias(node).squeeze(1)
@@ -272,7 +272,7 @@ class HuffmanOutput(nn.Module):
         """
         # The loops read the rows in one array, which a table in host memory is not.
         is_whole = isinstance(self.rows, nn.Embedding) and not torch.is_grad_enabled()
-        loop = loop_for(add_path_log_prob, hidden.detach()) if is_whole else None
+        loop = jit_for(add_path_log_prob, hidden.detach()) if is_whole else None
         if loop is None:
             log_prob, num_computed = self._log_prob_by_tensors(hidden, history, word_id, owner, held)
         else:
@@ -283,7 +283,7 @@ class HuffmanOutput(nn.Module):
         self, hidden: Tensor, history: Tensor, word_id: Tensor, owner: Tensor, held: Tensor
     ) -> tuple[Tensor, int]:
         query, node, sign = self._paths(word_id)
-        known = HeldPaths(query, self._root - node, owner, held) if held.numel() else None
+        known = PathPrefixCache(query, self._root - node, owner, held) if held.numel() else None
         if known is not None:
             query, node, sign = query[known.rest], node[known.rest], sign[known.rest]
         logits = (self.rows(node) * hidden[query]).sum(dim=1) + self.bias.weight[node, 0]

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from asr.kernels.jit import Intrinsic, loop_for
+from asr.kernels.jit import Intrinsic, jit_for
 from asr.kernels.simd import (
     COLUMNS,
     MUCH,
@@ -82,8 +82,8 @@ def log_z_of(rows: Tensor, bias: Tensor, maxent: HashedMaxEnt | None, precision:
 
 def _loop_for(rows: Tensor, precision: Precision, num_queries: int) -> Callable[..., None] | None:
     if precision == "float32":
-        return loop_for(add_exponentials_float32, rows) if num_queries >= _QUERIES_WORTH_TILES else None
-    loop = loop_for(add_exponentials_int8, rows)
+        return jit_for(add_exponentials_float32, rows) if num_queries >= _QUERIES_WORTH_TILES else None
+    loop = jit_for(add_exponentials_int8, rows)
     if loop is None:
         return None
     from asr.kernels.intrinsics import has_instruction

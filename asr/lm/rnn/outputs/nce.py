@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asr.kernels.jit import Intrinsic, arrays_of, existing_loop, loop_for
+from asr.kernels.jit import Intrinsic, arrays_of, jit_for, jit_required
 from asr.kernels.simd import NARROW, ROWS, add_products_by_column, add_products_by_row, exponential, padded, padded_room
 from asr.kernels.threads import in_threads
 from asr.lm.rnn.maxent import HASH_MULTIPLIERS, HashedMaxEnt, places_and_weight
@@ -101,7 +101,7 @@ class LoopedNceLoss(torch.autograd.Function):
         _over_words(fill_hidden_gradients, arrays)
         grad_rows, grad_noise = torch.empty(len(both_id), size), torch.zeros(prob.shape[1], hidden.shape[1])
         torch.mul(hidden[:num_words, :size], residual[:, None], out=grad_rows[:num_words])
-        loop = existing_loop(add_products_by_column)
+        loop = jit_required(add_products_by_column)
         factors = arrays_of(grad_noise, prob, hidden)
         in_threads(lambda begin, end: loop(*factors, begin, end), len(grad_noise) // ROWS, rows_at_least=1)
         torch.mul(grad_noise[:num_noise, :size], grad, out=grad_rows[num_words:])
@@ -129,7 +129,7 @@ class LoopedNceLoss(torch.autograd.Function):
 
 def _over_words(function: Callable[..., None], tensors: list[Tensor], *more: Any) -> None:
     """function(begin, end, arrays, more) on parts of the words; the first array's rows are a multiple of ROWS."""
-    loop = existing_loop(function)
+    loop = jit_required(function)
     arrays = arrays_of(*tensors)
 
     def work(begin: int, end: int) -> None:
@@ -377,7 +377,7 @@ class NceOutput(nn.Module):
         noise_id = torch.searchsorted(self.noise_cdf, uniform).clamp(max=len(self.noise_cdf) - 1).sort().values
         columns = torch.randperm(num_noise, generator=generator)[: self.num_grad_words].to(hidden.device)
         is_plain = self.compute_dtype == torch.float32 and not self.compile_loss
-        if is_plain and loop_for(fill_probabilities, hidden.detach()) is not None:
+        if is_plain and jit_for(fill_probabilities, hidden.detach()) is not None:
             return self._looped_loss(hidden, history, word_id, noise_id, columns)
         both_id = torch.cat((word_id, noise_id))
         rows, bias = self.rows(both_id), self.bias(both_id).squeeze(1)
@@ -440,7 +440,7 @@ def scores_by_rows(
 ) -> Tensor:  # fmt: skip
     """hidden (Q, H), history (Q, M), word_id (Q,), whose vector and bias are row_idx (Q,) of rows (W, H) and bias (W,)
     -> rows . hidden + bias + MaxEnt, (Q,), without gradient."""
-    loop = loop_for(add_word_scores, hidden)
+    loop = jit_for(add_word_scores, hidden)
     if loop is None:
         scores = (hidden * rows.index_select(0, row_idx)).sum(dim=1) + bias.index_select(0, row_idx)
         return scores if maxent is None else scores + maxent.score(history, word_id)
