@@ -183,7 +183,7 @@ class VocalTractPerturbation(nn.Module):
         return self.warp(features, factor)
 
     def warp(self, features: Tensor, factor: Tensor) -> Tensor:
-        """(N, T, F) to (N, T, F), warped by the factors (N,); above 1 frequencies rise, as with a shorter vocal tract."""
+        """(N, T, F) to (N, T, F), warped by the factors (N,); above 1 frequencies rise, as in a short vocal tract."""
         num_bins = len(self.frequency)
         position = ((mel(self._source(factor[:, None])) - self.first_mel) / self.mel_step).clamp(0, num_bins - 1)
         below = position.floor().long().clamp(max=num_bins - 2)

@@ -1,4 +1,4 @@
-"""Which compiled forms run here: whether a package has_package, whether Triton's kernels run for a device's tensors.
+"""Which compiled forms run here: whether a package imports, whether Triton's kernels run for a device's tensors.
 
 Loops over arrays compiled by numba, where it is installed: one pass where tensor operations take many.
 
