@@ -70,11 +70,12 @@ def _insert(
     place = (((wanted * multiplier) & _LARGEST) >> shift) * width
     goes_on = tl.full([L], 1, tl.int1)
     while tl.max(goes_on.to(tl.int32), 0) > 0:
-        # Who has arrived finds its own key, and leaves it so.
-        held = tl.atomic_cas(table + place, tl.full([L], _EMPTY, tl.int64), wanted)
+        # A lane that has arrived finds its own key and changes nothing. Relaxed, since the place itself is all that
+        # programs share: the default would put a device-wide fence around each try.
+        held = tl.atomic_cas(table + place, tl.full([L], _EMPTY, tl.int64), wanted, sem="relaxed")
         goes_on = goes_on & (held != wanted) & (held != _EMPTY)
         place = tl.where(goes_on, (place + 1) & (num_places - 1), place)
-    tl.atomic_max(value + place, (num_keys - query).to(tl.int64))
+    tl.atomic_max(value + place, (num_keys - query).to(tl.int64), sem="relaxed")
     tl.store(slot + query, place)
 
 

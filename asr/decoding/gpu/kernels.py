@@ -90,7 +90,7 @@ def count_stays(
         if HAS_ENDS:
             own = tl.load(stream + position, mask=stays, other=0)
             is_going = stays & (tl.load(num_frames + own, mask=stays, other=0) > tl.load(frame) + 1)
-            tl.atomic_add(num_going, tl.sum(is_going.to(tl.int64), 0))
+            tl.atomic_add(num_going, tl.sum(is_going.to(tl.int64), 0), sem="relaxed")
     tl.store(tile_count + tile, num_staying)
 
 
@@ -381,7 +381,7 @@ def raise_to_max(best: tl.tensor, stream: tl.tensor, key: tl.tensor, is_valid: t
     own = tl.min(tl.where(is_valid, stream, _NO_STREAM), 0)
     last = tl.max(tl.where(is_valid, stream, -1), 0)
     while own <= last:
-        tl.atomic_max(best + own, tl.max(tl.where(is_valid & (stream == own), key, LOWEST), 0))
+        tl.atomic_max(best + own, tl.max(tl.where(is_valid & (stream == own), key, LOWEST), 0), sem="relaxed")
         own += 1
 
 
@@ -391,7 +391,7 @@ def add_count(count: tl.tensor, stream: tl.tensor, is_counted: tl.tensor) -> Non
     own = tl.min(tl.where(is_counted, stream, _NO_STREAM), 0)
     last = tl.max(tl.where(is_counted, stream, -1), 0)
     while own <= last:
-        tl.atomic_add(count + own, tl.sum((is_counted & (stream == own)).to(tl.int32), 0))
+        tl.atomic_add(count + own, tl.sum((is_counted & (stream == own)).to(tl.int32), 0), sem="relaxed")
         own += 1
 
 
@@ -573,7 +573,7 @@ def shift_offsets(
     tl.store(offset + stream, own_offset, mask=is_valid)
     is_few = tl.load(num_inside + stream, mask=is_valid, other=0) < min_active
     left_out = tl.load(threshold + stream, mask=is_valid, other=float("-inf")) > float("-inf")
-    tl.atomic_max(is_short, tl.max((is_valid & is_few & left_out).to(tl.int64), 0))
+    tl.atomic_max(is_short, tl.max((is_valid & is_few & left_out).to(tl.int64), 0), sem="relaxed")
 
 
 EMPTY = tl.constexpr(-1)
@@ -624,7 +624,7 @@ def enter(
     is_pending = tl.full([B], 1, tl.int1)
     while tl.max(is_pending.to(tl.int32), 0) > 0:
         # A settled lane finds its slot taken, and leaves it so.
-        holder = tl.atomic_cas(owner + own_slot, tl.full([B], EMPTY, tl.int32), position)
+        holder = tl.atomic_cas(owner + own_slot, tl.full([B], EMPTY, tl.int32), position, sem="relaxed")
         other = tl.where(holder < 0, position, holder)
         is_equal = (tl.load(stream + other) == own_stream) & (tl.load(state + other) == own_state)
         if HAS_CONTEXT:
@@ -632,7 +632,7 @@ def enter(
         is_pending = is_pending & (is_equal == 0)
         own_slot = tl.where(is_pending, (own_slot + 1) & last_slot, own_slot).to(tl.int32)
     bits = tl.load(score + position).to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    tl.atomic_min(best + own_slot, (bits.to(tl.int64) << 32) | position.to(tl.int64))
+    tl.atomic_min(best + own_slot, (bits.to(tl.int64) << 32) | position.to(tl.int64), sem="relaxed")
     tl.store(slot + position, own_slot)
 
 
