@@ -12,71 +12,71 @@ import sys
 
 import pytest
 
-GPU = "asr.decoding.gpu."
+GPU = "asr.decoding.gpu.kernels"
 # Module, kernel, types of its arguments in order, and what is known when it is compiled.
 KERNELS = [
-    (GPU + "expansion", "count_arcs", "*i32 *i64 *i64 *i64 i32", {"B": 256}),
-    (GPU + "expansion", "count_arcs", "*i64 *i64 *i64 *i64 i32", {"B": 256}),
+    (GPU, "count_arcs", "*i32 *i64 *i64 *i64 i32", {"B": 256}),
+    (GPU, "count_arcs", "*i64 *i64 *i64 *i64 i32", {"B": 256}),
     (
-        GPU + "expansion",
+        GPU,
         "expand_arcs",
         "*i32 *i32 *fp32 *i64 i32 *i64 *i32 *fp32 *fp32 *i64 *i64 i32 *i32 *i32 *i32 *fp32 *i32 i32",
         {"NUM_STEPS": 13, "B": 256},
     ),
     (
-        GPU + "expansion",
+        GPU,
         "expand_arcs",
         "*i64 *i64 *fp32 *i64 i32 *i64 *i32 *fp32 *fp32 *i64 *i64 i32 *i32 *i32 *i32 *fp32 *i32 i32",
         {"NUM_STEPS": 13, "B": 256},
     ),
     (
-        GPU + "expansion",
+        GPU,
         "normalize_scores",
         "*i32 *i32 *fp32 *i64 i32 i32 *i32 *i32 *i32 *i32 *i32 fp32 fp32",
         {"B": 256},
     ),
-    (GPU + "expansion", "shift_offsets", "*i32 *fp64 *i32 *fp32 *i64 i32 i32", {"B": 256}),
-    (GPU + "selection", "pruning_threshold", "*fp32 *i32 *i32 *i32 *fp32 fp32 i32 i32", {"B": 512}),
+    (GPU, "shift_offsets", "*i32 *fp64 *i32 *fp32 *i64 i32 i32", {"B": 256}),
+    (GPU, "pruning_threshold", "*fp32 *i32 *i32 *i32 *fp32 fp32 i32 i32", {"B": 512}),
     (
-        GPU + "recombination",
+        GPU,
         "enter",
         "*i32 *i32 *i32 *fp32 *i64 i32 *i32 *i64 *i32 i32",
         {"HAS_CONTEXT": False, "B": 256},
     ),
     (
-        GPU + "recombination",
+        GPU,
         "enter",
         "*i64 *i64 *i64 *fp32 *i64 i32 *i32 *i64 *i32 i32",
         {"HAS_CONTEXT": True, "B": 256},
     ),
-    (GPU + "recombination", "settle", "*i32 *fp32 *i64 i32 *i64 *i32 *i32 *fp32 *i32 *i32 *i32 fp32", {"B": 256}),
-    (GPU + "recombination", "settle", "*i64 *fp32 *i64 i32 *i64 *i32 *i32 *fp32 *i32 *i32 *i32 fp32", {"B": 256}),
-    (GPU + "recombination", "leave", "*i64 i32 *i32 *i64 *i32", {"B": 256}),
+    (GPU, "settle", "*i32 *fp32 *i64 i32 *i64 *i32 *i32 *fp32 *i32 *i32 *i32 fp32", {"B": 256}),
+    (GPU, "settle", "*i64 *fp32 *i64 i32 *i64 *i32 *i32 *fp32 *i32 *i32 *i32 fp32", {"B": 256}),
+    (GPU, "leave", "*i64 i32 *i32 *i64 *i32", {"B": 256}),
     (
-        GPU + "compaction",
+        GPU,
         "count_stays",
         "*fp32 *i32 *fp32 *i64 i32 *i64 *i64 *i64 *i64",
         {"HAS_ENDS": True, "B": 256},
     ),
     (
-        GPU + "compaction",
+        GPU,
         "count_stays",
         "*fp32 *i32 *fp32 *i64 i32 *i64 *i64 *i64 *i64",
         {"HAS_ENDS": False, "B": 256},
     ),
     (
-        GPU + "compaction",
+        GPU,
         "gather_candidates",
         "*i32 *i32 *i32 *fp32 *fp32 *i64 i32 *i64 *i64 *i32 *i64 *i32 *i32 *i32 *i32 *fp32 *i64",
         {"B": 256},
     ),
     (
-        GPU + "keeping",
+        GPU,
         "compact_tokens",
         "*i32 *i32 *fp32 *i64 *i32 *fp32 *i64 i32 *i64 *i64 *i64 *i64 *i32 *i32 *fp32 *i64 i32 i32 *i64 *i64 i32",
         {"B": 256},
     ),
-    (GPU + "keeping", "end_frame", "*i64 *i64 *i64 i32 *i64 i32 i32 i32 i32", {}),
+    (GPU, "end_frame", "*i64 *i64 *i64 i32 *i64 i32 i32 i32 i32", {}),
     ("asr.kernels.hash_table_triton", "_find", "*i64 i32 *i64 i32 i64 i32 i32 *i64", {"L": 256}),
     ("asr.kernels.hash_table_triton", "_insert", "*i64 i32 *i64 i32 i64 i32 i32 *i64 *i64", {"L": 256}),
     (

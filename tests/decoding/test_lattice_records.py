@@ -97,15 +97,15 @@ def test_scores_by_loops_equal_those_by_tensors(seed: int) -> None:
     graph = random_graph(seed, num_states=40, num_arcs=200)
     options = DecodingOptions(output_beam=float("inf"))
     first_pass = TokenPassingDecoder(graph, options, keep_lattice=True)
-    lattice = first_pass.search(random_log_prob(seed, 5, 11), NUM_FRAMES).joint
-    assert lattice is not None
-    arc_total, final_total = lattice.arc_total(options), lattice.final_total(options)
-    forward = lattice.best_from_start(lattice, arc_total)
-    backward = lattice.best_to_end(lattice, arc_total, final_total)
+    joint = first_pass.search(random_log_prob(seed, 5, 11), NUM_FRAMES).joint
+    assert joint is not None
+    arc_total, final_total = joint.arc_total(options), joint.final_total(options)
+    forward = lattice.best_from_start(joint, arc_total)
+    backward = lattice.best_to_end(joint, arc_total, final_total)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lattice, "_loop_for", lambda function, score: None)
-        assert torch.equal(forward, lattice.best_from_start(lattice, arc_total))
-        assert torch.equal(backward, lattice.best_to_end(lattice, arc_total, final_total))
+        assert torch.equal(forward, lattice.best_from_start(joint, arc_total))
+        assert torch.equal(backward, lattice.best_to_end(joint, arc_total, final_total))
 
 
 def test_what_stays_by_hand() -> None:

@@ -50,7 +50,7 @@ def test_recurrent_layers(cell: str, num_streams: int, size: int, monkeypatch: p
         outputs, last = layer(inputs, state, keep)
         return [outputs, last, *torch.autograd.grad((factor * outputs).sum(), [inputs, state, *layer.parameters()])]
 
-    _check(compute, "recurrent_training", monkeypatch)
+    _check(compute, "recurrent_numba", monkeypatch)
 
 
 @pytest.mark.parametrize("maxent_order", [0, 4])
@@ -62,7 +62,7 @@ def test_nce(maxent_order: int, size: int, num_noise: int, monkeypatch: pytest.M
     def loss(hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         return 0.5 * output.loss(hidden, history, word_id, torch.Generator().manual_seed(7))
 
-    _check(lambda: _loss_and_gradients(output, size, loss), "nce", monkeypatch)
+    _check(lambda: _loss_and_gradients(output, size, loss), "outputs.nce", monkeypatch)
 
 
 @pytest.mark.parametrize("maxent_order", [0, 4])
@@ -75,7 +75,7 @@ def test_huffman_tree(maxent_order: int, size: int, monkeypatch: pytest.MonkeyPa
     def loss(hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         return 0.5 * output.loss(hidden, history, word_id, torch.Generator())
 
-    _check(lambda: _loss_and_gradients(output, size, loss), "huffman", monkeypatch)
+    _check(lambda: _loss_and_gradients(output, size, loss), "outputs.hierarchical", monkeypatch)
 
 
 @pytest.mark.parametrize("shape", [(9000,), (9000, 20)])
@@ -91,7 +91,7 @@ def test_adagrad(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> Non
             optimizer.step()
         return [table.detach(), optimizer.state[table]["square"]]
 
-    _check(compute, "sparse_rows", monkeypatch)
+    _check(compute, "optim", monkeypatch)
 
 
 def _maxent(order: int) -> HashedMaxEnt | None:
