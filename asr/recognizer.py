@@ -23,9 +23,11 @@ from __future__ import annotations
 import contextlib
 import math
 import queue
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -263,6 +265,40 @@ def pipelined(
                 waiting.cancel()
 
 
+_Engines = list[LanguageModels]
+
+
+class EnginePool:
+    """Language models with caches, each lent to one call at a time.
+
+    A language model's caches change with every query, so two calls must never share one. A call takes a set that is
+    idle, or a new one, and returns it warm. A set whose call failed is dropped, since its caches may be half written.
+    Copies of a pool are empty.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._idle: list[_Engines] = []
+
+    def fill(self, make: Callable[[], _Engines]) -> None:
+        """Makes a set unless one is idle."""
+        with self.lock:
+            if not self._idle:
+                self._idle.append(make())
+
+    @contextlib.contextmanager
+    def lend(self, make: Callable[[], _Engines]) -> Iterator[_Engines]:
+        """A set that nobody else has until the block ends."""
+        with self.lock:
+            engines = self._idle.pop() if self._idle else make()
+        yield engines
+        with self.lock:
+            self._idle.append(engines)
+
+    def __reduce__(self) -> tuple[type[EnginePool], tuple[()]]:
+        return EnginePool, ()
+
+
 _Self = TypeVar("_Self", bound="Recognizer")
 
 
@@ -281,7 +317,8 @@ class _Scored(NamedTuple):
 class Recognizer(nn.Module):
     """Turns waveforms into words; needs neither Lightning, lhotse nor k2.
 
-    Move it to a GPU with `.to("cuda")` as any module.
+    Move it to a GPU with `.to("cuda")` as any module. Several threads may call it at the same time: they share the
+    weights, and each call has language model caches of its own, up to `cache_bytes`.
 
     Args:
         bundle: the trained parts.
@@ -345,7 +382,7 @@ class Recognizer(nn.Module):
         self.lm_device_bytes = lm_device_bytes
         # Built for the device that the weights are on when they are first needed.
         self._first_pass: Decoder | None = None
-        self._language_models: list[LanguageModels] = []
+        self._engines = EnginePool()
         self.eval()
 
     @classmethod
@@ -404,12 +441,13 @@ class Recognizer(nn.Module):
         ]
         batches = like_length_batches([end - begin for _, begin, end in pieces], int(self.batch_seconds * rate))
         samples = ([recordings[pieces[i][0]][pieces[i][1] : pieces[i][2]] for i in batch] for batch in batches)
-        self.prepare()
         found: dict[int, RecognitionResult] = {}
-        for batch, results in zip(
-            batches, pipelined(samples, self._scored, self._searched, self.num_workers, self.device), strict=True
-        ):
-            found.update(zip(batch, results, strict=True))
+        first_pass = self._prepared_first_pass()
+        with self._engines.lend(self._new_engines) as engines:
+            search = partial(self._searched, first_pass, engines)
+            batch_results = pipelined(samples, self._scored, search, self.num_workers, self.device)
+            for batch, results in zip(batches, batch_results, strict=True):
+                found.update(zip(batch, results, strict=True))
         recognized = []
         for recording_idx in range(len(recordings)):
             own = [i for i, piece in enumerate(pieces) if piece[0] == recording_idx]
@@ -435,11 +473,12 @@ class Recognizer(nn.Module):
         lengths = [len(row) / self.sampling_rate for row in samples]
         return _Scored(*self.log_prob(samples, times), lengths, times)
 
-    def _searched(self, worker: int, scored: _Scored) -> list[RecognitionResult]:
+    def _searched(
+        self, first_pass: Decoder, engines: _Engines, worker: int, scored: _Scored
+    ) -> list[RecognitionResult]:
         """The second stage of a batch: first pass and language model."""
         log_prob, num_frames, lengths, times = scored
-        first_pass, models = self._first_pass, self._language_models[worker]
-        assert first_pass is not None
+        models = engines[worker]
         before = dict(models.engine.statistics().as_dict()) if models.engine is not None else {}
         with times.measure("search", self.device):
             decoded = first_pass.decode(log_prob, num_frames, models.model)
@@ -468,29 +507,29 @@ class Recognizer(nn.Module):
         Raises:
             AsrError: the first pass cannot run here, or the budget of device memory is too small.
         """
-        if self._first_pass is None:
-            graph = self.bundle.graph.to(self.device)
-            self._first_pass = build_first_pass(self.first_pass_name, graph, self.options, self.keep_lattices)
+        self._prepared_first_pass()
+        self._engines.fill(self._new_engines)
+
+    def _prepared_first_pass(self) -> Decoder:
+        with self._engines.lock:
+            if self._first_pass is None:
+                graph = self.bundle.graph.to(self.device)
+                self._first_pass = build_first_pass(self.first_pass_name, graph, self.options, self.keep_lattices)
+            return self._first_pass
+
+    def _new_engines(self) -> _Engines:
+        """A language model for each worker, one at least."""
         num_models = max(1, self.num_workers)
-        while len(self._language_models) < num_models:
-            self._language_models.append(
-                language_models(
-                    self.bundle,
-                    self.mode,
-                    self.rnn_weight,
-                    self.device,
-                    self.lm_device_bytes,
-                    self.cache_bytes // num_models,
-                )
-            )
+        settings = (self.mode, self.rnn_weight, self.device, self.lm_device_bytes, self.cache_bytes // num_models)
+        return [language_models(self.bundle, *settings) for _ in range(num_models)]
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and other processes: they build first pass and caches of their own."""
-        return {**self.__dict__, "_first_pass": None, "_language_models": []}
+        return {**self.__dict__, "_first_pass": None, "_engines": EnginePool()}
 
     def _apply(self: _Self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> _Self:
         """Follows `.to(device)`: graph and caches are built again where the weights are."""
         self._first_pass = None
-        self._language_models = []
+        self._engines = EnginePool()
         super()._apply(fn, *args, **kwargs)
         return self

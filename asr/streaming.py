@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -318,6 +320,20 @@ class StreamingOptions:
 _NO_SAMPLES = torch.zeros(0)
 
 
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _one_at_a_time(method: _Method) -> _Method:
+    """The method under its object's lock."""
+
+    @wraps(method)
+    def locked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return cast(_Method, locked)
+
+
 @dataclass
 class _Stream:
     """A stream's parts and where its present utterance begins, in frames of output."""
@@ -340,7 +356,8 @@ class StreamingRecognizer:
     `push` takes samples, `step` works on a chunk of each stream that has enough of them. The results depend neither on
     how a stream's samples are cut nor on what other streams there are, and a stream's memory does not grow. The
     acoustic model hears a stream through windows (see `StreamingOptions`), so that its words are not exactly those that
-    `Recognizer` finds in the whole recording.
+    `Recognizer` finds in the whole recording. Several threads may call the methods; they take turns, since all streams
+    share the search and the language model's caches. `step` returns results of every stream, whoever calls it.
 
     Args:
         recognizer: its bundle, mode, decoding options and device are used.
@@ -356,6 +373,7 @@ class StreamingRecognizer:
 
     def __init__(self, recognizer: Recognizer, options: StreamingOptions | None = None) -> None:
         self.options = options if options is not None else StreamingOptions()
+        self._lock = threading.RLock()
         self._recognizer = recognizer
         self._rate = recognizer.sampling_rate
         network: Any = recognizer.acoustic_model
@@ -386,6 +404,7 @@ class StreamingRecognizer:
         self._streams: dict[int, _Stream] = {}
         self._num_opened = 0
 
+    @_one_at_a_time
     def open(self, sampling_rate: int | None = None) -> int:
         """A new stream's number; the sampling rate of its samples is the bundle's own if None.
 
@@ -406,6 +425,7 @@ class StreamingRecognizer:
         )
         return number
 
+    @_one_at_a_time
     @torch.no_grad()
     def push(self, stream: int, samples: Tensor) -> None:
         """Takes more of a stream's samples.
@@ -434,6 +454,7 @@ class StreamingRecognizer:
         with self.times.measure("features", self._recognizer.device):
             one.windows.push(one.features.push(one.resampler.push(samples.float().cpu())))
 
+    @_one_at_a_time
     @torch.no_grad()
     def close(self, stream: int) -> None:
         """No more samples will come; the stream's last result is still to come from `step`."""
@@ -442,6 +463,7 @@ class StreamingRecognizer:
         one.windows.push(one.features.push(one.resampler.push(_NO_SAMPLES, is_last=True), is_last=True))
         one.windows.close()
 
+    @_one_at_a_time
     def step(self) -> list[StreamResult]:
         """Works on a chunk of each stream that has one.
 
@@ -462,6 +484,7 @@ class StreamingRecognizer:
             return [result for number in numbers for result in self._results(number)]
 
     @property
+    @_one_at_a_time
     def is_ready(self) -> bool:
         """Whether `step` has something to work on."""
         return any(one.windows.is_ready for one in self._streams.values())

@@ -256,5 +256,5 @@ def test_counts_of_the_caches_are_the_latest(bundle):
     recording = torch.cat([tones(words, seed=9) for words in sentences])
     recognizer.max_segment_seconds = 1.2
     (result,) = recognizer(recording)
-    engine = recognizer._language_models[0].engine
+    engine = recognizer._engines._idle[0][0].engine
     assert result.cache["num_queries"] == engine.statistics().num_queries > 0

@@ -16,6 +16,7 @@ Shapes: N utterances, T frames, C tokens.
 from __future__ import annotations
 
 import functools
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -173,7 +174,10 @@ class TokenPassingDecoder:
         lm = self._mapper.mapped(lm)
         # Of the chunk readers only loops keep lattices.
         may_read = lm is None and (self._form == "loops" or not keep_lattice)
-        reader = self._idle_readers.pop() if may_read and self._idle_readers else None
+        reader = None
+        if may_read:
+            with suppress(IndexError):  # a look before would be a race: another thread may take the last one
+                reader = self._idle_readers.pop()
         search = TokenSearch(self._search_graph, self.options, lm, backtrace, records, self._form, reader, held)
         stream = search.start(torch.zeros_like(num_frames))
         search.advance(stream, log_prob, num_frames)
