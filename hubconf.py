@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from asr.cli.options import bundle_folder
-from asr.recognizer import Recognizer
+import asr
 
 dependencies = ["torch", "numpy", "safetensors"]
 
 
-def recognizer(bundle: str | None = None, **arguments: Any) -> Recognizer:
-    """A module that turns waveforms into words.
+def recognizer(bundle: str | None = None, **arguments: Any) -> asr.Recognizer:
+    """A module that turns recordings into words.
 
     Args:
-        bundle: folder of a bundle, or its name in `checkpoints/`; the checkout's preferred one if None.
-        arguments: of `asr.recognizer.Recognizer`, such as `mode="ngram"`.
+        bundle: folder of a bundle, or the name of one in `checkpoints/`; the checkout's preferred one if None.
+        arguments: those of `asr.Recognizer`, such as `mode="ngram"`.
 
     Example:
-        >>> recognizer = torch.hub.load(".", "recognizer", source="local")
-        >>> recognizer(waveform, sampling_rate=16000)[0].text
+        >>> recognizer = torch.hub.load(".", "recognizer", source="local")  # doctest: +SKIP
+        >>> recognizer(waveform, sampling_rate=16000)[0].text  # doctest: +SKIP
+        'HELLO WORLD'
     """
-    return Recognizer.from_folder(bundle_folder(bundle), **arguments)
+    return asr.load(bundle, **arguments)

@@ -1,3 +1,76 @@
-"""A PyTorch-native speech recognizer that decodes with a large language model inside the search."""
+"""A PyTorch-native speech recognizer that decodes with a large language model inside the search.
+
+The public interface; everything is imported on first use, so that `import asr` takes no time.
+
+Example:
+    >>> import asr
+    >>> recognizer = asr.load("librispeech")  # doctest: +SKIP
+    >>> recognizer("talk.mp3")[0].text  # doctest: +SKIP
+    'HELLO WORLD'
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asr.errors import AsrError
+
+if TYPE_CHECKING:
+    from asr.bundle import Bundle
+    from asr.decoding.interface import DecodingOptions
+    from asr.lm.interface import LanguageModel
+    from asr.recognizer import Recognizer, ResourceOptions
+    from asr.streaming import StreamingOptions, StreamingRecognizer
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "AsrError",
+    "Bundle",
+    "DecodingOptions",
+    "LanguageModel",
+    "Recognizer",
+    "ResourceOptions",
+    "StreamingOptions",
+    "StreamingRecognizer",
+    "load",
+]
+
+_MODULES = {
+    "Bundle": "asr.bundle",
+    "DecodingOptions": "asr.decoding.interface",
+    "LanguageModel": "asr.lm.interface",
+    "Recognizer": "asr.recognizer",
+    "ResourceOptions": "asr.recognizer",
+    "StreamingOptions": "asr.streaming",
+    "StreamingRecognizer": "asr.streaming",
+}
+
+
+def load(bundle: str | Path | None = None, **arguments: Any) -> Recognizer:
+    """Loads a recognizer.
+
+    Args:
+        bundle: folder of a bundle, or the name of one in `checkpoints/`; None for the environment variable ASR_BUNDLE,
+            or else the preferred one of `checkpoints/`.
+        arguments: those of `Recognizer` and `Recognizer.from_folder`, such as `mode="ngram"`.
+
+    Raises:
+        AsrError: there is no such bundle, it is damaged, or an argument is out of range.
+    """
+    from asr.bundle import bundle_folder
+    from asr.recognizer import Recognizer
+
+    return Recognizer.from_folder(bundle_folder(bundle), **arguments)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'asr' has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,6 +9,7 @@ each file its size and SHA-256. Numbers may be stored in half precision; they ar
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -117,7 +118,7 @@ class Bundle:
         large_ngram: a larger n-gram model for the same words, or None.
         rnn_lm: the recurrent language model, or None.
         lexicon: the pronunciations that the graph was built from, for exact word times, or None.
-        decoding: mode (`ngram`, `on_the_fly`, `interpolated`) -> decoding options that were tuned for it.
+        decoding: mode (`ngram`, `rnn`, ...) -> decoding options that it was tuned to.
         card: what it was trained on and what it reaches, in Markdown.
     """
 
@@ -295,3 +296,34 @@ def _load_network(
     if "file" in entry:
         load_weights(registered.network, folder / entry["file"])
     return registered
+
+
+# Beside the package in a checkout.
+_CHECKPOINTS = Path(__file__).resolve().parents[1] / "checkpoints"
+
+
+_PREFERRED = "librispeech"
+
+
+def bundle_folder(name: str | Path | None, checkpoints: Path = _CHECKPOINTS) -> Path:
+    """The folder of a bundle.
+
+    Args:
+        name: a folder, or the name of a folder in `checkpoints`. None stands for the environment variable ASR_BUNDLE,
+            or if that is not set for the preferred bundle of `checkpoints`.
+        checkpoints: the checkout's own bundles.
+
+    Raises:
+        AsrError: there is no such bundle.
+    """
+    own = sorted(path.parent for path in checkpoints.glob(f"*/{FILE_NAME}"))
+    names = ", ".join(path.name for path in own) or "none"
+    name = name or os.environ.get("ASR_BUNDLE")
+    if name:
+        for folder in (Path(name), checkpoints / name):
+            if (folder / FILE_NAME).is_file():
+                return folder
+        raise AsrError(f"{name}: there is no bundle here ({FILE_NAME} is missing); checkpoints/ has: {names}.")
+    if not own:
+        raise AsrError(f"{checkpoints}: there is no trained bundle here; name one with --bundle.")
+    return next((path for path in own if path.name == _PREFERRED), own[0])

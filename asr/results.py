@@ -285,7 +285,7 @@ class StreamResult:
             exactly one result whose reason is `end`, its last, with or without words.
         begin, end: the utterance, in seconds from the stream's beginning; `end` is how far it has been heard.
         words: in order, times from the stream's beginning.
-        num_settled: so many of them cannot change any more.
+        num_stable: so many of them cannot change any more.
         is_complete: of final results: False where no complete sentence survived the beam.
         am_score, graph_score, lm_score, total: of final results, as in `asr.results.RecognitionResult`.
     """
@@ -296,7 +296,7 @@ class StreamResult:
     begin: float
     end: float
     words: tuple[Word, ...]
-    num_settled: int
+    num_stable: int
     is_complete: bool = True
     am_score: float = 0.0
     graph_score: float = 0.0
@@ -317,7 +317,7 @@ class StreamResult:
             "words": [word.as_dict() for word in self.words],
         }
         if not self.is_final:
-            return {**record, "settled": self.num_settled}
+            return {**record, "settled": self.num_stable}
         scores = {"am": self.am_score, "graph": self.graph_score, "lm": self.lm_score, "total": self.total}
         return {
             **record,

@@ -1,20 +1,11 @@
-"""Mean and variance of the features that a stream has had so far, where those of the whole recording are not known.
+"""Recognizes streams: words while the audio is still coming, for many streams at once that open and close at any time.
 
-Shapes: T frames, F features.
+A stream is cut into chunks. The acoustic model evaluates each chunk in a window with audio on both sides of it, and
+only the chunk's own outputs are used. Where chunks lie depends on nothing but the beginning of the stream, so that
+results do not depend on how the audio arrives.
 
-
-An acoustic model that sees whole utterances, run over windows of a stream.
-
-A stream is cut into chunks, each is evaluated in a window with so much before and so much behind it, and only the
-chunk's own outputs are used. Where chunks lie depends on nothing but the beginning of the stream, so that the outputs
-do not depend on how the audio came in.
-
-Shapes: N streams, T frames of features, F features, T' frames of output, C tokens.
-
-
-How a stream is recognized: windows of the acoustic model, partial results, the end of an utterance.
-
-Words while the audio still comes: many streams through one recognizer, each joining and leaving when it wants to."""
+Shapes: N streams, L samples, T frames of features, F features, T' frames of output, C tokens.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.audio.resample import FeatureStream, ResampleStream, checked_rate
-from asr.decoding.build import language_models
+from asr.audio.waveform import as_samples, require_finite
 from asr.decoding.interface import DecodeResult, Hypothesis
 from asr.decoding.online import EndpointRules, StreamingDecoder
 from asr.errors import AsrError
@@ -42,45 +33,45 @@ _FLOOR = 1e-5
 
 
 class RunningNorm:
-    """Sums over the frames so far, of which the older fade once there are more than `max_frames`.
+    """Mean and variance of the features of a stream so far; beyond `max_frames` frames the older ones decay.
 
-    A network that normalises by a window of its own would take the noise of a pause for speech. Therefore a window is
-    normalised by all that has been heard, of a pause only the first chunk counts, and before the features have varied
-    as those of speech do nothing is normalised at all.
+    A window that is normalized by its own statistics would turn the noise of a pause into speech. Therefore windows are
+    normalized by everything heard so far; of a pause only the first chunk counts; and as long as the features vary less
+    than those of speech do, nothing is normalized at all.
 
     Args:
         feature_dim: F.
-        max_frames: so many frames count at most.
-        min_feature_std: the standard deviation, averaged over features, from which on there is taken to be speech.
-        device: where features are.
+        max_frames: the maximum number of frames that count.
+        min_feature_std: standard deviation, averaged over features, above which the stream is taken for speech.
+        device: where the features are.
     """
 
     def __init__(self, feature_dim: int, max_frames: int, min_feature_std: float, device: torch.device) -> None:
         self._max_frames = max_frames
-        self._least_spread = min_feature_std
+        self._min_feature_std = min_feature_std
         self._count = 0.0
         self._sums = torch.zeros(2, feature_dim, dtype=torch.float64, device=device)
         self._has_begun = False
         self._in_pause = False
 
     def statistics(self, features: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Mean and standard deviation, (F,) float32 each, with these frames (T, F) counted in for now.
+        """Mean and standard deviation, (F,) float32 each, of the frames so far and these (T, F), which are not kept.
 
         None as long as there has been nothing but noise.
         """
         count = self._count + len(features)
         mean, square = (self._sums + _sums(features)) / max(count, 1.0)
         std = (square - mean.square()).clamp(min=0.0).sqrt()
-        if not self._has_begun and float(std.mean()) < self._least_spread:
+        if not self._has_begun and float(std.mean()) < self._min_feature_std:
             return None
         self._has_begun = True
         return mean.float(), std.float().clamp(min=_FLOOR)
 
-    def take(self, features: Tensor, has_speech: bool) -> None:
-        """Counts frames (T, F) in for good."""
+    def add(self, features: Tensor, has_speech: bool) -> None:
+        """Adds frames (T, F) to the statistics."""
         if not has_speech and self._in_pause:
             return
-        # Noise before the first word counts once, too, and not all that has been waited.
+        # Of noise before the first word, too, only the first chunk counts.
         self._in_pause = not has_speech
         count = self._count + len(features)
         if count > self._max_frames:
@@ -91,27 +82,28 @@ class RunningNorm:
 
 
 def _sums(features: Tensor) -> Tensor:
-    """(T, F) -> (2, F), of the values and of their squares."""
+    """Sums of the values and of their squares: (T, F) -> (2, F)."""
     values = features.double()
     return torch.stack([values.sum(0), values.square().sum(0)])
 
 
-_NOT_SPOKEN = -20.0
+# The log-probability of all tokens but blank in a chunk of noise.
+_LOG_PROB_IN_NOISE = -20.0
 
 
 @dataclass(frozen=True)
 class WindowSizes:
-    """In frames of output.
+    """Sizes of the acoustic model's windows, in frames of output.
 
     Args:
-        chunk: outputs that a window yields.
-        left: frames seen before the chunk.
-        right: frames seen behind it: for so long, and for the chunk, an output is waited for.
-        memory: so many frames count in the normalisation of the features at most.
-        min_feature_std: of the features, see `RunningNorm`; until it is reached outputs are blank.
+        chunk: number of outputs that a window yields.
+        left: context before the chunk.
+        right: context after the chunk. An output is delayed by `right` frames and up to a chunk.
+        memory: the maximum number of frames that count in the normalization of the features.
+        min_feature_std: see `RunningNorm`; outputs are blank until the features vary this much.
 
     Raises:
-        AsrError: a size is out of its range.
+        AsrError: a size is out of range.
     """
 
     chunk: int
@@ -123,37 +115,37 @@ class WindowSizes:
     def __post_init__(self) -> None:
         if self.chunk < 1 or self.left < 0 or self.right < 0 or self.memory < self.chunk:
             raise AsrError(
-                f"windows of {self.chunk} frames with {self.left} before and {self.right} behind, {self.memory} "
-                "remembered: the chunk must have at least one, the others may be none, and memory holds a chunk."
+                f"windows of {self.chunk} frames with {self.left} before, {self.right} after and a memory of "
+                f"{self.memory}: the chunk needs at least 1, the context at least 0, the memory at least a chunk."
             )
 
 
 class WindowStream:
-    """The features of a stream that windows to come will see.
+    """The features of one stream that its coming windows will see.
 
     Args:
         feature_dim: F.
-        factor: frames of features for a frame of output.
-        sizes: of the windows.
-        device: of the network.
+        factor: frames of features for each frame of output.
+        sizes: sizes of the windows.
+        device: where the network is.
     """
 
     def __init__(self, feature_dim: int, factor: int, sizes: WindowSizes, device: torch.device) -> None:
         self._factor = factor
         self._sizes = sizes
         self._features = torch.zeros(0, feature_dim, device=device)
-        # The frame of output at which the held features begin, and the next to come out.
+        # The frame of output at which the buffered features begin, and the next one to be output.
         self._first = 0
         self._next = 0
         self._is_closed = False
         self._is_done = False
-        # Whether the window that is being evaluated has all that it may see, or is the last.
+        # False for the last window of a stream, which has less context than it could have.
         self._is_whole = True
         self._is_noise = False
         self._norm = RunningNorm(feature_dim, sizes.memory * factor, sizes.min_feature_std, device)
 
     def push(self, features: Tensor) -> None:
-        """(T, F) more features."""
+        """Adds features (T, F)."""
         self._features = torch.cat([self._features, features])
 
     def close(self) -> None:
@@ -167,7 +159,7 @@ class WindowStream:
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is a window to evaluate."""
+        """Whether a window can be evaluated."""
         return len(self._features) >= self._wanted() or (self._is_closed and not self._is_done)
 
     @property
@@ -176,11 +168,11 @@ class WindowStream:
         return self._is_done
 
     def _wanted(self) -> int:
-        """Features held when the next window is whole."""
+        """Number of features in the buffer when the next window is complete."""
         return (self._next - self._first + self._sizes.chunk + self._sizes.right) * self._factor
 
     def window(self) -> Tensor:
-        """The next window (T, F), normalised; `accept` must follow."""
+        """The next window (T, F), normalized; a call of `accept` must follow."""
         self._is_whole = len(self._features) >= self._wanted()
         seen = self._features[: self._wanted()]
         statistics = self._norm.statistics(seen[(self._next - self._first) * self._factor :])
@@ -188,15 +180,15 @@ class WindowStream:
         return torch.zeros_like(seen) if statistics is None else (seen - statistics[0]) / statistics[1]
 
     def accept(self, log_prob: Tensor) -> Tensor:
-        """Takes the window's outputs (T', C) and gives those of its chunk (T'', C); the last chunk takes all."""
+        """Cuts the outputs of the window (T', C) down to those of its chunk; those of the last window stay whole."""
         begin = self._next - self._first
         end = begin + self._sizes.chunk if self._is_whole else len(log_prob)
         chunk = log_prob[begin:end]
         if self._is_noise:
-            chunk = torch.full_like(chunk, _NOT_SPOKEN)
+            chunk = torch.full_like(chunk, _LOG_PROB_IN_NOISE)
             chunk[:, 0] = 0.0
         has_speech = bool((chunk.argmax(1) > 0).any())
-        self._norm.take(self._features[begin * self._factor : end * self._factor], has_speech)
+        self._norm.add(self._features[begin * self._factor : end * self._factor], has_speech)
         self._is_done = not self._is_whole
         self._next = self._first + max(begin, end)
         first = max(0, self._next - self._sizes.left)
@@ -206,11 +198,11 @@ class WindowStream:
 
 
 class ChunkedEncoder:
-    """Runs the windows of many streams through the network together.
+    """Runs windows of many streams through the acoustic model in one batch.
 
     Args:
         network: the acoustic model.
-        sizes: of the windows.
+        sizes: sizes of the windows.
     """
 
     def __init__(self, network: AcousticNetwork, sizes: WindowSizes) -> None:
@@ -218,12 +210,16 @@ class ChunkedEncoder:
         self.sizes = sizes
 
     def open(self, device: torch.device) -> WindowStream:
-        """A stream that has heard nothing yet."""
+        """A new stream."""
         return WindowStream(self._network.num_features, self._network.subsampling_factor, self.sizes, device)
 
     @torch.no_grad()
     def step(self, streams: Sequence[WindowStream]) -> list[Tensor]:
-        """Evaluates the next window of each stream, all of which must be ready -> log_prob (T'', C) of each chunk."""
+        """Evaluates the next window of each stream; all must be ready.
+
+        Returns:
+            log_prob (T', C) of the chunk of each stream.
+        """
         windows = [stream.window() for stream in streams]
         if not any(map(len, windows)):
             nothing = windows[0].new_zeros(0, self._network.num_tokens)
@@ -237,37 +233,38 @@ class ChunkedEncoder:
         ]
 
 
-PARTIALS = {
+PARTIAL_POLICIES = {
     "agreed": "words on which the best paths of two chunks in succession agree",
-    "best": "the best path at each chunk; soonest, and most often taken back",
-    "settled": "words that all paths share; never taken back",
+    "best": "the best path at each chunk; earliest, and most often revised",
+    "stable": "words that all paths share; never revised",
 }
+"""Which words of an unfinished utterance are shown -> what that means."""
 
 
 @dataclass(frozen=True)
 class StreamingOptions:
-    """Seconds, unless said otherwise.
+    """Windows of the acoustic model, partial results and endpoints. Times are in seconds.
 
     Args:
         chunk_seconds: audio between two results.
         left_seconds: audio before a chunk that the acoustic model sees.
-        right_seconds: audio behind it that the acoustic model sees. A word is told so much, and up to a chunk, after
-            it was spoken, and the time that computing takes.
-        memory_seconds: audio whose mean and variance the features are normalised by, at most.
-        min_feature_std: standard deviation of the features' log energies, averaged over bands, until which a stream's
-            beginning is taken for noise. Stationary noise has 0.8, clean speech 3 or more; 0 for none.
-        partials: a key of `PARTIALS`.
-        silence_before_words: a pause this long ends an utterance in which nothing has been said.
+        right_seconds: audio after a chunk that the acoustic model sees. A word comes out this much, up to a chunk, and
+            the time of computing after it was spoken.
+        memory_seconds: the maximum amount of audio whose mean and variance normalize the features.
+        min_feature_std: standard deviation of the log energies, averaged over bands, below which the beginning of a
+            stream is taken for noise. Stationary noise has 0.8, clean speech 3 or more; 0 takes nothing for noise.
+        partial_policy: which words of an unfinished utterance are shown, a key of `PARTIAL_POLICIES`.
+        silence_before_words: a pause this long ends an utterance without words.
         silence_after_words: a pause this long ends an utterance with words.
-        longest_utterance: an utterance ends here at the latest; from half of it on shorter and shorter pauses end it.
-        commit_seconds: what the best path said so long ago is decided; None decides only what all paths share, which is
-            exact and, as long as `longest_utterance` ends utterances, bounded. The torch pass only.
-        first_pass: `torch`, with the language model inside the search, or `k2`, with the language model behind it; k2's
-            cost and memory grow with an utterance, and of its partial results nothing is settled.
-        cache_bytes: what the recurrent language model's histories may take.
+        longest_utterance: an utterance ends here at the latest; from half of it on ever shorter pauses end it.
+        force_commit_seconds: words of the best path become final when they are this old. None makes final only what all
+            paths share, which is exact, and bounded because `longest_utterance` ends utterances. Token passing only.
+        decoder: `token-passing`, with the language model within the search, or `k2`, which rescores its lattice; k2's
+            cost and memory grow with an utterance, and none of its partial results is stable.
+        cache_bytes: memory for the recurrent language model's histories.
 
     Raises:
-        AsrError: a number is out of its range.
+        AsrError: a value is out of range.
     """
 
     chunk_seconds: float = 0.64
@@ -275,30 +272,32 @@ class StreamingOptions:
     right_seconds: float = 0.64
     memory_seconds: float = 30.0
     min_feature_std: float = 1.25
-    partials: str = "agreed"
+    partial_policy: str = "agreed"
     silence_before_words: float = 5.0
     silence_after_words: float = 1.0
     longest_utterance: float = 30.0
-    commit_seconds: float | None = None
-    first_pass: str = "torch"
+    force_commit_seconds: float | None = None
+    decoder: str = "token-passing"
     cache_bytes: int = 1 << 28
 
     def __post_init__(self) -> None:
         for name in ("chunk_seconds", "silence_before_words", "silence_after_words", "longest_utterance"):
             if not 0 < getattr(self, name) < math.inf:
                 raise AsrError(f"streaming: {name} is {getattr(self, name)}; it must be above 0, and finite.")
-        if self.commit_seconds is not None and not 0 < self.commit_seconds < math.inf:
-            raise AsrError(f"streaming: commit_seconds is {self.commit_seconds}; it must be above 0, or none.")
+        commit = self.force_commit_seconds
+        if commit is not None and not 0 < commit < math.inf:
+            raise AsrError(f"streaming: force_commit_seconds is {commit}; it must be above 0, and finite, or None.")
         for name in ("left_seconds", "right_seconds", "memory_seconds", "min_feature_std"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise AsrError(f"streaming: {name} is {getattr(self, name)}; it must be 0 or more, and finite.")
-        if self.first_pass not in ("torch", "k2"):
-            raise AsrError(f"streaming: there is no first pass {self.first_pass!r}; it is torch or k2.")
-        if self.partials not in PARTIALS:
-            raise AsrError(f"streaming: there are no partial results {self.partials!r}; choose {', '.join(PARTIALS)}.")
+        if self.decoder not in ("token-passing", "k2"):
+            raise AsrError(f"streaming: there is no decoder {self.decoder!r}; choose token-passing or k2.")
+        if self.partial_policy not in PARTIAL_POLICIES:
+            known = ", ".join(PARTIAL_POLICIES)
+            raise AsrError(f"streaming: there is no partial_policy {self.partial_policy!r}; choose one of {known}.")
 
     def window_sizes(self, frame_seconds: float) -> WindowSizes:
-        """In frames of output, `frame_seconds` apart."""
+        """The sizes of windows in frames of output, which are `frame_seconds` apart."""
         chunk = max(1, round(self.chunk_seconds / frame_seconds))
         return WindowSizes(
             chunk=chunk,
@@ -309,7 +308,7 @@ class StreamingOptions:
         )
 
     def endpoint_rules(self, frame_seconds: float) -> EndpointRules:
-        """In frames of output."""
+        """The endpoint rules in frames of output."""
         return EndpointRules(
             silence_before_words=max(1, round(self.silence_before_words / frame_seconds)),
             silence_after_words=max(1, round(self.silence_after_words / frame_seconds)),
@@ -336,7 +335,7 @@ def _one_at_a_time(method: _Method) -> _Method:
 
 @dataclass
 class _Stream:
-    """A stream's parts and where its present utterance begins, in frames of output."""
+    """The parts of a stream, and where its current utterance begins (in frames of output)."""
 
     resampler: ResampleStream
     features: FeatureStream
@@ -351,24 +350,25 @@ class _Stream:
 
 
 class StreamingRecognizer:
-    """Recognizes streams, all that are ready in one batch.
+    """Recognizes streams; those that have a chunk ready form one batch.
 
-    `push` takes samples, `step` works on a chunk of each stream that has enough of them. The results depend neither on
-    how a stream's samples are cut nor on what other streams there are, and a stream's memory does not grow. The
-    acoustic model hears a stream through windows (see `StreamingOptions`), so that its words are not exactly those that
-    `Recognizer` finds in the whole recording. Several threads may call the methods; they take turns, since all streams
-    share the search and the language model's caches. `step` returns results of every stream, whoever calls it.
+    `push` takes samples, and `step` works on one chunk of each stream that has enough of them. Results depend neither
+    on how the samples are cut nor on the other streams, and the memory for a stream does not grow. The acoustic model
+    sees a stream through windows (see `StreamingOptions`), so that its words may differ from those that `Recognizer`
+    finds in the whole recording. Several threads may call the methods; they take turns, since all streams share the
+    search and the language model's caches. `step` returns results of every stream, whoever calls it.
 
     Args:
-        recognizer: its bundle, mode, decoding options and device are used.
-        options: windows, partial results and the ends of utterances.
+        recognizer: its bundle, mode, language model, decoding options and device are used. A language model that was
+            handed to it should answer either it or streams at any time, since both tell the model what to forget.
+        options: windows, partial results and endpoints.
 
     Attributes:
         engine: the recurrent model's query engine, for its statistics; None without one.
-        times: what has been computed so far, all streams together; `search` has the language model in it.
+        times: seconds of computing so far, all streams together; `search` includes the language model.
 
     Raises:
-        AsrError: an option is out of its range.
+        AsrError: the decoder cannot run here.
     """
 
     def __init__(self, recognizer: Recognizer, options: StreamingOptions | None = None) -> None:
@@ -381,24 +381,18 @@ class StreamingRecognizer:
         self.frame_seconds = features.frame_shift * network.subsampling_factor / self._rate
         self._windows = ChunkedEncoder(network, self.options.window_sizes(self.frame_seconds))
         device = recognizer.device
-        models = language_models(
-            recognizer.bundle,
-            recognizer.mode,
-            recognizer.rnn_weight,
-            device,
-            recognizer.lm_device_bytes,
-            self.options.cache_bytes,
-        )
+        recognizer.eval()
+        models = recognizer.build_language_models(self.options.cache_bytes)
         self.engine = models.engine
         self.times = StageTimes()
         graph = recognizer.bundle.graph.to(device)
         rules = self.options.endpoint_rules(self.frame_seconds)
         self._decoder: Any
-        if self.options.first_pass == "k2":
-            k2_streaming = importlib.import_module("asr.decoding.k2_online")
-            self._decoder = k2_streaming.K2StreamingDecoder(graph, recognizer.options, models.model, rules)
+        if self.options.decoder == "k2":
+            k2_online = importlib.import_module("asr.decoding.k2_online")
+            self._decoder = k2_online.K2StreamingDecoder(graph, recognizer.options, models.model, rules)
         else:
-            seconds = self.options.commit_seconds
+            seconds = self.options.force_commit_seconds
             commit_frames = None if seconds is None else max(1, round(seconds / self.frame_seconds))
             self._decoder = StreamingDecoder(graph, recognizer.options, models.model, rules, commit_frames)
         self._streams: dict[int, _Stream] = {}
@@ -406,10 +400,16 @@ class StreamingRecognizer:
 
     @_one_at_a_time
     def open(self, sampling_rate: int | None = None) -> int:
-        """A new stream's number; the sampling rate of its samples is the bundle's own if None.
+        """Opens a stream.
+
+        Args:
+            sampling_rate: of its samples, in Hz; the bundle's own if None.
+
+        Returns:
+            the stream's number.
 
         Raises:
-            AsrError: as `checked_rate`.
+            AsrError: the sampling rate is out of range.
         """
         rate = self._rate if sampling_rate is None else checked_rate(sampling_rate)
         (search,) = self._decoder.start()
@@ -427,28 +427,23 @@ class StreamingRecognizer:
 
     @_one_at_a_time
     @torch.no_grad()
-    def push(self, stream: int, samples: Tensor) -> None:
-        """Takes more of a stream's samples.
+    def push(self, stream: int, samples: Any) -> None:
+        """Takes more samples of a stream.
 
         Args:
             stream: an open stream.
-            samples: (L,) float in [-1, 1], as few or as many as there are.
+            samples: (L,) of any length: a tensor or NumPy array of floating-point samples in [-1, 1], int16 or int32.
 
         Raises:
-            AsrError: the stream is not open, or the samples are of another shape or type, or not numbers. The stream
-                then is as if they had not come, and goes on.
+            AsrError: the stream is not open, or the samples have another shape or type, or are not finite. They are
+                then left out, and the stream goes on.
         """
         one = self._open(stream)
         where = f"stream {stream} at {one.num_samples / one.sampling_rate:.2f} s"
-        if not isinstance(samples, Tensor):
-            raise AsrError(f"{where}: a {type(samples).__name__}; give a tensor, of numpy's torch.from_numpy(array).")
-        if samples.dim() != 1 or not samples.is_floating_point():
-            raise AsrError(
-                f"{where}: samples of shape {tuple(samples.shape)} and type {samples.dtype}; give (samples,) of "
-                "floating-point numbers in [-1, 1]."
-            )
-        if not bool(torch.isfinite(samples).all()):
-            raise AsrError(f"{where}: there are samples that are NaN or infinite; this piece is left out.")
+        samples = as_samples(samples, f"{where}: the piece")
+        if samples.dim() != 1:
+            raise AsrError(f"{where}: the piece has the shape {tuple(samples.shape)}; give (samples,).")
+        require_finite(samples, f"{where}: the piece")
         one.num_samples += len(samples)
         self.times.audio_seconds += len(samples) / one.sampling_rate
         with self.times.measure("features", self._recognizer.device):
@@ -457,7 +452,7 @@ class StreamingRecognizer:
     @_one_at_a_time
     @torch.no_grad()
     def close(self, stream: int) -> None:
-        """No more samples will come; the stream's last result is still to come from `step`."""
+        """Ends a stream; its last result still comes from `step`."""
         one = self._open(stream)
         one.is_closed = True
         one.windows.push(one.features.push(one.resampler.push(_NO_SAMPLES, is_last=True), is_last=True))
@@ -465,10 +460,11 @@ class StreamingRecognizer:
 
     @_one_at_a_time
     def step(self) -> list[StreamResult]:
-        """Works on a chunk of each stream that has one.
+        """Works on one chunk of each stream that has one.
 
         Returns:
-            New results in the order of the streams; nothing also where nothing has changed, see `is_ready`.
+            New results in the order of the streams. The list is empty where nothing has changed, even if there was work
+            to do; ask `is_ready` for that.
         """
         numbers = [number for number, one in self._streams.items() if one.windows.is_ready]
         if not numbers:
@@ -509,16 +505,16 @@ class StreamingRecognizer:
             return
         hypothesis = self._decoder.partial(one.search)
         word_ids = hypothesis.word_ids if hypothesis is not None else ()
-        num_settled = self._decoder.num_settled_words(one.search)
-        num_shown = {"best": len(word_ids), "settled": num_settled}.get(
-            self.options.partials, max(num_settled, num_equal(one.best, word_ids))
+        num_stable = self._decoder.num_settled_words(one.search)
+        num_shown = {"best": len(word_ids), "stable": num_stable}.get(
+            self.options.partial_policy, max(num_stable, num_equal(one.best, word_ids))
         )
         one.best = word_ids
         if hypothesis is not None and word_ids[:num_shown] != one.shown:
             one.shown = word_ids[:num_shown]
             words = self._words(one, hypothesis)[:num_shown]
             begin, end = self._span(one)
-            yield StreamResult(number, False, "", begin, end, words, min(num_settled, num_shown))
+            yield StreamResult(number, False, "", begin, end, words, min(num_stable, num_shown))
 
     def _final(self, number: int, one: _Stream, decoded: DecodeResult, reason: str) -> StreamResult:
         begin, end = self._span(one)
@@ -542,23 +538,23 @@ class StreamingRecognizer:
 
 def recognize_stream(
     recognizer: Recognizer,
-    pieces: Iterable[Tensor],
+    pieces: Iterable[Any],
     sampling_rate: int | None = None,
     options: StreamingOptions | None = None,
 ) -> Iterator[StreamResult]:
-    """Recognizes one stream of samples as it comes.
+    """Recognizes one stream while its samples arrive.
 
     Args:
         recognizer: the recognizer.
-        pieces: (L,) float samples each, of any length.
+        pieces: samples (L,) of any length, as `StreamingRecognizer.push` takes them.
         sampling_rate: in Hz; the bundle's own if None.
         options: see `StreamingOptions`.
 
     Yields:
-        Partial and final results, the last one with the reason `end`.
+        Partial and final results; the last one has the reason `end`.
 
     Example:
-        >>> for result in recognize_stream(recognizer, microphone, 16000):
+        >>> for result in recognize_stream(recognizer, microphone, 16000):  # doctest: +SKIP
         ...     print("final" if result.is_final else "partial", result.text)
     """
     streaming = StreamingRecognizer(recognizer, options)

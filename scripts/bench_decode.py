@@ -108,8 +108,8 @@ def chosen_workload(args: argparse.Namespace) -> Workload:
 def warm_up(bundle: Bundle, workload: Workload) -> None:
     """Compiles numba's loops and touches the models once."""
     some = [min(workload.frames, key=len)[:20]]
-    options, weight = decoding_options(bundle, "on_the_fly", {})
-    models = language_models(bundle, "on_the_fly", weight, torch.device("cpu"))
+    options, weight = decoding_options(bundle, "rnn", {})
+    models = language_models(bundle, "rnn", weight, torch.device("cpu"))
     decode_all(TokenPassingDecoder(bundle.graph, options), some)
     decode_all(RescoringPass(bundle.graph, options), some, models.model)
     decode_all(best_first_pass(bundle.graph, options, rescores=True), some, models.model)
@@ -136,12 +136,12 @@ def quick(bundle: Bundle, workload: Workload, sampled: int) -> dict[str, Any]:
     report["same_words_torch_k2"] = same_words(torch_results, ngram_results) if has_k2 else None
     report["best_score_max_diff"], report["compared_with"] = agreement(bundle, options, workload)
     for suffix, beams in (("", RNN_BEAMS), ("_bundle_beams", {})):
-        rnn_options, weight = decoding_options(bundle, "on_the_fly", beams)
+        rnn_options, weight = decoding_options(bundle, "rnn", beams)
         first_pass = best_first_pass(bundle.graph, rnn_options, rescores=True)
 
         def with_rnn_lm(first_pass: Any, weight: float = weight) -> tuple[Any, float]:
             # An engine of its own: what another run has computed must not be found again.
-            models = language_models(bundle, "on_the_fly", weight, torch.device("cpu"))
+            models = language_models(bundle, "rnn", weight, torch.device("cpu"))
             assert models.engine is not None
             results, seconds = decode_all(first_pass, workload.frames, models.model)
             return (results, models.engine.statistics()), seconds

@@ -105,7 +105,7 @@ def over_size(
     row["kaldi ms"] = 1e3 * seconds / harder.num_frames
     row["kaldi WER"] = word_error_rate(words, harder.references)
     row["kaldi MB"] = resident_mb()
-    rnn_options, _ = decoding_options(bundle, "on_the_fly", RNN_BEAMS)
+    rnn_options, _ = decoding_options(bundle, "rnn", RNN_BEAMS)
     rnn_pass, small = K2Decoder(graph, rnn_options), load_ngram_lm(ngram_file)
     for rate, workload in workloads.items():
         ngram = found if rate == "12 %" else lesser(lambda work=workload: decode_all(k2_pass, work.frames))

@@ -31,7 +31,7 @@ from torch import Tensor
 from asr.bundle import Bundle
 from asr.cli.options import bundle_folder
 from asr.datasets.cuts import cut_text, cut_waveform, read_cuts
-from asr.decoding.build import FIRST_PASSES, build_first_pass, decoding_options, language_models
+from asr.decoding.build import OLD_FIRST_PASSES, build_decoder, decoding_options, language_models
 from asr.decoding.interface import Decoder, DecodingOptions
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.cached.engine import CachedRNNLM
@@ -81,7 +81,7 @@ def main() -> int:
     parser.add_argument("--large-ngram", required=True, type=Path, help="binary n-gram model")
     parser.add_argument("--pruned-ngram", type=Path, help="the model that --pruned-graph was compiled from")
     parser.add_argument("--pruned-graph", type=Path, help="decoding graph of 'asr graph'")
-    parser.add_argument("--first-pass", choices=list(FIRST_PASSES)[1:], default="torch")
+    parser.add_argument("--first-pass", choices=list(OLD_FIRST_PASSES)[1:], default="torch")
     parser.add_argument("--systems", nargs="+", help="only these, and the trigram")
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after about this time, with what is done")
     parser.add_argument("--repeats", type=int, default=1, help="each batch so many times, the fastest counts")
@@ -145,7 +145,7 @@ def _log_probs(
     bundle: Bundle, args: argparse.Namespace
 ) -> tuple[dict[str, tuple[str, ...]], list[tuple[list[str], Tensor, Tensor]], float]:
     """References; batches of names, log_prob (N, T, C) and num_frames (N,); CPU seconds of the network."""
-    recognizer = Recognizer(bundle, mode="ngram", first_pass="torch")
+    recognizer = Recognizer(bundle, mode="ngram", decoder="token-passing")
     cuts = sorted(read_cuts([args.cuts]), key=lambda cut: -cut.duration)
     batches, begin = [], time.process_time()
     for first in range(0, len(cuts), args.batch):
@@ -185,7 +185,7 @@ def _systems(bundle: Bundle, args: argparse.Namespace) -> dict[str, System]:
     def first_pass(graph: DecodingGraph, options: DecodingOptions) -> Decoder:
         key = (id(graph), options)
         if key not in passes:
-            passes[key] = build_first_pass(args.first_pass, graph, options, keep_lattices=False)
+            passes[key] = build_decoder(*OLD_FIRST_PASSES[args.first_pass], graph, options, keep_lattices=False)
         return passes[key]
 
     def on_the_fly(lm: LanguageModel) -> System:
@@ -215,8 +215,8 @@ def _systems(bundle: Bundle, args: argparse.Namespace) -> dict[str, System]:
         "4-gram": lambda: on_the_fly(large),
         "4-gram, index on the device": lambda: in_host_memory(bytes_to_find_arcs(large) + total // 100),
         "4-gram, a tenth on the device": lambda: in_host_memory(total // 10),
-        "GRU": lambda: recurrent("on_the_fly"),
-        "GRU, a tenth of its tables on the device": lambda: recurrent("on_the_fly", 0.1),
+        "GRU": lambda: recurrent("rnn"),
+        "GRU, a tenth of its tables on the device": lambda: recurrent("rnn", 0.1),
         "GRU and 4-gram": lambda: recurrent("interpolated"),
     }
     if args.pruned_ngram is not None:

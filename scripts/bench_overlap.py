@@ -19,7 +19,8 @@ from torch import Tensor
 from asr.audio.io import read_audio
 from asr.cli.options import bundle_folder
 from asr.cli.transcribe import audio_files
-from asr.recognizer import Recognizer
+from asr.decoding.build import OLD_FIRST_PASSES
+from asr.recognizer import Recognizer, ResourceOptions
 
 
 def _timed(recognizer: Recognizer, waveforms: list[Tensor]) -> tuple[float, float, list[str]]:
@@ -47,7 +48,10 @@ def main() -> None:
     for name in args.first_pass:
         recognizers = [
             Recognizer.from_folder(
-                bundle_folder(args.bundle), first_pass=name, num_workers=number, batch_seconds=args.batch_seconds
+                bundle_folder(args.bundle),
+                decoder=OLD_FIRST_PASSES[name][0],
+                lm_fusion=OLD_FIRST_PASSES[name][1],
+                resources=ResourceOptions(num_workers=number, batch_seconds=args.batch_seconds),
             )
             for number in args.workers
         ]

@@ -31,7 +31,7 @@ _WINDOWS = [
     (0.64, 4.0, 0.64, "agreed"),
     (0.64, 2.0, 0.64, "best"),
     (0.32, 4.0, 0.64, "best"),
-    (0.64, 4.0, 0.32, "settled"),
+    (0.64, 4.0, 0.32, "stable"),
     (1.28, 4.0, 1.28, "agreed"),
 ]
 
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--strung", type=int, default=10, help="so many utterances make one recording with pauses")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    recognizer = Recognizer.from_folder(bundle_folder(args.bundle), mode=args.mode, first_pass="torch")
+    recognizer = Recognizer.from_folder(bundle_folder(args.bundle), mode=args.mode, decoder="token-passing")
     rate = recognizer.sampling_rate
     utterances: list[Utterance] = [
         (cut_waveform(cut, rate), cut_text(cut).split()) for cut in read_cuts([args.cuts])[:: args.every]
@@ -123,7 +123,7 @@ def main() -> None:
     print(f"| whole utterance | | {whole.rate:.1%} | | | |")
     summary: dict[str, float] = {"wer_whole": whole.rate}
     for chunk, left, right, partials in _WINDOWS:
-        options = StreamingOptions(chunk_seconds=chunk, left_seconds=left, right_seconds=right, partials=partials)
+        options = StreamingOptions(chunk_seconds=chunk, left_seconds=left, right_seconds=right, partial_policy=partials)
         one = watch(recognizer, options, utterances)
         taken_back = one.num_taken_back / max(1, one.num_shown)
         delay = sum(one.delays) / max(1, len(one.delays))

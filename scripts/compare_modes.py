@@ -51,7 +51,7 @@ def compare(args: argparse.Namespace) -> int:
     best = available_modes(bundle)[0]
     for mode in dict.fromkeys(("ngram", best)):
         recognizer = Recognizer(bundle, mode=mode).to(device)
-        print(f"\n== {MODES[mode]} ({recognizer.first_pass_name} first pass)")
+        print(f"\n== {MODES[mode]} ({recognizer.decoder_name})")
         times, cache, hypotheses, failed = StageTimes(), {}, {}, 0
         for outcome in transcribe(recognizer, files, read_audio):
             if outcome.result is None:

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from asr.bundle import Bundle
 from asr.cli.options import bundle_folder
-from asr.decoding.build import available_modes, default_first_pass
+from asr.decoding.build import OLD_FIRST_PASSES, available_modes, default_decoder
 from asr.lm.cached.engine import CachedRNNLM
-from asr.recognizer import Recognizer
+from asr.recognizer import Recognizer, ResourceOptions
 from asr.results import StageTimes
 
 _CLIPS = Path(__file__).resolve().parent / "demo_clips"
@@ -52,7 +52,7 @@ def main() -> int:
         checks.append(_check(name, compare))
     modes = available_modes(bundle)[: 1 if args.small else None]
     first_passes = ["torch", "torch-search"]
-    if default_first_pass(device) == "k2" and not args.small:
+    if default_decoder(device) == "k2" and not args.small:
         first_passes.append("k2")
     for mode in modes:
         for name in first_passes:
@@ -132,8 +132,10 @@ def _compare_scores(folder: Path, cpu: torch.device, gpu: torch.device) -> str:
 def _compare(
     folder: Path, mode: str, first_pass: str, waveforms: list[Tensor], cpu: torch.device, gpu: torch.device
 ) -> str:
+    decoder, lm_fusion = OLD_FIRST_PASSES[first_pass]
     on_cpu, on_gpu = (
-        Recognizer.from_folder(folder, mode=mode, first_pass=first_pass).to(device)(waveforms) for device in (cpu, gpu)
+        Recognizer.from_folder(folder, mode=mode, decoder=decoder, lm_fusion=lm_fusion).to(device)(waveforms)
+        for device in (cpu, gpu)
     )
     num_same = sum(ours.text == theirs.text for ours, theirs in zip(on_cpu, on_gpu, strict=True))
     for ours, theirs in zip(on_cpu, on_gpu, strict=True):
@@ -151,7 +153,10 @@ def _compare_workers(folder: Path, mode: str, waveforms: list[Tensor], device: t
     results = []
     for num_workers in (0, 1, 2, 4):
         recognizer = Recognizer.from_folder(
-            folder, mode=mode, first_pass="torch", batch_seconds=2 * seconds, num_workers=num_workers
+            folder,
+            mode=mode,
+            decoder="token-passing",
+            resources=ResourceOptions(batch_seconds=2 * seconds, num_workers=num_workers),
         )
         results.append([(result.text, result.total) for result in recognizer.to(device)(recordings)])
     for found in results[1:]:

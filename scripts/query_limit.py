@@ -87,9 +87,9 @@ def main() -> None:
     parser.add_argument("audio", nargs="+", help="files or folders")
     parser.add_argument("--every", type=int, default=1, help="of the files, each so manieth (%(default)s)")
     add_recognizer_arguments(parser)
-    parser.set_defaults(first_pass="torch-search")
+    parser.set_defaults(decoder="token-passing", lm_fusion="search")
     args = parser.parse_args()
-    recognizer = recognizer_from(args, "on_the_fly")
+    recognizer = recognizer_from(args, "rnn")
     bundle = recognizer.bundle
     assert bundle.rnn_lm is not None and bundle.small_ngram is not None
     engine = CachedRNNLM(bundle.rnn_lm.network)  # type: ignore[arg-type]

@@ -17,20 +17,20 @@ import torch
 from parts.command import run
 
 from asr.audio.io import read_audio
+from asr.audio.waveform import split_at_pauses
 from asr.cli.options import add_recognizer_arguments, recognizer_from
 from asr.cli.transcribe import audio_files
-from asr.decoding.build import build_first_pass
+from asr.decoding.build import build_decoder
 from asr.errors import AsrError
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import RemappedLM, difference_lm
 from asr.lm.interface import LanguageModel
-from asr.recognizer import split_at_pauses
 from asr.results import StageTimes
 from scripts.benchmarks.query_stream import QueryRecorder, save_streams
 
 
 def record(args: argparse.Namespace) -> int:
-    recognizer = recognizer_from(args, "on_the_fly")
+    recognizer = recognizer_from(args, "rnn")
     if args.repeat_frames < 1:
         raise AsrError(f"--repeat-frames is {args.repeat_frames}; give 1 (frames as they are) or more.")
     am_scale = recognizer.options.am_scale / args.repeat_frames
@@ -42,7 +42,7 @@ def record(args: argparse.Namespace) -> int:
     if recorder.vocabulary != bundle.small_ngram.vocabulary:
         large = RemappedLM(recorder, bundle.small_ngram.vocabulary)
     lm = difference_lm(large, bundle.small_ngram)
-    first_pass = build_first_pass(recognizer.first_pass_name, bundle.graph, options, keep_lattices=False)
+    decoder = build_decoder(recognizer.decoder_name, recognizer.lm_fusion, bundle.graph, options, keep_lattices=False)
     seconds = 0.0
     for path in audio_files(args.audio)[:: args.every]:
         waveform = read_audio(path, recognizer.sampling_rate)
@@ -50,7 +50,7 @@ def record(args: argparse.Namespace) -> int:
             with torch.no_grad():
                 log_prob, num_frames = recognizer.log_prob([waveform[begin:end]], StageTimes())
                 log_prob = log_prob.repeat_interleave(args.repeat_frames, dim=1)
-                first_pass.decode(log_prob, num_frames * args.repeat_frames, lm)
+                decoder.decode(log_prob, num_frames * args.repeat_frames, lm)
         seconds += len(waveform) / recognizer.sampling_rate
     streams = recorder.streams()
     save_streams(args.output, streams)

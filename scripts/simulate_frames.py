@@ -120,7 +120,7 @@ def make_pool(args: argparse.Namespace, bundle: Bundle, lexicon: Lexicon) -> int
 def pool_of(args: argparse.Namespace, bundle: Bundle, lexicon: Lexicon) -> SegmentPool:
     """The segments of the recordings."""
     transcripts = read_transcripts(args.transcripts) if args.transcripts else transcripts_below(args.audio)
-    recognizer = Recognizer(bundle, mode="ngram", first_pass="torch")
+    recognizer = Recognizer(bundle, mode="ngram", decoder="token-passing")
     utterances, num_without = [], 0
     for path in find_audio_files(args.audio)[:: args.every]:
         words = transcripts.get(path.stem)

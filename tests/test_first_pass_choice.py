@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from asr.decoding.build import default_first_pass
+from asr.decoding.build import default_decoder
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -17,8 +17,8 @@ def test_the_fastest_that_runs_is_the_default(with_cuda: bool, monkeypatch: pyte
     k2.with_cuda = with_cuda  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "numba", ModuleType("numba"))
     monkeypatch.setitem(sys.modules, "k2", k2)
-    assert (default_first_pass(CPU), default_first_pass(GPU)) == ("torch", "k2" if with_cuda else "torch")
+    assert (default_decoder(CPU), default_decoder(GPU)) == ("token-passing", "k2" if with_cuda else "token-passing")
     monkeypatch.setitem(sys.modules, "numba", None)
-    assert default_first_pass(CPU) == "k2"
+    assert default_decoder(CPU) == "k2"
     monkeypatch.setitem(sys.modules, "k2", None)
-    assert (default_first_pass(CPU), default_first_pass(GPU)) == ("torch", "torch")
+    assert (default_decoder(CPU), default_decoder(GPU)) == ("token-passing", "token-passing")

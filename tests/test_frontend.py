@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asr.audio.waveform import as_recordings, split_at_pauses
 from asr.errors import AsrError
-from asr.recognizer import as_utterances, split_at_pauses
 
 RATE = 1000
 
@@ -36,5 +36,5 @@ def test_pieces_of_less_than_a_second_are_refused():
 
 
 def test_a_lists_entries_may_be_stereo():
-    (row,) = as_utterances([torch.tensor([[1.0, 0.0], [0.0, 0.5]])])
+    (row,) = as_recordings([torch.tensor([[1.0, 0.0], [0.0, 0.5]])])
     assert row.tolist() == [0.5, 0.25]

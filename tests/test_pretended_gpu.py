@@ -25,7 +25,7 @@ from asr.lm.interface import LanguageModel
 from asr.lm.ngram.estimate import estimate_kneser_ney
 from asr.lm.ngram.model import NgramLM
 from asr.lm.offload import HostNgramLM
-from asr.recognizer import Recognizer
+from asr.recognizer import Recognizer, ResourceOptions
 from asr.results import RecognitionResult, StageTimes
 from asr.streaming import StreamingOptions, recognize_stream
 from tests.pretended_device import PretendedDevice, PretendedGraph, pretended_device
@@ -79,43 +79,43 @@ def recognized(recognizer: Recognizer) -> list[RecognitionResult]:
 
 
 @pytest.mark.parametrize(
-    ("mode", "first_pass", "options"),
+    ("mode", "options"),
     [
-        ("interpolated", "torch", {"lm_device_bytes": 3000}),
-        ("on_the_fly", "torch", {"num_workers": 2, "keep_lattices": True}),
+        ("interpolated", {"resources": ResourceOptions(lm_device_bytes=3000)}),
+        ("rnn", {"resources": ResourceOptions(num_workers=2), "keep_lattices": True}),
     ],
 )
-def test_a_recognizer_finds_the_same(
-    tiny_bundle_folder: Path, mode: str, first_pass: str, options: dict[str, Any]
-) -> None:
+def test_a_recognizer_finds_the_same(tiny_bundle_folder: Path, mode: str, options: dict[str, Any]) -> None:
     pytest.importorskip("triton", reason="GPUs run Triton's kernels")
-    expected = recognized(Recognizer(Bundle.load(tiny_bundle_folder), mode, first_pass))
+    expected = recognized(Recognizer(Bundle.load(tiny_bundle_folder), mode, decoder="token-passing"))
     with pretended_device():
-        found = recognized(Recognizer(Bundle.load(tiny_bundle_folder), mode, first_pass, **options).to(CUDA))
+        ours = Recognizer(Bundle.load(tiny_bundle_folder), mode, decoder="token-passing", **options)
+        found = recognized(ours.to(CUDA))
         lattices = [piece.lattice.to("cpu") for result in found for piece in result.lattices]
     assert_equal(found, expected)
     assert len(lattices) == (len(SENTENCES) if options.get("keep_lattices") else 0)
 
 
 @pytest.mark.parametrize(
-    ("mode", "first_pass", "waits_a_frame"),
+    ("mode", "lm_fusion", "waits_a_frame"),
     [
         # Without a language model a look every 32 frames.
-        ("ngram", "torch", 0),
+        ("ngram", "lattice", 0),
         # After expansion, at the words, in the table of histories, after the cut-off.
-        ("on_the_fly", "torch-search", 4),
+        ("rnn", "search", 4),
         # n-gram models are looked up in one kernel, with nothing to wait for.
-        ("large_ngram", "torch-search", 3),
+        ("large_ngram", "search", 3),
         # Pairs of histories have a table of their own.
-        ("interpolated", "torch-search", 5.5),
+        ("interpolated", "search", 5.5),
     ],
 )
-def test_the_host_seldom_waits(tiny_bundle_folder: Path, mode: str, first_pass: str, waits_a_frame: float) -> None:
+def test_the_host_seldom_waits(tiny_bundle_folder: Path, mode: str, lm_fusion: str, waits_a_frame: float) -> None:
     """When the histories are known; a new one costs some more."""
     pytest.importorskip("triton", reason="GPUs run Triton's kernels")
-    expected = recognized(Recognizer(Bundle.load(tiny_bundle_folder), mode, first_pass))
+    asked = {"decoder": "token-passing", "lm_fusion": lm_fusion}
+    expected = recognized(Recognizer(Bundle.load(tiny_bundle_folder), mode, **asked))
     with pretended_device() as device:
-        recognizer = Recognizer(Bundle.load(tiny_bundle_folder), mode, first_pass).to(CUDA)
+        recognizer = Recognizer(Bundle.load(tiny_bundle_folder), mode, **asked).to(CUDA)
         recognized(recognizer)
         device.waits.clear()
         found = recognized(recognizer)
@@ -138,9 +138,9 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("without_kernels")
 def test_frames_without_kernels_are_the_same(tiny_bundle_folder: Path) -> None:
-    expected = recognized(Recognizer(Bundle.load(tiny_bundle_folder), "on_the_fly", "torch-search"))
+    expected = recognized(Recognizer(Bundle.load(tiny_bundle_folder), "rnn", lm_fusion="search"))
     with pretended_device():
-        found = recognized(Recognizer(Bundle.load(tiny_bundle_folder), "on_the_fly", "torch-search").to(CUDA))
+        found = recognized(Recognizer(Bundle.load(tiny_bundle_folder), "rnn", lm_fusion="search").to(CUDA))
     assert [result.text for result in found] == [result.text for result in expected]
 
 
@@ -148,10 +148,10 @@ def test_a_stream_is_the_same(tiny_bundle_folder: Path) -> None:
     pytest.importorskip("triton", reason="GPUs run Triton's kernels")
     options = StreamingOptions(chunk_seconds=0.3, left_seconds=1.0, right_seconds=0.2)
     pieces = tones(SENTENCES[0]).split(4000)
-    plain = Recognizer(Bundle.load(tiny_bundle_folder), "on_the_fly", "torch")
+    plain = Recognizer(Bundle.load(tiny_bundle_folder), "rnn", decoder="token-passing")
     expected = [result.text for result in recognize_stream(plain, pieces, options=options)]
     with pretended_device():
-        recognizer = Recognizer(Bundle.load(tiny_bundle_folder), "on_the_fly", "torch").to(CUDA)
+        recognizer = Recognizer(Bundle.load(tiny_bundle_folder), "rnn", decoder="token-passing").to(CUDA)
         assert [result.text for result in recognize_stream(recognizer, pieces, options=options)] == expected
 
 
@@ -167,7 +167,7 @@ def test_lattices_and_second_passes_are_the_same(tiny_bundle_folder: Path) -> No
     def found_on(device: str) -> list[Any]:
         bundle = Bundle.load(tiny_bundle_folder)
         assert bundle.rnn_lm is not None
-        recognizer = Recognizer(bundle, "ngram", "torch").to(device)
+        recognizer = Recognizer(bundle, "ngram", decoder="token-passing").to(device)
         graph, network = bundle.graph.to(torch.device(device)), bundle.rnn_lm.network.to(device)
         with torch.no_grad():
             log_prob = recognizer.log_prob([tones(words) for words in SENTENCES], StageTimes())

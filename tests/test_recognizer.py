@@ -14,7 +14,7 @@ from asr.bundle import Bundle
 from asr.decoding.build import MODES, available_modes
 from asr.errors import AsrError
 from asr.lm import offload
-from asr.recognizer import Recognizer
+from asr.recognizer import Recognizer, ResourceOptions
 from asr.streaming import StreamingRecognizer
 from tests.tiny_bundle import RATE, TEXT, tones
 
@@ -35,37 +35,39 @@ def words_of(results):
     return [result.text.split() for result in results]
 
 
-@pytest.mark.parametrize("first_pass", ["torch", "torch-search"])
+@pytest.mark.parametrize("lm_fusion", ["lattice", "search"])
 @pytest.mark.parametrize("mode", MODES)
-def test_every_mode_finds_the_words(bundle, mode, first_pass):
-    recognizer = Recognizer(bundle, mode=mode, first_pass=first_pass)
+def test_every_mode_finds_the_words(bundle, mode, lm_fusion):
+    recognizer = Recognizer(bundle, mode=mode, decoder="token-passing", lm_fusion=lm_fusion)
     results = recognizer([tones(words, seed=9) for words in SENTENCES])
     assert words_of(results) == SENTENCES
     assert all(result.is_complete for result in results)
-    assert bool(results[0].cache) == (mode in ("interpolated", "on_the_fly"))
+    assert bool(results[0].cache) == (mode in ("interpolated", "rnn"))
 
 
-@pytest.mark.parametrize("mode", ["on_the_fly", "interpolated", "large_ngram"])
+@pytest.mark.parametrize("mode", ["rnn", "interpolated", "large_ngram"])
 def test_a_device_budget_changes_nothing(bundle, mode, monkeypatch):
     monkeypatch.setattr(offload, "LEAST_PLACES", 4)
     monkeypatch.setattr(offload, "LEAST_PLACES", 4)
     waveforms = [tones(words, seed=9) for words in SENTENCES]
-    results = [
-        Recognizer(bundle, mode=mode, first_pass="torch", lm_device_bytes=budget)(waveforms) for budget in (None, 900)
-    ]
+
+    def with_budget(budget):
+        return Recognizer(bundle, mode=mode, decoder="token-passing", resources=ResourceOptions(lm_device_bytes=budget))
+
+    results = [with_budget(budget)(waveforms) for budget in (None, 900)]
     for ours, theirs in zip(*results, strict=True):
         assert ours.words == theirs.words
         # Resident tables are read by loops, which sum in another order.
         assert ours.total == pytest.approx(theirs.total, rel=1e-6)
     with pytest.raises(AsrError, match=r"budget of \d+ bytes is too small"):
-        Recognizer(bundle, mode=mode, first_pass="torch", lm_device_bytes=30)(waveforms)
+        with_budget(30)(waveforms)
 
 
 @pytest.mark.parametrize("mode", ["ngram", "interpolated"])
-def test_both_first_passes_agree(bundle, mode):
+def test_both_decoders_agree(bundle, mode):
     pytest.importorskip("k2")
     waveforms = [tones(words, seed=9) for words in SENTENCES]
-    results = [Recognizer(bundle, mode=mode, first_pass=name)(waveforms) for name in ("k2", "torch")]
+    results = [Recognizer(bundle, mode=mode, decoder=name)(waveforms) for name in ("k2", "token-passing")]
     for ours, theirs in zip(*results, strict=True):
         assert ours.text == theirs.text
         assert ours.total == pytest.approx(theirs.total, abs=1e-3)
@@ -98,22 +100,35 @@ def test_a_batch_is_its_recordings_one_by_one(bundle):
     assert words_of(recognizer(padded, num_samples=lengths)) == SENTENCES
 
 
-@pytest.mark.parametrize("first_pass", ["torch", "torch-search", "k2"])
-def test_any_number_of_workers_finds_the_same(bundle, first_pass):
-    if first_pass == "k2":
+@pytest.mark.parametrize(
+    ("decoder", "lm_fusion"), [("token-passing", "lattice"), ("token-passing", "search"), ("k2", "lattice")]
+)
+def test_any_number_of_workers_finds_the_same(bundle, decoder, lm_fusion):
+    if decoder == "k2":
         pytest.importorskip("k2")
     waveforms = [tones(words, seed=index) for index, words in enumerate(SENTENCES * 2)]
-    arguments = {"mode": "on_the_fly", "first_pass": first_pass, "batch_seconds": 2.5}
-    expected = Recognizer(bundle, **arguments)(waveforms)
+
+    def found_by(num_workers):
+        resources = ResourceOptions(batch_seconds=2.5, num_workers=num_workers)
+        return Recognizer(bundle, "rnn", decoder=decoder, lm_fusion=lm_fusion, resources=resources)(waveforms)
+
+    expected = found_by(0)
     for num_workers in (1, 2, 4):
-        found = Recognizer(bundle, **arguments, num_workers=num_workers)(waveforms)
+        found = found_by(num_workers)
         for one, other in zip(found, expected, strict=True):
             assert one.words == other.words
             assert one.total == pytest.approx(other.total, abs=1e-3)
-    with pytest.raises(AsrError, match="no first pass 'k3'; it is one of auto, k2, torch, torch-search"):
-        Recognizer(bundle, first_pass="k3")
-    with pytest.raises(AsrError, match="number of workers is -1"):
-        Recognizer(bundle, num_workers=-1)
+
+
+def test_wrong_names_and_numbers_are_one_sentence(bundle):
+    with pytest.raises(AsrError, match="no decoder 'k3'; choose one of auto, token-passing, k2"):
+        Recognizer(bundle, decoder="k3")
+    with pytest.raises(AsrError, match="no fusion 'late' of the language model; choose lattice or search"):
+        Recognizer(bundle, lm_fusion="late")
+    with pytest.raises(AsrError, match="k2 cannot ask a language model within its search"):
+        Recognizer(bundle, decoder="k2", lm_fusion="search")
+    with pytest.raises(AsrError, match="num_workers is -1; it must be between 0 and 64"):
+        ResourceOptions(num_workers=-1)
 
 
 def test_any_sampling_rate_and_stereo(recognizer):
@@ -125,7 +140,7 @@ def test_any_sampling_rate_and_stereo(recognizer):
 
 
 def test_long_recordings_are_cut_at_pauses(bundle):
-    recognizer = Recognizer(bundle, mode="ngram", max_segment_seconds=1.5)
+    recognizer = Recognizer(bundle, mode="ngram", resources=ResourceOptions(max_segment_seconds=1.5))
     sentences = SENTENCES[:3] * 2
     long = torch.cat([tones(words, seed=4) for words in sentences])
     (result,) = recognizer(long)
@@ -139,13 +154,21 @@ def test_long_recordings_are_cut_at_pauses(bundle):
 @pytest.mark.parametrize(
     ("waveform", "message"),
     [
-        (torch.zeros(0), "utterance 0 has no samples"),
-        ([torch.zeros(100), torch.full((100,), float("nan"))], "utterance 1 has samples that are NaN or infinite"),
-        (torch.zeros(100, dtype=torch.int16), "give floating-point samples"),
-        (torch.zeros(2, 2, 100), r"the waveform has the shape \(2, 2, 100\)"),
-        (torch.zeros(100).numpy(), r"the waveform is a ndarray; give a tensor .* torch.from_numpy"),
-        ([torch.zeros(100).numpy()], "the waveform is a list; give a tensor or a list of tensors"),
-        ("talk.wav", "the waveform is a str; give a tensor"),
+        (torch.zeros(0), "recording 0 has no samples"),
+        ([torch.zeros(100), torch.full((100,), float("nan"))], "recording 1 has samples that are NaN or infinite"),
+        (
+            torch.zeros(100, dtype=torch.uint8),
+            r"recording 0 holds torch.uint8; give floating-point samples in \[-1, 1\]",
+        ),
+        (torch.zeros(2, 2, 2, 100), r"the waveform has the shape \(2, 2, 2, 100\); give \(samples,\)"),
+        (
+            [torch.zeros(2, 2, 100)],
+            r"recording 0 has the shape \(2, 2, 100\); give \(samples,\) or \(channels, samples\)",
+        ),
+        (np.array(["PAT"]), "recording 0 is a ndarray; give a tensor or a NumPy array of samples"),
+        ([[0.0, 0.1]], "recording 0 is a list; give a tensor or a NumPy array"),
+        (7, "the recording is a int; give a file, a tensor"),
+        ("talk.wav", "talk.wav: there is no such audio file"),
     ],
 )
 def test_bad_waveforms_are_one_sentence(recognizer, waveform, message):
@@ -154,7 +177,7 @@ def test_bad_waveforms_are_one_sentence(recognizer, waveform, message):
 
 
 @pytest.mark.parametrize("rate", [0, -16000, 16000.5, math.nan, "16000", 1, 2**40])
-def test_sampling_rates_that_are_none_are_refused(recognizer, rate):
+def test_invalid_sampling_rates_are_refused(recognizer, rate):
     with pytest.raises(AsrError, match=r"the sampling rate is .*; give a whole number of Hz"):
         recognizer(torch.zeros(100), sampling_rate=rate)
     with pytest.raises(AsrError, match=r"the sampling rate is .*; give a whole number of Hz"):
@@ -168,7 +191,7 @@ def test_sampling_rates_may_be_of_any_type_of_number(recognizer):
 
 @pytest.mark.parametrize("lengths", [[100], [100, 101], [100, -1]])
 def test_lengths_that_are_not_those_of_the_batch_are_refused(recognizer, lengths):
-    with pytest.raises(AsrError, match=r"lengths \(num_samples\) for 2 utterances|utterance 1 has 100 samples, and"):
+    with pytest.raises(AsrError, match=r"lengths \(num_samples\) for 2 recordings|recording 1 has 100 samples, but"):
         recognizer(torch.zeros(2, 100), num_samples=torch.tensor(lengths))
 
 
@@ -189,8 +212,9 @@ def test_a_blink_of_audio_has_a_result(recognizer, num_samples):
 
 def test_caches_stay_within_what_they_may_take(bundle):
     waveforms = [tones(words, seed=5) for words in SENTENCES]
-    small = Recognizer(bundle, mode="on_the_fly", first_pass="torch-search", cache_bytes=20_000)
-    large = Recognizer(bundle, mode="on_the_fly", first_pass="torch-search")
+    arguments = {"mode": "rnn", "decoder": "token-passing", "lm_fusion": "search"}
+    small = Recognizer(bundle, **arguments, resources=ResourceOptions(cache_bytes=20_000))
+    large = Recognizer(bundle, **arguments)
     for _ in range(2):
         assert words_of(small(waveforms)) == words_of(large(waveforms))
     cache = small(waveforms)[0].cache
@@ -204,8 +228,8 @@ def test_a_bundle_without_language_models_still_recognizes(bundle):
     bare = Bundle(bundle.name, bundle.features, bundle.acoustic_model, bundle.graph)
     assert available_modes(bare) == ["ngram"]
     assert Recognizer(bare).mode == "ngram"
-    with pytest.raises(AsrError, match="the mode 'on_the_fly' is not available; it has ngram"):
-        Recognizer(bare, mode="on_the_fly")
+    with pytest.raises(AsrError, match="the mode 'rnn' is not available; it has ngram"):
+        Recognizer(bare, mode="rnn")
 
 
 @pytest.mark.parametrize(
@@ -213,7 +237,7 @@ def test_a_bundle_without_language_models_still_recognizes(bundle):
     [
         ({"beam": 3}, "no decoding option 'beam'; there are am_scale"),
         ({"search_beam": -1.0}, "search_beam is -1.0; it must be above 0"),
-        ({"rnn_weight": 1.5}, "weight is 1.5; it lies between 0 and 1"),
+        ({"rnn_weight": 1.5}, "weight is 1.5; it must be between 0 and 1"),
         ({"am_scale": math.inf}, "am_scale is inf; it must be a finite number"),
         ({"max_active_states": 10**20}, "max_active_states 100000000000000000000; choose"),
     ],
@@ -224,11 +248,11 @@ def test_wrong_options_are_one_sentence(bundle, options, message):
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 0.0])
-def test_wrong_lengths_of_pieces_and_batches_are_one_sentence(bundle, seconds):
+def test_wrong_lengths_of_segments_and_batches_are_one_sentence(seconds):
     with pytest.raises(AsrError, match=r"max_segment_seconds is .*; give 1 second or more"):
-        Recognizer(bundle, max_segment_seconds=seconds)
+        ResourceOptions(max_segment_seconds=seconds)
     with pytest.raises(AsrError, match=r"batch_seconds is .*; it must be above 0, and finite"):
-        Recognizer(bundle, batch_seconds=seconds)
+        ResourceOptions(batch_seconds=seconds)
 
 
 def test_the_bundles_options_and_the_users(bundle):
@@ -242,7 +266,7 @@ import sys
 for name in ("pytorch_lightning", "lightning", "lhotse", "k2", "torchaudio", "jsonargparse", "kaldifst", "soundfile"):
     sys.modules[name] = None
 import torch
-from asr.recognizer import Recognizer
+from asr.recognizer import Recognizer, ResourceOptions
 print(repr(Recognizer.from_folder({str(tiny_bundle_folder)!r})(torch.zeros(8000))[0].text))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -252,9 +276,9 @@ print(repr(Recognizer.from_folder({str(tiny_bundle_folder)!r})(torch.zeros(8000)
 
 def test_counts_of_the_caches_are_the_latest(bundle):
     sentences = [["PAT", "TWO"], *(3 * list(SENTENCES)), ["SICK", "SKIP"]]
-    recognizer = Recognizer(bundle, mode="on_the_fly", first_pass="torch", batch_seconds=1.5)
+    resources = ResourceOptions(batch_seconds=1.5, max_segment_seconds=1.2)
+    recognizer = Recognizer(bundle, mode="rnn", decoder="token-passing", resources=resources)
     recording = torch.cat([tones(words, seed=9) for words in sentences])
-    recognizer.max_segment_seconds = 1.2
     (result,) = recognizer(recording)
     engine = recognizer._engines._idle[0][0].engine
     assert result.cache["num_queries"] == engine.statistics().num_queries > 0

@@ -27,7 +27,7 @@ QUICK = {"chunk_seconds": 0.3, "left_seconds": 1.0, "right_seconds": 0.2}
 
 @pytest.fixture(scope="module")
 def recognizer(tiny_bundle_folder):
-    return Recognizer(Bundle.load(tiny_bundle_folder), mode="on_the_fly", first_pass="torch")
+    return Recognizer(Bundle.load(tiny_bundle_folder), mode="rnn", decoder="token-passing")
 
 
 def run(streaming, stream, samples, cuts=()):
@@ -147,18 +147,18 @@ def test_pauses_end_utterances(recognizer):
 def test_partial_results_of_every_kind(recognizer):
     waveform = torch.cat([tones(words, seed=3) for words in SENTENCES])
     waveform = waveform[: 3 * RATE]
-    for kind in ("agreed", "best", "settled"):
-        options = StreamingOptions(**QUICK, **ENDLESS, partials=kind)
+    for kind in ("agreed", "best", "stable"):
+        options = StreamingOptions(**QUICK, **ENDLESS, partial_policy=kind)
         results = list(recognize_stream(recognizer, waveform.split(1600), options=options))
         assert len(results) > (3 if kind == "best" else 1)
         for one, two in itertools.pairwise(results):
-            settled = one.text.split()[: one.num_settled]
-            assert two.text.split()[: len(settled)] == settled
-            assert kind != "settled" or one.num_settled == len(one.words)
+            stable = one.text.split()[: one.num_stable]
+            assert two.text.split()[: len(stable)] == stable
+            assert kind != "stable" or one.num_stable == len(one.words)
 
 
 def test_a_lexicon_tells_exact_times(recognizer, tiny_bundle_folder):
-    with_lexicon = Recognizer.from_folder(tiny_bundle_folder, first_pass="torch", lexicon=Lexicon(PRONUNCIATIONS))
+    with_lexicon = Recognizer.from_folder(tiny_bundle_folder, decoder="token-passing", lexicon=Lexicon(PRONUNCIATIONS))
     waveform = tones(["SKIP", "PAT", "TWO"])
     options = StreamingOptions(**QUICK)
     final = list(recognize_stream(with_lexicon, waveform.split(1000), options=options))[-1]
@@ -170,8 +170,8 @@ def test_k2_finds_the_same(recognizer):
     pytest.importorskip("k2")
     waveform = torch.cat([tones(words, seed=3) for words in SENTENCES[:2]])
     found = [
-        list(recognize_stream(recognizer, waveform.split(4000), options=StreamingOptions(**QUICK, first_pass=name)))
-        for name in ("torch", "k2")
+        list(recognize_stream(recognizer, waveform.split(4000), options=StreamingOptions(**QUICK, decoder=name)))
+        for name in ("token-passing", "k2")
     ]
     assert found[0][-1].text == found[1][-1].text and not found[1][0].is_final
     assert found[0][-1].total == pytest.approx(found[1][-1].total, abs=1e-2)
@@ -198,14 +198,14 @@ def test_bad_pieces_are_refused_and_the_stream_goes_on(recognizer):
     stream = streaming.open()
     waveform = tones(["PAT", "TO", "KIT"])
     streaming.push(stream, waveform[:8000])
-    with pytest.raises(AsrError, match=r"stream 0 at 0\.50 s: there are samples that are NaN"):
+    with pytest.raises(AsrError, match=r"stream 0 at 0\.50 s: the piece has samples that are NaN"):
         streaming.push(stream, torch.full((100,), math.nan))
-    with pytest.raises(AsrError, match="floating-point"):
-        streaming.push(stream, torch.zeros(100, dtype=torch.int16))
+    with pytest.raises(AsrError, match=r"the piece holds torch.uint8; give floating-point samples"):
+        streaming.push(stream, torch.zeros(100, dtype=torch.uint8))
     with pytest.raises(AsrError, match=r"shape \(2, 100\)"):
         streaming.push(stream, torch.zeros(2, 100))
-    with pytest.raises(AsrError, match=r"stream 0 at 0\.50 s: a ndarray; give a tensor"):
-        streaming.push(stream, torch.zeros(100).numpy())
+    with pytest.raises(AsrError, match=r"stream 0 at 0\.50 s: the piece is a list; give a tensor"):
+        streaming.push(stream, [0.0, 0.1])
     results = run(streaming, stream, waveform[8000:])
     assert results[-1].text == "PAT TO KIT"
     for call in (lambda: streaming.push(stream, waveform), lambda: streaming.close(stream)):
@@ -213,13 +213,13 @@ def test_bad_pieces_are_refused_and_the_stream_goes_on(recognizer):
             call()
     with pytest.raises(AsrError, match="chunk_seconds is 0"):
         StreamingOptions(chunk_seconds=0)
-    for name in ("chunk_seconds", "left_seconds", "longest_utterance", "commit_seconds"):
+    for name in ("chunk_seconds", "left_seconds", "longest_utterance", "force_commit_seconds"):
         with pytest.raises(AsrError, match=f"{name} is inf"):
             StreamingOptions(**{name: math.inf})
-    with pytest.raises(AsrError, match="no first pass 'k3'"):
-        StreamingOptions(first_pass="k3")
-    with pytest.raises(AsrError, match="no partial results 'all'"):
-        StreamingOptions(partials="all")
+    with pytest.raises(AsrError, match="no decoder 'k3'"):
+        StreamingOptions(decoder="k3")
+    with pytest.raises(AsrError, match="no partial_policy 'all'"):
+        StreamingOptions(partial_policy="all")
 
 
 @pytest.mark.parametrize("num_samples", [0, 1, 100, 5000])

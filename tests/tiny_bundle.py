@@ -84,7 +84,7 @@ def tiny_bundle(folder: Path) -> Bundle:
         small_ngram=small,
         large_ngram=large,
         rnn_lm=ModelSpec("RnnLm", config, rnn_lm),
-        decoding={"on_the_fly": {"lm_scale": 0.2}, "interpolated": {"lm_scale": 0.5, "rnn_weight": 0.1}},
+        decoding={"rnn": {"lm_scale": 0.2}, "interpolated": {"lm_scale": 0.5, "rnn_weight": 0.1}},
         card="# Tones\n",
     )
 

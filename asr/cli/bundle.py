@@ -12,7 +12,7 @@ import yaml
 
 from asr.audio.fbank import Fbank
 from asr.bundle import Bundle, read_rnn_lm
-from asr.decoding.build import MODES, decoding_options
+from asr.decoding.build import MODES, OLD_MODES, decoding_options
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.ngram.io import read_ngram_lm
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         large_ngram=_ngram(args.large_ngram),
         rnn_lm=read_rnn_lm(args.rnn_lm) if args.rnn_lm else None,
         lexicon=Lexicon.from_file(args.lexicon) if args.lexicon else None,
-        decoding=_mapping(Path(args.decoding)) if args.decoding else acoustics.decoding,
+        decoding=_by_mode(_mapping(Path(args.decoding)) if args.decoding else acoustics.decoding),
         card=_text(Path(args.card)) if args.card else "",
     )
     _check_decoding(bundle)
@@ -83,6 +83,11 @@ def run(args: argparse.Namespace) -> int:
     num_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     print(json.dumps({"bundle": str(folder), "megabytes": round(num_bytes / 1e6, 1)}))
     return 0
+
+
+def _by_mode(decoding: dict[str, Any]) -> dict[str, Any]:
+    """The decoding options by the modes' present names."""
+    return {OLD_MODES.get(mode, mode): options for mode, options in decoding.items()}
 
 
 def _check_decoding(bundle: Bundle) -> None:

@@ -143,7 +143,7 @@ def examine() -> list[Finding]:
     findings = [_python(), _torch()]
     if findings[-1].state == "bad":
         return findings
-    findings += [_stack(), _cpu(), *_gpus(), _k2(), _first_pass(), _torchaudio(), _triton()]
+    findings += [_stack(), _cpu(), *_gpus(), _k2(), _decoder(), _torchaudio(), _triton()]
     findings += [_package(name, "needed", "bad") for name in _REQUIRED]
     findings.append(_mp3())
     findings += [_package(name, purpose, "no") for name, purpose in _OPTIONAL.items()]
@@ -219,17 +219,17 @@ def _k2() -> Finding:
         return Finding("k2", "ok", f"{version} ({'with' if with_cuda else 'without'} CUDA)")
     advice = install_advice(torch.__version__, torch.version.cuda, sys.version_info[:2], platform.machine())
     return Finding(
-        "k2", "no", "\n".join([f"{reason}; the first pass is torch's. For k2:", *(" " * 24 + a for a in advice)])
+        "k2", "no", "\n".join([f"{reason}; decoding is by token passing. For k2:", *(" " * 24 + a for a in advice)])
     )
 
 
-def _first_pass() -> Finding:
+def _decoder() -> Finding:
     import torch
 
-    from asr.decoding.build import default_first_pass
+    from asr.decoding.build import default_decoder
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return Finding("first pass", "ok", f"{default_first_pass(device)} (by default on {device})")
+    return Finding("decoder", "ok", f"{default_decoder(device)} (by default on {device})")
 
 
 def _torchaudio() -> Finding:

@@ -101,10 +101,11 @@ def _recognize(
     from rich.console import Console
     from rich.progress import track
 
-    from asr.cli.options import recognizer_from
+    from asr.cli.options import describe, recognizer_from
     from asr.cli.output import appended, print_record
     from asr.cli.transcribe import transcribe
     from asr.datasets.cuts import cut_text, cut_waveform, read_cuts
+    from asr.decoding.build import old_first_pass
     from asr.results import later_cache
 
     cuts = {cut.id: cut for cut in read_cuts([args.cuts])}
@@ -137,10 +138,12 @@ def _recognize(
                 record.update(outcome.result.as_dict())
             if output is not None:
                 print_record(record, output)
-    print(f"{recognizer.first_pass_name} first pass, mode {recognizer.mode}: {times.format()}", file=sys.stderr)
+    print(f"{describe(recognizer)}: {times.format()}", file=sys.stderr)
     extra = {
         "mode": recognizer.mode,
-        "first_pass": recognizer.first_pass_name,
+        "first_pass": old_first_pass(recognizer.decoder_name, recognizer.lm_fusion),
+        "decoder": recognizer.decoder_name,
+        "lm_fusion": recognizer.lm_fusion,
         "failed": num_failed,
         "real_time_factor": round(times.real_time_factor, 4),
         "seconds": {stage: round(seconds, 3) for stage, seconds in times.stages.items()},

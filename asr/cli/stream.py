@@ -11,11 +11,12 @@ from typing import TextIO
 from torch import Tensor
 
 from asr.audio.io import RAW_FORMATS, PcmFormat, byte_pieces, file_pieces
+from asr.cli.options import renamed
 from asr.cli.output import print_line, print_record
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
 from asr.results import StreamResult
-from asr.streaming import PARTIALS, StreamingOptions, StreamingRecognizer
+from asr.streaming import PARTIAL_POLICIES, StreamingOptions, StreamingRecognizer
 
 STANDARD_INPUT = "-"
 
@@ -55,8 +56,14 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="SECONDS",
             help=f"{text} (default {getattr(defaults, name):g})",
         )
-    kinds = "; ".join(f"{kind}: {text}" for kind, text in PARTIALS.items())
-    group.add_argument("--partials", choices=[*PARTIALS], default=defaults.partials, help=f"{kinds} (default agreed)")
+    policies = "; ".join(f"{name}: {text}" for name, text in PARTIAL_POLICIES.items())
+    group.add_argument(
+        "--partials",
+        type=renamed("--partials", {"settled": "stable"}),
+        choices=[*PARTIAL_POLICIES],
+        default=defaults.partial_policy,
+        help=f"which words of an unfinished utterance are shown; {policies} (default: {defaults.partial_policy})",
+    )
 
 
 @dataclass
@@ -76,8 +83,8 @@ def run_streams(args: argparse.Namespace, recognizer: Recognizer, names: list[st
     """
     options = StreamingOptions(
         **{name: getattr(args, name) for name in _SECONDS},
-        partials=args.partials,
-        first_pass="k2" if args.first_pass == "k2" else "torch",
+        partial_policy=args.partials,
+        decoder="k2" if args.decoder == "k2" else "token-passing",
     )
     if args.streams < 1 or args.raw_channels < 1 or (args.raw_rate is not None and args.raw_rate < 1):
         raise AsrError("--streams, --raw-rate and --raw-channels must be 1 or more.")
@@ -124,7 +131,7 @@ def run_streams(args: argparse.Namespace, recognizer: Recognizer, names: list[st
         for result in streaming.step():
             _write(result, number_of[result.stream], output, args.jsonl or args.output is not None)
     if args.statistics:
-        print(f"{options.first_pass} first pass, mode {recognizer.mode}: {streaming.times.format()}", file=sys.stderr)
+        print(f"mode {recognizer.mode}, decoder {options.decoder}: {streaming.times.format()}", file=sys.stderr)
     return len(failed)
 
 

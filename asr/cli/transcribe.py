@@ -16,7 +16,7 @@ from rich.progress import track
 from torch import Tensor
 
 from asr.audio.io import AUDIO_SUFFIXES, find_audio_files, read_audio
-from asr.cli.options import add_recognizer_arguments, recognizer_from
+from asr.cli.options import add_recognizer_arguments, describe, recognizer_from
 from asr.cli.output import LatticeWriter, add_lattice_arguments, appended, print_line, print_record, records_of
 from asr.cli.stream import STANDARD_INPUT, add_stream_arguments, run_streams
 from asr.errors import AsrError
@@ -74,7 +74,7 @@ def transcribe(
         batch_seconds: how much audio is read for each worker before it is recognized together.
     """
     # Several batches for each worker, or there is nothing to overlap.
-    batch_seconds *= 1 + 4 * recognizer.num_workers
+    batch_seconds *= 1 + 4 * recognizer.resources.num_workers
     waiting: list[tuple[_Name, Tensor | str]] = []
     num_samples = 0
     for name in names:
@@ -198,7 +198,7 @@ def run(args: argparse.Namespace) -> int:
                 times.add(outcome.result.times)
                 cache = later_cache(cache, outcome.result.cache)
     if args.statistics:
-        print(f"{recognizer.first_pass_name} first pass, mode {recognizer.mode}: {times.format()}", file=sys.stderr)
+        print(f"{describe(recognizer)}: {times.format()}", file=sys.stderr)
         print("\n".join(format_cache(cache)), file=sys.stderr)
     if failures:
         print(f"{len(todo) - len(failures)} of {len(todo)} files transcribed, {len(failures)} failed.", file=sys.stderr)

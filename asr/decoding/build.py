@@ -1,6 +1,7 @@
-"""Which language model decides: the ways in which a bundle's models can be put together.
+"""Chooses decoder and language model: which mode of a bundle, which search, and where the language model acts in it.
 
-Which first pass searches, and where the language model acts in it."""
+Nothing outside this module asks for the device's abilities, or knows old spellings of modes and decoders.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +25,23 @@ from asr.lm.ngram.model import NgramLM
 from asr.lm.offload import HostNgramLM, table_bytes, with_host_tables
 from asr.lm.rnn.model import RNNLanguageModel
 
-# mode -> what it is; `auto` takes the first that the bundle has parts for. A small n-gram beside a well trained
-# recurrent model adds more time than words, so that interpolation is there to be asked for; a large one is worth it.
+# A small n-gram beside a well trained recurrent model costs more time than it saves errors, so that interpolation with
+# it has to be asked for; see `available_modes`.
 MODES = {
-    "on_the_fly": "the recurrent language model on the fly",
-    "interpolated": "recurrent and n-gram language model interpolated, on the fly",
-    "large_ngram": "the larger n-gram model on the fly",
-    "ngram": "the first pass with the graph's own n-gram alone",
+    "rnn": "the recurrent language model",
+    "interpolated": "the recurrent and the larger n-gram model, interpolated",
+    "large_ngram": "the larger n-gram model",
+    "ngram": "only the small n-gram model that is part of the decoding graph",
 }
+"""Mode -> which language model decides."""
+
+
+EXTERNAL_MODE = "external"
+"""The mode of a language model that the user hands in."""
+
+
+OLD_MODES = {"on_the_fly": "rnn"}
+"""Old spelling -> mode. Bundles may have either; users get a hint."""
 
 
 # Settings beside those of DecodingOptions that a mode may have.
@@ -41,7 +51,7 @@ _RNN_WEIGHT = "rnn_weight"
 _DEFAULT_RNN_WEIGHT = 0.5
 
 
-# On a CPU so many rows cost hardly more than two: products are made in blocks of them.
+# On a CPU a block of this many rows costs hardly more than two.
 _ROWS_AHEAD = 8
 
 
@@ -49,18 +59,28 @@ def available_modes(bundle: Bundle) -> list[str]:
     """The modes that the bundle's parts allow, best first."""
     has_rnn = bundle.rnn_lm is not None and bundle.small_ngram is not None
     has_large = bundle.large_ngram is not None and bundle.small_ngram is not None
-    allowed = {"on_the_fly": has_rnn, "interpolated": has_rnn, "large_ngram": has_large, "ngram": True}
+    allowed = {"rnn": has_rnn, "interpolated": has_rnn, "large_ngram": has_large, "ngram": True}
     best_first = sorted(MODES, key=lambda mode: mode != "interpolated") if has_large else MODES
     return [mode for mode in best_first if allowed[mode]]
 
 
-def chosen_mode(bundle: Bundle, mode: str) -> str:
-    """The mode itself, or for `auto` the bundle's best.
+def chosen_mode(bundle: Bundle, mode: str, language_model: LanguageModel | None = None) -> str:
+    """The mode itself; for `auto` the bundle's best, or `external` where the user hands in a language model.
 
     Raises:
-        AsrError: the bundle lacks the parts for it.
+        AsrError: the bundle lacks the parts for it, or both a mode and a language model are asked for.
     """
     available = available_modes(bundle)
+    mode = OLD_MODES.get(mode, mode)
+    if language_model is not None:
+        if mode not in ("auto", EXTERNAL_MODE):
+            raise AsrError(f"a language model of your own takes the place of the mode {mode!r}; leave out one of them.")
+        if bundle.small_ngram is None:
+            raise AsrError(
+                f"bundle {bundle.name}: it does not have the n-gram model of its graph, whose place the language model "
+                "would take; make it again with 'asr bundle --small-ngram'."
+            )
+        return EXTERNAL_MODE
     if mode == "auto":
         return available[0]
     if mode not in available:
@@ -69,20 +89,21 @@ def chosen_mode(bundle: Bundle, mode: str) -> str:
 
 
 def decoding_options(bundle: Bundle, mode: str, overrides: dict[str, Any]) -> tuple[DecodingOptions, float]:
-    """A mode's options as the bundle was tuned, the user's own on top, and the recurrent model's weight.
+    """The options that the bundle was tuned to in a mode, with the user's own on top, and the recurrent model's weight.
 
-    A mode that the bundle was not tuned for takes what `ngram` was tuned to.
+    For `external`, those of the best mode with a large model apply. A mode that the bundle was not tuned to has those
+    of `ngram`.
 
     Raises:
-        AsrError: an option does not exist or is out of its range.
+        AsrError: an option does not exist or is out of range.
     """
-    tuned = bundle.decoding.get(mode, bundle.decoding.get("ngram", {}))
+    tuned = _tuned(bundle, mode)
     if not isinstance(tuned, dict):
         raise AsrError(f"bundle {bundle.name}: the decoding options of {mode} are {tuned!r}; give names and numbers.")
     settings = {**tuned, **overrides}
     rnn_weight = settings.pop(_RNN_WEIGHT, _DEFAULT_RNN_WEIGHT)
     if not isinstance(rnn_weight, (int, float)) or not 0.0 <= rnn_weight <= 1.0:
-        raise AsrError(f"the recurrent model's rnn_weight is {rnn_weight!r}; it lies between 0 and 1.")
+        raise AsrError(f"the recurrent model's rnn_weight is {rnn_weight!r}; it must be between 0 and 1.")
     known = {field.name for field in dataclasses.fields(DecodingOptions)}
     unknown = sorted(set(settings) - known)
     if unknown:
@@ -90,12 +111,19 @@ def decoding_options(bundle: Bundle, mode: str, overrides: dict[str, Any]) -> tu
     return DecodingOptions(**settings), float(rnn_weight)
 
 
+def _tuned(bundle: Bundle, mode: str) -> Any:
+    by_mode = {OLD_MODES.get(name, name): options for name, options in bundle.decoding.items()}
+    if mode == EXTERNAL_MODE:
+        mode = next((name for name in (*available_modes(bundle), *MODES) if name in by_mode), "ngram")
+    return by_mode.get(mode, by_mode.get("ngram", {}))
+
+
 @dataclasses.dataclass
 class LanguageModels:
-    """A mode's language model as the first pass asks it.
+    """A mode's language model as the decoder asks it.
 
     Args:
-        model: the large model minus the graph's own; None where the graph's own decides.
+        model: the large model minus the graph's own; None if the graph's own decides.
         engine: the recurrent model's query engine inside it, for its statistics; None without one.
     """
 
@@ -110,27 +138,36 @@ def language_models(
     device: torch.device,
     device_budget: int | None = None,
     capacity_bytes: int | None = None,
+    external: LanguageModel | None = None,
 ) -> LanguageModels:
-    """Puts a mode's language model together on a device.
+    """Builds a mode's language model on a device.
 
     Args:
         bundle: its `rnn_lm` network is moved to the device.
-        mode: an available one.
-        rnn_weight: of the recurrent model in the linear interpolation.
+        mode: as `chosen_mode` returns it.
+        rnn_weight: weight of the recurrent model in the linear interpolation.
         device: where queries come from.
-        device_budget: bytes of device memory for the tables of the large models, the rest of them staying on the host;
-            None puts all on the device.
-        capacity_bytes: what the recurrent model's histories may take; no limit if None.
+        device_budget: bytes of device memory for the tables of the large models, the rest of which stays on the host;
+            None puts everything on the device.
+        capacity_bytes: memory for the recurrent model's histories; unlimited if None.
+        external: the user's own model, for the mode `external`.
 
     Raises:
-        AsrError: the budget is too small.
+        AsrError: the budget is too small, or the user's model is on another device or has none of the graph's words.
     """
+    mode = OLD_MODES.get(mode, mode)
     if mode == "ngram":
         return LanguageModels(None, None)
     assert bundle.small_ngram is not None
     small = bundle.small_ngram.to(device)
+    if mode == EXTERNAL_MODE:
+        assert external is not None
+        answers_on = external.start(0).device
+        if answers_on.type != device.type:
+            raise AsrError(f"the language model is on {answers_on} and the recognizer on {device}; move one of them.")
+        return LanguageModels(difference_lm(_mapped(external, small), small), None)
     network = bundle.rnn_lm.network if bundle.rnn_lm is not None and mode != "large_ngram" else None
-    large_ngram = bundle.large_ngram if mode != "on_the_fly" else None
+    large_ngram = bundle.large_ngram if mode != "rnn" else None
     network_budget, ngram_budget = _shares(device_budget, network, large_ngram)
     ngram: LanguageModel = small
     if large_ngram is not None:
@@ -168,51 +205,83 @@ def _mapped(model: LanguageModel, small: NgramLM) -> LanguageModel:
     return model if model.vocabulary == small.vocabulary else RemappedLM(model, small.vocabulary)
 
 
-FIRST_PASSES = {
-    "auto": "torch on CPUs, k2 on GPUs where it works, else torch",
-    "k2": "k2's search; the language model rescores its lattice on the fly",
-    "torch": "the search in torch; the language model rescores its lattice on the fly",
-    "torch-search": "the same with the language model inside, deciding what is pruned: slower",
+DECODERS = {
+    "auto": "token-passing on CPUs; on GPUs k2 where it works, else token-passing",
+    "token-passing": "the frame-synchronous search of this program",
+    "k2": "k2's pruned intersection; needs a k2 that fits torch",
 }
-"""What may be asked for."""
+"""Decoder -> what it is."""
 
 
-def chosen_first_pass(wanted: str, graph: DecodingGraph, device: torch.device) -> str:
-    """`k2`, `torch` or `torch-search`.
+LM_FUSIONS = {
+    "lattice": "the language model rescores the decoder's lattice while it grows",
+    "search": "the language model decides within the search what is pruned: slower",
+}
+"""Where the large language model acts -> what that means."""
+
+
+OLD_FIRST_PASSES = {
+    "auto": ("auto", "lattice"),
+    "torch": ("token-passing", "lattice"),
+    "torch-search": ("token-passing", "search"),
+    "k2": ("k2", "lattice"),
+}
+"""Old spelling of `--first-pass` -> (decoder, where the language model acts)."""
+
+
+def old_first_pass(decoder: str, lm_fusion: str) -> str:
+    """The old spelling of a decoder, which the JSON output of `asr evaluate` keeps."""
+    return next(name for name, new in OLD_FIRST_PASSES.items() if new == (decoder, lm_fusion))
+
+
+def chosen_decoder(decoder: str, lm_fusion: str, graph: DecodingGraph, device: torch.device) -> tuple[str, str]:
+    """What `auto` stands for here, and where the language model acts: (`token-passing` or `k2`, a key of LM_FUSIONS).
 
     Raises:
-        AsrError: there is no such first pass.
+        AsrError: there is no such decoder or fusion, or the decoder does not have this fusion.
     """
-    if wanted not in FIRST_PASSES:
-        raise AsrError(f"there is no first pass {wanted!r}; it is one of {', '.join(FIRST_PASSES)}.")
-    if wanted == "auto":
-        wanted = "torch" if graph.has_epsilons else default_first_pass(device)
-    # Of a graph with arcs that read nothing the torch pass makes no lattice.
-    return "torch-search" if wanted == "torch" and graph.has_epsilons else wanted
+    if decoder not in DECODERS:
+        raise AsrError(f"there is no decoder {decoder!r}; choose one of {', '.join(DECODERS)}.")
+    if lm_fusion not in LM_FUSIONS:
+        raise AsrError(f"there is no fusion {lm_fusion!r} of the language model; choose {' or '.join(LM_FUSIONS)}.")
+    if decoder == "k2" and lm_fusion == "search":
+        raise AsrError("k2 cannot ask a language model within its search; choose the decoder token-passing for that.")
+    if decoder == "auto":
+        is_ours = lm_fusion == "search" or graph.has_epsilons
+        decoder = "token-passing" if is_ours else default_decoder(device)
+    if decoder == "token-passing" and graph.has_epsilons:
+        # Token passing makes no lattice of a graph with arcs that read nothing.
+        lm_fusion = "search"
+    return decoder, lm_fusion
 
 
-def build_first_pass(name: str, graph: DecodingGraph, options: DecodingOptions, keep_lattices: bool) -> Decoder:
-    """What `chosen_first_pass` has chosen, for a graph on the device where it shall run.
+def build_decoder(
+    decoder: str, lm_fusion: str, graph: DecodingGraph, options: DecodingOptions, keep_lattices: bool
+) -> Decoder:
+    """Builds what `chosen_decoder` has chosen, for a graph on the device where it shall run.
 
     Raises:
         AsrError: it cannot run here, or lattices are asked for that it cannot make.
     """
-    if name == "k2":
-        k2_pass = importlib.import_module("asr.decoding.k2")
-        first_pass: Decoder = k2_pass.K2Decoder(graph, options, keep_lattices)
-        return first_pass
-    return (RescoringPass if name == "torch" else TokenPassingDecoder)(graph, options, keep_lattices)
+    if decoder == "k2":
+        k2_decoder = importlib.import_module("asr.decoding.k2")
+        built: Decoder = k2_decoder.K2Decoder(graph, options, keep_lattices)
+        return built
+    return (RescoringPass if lm_fusion == "lattice" else TokenPassingDecoder)(graph, options, keep_lattices)
 
 
-def default_first_pass(device: torch.device) -> str:
-    """The fastest that runs: on a CPU `torch` where its compiled loops run; else `k2` where it works, or `torch`."""
+def default_decoder(device: torch.device) -> str:
+    """The fastest decoder that runs on a device.
+
+    On a CPU that is `token-passing` if its compiled loops run; otherwise `k2` if that works, or `token-passing`.
+    """
     if device.type == "cpu" and has_package("numba"):
-        return "torch"
+        return "token-passing"
     try:
         k2 = importlib.import_module("k2")
     except (ImportError, OSError, AttributeError):
         # A k2 that was built for another torch fails in any of these ways.
-        return "torch"
+        return "token-passing"
     if device.type == "cpu" or (device.type == "cuda" and bool(getattr(k2, "with_cuda", False))):
         return "k2"
-    return "torch"
+    return "token-passing"

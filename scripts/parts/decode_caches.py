@@ -27,7 +27,7 @@ def four_caches(bundle: Bundle, workload: Workload, large_ngram: Path | None) ->
     """four-caches, Tables 3 and 4 (models in the first pass), 5 (caches, skip heuristic), 6 (lattice rescoring)."""
     assert bundle.small_ngram is not None
     ngram, _ = decoding_options(bundle, "ngram", {})
-    rnn, _ = decoding_options(bundle, "on_the_fly", RNN_BEAMS)
+    rnn, _ = decoding_options(bundle, "rnn", RNN_BEAMS)
     models: dict[str, tuple[LanguageModel | None, DecodingOptions]] = {"baseline (3-gram)": (None, ngram)}
     if large_ngram is not None:
         large: LanguageModel = load_ngram_lm(large_ngram)
@@ -103,7 +103,7 @@ def four_caches(bundle: Bundle, workload: Workload, large_ngram: Path | None) ->
 def frame_batch(bundle: Bundle, workload: Workload) -> None:
     """frame-batch's tables: n-gram, float and quantised histories."""
     ngram, _ = decoding_options(bundle, "ngram", {})
-    rnn, _ = decoding_options(bundle, "on_the_fly", RNN_BEAMS)
+    rnn, _ = decoding_options(bundle, "rnn", RNN_BEAMS)
     results, seconds = decode_all(best_first_pass(bundle.graph, ngram), workload.frames)
     rows: list[dict[str, Any]] = []
 

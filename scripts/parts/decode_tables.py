@@ -100,7 +100,7 @@ def speed(bundle: Bundle, workload: Workload) -> None:
 def batches(bundle: Bundle, workload: Workload) -> None:
     """What the RNN LM costs on top of the n-gram over the utterances that are decoded together; the faster of two."""
     ngram, _ = decoding_options(bundle, "ngram", {})
-    rnn, _ = decoding_options(bundle, "on_the_fly", RNN_BEAMS)
+    rnn, _ = decoding_options(bundle, "rnn", RNN_BEAMS)
     rows = []
     passes = {
         "torch": (TokenPassingDecoder(bundle.graph, ngram), RescoringPass(bundle.graph, rnn)),
@@ -186,7 +186,7 @@ def peers(bundle: Bundle, workload: Workload, lexicon: Path | None, arpa: Path |
 def index_table(bundle: Bundle, workload: Workload, plots: Path | None) -> None:
     """index-table, Table 2 and Figure 2: one pass and two passes over beams."""
     ngram, _ = decoding_options(bundle, "ngram", {})
-    rnn, _ = decoding_options(bundle, "on_the_fly", {})
+    rnn, _ = decoding_options(bundle, "rnn", {})
     rows: list[dict[str, Any]] = []
 
     def add(kind: str, beam: float, hypotheses: Any, seconds: float) -> None:

@@ -12,7 +12,7 @@ from asr.lm.cached.statistics import StageClock
 from asr.lm.rnn.data import TokenStreams
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.lm.rnn.optim import AdamWithSparseRows
-from asr.recognizer import Recognizer
+from asr.recognizer import Recognizer, ResourceOptions
 from asr.results import StageTimes
 from asr.text.symbols import Vocabulary
 from parts import ROOT
@@ -25,7 +25,9 @@ _STREAMS = ROOT / "tests/assets/query_streams.npz.xz"
 
 def chain(folder: Path, mode: str, waveforms: list[Tensor], batch: int, device: torch.device) -> dict[str, float]:
     """Audio to words, so many utterances in one batch -> seconds of audio for a second of work."""
-    recognizer = Recognizer.from_folder(folder, mode=mode, first_pass="torch", batch_seconds=1e9).to(device)
+    recognizer = Recognizer.from_folder(
+        folder, mode=mode, decoder="token-passing", resources=ResourceOptions(batch_seconds=1e9)
+    ).to(device)
     recordings = [waveforms[i % len(waveforms)] for i in range(batch)]
     # The first call of this size compiles kernels and makes room.
     recognizer(recordings)

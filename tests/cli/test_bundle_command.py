@@ -28,7 +28,7 @@ def parts(tiny_bundle_folder, tmp_path):
     bundle.graph.save(tmp_path / "graph.safetensors")
     save_ngram_lm(bundle.small_ngram, tmp_path / "small.bin")
     save_network(bundle.rnn_lm.network, tmp_path / "rnn")
-    (tmp_path / "decoding.yaml").write_text("on_the_fly: {lm_scale: 0.25}\n")
+    (tmp_path / "decoding.yaml").write_text("rnn: {lm_scale: 0.25}\n")
     (tmp_path / "card.md").write_text("# Card\n")
     return tmp_path
 
@@ -50,7 +50,7 @@ def arguments(parts, output, **changes):
 def test_parts_become_a_bundle_that_recognizes(parts, capsys):
     assert main(arguments(parts, parts / "out")) == 0
     assert json.loads(capsys.readouterr().out)["bundle"] == str(parts / "out")
-    recognizer = Recognizer.from_folder(parts / "out", mode="on_the_fly", first_pass="torch")
+    recognizer = Recognizer.from_folder(parts / "out", mode="rnn", decoder="token-passing")
     assert recognizer.options.lm_scale == 0.25
     assert recognizer.bundle.card == "# Card\n"
     assert recognizer(tones(["SICK", "SKIP"]))[0].text == "SICK SKIP"
@@ -73,7 +73,7 @@ def test_a_bundle_can_be_made_anew_from_its_own_parts(parts, capsys):
     own = {"acoustic-model": parts / "out", "graph": parts / "out" / "graph.safetensors"}
     own |= {"small-ngram": parts / "out" / "small_ngram.bin", "rnn-lm": parts / "out"}
     assert main(arguments(parts, parts / "out", **own)) == 0
-    recognizer = Recognizer.from_folder(parts / "out", mode="on_the_fly", first_pass="torch")
+    recognizer = Recognizer.from_folder(parts / "out", mode="rnn", decoder="token-passing")
     assert recognizer(tones(["SICK", "SKIP"]))[0].text == "SICK SKIP"
 
 
@@ -93,7 +93,7 @@ def test_wrong_parts_are_one_sentence(parts, capsys):
         ({"small-ngram": parts / "none.arpa"}, "none.arpa: the n-gram model cannot be read"),
         ({"decoding": parts / "card.md"}, "holds no mapping"),
         ({"decoding": decoding("a: [")}, "neither YAML nor JSON can be read there"),
-        ({"decoding": decoding("on_fly: {lm_scale: 1}")}, "there is no mode 'on_fly'; there are on_the_fly"),
+        ({"decoding": decoding("on_fly: {lm_scale: 1}")}, "there is no mode 'on_fly'; there are rnn"),
         ({"decoding": decoding("ngram: 3")}, "the decoding options of ngram are 3; give names and numbers"),
         ({"decoding": decoding("ngram: {search_beam: wide}")}, "search_beam is 'wide'; it must be a number"),
         ({"decoding": decoding("ngram: {rnn_weight: x}")}, "rnn_weight is 'x'; it lies between 0 and 1"),

@@ -16,7 +16,7 @@ def test_the_table_and_json_say_the_same(capsys):
     assert main(["doctor", "--json"]) == 0
     findings = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     parts = {finding["part"] for finding in findings}
-    assert parts >= {"Python", "torch", "stack", "k2", "torchaudio", "MP3", "first pass"}
+    assert parts >= {"Python", "torch", "stack", "k2", "torchaudio", "MP3", "decoder"}
     for finding in findings:
         assert finding["text"].splitlines()[0] in table
 
@@ -26,7 +26,7 @@ def test_a_missing_k2_comes_with_what_to_type(monkeypatch):
     found = {finding.part: finding for finding in examine()}
     assert found["k2"].state == "no"
     assert "k2" in found["k2"].text.splitlines()[1]
-    assert found["first pass"].text.startswith("torch")
+    assert found["decoder"].text.startswith("token-passing")
 
 
 def test_missing_compiled_loops_are_told(monkeypatch):

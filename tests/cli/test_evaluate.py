@@ -165,15 +165,15 @@ def test_a_users_own_language_models_take_the_place_of_the_bundles(
     (tmp_path / "text").write_text("KIT TO SICK\n" * 3 + "PAT\n")
     options = ["--order", "2", "--binary", str(tmp_path / "own")]
     assert main(["lm", "ngram", "--text", str(tmp_path / "text"), *options]) == 0
-    arguments = ("--cuts", cuts, "--bundle", tiny_bundle_folder, "--first-pass", "torch", "--json")
+    arguments = ("--cuts", cuts, "--bundle", tiny_bundle_folder, "--decoder", "token-passing", "--json")
     code, text, _ = evaluate(*arguments, "--large-ngram", tmp_path / "own", "--mode", "large_ngram")
     assert (code, json.loads(text)["mode"]) == (0, "large_ngram")
     assert "lacks 2 of 6 words" in caplog.text
     network = Bundle.load(tiny_bundle_folder).rnn_lm.network
     save_network(network, tmp_path / "rnn", half_precision=False)
-    code, text, _ = evaluate(*arguments, "--rnn-lm", tmp_path / "rnn", "--mode", "on_the_fly")
+    code, text, _ = evaluate(*arguments, "--rnn-lm", tmp_path / "rnn", "--mode", "rnn")
     assert (code, json.loads(text)["wer"]) == (0, 0.0)
-    code, text, _ = evaluate(*arguments, "--rnn-lm", tiny_bundle_folder, "--mode", "on_the_fly")
+    code, text, _ = evaluate(*arguments, "--rnn-lm", tiny_bundle_folder, "--mode", "rnn")
     assert (code, json.loads(text)["wer"]) == (0, 0.0)
     code, _, errors = evaluate(*arguments, "--large-ngram", tmp_path / "nowhere")
     assert (code, "nowhere: the n-gram model cannot be read" in errors) == (2, True)

@@ -78,7 +78,7 @@ def test_one_bad_file_among_many_is_reported_and_the_others_done(tmp_path, trans
 
 def test_json_has_times_and_scores(tmp_path, transcribe):
     path = write(tmp_path / "a.wav", tones(WORDS))
-    code, (line,), _ = transcribe(path, "--jsonl", "--mode", "on_the_fly")
+    code, (line,), _ = transcribe(path, "--jsonl", "--mode", "rnn")
     record = json.loads(line)
     assert code == 0
     assert record["audio"] == str(path)
@@ -119,7 +119,7 @@ def test_statistics(tmp_path, transcribe):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--mode", "on_the_fly", "--ngram-only"], "exclude each other"),
+        (["--mode", "rnn", "--ngram-only"], "exclude each other"),
         (["--device", "nonsense"], "there is no such device"),
         (["--device", "cuda:99"], "GPUs here"),
         (["--device", "mps"], "there is no such device"),

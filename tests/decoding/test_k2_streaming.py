@@ -146,13 +146,13 @@ def test_an_utterance_of_an4(corpora):
     from asr.decoding.build import language_models
     from asr.recognizer import Recognizer
 
-    recognizer = Recognizer(Bundle.load(Path(__file__).parents[2] / "checkpoints" / "an4"), mode="on_the_fly")
+    recognizer = Recognizer(Bundle.load(Path(__file__).parents[2] / "checkpoints" / "an4"), mode="rnn")
     path = sorted((corpora / "an4" / "wav" / "test").rglob("*-b.*"))[0]
     waveform = read_audio(path)
     features, num_frames = recognizer.features(waveform[None], torch.tensor([len(waveform)]))
     with torch.no_grad():
         log_prob, num_frames = recognizer.acoustic_model(features, num_frames)
-    lm = language_models(recognizer.bundle, "on_the_fly", 1.0, torch.device("cpu")).model
+    lm = language_models(recognizer.bundle, "rnn", 1.0, torch.device("cpu")).model
     graph, options = recognizer.bundle.graph, recognizer.options
     whole = K2Decoder(graph, options).decode(log_prob, num_frames, lm)[0]
     assert whole.best is not None and len(whole.best.words) > 3

@@ -21,7 +21,7 @@ import torch
 torch.set_num_threads(1)
 from asr.audio.io import read_audio
 from asr.bundle import Bundle
-from asr.recognizer import Recognizer
+from asr.recognizer import Recognizer, ResourceOptions
 
 mode, num_workers, folder, clips = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4:]
 waveforms = [read_audio(clip) for clip in clips]
@@ -30,7 +30,7 @@ expected = [Recognizer(bundle, mode=mode)([waveform])[0].text for waveform in wa
 assert all(expected)
 wrong = []
 for _ in range(2):
-    recognizer = Recognizer(bundle, mode=mode, num_workers=num_workers)  # its caches are cold
+    recognizer = Recognizer(bundle, mode=mode, resources=ResourceOptions(num_workers=num_workers))  # its caches are cold
     together = threading.Barrier(4)
 
     def call(first):
@@ -114,11 +114,11 @@ def run(script: str, *arguments: str, num_clips: int) -> None:
     assert done.returncode == 0, f"exit code {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
 
 
-@pytest.mark.parametrize("mode, num_workers", [("auto", 0), ("on_the_fly", 0), ("ngram", 0), ("auto", 2)])
+@pytest.mark.parametrize("mode, num_workers", [("auto", 0), ("rnn", 0), ("ngram", 0), ("auto", 2)])
 def test_calls_of_several_threads(mode: str, num_workers: int) -> None:
     run(OFFLINE, mode, str(num_workers), num_clips=5)
 
 
-@pytest.mark.parametrize("mode", ["auto", "on_the_fly"])
+@pytest.mark.parametrize("mode", ["auto", "rnn"])
 def test_streams_stepped_by_several_threads(mode: str) -> None:
     run(STREAMS, mode, num_clips=4)

@@ -1,0 +1,167 @@
+"""Prepares recordings for recognition: any array becomes float samples of one channel, and long ones are cut at pauses.
+
+Shapes: N recordings, C channels, L samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asr.audio.resample import checked_rate, resample
+from asr.errors import AsrError
+
+# The quietest stretch of this length is where a long recording is cut.
+_PAUSE_SECONDS = 0.2
+
+# What full scale is for each integer type of samples.
+_FULL_SCALE = {torch.int16: 2.0**15, torch.int32: 2.0**31}
+
+
+def as_samples(array: Any, name: str) -> Tensor:
+    """A tensor or NumPy array as floating-point samples in [-1, 1], of the same shape.
+
+    Args:
+        array: floating-point samples in [-1, 1], or 16-bit or 32-bit integer PCM.
+        name: what error messages call the array.
+
+    Raises:
+        AsrError: the array is of another type.
+    """
+    if isinstance(array, np.ndarray) and array.dtype.kind in "fi":
+        # torch knows neither the other byte order nor negative strides.
+        array = torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")))
+    if not isinstance(array, Tensor):
+        raise AsrError(f"{name} is a {type(array).__name__}; give a tensor or a NumPy array of samples.")
+    if array.dtype in _FULL_SCALE:
+        return array.float() / _FULL_SCALE[array.dtype]
+    if not array.is_floating_point():
+        raise AsrError(f"{name} holds {array.dtype}; give floating-point samples in [-1, 1], int16 or int32.")
+    return array
+
+
+def require_finite(samples: Tensor, name: str) -> None:
+    """Raises:
+    AsrError: there are NaN or infinite samples.
+    """
+    if not bool(torch.isfinite(samples).all()):
+        raise AsrError(f"{name} has samples that are NaN or infinite.")
+
+
+def as_recordings(waveform: Any, num_samples: Tensor | Sequence[int] | None = None) -> list[Tensor]:
+    """One float tensor (L,) for each recording.
+
+    One rule holds for all arrays: the last dimension is time, the one before it (in a batch, the middle one) is
+    channels, which are averaged.
+
+    Args:
+        waveform: a tensor or NumPy array with one recording (L,), a batch of one channel (N, L), or a batch (N, C, L);
+            or a list of recordings of any length, each (L,) or (C, L). Types of samples as in `as_samples`.
+        num_samples: (N,) length of each recording of a padded batch.
+
+    Raises:
+        AsrError: another type or shape, no samples, NaN or infinite samples, or lengths that do not fit. The message
+            numbers the recording.
+    """
+    if isinstance(waveform, (list, tuple)):
+        rows = [as_samples(row, f"recording {index}") for index, row in enumerate(waveform)]
+    else:
+        rows = _rows(waveform, num_samples)
+    if num_samples is not None:
+        rows = _cut_to(rows, [int(num) for num in num_samples])
+    return [_mono(row, f"recording {index}") for index, row in enumerate(rows)]
+
+
+def _rows(waveform: Any, num_samples: Tensor | Sequence[int] | None) -> list[Tensor]:
+    if not isinstance(waveform, (Tensor, np.ndarray)):
+        raise AsrError(
+            f"the recording is a {type(waveform).__name__}; give a file, a tensor, a NumPy array, or a list of these."
+        )
+    if waveform.ndim not in (1, 2, 3):
+        raise AsrError(
+            f"the waveform has the shape {tuple(waveform.shape)}; give (samples,), (recordings, samples) or "
+            "(recordings, channels, samples)."
+        )
+    if waveform.ndim == 1:
+        return [as_samples(waveform, "recording 0")]
+    return [as_samples(row, f"recording {index}") for index, row in enumerate(waveform)]
+
+
+def _cut_to(rows: list[Tensor], num_samples: list[int]) -> list[Tensor]:
+    if len(num_samples) != len(rows):
+        raise AsrError(f"there are {len(num_samples)} lengths (num_samples) for {len(rows)} recordings.")
+    for index, (row, num) in enumerate(zip(rows, num_samples, strict=True)):
+        if not 0 <= num <= row.shape[-1]:
+            raise AsrError(f"recording {index} has {row.shape[-1]} samples, but num_samples says {num}.")
+    return [row[..., :num] for row, num in zip(rows, num_samples, strict=True)]
+
+
+def _mono(row: Tensor, name: str) -> Tensor:
+    if row.dim() not in (1, 2):
+        raise AsrError(f"{name} has the shape {tuple(row.shape)}; give (samples,) or (channels, samples).")
+    if row.numel() == 0:
+        raise AsrError(f"{name} has no samples.")
+    # Padding that `num_samples` cuts off may hold anything.
+    require_finite(row, name)
+    return row.float() if row.dim() == 1 else row.float().mean(dim=0)
+
+
+def at_rate(waveform: Tensor, old_rate: int, new_rate: int) -> Tensor:
+    """Resamples (L,) to another sampling rate.
+
+    Raises:
+        AsrError: as `checked_rate`.
+    """
+    old_rate = checked_rate(old_rate)
+    return waveform if old_rate == new_rate else resample(waveform, old_rate, new_rate)
+
+
+def split_at_pauses(waveform: Tensor, sampling_rate: int, max_seconds: float) -> list[tuple[int, int]]:
+    """Cuts a long recording where it is quietest, so that no segment is longer than `max_seconds`.
+
+    Each cut lies in the second half of the longest segment allowed, in the middle of the 0.2 s with the least energy.
+
+    Args:
+        waveform: (L,).
+        sampling_rate: in Hz.
+        max_seconds: at least 1.
+
+    Returns:
+        (begin, end) of each segment in samples; together they cover the recording.
+
+    Raises:
+        AsrError: `max_seconds` is below 1.
+    """
+    if max_seconds < 1.0:
+        raise AsrError(f"segments of at most {max_seconds} s are too short to recognize; allow 1 second or more.")
+    longest = int(max_seconds * sampling_rate)
+    window = int(_PAUSE_SECONDS * sampling_rate)
+    cumulative = torch.cat([waveform.new_zeros(1, dtype=torch.float64), waveform.double().square().cumsum(0)])
+    segments = []
+    begin, num_samples = 0, waveform.numel()
+    while num_samples - begin > longest:
+        first, last = begin + longest // 2, begin + longest - window
+        energy = cumulative[first + window : last + window] - cumulative[first:last]
+        cut = first + int(energy.argmin()) + window // 2
+        segments.append((begin, cut))
+        begin = cut
+    return [*segments, (begin, num_samples)]
+
+
+def batches_of_similar_length(lengths: Sequence[int], max_padded: int) -> list[list[int]]:
+    """Groups indices of similar lengths so that the padded size of each group stays within `max_padded`.
+
+    A recording that is longer than that has a group of its own.
+    """
+    batches: list[list[int]] = []
+    for position in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        longest = lengths[batches[-1][0]] if batches else 0
+        if batches and longest * (len(batches[-1]) + 1) <= max_padded:
+            batches[-1].append(position)
+        else:
+            batches.append([position])
+    return batches
