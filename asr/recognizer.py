@@ -249,7 +249,8 @@ class Recognizer(nn.Module):
     """Turns recordings into words; needs neither Lightning, lhotse nor k2.
 
     Move it to a GPU with `.to("cuda")`, as any module. Several threads may call it at the same time: they share the
-    weights, and each call has language model caches of its own, up to `cache_bytes`. It always decodes in evaluation mode: `train()` leaves it there.
+    weights, and each call has language model caches of its own, up to `cache_bytes`. It always decodes in evaluation
+    mode: `train()` leaves it there.
 
     Args:
         bundle: the trained parts.

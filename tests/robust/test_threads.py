@@ -30,7 +30,8 @@ expected = [Recognizer(bundle, mode=mode)([waveform])[0].text for waveform in wa
 assert all(expected)
 wrong = []
 for _ in range(2):
-    recognizer = Recognizer(bundle, mode=mode, resources=ResourceOptions(num_workers=num_workers))  # its caches are cold
+    resources = ResourceOptions(num_workers=num_workers)
+    recognizer = Recognizer(bundle, mode=mode, resources=resources)  # its caches are cold
     together = threading.Barrier(4)
 
     def call(first):
