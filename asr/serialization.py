@@ -4,11 +4,6 @@ Sizes and SHA-256 of a folder's files, kept in its description: a damaged file i
 
 Files that are written whole or not at all.
 
-Files of `torch.save` read without running code from them.
-
-`torch.load(weights_only=True)` would do, but torch 1.13's refuses floating-point numbers.
-
-
 Lightning's checkpoints read without Lightning, and without running code from them."""
 
 from __future__ import annotations
@@ -17,13 +12,11 @@ import errno
 import hashlib
 import importlib
 import os
-import pickle
-import pickletools
-import zipfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, BinaryIO
 
 import torch
@@ -33,6 +26,7 @@ from torch import Tensor, nn
 
 from asr.errors import AsrError
 from asr.text.symbols import Vocabulary
+from asr.torch_archive import load_tensors
 
 # The only classes that a file can name -> the module, the class and, where it takes a configuration, that class.
 FEATURE_CLASSES = {"Fbank": ("asr.audio.fbank", "Fbank")}
@@ -254,42 +248,6 @@ def open_atomic(path: Path) -> Iterator[BinaryIO]:
             os.fsync(stream.fileno())
 
 
-_CLASSES = {
-    "collections OrderedDict",
-    "torch._utils _rebuild_tensor_v2",
-    "torch._utils _rebuild_parameter",
-    "torch device",
-    "torch Size",
-    *(f"torch {kind}Storage" for kind in "Float Double Half BFloat16 Long Int Short Char Byte Bool".split()),
-}
-
-
-# These name classes by what lies on the stack or in a registry; `torch.save` writes none of them.
-_HIDDEN_NAMES = {"STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4"}
-
-
-def load_tensors(path: str | Path, further_classes: Collection[str] = ()) -> Any:
-    """Tensors, numbers, strings and containers of them, on the CPU.
-
-    Args:
-        path: a file of `torch.save`.
-        further_classes: `module name` of what else may be made from the file.
-
-    Raises:
-        pickle.UnpicklingError: it asks for another class. A file that is missing or damaged raises almost anything.
-    """
-    with zipfile.ZipFile(path) as archive:
-        pickles = [name for name in archive.namelist() if name.endswith(".pkl")]
-        if len(pickles) != 1:  # a TorchScript archive has several
-            raise pickle.UnpicklingError(f"it has {len(pickles)} pickles where one belongs")
-        content = archive.read(pickles[0])
-    for opcode, argument, _ in pickletools.genops(content):
-        named = opcode.name == "GLOBAL" and argument not in _CLASSES and argument not in further_classes
-        if named or opcode.name in _HIDDEN_NAMES:
-            raise pickle.UnpicklingError(f"{argument or opcode.name} has no place in such a file")
-    return torch.load(str(path), map_location="cpu", weights_only=False)
-
-
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """A checkpoint's content on the CPU: tensors, numbers, strings and containers of them, nothing else.
 
@@ -298,10 +256,10 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """
     try:
         content = load_tensors(path)
-    except Exception as error:
+    except (OSError, UnpicklingError) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
     else:
-        if isinstance(content, dict) and "state_dict" in content:
+        if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
             return content
         reason = "it has no state_dict"
     raise AsrError(f"{path}: no Lightning checkpoint can be read there ({reason}).")

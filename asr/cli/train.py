@@ -6,11 +6,16 @@ import logging
 import warnings
 from argparse import ArgumentError
 from collections.abc import Sequence
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.cli import LightningCLI
+from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 from asr.errors import AsrError
+from asr.serialization import read_checkpoint
 
 _SUBCOMMANDS = ("fit", "validate", "test", "predict")
 
@@ -20,6 +25,20 @@ _BESIDE = ("Does not validate", "Subtypes:", "Errors:", "Expected a <class 'None
 
 
 _LONGEST_VALUE = 80
+
+
+class _CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
+    """Checkpoints for `--ckpt_path` are read by our own reader: no code runs from them."""
+
+    def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
+        return read_checkpoint(path)
+
+
+class _Cli(LightningCLI):  # type: ignore[misc]
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        trainer = super().instantiate_trainer(**kwargs)
+        trainer.strategy.checkpoint_io = _CheckpointIO()
+        return trainer
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -39,8 +58,9 @@ def run(arguments: Sequence[str]) -> int:
     # The arguments are those of the command line, less the program's name.
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
     logging.getLogger("pytorch_lightning.utilities.rank_zero").setLevel(logging.INFO)
+    _check_checkpoint(arguments)
     try:
-        LightningCLI(
+        _Cli(
             pl.LightningModule,
             pl.LightningDataModule,
             subclass_mode_model=True,
@@ -53,6 +73,11 @@ def run(arguments: Sequence[str]) -> int:
         raise AsrError(
             f"{' '.join(arguments)}: {_sentence(str(error))}; 'asr {arguments[0]} --help' names all options."
         ) from error
+    except UnpicklingError as error:
+        reason = str(error).partition("\n")[0]
+        raise AsrError(
+            f"{' '.join(arguments)}: the checkpoint is damaged or holds other objects ({reason})."
+        ) from error
     except ValueError as error:
         # What the YAML's classes say of their input comes wrapped in a page about types.
         cause: BaseException | None = error
@@ -62,6 +87,14 @@ def run(arguments: Sequence[str]) -> int:
             raise
         raise cause from None
     return 0
+
+
+def _check_checkpoint(arguments: Sequence[str]) -> None:
+    """Refuses a checkpoint on the command line that `read_checkpoint` refuses: Lightning looks into it first."""
+    for option, value in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, _, attached = option.partition("=")
+        if name == "--ckpt_path" and Path(attached or value).is_file():
+            read_checkpoint(attached or value)
 
 
 def _sentence(message: str) -> str:

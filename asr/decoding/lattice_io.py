@@ -31,11 +31,13 @@ Shapes: S states, A arcs.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, TextIO
 
 import torch
@@ -44,13 +46,18 @@ from asr.decoding.interface import DecodingOptions
 from asr.decoding.k2 import import_k2
 from asr.decoding.lattice import Lattice
 from asr.errors import AsrError
-from asr.serialization import load_tensors
 from asr.text.symbols import EPSILON_ID, TokenTable, Vocabulary
+from asr.torch_archive import load_tensors
 
 NO_TOKEN = -1
 
 
 NO_ARC = -1
+
+
+# A small file may stand for many links: of silence told by its length, or of ways through links that read nothing.
+_MAX_LINKS = 1_000_000
+_MAX_SCORE = 1e30
 
 
 @dataclass(frozen=True)
@@ -157,6 +164,7 @@ def lattice_from_links(
     order = _topological(out, start, name)
     ways: dict[int, list[_Way]] = {}
     ends = dict(final)
+    num_ways = 0
     for state in reversed(order):
         ways[state] = []
         for link in out[state]:
@@ -164,6 +172,11 @@ def lattice_from_links(
             if link.token_id != NO_TOKEN:
                 ways[state].append(_Way(link, words))
                 continue
+            num_ways += len(ways[link.dst_state])
+            if num_ways > _MAX_LINKS:
+                raise AsrError(
+                    f"{name}: links that read no frame make more than {_MAX_LINKS} paths; prune the lattice."
+                )
             ways[state] += [_Way(_after(link, way.link), words + way.words) for way in ways[link.dst_state]]
             if link.dst_state in ends:
                 if words:
@@ -358,6 +371,8 @@ def read_slf(
             f"and {len(rows)}; the file is cut short."
         )
     base = _number(header.get("base", str(math.e)), str(path))
+    if base <= 0:
+        raise AsrError(f"{path}: the header's base of logarithms is {base:g}; it must be above 0.")
     return _Reader(path, vocabulary, tokens, frame_seconds, math.log(base)).lattice(nodes, rows)
 
 
@@ -409,12 +424,16 @@ class _Reader:
             self._log_base * _number(row.get(name, "0"), where) for name in ("a", "r", "l")
         )
         frames = self._frames(where, row, src, dst)
+        if len(self._links) + len(frames) > _MAX_LINKS:
+            raise AsrError(f"{self._path}: the lattice has more than {_MAX_LINKS} frames on its links; prune it.")
         scores = (am_score, graph_score, lm_score)
         if not frames:
             self._links.append(Link(src_state, dst_state, word_id, NO_TOKEN, *scores))
             return
         # The whole link's scores stand on its first frame.
         graph_arc = int(_number(row.get("v", "-1"), where)) if "d" in row else NO_ARC
+        if not NO_ARC <= graph_arc < 1 << 62:
+            raise AsrError(f"{where}: {graph_arc} (v=) is not an arc of a decoding graph.")
         for position, token_id in enumerate(frames):
             is_last = position == len(frames) - 1
             following = dst_state if is_last else self._num_states
@@ -430,20 +449,31 @@ class _Reader:
         frames: list[int] = []
         if "d" not in row:
             seconds = _number(dst.get("t", "0"), where) - _number(src.get("t", "0"), where)
-            return [0] * max(0, round(seconds / self._frame_seconds))
+            return [0] * self._num_frames(where, seconds)
         for part in filter(None, row["d"].split(":")):
             token, *rest = part.split(",")
             if token not in self._token_id or not rest:
                 raise AsrError(f"{where}: {part!r} is no token of the acoustic model with its seconds.")
-            frames += [self._token_id[token]] * max(1, round(_number(rest[0], where) / self._frame_seconds))
+            num_frames = max(1, self._num_frames(where, _number(rest[0], where)))
+            if len(frames) + num_frames > _MAX_LINKS:
+                raise AsrError(f"{where}: the link is longer than {_MAX_LINKS} frames; the file is damaged.")
+            frames += [self._token_id[token]] * num_frames
         return frames
+
+    def _num_frames(self, where: str, seconds: float) -> int:
+        if seconds / self._frame_seconds > _MAX_LINKS:
+            raise AsrError(f"{where}: the link is {seconds:g} s long; the file is damaged.")
+        return max(0, round(seconds / self._frame_seconds))
 
 
 def _number(text: str, where: str) -> float:
     try:
-        return float(text)
+        number = float(text)
     except ValueError as error:
         raise AsrError(f"{where}: {text!r} is no number.") from error
+    if not abs(number) <= _MAX_SCORE:
+        raise AsrError(f"{where}: {text!r} is not a finite number of a usual size.")
+    return number
 
 
 def write_kaldi_lattice(file: TextIO, utterance: str, lattice: Lattice, options: DecodingOptions) -> None:
@@ -548,6 +578,10 @@ def _parsed(rows: Sequence[tuple[int, list[str]]], name: str, path: Path, num_wo
 def _weight(text: str) -> tuple[float, float, list[int]]:
     graph_cost, am_cost, transitions = text.split(",")
     tokens = [int(transition) - 1 for transition in transitions.split("_") if transition]
+    if not abs(float(graph_cost)) + abs(float(am_cost)) <= _MAX_SCORE or not min(tokens, default=0) >= 0:
+        raise ValueError(text)
+    if max(tokens, default=0) >= 1 << 31:
+        raise ValueError(text)
     return float(graph_cost), float(am_cost), tokens
 
 
@@ -596,20 +630,37 @@ def lattice_from_k2_fsa(fsa: Any, name: str = "FSA") -> Lattice:
     """The lattice of a `k2.Fsa` as `lattice_to_k2` makes it.
 
     Raises:
-        AsrError: it has not all these attributes.
+        AsrError: it has not all these attributes, or they contradict each other.
     """
     missing = [attribute for attribute in (*_SCORES, "graph_arc", "aux_labels") if not hasattr(fsa, attribute)]
     if missing:
         raise AsrError(f"{name}: the FSA lacks the attribute {missing[0]!r}; take one that `lattice_to_k2` made.")
-    values = fsa.arcs.values()[:, :3].long()
+    attributes = {attribute: getattr(fsa, attribute) for attribute in (*_SCORES, "graph_arc")}
+    return _lattice_of_arcs(fsa.arcs.values(), attributes, fsa.aux_labels.tolist(), name)
+
+
+def _lattice_of_arcs(
+    arcs: torch.Tensor, attributes: Mapping[str, torch.Tensor], words: Sequence[Sequence[int]], name: str
+) -> Lattice:
+    """arcs (A, 4) as k2 has them, attributes (A,) each, the words of each arc -> a lattice of one utterance."""
+    values = arcs[:, :3].long()
     is_final = values[:, 2] == _FINAL_LABEL
     inner, ends = (~is_final).nonzero().squeeze(1), is_final.nonzero().squeeze(1)
     num_states = int(values[:, :2].max()) if len(values) else 0
+    src_state, dst_state, label = values.unbind(1)
+    # States come in the order of frames, and the final one comes last.
+    is_sound = len(ends) > 0 and bool((src_state >= 0).all() and (src_state[1:] >= src_state[:-1]).all())
+    is_sound = is_sound and bool((dst_state > src_state).all() and (dst_state[ends] == num_states).all())
+    is_sound = is_sound and bool((dst_state[inner] < num_states).all() and (label[inner] >= 0).all())
+    is_sound = is_sound and num_states <= len(values) and bool((attributes["graph_arc"] >= NO_ARC).all())
+    is_sound = is_sound and all(bool(attributes[score].isfinite().all()) for score in _SCORES)
+    is_sound = is_sound and all(word >= 0 for row in words for word in row)
+    if not is_sound:
+        raise AsrError(f"{name}: the arcs are not those of a lattice; take one that `lattice_to_k2` made.")
     counts = torch.bincount(values[inner, 0], minlength=num_states)
     frame = torch.zeros(num_states, dtype=torch.int64)
-    for src_state, dst_state in values[inner, :2].tolist():
-        frame[dst_state] = frame[src_state] + 1
-    words = fsa.aux_labels.tolist()
+    for src, dst in values[inner, :2].tolist():
+        frame[dst] = frame[src] + 1
     chosen = [words[position] for position in inner.tolist()]
     num_words = torch.tensor([len(row) for row in chosen], dtype=torch.int64)
     no_end = torch.full((num_states,), -torch.inf)
@@ -619,15 +670,15 @@ def lattice_from_k2_fsa(fsa: Any, name: str = "FSA") -> Lattice:
         start_state=torch.zeros(1, dtype=torch.int64),
         arc_begin=torch.cat([counts.new_zeros(1), counts.cumsum(0)]),
         dst_state=values[inner, 1],
-        graph_arc=fsa.graph_arc[inner].long(),
+        graph_arc=attributes["graph_arc"][inner].long(),
         token_id=values[inner, 2].to(torch.int32),
-        am_score=fsa.am_score[inner],
-        graph_score=fsa.graph_score[inner],
-        lm_score=fsa.lm_score[inner],
+        am_score=attributes["am_score"][inner],
+        graph_score=attributes["graph_score"][inner],
+        lm_score=attributes["lm_score"][inner],
         word_begin=torch.cat([num_words.new_zeros(1), num_words.cumsum(0)]),
         word_id=torch.tensor([word for row in chosen for word in row], dtype=torch.int64),
-        final_graph_score=no_end.index_copy(0, values[ends, 0], fsa.graph_score[ends]),
-        final_lm_score=torch.zeros(num_states).index_copy(0, values[ends, 0], fsa.lm_score[ends]),
+        final_graph_score=no_end.index_copy(0, values[ends, 0], attributes["graph_score"][ends]),
+        final_lm_score=torch.zeros(num_states).index_copy(0, values[ends, 0], attributes["lm_score"][ends]),
     )
 
 
@@ -637,14 +688,39 @@ def save_k2_lattice(path: str | Path, lattice: Lattice, options: DecodingOptions
 
 
 def load_k2_lattice(path: str | Path) -> Lattice:
-    """Reads what `save_k2_lattice` wrote, without running code from the file.
+    """Reads what `save_k2_lattice` wrote, without k2, and without running code from the file.
 
     Raises:
-        AsrError: the file cannot be read, or holds something else.
+        AsrError: the file cannot be read, is damaged, or holds something else.
     """
-    k2 = import_k2()
     try:
-        fsa = k2.Fsa.from_dict(load_tensors(path, ["_k2.ragged RaggedTensor"]))
-    except Exception as error:
-        raise AsrError(f"{path}: this is no k2 lattice, or it is damaged ({type(error).__name__}).") from error
-    return lattice_from_k2_fsa(fsa, str(path))
+        content = load_tensors(path, states_of=["_k2.ragged RaggedTensor"])
+    except (OSError, UnpicklingError) as error:
+        raise AsrError(f"{path}: this is no k2 lattice, or it is damaged ({error}).") from error
+    names = ("arcs", *_SCORES, "graph_arc", "aux_labels")
+    missing = [name for name in names if not isinstance(content, dict) or name not in content]
+    if missing:
+        raise AsrError(f"{path}: this is no k2 lattice; it lacks the attribute {missing[0]!r}.")
+    arcs, attributes = content["arcs"], {name: content[name] for name in names[1:-1]}
+    dtypes = {**dict.fromkeys(_SCORES, torch.float32), "graph_arc": torch.int32}
+    if not _is_tensor(arcs, torch.int32, 2) or arcs.shape[1] != 4 or not len(arcs):
+        raise AsrError(f"{path}: this is no k2 lattice; its arcs are not four integers each.")
+    for name, value in attributes.items():
+        if not _is_tensor(value, dtypes[name], 1) or len(value) != len(arcs):
+            raise AsrError(f"{path}: the attribute {name!r} does not have a {dtypes[name]} for each arc.")
+    return _lattice_of_arcs(arcs, attributes, _ragged_rows(content["aux_labels"], len(arcs), path), str(path))
+
+
+def _is_tensor(value: Any, dtype: torch.dtype, num_dimensions: int) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype == dtype and value.dim() == num_dimensions
+
+
+def _ragged_rows(words: Any, num_rows: int, path: str | Path) -> list[list[int]]:
+    """The rows of a `k2.RaggedTensor` with two axes, from (row_splits, "row_ids1", values)."""
+    state = getattr(words, "state", None)
+    if isinstance(state, tuple) and len(state) == 3 and all(_is_tensor(state[i], torch.int32, 1) for i in (0, 2)):
+        begin, values = state[0].tolist(), state[2].tolist()
+        rises = all(first <= second for first, second in itertools.pairwise(begin))
+        if len(begin) == num_rows + 1 and begin[0] == 0 and begin[-1] == len(values) and rises:
+            return [values[first:end] for first, end in itertools.pairwise(begin)]
+    raise AsrError(f"{path}: the words ('aux_labels') are not a list for each arc.")

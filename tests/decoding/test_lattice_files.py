@@ -153,7 +153,7 @@ def test_code_in_a_k2_lattice_does_not_run(tmp_path) -> None:
 
     path = tmp_path / "a.pt"
     torch.save({"arcs": HarmfulPickle(tmp_path / "made")}, path)
-    with pytest.raises(AsrError, match=r"a\.pt: this is no k2 lattice.*UnpicklingError"):
+    with pytest.raises(AsrError, match=r"a\.pt: this is no k2 lattice.*posix mkdir has no place"):
         load_k2_lattice(path)
     assert not (tmp_path / "made").exists()
 

@@ -1,0 +1,238 @@
+"""Files of `torch.save` read by hand: no code runs from them, and no flipped bit passes.
+
+`torch.load` is not used, since a checked file could still be read in another way than it was checked. The archive is
+opened once by `zipfile`, which compares each entry with its CRC-32. The pickle may name a few constructors only, for
+which functions of this module stand in, and every tensor must lie inside its storage.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+import pickletools
+import sys
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_DTYPES = {
+    f"torch {kind}Storage": dtype
+    for kind, dtype in {
+        "Float": torch.float32,
+        "Double": torch.float64,
+        "Half": torch.float16,
+        "BFloat16": torch.bfloat16,
+        "Long": torch.int64,
+        "Int": torch.int32,
+        "Short": torch.int16,
+        "Char": torch.int8,
+        "Byte": torch.uint8,
+        "Bool": torch.bool,
+    }.items()
+}
+_MAX_ENTRIES = 1 << 20
+_MAX_PICKLE_BYTES = 1 << 28
+_MAX_DIMENSIONS = 16
+
+
+def load_tensors(path: str | Path, states_of: Collection[str] = ()) -> Any:
+    """Tensors, numbers, strings and containers of them, on the CPU.
+
+    Args:
+        path: a file of `torch.save`.
+        states_of: `module name` of further classes. Their objects are not made; an `ObjectState` takes their place.
+
+    Raises:
+        pickle.UnpicklingError: it is no such file, is damaged, or asks for something else.
+        OSError: it cannot be read.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            if file.read(4) != b"PK\x03\x04":
+                raise pickle.UnpicklingError("it does not begin as an archive of torch.save")
+            num_bytes = file.seek(0, io.SEEK_END)
+            with zipfile.ZipFile(file) as archive:
+                return _Archive(archive, num_bytes, states_of).content()
+    except (OSError, pickle.UnpicklingError):
+        raise
+    except Exception as error:  # a damaged pickle raises anything
+        raise pickle.UnpicklingError(str(error) or type(error).__name__) from error
+
+
+class ObjectState:
+    """What an object of a class that is not loaded was saved with.
+
+    Attributes:
+        state: as the file gives it, unchecked.
+    """
+
+    def __init__(self) -> None:
+        self.state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Constructor:
+    """A callable that a pickle can call but not change."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        object.__setattr__(self, "_function", function)
+
+    def __call__(self, *args: Any) -> Any:
+        return self._function(*args)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise pickle.UnpicklingError("it sets attributes of a constructor")
+
+
+class _Archive:
+    """The entries of an archive, each of which may stand there once."""
+
+    def __init__(self, archive: zipfile.ZipFile, num_bytes: int, states_of: Collection[str]) -> None:
+        entries = archive.infolist()
+        names = [entry.filename for entry in entries]
+        pickles = [name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")]
+        if len(pickles) != 1:
+            raise pickle.UnpicklingError(f"it has {len(pickles)} entries 'data.pkl' where one belongs")
+        self._root = pickles[0].removesuffix("data.pkl")
+        others = [name for name in names if not name.startswith(self._root) or name.lower().endswith(".pkl")]
+        if len(others) != 1 or len({name.lower() for name in names}) != len(names) or len(names) > _MAX_ENTRIES:
+            raise pickle.UnpicklingError("its entries are not those of one archive of torch.save")
+        # zipfile adds to all offsets what it finds before an archive.
+        if min(entry.header_offset for entry in entries) != 0:
+            raise pickle.UnpicklingError("something stands before the archive")
+        if any(entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 for entry in entries):
+            raise pickle.UnpicklingError("an entry is compressed or encrypted, which torch.save never does")
+        if any(entry.file_size != entry.compress_size for entry in entries):
+            raise pickle.UnpicklingError("an entry has two sizes")
+        if sum(entry.file_size for entry in entries) > num_bytes:
+            raise pickle.UnpicklingError("its entries overlap")
+        self._archive = archive
+        self._names = set(names)
+        self._sizes = {entry.filename: entry.file_size for entry in entries}
+        self._states_of = states_of
+        self._storages: dict[str, Tensor] = {}
+
+    def content(self) -> Any:
+        for name in sorted(self._names):
+            if name.endswith("/byteorder") and self._archive.read(name).decode() != sys.byteorder:
+                raise pickle.UnpicklingError("its numbers are in another byte order")
+        name = self._root + "data.pkl"
+        if self._sizes[name] > _MAX_PICKLE_BYTES:
+            raise pickle.UnpicklingError("its pickle is larger than any description of tensors")
+        content = self._archive.read(name)
+        _require_plain(content)
+        value = _Unpickler(content, self).load()
+        # What nothing refers to may be damaged, too, and then the rest may not be trusted.
+        for entry in self._archive.infolist():
+            if entry.filename.removeprefix(self._root + "data/") not in self._storages:
+                self._archive.read(entry)
+        return value
+
+    def storage(self, reference: Any) -> Tensor:
+        """The storage that a persistent id names, one-dimensional."""
+        if not isinstance(reference, tuple) or len(reference) != 5 or reference[0] != "storage":
+            raise pickle.UnpicklingError("it refers to something that is no storage")
+        _, dtype, key, _, num_elements = reference
+        name = f"{self._root}data/{key}"
+        if not isinstance(dtype, torch.dtype) or not isinstance(key, str) or name not in self._names:
+            raise pickle.UnpicklingError(f"the storage {key!r} is missing")
+        if key not in self._storages:
+            # Memory that may be written; `frombuffer` takes no empty one.
+            content = bytearray(self._archive.read(name))
+            self._storages[key] = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0).byte()
+        storage = self._storages[key]
+        item_bytes = torch.empty(0, dtype=dtype).element_size()
+        if not _is_size(num_elements) or num_elements * item_bytes != len(storage):
+            raise pickle.UnpicklingError(f"the storage {key!r} has another size than it is said to have")
+        return storage.view(dtype)
+
+    def find(self, module: str, name: str) -> Any:
+        """What stands in for a global name of the pickle."""
+        wanted = f"{module} {name}"
+        if wanted in _DTYPES:
+            return _DTYPES[wanted]
+        if wanted in self._states_of:
+            return type("FreshState", (ObjectState,), {})
+        if wanted in _CONSTRUCTORS:
+            return _Constructor(_CONSTRUCTORS[wanted])
+        raise pickle.UnpicklingError(f"{wanted} has no place in such a file")
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, content: bytes, archive: _Archive) -> None:
+        super().__init__(io.BytesIO(content))
+        self._of = archive
+
+    def find_class(self, module: str, name: str) -> Any:
+        return self._of.find(module, name)
+
+    def persistent_load(self, pid: Any) -> Tensor:
+        return self._of.storage(pid)
+
+
+def _require_plain(content: bytes) -> None:
+    """Refuses a pickle that takes memory beyond its size: places of its memo are numbered one after the other."""
+    end = 0
+    for num_opcodes, (opcode, argument, position) in enumerate(pickletools.genops(content)):
+        if opcode.name.endswith("PUT") and not 0 <= int(argument) <= num_opcodes:
+            raise pickle.UnpicklingError("its memo is numbered at random")
+        if opcode.name == "STOP" and position is not None:
+            end = position + 1
+    if end != len(content):
+        raise pickle.UnpicklingError("something stands behind its pickle")
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 48
+
+
+def _tensor(
+    storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any = False, hooks: Any = None, *_: Any
+) -> Tensor:
+    """`torch._utils._rebuild_tensor_v2`, for a tensor that lies inside its storage."""
+    if not isinstance(storage, Tensor) or not isinstance(size, tuple) or not isinstance(stride, tuple):
+        raise pickle.UnpicklingError("a tensor is described in another way")
+    numbers = (offset, *size, *stride)
+    if not all(map(_is_size, numbers)) or len(size) != len(stride) or len(size) > _MAX_DIMENSIONS:
+        raise pickle.UnpicklingError("a tensor has a size that is none")
+    last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
+    num_elements = math.prod(size)
+    if num_elements > len(storage) or (num_elements and last >= len(storage)):
+        raise pickle.UnpicklingError("a tensor reaches beyond its storage")
+    tensor = torch.as_strided(storage, size, stride, offset if num_elements else 0)
+    return tensor.requires_grad_(bool(requires_grad)) if tensor.is_floating_point() else tensor
+
+
+def _parameter(data: Any, requires_grad: Any = True, hooks: Any = None) -> nn.Parameter:
+    if not isinstance(data, Tensor):
+        raise pickle.UnpicklingError("a parameter is no tensor")
+    return nn.Parameter(data, bool(requires_grad) and data.is_floating_point())
+
+
+def _size(values: Any = ()) -> torch.Size:
+    if not isinstance(values, (list, tuple)) or not all(map(_is_size, values)) or len(values) > _MAX_DIMENSIONS:
+        raise pickle.UnpicklingError("a tensor's size is none")
+    return torch.Size(values)
+
+
+def _device(*description: Any) -> torch.device:
+    return torch.device("cpu")
+
+
+_CONSTRUCTORS: dict[str, Callable[..., Any]] = {
+    "collections OrderedDict": OrderedDict,
+    "torch._utils _rebuild_tensor_v2": _tensor,
+    "torch._utils _rebuild_parameter": _parameter,
+    "torch device": _device,
+    "torch Size": _size,
+}
