@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_it_runs(tiny_bundle_folder: Path) -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "gpu_check.py"), "--device", "cpu", "--small"]
+    command = [sys.executable, "-m", "scripts.benchmarks", "gpu", "--device", "cpu", "--small"]
     done = subprocess.run(
         [*command, "--bundle", str(tiny_bundle_folder)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},

@@ -1,19 +1,13 @@
-"""The folder that a simulation of speech is made from, and the choice of the sentences to simulate.
+"""A simulation of speech: any text as frame log-probabilities, put together from segments of real speech.
 
-Frame log-probabilities that an acoustic model gave on real speech, cut into phones by forced alignment.
+An acoustic model's frames on real speech are cut into phones by forced alignment. Each phone of a sentence takes the
+frames of some occurrence of that phone, drawn at random among those with the most similar context. One number for all
+frames (`clarity`) then makes the right tokens more or less probable, until the word error rate is that of the
+recognizer one wants to stand for. Confusions between phones, their durations and the blanks between them are those of
+real speech. That neighbouring phones come from different speakers, and that pauses occur only where the segments have
+them, is not. Call it a simulation wherever it is quoted.
 
 Shapes: M segments, F frames of all segments together, T frames of an utterance, C tokens, L phones.
-
-
-A simulation of speech at the size of a large corpus: any text as frame log-probabilities, made of real segments.
-
-Each phone of a sentence takes the frames that an acoustic model gave on some occurrence of that phone in real speech,
-drawn at random among those with the most alike context. What is right is then made more probable or less, by one number
-for all frames (`clarity`), until the word error rate is that of the recognizer that one wants to stand for. Confusions
-between phones, their length and the blanks between them are those of real speech; that neighbouring phones come from
-different speakers, and pauses only where the pool has them, is not. Call it a simulation wherever it is quoted.
-
-Shapes: T frames, C tokens.
 """
 
 from __future__ import annotations
@@ -43,7 +37,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class SimulationFolder:
-    """What `scripts/simulate_frames.py prepare` makes of a corpus.
+    """What `scripts/bench simulate prepare` makes of a corpus.
 
     Args:
         path: the folder.
@@ -66,19 +60,21 @@ class SimulationFolder:
         """The pronunciations of the sentences' words."""
         return self.path / "lexicon.txt"
 
+    @property
+    def is_complete(self) -> bool:
+        return all(file.is_file() for file in (self.segments, self.sentences, self.lexicon))
+
     def require(self) -> SimulationFolder:
         """Itself.
 
         Raises:
-            AsrError: a file is missing; the command that makes all three is named.
+            AsrError: a file is missing.
         """
-        for file in (self.segments, self.sentences, self.lexicon):
-            if not file.is_file():
-                raise AsrError(
-                    f"{file} is missing: make the simulation's data once from a corpus of yours, with `python "
-                    "scripts/simulate_frames.py prepare --audio LibriSpeech/dev-clean-2 --text dev-clean.text.xz "
-                    f"dev-other.text.xz --lexicon lexicon.txt.xz --output {self.path}`."
-                )
+        if not self.is_complete:
+            raise AsrError(
+                f"{self.path} lacks segments, sentences or lexicon: make it with `scripts/bench simulate prepare`, or "
+                "leave the option out, and benchmarks make one for themselves."
+            )
         return self
 
 
@@ -256,7 +252,7 @@ class SegmentPool:
             raise AsrError(f"{path}: the pool of segments cannot be read ({error.strerror or error}).") from error
         except (lzma.LZMAError, ValueError, KeyError) as error:
             raise AsrError(
-                f"{path}: this is no pool of segments ({error}); make it with simulate_frames.py."
+                f"{path}: this is no pool of segments ({error}); make it with `scripts/bench simulate pool`."
             ) from error
 
 

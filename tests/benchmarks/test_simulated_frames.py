@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import soundfile
 from asr.errors import AsrError
 from asr.text.lexicon import Lexicon
 from asr.text.symbols import TokenTable
+from scripts.benchmarks.__main__ import main
 from scripts.benchmarks.simulation import FrameSimulator, SegmentPool, SimulationFolder, choose_sentences, simulate
 from tests.reference.ctc_paths import collapsed
 
@@ -81,9 +81,7 @@ def test_sentences_come_in_equal_parts_from_the_texts() -> None:
     assert choose_sentences(texts, 5, {"AB"}, {"y"}, (2, 3)) == {}
 
 
-def test_prepare_makes_the_folder_of_a_corpus(
-    tmp_path: Path, tiny_bundle_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prepare_makes_the_folder_of_a_corpus(tmp_path: Path, tiny_bundle_folder: Path) -> None:
     from tests.tiny_bundle import PRONUNCIATIONS, RATE, tones
 
     audio = tmp_path / "audio"
@@ -95,18 +93,13 @@ def test_prepare_makes_the_folder_of_a_corpus(
     Lexicon({**PRONUNCIATIONS, "ZOO": [("Z",)]}).save(tmp_path / "lexicon.txt")
     long = "PAT TO KIT TO SICK"
     (tmp_path / "text").write_text(f"1-1-9 {long}\n2-1-0 {long} TWO\n2-1-1 PAT\n3-1-0 {long} ZOO\n3-1-1 {long}\n")
-    script = str(Path(__file__).resolve().parents[2] / "scripts" / "simulate_frames.py")
-    monkeypatch.syspath_prepend(str(Path(script).parent))
     files = []
     for folder in (SimulationFolder(tmp_path / "once"), SimulationFolder(tmp_path / "again")):
         arguments = {"audio": audio, "text": tmp_path / "text", "lexicon": tmp_path / "lexicon.txt"}
         arguments |= {"bundle": tiny_bundle_folder, "output": folder.path}
-        monkeypatch.setattr(
-            "sys.argv", [script, "prepare", *(f"--{name}={value}" for name, value in arguments.items())]
-        )
-        with pytest.raises(AsrError, match=r"segments.*is missing.*simulate_frames\.py prepare --audio"):
+        with pytest.raises(AsrError, match=r"lacks segments.*scripts/bench simulate prepare"):
             folder.require()
-        assert runpy.run_path(script)["main"]() == 0
+        assert main(["simulate", "prepare", *(f"--{name}={value}" for name, value in arguments.items())]) == 0
         files.append([file.read_bytes() for file in (folder.segments, folder.sentences, folder.lexicon)])
     assert files[0] == files[1]
     folder = folder.require()

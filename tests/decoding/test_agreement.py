@@ -15,7 +15,7 @@ from asr.decoding.token_passing import TokenPassingDecoder
 from tests.decoding.random_graphs import random_graph, random_log_prob
 
 pytest.importorskip("kaldi_decoder")
-from tests.reference.kaldi_search import KaldiSearch
+from asr.testing.kaldi_search import KaldiSearch
 
 OPTIONS = DecodingOptions(search_beam=1e4, min_active_states=0, max_active_states=10**6)
 

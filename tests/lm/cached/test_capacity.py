@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.cached.eviction import ByteCosts, Limits
-from tests.reference.plain_lm import PlainLM
+from asr.testing.plain_lm import PlainLM
 from tests.reference.toy_network import ToyClassNetwork, ToyNetwork, ToyNormalizedNetwork
 
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.interface import LanguageModel
+from asr.testing.plain_lm import PlainLM
 from asr.text.symbols import EOS_ID
-from tests.reference.plain_lm import PlainLM
 from tests.reference.toy_network import ToyClassNetwork, ToyNetwork, ToyNormalizedNetwork
 
 NETWORKS = [ToyNetwork, ToyNormalizedNetwork, ToyClassNetwork]

@@ -9,8 +9,8 @@ from asr.errors import AsrError
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.cached.states import _packed, _unpacked
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
+from asr.testing.plain_lm import PlainLM
 from asr.text.symbols import Vocabulary
-from tests.reference.plain_lm import PlainLM
 from tests.reference.toy_network import ToyClassNetwork, ToyNetwork
 
 HYPOTHESES = st.lists(st.lists(st.integers(3, 12), min_size=4, max_size=4), min_size=1, max_size=12)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
+from asr.testing.plain_lm import PlainLM
 from asr.text.symbols import BOS_ID, EOS_ID, Vocabulary
 from scripts.benchmarks.query_stream import QueryStream, merged, replay
-from tests.reference.plain_lm import PlainLM
 
 NUM_WORDS = 30
 OUTPUTS = ["nce", "normalised nce", "hierarchical", "class", "full"]

@@ -6,8 +6,8 @@ import torch
 from asr.errors import AsrError
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.interface import LanguageModel
+from asr.testing.plain_lm import PlainLM
 from scripts.benchmarks.query_stream import QueryRecorder, load_streams, merged, replay, save_streams
-from tests.reference.plain_lm import PlainLM
 from tests.reference.toy_network import ToyNetwork
 
 

@@ -1,0 +1,1 @@
+"""Reference implementations: slow, plain, and right. Tests and benchmarks compare the real ones with them."""

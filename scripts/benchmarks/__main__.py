@@ -1,0 +1,55 @@
+"""`scripts/bench NAME`: finds the benchmark and runs it."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+
+from asr.errors import AsrError
+from scripts.benchmarks.report import provenance
+
+# The first four have --quick: under a minute, and one JSON object on the last line.
+COMMANDS = {
+    "decode": "word error rate and time of the decoders, with and without the recurrent language model",
+    "query": "the cached language model on recorded queries: exactness, hit ratio, speed, memory",
+    "ngram": "n-gram look-up beside KenLM: exactness, speed, memory",
+    "lm": "recurrent language models: training and scoring speed, normalization",
+    "gpu": "correctness and speed on a GPU (scripts/gpu_check)",
+    "modes": "a bundle's modes on some recordings (scripts/demo)",
+    "decode-scale": "decoding over the size of the graph, the beams and the batch",
+    "ngram-decode": "decoding with n-gram models of growing size",
+    "ngram-size": "building, converting and loading one n-gram model: time and peak memory",
+    "lm-curves": "perplexity over training time, beside faster-rnnlm",
+    "stream": "streaming: word errors, corrections and delay over the window",
+    "overlap": "recognition with worker threads",
+    "data": "batches per second of the training data",
+    "simulate": "frame log-probabilities for any text, made from segments of real speech",
+    "record-queries": "records the queries of a decoding run, for `query`",
+    "query-limit": "the hidden-layer work that no exact method can avoid",
+}
+USAGE = "usage: scripts/bench NAME [--quick] [OPTIONS]    (scripts/bench NAME --help lists them)\n\n"
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the benchmark named first; 2 where the input is wrong, with one sentence on stderr."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE + "\n".join(f"  {name:<15} {text}" for name, text in COMMANDS.items()))
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        print(f"scripts/bench: there is no benchmark {name!r}; there are {', '.join(COMMANDS)}.", file=sys.stderr)
+        return 2
+    logging.basicConfig(level=logging.ERROR)
+    module = importlib.import_module(f"scripts.benchmarks.{name.replace('-', '_')}")
+    if not {"-h", "--help"} & {*rest}:
+        print(provenance(arguments), file=sys.stderr)
+    try:
+        return module.main(rest) or 0
+    except AsrError as error:
+        print(f"scripts/bench {name}: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

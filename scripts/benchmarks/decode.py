@@ -1,0 +1,207 @@
+"""Decoding: agreement of the decoders, their time and word errors, what the recurrent language model costs and gains.
+
+    scripts/bench decode --quick      # under a minute; the last line is one JSON object
+    scripts/bench decode              # the papers' tables and other decoders as well; with --plots FOLDER figures
+    scripts/bench decode --log-probs FILE.npz --references FILE
+
+Without frames of your own (npz: utterance id -> (T, C); lines `id words`) it decodes a simulation made of real speech
+(simulation.py), whose data it makes once from the corpora. Times are CPU seconds of this process, both sides of a ratio
+in one run, the faster of two; graphs and models are loaded and loops compiled before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asr.bundle import Bundle
+from asr.decoding.build import decoding_options, language_models
+from asr.decoding.interface import DecodeResult, DecodingOptions
+from asr.decoding.online import StreamingDecoder
+from asr.decoding.token_passing import RescoringPass, TokenPassingDecoder
+from asr.errors import AsrError
+from scripts.benchmarks.decode_workload import (
+    RNN_BEAMS,
+    Workload,
+    best_first_pass,
+    best_of,
+    decode_all,
+    given,
+    lesser,
+    simulated,
+    word_error_rate,
+)
+from scripts.benchmarks.inputs import LIBRISPEECH_BUNDLE, argument_parser, default_corpora
+from scripts.benchmarks.nbest import measure_n_best, middle_sized
+from scripts.benchmarks.simulate import require_folder
+
+# Beams so wide that pruning cannot tell two passes apart.
+WIDE = {"search_beam": 30.0, "max_active_states": 20_000}
+# With --quick, sentence-by-sentence rescoring is timed on every 4th sentence.
+_SAMPLED = 4
+_QUICK_UTTERANCES = 24
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argument_parser("decode", __doc__)
+    parser.add_argument("--quick", action="store_true", help="few utterances and no tables")
+    parser.add_argument("--bundle", type=Path, default=LIBRISPEECH_BUNDLE)
+    parser.add_argument("--corpora", type=Path, default=default_corpora(), help="(default: %(default)s)")
+    parser.add_argument("--log-probs", type=Path, help="npz: utterance id -> (T, C) natural log-probabilities")
+    parser.add_argument("--references", type=Path, help="utterance id and words a line")
+    parser.add_argument("--simulation", type=Path, help="folder of `simulate prepare` (default: made by itself)")
+    parser.add_argument(
+        "--trigram-wer", choices=["6", "12"], default="12", help="about, on the simulation (default: %(default)s)"
+    )
+    parser.add_argument("--num-utterances", type=int, help="default: 24 with --quick, 60 of the simulation, else all")
+    parser.add_argument("--large-ngram", type=Path, help="a larger n-gram model for four-caches' tables")
+    parser.add_argument("--lexicon", type=Path, help="the graph's, for flashlight-text")
+    parser.add_argument("--arpa", type=Path, help="the graph's n-gram model, for flashlight-text")
+    parser.add_argument("--tables", nargs="+", help="some of: " + ", ".join(TABLES))
+    parser.add_argument("--plots", type=Path, help="folder for figures (needs matplotlib)")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    workload = chosen_workload(args)
+    bundle = Bundle.load(args.bundle)
+    if bundle.rnn_lm is None or bundle.small_ngram is None:
+        raise AsrError(f"{args.bundle}: the bundle has no recurrent language model; name one that has.")
+    with torch.no_grad():
+        warm_up(bundle, workload)
+        if not args.quick:
+            from scripts.benchmarks import decode_tables
+
+            inputs = decode_tables.Inputs(args.large_ngram, args.lexicon, args.arpa, args.plots)
+            decode_tables.run(bundle, workload, args.tables or list(TABLES), inputs)
+        if args.quick or not args.tables:
+            print(json.dumps(quick(bundle, workload, _SAMPLED if args.quick else 1)))
+    return 0
+
+
+TABLES = ("speed", "batches", "peers", "index-table", "prefix-tree", "four-caches", "frame-batch")
+
+
+def chosen_workload(args: argparse.Namespace) -> Workload:
+    if (args.log_probs is None) != (args.references is None):
+        raise AsrError("--log-probs and --references belong together; give both or neither.")
+    if args.log_probs is not None:
+        return given(
+            args.log_probs, args.references, args.num_utterances or (_QUICK_UTTERANCES if args.quick else None)
+        )
+    num = args.num_utterances or (_QUICK_UTTERANCES if args.quick else 60)
+    rate = f"{args.trigram_wer} %"
+    return simulated(require_folder(args.simulation, args.bundle, args.corpora), rate, num)
+
+
+def warm_up(bundle: Bundle, workload: Workload) -> None:
+    """Compiles numba's loops and touches the models once."""
+    some = [min(workload.frames, key=len)[:20]]
+    options, weight = decoding_options(bundle, "rnn", {})
+    models = language_models(bundle, "rnn", weight, torch.device("cpu"))
+    decode_all(TokenPassingDecoder(bundle.graph, options), some)
+    decode_all(RescoringPass(bundle.graph, options), some, models.model)
+    decode_all(best_first_pass(bundle.graph, options, rescores=True), some, models.model)
+
+
+def quick(bundle: Bundle, workload: Workload, sampled: int) -> dict[str, Any]:
+    """The figures of the JSON line."""
+    report: dict[str, Any] = {"bundle": bundle.name, "frames": workload.name}
+    report |= {
+        "num_utterances": len(workload.frames),
+        "num_frames": workload.num_frames,
+        "num_words": workload.num_words,
+    }
+    options, _ = decoding_options(bundle, "ngram", {})
+    torch_results, torch_seconds = lesser(
+        lambda: decode_all(TokenPassingDecoder(bundle.graph, options), workload.frames)
+    )
+    ngram_results, ngram_seconds = lesser(lambda: decode_all(best_first_pass(bundle.graph, options), workload.frames))
+    report["wer_ngram"] = word_error_rate(best_of(ngram_results), workload.references)
+    report["ngram_ms_per_frame"] = 1e3 * ngram_seconds / workload.num_frames
+    report["torch_ms_per_frame"] = 1e3 * torch_seconds / workload.num_frames
+    has_k2 = type(best_first_pass(bundle.graph, options)).__name__ == "K2Decoder"
+    report["torch_over_k2_time"] = torch_seconds / ngram_seconds if has_k2 else None
+    report["same_words_torch_k2"] = same_words(torch_results, ngram_results) if has_k2 else None
+    report["best_score_max_diff"], report["compared_with"] = agreement(bundle, options, workload)
+    for suffix, beams in (("", RNN_BEAMS), ("_bundle_beams", {})):
+        rnn_options, weight = decoding_options(bundle, "rnn", beams)
+        first_pass = best_first_pass(bundle.graph, rnn_options, rescores=True)
+
+        def with_rnn_lm(first_pass: Any, weight: float = weight) -> tuple[Any, float]:
+            # An engine of its own: what another run has computed must not be found again.
+            models = language_models(bundle, "rnn", weight, torch.device("cpu"))
+            assert models.engine is not None
+            results, seconds = decode_all(first_pass, workload.frames, models.model)
+            return (results, models.engine.statistics()), seconds
+
+        (results, counts), seconds = lesser(partial(with_rnn_lm, first_pass))
+        report["wer_rnnlm" + suffix] = word_error_rate(best_of(results), workload.references)
+        report["rnnlm_over_ngram_time" + suffix] = seconds / ngram_seconds
+        (torch_results, _), seconds = lesser(partial(with_rnn_lm, RescoringPass(bundle.graph, rnn_options)))
+        report["torch_wer_rnnlm" + suffix] = word_error_rate(best_of(torch_results), workload.references)
+        report["torch_rnnlm_over_ngram_time" + suffix] = seconds / torch_seconds
+        report["torch_rnnlm_ms_per_frame" + suffix] = 1e3 * seconds / workload.num_frames
+        report["hidden_rows_per_word" + suffix] = counts.num_hidden_rows / workload.num_words
+        report["options" + suffix] = beams or asdict(rnn_options)
+    report |= measure_n_best(bundle, middle_sized(workload.frames), sampled)
+    report["chunked_equals_whole"] = chunked_equals_whole(bundle, workload.frames[:3])
+    return report
+
+
+def agreement(bundle: Bundle, options: DecodingOptions, workload: Workload) -> tuple[float | None, list[str]]:
+    """The largest difference between the best paths' totals of the torch pass and the others there are, beams wide."""
+    some = sorted(workload.frames, key=len)[:2]
+    wide = replace(options, **WIDE)  # type: ignore[arg-type]
+    own = [
+        one.best.total for one in decode_all(TokenPassingDecoder(bundle.graph, wide), some)[0] if one.best is not None
+    ]
+    others: dict[str, list[float]] = {}
+    try:
+        from asr.decoding.k2 import K2Decoder
+
+        results = decode_all(K2Decoder(bundle.graph, wide), some)[0]
+        others["k2"] = [one.best.total for one in results if one.best is not None]
+    except AsrError as error:
+        print(f"without k2: {error}", file=sys.stderr)
+    try:
+        from asr.testing.kaldi_search import KaldiSearch
+
+        search = KaldiSearch(bundle.graph, beam=wide.search_beam, max_active=wide.max_active_states)
+        found = [search.decode(log_prob * wide.am_scale) for log_prob in some]
+        others["kaldi-decoder"] = [total for _, total in filter(None, found)]
+    except ImportError as error:
+        print(f"without kaldi-decoder: {error}", file=sys.stderr)
+    differences = [abs(a - b) for totals in others.values() for a, b in zip(own, totals, strict=True)]
+    return (max(differences) if differences else None), list(others)
+
+
+def same_words(one: Sequence[DecodeResult], other: Sequence[DecodeResult]) -> int:
+    pairs = zip(best_of(one), best_of(other), strict=True)
+    return sum(a is not None and b is not None and a.word_ids == b.word_ids for a, b in pairs)
+
+
+def chunked_equals_whole(bundle: Bundle, frames: list[Tensor]) -> bool:
+    options, _ = decoding_options(bundle, "ngram", {})
+    whole, _ = decode_all(TokenPassingDecoder(bundle.graph, options), frames)
+    decoder = StreamingDecoder(bundle.graph, options)
+    streams = decoder.start(len(frames))
+    for size, stream, log_prob in zip((1, 7, 30), streams, frames, strict=False):
+        for begin in range(0, len(log_prob), size):
+            chunk = log_prob[begin : begin + size]
+            decoder.advance([stream], chunk.unsqueeze(0), torch.tensor([len(chunk)]))
+    chunked = [decoder.finalize(stream) for stream in streams]
+    return all(
+        one.best is not None
+        and other.best is not None
+        and one.best.word_ids == other.best.word_ids
+        and abs(one.best.total - other.best.total) < 1e-3
+        for one, other in zip(whole, chunked, strict=True)
+    )

@@ -1,0 +1,155 @@
+"""Decoding with graphs of several million arcs: over the size of the graph, the beams and the batch.
+
+    scripts/bench decode-scale --graphs 64k.300k=graph.safetensors,small_ngram.bin 90k.1000k=...
+
+Each graph is named with its file (`asr graph --finished` loads fastest) and with the n-gram model it was built from
+(`asr lm ngram --binary`), which the recurrent language model replaces; words that the latter lacks are its `<unk>`.
+Each graph is measured in a process of its own, so that its peak memory is its own. The frames are the simulation of
+`scripts/bench decode`. Times are CPU seconds, all columns of a row in one process, the faster of two runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from asr.bundle import Bundle
+from asr.decoding.build import decoding_options
+from asr.decoding.interface import DecodingOptions
+from asr.decoding.k2 import K2Decoder
+from asr.decoding.paths import hypothesis_of_path
+from asr.decoding.token_passing import TokenPassingDecoder
+from asr.errors import AsrError
+from asr.graph.decoding_graph import DecodingGraph
+from asr.lm.ngram.io import load_ngram_lm
+from scripts.benchmarks.decode_workload import (
+    CLARITY,
+    RNN_BEAMS,
+    Workload,
+    best_of,
+    decode_all,
+    lesser,
+    rnn_lm,
+    simulated,
+    timed,
+    word_error_rate,
+)
+from scripts.benchmarks.inputs import LIBRISPEECH_BUNDLE, argument_parser, default_corpora
+from scripts.benchmarks.report import table
+from scripts.benchmarks.simulate import require_folder
+
+BEAMS = ((8.0, 1000), (11.0, 2000), (14.0, 3000), (17.0, 5000))
+BATCH_SIZES = (1, 8, 32)
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argument_parser("decode-scale", __doc__)
+    parser.add_argument("--graphs", nargs="+", required=True, metavar="NAME=GRAPH,NGRAM")
+    parser.add_argument("--bundle", type=Path, default=LIBRISPEECH_BUNDLE)
+    parser.add_argument("--corpora", type=Path, default=default_corpora(), help="(default: %(default)s)")
+    parser.add_argument("--simulation", type=Path, help="folder of `simulate prepare` (default: made by itself)")
+    parser.add_argument("--num-utterances", type=int, default=32)
+    parser.add_argument("--parts", nargs="+", default=["size", "beams"], choices=["size", "beams"])
+    args = parser.parse_args(argv)
+    for part in args.parts:
+        rows = []
+        for named in args.graphs:
+            # A process for each, so that its peak memory is its own.
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                rows += pool.apply(measured, (part, named, args))
+        table({"size": "Over the graph's size", "beams": "Over beams and batches"}[part], rows)
+    return 0
+
+
+def measured(part: str, named: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of one graph, in a process of its own."""
+    torch.set_num_threads(1)
+    name, _, files = named.partition("=")
+    graph_file, _, ngram_file = files.partition(",")
+    if not ngram_file:
+        raise AsrError(f"--graphs {named}: it is NAME=GRAPH,NGRAM.")
+    bundle = Bundle.load(args.bundle)
+    data = require_folder(args.simulation, args.bundle, args.corpora)
+    workloads = {rate: simulated(data, rate, args.num_utterances) for rate in CLARITY}
+    with torch.no_grad():
+        if part == "size":
+            return over_size(name, Path(graph_file), Path(ngram_file), bundle, workloads)
+        return over_beams(name, DecodingGraph.load(graph_file), bundle, workloads["12 %"])
+
+
+def over_size(
+    name: str, graph_file: Path, ngram_file: Path, bundle: Bundle, workloads: dict[str, Workload]
+) -> list[dict[str, Any]]:
+    """Each decoder at the bundle's beams: memory, ms a frame, word error rates at both clarities."""
+    options, _ = decoding_options(bundle, "ngram", {})
+    graph, load_s = timed(lambda: DecodingGraph.load(graph_file))
+    row: dict[str, Any] = {"graph": name, "states": graph.num_states, "arcs": graph.num_arcs, "load s": load_s}
+    row["graph MB"] = resident_mb()
+    harder = workloads["12 %"]
+    torch_pass = TokenPassingDecoder(graph, options)
+    decode_all(torch_pass, harder.frames[:2])  # the loops are compiled before
+    add(row, "torch", lesser(lambda: decode_all(torch_pass, harder.frames)), harder)
+    add(row, "torch, 1", lesser(lambda: decode_all(torch_pass, harder.frames, batch_size=1)), harder, False)
+    row["torch MB"] = resident_mb()
+    k2_pass = K2Decoder(graph, options)
+    found = lesser(lambda: decode_all(k2_pass, harder.frames))
+    add(row, "k2", found, harder)
+    row["k2 MB"] = resident_mb()
+    words, seconds = lesser(lambda: kaldi(graph, options, harder))
+    row["kaldi ms"] = 1e3 * seconds / harder.num_frames
+    row["kaldi WER"] = word_error_rate(words, harder.references)
+    row["kaldi MB"] = resident_mb()
+    rnn_options, _ = decoding_options(bundle, "rnn", RNN_BEAMS)
+    rnn_pass, small = K2Decoder(graph, rnn_options), load_ngram_lm(ngram_file)
+    for rate, workload in workloads.items():
+        ngram = found if rate == "12 %" else lesser(lambda work=workload: decode_all(k2_pass, work.frames))
+        results, seconds = lesser(
+            lambda work=workload: decode_all(rnn_pass, work.frames, rnn_lm(bundle, small=small)[0])
+        )
+        row[f"{rate}: WER 3-gram"] = word_error_rate(best_of(ngram[0]), workload.references)
+        row[f"{rate}: WER RNN LM"] = word_error_rate(best_of(results), workload.references)
+        row[f"{rate}: RNN LM / 3-gram time"] = seconds / ngram[1]
+    return [row]
+
+
+def over_beams(name: str, graph: DecodingGraph, bundle: Bundle, workload: Workload) -> list[dict[str, Any]]:
+    """The torch pass and k2's over beams and batches."""
+    base, _ = decoding_options(bundle, "ngram", {})
+    decode_all(TokenPassingDecoder(graph, base), workload.frames[:2])
+    rows = []
+    for beam, most in BEAMS:
+        for batch_size in BATCH_SIZES if beam == base.search_beam else BATCH_SIZES[-1:]:
+            options = replace(base, search_beam=beam, max_active_states=most)
+            row: dict[str, Any] = {"graph": name, "search_beam": beam, "max_active_states": most, "batch": batch_size}
+            for kind, first_pass in (("torch", TokenPassingDecoder(graph, options)), ("k2", K2Decoder(graph, options))):
+                add(row, kind, decode_all(first_pass, workload.frames, batch_size=batch_size), workload)
+            rows.append(row)
+    return rows
+
+
+def add(row: dict[str, Any], kind: str, found: Any, workload: Workload, with_words: bool = True) -> None:
+    """The ms a frame and the word error rate of results with their seconds."""
+    row[f"{kind} ms"] = 1e3 * found[1] / workload.num_frames
+    if with_words:
+        row[f"{kind} WER"] = word_error_rate(best_of(found[0]), workload.references)
+
+
+def kaldi(graph: DecodingGraph, options: DecodingOptions, workload: Workload) -> tuple[list[Any], float]:
+    """kaldi-decoder's hypotheses, one utterance after the other, and the seconds of its search."""
+    from asr.testing.kaldi_search import KaldiSearch
+
+    search = KaldiSearch(graph, options.search_beam, options.max_active_states, options.min_active_states)
+    found, seconds = timed(lambda: [search.decode(frames * options.am_scale) for frames in workload.frames])
+    return [None if one is None else hypothesis_of_path(graph, options, *one, 0.0, 0.0) for one in found], seconds
+
+
+def resident_mb() -> int:
+    """The most that this process has held so far, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

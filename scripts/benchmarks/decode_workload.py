@@ -1,0 +1,151 @@
+"""What the decoding benchmarks work on, and how they measure: frames with references, time, word error rate, tables."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asr.bundle import Bundle
+from asr.decoding.interface import Decoder, DecodeResult, DecodingOptions, Hypothesis
+from asr.decoding.token_passing import RescoringPass, TokenPassingDecoder
+from asr.errors import AsrError
+from asr.graph.decoding_graph import DecodingGraph
+from asr.lm.cached.engine import CachedRNNLM
+from asr.lm.combine import RemappedLM, difference_lm, interpolated_difference_lm
+from asr.lm.interface import LanguageModel
+from asr.lm.ngram.model import NgramLM
+from asr.metrics import NO_ERRORS, count_errors, read_transcripts
+from asr.text.lexicon import Lexicon
+from scripts.benchmarks.simulation import FrameSimulator, SegmentPool, SimulationFolder, evenly, simulate
+
+# At these clarities the trigram of checkpoints/librispeech has about this word error rate, in %.
+CLARITY = {"6 %": 4.5, "12 %": 1.35}
+BATCH_SIZE = 32
+# The RNN LM weighs the frames less than the n-gram does: at equal effort its beams are narrower. These give up little.
+RNN_BEAMS = {"search_beam": 10.5, "output_beam": 5.0, "context_beam": 5.0}
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Utterances to decode.
+
+    Args:
+        name: `simulation ...` wherever frames are simulated.
+        frames: log_prob (T, C) of each utterance.
+        references: its words.
+    """
+
+    name: str
+    frames: list[Tensor]
+    references: list[Sequence[str]]
+
+    @property
+    def num_frames(self) -> int:
+        return sum(map(len, self.frames))
+
+    @property
+    def num_words(self) -> int:
+        return sum(map(len, self.references))
+
+
+def simulated(data: SimulationFolder, rate: str, num_utts: int) -> Workload:
+    """Simulated utterances, spread evenly over those of the folder; `rate` is a key of CLARITY."""
+    lines = list(read_transcripts(data.sentences).values())
+    sentences = evenly(lines, num_utts)
+    simulator = FrameSimulator(SegmentPool.load(data.segments), CLARITY[rate])
+    made = simulate(simulator, sentences, Lexicon.from_file(data.lexicon))
+    return Workload(f"simulation {rate}", [torch.from_numpy(frames) for frames in made], list(sentences))
+
+
+def given(log_probs: Path, references: Path, num_utts: int | None) -> Workload:
+    """Frames of an npz (utterance id -> (T, C)) and lines `id words`; `num_utts` of them, spread evenly."""
+    words = read_transcripts(references)
+    with np.load(log_probs) as archive:
+        ids = sorted(name for name in archive if name in words)
+        if not ids:
+            raise AsrError(f"{log_probs}: has none of the utterances of {references}; the ids must be the same.")
+        if num_utts is not None:
+            ids = evenly(ids, num_utts)
+        frames = [torch.from_numpy(archive[name].astype(np.float32)) for name in ids]
+    return Workload(log_probs.stem, frames, [words[name] for name in ids])
+
+
+def decode_all(
+    first_pass: Decoder, frames: list[Tensor], lm: LanguageModel | None = None, batch_size: int = BATCH_SIZE
+) -> tuple[list[DecodeResult], float]:
+    """Results in order, and seconds of this process's CPU; utterances of like length are decoded together."""
+    order = sorted(range(len(frames)), key=lambda i: -len(frames[i]))
+
+    def run() -> list[DecodeResult]:
+        found: dict[int, DecodeResult] = {}
+        for begin in range(0, len(order), batch_size):
+            chosen = order[begin : begin + batch_size]
+            padded = torch.nn.utils.rnn.pad_sequence([frames[i] for i in chosen], batch_first=True)
+            results = first_pass.decode(padded, torch.tensor([len(frames[i]) for i in chosen]), lm)
+            found.update(zip(chosen, results, strict=True))
+        return [found[i] for i in range(len(frames))]
+
+    return timed(run)
+
+
+def timed(work: Callable[[], _T]) -> tuple[_T, float]:
+    begin = time.process_time()
+    result = work()
+    return result, time.process_time() - begin
+
+
+def lesser(work: Callable[[], tuple[_T, float]]) -> tuple[_T, float]:
+    """The faster of two runs, work giving a result and its seconds: other load on a machine slows either."""
+    one, other = work(), work()
+    return one if one[1] <= other[1] else other
+
+
+def best_of(results: Sequence[DecodeResult]) -> list[Hypothesis | None]:
+    return [result.best for result in results]
+
+
+def word_error_rate(hypotheses: Sequence[Hypothesis | None], references: Sequence[Sequence[str]]) -> float:
+    """In %."""
+    pairs = zip(references, hypotheses, strict=True)
+    counts = [count_errors(list(words), one.words if one is not None else ()) for words, one in pairs]
+    return 100.0 * sum(counts, NO_ERRORS).rate
+
+
+def best_first_pass(
+    graph: DecodingGraph, options: DecodingOptions, keep_lattice: bool = False, rescores: bool = False
+) -> Decoder:
+    """k2's pass where there is a k2, else the torch pass; if it rescores, either rescores its lattice on the fly."""
+    try:
+        from asr.decoding.k2 import K2Decoder
+
+        return K2Decoder(graph, options, keep_lattice)
+    except AsrError:
+        return (
+            RescoringPass(graph, options, keep_lattice)
+            if rescores
+            else TokenPassingDecoder(graph, options, keep_lattice)
+        )
+
+
+def rnn_lm(
+    bundle: Bundle, weight: float | None = None, small: NgramLM | None = None, **engine_options: Any
+) -> tuple[LanguageModel, CachedRNNLM]:
+    """The RNN LM minus the graph's own, or interpolated with it at a weight; the query engine by itself.
+
+    The graph's own is the bundle's small n-gram model, or another one.
+    """
+    small = small or bundle.small_ngram
+    assert bundle.rnn_lm is not None and small is not None
+    engine = CachedRNNLM(bundle.rnn_lm.network, **engine_options)  # type: ignore[arg-type]
+    large: LanguageModel = engine if engine.vocabulary == small.vocabulary else RemappedLM(engine, small.vocabulary)
+    if weight is not None:
+        return interpolated_difference_lm(large, small, weight), engine
+    return difference_lm(large, small), engine

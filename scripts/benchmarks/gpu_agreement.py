@@ -1,0 +1,136 @@
+"""For `scripts/bench gpu`: every backend of search, hash table and n-gram look-up agrees with plain torch."""
+
+from __future__ import annotations
+
+import importlib
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from asr.bundle import Bundle
+from asr.decoding.build import decoding_options
+from asr.decoding.interface import DecodeResult
+from asr.decoding.token_passing import TokenPassingDecoder
+from asr.errors import AsrError
+from asr.kernels import hash_table
+from asr.kernels.hash_table import HashTable
+from asr.kernels.jit import triton_available
+from asr.lm.cached.engine import CachedRNNLM
+from asr.lm.ngram.model import NgramLM
+
+Check = tuple[str, Callable[[], str]]
+
+
+class NotHere(Exception):
+    """What was to be compared does not run on this kind of device."""
+
+
+def search_checks(folder: Path, device: torch.device, num_utts: int, num_frames: int) -> list[Check]:
+    """What is to be compared on this device, by name.
+
+    Args:
+        folder: of a bundle, whose graph is searched with frames drawn by chance.
+        num_utts, num_frames: how many of them.
+    """
+    bundle = Bundle.load(folder)
+    generator = torch.Generator().manual_seed(0)
+    num_tokens = len(bundle.graph.tokens)
+    log_prob = (3 * torch.randn(num_utts, num_frames, num_tokens, generator=generator)).log_softmax(2)
+    lengths = torch.linspace(num_frames // 2, num_frames, num_utts).long()
+    expected: dict[bool, list[DecodeResult]] = {}
+
+    def decoded(form: str, where: torch.device, with_lm: bool, captured: bool = False) -> list[DecodeResult]:
+        options, _ = decoding_options(bundle, "ngram", {})
+        options = replace(options, search_beam=min(options.search_beam, 12.0), max_active_states=2000)
+        search = TokenPassingDecoder(bundle.graph.to(where), options, form=form)
+        lm = None
+        if with_lm:
+            assert bundle.rnn_lm is not None
+            lm = CachedRNNLM(bundle.rnn_lm.network.to(where))  # type: ignore[arg-type]
+        with warnings.catch_warnings(), torch.no_grad():
+            # A graph that cannot be captured is a warning elsewhere, and wrong here.
+            warnings.simplefilter("error" if captured else "default")
+            return search.decode(log_prob.to(where), lengths.to(where), lm)
+
+    def compare(form: str, where: torch.device, with_lm: bool) -> str:
+        if with_lm not in expected:
+            expected[with_lm] = decoded("tensor", device, with_lm)
+        begin = time.perf_counter()
+        try:
+            found = decoded(form, where, with_lm, form == "graphs")
+        except AsrError as error:
+            # What a GPU is there for must run on one.
+            raise (NotHere if form == "loops" or where.type != "cuda" else AssertionError)(error) from error
+        seconds = time.perf_counter() - begin
+        for ours, theirs in zip(found, expected[with_lm], strict=True):
+            assert (ours.best is None) == (theirs.best is None), "a path where there is none"
+            if ours.best is not None and theirs.best is not None:
+                difference = abs(ours.best.total - theirs.best.total)
+                # On the same device the search's own sums are the same, bit for bit; a network's are not.
+                exact = where == device and not with_lm
+                allowed = 0.0 if exact else 1e-4 * abs(theirs.best.total) + 0.02 * with_lm
+                assert difference <= allowed, f"{ours.best.total} where the tensor form has {theirs.best.total}"
+                assert not exact or ours.best.word_ids == theirs.best.word_ids, "other words"
+        return f"{len(found)} best paths agree with the tensor form's; {seconds:.2f} s, compiling included"
+
+    cases = [(form, device, with_lm) for with_lm in (False, True) for form in ("kernels", "steps", "graphs", "loops")]
+    cases += [("auto", torch.device("cpu"), with_lm) for with_lm in (False, True)]
+    return [
+        (
+            f"torch pass, {form} on {where.type}, {'GRU' if with_lm else 'n-gram graph'}",
+            lambda f=form, w=where, m=with_lm: compare(f, w, m),  # type: ignore[misc]
+        )
+        for form, where, with_lm in cases
+        if not with_lm or bundle.rnn_lm is not None
+    ] + [
+        ("hash table", lambda: compare_hash_tables(device, 4 * num_utts * num_frames)),
+        ("n-gram look-up", lambda: compare_ngrams(bundle.small_ngram, device, 64 * num_utts * num_frames)),
+    ]
+
+
+def compare_hash_tables(device: torch.device, num_keys: int) -> str:
+    """Inserts and finds keys by kernels and by tensor operations."""
+    if not triton_available(device):
+        raise (AssertionError if device.type == "cuda" else NotHere)("triton is missing")
+    generator = torch.Generator().manual_seed(0)
+    with mock.patch.object(hash_table, "gpu_module", lambda name, _: importlib.import_module(name)):
+        tables = [HashTable(16, device), HashTable(16, device, compiled=False)]
+    held = [torch.zeros(0, dtype=torch.int64, device=device) for _ in tables]
+    for _ in range(4):
+        key = torch.randint(2 * num_keys, (num_keys,), generator=generator).to(device) * 1234567
+        absent: list[Tensor] = []
+        for number, table in enumerate(tables):
+            slot, missing = table.find(key)
+            if missing is not None:
+                _, one = table.insert(key[missing])
+                held[number] = torch.cat([held[number], key[missing][one]])
+                absent.append(missing)
+            slot, missing = table.find(key)
+            assert missing is None, "a key that was put in is not found"
+            assert torch.equal(table.keys.view(-1)[slot], key), "a key is found where another stands"
+        assert len(absent) != 2 or torch.equal(absent[0], absent[1]), "other keys are absent"
+        assert torch.equal(held[0].sort().values, held[1].sort().values), "other keys are new"
+    return f"{tables[0].count} keys put in and found"
+
+
+def compare_ngrams(lm: NgramLM, device: torch.device, num_queries: int) -> str:
+    """Asks the model on the CPU and on the device, arcs hashed and searched for, and tells the device's rate."""
+    generator = torch.Generator().manual_seed(0)
+    state = torch.randint(lm.num_states, (num_queries,), generator=generator)
+    word_id = torch.randint(len(lm.vocabulary), (num_queries,), generator=generator)
+    expected = lm.score(state, word_id)
+    rates = []
+    for model in (lm.with_index().to(device), NgramLM(lm.vocabulary, lm.arrays.without_index(), lm.order).to(device)):
+        queries = state.to(device), word_id.to(device)
+        model.score(*queries)
+        begin = time.perf_counter()
+        found = [part.cpu() for part in model.score(*queries)]
+        rates.append(num_queries / (time.perf_counter() - begin))
+        assert all(map(torch.equal, found, expected)), "other scores or states"
+    return f"{num_queries} queries give the same bits; {rates[0]:.3g} hashed, {rates[1]:.3g} searched a second"

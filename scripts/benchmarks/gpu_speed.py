@@ -1,0 +1,93 @@
+"""For `scripts/bench gpu`: speed of recognition, of language-model queries and of language-model training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from asr.lm.cached.statistics import StageClock
+from asr.lm.rnn.data import TokenStreams
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
+from asr.lm.rnn.optim import AdamWithSparseRows
+from asr.recognizer import Recognizer, ResourceOptions
+from asr.results import StageTimes
+from asr.text.symbols import Vocabulary
+from scripts.benchmarks.inputs import ROOT
+from scripts.benchmarks.query_stream import load_streams
+from scripts.benchmarks.query_tables import placement, throughput_of_one_engine
+from scripts.benchmarks.query_workload import random_network
+
+_STREAMS = ROOT / "tests/assets/query_streams.npz.xz"
+
+
+def chain(folder: Path, mode: str, waveforms: list[Tensor], batch: int, device: torch.device) -> dict[str, float]:
+    """Recognizes `batch` utterances in one batch -> seconds of audio per second."""
+    recognizer = Recognizer.from_folder(
+        folder, mode=mode, decoder="token-passing", resources=ResourceOptions(batch_seconds=1e9)
+    ).to(device)
+    recordings = [waveforms[i % len(waveforms)] for i in range(batch)]
+    # The first call of this size compiles kernels and makes room.
+    recognizer(recordings)
+    clock = StageClock([device], synchronize=True)
+    begin, times = clock.now(), StageTimes()
+    for result in recognizer(recordings):
+        times.add(result.times)
+    seconds = clock.now() - begin
+    print(
+        f"{device.type:<5}{mode:<14}batch {batch:<5}{times.audio_seconds / seconds:9.1f} x real time: {times.format()}"
+    )
+    return {f"{mode}_{batch}_times_real_time": round(times.audio_seconds / seconds, 1)}
+
+
+@torch.no_grad()
+def queries(device: torch.device, numbers: Sequence[int]) -> dict[str, float]:
+    """Scores per second of a GRU with 256 units, for each number of recorded query streams side by side."""
+    rows = throughput_of_one_engine(random_network("nce").to(device), load_streams(_STREAMS), 2.0, numbers)
+    return {f"queries_per_s_{row['streams']}_streams": row["queries/s"] for row in rows}
+
+
+@torch.no_grad()
+def placements_agree(device: torch.device) -> str:
+    """Scores agree wherever search, hidden layer and output layer run."""
+    rows = placement(random_network("nce"), load_streams(_STREAMS), device)
+    difference = max(row["largest difference"] for row in rows)
+    assert difference < 1e-3, f"log probabilities differ by up to {difference:.1e}"
+    return f"{len(rows)} placements, log probabilities differ by at most {difference:.1e}"
+
+
+def training(device: torch.device, num_words: int, num_streams: int, num_steps: int) -> dict[str, float]:
+    """Words a second that a GRU 256 with noise-contrastive estimation and n-gram features learns from."""
+    network = RNNLanguageModel(_vocabulary(num_words), _gru())
+    generator = torch.Generator().manual_seed(0)
+    token_id = (num_words ** torch.rand(num_streams * 20 * (num_steps + 3), generator=generator)).long().clamp(4)
+    token_id = token_id.clamp(max=num_words - 1)
+    network.output.set_unigram(torch.bincount(token_id, minlength=num_words), reset_bias=True)
+    network = network.to(device)
+    optimizer = AdamWithSparseRows(network.parameters(), lr=1e-3)
+    streams = TokenStreams(token_id.int().numpy(), num_streams, 20, network.num_history_words)
+    states, begin, clock = None, 0.0, StageClock([device], synchronize=True)
+    for step in range(num_steps + 2):
+        if step == 2:
+            begin = clock.now()
+        batch = streams[step]
+        batch = batch._replace(
+            **{name: part.to(device) for name, part in batch._asdict().items() if isinstance(part, Tensor)}
+        )
+        loss, states = network(batch, states, torch.Generator().manual_seed(step))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    rate = round(num_streams * 20 * num_steps / (clock.now() - begin))
+    print(f"{device.type:<5}training, GRU 256, {num_words} words, {num_streams} streams: {rate} words/s")
+    return {f"training_words_per_s_{num_words}": rate}
+
+
+def _vocabulary(num_words: int) -> Vocabulary:
+    return Vocabulary(f"w{number}" for number in range(4, num_words))
+
+
+def _gru() -> RNNLMConfig:
+    return RNNLMConfig(embedding_size=256, hidden_size=256, maxent_order=3, maxent_size=1 << 20)

@@ -1,0 +1,154 @@
+"""n-best rescoring measured: every sentence by itself, word by word, against the prefix tree."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from asr.bundle import Bundle
+from asr.decoding.build import decoding_options
+from asr.decoding.nbest import PrefixTree, n_best, score_tree, score_tree_by_network
+from asr.decoding.token_passing import TokenPassingDecoder
+from asr.errors import AsrError
+from asr.lm.cached.engine import CachedRNNLM
+from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID
+from scripts.benchmarks import figures
+from scripts.benchmarks.decode_workload import Workload, timed
+from scripts.benchmarks.report import table
+
+_T = TypeVar("_T")
+SIZES = (10, 20, 50, 100, 200, 500, 1000, 2000)
+_MANY = 200  # longer lists: the sentence-by-sentence side is timed on every eighth sentence
+
+
+def middle_sized(frames: list[Tensor]) -> Tensor:
+    return sorted(frames, key=len)[len(frames) // 2]
+
+
+def measure_n_best(bundle: Bundle, log_prob: Tensor, sampled: int) -> dict[str, Any]:
+    """1000-best: every sentence by itself, word by word, against the prefix tree in batches.
+
+    Both by the clock, on one of torch's threads and on as many as the process has cores.
+    """
+    assert bundle.rnn_lm is not None
+    network: Any = bundle.rnn_lm.network
+    sentences, extraction = thousand_best(bundle, log_prob, 1000)
+    tree = PrefixTree(sentences)
+    some = sentences[::sampled]
+    report: dict[str, Any] = {
+        "nbest_size": len(sentences),
+        "nbest_prefixes": tree.num_prefixes,
+        "nbest_words": num_words(sentences),
+        "nbest_extraction_seconds": extraction,
+    }
+    differences = []
+    before = torch.get_num_threads()
+    for suffix, num_threads in (("", 1), ("_all_threads", len(os.sched_getaffinity(0)))):
+        torch.set_num_threads(num_threads)
+        score_tree_by_network(tree, network)
+        together, tree_seconds = least(lambda: score_tree_by_network(PrefixTree(sentences), network), 5)
+        alone, seconds = least(lambda: [score_sentence(one, network) for one in some], 2)
+        seconds *= num_words(sentences) / num_words(some)
+        report |= {
+            f"nbest_speedup_1000{suffix}": seconds / tree_seconds,
+            f"nbest_seconds{suffix}": [seconds, tree_seconds],
+        }
+        differences.append((together[::sampled] - torch.tensor(alone, dtype=torch.float64)).abs().max())
+    torch.set_num_threads(before)
+    difference = float(max(differences))
+    return report | {"nbest_threads": num_threads, "nbest_max_diff": difference, "nbest_identical": difference < 1e-3}
+
+
+def least(work: Callable[[], _T], num_runs: int) -> tuple[_T, float]:
+    """The result, and the wall seconds of the fastest run; CPU seconds would hide the threads."""
+    times = []
+    for _ in range(num_runs):
+        begin = time.perf_counter()
+        result = work()
+        times.append(time.perf_counter() - begin)
+    return result, min(times)
+
+
+def score_sentence(sentence: Sequence[int], network: Any) -> float:
+    """A sentence by itself, word by word, `</s>` included: what rescoring costs without a tree."""
+    state = network.step(network.initial_state().unsqueeze(0), torch.tensor([BOS_ID]))
+    history = torch.full((1, network.num_history_words), EPSILON_ID)
+    history[:, :1] = BOS_ID
+    total = torch.zeros(1, dtype=torch.float64)
+    for word in (*sentence, EOS_ID):
+        word_id = torch.tensor([word])
+        total += network.log_prob(state[:, -network.hidden_size :], history, word_id)
+        if word != EOS_ID:
+            state = network.step(state, word_id)
+            history = torch.cat([word_id.unsqueeze(1), history], dim=1)[:, : network.num_history_words]
+    return float(total)
+
+
+def num_words(sentences: Sequence[Sequence[int]]) -> int:
+    """`</s>` counted."""
+    return sum(len(sentence) + 1 for sentence in sentences)
+
+
+def thousand_best(bundle: Bundle, log_prob: Tensor, num: int) -> tuple[list[list[int]], float]:
+    """The n best sentences of an utterance in the RNN LM's word ids, and the seconds that their extraction took."""
+    assert bundle.rnn_lm is not None
+    network: Any = bundle.rnn_lm.network
+    options, _ = decoding_options(bundle, "ngram", {"output_beam": 12.0})
+    results = TokenPassingDecoder(bundle.graph, options, keep_lattice=True).decode(
+        log_prob[None], torch.tensor([len(log_prob)])
+    )
+    lattice = results[0].lattice
+    if lattice is None:
+        raise AsrError("the utterance chosen for the n-best list reached no final state; widen the beam.")
+    hypotheses, seconds = timed(lambda: n_best(lattice, bundle.graph, options, num))
+    word_map = bundle.graph.vocabulary.map_to(network.vocabulary)
+    return [word_map[list(one.word_ids)].tolist() for one in hypotheses], seconds
+
+
+def prefix_tree(bundle: Bundle, workload: Workload, plots: Path | None) -> None:
+    """prefix-tree, Table 3 and Figure 3: lists of many sizes, standard, tree, tree and batches."""
+    assert bundle.rnn_lm is not None
+    network: Any = bundle.rnn_lm.network
+    longest = max(workload.frames, key=len)
+    row_mb = 4e-6 * network.recurrent_size
+    rows = []
+    for name, log_prob in (("middle", middle_sized(workload.frames)), ("longest", longest)):
+        most, _ = thousand_best(bundle, log_prob, SIZES[-1])
+        for size in SIZES:
+            sentences = most[:size]
+            if len(sentences) < size:
+                continue
+            every = 8 if size > _MANY else 1
+            tree = PrefixTree(sentences)
+            together, batched_s = timed(lambda some=sentences: score_tree_by_network(PrefixTree(some), network))
+            by_one, tree_s = timed(lambda tree=tree: score_tree(tree, CachedRNNLM(network, batching="query")))
+            alone, standard_s = timed(lambda some=sentences[::every]: [score_sentence(one, network) for one in some])
+            standard_s *= num_words(sentences) / num_words(sentences[::every])
+            rows.append(
+                {
+                    "utterance": name,
+                    "n-best": size,
+                    "computations standard": num_words(sentences),
+                    "tree": tree.num_prefixes,
+                    "MB of hidden rows, all kept": tree.num_prefixes * row_mb,
+                    "two levels at a time": tree.most_held * row_mb,
+                    "s standard": standard_s,
+                    "s tree": tree_s,
+                    "s tree + batches": batched_s,
+                    "speed-up tree": standard_s / tree_s,
+                    "speed-up tree + batches": standard_s / batched_s,
+                    "largest difference": max(
+                        float((together[::every] - torch.tensor(alone, dtype=torch.float64)).abs().max()),
+                        float((together - by_one).abs().max()),
+                    ),
+                }
+            )
+    table(f"prefix-tree Table 3 ({workload.name})", rows)
+    if plots is not None:
+        figures.n_best(rows, plots / "n_best.svg")

@@ -1,0 +1,1 @@
+"""Other people's programs that the benchmarks run beside this one."""
