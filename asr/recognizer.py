@@ -37,7 +37,6 @@ from asr.decoding.build import (
 from asr.decoding.interface import Decoder
 from asr.decoding.paths import WordAligner, can_align
 from asr.errors import AsrError
-from asr.lm.combine import mark_live
 from asr.lm.interface import LanguageModel
 from asr.results import RecognitionResult, StageTimes, as_result, joined
 from asr.text.lexicon import Lexicon
@@ -463,7 +462,7 @@ class Recognizer(nn.Module):
             decoded = decoder.decode(log_prob, num_frames, models.model)
         if models.model is not None:
             # No history is held from one batch to the next.
-            mark_live(models.model, num_frames.new_empty(0, dtype=torch.int64))
+            models.model.retain(num_frames.new_empty(0, dtype=torch.int64))
         cache: dict[str, int | float] = {}
         if models.engine is not None:
             after = models.engine.statistics()

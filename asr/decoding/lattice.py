@@ -263,7 +263,7 @@ def best_to_end(lattice: Lattice, arc_total: Tensor, final_total: Tensor) -> Ten
 
 def _loop_for(function: Callable[..., None], score: Tensor) -> Callable[..., None] | None:
     """numba's loop, where it is installed and the lattice is on a CPU; the results are the same."""
-    return jit(function, reorders_sums=False) if score.device.type == "cpu" else None
+    return jit(function) if score.device.type == "cpu" else None
 
 
 def _arrays(lattice: Lattice, arc_total: Tensor, score: Tensor) -> list[NDArray[Any]]:
@@ -336,7 +336,7 @@ def pruned_lattice(
     parts: LatticeParts, graph: DecodingGraph, log_prob: Tensor, options: DecodingOptions, compiled: bool
 ) -> Lattice:
     """`lattice_from_graph`, pruned by the output beam; by a loop, if `compiled`, where numba is and on a CPU."""
-    loop = jit(build_pruned, reorders_sums=False) if compiled and log_prob.device.type == "cpu" else None
+    loop = jit(build_pruned) if compiled and log_prob.device.type == "cpu" else None
     if loop is None or not log_prob.numel():
         return prune(lattice_from_graph(parts, graph, log_prob), options, options.output_beam)
     found = loop(
@@ -373,7 +373,7 @@ def lattice_from_lattice(parts: LatticeParts, source: Lattice) -> Lattice:
 def _by_source(parts: LatticeParts) -> tuple[Tensor, Tensor]:
     """The arcs (A,) in the order of the states that they leave, and arc_begin (S + 1,)."""
     src_state, num_states = parts.src_state, len(parts.frame)
-    loop = jit(order_by_source, reorders_sums=False) if src_state.device.type == "cpu" else None
+    loop = jit(order_by_source) if src_state.device.type == "cpu" else None
     if loop is not None:
         order, arc_begin = loop(src_state.numpy(), num_states)
         return torch.from_numpy(order), torch.from_numpy(arc_begin)
@@ -431,8 +431,8 @@ class LatticeRecords:
         self._num_utts = num_utts
         self._search_beam = options.search_beam
         self.reach = options.output_beam + _SLACK
-        self._add_losses = jit(add_losses, reorders_sums=False) if compiled else None
-        self._kept_within = jit(kept_within, reorders_sums=False) if compiled else None
+        self._add_losses = jit(add_losses) if compiled else None
+        self._kept_within = jit(kept_within) if compiled else None
         self._num_frames = 0
         self._records: list[tuple[Tensor, ...]] = []
         self._losers: list[tuple[Tensor, ...]] = []

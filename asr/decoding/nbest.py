@@ -55,7 +55,7 @@ from asr.lm.rnn.recurrent import GruLayer, SimpleRnnLayer
 from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID, Vocabulary
 
 
-class HistoryTree:
+class HistoryTree(LanguageModel):
     """A `LanguageModel` whose every score is 0 and whose contexts are equal only where all words are.
 
     Args:

@@ -12,7 +12,6 @@ from asr.decoding.interface import DecodingOptions
 from asr.decoding.search_graph import Searchable
 from asr.errors import AsrError
 from asr.kernels.jit import has_package, triton_available
-from asr.lm.combine import CombinedLM, always_answers
 from asr.lm.interface import LanguageModel
 
 FORMS = ("auto", "tensor", "loops", "kernels", "steps", "graphs")
@@ -69,9 +68,9 @@ def lm_chunk_reader(
     if chosen_form(form, graph.final_score.device) != "loops":
         return None
     by_calls = NumbaChunkSearchWithLM(graph, options, lm)
-    tables = lm.for_difference_loop() if isinstance(lm, CombinedLM) else None
+    tables = lm.lookup_tables()
     # Over a decoding graph most of what is asked dies at once; to ask for all streams together costs less there.
-    if isinstance(lm, CombinedLM) and tables is not None and (graph.is_pushed or always_answers(tables)):
+    if tables is not None and (graph.is_pushed or tables.always_answers):
         return NumbaWordSearch(graph, options, lm, by_calls)
     return by_calls
 

@@ -16,7 +16,6 @@ from asr.decoding.lattice import LatticeRecords
 from asr.decoding.search_graph import Searchable
 from asr.decoding.selection import chunk_reader, lm_chunk_reader
 from asr.decoding.tokens import ActiveTokens
-from asr.lm.combine import ForgetfulLM
 from asr.lm.interface import LanguageModel
 
 _FRAMES_BETWEEN_MARKS = 16
@@ -50,7 +49,6 @@ class TokenSearch:
     ) -> None:
         self._am_scale = options.am_scale
         self._lm = lm
-        self._forgetful_lm = lm if isinstance(lm, ForgetfulLM) else None
         self._held = () if held is None else (held,)
         self._backtrace = backtrace
         self._lattice = lattice
@@ -151,8 +149,8 @@ class TokenSearch:
 
     def _tell(self, parts: list[ActiveTokens]) -> None:
         """Tells the language model and the back-pointers, where these are due, what is alive."""
-        if self._forgetful_lm is not None:
-            self._forgetful_lm.mark_live(torch.cat([*(part.context_idx for part in parts), *self._held]))
+        if self._lm is not None:
+            self._lm.retain(torch.cat([*(part.context_idx for part in parts), *self._held]))
         if self._backtrace.is_due:
             records = self._backtrace.collect(torch.cat([part.record for part in parts]))
             for part, record in zip(parts, torch.split(records, [len(part) for part in parts]), strict=True):

@@ -26,17 +26,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.kernels.jit import gpu_module, jit
+from asr.kernels.jit import gpu_module, jit, kernel
 
 _MAX_TABLE_SIZE = (1 << 63) - 1
 
 
 def compiled_loops() -> tuple[Callable[..., int], Callable[..., int]] | None:
     """`find_keys` and `insert_keys` compiled, or None where numba is missing."""
-    first, second = (jit(loop, reorders_sums=False) for loop in (find_keys, insert_keys))
+    first, second = jit(find_keys), jit(insert_keys)
     return None if first is None or second is None else (first, second)
 
 
+@kernel(fastmath=False)
 def find_keys(table: Any, key: Any, multiplier: int, shift: int, slot: Any, missing: Any) -> int:
     """Fills slot (Q,), -1 where absent, and missing (Q,) from its beginning -> how many keys (Q,) are absent."""
     num_missing = 0
@@ -49,6 +50,7 @@ def find_keys(table: Any, key: Any, multiplier: int, shift: int, slot: Any, miss
     return num_missing
 
 
+@kernel(fastmath=False)
 def insert_keys(
     table: Any, key: Any, multiplier: int, shift: int, slot: Any, one: Any, num_new: int, most_new: int
 ) -> int:

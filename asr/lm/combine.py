@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -31,8 +31,9 @@ from torch import Tensor
 
 from asr.errors import AsrError
 from asr.kernels.hash_table import HashTable
-from asr.kernels.jit import answer
-from asr.lm.interface import ExpandingLM, LanguageModel, LookupTables, LoopLM
+from asr.kernels.jit import kernel
+from asr.kernels.lookup import compiled_lookup, look_up
+from asr.lm.interface import LanguageModel
 from asr.text.symbols import SPECIAL_WORDS, UNK_ID, Vocabulary
 
 _FIRST_BUCKETS = 1 << 9
@@ -96,21 +97,7 @@ _LOGGER = logging.getLogger(__name__)
 _FEWEST_TO_FORGET = 1 << 16
 
 
-@runtime_checkable
-class ForgetfulLM(Protocol):
-    """A language model that may forget histories, but none that the search still holds."""
-
-    def mark_live(self, context_idx: Tensor) -> None:
-        """Declares live the contexts (K,), and those that `score` returns from now on."""
-
-
-def mark_live(lm: LanguageModel, context_idx: Tensor) -> None:
-    """Tells a model that may forget which of its contexts (K,) are still held; others have nothing to be told."""
-    if isinstance(lm, ForgetfulLM):
-        lm.mark_live(context_idx)
-
-
-class NumberedLM:
+class NumberedLM(LanguageModel):
     """Gives the contexts of a model small numbers in the order of their coming, so that they fit 32 bits.
 
     Args:
@@ -140,17 +127,17 @@ class NumberedLM:
         """log P(</s> | history), (Q,)."""
         return self._lm.final(self._table.key_of(context_idx))
 
-    def mark_live(self, context_idx: Tensor) -> None:
-        """Passes on which contexts (K,) the search still holds; the numbers of others are given again, now and then."""
-        mark_live(self._lm, self._table.key_of(context_idx))
-        if context_idx.numel() == 0:
-            self._table = ContextTable(context_idx.device)
+    def retain(self, live: Tensor) -> None:
+        """Passes on which contexts (L,) the search still holds; the numbers of others are given again, now and then."""
+        self._lm.retain(self._table.key_of(live))
+        if live.numel() == 0:
+            self._table = ContextTable(live.device)
         elif len(self._table) >= self._forget_at:
-            self._table.keep(context_idx)
+            self._table.keep(live)
             self._forget_at = max(_FEWEST_TO_FORGET, 2 * len(self._table))
 
 
-class RemappedLM:
+class RemappedLM(LanguageModel):
     """A model asked with the word ids of another vocabulary; words it does not have share its `<unk>` evenly.
 
     Each gets log P(<unk> | history) less the logarithm of their number, so that what the model gives to all words
@@ -177,12 +164,11 @@ class RemappedLM:
                 self.num_oov_words,
                 len(vocabulary) - len(SPECIAL_WORDS),
             )
-        self._of_loop: tuple[Any, Any] = (None, None)
-        self._expand = lm.expand if isinstance(lm, ExpandingLM) else None  # a Protocol takes its time to check
         self._share: Tensor | None = None
         if self.num_oov_words > 1:
             self._share = self._word_map.eq(UNK_ID).float() * -math.log(self.num_oov_words)
             self._share[: len(SPECIAL_WORDS)] = 0.0
+        self._share_array = np.zeros(0, dtype=np.float32) if self._share is None else self._share.cpu().numpy()
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -202,25 +188,47 @@ class RemappedLM:
         """log P(</s> | history), (Q,)."""
         return self._lm.final(context_idx)
 
-    def for_loop(self) -> LookupTables | None:
-        """As of the model itself, where its words stand in its list and what is added to their scores being mapped."""
-        tables = self._lm.for_loop() if isinstance(self._lm, LoopLM) else None
-        if tables is None:
-            return None
-        word_map, added, model = tables
-        share = added if self._share is None else self._share.numpy()
-        if self._of_loop[0] is not word_map:
-            self._of_loop = word_map, word_map[self._word_map.numpy()]
-        return self._of_loop[1], share, model
+    def lookup_tables(self) -> RemappedTables | None:
+        """The model's own, with the word map and the shares of its `<unk>`."""
+        tables = self._lm.lookup_tables()
+        return None if tables is None else RemappedTables(self._word_map.numpy(), self._share_array, tables)
 
-    def expand(self, context_idx: Tensor, held: Tensor) -> None:
-        """Passes on which contexts (K,) a loop will ask, and (H,) holds; see `ExpandingLM`."""
-        if self._expand is not None:
-            self._expand(context_idx, held)
+    def expand(self, context_idx: Tensor, live: Tensor) -> None:
+        """Passes on which contexts (K,) a loop will ask, and which (L,) the search holds."""
+        self._lm.expand(context_idx, live)
 
-    def mark_live(self, context_idx: Tensor) -> None:
-        """Passes on which contexts (K,) the search still holds."""
-        mark_live(self._lm, context_idx)
+    def retain(self, live: Tensor) -> None:
+        """Passes on which contexts (L,) the search still holds."""
+        self._lm.retain(live)
+
+
+class RemappedTables(NamedTuple):
+    """What `look_up_remapped` reads: word_map (V,), what is added to a word's score (V,) or (0,), and the model's."""
+
+    word_map: Any
+    share: Any
+    model: Any
+
+    @property
+    def always_answers(self) -> bool:
+        """Whether the model itself does."""
+        return bool(self.model.always_answers)
+
+
+@compiled_lookup(RemappedTables)
+@kernel(fastmath=False)
+def look_up_remapped(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> bool:
+    """Answers as `RemappedLM.score`, for `look_up`."""
+    word_map, share = tables.word_map, tables.share
+    num = len(word_id)
+    mapped = np.empty(num, dtype=np.int64)
+    for i in range(num):
+        mapped[i] = word_map[word_id[i]]
+    could = look_up(context_idx, mapped, tables.model, log_prob, next_idx)
+    if len(share):
+        for i in range(num):
+            log_prob[i] += share[word_id[i]]
+    return could
 
 
 def num_oov_words(model: Vocabulary, words: Vocabulary) -> int:
@@ -246,7 +254,7 @@ CONTEXT_BITS = 32
 LOW_CONTEXT = (1 << CONTEXT_BITS) - 1
 
 
-class CombinedLM:
+class CombinedLM(LanguageModel):
     """Two models whose log probabilities a function makes one of, word by word.
 
     A context index holds the first model's in the upper 32 bits (31 used), the second's below. A combined model's own
@@ -269,9 +277,6 @@ class CombinedLM:
         self._combine = combine
         # Whether an index came that has no room: on a device it is not waited for word by word.
         self._exceeds: Tensor | None = None
-        # A Protocol takes its time to check.
-        self._have_loops = all(isinstance(lm, LoopLM) for lm in (self.first, self.second))
-        self._expand = tuple(lm.expand if isinstance(lm, ExpandingLM) else None for lm in (self.first, self.second))
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -301,24 +306,24 @@ class CombinedLM:
         first_idx, second_idx = self.unpack(context_idx)
         return self._combine(self.first.final(first_idx), self.second.final(second_idx))
 
-    def for_difference_loop(self) -> LookupTables | None:
-        """Both models' tables, where this is the difference of two that have some; see `score_difference`."""
-        if self._combine is not _subtract or not self._have_loops:
+    def lookup_tables(self) -> DifferenceTables | None:
+        """Both models' tables, where this is the difference of two that have some."""
+        if self._combine is not _subtract:
             return None
-        tables = self.first.for_loop(), self.second.for_loop()  # type: ignore[attr-defined]
-        return None if tables[0] is None or tables[1] is None else tables
+        large, small = self.first.lookup_tables(), self.second.lookup_tables()
+        return None if large is None or small is None else DifferenceTables(large, small)
 
-    def expand(self, context_idx: Tensor, held: Tensor) -> None:
-        """Passes on to the models that grow which contexts (K,) a loop will ask, and (H,) holds; see `ExpandingLM`."""
-        parts = zip(self._expand, self.unpack(context_idx), self.unpack(held), strict=True)
-        for expand, own_idx, own_held in parts:
-            if expand is not None:
-                expand(own_idx, own_held)
+    def expand(self, context_idx: Tensor, live: Tensor) -> None:
+        """Passes on to both models which contexts (K,) a loop will ask, and which (L,) the search holds."""
+        for lm, own_idx, own_live in zip(
+            (self.first, self.second), self.unpack(context_idx), self.unpack(live), strict=True
+        ):
+            lm.expand(own_idx, own_live)
 
-    def mark_live(self, context_idx: Tensor) -> None:
-        """Passes on to both models which contexts (K,) the search still holds."""
-        for lm, idx in zip((self.first, self.second), self.unpack(context_idx), strict=True):
-            mark_live(lm, idx)
+    def retain(self, live: Tensor) -> None:
+        """Passes on to both models which contexts (L,) the search still holds."""
+        for lm, idx in zip((self.first, self.second), self.unpack(live), strict=True):
+            lm.retain(idx)
 
     def _packed(self, first_idx: Tensor, second_idx: Tensor) -> Tensor:
         upper = torch.bitwise_or(
@@ -347,14 +352,6 @@ class CombinedLM:
     def unpack(context_idx: Tensor) -> tuple[Tensor, Tensor]:
         """The inverse of `pack`."""
         return torch.bitwise_right_shift(context_idx, CONTEXT_BITS), torch.bitwise_and(context_idx, LOW_CONTEXT)
-
-
-def always_answers(tables: LookupTables) -> bool:
-    """Whether a loop can answer from both models' tables whatever it is asked: n-gram models', in a plain tuple.
-
-    Others may have to expand histories first, see `ExpandingLM`.
-    """
-    return all(type(model) is tuple for _, _, model in tables)
 
 
 def interpolated_lm(
@@ -443,39 +440,33 @@ def _subtract(large: Tensor, small: Tensor) -> Tensor:
     return torch.where(torch.isinf(small), torch.full_like(large, -math.inf), torch.sub(large, small))
 
 
-def score_difference(context_idx: Any, word_id: Any, large: Any, small: Any) -> Any:
-    """What `difference_lm(large, small).score` answers: log_prob (Q,), next_idx (Q,), and whether both models could.
+class DifferenceTables(NamedTuple):
+    """What `look_up_difference` reads: both models' tables."""
 
-    Args:
-        context_idx, word_id: (Q,) the queries.
-        large, small: of each model where the words stand in its list (V,), what is added to their scores (V,) or (0,),
-            and its tables, see `answer`.
-    """
+    large: Any
+    small: Any
+
+    @property
+    def always_answers(self) -> bool:
+        """Whether both models do."""
+        return bool(self.large.always_answers and self.small.always_answers)
+
+
+@compiled_lookup(DifferenceTables)
+@kernel(fastmath=False)
+def look_up_difference(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> bool:
+    """Answers as `difference_lm(large, small).score`, for `look_up`."""
     num = len(word_id)
-    large_state, small_state = np.empty(num, dtype=np.int64), np.empty(num, dtype=np.int64)
+    large_idx, small_idx = np.empty(num, dtype=np.int64), np.empty(num, dtype=np.int64)
     for i in range(num):
-        large_state[i], small_state[i] = context_idx[i] >> CONTEXT_BITS, context_idx[i] & LOW_CONTEXT
-    log_prob, next_idx, large_could = _looked_up(large_state, word_id, large)
-    small_score, small_next, small_could = _looked_up(small_state, word_id, small)
+        large_idx[i], small_idx[i] = context_idx[i] >> CONTEXT_BITS, context_idx[i] & LOW_CONTEXT
+    small_score, small_next = np.empty(num, dtype=np.float32), np.empty(num, dtype=np.int64)
+    large_could = look_up(large_idx, word_id, tables.large, log_prob, next_idx)
+    small_could = look_up(small_idx, word_id, tables.small, small_score, small_next)
     if not (large_could and small_could):
-        return log_prob, next_idx, False
+        return False
     for i in range(num):
-        # As `difference_lm` has it: what the small model rules out does not come back.
+        # As `_subtract`: what the small model rules out does not come back.
         log_prob[i] = -np.inf if np.isinf(small_score[i]) else log_prob[i] - small_score[i]
         next_idx[i] = (next_idx[i] << CONTEXT_BITS) | small_next[i]
-    return log_prob, next_idx, True
-
-
-def _looked_up(state: Any, word_id: Any, words: Any) -> Any:
-    """Scores and next states (Q,) of one of the models, and whether it could tell."""
-    word_map, added, model = words
-    num = len(word_id)
-    listed = np.empty(num, dtype=np.int64)
-    for i in range(num):
-        listed[i] = word_map[word_id[i]]
-    log_prob, next_idx = np.empty(num, dtype=np.float32), np.empty(num, dtype=np.int64)
-    could = answer(state, listed, model, log_prob, next_idx)
-    if len(added):
-        for i in range(num):
-            log_prob[i] += added[word_id[i]]
-    return log_prob, next_idx, could
+    return True

@@ -1,60 +1,79 @@
-"""What every language model answers to the search, and what the query engine asks of a network.
+"""The language model that the search asks, and the network behind the cached recurrent language model.
 
-Shapes: Q queries, S state width, H hidden width, M history words.
+Shapes: Q queries, N streams, K contexts, S state width, H hidden width, M history words.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from typing import Protocol
 
 from torch import Tensor
 
+from asr.kernels.lookup import LookupTables
 from asr.text.symbols import Vocabulary
 
 
-@runtime_checkable
-class LanguageModel(Protocol):
-    """The contract between search and language model: integer tensors in, tensors out.
+class LanguageModel(ABC):
+    """A language model that a decoder can query in batches.
 
-    Log probabilities are natural logarithms, float32. A context index stands for a word history; index and
-    word ids are int64 on `device`. Queries come in any order, with duplicates.
+    A context index is a number that the model gives to a word history. Context indices and word ids are int64 tensors
+    on the model's device; log probabilities are natural logarithms, float32. Queries come in any order and may repeat.
+
+    Only the four abstract members are needed. The others let a model take part in compiled searches, do expensive
+    work for many contexts at once, and forget contexts.
     """
 
     @property
+    @abstractmethod
     def vocabulary(self) -> Vocabulary:
-        """The words that `word_id` numbers."""
+        """The words that `word_id` refers to."""
 
+    @abstractmethod
     def start(self, num_streams: int) -> Tensor:
-        """The history `<s>` for each stream, context_idx (num_streams,)."""
+        """The context of the history `<s>`, once for each stream, (N,)."""
 
+    @abstractmethod
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
-        """log P(word | history) and the history extended by the word: log_prob (Q,), next_idx (Q,)."""
+        """Scores words after contexts.
 
+        Args:
+            context_idx: (Q,).
+            word_id: (Q,).
+
+        Returns:
+            log P(word | context), (Q,), and the context extended by the word, (Q,).
+        """
+
+    @abstractmethod
     def final(self, context_idx: Tensor) -> Tensor:
-        """log P(</s> | history), (Q,)."""
+        """log P(</s> | context), (Q,)."""
 
+    def lookup_tables(self) -> LookupTables | None:
+        """The arrays from which a compiled loop answers instead of `score`; None if only `score` can answer.
 
-LookupTables = tuple[Any, ...]
-"""Arrays and numbers from which a compiled loop answers in a language model's stead."""
+        The loop may write to them. They are valid until the next call of any method of the model.
+        """
+        return None
 
+    def expand(self, context_idx: Tensor, live: Tensor) -> None:  # noqa: B027, optional
+        """Called after each run of a loop that used `lookup_tables`.
 
-@runtime_checkable
-class LoopLM(Protocol):
-    """A language model that may be looked up by a compiled loop, without a call for each frame of the search."""
+        The model registers what the loop has added to the tables, and prepares the contexts that a loop could not
+        answer for. Then the loop runs again with new tables.
 
-    def for_loop(self) -> LookupTables | None:
-        """What the loop reads; None where only `score` can answer."""
+        Args:
+            context_idx: (K,) the contexts that will be asked next.
+            live: (L,) the contexts that the search holds.
+        """
 
+    def retain(self, live: Tensor) -> None:  # noqa: B027, optional
+        """Says which contexts the search still holds; the model may forget all others.
 
-@runtime_checkable
-class ExpandingLM(Protocol):
-    """A `LoopLM` whose tables grow by what they are asked, and which may need more than a loop to answer."""
+        Contexts that `score` returns later are live as well, and so is that of `start`.
 
-    def expand(self, context_idx: Tensor, held: Tensor) -> None:
-        """After each run of the loop: takes in what is new, and makes the histories (K,) ready to be asked.
-
-        A loop that found one which was not, or no room, stops there, and begins again with new tables; where there are
-        none any more, `score` is to be asked for the rest. The search holds the histories (H,).
+        Args:
+            live: (L,).
         """
 
 

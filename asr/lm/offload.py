@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.errors import AsrError
+from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import ArcFinder, NgramArrays, NgramLM, is_narrow, narrow
 from asr.lm.rnn.maxent import HashedMaxEnt, hashed_places
 from asr.lm.rnn.model import RNNLanguageModel
@@ -302,7 +303,7 @@ def _nonzero_bits(table: Tensor) -> Tensor:
 _COLUMNS = 2
 
 
-class HostNgramLM:
+class HostNgramLM(LanguageModel):
     """Equal to `NgramLM` bit for bit, in as much device memory as it is given.
 
     Three placements, the first that fits the budget:

@@ -32,7 +32,7 @@ from asr.decoding.build import OLD_FIRST_PASSES, build_decoder, decoding_options
 from asr.decoding.interface import Decoder, DecodingOptions
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.combine import RemappedLM, difference_lm, mark_live
+from asr.lm.combine import RemappedLM, difference_lm
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.io import load_ngram_lm, read_ngram_lm
 from asr.lm.offload import HostNgramLM, HostTable, bytes_to_find_arcs, table_bytes, with_host_tables
@@ -65,7 +65,7 @@ class System:
         cpu = time.process_time() - cpu
         if self.lm is not None:
             # No history is held from one batch to the next: caches may make room.
-            mark_live(self.lm, num_frames.new_empty(0))
+            self.lm.retain(num_frames.new_empty(0))
         for name, result in zip(names, results, strict=True):
             self.words[name] = result.best.words if result.best is not None else ()
         return cpu

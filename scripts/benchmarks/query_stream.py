@@ -112,7 +112,7 @@ def load_streams(path: str | Path) -> list[QueryStream]:
         raise AsrError(f"{path}: no recorded query streams can be read from it ({error}); record it again.") from error
 
 
-class QueryRecorder:
+class QueryRecorder(LanguageModel):
     """A language model that passes every call on to another and writes it down.
 
     Record with an exact `CachedRNNLM` without a capacity: a context that stands for several histories has no path. Each

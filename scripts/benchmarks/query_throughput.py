@@ -142,7 +142,7 @@ def long_stream(network: StatefulNetwork, stream: QueryStream, minutes: int, cap
             _, next_idx = engine.score(context_of_node[parent[begin:end]], word[begin:end])
             context_of_node[query] = next_idx
             # Nodes that no call has reached yet are 0, the node above `<s>`, which stays in any case.
-            engine.mark_live(torch.cat((context_of_node[last > call], context_of_node[reached[:1]])))
+            engine.retain(torch.cat((context_of_node[last > call], context_of_node[reached[:1]])))
         context = context_of_node[reached[0]]
         if number % max(1, rounds // 12) == 0:
             counts = engine.statistics()

@@ -47,7 +47,7 @@ def marking(stream: QueryStream, engine: CachedRNNLM) -> Callable[[int, Tensor],
 
     def mark(call: int, context_of_node: Tensor) -> None:
         live = (last[: int(reached[call]) + 1] > call).nonzero().squeeze(1)
-        engine.mark_live(context_of_node[live])
+        engine.retain(context_of_node[live])
 
     return mark
 

@@ -159,7 +159,7 @@ def test_a_network_that_has_no_more_room_is_asked_by_calls(
     options = DecodingOptions(search_beam=6.0, min_active_states=3, max_active_states=40)
     log_prob, found = random_log_prob(5, 5, 11), []
     engine = CachedRNNLM(network, capacity_bytes=capacity_bytes)
-    assert engine.for_loop() is not None
+    assert engine.lookup_tables() is not None
     for own, form in ((CachedRNNLM(network), "tensor"), (engine, "loops")):
         search = TokenPassingDecoder(GRAPH, options, form=form)
         for _ in range(2):
@@ -169,7 +169,7 @@ def test_a_network_that_has_no_more_room_is_asked_by_calls(
         assert (one is None) == (other is None)
         if one is not None and other is not None:
             assert one.word_ids == other.word_ids and one.total == pytest.approx(other.total, abs=1e-4)
-    assert (engine.for_loop() is None) == (capacity_bytes < 10**7)
+    assert (engine.lookup_tables() is None) == (capacity_bytes < 10**7)
     if capacity_bytes == 10**7:
         assert not frames_by_calls
     else:

@@ -19,11 +19,11 @@ def _write(path: Path, text: str, second: int) -> None:
     os.utime(path, (second, second))
 
 
-def _value(folder: Path, **more: str) -> int:
+def _value(folder: Path, code: str = _RUN, **more: str) -> int:
     root = Path(importlib.util.find_spec("asr").submodule_search_locations[0]).parent
     environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{root}", "NUMBA_CACHE_DIR": str(folder / "cache")}
     environment |= more
-    done = subprocess.run([sys.executable, "-c", _RUN], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     return int(done.stdout)
 
 
@@ -51,3 +51,50 @@ def test_where_nothing_can_be_written_loops_are_compiled_in_memory(tmp_path: Pat
 def test_nothing_else_compiles_loops() -> None:
     root = Path(importlib.util.find_spec("asr").submodule_search_locations[0])
     assert [path.name for path in root.rglob("*.py") if "njit" in path.read_text(encoding="utf-8")] == ["jit.py"]
+
+
+_LOOKUP = """
+from typing import Any, NamedTuple
+from asr.kernels.lookup import compiled_lookup
+
+class Tables(NamedTuple):
+    score: Any
+
+@compiled_lookup(Tables)
+def lookup(context_idx, word_id, tables, log_prob, next_idx):
+    for i in range(len(word_id)):
+        log_prob[i], next_idx[i] = {factor} * tables.score[word_id[i]], context_idx[i] + 1
+    return True
+"""
+_LOOKUP_CALLER = """
+from typing import Any, NamedTuple
+from asr.kernels.lookup import look_up
+
+class Outer(NamedTuple):
+    inner: Any
+
+def total(word_id, outer, log_prob, next_idx):
+    look_up(word_id, word_id, outer.inner, log_prob, next_idx)
+    return log_prob.sum()
+"""
+_RUN_LOOKUP = """
+import numpy as np
+from asr.kernels.jit import jit
+import caller, model
+score, word = np.array([1.0, 2.0], dtype=np.float32), np.array([1, 1, 0])
+outer = caller.Outer(model.Tables(score))
+print(int(jit(caller.total)(word, outer, np.empty(3, dtype=np.float32), np.empty(3, dtype=np.int64))))
+"""
+
+
+def test_a_changed_lookup_is_compiled_anew_in_the_loops_that_ask_it(tmp_path: Path) -> None:
+    """Only the type of the tables tells which lookup a loop calls."""
+    _write(tmp_path / "caller.py", _LOOKUP_CALLER, 1_000)
+    _write(tmp_path / "model.py", _LOOKUP.format(factor=1), 1_000)
+    assert _value(tmp_path, _RUN_LOOKUP) == 5
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("caller*.nbc")}
+    assert kept
+    assert _value(tmp_path, _RUN_LOOKUP) == 5  # read from the cache
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    _write(tmp_path / "model.py", _LOOKUP.format(factor=2), 2_000)
+    assert _value(tmp_path, _RUN_LOOKUP) == 10

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from asr.errors import AsrError
+from asr.kernels.lookup import look_up
 from asr.lm import combine
 from asr.lm.combine import (
     CombinedLM,
@@ -23,7 +24,6 @@ from asr.lm.combine import (
     difference_lm,
     interpolated_difference_lm,
     interpolated_lm,
-    score_difference,
 )
 from asr.lm.corpus import read_word_stream
 from asr.lm.interface import LanguageModel
@@ -172,7 +172,7 @@ def test_numbered_contexts_of_a_stream_without_an_end_are_bounded(
         expected, context_idx = plain.score(context_idx, word_id)
         log_prob, own_idx = numbered.score(own_idx, word_id)
         assert torch.equal(log_prob, expected)
-        numbered.mark_live(own_idx)
+        numbered.retain(own_idx)
         most = max(most, int(own_idx.max()))
     assert most < 16
 
@@ -198,7 +198,7 @@ def test_models_of_different_words(models: list[NgramLM], tmp_path: Path, caplog
     numbered = NumberedLM(mapped)
     assert torch.equal(_scores(numbered, "w1 w2"), _scores(mapped, "w1 w2"))
     assert numbered.start(3).tolist() == [0, 0, 0]
-    numbered.mark_live(torch.empty(0, dtype=torch.int64))  # nothing is held: numbers begin anew
+    numbered.retain(torch.empty(0, dtype=torch.int64))  # nothing is held: numbers begin anew
     _, first = numbered.score(numbered.start(1), torch.tensor([5]))
     assert first.tolist() == [1]
 
@@ -213,7 +213,7 @@ def test_a_loop_answers_as_the_difference_does(models: list[NgramLM], kind: str)
     words = [*small.vocabulary.words[len(SPECIAL_WORDS) :], *(["new", "newer"] if kind == "words missing" else [])]
     vocabulary = Vocabulary(words[::-1])
     lm = difference_lm(RemappedLM(large, vocabulary), RemappedLM(small, vocabulary))
-    tables = lm.for_difference_loop()
+    tables = lm.lookup_tables()
     assert tables is not None
     idx = lm.start(40)
     generator = torch.Generator().manual_seed(0)
@@ -221,7 +221,8 @@ def test_a_loop_answers_as_the_difference_does(models: list[NgramLM], kind: str)
         word = torch.randint(2, len(vocabulary), (40,), generator=generator)
         expected, next_idx = lm.score(idx, word)
         with np.errstate(over="ignore"):
-            score, found, could = score_difference(idx.numpy(), word.numpy(), *tables)
+            score, found = np.empty(40, dtype=np.float32), np.empty(40, dtype=np.int64)
+            could = look_up(idx.numpy(), word.numpy(), tables, score, found)
         assert could and score.tolist() == expected.tolist() and found.tolist() == next_idx.tolist()
         idx = next_idx
     assert bool(torch.any(torch.isinf(expected))) == (kind == "ruled out")
@@ -232,5 +233,5 @@ def test_other_models_have_nothing_for_a_loop(models: list[NgramLM]) -> None:
     uncompiled = NgramLM(large.vocabulary, large.arrays, large.order, compiled=False)
     others = [interpolated_lm([large, small], [0.5, 0.5]), difference_lm(uncompiled, small)]
     for lm in [*others, difference_lm(interpolated_lm([large, small], [0.5, 0.5]), small)]:
-        assert lm.for_difference_loop() is None
-    assert RemappedLM(uncompiled, small.vocabulary).for_loop() is None
+        assert lm.lookup_tables() is None
+    assert RemappedLM(uncompiled, small.vocabulary).lookup_tables() is None

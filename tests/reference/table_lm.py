@@ -7,10 +7,11 @@ import random
 import torch
 from torch import Tensor
 
+from asr.lm.interface import LanguageModel
 from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID, Vocabulary
 
 
-class TableLM:
+class TableLM(LanguageModel):
     """Random probabilities that depend on the whole history; a context index is a place in the list of histories.
 
     Args:
@@ -20,13 +21,17 @@ class TableLM:
     """
 
     def __init__(self, vocabulary: Vocabulary, seed: int = 0, num_history_words: int | None = None) -> None:
-        self.vocabulary = vocabulary
+        self._vocabulary = vocabulary
         self._seed = seed
         self._num_history_words = num_history_words
         self._histories: list[tuple[int, ...]] = []
         self._idx_of: dict[tuple[int, ...], int] = {}
         self._distributions: dict[tuple[int, ...], list[float]] = {}
         self.num_calls = 0
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self._vocabulary
 
     def history_of(self, context_idx: int) -> tuple[int, ...]:
         return self._histories[context_idx]

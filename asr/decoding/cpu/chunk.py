@@ -26,11 +26,12 @@ from asr.decoding.cpu.frame import expand_paths, num_arcs, pruning_threshold
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.search_graph import Searchable
 from asr.decoding.tokens import ActiveTokens
-from asr.kernels.jit import jit_required
+from asr.kernels.jit import jit_required, kernel
 
 _NONE = -1
 
 
+@kernel(fastmath=False)
 def read_frames(
     state: Any,
     score: Any,
@@ -272,7 +273,7 @@ class NumbaChunkSearch:
 
     def __init__(self, graph: Searchable, options: DecodingOptions) -> None:
         arcs = graph.emitting
-        self._loop = jit_required(read_frames, reorders_sums=False)
+        self._loop = jit_required(read_frames)
         self._arcs = tuple(
             part.numpy() for part in (arcs.arc_begin, arcs.token_id, arcs.score, arcs.words.num_words, arcs.dst_state)
         )

@@ -38,11 +38,12 @@ from asr.decoding.cpu.frame import expand_frame, keep_frame
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.search_graph import Searchable
 from asr.decoding.tokens import ActiveTokens
-from asr.kernels.jit import jit_required
-from asr.lm.combine import CombinedLM, score_difference
+from asr.kernels.jit import jit_required, kernel
+from asr.kernels.lookup import look_up
 from asr.lm.interface import LanguageModel
 
 
+@kernel(fastmath=False)
 def read_to_words(
     stream: Any, state: Any, score: Any, context_idx: Any, lm_score: Any, record: Any,
     arc_begin: Any, token_id: Any, arc_score: Any, num_words: Any, word_begin: Any, word_id: Any, dst_state: Any,
@@ -163,6 +164,7 @@ def read_to_words(
     )  # fmt: skip
 
 
+@kernel(fastmath=False)
 def keep_words(
     source: Any, arc: Any, stream: Any, score: Any, changed: Any, word_score: Any, next_idx: Any, lm_scale: Any,
     context_idx: Any, lm_score: Any, record: Any, dst_state: Any, offset: Any,
@@ -207,10 +209,11 @@ def keep_words(
     return stream[kept], state[kept], new_context[kept], score[kept], new_lm_score[kept], previous, arc[kept]
 
 
+@kernel(fastmath=False)
 def read_with_words(
     tokens: Any, arcs: Any, log_prob: Any, frame_begin: Any, num_columns: int, num_left: Any, offset: Any,
     beam: Any, word_beam: Any, lm_scale: Any, min_active: int, max_active: int,
-    large: Any, small: Any, first_record: int, most_records: int,
+    tables: Any, first_record: int, most_records: int,
 ) -> tuple[Any, Any, Any, Any, Any, bool]:  # fmt: skip
     """Reads the frames of each stream, one stream after the other, as far as the models' loops can answer.
 
@@ -221,7 +224,7 @@ def read_with_words(
         log_prob, frame_begin, num_columns, num_left, offset, beam, word_beam, min_active, max_active: as of
             `read_to_words`.
         lm_scale: float32.
-        large, small: as of `score_difference`.
+        tables: the language model's, for `look_up`.
         first_record: the number of the first record to be made.
         most_records: how many are enough.
 
@@ -262,9 +265,7 @@ def read_with_words(
             num_records, num_blocks = num_records + len(before), num_blocks + len(begins)
             if not len(word):
                 break
-            word_score, next_idx, lacking = _scored(
-                history, word, arc[changed], num_words, word_begin, word_id, large, small
-            )
+            word_score, next_idx, lacking = _scored(history, word, arc[changed], num_words, word_begin, word_id, tables)
             if len(lacking):
                 # The frame is read again when it can be answered.
                 offset[own] = offset_before[own]
@@ -307,14 +308,14 @@ def _with(array: Any, num: int, values: Any) -> Any:
 
 
 def _scored(
-    history: Any, word: Any, arc: Any, num_words: Any, word_begin: Any, word_id: Any, large: Any, small: Any
+    history: Any, word: Any, arc: Any, num_words: Any, word_begin: Any, word_id: Any, tables: Any
 ) -> tuple[Any, Any, Any]:
     """The scores of all words of arcs (Q,), of which `word` is the first, after their histories, and those behind them.
 
     Where these cannot be told, the histories that are asked come last (Q',).
     """
-    word_score, next_idx, could = score_difference(history, word, large, small)
-    if not could:
+    word_score, next_idx = np.empty(len(word), dtype=np.float32), np.empty(len(word), dtype=np.int64)
+    if not look_up(history, word, tables, word_score, next_idx):
         return word_score, next_idx, history
     more, context = np.empty(len(arc), dtype=np.int64), np.empty(len(arc), dtype=np.int64)
     further, position = np.empty(len(arc), dtype=np.int64), 1
@@ -326,8 +327,8 @@ def _scored(
                 num += 1
         if not num:
             return word_score, next_idx, history[:0]
-        log_prob, following, could = score_difference(context[:num], further[:num], large, small)
-        if not could:
+        log_prob, following = np.empty(num, dtype=np.float32), np.empty(num, dtype=np.int64)
+        if not look_up(context[:num], further[:num], tables, log_prob, following):
             return word_score, next_idx, context[:num]
         for j in range(num):
             word_score[more[j]] += log_prob[j]
@@ -352,8 +353,8 @@ class NumbaChunkSearchWithLM:
     """
 
     def __init__(self, graph: Searchable, options: DecodingOptions, lm: LanguageModel) -> None:
-        self._read_to_words = jit_required(read_to_words, reorders_sums=False)
-        self._keep_words = jit_required(keep_words, reorders_sums=False)
+        self._read_to_words = jit_required(read_to_words)
+        self._keep_words = jit_required(keep_words)
         self._lm = lm
         self._emitting = graph.emitting
         self._dst_state = graph.emitting.dst_state.numpy()
@@ -430,8 +431,8 @@ class NumbaWordSearch:
         otherwise: reads on where the model has no tables any more, having come to its bound of bytes.
     """
 
-    def __init__(self, graph: Searchable, options: DecodingOptions, lm: CombinedLM, otherwise: ChunkBackend) -> None:
-        self._loop = jit_required(read_with_words, reorders_sums=False)
+    def __init__(self, graph: Searchable, options: DecodingOptions, lm: LanguageModel, otherwise: ChunkBackend) -> None:
+        self._loop = jit_required(read_with_words)
         self._otherwise = otherwise
         self._emitting = graph.emitting
         self._arcs = graph.emitting.for_loop()
@@ -459,12 +460,12 @@ class NumbaWordSearch:
                 tokens = _tokens_of(paths)
                 traces.collect([tokens])
                 paths = (*paths[:-1], tokens.record.numpy())
-            tables = self._lm.for_difference_loop()
+            tables = self._lm.lookup_tables()
             if tables is None:
                 return self._otherwise.read(_tokens_of(paths), _rest(chunk, num_left), traces)
             paths, waits_for, previous, arc, block_begin, is_over = self._loop(
                 *(paths, self._arcs, flat, frame_begin, num_columns, num_left, offset.numpy(), *self._beams),
-                *(*self._limits, *tables, backtrace.num_records, _RECORDS_AT_ONCE),
+                *(*self._limits, tables, backtrace.num_records, _RECORDS_AT_ONCE),
             )
             graph_arc = self._emitting.arc_of(torch.from_numpy(arc))
             backtrace.add_blocks(torch.from_numpy(previous), graph_arc, block_begin.tolist())

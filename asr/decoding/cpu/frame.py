@@ -31,7 +31,7 @@ from torch import Tensor
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.search_graph import Searchable
 from asr.decoding.tokens import ActiveTokens
-from asr.kernels.jit import jit_required
+from asr.kernels.jit import jit_required, kernel
 
 # More than the rounding of a difference of two scores can be.
 _SLACK = 0.01
@@ -154,6 +154,7 @@ _FIRST_MULTIPLIER = 0x1E3779B97F4A7C15
 _SECOND_MULTIPLIER = 0x3F58476D1CE4E5B9
 
 
+@kernel(fastmath=False)
 def expand_frame(
     stream: Any,
     state: Any,
@@ -229,6 +230,7 @@ def expand_frame(
     return source[:num], arc[:num], candidate_stream[:num], candidate_score[:num], is_complete
 
 
+@kernel(fastmath=False)
 def keep_frame(
     stream: Any,
     state: Any,
@@ -336,8 +338,8 @@ class NumbaFrameBackend:
 
     def __init__(self, graph: Searchable, options: DecodingOptions, has_lm: bool) -> None:
         arcs = graph.emitting
-        self._expand = jit_required(expand_frame, reorders_sums=False)
-        self._keep = jit_required(keep_frame, reorders_sums=False)
+        self._expand = jit_required(expand_frame)
+        self._keep = jit_required(keep_frame)
         self._arc_begin = arcs.arc_begin.numpy()
         self._token_id = arcs.token_id.numpy()
         self._arc_score = arcs.score.numpy()

@@ -14,7 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from asr.kernels.jit import kernel
 
+
+@kernel(fastmath=False)
 def add_losses(previous: Any, frame: Any, src: Any, dst: Any, lost_by: Any, loss: Any) -> None:
     """How much the best way on from each record loses against the best path.
 
@@ -39,6 +42,7 @@ def add_losses(previous: Any, frame: Any, src: Any, dst: Any, lost_by: Any, loss
         end = begin
 
 
+@kernel(fastmath=False)
 def kept_within(
     reach: float, previous: Any, utt_idx: Any, frame: Any, src: Any, dst: Any, lost_by: Any, loss: Any, num_utts: int
 ) -> Any:
@@ -88,6 +92,7 @@ def kept_within(
     return record[:num_records], loser[:num_losers], state, number, src_state, dst_state
 
 
+@kernel(fastmath=False)
 def order_by_source(src_state: Any, num_states: int) -> Any:
     """The arcs (A,) in the order of the states that they leave, otherwise as they were, and arc_begin (S + 1,)."""
     arc_begin = np.zeros(num_states + 1, dtype=np.int64)
@@ -101,6 +106,7 @@ def order_by_source(src_state: Any, num_states: int) -> Any:
     return order, arc_begin
 
 
+@kernel(fastmath=False)
 def spread_forward(arc_begin: Any, dst_state: Any, arc_total: Any, score: Any) -> None:
     """Raises the score of each state (S,) to the best over the arcs that lead to it, states in the order of frames."""
     for state in range(len(score)):
@@ -108,6 +114,7 @@ def spread_forward(arc_begin: Any, dst_state: Any, arc_total: Any, score: Any) -
             score[dst_state[arc]] = max(score[dst_state[arc]], score[state] + arc_total[arc])
 
 
+@kernel(fastmath=False)
 def spread_backward(arc_begin: Any, dst_state: Any, arc_total: Any, score: Any) -> None:
     """Raises the score of each state (S,) to the best over the arcs that leave it, states in the order of frames."""
     for state in range(len(score) - 1, -1, -1):
@@ -115,6 +122,7 @@ def spread_backward(arc_begin: Any, dst_state: Any, arc_total: Any, score: Any) 
             score[state] = max(score[state], score[dst_state[arc]] + arc_total[arc])
 
 
+@kernel(fastmath=False)
 def build_pruned(parts: Any, graph: Any, log_prob: Any, scales: Any, beam: float) -> Any:
     """What `lattice_from_graph` makes of parts, pruned as by `prune`.
 

@@ -25,8 +25,8 @@ from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice
 from asr.decoding.lattice_graph import LatticeGraph
 from asr.decoding.tokens import ActiveTokens
-from asr.kernels.jit import has_package, jit_required
-from asr.lm.combine import CombinedLM, always_answers, score_difference
+from asr.kernels.jit import has_package, jit_required, kernel
+from asr.kernels.lookup import look_up
 from asr.lm.interface import LanguageModel
 
 _FIRST_MULTIPLIER = 0x1E3779B97F4A7C15
@@ -35,9 +35,10 @@ _FIRST_MULTIPLIER = 0x1E3779B97F4A7C15
 _SECOND_MULTIPLIER = 0x3F58476D1CE4E5B9
 
 
+@kernel(fastmath=False)
 def search_lattice(
     state: Any, context_idx: Any, arcs: Any, num_frames: Any, offset: Any, beam: Any, max_active: int, lm_scale: Any,
-    large: Any, small: Any,
+    tables: Any,
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     """Follows all paths inside the beam to the utterances' last frames.
 
@@ -48,7 +49,7 @@ def search_lattice(
         offset: (N,) float64; what scores lack is added in place.
         beam, max_active: what stays, as of `pruning_threshold`.
         lm_scale: float32.
-        large, small: as of `score_difference`, of n-gram models, which can always answer.
+        tables: the language model's, for `look_up`, which always answers.
 
     Returns:
         The paths behind the last frames, stream, state, context_idx, score, lm_score, record (F,), those of a stream
@@ -80,7 +81,7 @@ def search_lattice(
                 num_changed += 1
         if num_changed:
             changed = changed[:num_changed]
-            word_score = _scored(changed, arc, next_idx, num_words, word_begin, word_id, large, small)
+            word_score = _scored(changed, arc, next_idx, num_words, word_begin, word_id, tables)
             for j in range(num_changed):
                 value[changed[j]] += word_score[j] * lm_scale
                 new_lm_score[changed[j]] += word_score[j]
@@ -126,9 +127,7 @@ def _expanded(
     return source[:num], arc[:num], value[:num]
 
 
-def _scored(
-    changed: Any, arc: Any, next_idx: Any, num_words: Any, word_begin: Any, word_id: Any, large: Any, small: Any
-) -> Any:
+def _scored(changed: Any, arc: Any, next_idx: Any, num_words: Any, word_begin: Any, word_id: Any, tables: Any) -> Any:
     """What the words of candidates (Q,) score, float32; next_idx (C,), the histories before, is moved behind them."""
     total = np.zeros(len(changed), dtype=np.float32)
     asked, position = np.arange(len(changed)), 0
@@ -137,7 +136,8 @@ def _scored(
         for j in range(len(asked)):
             at = changed[asked[j]]
             history[j], word[j] = next_idx[at], word_id[word_begin[arc[at]] + position]
-        log_prob, following, _ = score_difference(history, word, large, small)
+        log_prob, following = np.empty(len(asked), dtype=np.float32), np.empty(len(asked), dtype=np.int64)
+        look_up(history, word, tables, log_prob, following)
         position += 1
         num_left = 0
         for j in range(len(asked)):
@@ -220,15 +220,15 @@ def search_by_loop(
     """What is alive at the end of each utterance, as `TokenSearch.alive`; None where the loop cannot serve."""
     if joint.frame.device.type != "cpu" or options.max_contexts_per_state is not None or not has_package("numba"):
         return None
-    tables = lm.for_difference_loop() if isinstance(lm, CombinedLM) else None
-    if tables is None or not always_answers(tables):
+    tables = lm.lookup_tables()
+    if tables is None or not tables.always_answers:
         return None
     arc_begin, _, *arcs = graph.emitting.for_loop()
     offset = np.zeros(joint.num_utts)
-    found, previous, arc = jit_required(search_lattice, reorders_sums=False)(
+    found, previous, arc = jit_required(search_lattice)(
         *(joint.start_state.numpy(), lm.start(joint.num_utts).numpy(), (arc_begin, *arcs)),
         *(joint.frames_of_utts().numpy(), offset, np.float32(options.search_beam), options.max_active_states),
-        *(np.float32(options.lm_scale), *tables),
+        *(np.float32(options.lm_scale), tables),
     )
     backtrace.add_blocks(torch.from_numpy(previous), torch.from_numpy(arc), [0])
     stream, state, context_idx, score, lm_score, record = map(torch.from_numpy, found)

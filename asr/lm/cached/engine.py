@@ -23,14 +23,14 @@ from torch import Tensor
 from asr.errors import AsrError
 from asr.kernels.hash_table import BYTES_PER_SLOT
 from asr.lm.cached.approximations import QuantizedHistory, Recombination
-from asr.lm.cached.engine_numba import LoopScores, NumbaEngine
+from asr.lm.cached.engine_numba import CachedLMTables, LoopScores, NumbaEngine
 from asr.lm.cached.eviction import ByteCosts, Capacity
 from asr.lm.cached.outputs import OutputCache
 from asr.lm.cached.states import Expansion, HiddenLayer, HiddenStore
 from asr.lm.cached.statistics import QueryStatistics, StageClock
 from asr.lm.cached.trie import BEFORE_START, BYTES_PER_NODE, START, HistoryTrie
-from asr.lm.interface import LookupTables, StatefulNetwork
-from asr.text.symbols import EOS_ID
+from asr.lm.interface import LanguageModel, StatefulNetwork
+from asr.text.symbols import EOS_ID, Vocabulary
 
 
 class NewEdges:
@@ -192,7 +192,7 @@ class TorchEngine:
 _KEPT_LEVELS = 32
 
 
-class CachedRNNLM:
+class CachedRNNLM(LanguageModel):
     """A `LanguageModel` that does each piece of the network's work once.
 
     The hidden layer runs once a history, and only when the history is first asked for a successor; all such histories
@@ -214,7 +214,7 @@ class CachedRNNLM:
         recombination_window: calls that a best one stands for at least.
         history_precision: "round-2", "round-1" or "sign": one hidden row where the quantised state before and the word
             are equal; None keeps all apart.
-        capacity_bytes: what trie, hidden rows and normalisers may take. Of the contexts only those that `mark_live`
+        capacity_bytes: what trie, hidden rows and normalisers may take. Of the contexts only those that `retain`
             left out are forgotten for it; hidden rows are dropped at need, which costs time but changes no score.
             See `asr.lm.cached.eviction` for when it cannot be kept.
         rows_ahead: a run of the hidden layer for fewer histories than this takes along others, the newest, up to so
@@ -245,7 +245,6 @@ class CachedRNNLM:
         synchronize: bool = False,
     ) -> None:
         self.network = network
-        self.vocabulary = network.vocabulary
         self.device = network.initial_state().device
         # A device without a number is the current one, which tensors tell by its number.
         self.search_device = self.device if search_device is None else torch.empty(0, device=search_device).device
@@ -311,18 +310,19 @@ class CachedRNNLM:
             row = self.hidden.append(self.network.initial_state().unsqueeze(0))
         self.trie.hidden_row[BEFORE_START] = int(row)
 
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The network's words."""
+        return self.network.vocabulary
+
     def start(self, num_streams: int) -> Tensor:
         """The history `<s>` for each stream, context_idx (num_streams,)."""
         return torch.full((num_streams,), START, dtype=torch.int64, device=self.search_device)
 
-    def mark_live(self, context_idx: Tensor) -> None:
-        """Declares live the contexts (Q,) that the search still holds, and those that `score` returns from now on.
-
-        Until the first call every context is live, and `start`'s always is. Only a capacity makes the engine forget
-        those that are not.
-        """
+    def retain(self, live: Tensor) -> None:
+        """See `LanguageModel.retain`. Only an engine with a capacity forgets, and nothing before the first call."""
         if self.capacity is not None:
-            self.capacity.mark_live(context_idx.to(self.device))
+            self.capacity.retain(live.to(self.device))
 
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
         """log P(word | history) and the history extended by the word: log_prob (Q,), next_idx (Q,)."""
@@ -343,18 +343,18 @@ class CachedRNNLM:
         log_prob, _ = self.score(context_idx, torch.full_like(context_idx, EOS_ID))
         return log_prob
 
-    def for_loop(self) -> LookupTables | None:
-        """What a loop answers from in the place of `score`.
+    def lookup_tables(self) -> CachedLMTables | None:
+        """The arrays that a loop reads and adds to.
 
-        None where the options or the network are not for that, and when the capacity is used up.
+        None if the options or the network do not allow it, or if the capacity is used up.
         """
         return None if self._loop is None else self._loop.tables()
 
-    def expand(self, context_idx: Tensor, held: Tensor) -> None:
-        """After each run of such a loop: contexts (K,) that lack their hidden rows get them; see `ExpandingLM`."""
+    def expand(self, context_idx: Tensor, live: Tensor) -> None:
+        """See `LanguageModel.expand`: computes the hidden rows of contexts (K,) that have none."""
         if self._loop is not None:
             begin = self._clock.now()
-            self._loop.take_in(context_idx, held)
+            self._loop.take_in(context_idx, live)
             self._counts.seconds_total += self._clock.now() - begin
 
     def statistics(self) -> QueryStatistics:

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from asr.kernels.hash_table import MAX_LOAD, distinct_values, home_bucket, slot_of
-from asr.kernels.jit import Intrinsic, answers_from, jit, jit_required
+from asr.kernels.jit import Intrinsic, jit, jit_required
+from asr.kernels.lookup import compiled_lookup
 from asr.lm.cached.eviction import Capacity
 from asr.lm.cached.states import Expansion
-from asr.lm.interface import LookupTables
 from asr.lm.rnn.output_numba import FLOATS_OF_LINE, mixed_with, row_product
 
 # Places in `counts`: nodes and edges that there are, edges that there is room for, how many were too many for that;
@@ -46,13 +46,39 @@ _AHEAD = 16  # queries whose places in the table are asked for early
 prefetch: Any = Intrinsic("asr.kernels.intrinsics", "prefetch")
 
 
-def score_known(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> bool:
+class CachedLMTables(NamedTuple):
+    """What `look_up_cached` reads and writes of an engine.
+
+    Attributes:
+        edges: the table's keys, its hashes' multiplier and shift, and the edges' scores and nodes.
+        parent, last_word, hidden_row: (nodes,) of the trie.
+        hidden: (rows, H) what the output layer reads.
+        counts: (NUM_COUNTS,) int64, see NODES.
+        output: what the output layer's loop reads.
+    """
+
+    edges: tuple[Any, int, int, Any, Any]
+    parent: Any
+    last_word: Any
+    hidden_row: Any
+    hidden: Any
+    counts: Any
+    output: tuple[Any, ...]
+
+    @property
+    def always_answers(self) -> bool:
+        """No: a context's hidden row may have to be computed first."""
+        return False
+
+
+@compiled_lookup(CachedLMTables)
+def look_up_cached(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> bool:
     """Fills log_prob (Q,) and next_idx (Q,) for context_idx, word_id (Q,) -> whether that could be done.
 
     It cannot where a history has no hidden row, or where there is no room for the new edges; then nothing is added.
 
     Args:
-        tables: `HistoryTables` of an engine; its arrays and counts are changed in place.
+        tables: `CachedLMTables` of an engine; its arrays and counts are changed in place.
     """
     counts, hidden_row, edges = tables.counts, tables.hidden_row, tables.edges
     missing = np.empty(len(word_id), dtype=np.int64)
@@ -73,7 +99,7 @@ def score_known(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, next
 
 def find_edges(context_idx: Any, word_id: Any, edges: Any, log_prob: Any, next_idx: Any, missing: Any) -> int:
     """Fills log_prob (Q,) and next_idx (Q,) of the edges that there are, and missing (Q,), from its beginning, with the
-    positions of the others -> how many these are. edges is `HistoryTables.edges`."""
+    positions of the others -> how many these are. edges is `CachedLMTables.edges`."""
     table, multiplier, shift, edge_score, edge_node = edges
     num, num_missing = len(word_id), 0
     for query in range(num):
@@ -176,25 +202,6 @@ def waiting_nodes(context_idx: Any, parent: Any, last_word: Any, hidden_row: Any
 _ROOM = 1024
 
 
-class HistoryTables(NamedTuple):
-    """What `score_known` reads and writes.
-
-    Attributes:
-        edges: the table's keys, its hashes' multiplier and shift, and the edges' scores and nodes.
-    """
-
-    edges: tuple[Any, int, int, Any, Any]
-    parent: Any
-    last_word: Any
-    hidden_row: Any
-    hidden: Any
-    counts: Any
-    output: tuple[Any, ...]
-
-
-answers_from(HistoryTables, score_known, reorders_sums=True)
-
-
 class NumbaEngine:
     """What a loop does stands for calls of `CachedRNNLM.score`: the same edges, nodes and scores.
 
@@ -211,13 +218,12 @@ class NumbaEngine:
         self._expansion = expansion
         self._capacity = capacity
         self._make_output = output
-        self._lent: tuple[tuple[Tensor, ...], HistoryTables] | None = None
-        self.words = np.arange(len(expansion.layer.networks[0].vocabulary))
-        self._nothing = np.empty(0, dtype=np.float32)
+        self._lent: tuple[tuple[Tensor, ...], CachedLMTables] | None = None
+        self.num_words = len(expansion.layer.networks[0].vocabulary)
         self._counts = np.zeros(NUM_COUNTS, dtype=np.int64)
 
-    def tables(self, most_new: int | None = None) -> LookupTables | None:
-        """The words themselves (V,), nothing to be added to their scores, and `HistoryTables` with room in them.
+    def tables(self, most_new: int | None = None) -> CachedLMTables | None:
+        """The arrays with room for new edges in them.
 
         None where there cannot be room within the engine's bound. `most_new` edges are all that will be added, if that
         is known.
@@ -233,21 +239,20 @@ class NumbaEngine:
         counts[:] = 0
         counts[NODES], counts[EDGES] = trie.num_nodes, trie.edges.count
         counts[MOST_EDGES] = min(int(MAX_LOAD * trie.edges.num_slots), trie.edges.count + trie.nodes.num_free)
-        lent = self.lent()
-        return None if lent is None else (self.words, self._nothing, lent)
+        return self.lent()
 
-    def lent(self) -> HistoryTables | None:
+    def lent(self) -> CachedLMTables | None:
         """The arrays as they are now; None where a word's score takes more than a loop."""
         trie, state = self._expansion.trie, self._expansion.hidden.state
         grown = trie.edges.keys, trie.parent, state
         if self._lent is None or any(now is not before for now, before in zip(grown, self._lent[0], strict=True)):
             network, output = self._expansion.layer.networks[0], self._make_output()
-            if output is None or jit(score_known) is None:
+            if output is None or jit(look_up_cached) is None:
                 return None
             hidden = state[:, network.state_size - network.hidden_size :]
             edges = *trie.edges.for_loop(), trie.edge_score.numpy(), trie.edge_node.numpy()
             parent, word, hidden_row = (column.numpy() for column in (trie.parent, trie.word, trie.hidden_row))
-            self._lent = grown, HistoryTables(edges, parent, word, hidden_row, hidden.numpy(), self._counts, output)
+            self._lent = grown, CachedLMTables(edges, parent, word, hidden_row, hidden.numpy(), self._counts, output)
         return self._lent[1]
 
     def take_in(self, context_idx: Tensor, held: Tensor) -> None:
@@ -339,7 +344,7 @@ class LoopScores:
     def _add(self, contexts: Any, words: Any, missing: Any, answers: list[Any]) -> bool:
         """Adds and answers what is missing (M,) -> whether that, and hidden rows for it, had room."""
         trie, lacking = self._expansion.trie, torch.from_numpy(contexts[missing])
-        trie.check(lacking, torch.from_numpy(words[missing]), len(self._access.words))
+        trie.check(lacking, torch.from_numpy(words[missing]), self._access.num_words)
         trie.call += 1
         is_room = self._capacity is None or self._capacity.has_room(len(missing))
         if not is_room or not self._access.expand(lacking):
@@ -351,7 +356,7 @@ class LoopScores:
             # Each new edge has a node of its own.
             tables = self._access.tables(len(missing) - (trie.num_nodes - first))
             assert tables is not None
-            is_done = self._answer(contexts, words, missing, tables[2], first, new_slot, *answers)
+            is_done = self._answer(contexts, words, missing, tables, first, new_slot, *answers)
             self._access.take_nodes()
         if self._capacity is not None:
             row = trie.hidden_row.index_select(0, lacking).long()

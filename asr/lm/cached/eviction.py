@@ -216,7 +216,7 @@ class Capacity:
         self._is_tight = False
         self._set(Limits.within(self.capacity_bytes, self.costs))
 
-    def mark_live(self, context_idx: Tensor) -> None:
+    def retain(self, context_idx: Tensor) -> None:
         """Live are contexts (Q,) and those that are given out from now on."""
         trie = self.expansion.trie
         trie.call += 1

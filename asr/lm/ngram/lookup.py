@@ -17,7 +17,7 @@ Shapes: Q queries.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from asr.errors import AsrError
-from asr.kernels.jit import answers_from
+from asr.kernels.jit import kernel
+from asr.kernels.lookup import compiled_lookup
 
 IntArray = npt.NDArray[np.int32]
 
@@ -179,19 +180,40 @@ def _high_word(packed: Tensor) -> Tensor:
 _BLOCK = 128  # queries whose memory accesses are under way together
 
 
-def score_words(
-    state: Any,
-    word_id: Any,
-    model: Any,
-    log_prob: Any,
-    next_idx: Any,
-) -> bool:
-    """Fills log_prob (Q,) and next_idx (Q,) as `NgramLM.score` does, always; `model` is `NgramArrays.for_loop`'s.
+class NgramTables(NamedTuple):
+    """What `score_words` reads of an n-gram model, see `NgramArrays`.
 
-    An empty `slot` means binary search; `level` is empty where scores are not quantized.
+    Attributes:
+        word_map: (V,) int64 the word that is looked up for each word; empty if each is itself.
+        slot, num_homes, word_bits, key_bits: of the `ArcIndex`; an empty `slot` means binary search.
+        score_level: empty where scores are not quantized.
     """
-    slot, num_homes, word_bits, key_bits, first, second = model[:6]
-    arc_begin, label, backoff_state, backoff_score, score, level, dst_state = model[6:]
+
+    word_map: Any
+    slot: Any
+    num_homes: int
+    word_bits: int
+    key_bits: int
+    arc_begin: Any
+    label: Any
+    backoff_state: Any
+    backoff_score: Any
+    score: Any
+    score_level: Any
+    dst_state: Any
+
+    @property
+    def always_answers(self) -> bool:
+        """Yes: every n-gram that is not listed backs off."""
+        return True
+
+
+@kernel(fastmath=False)
+def score_words(state: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> None:
+    """Fills log_prob (Q,) and next_idx (Q,) as `NgramLM.score` does; words are already mapped."""
+    slot, num_homes, word_bits, key_bits = tables.slot, tables.num_homes, tables.word_bits, tables.key_bits
+    arc_begin, label, backoff_state = tables.arc_begin, tables.label, tables.backoff_state
+    backoff_score, score, level, dst_state = tables.backoff_score, tables.score, tables.score_level, tables.dst_state
     mask = (1 << key_bits) - 1
     active = np.empty(_BLOCK, dtype=np.int64)
     context = np.empty(_BLOCK, dtype=np.int64)
@@ -210,8 +232,8 @@ def score_words(
         while num_active:
             if len(slot):
                 for i in range(num_active):
-                    key = (((context[i] << word_bits) + word_id[active[i]]) * first) & mask
-                    key = ((key ^ (key >> (key_bits // 2))) * second) & mask
+                    key = (((context[i] << word_bits) + word_id[active[i]]) * MULTIPLIERS[0]) & mask
+                    key = ((key ^ (key >> (key_bits // 2))) * MULTIPLIERS[1]) & mask
                     tag[i] = key & _TAG_MASK
                     place[i] = ((key >> (key_bits - 32)) * num_homes) >> 32
                 for i in range(num_active):
@@ -255,7 +277,18 @@ def score_words(
             else:
                 log_prob[query] += score[arc]
             next_idx[query] = dst_state[arc]
+
+
+@compiled_lookup(NgramTables)
+@kernel(fastmath=False)
+def look_up_ngrams(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> bool:
+    """Answers as `NgramLM.score`, for `look_up`."""
+    word_map = tables.word_map
+    if len(word_map):
+        listed = np.empty(len(word_id), dtype=np.int64)
+        for i in range(len(word_id)):
+            listed[i] = word_map[word_id[i]]
+        score_words(context_idx, listed, tables, log_prob, next_idx)
+    else:
+        score_words(context_idx, word_id, tables, log_prob, next_idx)
     return True
-
-
-answers_from(tuple, score_words, reorders_sums=False)

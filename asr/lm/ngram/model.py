@@ -19,16 +19,15 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from asr.kernels.jit import gpu_module, jit
-from asr.lm.interface import LookupTables
+from asr.lm.interface import LanguageModel
 from asr.lm.ngram.arpa import read_arpa
-from asr.lm.ngram.lookup import MULTIPLIERS, ArcIndex, score_words
+from asr.lm.ngram.lookup import ArcIndex, NgramTables, look_up_ngrams
 from asr.lm.ngram.trie import ROOT, NgramTrie
 from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID, UNK_ID, Vocabulary
 
@@ -92,12 +91,16 @@ class NgramArrays:
             return self.score_level.index_select(0, score.to(torch.int64))
         return score
 
-    def for_loop(self) -> tuple[Any, ...]:
-        """What `asr.lm.ngram.lookup.score_words` reads of the model, as numpy arrays and numbers."""
+    def lookup_tables(self) -> NgramTables:
+        """The arrays, on the host, as compiled loops take them."""
         index = self.index if self.index is not None else _NO_INDEX
-        found = (index.slot.numpy(), index.num_homes, index.word_bits, index.key_bits, *MULTIPLIERS)
+        is_mapped = bool(torch.any(torch.ne(self.word_map, torch.arange(len(self.word_map)))))
         names = ("arc_begin", "label", "backoff_state", "backoff_score", "score", "score_level", "dst_state")
-        return (*found, *(getattr(self, name).numpy() for name in names))
+        return NgramTables(
+            (self.word_map if is_mapped else self.word_map[:0]).numpy(),
+            *(index.slot.numpy(), index.num_homes, index.word_bits, index.key_bits),
+            *(getattr(self, name).numpy() for name in names),
+        )
 
     def with_index(self, load: float = 0.6) -> NgramArrays:
         """The same arrays with a hash index; `load` is the share of its slots in use."""
@@ -256,7 +259,7 @@ class ArcFinder:
 _QUERIES_AT_ONCE = 1 << 16  # on a CPU, so that what is between two steps stays in its cache
 
 
-class NgramLM:
+class NgramLM(LanguageModel):
     """An n-gram language model behind the `LanguageModel` contract; a context index is a state.
 
     Args:
@@ -284,9 +287,9 @@ class NgramLM:
         self.name = name
         self._finder = ArcFinder(arrays)
         on_cpu = arrays.label.device.type == "cpu"
-        self._loop = jit(score_words, reorders_sums=False) if compiled and on_cpu else None
+        self._loop = jit(look_up_ngrams) if compiled and on_cpu else None
         self._kernel = gpu_module("asr.lm.ngram.lookup_triton", arrays.label.device) if compiled else None
-        self._model = arrays.for_loop() if on_cpu else ()
+        self._tables = arrays.lookup_tables() if on_cpu else None
         self._start_state = int(arrays.dst_state[BOS_ID])
 
     @classmethod
@@ -371,18 +374,15 @@ class NgramLM:
         next_idx = self.arrays.dst_state.index_select(0, arc_idx).to(torch.int64)
         return backoff + self.arrays.arc_score(arc_idx), next_idx
 
-    def _score_in_loop(self, loop: Callable[..., None], context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+    def _score_in_loop(self, loop: Callable[..., bool], context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
         log_prob, next_idx = torch.empty(len(word_id)), torch.empty(len(word_id), dtype=torch.int64)
-        word_id = self._finder.mapped(word_id)
         queries = context_idx.contiguous().numpy(), word_id.contiguous().numpy()
-        loop(*queries, self._model, log_prob.numpy(), next_idx.numpy())
+        loop(*queries, self._tables, log_prob.numpy(), next_idx.numpy())
         return log_prob, next_idx
 
-    def for_loop(self) -> LookupTables | None:
-        """Where words stand in the model's list (V,), what is added to their scores, nothing (0,), and its arrays."""
-        if self._loop is None:
-            return None
-        return self.arrays.word_map.numpy(), np.zeros(0, dtype=np.float32), self._model
+    def lookup_tables(self) -> NgramTables | None:
+        """The arrays, where the loop that reads them runs: on a CPU with numba."""
+        return None if self._loop is None else self._tables
 
     def score_sentence(self, words: Sequence[str]) -> Tensor:
         """log P of each word of a sentence and of its end, (len(words) + 1,): for tests and perplexities."""

@@ -26,7 +26,7 @@ def beam_search(engine, network, num_steps, width, seed, marks):
         kept = torch.randperm(len(extended), generator=generator)[:width]
         context, histories = next_idx[kept], [extended[i] for i in kept.tolist()]
         if marks:
-            engine.mark_live(context)
+            engine.retain(context)
 
 
 @given(
@@ -70,7 +70,7 @@ def test_a_long_stream_stays_bounded_although_its_history_does_not():
         log_prob, next_idx = engine.score(context.repeat(3), choice)
         context = next_idx[:1]
         words.append(int(choice[0]))
-        engine.mark_live(context)
+        engine.retain(context)
     assert log_prob[0].item() == pytest.approx(PlainLM(network).last_log_prob(words), abs=1e-5)
     assert engine.statistics().peak_bytes <= 40_000
 
@@ -87,7 +87,7 @@ def test_live_contexts_keep_their_numbers():
         _, deeper = engine.score(node, next_word)
         if len(held) < 20:
             held[int(deeper[0])] = [int(word_id[0]), int(next_word[0])]
-        engine.mark_live(torch.tensor(sorted(held)))
+        engine.retain(torch.tensor(sorted(held)))
     assert engine.statistics().num_evictions > 0
     for node, words in held.items():
         log_prob, _ = engine.score(torch.tensor([node]), torch.tensor([7]))
@@ -97,12 +97,12 @@ def test_live_contexts_keep_their_numbers():
 def test_least_used_leaves_go_first():
     engine = CachedRNNLM(ToyNetwork(num_words=400), capacity_bytes=1)
     often = torch.arange(10, 20)
-    engine.mark_live(engine.start(1))
+    engine.retain(engine.start(1))
     for first in range(20, 320, 30):
         for _ in range(3):
             engine.score(engine.start(10), often)
         engine.score(engine.start(30), torch.arange(first, first + 30))
-        engine.mark_live(engine.start(1))
+        engine.retain(engine.start(1))
     before = engine.statistics().num_edges
     assert engine.statistics().num_evictions > 0
     engine.score(engine.start(10), often)
@@ -130,7 +130,7 @@ def test_contexts_beyond_half_of_the_bytes_are_paid_with_hidden_rows_and_give_th
         word_id = torch.randint(3, 400, (5 * len(context),), generator=generator)
         _, next_idx = engine.score(context.repeat_interleave(5), word_id)
         context = next_idx[torch.randint(0, len(next_idx), (width,), generator=generator)]
-        engine.mark_live(context)
+        engine.retain(context)
         narrowest = min(narrowest, engine.hidden.max_rows)
     assert narrowest < rows_at_first / 2
     assert engine.hidden.max_rows > rows_at_first * 0.7
@@ -157,7 +157,7 @@ def test_the_bound_holds_after_every_call(network_class, options):
         _, next_idx = engine.score(context.repeat(4), torch.randint(3, 60, (120,), generator=generator))
         assert engine.statistics().bytes_held <= 80_000
         context = next_idx[torch.randint(0, 120, (30,), generator=generator)]
-        engine.mark_live(context)
+        engine.retain(context)
     counts = engine.statistics()
     assert counts.num_evictions > 0
     assert counts.peak_bytes <= 80_000
@@ -169,16 +169,16 @@ def test_where_live_contexts_alone_pass_the_bound_they_take_what_they_need_and_n
     engine = CachedRNNLM(network, capacity_bytes=50_000)
     plain = PlainLM(network)
     words = torch.arange(3, 2003)
-    engine.mark_live(engine.start(1))
+    engine.retain(engine.start(1))
     _, context = engine.score(engine.start(2000), words)
     log_prob, _ = engine.score(context, words.flip(0))
     assert 50_000 < engine.statistics().peak_bytes < 104 * 4100 + 20_000
     for i in (0, 777, 1999):
         assert log_prob[i].item() == pytest.approx(plain.last_log_prob([3 + i, 2002 - i]), abs=1e-5)
-    engine.mark_live(engine.start(1))
+    engine.retain(engine.start(1))
     for first in range(3, 3000, 100):
         _, context = engine.score(engine.start(97), torch.arange(first, first + 97))
-        engine.mark_live(engine.start(1))
+        engine.retain(engine.start(1))
     counts = engine.statistics()
     assert counts.bytes_held <= 50_000
 

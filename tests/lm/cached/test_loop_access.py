@@ -6,7 +6,7 @@ import torch
 from asr.kernels.jit import jit
 from asr.lm.cached import engine_numba
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.cached.engine_numba import score_known
+from asr.lm.cached.engine_numba import look_up_cached
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.text.symbols import Vocabulary
 from tests.reference.toy_network import ToyNetwork
@@ -29,9 +29,9 @@ def asked_of_loop(engine, context_idx, word_id):
     """What the loop answers once the engine has made everything ready, and how often it could not."""
     log_prob, next_idx, num_waits = torch.empty(len(word_id)), torch.empty_like(word_id), 0
     while True:
-        _, _, tables = engine.for_loop()
+        tables = engine.lookup_tables()
         queries = context_idx.numpy(), word_id.numpy()
-        could = jit(score_known)(*queries, tables, log_prob.numpy(), next_idx.numpy())
+        could = jit(look_up_cached)(*queries, tables, log_prob.numpy(), next_idx.numpy())
         engine.expand(context_idx if not could else context_idx[:0], context_idx)
         if could:
             return log_prob, next_idx, num_waits
@@ -82,16 +82,16 @@ def test_nothing_is_added_where_something_lacks():
     _, context_idx, _ = asked_of_loop(engine, engine.start(2), word_id)
     mixed = torch.stack([engine.start(1)[0], context_idx[0]])
     before = engine.statistics().num_contexts
-    _, _, tables = engine.for_loop()
+    tables = engine.lookup_tables()
     answers = torch.empty(2).numpy(), torch.empty(2, dtype=torch.int64).numpy()
-    assert not jit(score_known)(mixed.numpy(), torch.tensor([9, 9]).numpy(), tables, *answers)
+    assert not jit(look_up_cached)(mixed.numpy(), torch.tensor([9, 9]).numpy(), tables, *answers)
     engine.expand(mixed[:0], mixed)
     assert engine.statistics().num_contexts == before
 
 
 def test_engines_that_approximate_have_no_loop():
     made = network()
-    assert CachedRNNLM(made).for_loop() is not None
+    assert CachedRNNLM(made).lookup_tables() is not None
     for options in (
         {"recombination_length": 2},
         {"history_precision": "sign"},
@@ -100,10 +100,10 @@ def test_engines_that_approximate_have_no_loop():
         {"cache_hidden": False},
     ):
         engine = CachedRNNLM(made, **options)
-        assert engine.for_loop() is None
+        assert engine.lookup_tables() is None
         engine.expand(engine.start(1), engine.start(1))
     for other in (network(normalized=True), network(output="class"), ToyNetwork()):
-        assert CachedRNNLM(other).for_loop() is None
+        assert CachedRNNLM(other).lookup_tables() is None
 
 
 @pytest.mark.parametrize("capacity_bytes", [20_000, 40_000, 10**7])
@@ -118,19 +118,19 @@ def test_an_engine_with_a_capacity_has_a_loop_until_it_is_used_up(capacity_bytes
         expected, following = plain.score(context_idx, word_id)
         log_prob, next_idx, own_following = torch.empty(40), torch.empty(40, dtype=torch.int64), None
         while own_following is None:
-            tables = bounded.for_loop()
+            tables = bounded.lookup_tables()
             if tables is None:
                 log_prob, own_following = bounded.score(own_idx, word_id)
                 break
             queries = own_idx.numpy(), word_id.numpy()
-            could = jit(score_known)(*queries, tables[2], log_prob.numpy(), next_idx.numpy())
+            could = jit(look_up_cached)(*queries, tables, log_prob.numpy(), next_idx.numpy())
             own_following = next_idx if could else None
             bounded.expand(own_idx[:0] if could else own_idx, next_idx if could else own_idx)
             num_by_loop += could
         torch.testing.assert_close(log_prob, expected, rtol=0, atol=2e-6)
         chosen = torch.randint(40, (40,), generator=generator)
         context_idx, own_idx = following[chosen], own_following[chosen]
-        bounded.mark_live(own_idx)
+        bounded.retain(own_idx)
     assert (num_by_loop == 30) == (capacity_bytes == 10**7) and num_by_loop > 0
     statistics = bounded.statistics()
     assert (statistics.num_evictions > 0) == (capacity_bytes < 10**7)

@@ -19,5 +19,5 @@ def test_marks_pass_through_mapping_interpolation_and_difference():
     for _ in range(60):
         _, next_idx = model.score(context, torch.randint(3, 54, (20,), generator=generator))
         context = next_idx[torch.randint(0, 20, (20,), generator=generator)]
-        model.mark_live(context)
+        model.retain(context)
     assert engine.statistics().num_evictions > 0

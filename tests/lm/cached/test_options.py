@@ -217,7 +217,7 @@ def test_sharing_and_capacity_together_keep_the_books():
             log_prob, next_idx = engine.score(context, torch.randint(3, 60, (20,), generator=generator))
             assert bool((log_prob < 0).all())
             context = next_idx[torch.randint(0, 20, (20,), generator=generator)]
-            engine.mark_live(context)
+            engine.retain(context)
         counts = engine.statistics()
         assert counts.num_evictions > 0
         rows = engine.trie.hidden_row[engine.trie.nodes.is_used()]

@@ -76,7 +76,7 @@ def assert_plain_scores(output: str, stream: QueryStream, engine: CachedRNNLM, m
 
     def mark(call: int, context_of_node: torch.Tensor) -> None:
         if marks:
-            engine.mark_live(context_of_node[last > call])
+            engine.retain(context_of_node[last > call])
 
     found = replay(stream, engine, mark)
     expected = [oracle(output).last_log_prob(words) for words in stream.histories(stream.query)]

@@ -15,7 +15,7 @@ from asr.errors import AsrError
 from asr.lm.corpus import read_word_stream
 from asr.lm.ngram.estimate import estimate_kneser_ney
 from asr.lm.ngram.io import load_ngram_lm, read_ngram_lm, save_ngram_lm
-from asr.lm.ngram.lookup import score_words
+from asr.lm.ngram.lookup import look_up_ngrams
 from asr.lm.ngram.model import NgramLM
 from asr.text.symbols import Vocabulary
 from tests.reference.ngram_oracle import toy_sentences
@@ -77,7 +77,7 @@ def test_loops_equal_tensor_operations(lm: NgramLM, kind: str) -> None:
         assert torch.equal(ours, theirs)
     few = slice(0, 3000)
     with np.errstate(over="ignore"):  # the key wraps around, as it must
-        uncompiled = lm._score_in_loop(score_words, state[few], word[few])
+        uncompiled = lm._score_in_loop(look_up_ngrams, state[few], word[few])
     for ours, theirs in zip(uncompiled, expected, strict=True):
         assert torch.equal(ours, theirs[few])
 

@@ -1,0 +1,94 @@
+"""How a compiled loop asks a language model: by the model's tables, without a call back into Python.
+
+A model hands out its arrays as a named tuple (`LookupTables`). `compiled_lookup` names the loop that answers from
+tables of that type, and `look_up` calls it from any other loop. Tables may hold other models' tables: a difference of
+two models looks both up.
+
+Shapes: Q queries.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
+
+from asr.kernels.jit import Intrinsic, jit_required, source_stamps
+
+Lookup = Callable[[Any, Any, Any, Any, Any], bool]
+_LookupT = TypeVar("_LookupT", bound=Lookup)
+
+
+class LookupTables(Protocol):
+    """What a model's loop reads: a named tuple of arrays, numbers and other models' tables.
+
+    Attributes:
+        always_answers: whether the loop can answer every query. If not, it returns False where a history must first be
+            expanded, see `LanguageModel.expand`.
+    """
+
+    @property
+    def always_answers(self) -> bool: ...
+
+
+_LOOKUPS: dict[type, Lookup] = {}
+
+
+def compiled_lookup(tables: type) -> Callable[[_LookupT], _LookupT]:
+    """Registers a function as the loop that answers from tables of this type.
+
+    The function takes context_idx, word_id (Q,) int64, the tables, and log_prob (Q,) float32 and next_idx (Q,) int64,
+    which it fills. It returns whether it could answer all the queries.
+    """
+
+    def register(function: _LookupT) -> _LookupT:
+        _LOOKUPS[tables] = function
+        return function
+
+    return register
+
+
+class _LookUp(Intrinsic):
+    def __call__(self, context_idx: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> bool:
+        return _LOOKUPS[type(tables)](context_idx, word_id, tables, log_prob, next_idx)
+
+    def load(self) -> Any:
+        return _compiled_look_up()
+
+    def stamps(self, argument_types: Any) -> list[tuple[str, int]]:
+        """The sources of the lookups for all tables among the arguments: which they are, only their types tell."""
+        lookups = {id(found): found for found in map(_LOOKUPS.get, _tuple_types(argument_types)) if found is not None}
+        return sorted({stamp for found in lookups.values() for stamp in source_stamps(found)})
+
+
+look_up = _LookUp(__name__, "look_up")
+"""look_up(context_idx, word_id, tables, log_prob, next_idx) -> bool, for compiled loops; see `compiled_lookup`."""
+
+
+def _tuple_types(argument_types: Any) -> Iterator[type]:
+    """The named tuples among numba's types, however deep they are nested."""
+    for each in argument_types:
+        named = getattr(each, "instance_class", None)
+        if named is not None:
+            yield named
+        if getattr(each, "types", None) is not None:
+            yield from _tuple_types(each.types)
+
+
+@functools.cache
+def _compiled_look_up() -> Any:
+    from numba.extending import overload
+
+    def any_look_up(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> bool:
+        raise NotImplementedError
+
+    @overload(any_look_up, strict=False)  # strict would compare the annotations as well
+    def chosen(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> Any:
+        loop: Any = jit_required(_LOOKUPS[tables.instance_class])
+
+        def called(context_idx, word_id, tables, log_prob, next_idx):  # type: ignore[no-untyped-def]
+            return loop(context_idx, word_id, tables, log_prob, next_idx)
+
+        return called
+
+    return any_look_up
