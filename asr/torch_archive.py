@@ -83,6 +83,7 @@ class _Constructor:
     """A callable that a pickle can call but not change."""
 
     __slots__ = ("_function",)
+    _function: Callable[..., Any]
 
     def __init__(self, function: Callable[..., Any]) -> None:
         object.__setattr__(self, "_function", function)
@@ -184,7 +185,7 @@ def _require_plain(content: bytes) -> None:
     """Refuses a pickle that takes memory beyond its size: places of its memo are numbered one after the other."""
     end = 0
     for num_opcodes, (opcode, argument, position) in enumerate(pickletools.genops(content)):
-        if opcode.name.endswith("PUT") and not 0 <= int(argument) <= num_opcodes:
+        if opcode.name.endswith("PUT") and not 0 <= int(str(argument)) <= num_opcodes:
             raise pickle.UnpicklingError("its memo is numbered at random")
         if opcode.name == "STOP" and position is not None:
             end = position + 1

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import soundfile
@@ -28,24 +28,30 @@ AUDIO_SUFFIXES = (".flac", ".wav", ".mp3", ".sph", ".ogg", ".opus", ".aiff", ".a
 """In order of preference where one utterance has several files."""
 
 
-_SHORTER_THAN_HEADER = re.compile(r"should be (\d+)")
+_SHORTER_THAN_HEADER = re.compile(r"(data|RIFF) : (\d+) \(should be \d+\)|should be \d+")
+_MAX_DECODED_BYTES = 1 << 32
+_BLOCK_VALUES = 1 << 20
+# A mix this much weaker than its channels means that they cancel each other.
+_CANCELLED = 1e-4
 
 
 def read_audio(path: str | Path, sampling_rate: int = 16000) -> Tensor:
     """A file's samples (L,) float32 in [-1, 1]: channels averaged, brought to `sampling_rate`.
 
+    Of channels that cancel each other, such as left = -right, the first is taken.
+
     Raises:
-        AsrError: the file is missing, cannot be decoded, is cut short, has no samples, or some that are not numbers.
+        AsrError: the file is missing, cannot be decoded, is cut short, has no samples, some that are not numbers, or
+            more than fit into 4 GiB.
     """
-    samples, file_rate = _decode(Path(path))
-    waveform = torch.from_numpy(samples.mean(axis=1) if samples.shape[1] > 1 else samples[:, 0])
-    return resample(waveform, file_rate, sampling_rate)
+    samples, file_rate, _ = _decode(Path(path))
+    return resample(samples, file_rate, sampling_rate)
 
 
 def inspect_audio(path: str | Path) -> tuple[int, int, int]:
     """Decodes a whole file and gives (samples, sampling rate, channels); raises what `read_audio` raises."""
-    samples, rate = _decode(Path(path))
-    return samples.shape[0], rate, samples.shape[1]
+    samples, rate, num_channels = _decode(Path(path))
+    return len(samples), rate, num_channels
 
 
 def find_audio_files(folder: Path) -> list[Path]:
@@ -58,8 +64,14 @@ def find_audio_files(folder: Path) -> list[Path]:
 
 
 def is_cut_short(file: soundfile.SoundFile) -> bool:
-    """Whether a WAV header announces more samples than there are: libsndfile silently believes the file's size."""
-    return file.format in ("WAV", "WAVEX", "NIST") and _SHORTER_THAN_HEADER.search(file.extra_info) is not None
+    """Whether a WAV header announces more samples than there are: libsndfile silently believes the file's size.
+
+    A header written to a pipe, before the length was known, announces nothing.
+    """
+    if file.format not in ("WAV", "WAVEX", "NIST"):
+        return False
+    lengths = [match[2] for match in _SHORTER_THAN_HEADER.finditer(file.extra_info)]
+    return any(length is None or not _is_unknown_length(int(length)) for length in lengths)
 
 
 def to_int16(waveform: Tensor) -> Tensor:
@@ -72,34 +84,132 @@ def from_int16(samples: Tensor) -> Tensor:
     return samples.float() / 32768.0
 
 
-def _decode(path: Path) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.float32]], int]:
+class _SequentialFile(soundfile.SoundFile):
+    """A file read in blocks without seeking in between.
+
+    soundfile seeks after each block to where it is already. This costs MP3's decoder the bits that a frame borrows
+    from those before it: samples at each block's beginning are wrong, and libmpg123 complains on stderr. And formats
+    in which nothing can be sought, such as GSM 6.10, cannot be read at all.
+    """
+
+    def seekable(self) -> bool:
+        """Never."""
+        return False
+
+    def blocks_to_end(self, size: int) -> Iterator[np.ndarray[Any, Any]]:
+        """The rest in blocks of float32 (at most `size`, channels); what the header announces does not matter."""
+        while len(block := self.read(size, dtype="float32", always_2d=True)):
+            yield block
+
+
+def _open(path: Path) -> _SequentialFile:
     if not path.is_file():
         raise AsrError(f"{path}: there is no such audio file.")
     if path.stat().st_size == 0:
         raise AsrError(f"{path}: the audio file is empty (0 bytes); fetch it again.")
     try:
-        with soundfile.SoundFile(os.fsencode(path)) as file:
-            announced = file.frames
-            cut_short = is_cut_short(file)
-            samples = file.read(dtype="float32", always_2d=True)
-            rate = int(file.samplerate)
-        checked_rate(rate)
-    except AsrError as error:
-        raise AsrError(f"{path}: the header is damaged: {error}") from error
-    except (soundfile.SoundFileError, RuntimeError) as error:
+        return _SequentialFile(os.fsencode(path))
+    except Exception as error:  # soundfile and numpy raise more than they document
         raise AsrError(f"{path}: the audio cannot be decoded{_reason(error)}; it is damaged or not audio.") from error
-    if len(samples) == 0:
+
+
+def _decode(path: Path, first_channel_only: bool = False) -> tuple[Tensor, int, int]:
+    """One channel (L,), the sampling rate and the number of channels."""
+    try:
+        with _open(path) as file:
+            rate, num_channels, announced = int(file.samplerate), int(file.channels), file.frames
+            checked_rate(rate)
+            cut_short = is_cut_short(file)
+            size = max(1, _BLOCK_VALUES // num_channels)
+            mixed = _Mix(path, first_channel_only)
+            for block in file.blocks_to_end(size):
+                mixed.add(block)
+        if not mixed.num_samples and announced == 0:
+            for piece in _unannounced(path, rate):
+                mixed.add(piece.numpy()[:, None])
+    except AsrError as error:
+        raise (
+            error if str(error).startswith(str(path)) else AsrError(f"{path}: the header is damaged: {error}")
+        ) from error
+    except MemoryError as error:
+        raise AsrError(f"{path}: there is not enough memory for this audio; cut it into pieces.") from error
+    except Exception as error:
+        raise AsrError(f"{path}: the audio cannot be decoded{_reason(error)}; it is damaged or not audio.") from error
+    num_samples = mixed.num_samples
+    if num_samples == 0:
         raise AsrError(f"{path}: the audio has no samples (zero length).")
-    if cut_short or (0 < announced < 2**62 and len(samples) < announced):
+    if cut_short or (0 < announced < 2**62 and num_samples < announced):
         raise AsrError(
-            f"{path}: the audio is cut short: its header announces more than the {len(samples)} samples there are."
+            f"{path}: the audio is cut short: its header announces more than the {num_samples} samples there are."
         )
-    if not np.isfinite(samples).all():
-        num = int((~np.isfinite(samples)).any(axis=1).sum())
+    if mixed.num_not_finite:
         raise AsrError(
-            f"{path}: {num} of {len(samples)} samples are not numbers (NaN or infinite); make the file anew."
+            f"{path}: {mixed.num_not_finite} of {num_samples} samples are not numbers (NaN or infinite); make the file "
+            "anew."
         )
-    return samples, rate
+    if mixed.is_cancelled:
+        return _decode(path, first_channel_only=True)
+    return mixed.waveform(), rate, num_channels
+
+
+class _Mix:
+    """Blocks averaged over channels as they come, so that memory holds one channel only."""
+
+    def __init__(self, path: Path, first_channel_only: bool) -> None:
+        self._path = path
+        self._first_channel_only = first_channel_only
+        self._blocks: list[np.ndarray[Any, Any]] = []
+        self._power_of_channels = self._power = 0.0
+        self.num_samples = self.num_not_finite = 0
+
+    def add(self, block: np.ndarray[Any, Any]) -> None:
+        """(L, channels) float32."""
+        self.num_samples += len(block)
+        if 4 * self.num_samples > _MAX_DECODED_BYTES:
+            raise AsrError(
+                f"{self._path}: the audio has more than {_MAX_DECODED_BYTES // 4} samples; cut it into pieces, or use "
+                "--stream."
+            )
+        is_finite = np.isfinite(block)
+        if not is_finite.all():
+            self.num_not_finite += int((~is_finite).any(axis=1).sum())
+        several = block.shape[1] > 1 and not self._first_channel_only
+        mono = block.mean(axis=1) if several else block[:, 0].copy()
+        if several and not self.num_not_finite:
+            self._power += float(np.square(mono, dtype=np.float64).sum())
+            self._power_of_channels += float(np.square(block, dtype=np.float64).mean(axis=1).sum())
+        self._blocks.append(mono)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the channels cancel each other."""
+        return self._power < _CANCELLED * self._power_of_channels
+
+    def waveform(self) -> Tensor:
+        """(L,) float32; the blocks are given up."""
+        whole = torch.empty(self.num_samples)
+        position = 0
+        while self._blocks:
+            block = self._blocks.pop(0)
+            whole[position : position + len(block)] = torch.from_numpy(block)
+            position += len(block)
+        return whole
+
+
+def _unannounced(path: Path, rate: int) -> Iterator[Tensor]:
+    """What stands behind the header of a WAV file that announces nothing, since it was written to a pipe."""
+    with path.open("rb") as stream:
+        if stream.read(4) != b"RIFF":
+            return
+        stream.seek(0)
+        pcm, length = _read_wav_header(stream)
+        begin, end = stream.tell(), stream.seek(0, os.SEEK_END)
+        stream.seek(begin)
+        name, size = struct.unpack("<4sI", stream.read(8).ljust(8, b"\0"))
+        if length is not None or (name.isalnum() and begin + 8 + size + size % 2 == end):
+            return  # no samples, and another chunk
+        stream.seek(begin)
+        yield from _samples(stream, pcm, None, rate)
 
 
 def _reason(error: Exception) -> str:
@@ -117,8 +227,15 @@ RAW_FORMATS = {"s16le": "<i2", "s32le": "<i4", "f32le": "<f4", "u8": "u1"}
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 
 
-# What a WAV header tells that was written before the length was known.
-_UNKNOWN_LENGTHS = (0, 0xFFFFFFFF, 0x7FFFFFFF)
+# What WAV headers announce that were written before the length was known: these, or a few bytes less; and SoX's.
+_UNKNOWN_LENGTHS = (0xFFFFFFFF, 0x80000000, 0x7FFFFFFF)
+_SOX_UNKNOWN_LENGTH = 0x7FFFF000
+_MAX_CHUNK_BYTES = 1 << 24
+
+
+def _is_unknown_length(length: int) -> bool:
+    is_close = any(0 <= unknown - length < 128 for unknown in _UNKNOWN_LENGTHS)
+    return length == 0 or length == _SOX_UNKNOWN_LENGTH or is_close
 
 
 @dataclass(frozen=True)
@@ -162,25 +279,25 @@ def file_pieces(path: str | Path, seconds: float) -> tuple[int, Iterator[Tensor]
         AsrError: the file is missing or cannot be decoded; while iterating: it is damaged further on.
     """
     path = Path(path)
-    if not path.is_file():
-        raise AsrError(f"{path}: there is no such audio file.")
-    try:
-        file = soundfile.SoundFile(os.fsencode(path))
-    except (soundfile.SoundFileError, RuntimeError) as error:
-        raise AsrError(f"{path}: the audio cannot be decoded; it is damaged or not audio.") from error
-    return int(file.samplerate), _decoded(path, file, max(1, int(seconds * file.samplerate)))
+    file = _open(path)
+    rate = int(file.samplerate)
+    if file.format in ("WAV", "WAVEX") and file.frames == 0:
+        file.close()
+        return rate, _unannounced(path, max(1, int(seconds * rate)))
+    return rate, _decoded(path, file, max(1, min(int(seconds * rate), _BLOCK_VALUES // file.channels)))
 
 
-def _decoded(path: Path, file: soundfile.SoundFile, size: int) -> Iterator[Tensor]:
+def _decoded(path: Path, file: _SequentialFile, size: int) -> Iterator[Tensor]:
     with file:
         if is_cut_short(file):
             _LOGGER.warning("%s: the audio is cut short: its header announces more than there is.", path)
+        blocks = file.blocks_to_end(size)
         while True:
             try:
-                samples = file.read(size, dtype="float32", always_2d=True)
-            except (soundfile.SoundFileError, RuntimeError) as error:
+                samples = next(blocks, None)
+            except Exception as error:
                 raise AsrError(f"{path}: the audio cannot be decoded to its end; it is damaged.") from error
-            if not len(samples):
+            if samples is None:
                 return
             yield torch.from_numpy(samples.mean(axis=1))
 
@@ -233,7 +350,9 @@ def _read_wav_header(stream: BinaryIO) -> tuple[PcmFormat, int | None]:
         if name == b"data":
             if pcm is None:
                 raise AsrError("standard input: the WAV header tells no format before its samples; it is damaged.")
-            return pcm, None if size in _UNKNOWN_LENGTHS else size
+            return pcm, None if _is_unknown_length(size) else size
+        if size > _MAX_CHUNK_BYTES:
+            raise AsrError(f"standard input: the WAV header has a part of {size} bytes; it is damaged.")
         content = _read_exactly(stream, size + size % 2)
         if name == b"fmt ":
             pcm = _wav_format(content)

@@ -140,12 +140,14 @@ def split_at_pauses(waveform: Tensor, sampling_rate: int, max_seconds: float) ->
         raise AsrError(f"segments of at most {max_seconds} s are too short to recognize; allow 1 second or more.")
     longest = int(max_seconds * sampling_rate)
     window = int(_PAUSE_SECONDS * sampling_rate)
-    cumulative = torch.cat([waveform.new_zeros(1, dtype=torch.float64), waveform.double().square().cumsum(0)])
     segments = []
     begin, num_samples = 0, waveform.numel()
     while num_samples - begin > longest:
         first, last = begin + longest // 2, begin + longest - window
-        energy = cumulative[first + window : last + window] - cumulative[first:last]
+        # Sums of this half only: those of hours of audio in double precision would take a gigabyte.
+        power = waveform[first : last + window].double().square()
+        cumulative = torch.cat([power.new_zeros(1), power.cumsum(0)])
+        energy = cumulative[window : window + last - first] - cumulative[: last - first]
         cut = first + int(energy.argmin()) + window // 2
         segments.append((begin, cut))
         begin = cut

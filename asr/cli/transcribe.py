@@ -83,6 +83,9 @@ def transcribe(
         except AsrError as error:
             waiting.append((name, str(error)))
             continue
+        except Exception as error:  # one odd file must not end the run
+            waiting.append((name, f"{name}: it cannot be read ({_in_one_line(error)})."))
+            continue
         waiting.append((name, waveform))
         num_samples += len(waveform)
         if num_samples >= batch_seconds * recognizer.sampling_rate:
@@ -106,7 +109,7 @@ def _recognized(recognizer: Recognizer, waiting: Sequence[tuple[_Name, Tensor | 
 
 
 def _all_or_each(recognizer: Recognizer, waveforms: list[Tensor]) -> list[RecognitionResult | AsrError]:
-    """All together; should one of them be refused, each by itself, so that the others are done."""
+    """All together; should that fail, each by itself, so that the others are done."""
     if not waveforms:
         return []
     try:
@@ -114,7 +117,15 @@ def _all_or_each(recognizer: Recognizer, waveforms: list[Tensor]) -> list[Recogn
     except AsrError as error:
         if len(waveforms) == 1:
             return [error]
+    except Exception as error:  # memory, that of a GPU as well, for one
+        if len(waveforms) == 1:
+            return [AsrError(f"it cannot be recognized ({_in_one_line(error)}).")]
     return [result for waveform in waveforms for result in _all_or_each(recognizer, [waveform])]
+
+
+def _in_one_line(error: Exception) -> str:
+    reason = str(error).strip().partition("\n")[0].rstrip(".")
+    return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
 
 
 NAME = "transcribe"

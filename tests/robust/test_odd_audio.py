@@ -1,0 +1,128 @@
+"""Odd but intact audio is read, damaged audio gives one sentence, and no file takes the others of a run with it."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from asr.audio.io import file_pieces, read_audio
+from asr.cli.transcribe import transcribe
+from asr.errors import AsrError
+from asr.recognizer import Resources
+
+TONE = (0.3 * np.sin(np.arange(16000) / 10)).astype(np.float32)
+
+
+def written(path: Path, samples: np.ndarray = TONE, rate: int = 16000, **settings: str) -> Path:
+    soundfile.write(str(path), samples, rate, **settings)
+    return path
+
+
+def flac_without_length(path: Path) -> Path:
+    """FLAC as a pipe writes it: its total of samples is 0."""
+    content = bytearray(written(path).read_bytes())
+    content[21] &= 0xF0
+    content[22:26] = bytes(4)
+    path.write_bytes(content)
+    return path
+
+
+def mp3_with_length(path: Path, num_frames: int) -> Path:
+    """MP3 whose Xing header claims this number of frames."""
+    content = bytearray(written(path).read_bytes())
+    begin = max(content.find(b"Xing"), content.find(b"Info"))
+    content[begin + 8 : begin + 12] = struct.pack(">I", num_frames)
+    path.write_bytes(content)
+    return path
+
+
+def wav_of_length(path: Path, length: int, riff: int = 0xFFFFFFFF) -> Path:
+    content = bytearray(written(path, subtype="PCM_16").read_bytes())
+    begin = content.find(b"data")
+    content[begin + 4 : begin + 8] = struct.pack("<I", length)
+    content[4:8] = struct.pack("<I", riff)
+    path.write_bytes(content)
+    return path
+
+
+def pieces(path: Path) -> torch.Tensor:
+    return torch.cat(list(file_pieces(path, 0.3)[1]))
+
+
+@pytest.mark.parametrize("length", [0, 0xFFFFFFFF, 0x7FFFFFFF, 0x7FFFF000, 0x80000000, 0xFFFFFFFF - 36])
+@pytest.mark.parametrize("read", [read_audio, pieces])
+def test_wav_of_unknown_length_is_read_to_its_end(tmp_path: Path, length: int, read) -> None:
+    assert (read(wav_of_length(tmp_path / "a.wav", length)) - torch.from_numpy(TONE)).abs().max() < 1e-4
+
+
+def test_wav_that_is_cut_short_is_refused_still(tmp_path: Path) -> None:
+    with pytest.raises(AsrError, match="cut short"):
+        read_audio(wav_of_length(tmp_path / "a.wav", 40000))
+    with pytest.raises(AsrError, match="no samples"):
+        read_audio(written(tmp_path / "b.wav", TONE[:0]))
+
+
+@pytest.mark.parametrize("read", [read_audio, pieces])
+def test_gsm_and_flac_without_length_are_read(tmp_path: Path, read) -> None:
+    gsm = written(tmp_path / "a.wav", subtype="GSM610")
+    for path, error in ((gsm, 0.1), (flac_without_length(tmp_path / "a.flac"), 1e-4)):
+        samples = read(path)
+        assert len(samples) == 16000
+        assert (samples - torch.from_numpy(TONE))[400:-400].abs().max() < error
+
+
+def test_a_length_beyond_all_memory_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(AsrError, match="its header announces more than"):
+        read_audio(mp3_with_length(tmp_path / "a.mp3", 0x7FFFFFFF))
+
+
+@pytest.mark.parametrize("size", [1, 1000, 4096])
+def test_mp3_in_pieces_is_the_whole_and_quiet(tmp_path: Path, capfd, size: int) -> None:
+    noise = np.random.default_rng(0).uniform(-0.3, 0.3, 48000).astype(np.float32)
+    path = written(tmp_path / "a.mp3", noise)
+    whole = read_audio(path)
+    rate, parts = file_pieces(path, size / 16000)
+    assert rate == 16000 and torch.equal(torch.cat(list(parts)), whole)
+    assert capfd.readouterr().err == ""
+
+
+def test_channels_that_cancel_each_other_are_heard(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.wav", np.stack([TONE, -TONE], 1))
+    assert (read_audio(path) - torch.from_numpy(TONE)).abs().max() < 1e-4
+    half = written(tmp_path / "b.wav", np.stack([TONE, 0 * TONE], 1))
+    assert (read_audio(half) - torch.from_numpy(TONE) / 2).abs().max() < 1e-4
+
+
+def test_too_much_for_memory_is_refused_before_it_is_held(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("asr.audio.io._MAX_DECODED_BYTES", 40000)
+    with pytest.raises(AsrError, match="more than 10000 samples"):
+        read_audio(written(tmp_path / "a.flac"))
+
+
+class Recognizer:
+    """Knows sums, and fails on loud audio as a library would."""
+
+    sampling_rate = 16000
+    resources = Resources()
+
+    def __call__(self, waveforms: list[torch.Tensor]) -> list[float]:
+        if any(float(waveform.max()) > 1 for waveform in waveforms):
+            raise RuntimeError("CUDA out of memory")
+        return [float(waveform.sum()) for waveform in waveforms]
+
+
+def test_whatever_is_raised_becomes_the_files_error() -> None:
+    def read(name: str, rate: int) -> torch.Tensor:
+        if name == "odd":
+            raise ZeroDivisionError("of a library")
+        return torch.full((8,), 2.0 if name == "loud" else 0.5)
+
+    outcomes = list(transcribe(Recognizer(), ["a", "odd", "b", "loud", "c"], read))  # type: ignore[arg-type]
+    assert [outcome.result for outcome in outcomes] == [4.0, None, 4.0, None, 4.0]
+    assert outcomes[1].error == "odd: it cannot be read (ZeroDivisionError: of a library)."
+    assert outcomes[3].error == "loud: it cannot be recognized (RuntimeError: CUDA out of memory)."
