@@ -13,7 +13,7 @@ pytest.importorskip("pytorch_lightning")
 pytest.importorskip("jsonargparse")
 
 MODEL = "model:\n  class_path: asr.lm.rnn.training.LitRNNLM\n  init_args: {vocabulary: none.txt}\n"
-DATA = "data:\n  class_path: asr.lm.rnn.data.TextDataModule\n  init_args: {vocabulary: none.txt}\n"
+DATA = "data:\n  class_path: asr.lm.rnn.datamodule.TextDataModule\n  init_args: {vocabulary: none.txt}\n"
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,10 @@
-"""Text as word ids in one memory-mapped file: `w1 .. wn </s>` for each sentence, one after the other.
+"""Text as word ids: memory-mapped token files, and how training and scoring walk through them in batches.
 
-A token file cut into parallel streams: batch after batch, each stream reads on where it stopped.
+`TokenFile` holds `w1 .. wn </s>` for each sentence. Training reads it in parallel streams (`TokenStreams`), each of
+which continues in the next batch where it stopped. Scoring packs whole sentences side by side (`pack_sentences`).
 
-Shapes: B streams, T steps, M history words.
-
-
-Sentences of a text side by side, step after step without padding: what scores a text in large batches.
-
-Shapes: L words of the sentences, M history words.
-
-
-Lightning data module for language model text: memory-mapped token files read in parallel streams."""
+Shapes: L words of the text, B streams, T steps, M history words.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +14,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import Dataset
 
 from asr.errors import AsrError
 from asr.lm.corpus import read_word_ids
@@ -239,109 +232,3 @@ def pack_sentences(
         past = torch.from_numpy(np.stack(ages, axis=1).astype(np.int64))
         word_id = torch.from_numpy(token_id[place].astype(np.int64))
         yield PackedSentences(sizes.tolist(), torch.from_numpy(place), past[:, 0], past[:, :num_history_words], word_id)
-
-
-class TextDataModule(pl.LightningDataModule):
-    """Training and validation text in windows of `num_steps` words of `num_streams` streams.
-
-    A run that was stopped inside an epoch goes on at the window it had reached.
-
-    Args:
-        vocabulary: word list, one word a line; text words that are not in it become `<unk>` and are counted.
-        cache_dir: where the token files are kept.
-        train_texts: plain texts, one sentence a line (.xz and .gz too).
-        train_transcripts: Kaldi `text` files, `utt-id WORDS`.
-        validation_texts: as train_texts.
-        validation_transcripts: as train_transcripts.
-        transcript_repeats: how often the training transcripts are read in an epoch, against once for the texts.
-        num_streams: parallel streams B.
-        num_steps: words of each stream a batch T; gradients go back that far.
-    """
-
-    def __init__(
-        self,
-        vocabulary: str,
-        cache_dir: str,
-        train_texts: list[str] | None = None,
-        train_transcripts: list[str] | None = None,
-        validation_texts: list[str] | None = None,
-        validation_transcripts: list[str] | None = None,
-        transcript_repeats: int = 1,
-        num_streams: int = 128,
-        num_steps: int = 32,
-    ) -> None:
-        super().__init__()
-        self.vocabulary = Vocabulary.from_file(vocabulary)
-        self.cache_dir = Path(cache_dir)
-        self.train_paths = _paths(train_texts), _paths(train_transcripts) * transcript_repeats
-        self.validation_paths = _paths(validation_texts), _paths(validation_transcripts)
-        self.num_streams, self.num_steps = num_streams, num_steps
-        # The model sets this to what its n-gram features read.
-        self.num_history_words = 0
-        self.train_tokens: TokenFile | None = None
-        self.validation_tokens: TokenFile | None = None
-        self._sampler: _ResumableSampler | None = None
-        self._resume_at = 0
-
-    def setup(self, stage: str | None = None) -> None:
-        """Opens the token files, making them where they are not there yet."""
-        if self.train_tokens is None:
-            texts, transcripts = self.train_paths
-            self.train_tokens = TokenFile.build(texts, transcripts, self.vocabulary, self.cache_dir / "train.tokens")
-        if self.validation_tokens is None and any(self.validation_paths):
-            texts, transcripts = self.validation_paths
-            path = self.cache_dir / "validation.tokens"
-            self.validation_tokens = TokenFile.build(texts, transcripts, self.vocabulary, path)
-
-    def train_dataloader(self) -> DataLoader[TokenBatch]:
-        """One epoch's windows in order."""
-        assert self.train_tokens is not None
-        streams = self._streams(self.train_tokens, self.num_streams)
-        self._sampler = _ResumableSampler(len(streams), self._resume_at)
-        self._resume_at = 0
-        return DataLoader(streams, batch_size=None, sampler=self._sampler)
-
-    def val_dataloader(self) -> DataLoader[TokenBatch] | list[Any]:
-        """The validation text in few streams, so that few sentences are cut at a stream's start."""
-        if self.validation_tokens is None:
-            return []
-        return DataLoader(self._streams(self.validation_tokens, 8), batch_size=None)
-
-    def num_train_batches(self) -> int:
-        """Batches of an epoch."""
-        assert self.train_tokens is not None
-        return len(self._streams(self.train_tokens, self.num_streams))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands."""
-        trainer = self.trainer
-        # Not `completed`: checkpoints are written by a hook that runs before a batch counts as completed.
-        progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current if trainer is not None else None
-        done = progress.processed if progress is not None else 0
-        return {"batches_done": done % self.num_train_batches() if self.train_tokens is not None else 0}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The next training loader starts there."""
-        self._resume_at = state_dict["batches_done"]
-
-    def _streams(self, tokens: TokenFile, num_streams: int) -> TokenStreams:
-        return TokenStreams(tokens.token_id, num_streams, self.num_steps, self.num_history_words)
-
-
-class _ResumableSampler(Sampler[int]):
-    """0 .. num_batches - 1 in order, the first time from `start` on."""
-
-    def __init__(self, num_batches: int, start: int) -> None:
-        self.num_batches = num_batches
-        self.start = start
-
-    def __len__(self) -> int:
-        return self.num_batches
-
-    def __iter__(self) -> Iterator[int]:
-        start, self.start = self.start, 0
-        return iter(range(start, self.num_batches))
-
-
-def _paths(names: list[str] | None) -> list[Path]:
-    return [Path(name) for name in names or []]

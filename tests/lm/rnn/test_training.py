@@ -23,7 +23,7 @@ pl = pytest.importorskip("pytorch_lightning")
 pytest.importorskip("tensorboard")
 
 from asr.cli import train  # noqa: E402
-from asr.lm.rnn.data import TextDataModule  # noqa: E402
+from asr.lm.rnn.datamodule import TextDataModule  # noqa: E402
 from asr.lm.rnn.export import load_network, network_from_checkpoint, save_network  # noqa: E402
 from asr.lm.rnn.training import LitRNNLM  # noqa: E402
 
@@ -218,7 +218,7 @@ def test_bad_input_of_a_recipe_is_one_sentence(corpus: Path) -> None:
     (corpus / "words.txt").write_text("THE\nA\nTHE\n")
     words = str(corpus / "words.txt")
     command = ["fit", "--model", "asr.lm.rnn.training.LitRNNLM", "--model.vocabulary", words]
-    command += ["--data", "asr.lm.rnn.data.TextDataModule", "--data.cache_dir", str(corpus / "cache")]
+    command += ["--data", "asr.lm.rnn.datamodule.TextDataModule", "--data.cache_dir", str(corpus / "cache")]
     with pytest.raises(AsrError, match=r"words\.txt: the word 'THE' stands twice"):
         train.run([*command, "--data.vocabulary", words, "--model.network.hidden_size", "8"])
 
