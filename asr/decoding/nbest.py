@@ -1,35 +1,15 @@
-"""Word sequences as nodes of one tree: a language model that has no opinion but remembers who is who.
+"""n-best lists: the best distinct sentences of a lattice, and their rescoring over a prefix tree.
 
-Shapes: N streams, Q queries.
+Rescoring computes each distinct prefix once, a level of the tree at a time. A level is all prefixes of one length, of
+all lists; its hidden rows are one batch, and are freed as soon as the next level's have been computed from them.
 
-
-The n best different word sequences of a lattice, each by its best path.
-
-A state of the lattice keeps the n best word histories that lead to it; what follows a state does not depend on them, so
-no better sequence is lost. It is the search of on-the-fly rescoring with word histories in the place of a language
-model's contexts. A beam keeps it short: scores are pushed, so that a partial path outside it can only end outside it,
-and the beam grows until enough sequences end inside.
-
-Shapes: S lattice states, A lattice arcs.
-
-
-A recurrent network for the words of a list of sentences: what depends on a word alone is computed once.
-
-Shapes: Q queries, R states, S state width, W words, H the last layer's width, M history words.
-
-
-Rescoring n-best lists over their prefix tree: each distinct prefix is computed once, a level of the tree at a time.
-
-A level is all prefixes of one length, of all lists; its hidden rows are one batch, and are freed as soon as the next
-level's have been computed from them.
-
-Shapes: K sentences, L levels, P prefixes of a level, S state width, M history words.
+Shapes: K sentences, L levels, P prefixes of a level, S lattice states or state width, A lattice arcs, Q queries,
+R states, W words, H the last layer's width, M history words.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -37,62 +17,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from asr.decoding.backtrace import Backtrace
+from asr.decoding.cpu.nbest import SentenceLattice, best_sentences
 from asr.decoding.interface import DecodingOptions, Hypothesis
-from asr.decoding.lattice import Lattice
-from asr.decoding.lattice_graph import LatticeGraph
-from asr.decoding.paths import hypothesis_of_path
-from asr.decoding.token_search import TokenSearch
+from asr.decoding.lattice import Lattice, best_to_end
+from asr.decoding.paths import PathScores, hypotheses_of_paths
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
+from asr.kernels.jit import jit
 from asr.kernels.linear import PackedWeights
-from asr.lm.combine import ContextTable
 from asr.lm.interface import LanguageModel, StatefulNetwork, branched
 from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.model import RNNLanguageModel
 from asr.lm.rnn.outputs.nce import NceOutput, scores_by_rows
 from asr.lm.rnn.recurrent import GruLayer, SimpleRnnLayer
-from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID, Vocabulary
-
-
-class HistoryTree(LanguageModel):
-    """A `LanguageModel` whose every score is 0 and whose contexts are equal only where all words are.
-
-    Args:
-        vocabulary: the words.
-        device: where it is asked.
-    """
-
-    def __init__(self, vocabulary: Vocabulary, device: torch.device) -> None:
-        self._vocabulary = vocabulary
-        self._device = device
-        # A node's key is its parent and its last word; node 0 has neither.
-        self._table = ContextTable(device)
-        self._table.index_of(torch.zeros(1, dtype=torch.int64, device=device))
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The words that `word_id` numbers."""
-        return self._vocabulary
-
-    def start(self, num_streams: int) -> Tensor:
-        """The empty history, (num_streams,)."""
-        return torch.zeros(num_streams, dtype=torch.int64, device=self._device)
-
-    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
-        """Zeros, and the longer history: (Q,), (Q,)."""
-        next_idx = self._table.index_of(context_idx * len(self._vocabulary) + word_id)
-        return torch.zeros(len(word_id), device=self._device), next_idx
-
-    def final(self, context_idx: Tensor) -> Tensor:
-        """Zeros, (Q,)."""
-        return torch.zeros(len(context_idx), device=self._device)
-
-
-_FIRST_BEAM = 4.0
-
-
-_WIDEST_BEAM = 256.0
+from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID
 
 
 def n_best(
@@ -102,72 +40,83 @@ def n_best(
     num_hypotheses: int,
     original_frame: Tensor | None = None,
 ) -> tuple[Hypothesis, ...]:
-    """The best word sequences, best first; fewer where the lattice has no more.
+    """The best distinct word sequences, best first, each by its best path; fewer where the lattice has no more.
+
+    Follows Mohri and Riley (2002), see `best_sentences`.
 
     Args:
         lattice: of one utterance; language model scores that it has count.
         graph: the graph that it comes from.
         options: scales.
         num_hypotheses: n.
-        original_frame: (T,) int64, where frames were left out what each of the lattice's was before.
+        original_frame: (T,) int64, the original index of each decoded frame, where frames were skipped.
 
     Raises:
         AsrError: n is below 1.
     """
     if num_hypotheses < 1:
         raise AsrError(f"the number of hypotheses is {num_hypotheses}; ask for at least 1.")
-    pushed = LatticeGraph(lattice, options, keep_lm_scores=True)
-    beam = _FIRST_BEAM
-    while True:
-        found = _within(lattice, graph, options, pushed, num_hypotheses, beam, original_frame)
-        if len(found) >= num_hypotheses or beam == math.inf:
-            return tuple(found[:num_hypotheses])
-        beam = 2.0 * beam if beam < _WIDEST_BEAM else math.inf
-
-
-def _within(
-    lattice: Lattice,
-    graph: DecodingGraph,
-    options: DecodingOptions,
-    pushed: LatticeGraph,
-    num_hypotheses: int,
-    beam: float,
-    original_frame: Tensor | None,
-) -> list[Hypothesis]:
-    device = lattice.frame.device
-    search_options = replace(
+    lattice = lattice.to("cpu")
+    arc_total, final_total = lattice.arc_total(options), lattice.final_total(options)
+    searched, arc_of = _one_word_an_arc(lattice, arc_total, final_total, best_to_end(lattice, arc_total, final_total))
+    search = jit(best_sentences, reorders_sums=False) or best_sentences
+    total, *paths = search(searched, int(lattice.start_state[0]), num_hypotheses)
+    path_begin, searched_arc = map(torch.from_numpy, paths)
+    # Only the first of the arcs that stand for one with several words counts.
+    arc = arc_of[searched_arc]
+    path = torch.repeat_interleave(path_begin[1:] - path_begin[:-1])[arc >= 0]
+    arc = arc[arc >= 0]
+    num_arcs = torch.bincount(path, minlength=len(total))
+    # Behind each arc, and before all of them.
+    state = torch.cat([lattice.start_state, lattice.dst_state[arc]])
+    end_state = state[torch.where(num_arcs > 0, num_arcs.cumsum(0), 0)]
+    lm_score = torch.zeros(len(total), dtype=torch.float64).index_add_(0, path, lattice.lm_score[arc].double())
+    return hypotheses_of_paths(
+        graph.to("cpu"),
         options,
-        search_beam=beam,
-        min_active_states=0,
-        max_active_states=torch.iinfo(torch.int64).max,
-        max_contexts_per_state=num_hypotheses,
-        lm_scale=0.0,
-        word_beam=None,
+        lattice.graph_arc[arc],
+        num_arcs,
+        PathScores(
+            torch.from_numpy(total),
+            lattice.final_graph_score[end_state].double(),
+            lm_score + lattice.final_lm_score[end_state].double(),
+        ),
+        original_frame,
     )
-    backtrace = Backtrace(device)
-    search = TokenSearch(pushed, search_options, HistoryTree(graph.vocabulary, device), backtrace)
-    stream = search.start(lattice.start_state)
-    num_frames = lattice.num_frames
-    search.advance(stream, torch.zeros(1, num_frames, 1, device=device), torch.tensor([num_frames], device=device))
-    tokens, offset = search.alive(0)
-    total = tokens.score.double() + pushed.final_score[tokens.state] + offset + pushed.start_score[0]
-    hypotheses: list[Hypothesis] = []
-    seen: set[int] = set()
-    # Several states may end the same words; the best of them comes first.
-    for position in torch.sort(total, descending=True, stable=True).indices.tolist():
-        history = int(tokens.context_idx[position])
-        if float(total[position]) == -math.inf or len(hypotheses) == num_hypotheses:
-            break
-        if history in seen:
-            continue
-        seen.add(history)
-        arc = backtrace.path(int(tokens.record[position]))
-        state = int(tokens.state[position])
-        lm_score = float(lattice.lm_score[arc].sum(dtype=torch.float64)) + float(lattice.final_lm_score[state])
-        final_score = float(lattice.final_graph_score[state])
-        scores = float(total[position]), final_score, lm_score
-        hypotheses.append(hypothesis_of_path(graph, options, lattice.graph_arc[arc], *scores, original_frame))
-    return hypotheses
+
+
+def _one_word_an_arc(
+    lattice: Lattice, arc_total: Tensor, final_total: Tensor, ahead: Tensor
+) -> tuple[SentenceLattice, Tensor]:
+    """The lattice for `best_sentences`, and for each of its arcs that of the lattice, -1 for the further words of one.
+
+    An arc with several words becomes a chain of arcs over new states, the first of which has its score.
+    """
+    num_words = lattice.num_words()
+    extra = (num_words - 1).clamp(min=0)
+    num_extra, num_states, num_arcs = int(extra.sum()), lattice.num_states, lattice.num_arcs
+    word = torch.full((num_arcs,), -1, dtype=torch.int64)
+    has_words = num_words > 0
+    word[has_words] = lattice.word_id[lattice.word_begin[:-1][has_words]]
+    arc_begin, dst_state = lattice.arc_begin, lattice.dst_state
+    arc_of = torch.arange(num_arcs)
+    if num_extra:
+        # The new states of an arc stand side by side, in the order of its words; each has one arc.
+        owner = torch.repeat_interleave(extra)
+        first = extra.cumsum(0) - extra
+        position = torch.arange(num_extra) - first[owner]
+        is_last = position == extra[owner] - 1
+        new_dst = torch.where(is_last, dst_state[owner], num_states + torch.arange(num_extra) + 1)
+        new_word = lattice.word_id[lattice.word_begin[owner] + position + 1]
+        # From a new state on, the score ahead is that behind the whole arc.
+        ahead = torch.cat([ahead, ahead[dst_state[owner]]])
+        dst_state = torch.cat([torch.where(extra > 0, num_states + first, dst_state), new_dst])
+        word, arc_of = torch.cat([word, new_word]), torch.cat([arc_of, torch.full((num_extra,), -1)])
+        arc_begin = torch.cat([arc_begin, num_arcs + 1 + torch.arange(num_extra)])
+        arc_total = torch.cat([arc_total, arc_total.new_zeros(num_extra)])
+        final_total = torch.cat([final_total, torch.full((num_extra,), -torch.inf, dtype=torch.float64)])
+    arrays = (arc_begin, dst_state, word, arc_total, final_total, ahead)
+    return SentenceLattice(*(part.contiguous().numpy() for part in arrays)), arc_of
 
 
 def for_words(network: StatefulNetwork, word_id: Tensor) -> StatefulNetwork:

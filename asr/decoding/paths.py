@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -166,6 +167,91 @@ def hypothesis_of_path(
         frame_of: (T,) original frame of each decoded one, where frames were skipped.
     """
     return SpelledPath().followed_by(graph, arc, frame_of).hypothesis(graph, options, total, final_score, lm_score)
+
+
+class PathScores(NamedTuple):
+    """Scores of K paths, float64.
+
+    Attributes:
+        total: (K,) scaled.
+        final_score: (K,) graph score of ending there, unscaled.
+        lm_score: (K,) the language model's share, unscaled.
+    """
+
+    total: Tensor
+    final_score: Tensor
+    lm_score: Tensor
+
+
+def hypotheses_of_paths(
+    graph: DecodingGraph,
+    options: DecodingOptions,
+    arc: Tensor,
+    num_arcs: Tensor,
+    scores: PathScores,
+    frame_of: Tensor | None = None,
+) -> tuple[Hypothesis, ...]:
+    """As `hypothesis_of_path` for many paths at once, each arc of which reads one frame.
+
+    Args:
+        graph: the graph, on the CPU as all arguments are.
+        options: the scales that the totals were made with.
+        arc: (L,) int64, the graph arcs of one path after the other.
+        num_arcs: (K,) int64, the number of each path's arcs.
+        scores: of the paths.
+        frame_of: (T,) original frame of each decoded one, where frames were skipped.
+    """
+    begin = num_arcs.cumsum(0) - num_arcs
+    path = torch.repeat_interleave(num_arcs)
+    position = torch.arange(len(arc))
+    frame = position - begin[path]
+    if frame_of is not None and len(frame_of):
+        frame = frame_of[frame.clamp(max=len(frame_of) - 1)]
+    token_id = graph.token_id[arc].to(torch.int64)
+    owner, word = expand(graph.word_begin, arc)
+    # A word ends with the last token that is not blank before the next word or the end of the path.
+    next_owner = torch.cat([owner[1:], owner.new_full((1,), len(arc))])[: len(owner)]
+    next_owner = torch.minimum(next_owner, (begin + num_arcs)[path[owner]])
+    last_spoken = torch.where(token_id > 0, position, torch.full_like(position, -1))
+    last_spoken = last_spoken.cummax(0).values if len(arc) else last_spoken
+    end = torch.where(next_owner > owner, last_spoken[next_owner - 1], owner)
+    start_frames, end_frames = frame[owner].tolist(), (frame[torch.maximum(owner, end)] + 1).tolist()
+    num_words = torch.bincount(path[owner], minlength=len(num_arcs)).tolist()
+    # Runs of equal tokens end where a path does.
+    _, run_length = torch.unique_consecutive(path * (len(graph.tokens) + 1) + token_id, return_counts=True)
+    run_begin = run_length.cumsum(0) - run_length
+    run_begin, run_last = (part[token_id[run_begin] > 0] for part in (run_begin, run_begin + run_length - 1))
+    runs = list(
+        zip(token_id[run_begin].tolist(), frame[run_begin].tolist(), (frame[run_last] + 1).tolist(), strict=True)
+    )
+    num_runs = torch.bincount(path[run_begin], minlength=len(num_arcs)).tolist()
+    graph_score = scores.final_score.index_add(0, path, graph.score[arc].double())
+    rest = options.graph_scale * graph_score + options.lm_scale * scores.lm_score
+    rest = rest + options.word_insertion_penalty * torch.tensor(num_words, dtype=torch.float64)
+    am_score = (scores.total - rest) / options.am_scale
+    word_ids, spelling = graph.word_id[word].tolist(), graph.vocabulary.words
+    columns = (am_score, graph_score, scores.lm_score, scores.total)
+    hypotheses: list[Hypothesis] = []
+    first, first_run = 0, 0
+    for am, of_graph, lm, total, words, own_runs in zip(
+        *(column.tolist() for column in columns), num_words, num_runs, strict=True
+    ):
+        own = slice(first, first + words)
+        hypotheses.append(
+            Hypothesis(
+                word_ids=tuple(word_ids[own]),
+                words=tuple(spelling[word_id] for word_id in word_ids[own]),
+                am_score=am,
+                graph_score=of_graph,
+                lm_score=lm,
+                total=total,
+                start_frames=tuple(start_frames[own]),
+                end_frames=tuple(end_frames[own]),
+                phones=tuple(runs[first_run : first_run + own_runs]),
+            )
+        )
+        first, first_run = first + words, first_run + own_runs
+    return tuple(hypotheses)
 
 
 def _runs(token_id: Tensor, first_frame: int, frame_of: Tensor | None) -> _Runs:

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 import asr.decoding.backtrace as backtrace_module
 from asr.decoding.interface import DecodeResult, DecodingOptions
-from asr.decoding.nbest import HistoryTree
 from asr.decoding.online import EndpointRules, StreamingDecoder
 from asr.decoding.paths import SpelledPath
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from tests.decoding.random_graphs import random_graph, random_log_prob
+from tests.reference.history_tree import HistoryTree
 from tests.reference.table_lm import TableLM
 
 

@@ -1,0 +1,154 @@
+"""The best distinct sentences of a lattice, one after the other, as a loop for `jit`. Uncompiled it is a slow oracle.
+
+This is the search for the n best strings of Mohri and Riley (2002): the lattice is determinized over its words while a
+best-first search asks for it. A node is a word prefix with every state that the prefix can lead to. Scores of the best
+way to the end are known beforehand, so that each complete sentence that is taken from the heap is the next best one.
+
+Shapes: S states, A arcs, E pool entries, K sentences.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class SentenceLattice(NamedTuple):
+    """A lattice of one utterance whose arcs have one word each or none; states come before those they lead to.
+
+    States behind the first word of an arc that had several have no other arcs, and may stand anywhere.
+
+    Attributes:
+        arc_begin: (S + 1,) int64.
+        dst_state: (A,) int64.
+        word: (A,) int64, -1 for none.
+        arc_total: (A,) float64, scaled scores.
+        final_total: (S,) float64, -inf where a path may not end.
+        ahead: (S,) float64, the best score from the state to an end, -inf where there is none.
+    """
+
+    arc_begin: Any
+    dst_state: Any
+    word: Any
+    arc_total: Any
+    final_total: Any
+    ahead: Any
+
+
+def best_sentences(lattice: SentenceLattice, start_state: int, num_sentences: int) -> Any:
+    """The best sentences, best first.
+
+    Returns:
+        total (K,) float64, and the arcs of each one's best path: path_begin (K + 1,), arc (path_begin[K],), int64.
+    """
+    arc_begin, dst_state, arc_word, arc_total, final_total, ahead = lattice
+    # Ways into states: state, score so far, arc taken and the entry before it.
+    state, before, arc_in = np.empty(64, np.int64), np.empty(64, np.int64), np.empty(64, np.int64)
+    score = np.empty(64)
+    state[0], before[0], arc_in[0], score[0], num_entries = start_state, -1, -1, 0.0, 1
+    # A node is a range of entries with different states; its second place is -1 if the sentence ends at the first.
+    node_begin, node_end = [0], [1]
+    heap = [(-ahead[start_state], 0)]
+    # Each node ahead of the search leads to a sentence of its own with its score: the best ones bound the n-th best.
+    bounds = [ahead[start_state]]
+    entry_of = np.full(len(arc_begin) - 1, -1, np.int64)
+    found, found_total = [0 for _ in range(0)], [0.0 for _ in range(0)]
+    while len(heap) and len(found) < num_sentences and ahead[start_state] > -np.inf:
+        negative, node = heapq.heappop(heap)
+        if node_end[node] < 0:
+            found.append(node_begin[node])
+            found_total.append(-negative)
+            continue
+        # Rounding must not cost a sentence that is as good as the bound.
+        floor = bounds[0] - 1e-9 * (1.0 + abs(bounds[0])) if len(bounds) == num_sentences else -np.inf
+        best_end, end_entry = -np.inf, -1
+        steps = [(0, 0, 0, 0) for _ in range(0)]  # word, state behind it, entry before it, arc
+        waiting = [0 for _ in range(0)]
+        for entry in range(node_begin[node], node_end[node]):
+            entry_of[state[entry]] = entry
+            heapq.heappush(waiting, state[entry])
+        while len(waiting):
+            own_state = heapq.heappop(waiting)
+            entry = entry_of[own_state]
+            entry_of[own_state] = -1
+            ending = score[entry] + final_total[own_state]
+            if ending > best_end and ending >= floor:
+                best_end, end_entry = ending, entry
+            for arc in range(arc_begin[own_state], arc_begin[own_state + 1]):
+                dst, reached = dst_state[arc], score[entry] + arc_total[arc]
+                if reached + ahead[dst] < floor or ahead[dst] == -np.inf:
+                    continue
+                if arc_word[arc] >= 0:
+                    steps.append((arc_word[arc], dst, entry, arc))
+                    continue
+                other = entry_of[dst]
+                if other < 0:
+                    if num_entries == len(state):
+                        state, before = _doubled(state), _doubled(before)
+                        arc_in, score = _doubled(arc_in), _doubled(score)
+                    other, num_entries = num_entries, num_entries + 1
+                    state[other], entry_of[dst] = dst, other
+                    heapq.heappush(waiting, dst)
+                elif reached <= score[other]:
+                    continue
+                score[other], before[other], arc_in[other] = reached, entry, arc
+        children = [(0.0, 0, 0) for _ in range(0)]
+        if end_entry >= 0:
+            children.append((best_end, end_entry, -1))
+        steps.sort()
+        i = 0
+        while i < len(steps):
+            first, word, best = num_entries, steps[i][0], -np.inf
+            while i < len(steps) and steps[i][0] == word:
+                _, dst, entry, arc = steps[i]
+                i += 1
+                reached = score[entry] + arc_total[arc]
+                if num_entries > first and state[num_entries - 1] == dst:
+                    # Steps of a word are in the order of their states.
+                    if reached > score[num_entries - 1]:
+                        other = num_entries - 1
+                        score[other], before[other], arc_in[other] = reached, entry, arc
+                else:
+                    if num_entries == len(state):
+                        state, before = _doubled(state), _doubled(before)
+                        arc_in, score = _doubled(arc_in), _doubled(score)
+                    other, num_entries = num_entries, num_entries + 1
+                    state[other], score[other], before[other], arc_in[other] = dst, reached, entry, arc
+                best = max(best, reached + ahead[dst])
+            children.append((best, first, num_entries))
+        # The best child goes on with the sentence that stood for its parent; each other one adds a sentence.
+        best_child = 0
+        for i in range(len(children)):
+            if children[i][0] > children[best_child][0]:
+                best_child = i
+        for i in range(len(children)):
+            total, begin, end = children[i]
+            heapq.heappush(heap, (-total, len(node_begin)))
+            node_begin.append(begin)
+            node_end.append(end)
+            if i != best_child and len(bounds) < num_sentences:
+                heapq.heappush(bounds, total)
+            elif i != best_child and total > bounds[0]:
+                heapq.heapreplace(bounds, total)
+    length, path_begin = 0, np.zeros(len(found) + 1, np.int64)
+    for i in range(len(found)):
+        entry = found[i]
+        while before[entry] >= 0:
+            entry, length = before[entry], length + 1
+        path_begin[i + 1] = length
+    path = np.empty(length, np.int64)
+    for i in range(len(found)):
+        entry, place = found[i], path_begin[i + 1]
+        while before[entry] >= 0:
+            place -= 1
+            path[place] = arc_in[entry]
+            entry = before[entry]
+    return np.array(found_total), path_begin, path
+
+
+def _doubled(array: Any) -> Any:
+    larger = np.empty(2 * len(array), array.dtype)
+    larger[: len(array)] = array
+    return larger
