@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -11,14 +12,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asr.decoding.cpu.nbest import best_sentences
 from asr.decoding.interface import DecodeResult, DecodingOptions
-from asr.decoding.lattice import arc_posteriors, with_confidences
+from asr.decoding.lattice import Lattice, arc_posteriors, best_to_end, with_confidences
 from asr.decoding.log_probs import skip_blanks
-from asr.decoding.nbest import PrefixTree, n_best, rescore_n_best, score_tree, score_tree_by_network
+from asr.decoding.nbest import (
+    PrefixTree,
+    _one_word_an_arc,
+    n_best,
+    rescore_n_best,
+    score_tree,
+    score_tree_by_network,
+)
+from asr.decoding.paths import PathScores, hypotheses_of_paths, hypothesis_of_path
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.results import StageTimes, as_result
+from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.lattice_oracle import oracle_errors
 from tests.reference.lattice_paths import all_sentences
@@ -70,15 +81,25 @@ def test_prefix_tree_equals_sentence_by_sentence(sentences: list[list[int]]) -> 
     assert score_tree(tree, lm).tolist() == pytest.approx(expected, abs=1e-4)
     together = score_tree_by_network(tree, network)
     assert network.num_rows == tree.num_prefixes
-    for sentence, score in zip(sentences, together.tolist(), strict=True):
-        alone = score_tree_by_network(PrefixTree([sentence]), network)
-        assert score == pytest.approx(float(alone), abs=1e-4)
+    assert together.tolist() == pytest.approx([word_by_word(sentence, network) for sentence in sentences], abs=1e-4)
+
+
+def word_by_word(sentence: list[int], network: ToyNetwork) -> float:
+    """The score of a sentence, `</s>` included, by a step of the network for each word and nothing else."""
+    state, history, total = network.initial_state().unsqueeze(0), [BOS_ID, EPSILON_ID], 0.0
+    for word, following in itertools.pairwise([BOS_ID, *sentence, EOS_ID]):
+        state = network.step(state, torch.tensor([word]))
+        hidden, words = state[:, -network.hidden_size :], torch.tensor([history[: network.num_history_words]])
+        total += float(network.log_prob(hidden, words, torch.tensor([following])).detach())
+        history = [following, *history]
+    return total
 
 
 def test_rescored_lists_are_sorted_by_the_new_total() -> None:
-    graph, result = decoded(4, False)
+    graph, result = decoded(4, True)
     assert result.lattice is not None
     before = n_best(result.lattice, graph, OPTIONS, 20)
+    assert len(before) > 5 and all(one.lm_score < 0 for one in before)
     lm = TableLM(graph.vocabulary, 9)
     after, empty = rescore_n_best([before, ()], lm, OPTIONS)
     assert empty == ()
@@ -88,6 +109,66 @@ def test_rescored_lists_are_sorted_by_the_new_total() -> None:
         rest = 0.7 * one.am_score + one.graph_score + 0.3 * len(one.words)
         assert one.total == pytest.approx(rest + 0.6 * one.lm_score, abs=1e-3)
     assert [one.total for one in after] == sorted((one.total for one in after), reverse=True)
+    assert [one.word_ids for one in after] != [one.word_ids for one in before]
+
+
+@pytest.mark.parametrize("frame_of", [None, torch.tensor([0, 2, 3, 7, 8])])
+def test_many_paths_are_spelled_as_each_by_itself(frame_of: torch.Tensor | None) -> None:
+    """Random walks through lattices, spelled together; some end early."""
+    generator, num_words = random.Random(0), 0
+    for seed in range(8):
+        graph, result = decoded(seed, False)
+        lattice = result.lattice
+        assert lattice is not None
+        paths: list[list[int]] = [[]]
+        for _ in range(12):
+            state, path = int(lattice.start_state[0]), []
+            for _ in range(generator.randrange(6)):
+                begin, end = lattice.arc_begin[state : state + 2].tolist()
+                if begin < end:
+                    path.append(generator.randrange(begin, end))
+                    state = int(lattice.dst_state[path[-1]])
+            paths.append(lattice.graph_arc[path].tolist())
+        scores = PathScores(*(torch.randn(len(paths), dtype=torch.float64) for _ in range(3)))
+        flat = torch.tensor([arc for path in paths for arc in path], dtype=torch.int64)
+        together = hypotheses_of_paths(
+            graph, OPTIONS, flat, torch.tensor([len(path) for path in paths]), scores, frame_of
+        )
+        for one, path, *own in zip(together, paths, *(part.tolist() for part in scores), strict=True):
+            alone = hypothesis_of_path(graph, OPTIONS, torch.tensor(path, dtype=torch.int64), *own, frame_of)
+            assert (one.word_ids, one.words, one.phones) == (alone.word_ids, alone.words, alone.phones)
+            assert (one.start_frames, one.end_frames) == (alone.start_frames, alone.end_frames)
+            for name in ("am_score", "graph_score", "lm_score", "total"):
+                assert getattr(one, name) == pytest.approx(getattr(alone, name), abs=1e-5)
+            num_words += len(one.words)
+    assert num_words > 50
+
+
+def test_arcs_with_several_words_are_one_sentence_however_they_are_cut() -> None:
+    """A then B on two arcs, and A B on one: the same sentence, once, by its better path; A alone ends there, too."""
+    lattice = Lattice(
+        frame=torch.tensor([0, 1, 1, 2]),
+        utt_idx=torch.zeros(4, dtype=torch.int64),
+        start_state=torch.tensor([0]),
+        arc_begin=torch.tensor([0, 2, 3, 5, 5]),
+        dst_state=torch.tensor([1, 2, 3, 3, 3]),
+        graph_arc=torch.tensor([0, 1, 2, 3, 4]),
+        token_id=torch.ones(5, dtype=torch.int32),
+        am_score=torch.tensor([-1.0, -0.5, -1.0, -1.0, -3.0]),
+        graph_score=torch.zeros(5),
+        lm_score=torch.zeros(5),
+        word_begin=torch.tensor([0, 1, 3, 4, 4, 5]),
+        word_id=torch.tensor([4, 4, 5, 5, 6]),
+        final_graph_score=torch.tensor([-math.inf, -math.inf, -math.inf, 0.0]),
+        final_lm_score=torch.zeros(4),
+    )
+    options = DecodingOptions()
+    total, final_total = lattice.arc_total(options), lattice.final_total(options)
+    searched, arc_of = _one_word_an_arc(lattice, total, final_total, best_to_end(lattice, total, final_total))
+    found, path_begin, arc = best_sentences(searched, 0, 10)
+    assert found.tolist() == pytest.approx([-1.5, -3.5])
+    paths = [arc_of[arc[begin:end]].tolist() for begin, end in itertools.pairwise(path_begin.tolist())]
+    assert paths == [[1, -1, 3], [1, -1, 4]]
 
 
 @settings(max_examples=8)
