@@ -59,7 +59,7 @@ def n_best(
     lattice = lattice.to("cpu")
     arc_total, final_total = lattice.arc_total(options), lattice.final_total(options)
     searched, arc_of = _one_word_an_arc(lattice, arc_total, final_total, best_to_end(lattice, arc_total, final_total))
-    search = jit(best_sentences, reorders_sums=False) or best_sentences
+    search = jit(best_sentences) or best_sentences
     total, *paths = search(searched, int(lattice.start_state[0]), num_hypotheses)
     path_begin, searched_arc = map(torch.from_numpy, paths)
     # Only the first of the arcs that stand for one with several words counts.

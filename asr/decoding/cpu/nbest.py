@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from asr.kernels.jit import kernel
+
 
 class SentenceLattice(NamedTuple):
     """A lattice of one utterance whose arcs have one word each or none; states come before those they lead to.
@@ -37,6 +39,7 @@ class SentenceLattice(NamedTuple):
     ahead: Any
 
 
+@kernel(fastmath=False)
 def best_sentences(lattice: SentenceLattice, start_state: int, num_sentences: int) -> Any:
     """The best sentences, best first.
 
