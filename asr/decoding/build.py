@@ -19,7 +19,7 @@ from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import has_package
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.combine import RemappedLM, difference_lm, interpolated_difference_lm, interpolated_lm
+from asr.lm.combine import Difference, Interpolated, RemappedLM
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
 from asr.lm.offload import HostNgramLM, table_bytes, with_host_tables
@@ -165,7 +165,7 @@ def language_models(
         answers_on = external.start(0).device
         if answers_on.type != device.type:
             raise AsrError(f"the language model is on {answers_on} and the recognizer on {device}; move one of them.")
-        return LanguageModels(difference_lm(_mapped(external, small), small), None)
+        return LanguageModels(Difference(_mapped(external, small), small), None)
     network = bundle.rnn_lm.network if bundle.rnn_lm is not None and mode != "large_ngram" else None
     large_ngram = bundle.large_ngram if mode != "rnn" else None
     network_budget, ngram_budget = _shares(device_budget, network, large_ngram)
@@ -174,18 +174,16 @@ def language_models(
         placed = large_ngram.to(device) if ngram_budget is None else HostNgramLM(large_ngram, device, ngram_budget)
         ngram = _mapped(placed, small)
     if mode == "large_ngram":
-        return LanguageModels(difference_lm(ngram, small), None)
+        return LanguageModels(Difference(ngram, small), None)
     assert network is not None
     if network_budget is not None:
         network, _ = with_host_tables(network.to("cpu"), device, network_budget)  # type: ignore[arg-type]
     ahead = _ROWS_AHEAD if device.type == "cpu" else 0
     engine = CachedRNNLM(network.to(device), capacity_bytes=capacity_bytes, rows_ahead=ahead)  # type: ignore[arg-type]
     large = _mapped(engine, small)
-    if mode == "interpolated" and ngram is small:
-        return LanguageModels(interpolated_difference_lm(large, small, rnn_weight), engine)
     if mode == "interpolated":
-        large = interpolated_lm([large, ngram], [rnn_weight, 1.0 - rnn_weight])
-    return LanguageModels(difference_lm(large, small), engine)
+        large = Interpolated([large, ngram], [rnn_weight, 1.0 - rnn_weight])
+    return LanguageModels(Difference(large, small), engine)
 
 
 def _shares(

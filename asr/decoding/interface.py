@@ -97,7 +97,7 @@ class DecodingOptions:
                 + word_insertion_penalty * number of words
 
     where `lm_score` is whatever the language model given to `decode` answers. To replace the graph's own language
-    model, give `difference_lm(large, small)`; to keep part of it, lower `lm_scale` as well.
+    model, give `Difference(large, small)`; to keep part of it, lower `lm_scale` as well.
 
     Args:
         search_beam: a partial path this much worse than the best one of its frame is dropped.

@@ -50,19 +50,26 @@ def compiled_lookup(tables: type) -> Callable[[_LookupT], _LookupT]:
 
 class _LookUp(Intrinsic):
     def __call__(self, context_idx: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> bool:
+        if type(tables) is tuple:
+            rows = zip(context_idx, tables, log_prob, next_idx, strict=False)
+            return all(self(context, word_id, own, *answer) for context, own, *answer in rows)
         return _LOOKUPS[type(tables)](context_idx, word_id, tables, log_prob, next_idx)
 
     def load(self) -> Any:
         return _compiled_look_up()
 
     def stamps(self, argument_types: Any) -> list[tuple[str, int]]:
-        """The sources of the lookups for all tables among the arguments: which they are, only their types tell."""
+        """The sources of the lookups for all tables among the arguments: which these are, only their types tell."""
         lookups = {id(found): found for found in map(_LOOKUPS.get, _tuple_types(argument_types)) if found is not None}
         return sorted({stamp for found in lookups.values() for stamp in source_stamps(found)})
 
 
 look_up = _LookUp(__name__, "look_up")
-"""look_up(context_idx, word_id, tables, log_prob, next_idx) -> bool, for compiled loops; see `compiled_lookup`."""
+"""look_up(context_idx, word_id, tables, log_prob, next_idx) -> bool, for compiled loops; see `compiled_lookup`.
+
+A plain tuple of tables asks several models about the same words; context_idx, log_prob and next_idx then have a row for
+each, in this order, and those behind a model that cannot answer are left as they are.
+"""
 
 
 def _tuple_types(argument_types: Any) -> Iterator[type]:
@@ -84,11 +91,24 @@ def _compiled_look_up() -> Any:
 
     @overload(any_look_up, strict=False)  # strict would compare the annotations as well
     def chosen(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> Any:
+        if not hasattr(tables, "instance_class"):
+            return _in_turn(len(tables))
         loop: Any = jit_required(_LOOKUPS[tables.instance_class])
 
         def called(context_idx, word_id, tables, log_prob, next_idx):  # type: ignore[no-untyped-def]
             return loop(context_idx, word_id, tables, log_prob, next_idx)
 
         return called
+
+    def _in_turn(num_models: int) -> Any:
+        def last(context_idx, word_id, tables, log_prob, next_idx):  # type: ignore[no-untyped-def]
+            return any_look_up(context_idx[0], word_id, tables[0], log_prob[0], next_idx[0])
+
+        def first(context_idx, word_id, tables, log_prob, next_idx):  # type: ignore[no-untyped-def]
+            if not any_look_up(context_idx[0], word_id, tables[0], log_prob[0], next_idx[0]):
+                return False
+            return any_look_up(context_idx[1:], word_id, tables[1:], log_prob[1:], next_idx[1:])
+
+        return last if num_models == 1 else first
 
     return any_look_up

@@ -21,7 +21,7 @@ from asr.decoding.rescoring import rescore_on_the_fly
 from asr.decoding.token_passing import RescoringPass, TokenPassingDecoder
 from asr.errors import AsrError
 from asr.lm.cached.statistics import QueryStatistics
-from asr.lm.combine import RemappedLM, difference_lm
+from asr.lm.combine import Difference, RemappedLM
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.io import load_ngram_lm
 from asr.metrics import NO_ERRORS, count_errors
@@ -245,7 +245,7 @@ def four_caches(bundle: Bundle, workload: Workload, large_ngram: Path | None) ->
         if large.vocabulary != bundle.small_ngram.vocabulary:
             large = RemappedLM(large, bundle.small_ngram.vocabulary)
         models["4-gram"] = (
-            difference_lm(large, bundle.small_ngram),
+            Difference(large, bundle.small_ngram),
             replace(rnn, am_scale=ngram.am_scale, search_beam=14.0),
         )
     models["RNN LM"] = (rnn_lm(bundle)[0], rnn)

@@ -18,7 +18,7 @@ from asr.decoding.token_passing import RescoringPass, TokenPassingDecoder
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.combine import RemappedLM, difference_lm, interpolated_difference_lm
+from asr.lm.combine import Difference, Interpolated, RemappedLM
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
 from asr.metrics import NO_ERRORS, count_errors, read_transcripts
@@ -147,5 +147,5 @@ def rnn_lm(
     engine = CachedRNNLM(bundle.rnn_lm.network, **engine_options)  # type: ignore[arg-type]
     large: LanguageModel = engine if engine.vocabulary == small.vocabulary else RemappedLM(engine, small.vocabulary)
     if weight is not None:
-        return interpolated_difference_lm(large, small, weight), engine
-    return difference_lm(large, small), engine
+        return Difference(Interpolated([large, small], [weight, 1.0 - weight]), small), engine
+    return Difference(large, small), engine

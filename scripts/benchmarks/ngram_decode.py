@@ -32,7 +32,7 @@ from asr.decoding.build import OLD_FIRST_PASSES, build_decoder, decoding_options
 from asr.decoding.interface import Decoder, DecodingOptions
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.combine import RemappedLM, difference_lm
+from asr.lm.combine import Difference, RemappedLM
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.io import load_ngram_lm, read_ngram_lm
 from asr.lm.offload import HostNgramLM, HostTable, bytes_to_find_arcs, table_bytes, with_host_tables
@@ -190,7 +190,7 @@ def _systems(bundle: Bundle, args: argparse.Namespace) -> dict[str, System]:
 
     def on_the_fly(lm: LanguageModel) -> System:
         mapped = lm if lm.vocabulary == small.vocabulary else RemappedLM(lm, small.vocabulary)
-        return System(first_pass(bundle.graph, fly_options), difference_lm(mapped, small))
+        return System(first_pass(bundle.graph, fly_options), Difference(mapped, small))
 
     def in_host_memory(budget: int) -> System:
         host = HostNgramLM(large, CPU, budget)
@@ -206,7 +206,7 @@ def _systems(bundle: Bundle, args: argparse.Namespace) -> dict[str, System]:
                 first_pass(bundle.graph, own), language_models(bundle, mode, rnn_weight, CPU, None, _CACHE_BYTES).model
             )
         on_device, tables = with_host_tables(network, CPU, int(share * table_bytes(network)))
-        lm = difference_lm(RemappedLM(CachedRNNLM(on_device, capacity_bytes=_CACHE_BYTES), small.vocabulary), small)
+        lm = Difference(RemappedLM(CachedRNNLM(on_device, capacity_bytes=_CACHE_BYTES), small.vocabulary), small)
         return System(first_pass(bundle.graph, own), lm, dict(tables))
 
     makers: dict[str, Callable[[], System]] = {

@@ -25,7 +25,7 @@ from asr.decoding.search_graph import ArcSet
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.tokens import ActiveTokens, Candidates
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.combine import CombinedLM, RemappedLM, difference_lm
+from asr.lm.combine import CombinedLM, Difference, RemappedLM
 from asr.lm.interface import LanguageModel
 from asr.results import StageTimes
 from scripts.benchmarks.inputs import argument_parser
@@ -34,7 +34,7 @@ from scripts.benchmarks.inputs import argument_parser
 class WatchedStep(FrameStep):
     """A frame's step that writes down which histories were asked, and which of them had to be."""
 
-    small: LanguageModel
+    lm: CombinedLM
     histories: ClassVar[dict[str, set[int]]] = {"asked": set(), "bound": set(), "survived": set()}
     _asked: tuple[Tensor, Tensor] | None = None
 
@@ -64,7 +64,7 @@ class WatchedStep(FrameStep):
         options = self._options
         has_word = arcs.words.num_words.index_select(0, arc) > 0
         asked = has_word.nonzero().squeeze(1)
-        large_idx, small_idx = CombinedLM.unpack(context_idx.index_select(0, asked))
+        large_idx, small_idx = self.lm.contexts.unpack(context_idx.index_select(0, asked))
         survives = torch.zeros_like(has_word)
         survives[kept] = True
         # What reads no word is sure of its score: it sets the least that a word must reach.
@@ -75,7 +75,7 @@ class WatchedStep(FrameStep):
             if len(sure) > options.max_active_states:
                 least = max(least, float(sure.topk(options.max_active_states).values[-1]))
         first = arcs.words.word_begin.index_select(0, arc.index_select(0, asked))
-        small_score, _ = self.small.score(small_idx, arcs.words.word_id.index_select(0, first))
+        small_score, _ = self.lm.models[1].score(small_idx, arcs.words.word_id.index_select(0, first))
         may = score.index_select(0, asked) - options.lm_scale * small_score >= least
         self.histories["asked"].update(large_idx.tolist())
         self.histories["bound"].update(large_idx[may].tolist())
@@ -96,11 +96,11 @@ def main(argv: Sequence[str]) -> int:
     large: LanguageModel = engine
     if engine.vocabulary != bundle.small_ngram.vocabulary:
         large = RemappedLM(engine, bundle.small_ngram.vocabulary)
-    WatchedStep.small = bundle.small_ngram
     token_search.FrameStep = WatchedStep
     # Frames by tensor operations: compiled loops do not come past the step that is watched.
     search = TokenPassingDecoder(bundle.graph, recognizer.options, form="tensor")
-    lm = difference_lm(large, bundle.small_ngram)
+    lm = Difference(large, bundle.small_ngram)
+    WatchedStep.lm = lm
     for path in audio_files(args.audio)[:: args.every]:
         with torch.no_grad():
             log_prob = recognizer.log_prob([read_audio(path, recognizer.sampling_rate)], StageTimes())

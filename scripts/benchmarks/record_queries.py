@@ -22,7 +22,7 @@ from asr.cli.transcribe import audio_files
 from asr.decoding.build import build_decoder
 from asr.errors import AsrError
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.combine import RemappedLM, difference_lm
+from asr.lm.combine import Difference, RemappedLM
 from asr.lm.interface import LanguageModel
 from asr.results import StageTimes
 from scripts.benchmarks.inputs import argument_parser
@@ -41,7 +41,7 @@ def record(args: argparse.Namespace) -> int:
     large: LanguageModel = recorder
     if recorder.vocabulary != bundle.small_ngram.vocabulary:
         large = RemappedLM(recorder, bundle.small_ngram.vocabulary)
-    lm = difference_lm(large, bundle.small_ngram)
+    lm = Difference(large, bundle.small_ngram)
     decoder = build_decoder(recognizer.decoder_name, recognizer.lm_fusion, bundle.graph, options, keep_lattices=False)
     seconds = 0.0
     for path in audio_files(args.audio)[:: args.every]:

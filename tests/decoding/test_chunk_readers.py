@@ -17,7 +17,7 @@ from asr.decoding.token_search import TokenSearch
 from asr.decoding.tokens import ActiveTokens
 from asr.lm.cached import engine_numba
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.combine import RemappedLM, difference_lm
+from asr.lm.combine import Difference, RemappedLM
 from asr.lm.corpus import read_word_stream
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.estimate import estimate_kneser_ney
@@ -93,7 +93,7 @@ def test_loops_that_look_up_ngrams(
     stream = read_word_stream([path])
     small, large = (NgramLM.from_trie(estimate_kneser_ney(stream, order).trie) for order in (2, 4))
     large = {"indexed": large.with_index(), "quantized": large.quantized()}.get(kind, large)
-    lm = difference_lm(RemappedLM(large, GRAPH.vocabulary), RemappedLM(small, GRAPH.vocabulary))
+    lm = Difference(RemappedLM(large, GRAPH.vocabulary), RemappedLM(small, GRAPH.vocabulary))
     readers = _check_same_paths("loops", beam, limits, monkeypatch, lm, word_beam)
     assert [type(reader) for reader in readers] == 2 * [chunk_lm.NumbaWordSearch]
 
@@ -126,7 +126,7 @@ def test_loops_that_ask_a_recurrent_network(
     # What the loops have scored, and the tensor form then finds; and the other way round.
     for loops_first in (True, False):
         engine = CachedRNNLM(network)
-        lm = difference_lm(engine, small)
+        lm = Difference(engine, small)
         readers = _check_same_paths("loops", beam, limits, monkeypatch, lm, word_beam, loops_first)
         assert [type(reader) for reader in readers] == 2 * [NumbaWordSearch if is_pushed else NumbaChunkSearchWithLM]
         num_runs, num_rows = engine.statistics().num_hidden_calls, engine.statistics().num_hidden_rows
@@ -163,7 +163,7 @@ def test_a_network_that_has_no_more_room_is_asked_by_calls(
     for own, form in ((CachedRNNLM(network), "tensor"), (engine, "loops")):
         search = TokenPassingDecoder(GRAPH, options, form=form)
         for _ in range(2):
-            results = search.decode(log_prob, NUM_FRAMES, difference_lm(own, small))
+            results = search.decode(log_prob, NUM_FRAMES, Difference(own, small))
         found.append([result.best for result in results])
     for one, other in zip(*found, strict=True):
         assert (one is None) == (other is None)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.online import EndpointRules
 from asr.errors import AsrError
-from asr.lm import combine
-from asr.lm.combine import NumberedLM
+from asr.lm.combine import Difference, Interpolated
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.lattice_paths import all_sentences
 from tests.reference.table_lm import TableLM
@@ -90,11 +89,12 @@ def test_words_of_an_unfinished_stream_stand_where_they_were_before_blanks_were_
     assert torch.equal(found.original_frame, whole.original_frame) and found.num_frames == 7
 
 
-def test_a_model_that_forgets_keeps_what_other_streams_hold(monkeypatch):
-    monkeypatch.setattr(combine, "_FEWEST_TO_FORGET", 1)
+def test_a_model_that_forgets_keeps_what_other_streams_hold():
     graph, log_prob = random_graph(2, num_states=8, num_arcs=30), random_log_prob(2, 2, 20)
     lm, partials = TableLM(graph.vocabulary, 2), []
-    for own in (lm, NumberedLM(lm)):
+    mixed = Interpolated([lm, TableLM(graph.vocabulary, seed=1)], [0.5, 0.5])
+    small = TableLM(graph.vocabulary, seed=3)
+    for own in (Difference(mixed, small), Difference(mixed, small, forget_from=1)):
         decoder = K2StreamingDecoder(graph, lm=own)
         first, second = decoder.start(2)
         decoder.advance([first, second], log_prob[:, :10], torch.tensor([10, 10]))

@@ -14,7 +14,7 @@ from asr.decoding.interface import Decoder, DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.graph.build import build_graph
 from asr.graph.decoding_graph import DecodingGraph
-from asr.lm.combine import difference_lm
+from asr.lm.combine import Difference
 from asr.lm.ngram.arpa import LN_10
 from asr.lm.ngram.model import NgramLM
 from asr.text.lexicon import Lexicon
@@ -72,7 +72,7 @@ def test_equals_the_composed_graph(first_pass: str, seed: int, tmp_path: Path) -
     log_prob = torch.randn(3, 7, len(tokens.tokens), generator=generator).mul(2).log_softmax(dim=2)
     num_frames = torch.tensor([7, 6, 4])
     offline = _first_pass(first_pass, large_graph).decode(log_prob, num_frames)
-    found = _first_pass(first_pass, small_graph).decode(log_prob, num_frames, difference_lm(large, small))
+    found = _first_pass(first_pass, small_graph).decode(log_prob, num_frames, Difference(large, small))
     for ours, theirs in zip(found, offline, strict=True):
         assert ours.best is not None and theirs.best is not None
         assert ours.best.words == theirs.best.words

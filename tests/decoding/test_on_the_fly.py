@@ -19,7 +19,7 @@ from asr.decoding.paths import hypothesis_of_path
 from asr.decoding.rescoring import rescore_joint, rescore_on_the_fly
 from asr.decoding.token_passing import RescoringPass, TokenPassingDecoder
 from asr.decoding.token_search import TokenSearch
-from asr.lm.combine import RemappedLM, difference_lm
+from asr.lm.combine import Difference, RemappedLM
 from asr.lm.corpus import read_word_stream
 from asr.lm.ngram.estimate import estimate_kneser_ney
 from asr.lm.ngram.model import NgramLM
@@ -129,7 +129,7 @@ def test_the_loop_over_a_lattice_finds_what_the_token_search_finds(
         first_pass = TokenPassingDecoder(graph, replace(OPTIONS, output_beam=12.0), keep_lattice=True)
         joint = first_pass.search(random_log_prob(seed, 5, 11), torch.tensor([5, 0, 11, 11, 1])).joint
         assert joint is not None
-        lm = difference_lm(RemappedLM(large, graph.vocabulary), RemappedLM(small, graph.vocabulary))
+        lm = Difference(RemappedLM(large, graph.vocabulary), RemappedLM(small, graph.vocabulary))
         by_loop = rescore_joint(joint, options, lm)
         with monkeypatch.context() as patch:
             patch.setattr(rescoring, "search_by_loop", lambda *_: None)

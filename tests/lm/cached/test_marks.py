@@ -3,7 +3,7 @@
 import torch
 
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.combine import RemappedLM, difference_lm, interpolated_lm
+from asr.lm.combine import Difference, Interpolated, RemappedLM
 from asr.text.symbols import Vocabulary
 from tests.reference.toy_network import ToyNetwork
 
@@ -13,7 +13,7 @@ def test_marks_pass_through_mapping_interpolation_and_difference():
     words = Vocabulary([f"w{i}" for i in range(50)])
     mapped = RemappedLM(engine, words)
     second = RemappedLM(CachedRNNLM(ToyNetwork(num_words=60, seed=1)), words)
-    model = difference_lm(interpolated_lm([mapped, second], [0.5, 0.5]), second)
+    model = Difference(Interpolated([mapped, second], [0.5, 0.5]), second)
     context = model.start(20)
     generator = torch.Generator().manual_seed(0)
     for _ in range(60):

@@ -1,0 +1,265 @@
+"""Numbers for contexts: of one model's keys, and of the contexts of several models taken together.
+
+Shapes: Q queries, M models, L live contexts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asr.errors import AsrError
+from asr.kernels.hash_table import MAX_LOAD, HashTable, slot_of
+
+_FIRST_BUCKETS = 1 << 9
+
+
+class ContextTable:
+    """Numbers keys 0, 1, 2, ... in the order in which they first come; equal keys get equal numbers.
+
+    Args:
+        device: where the table lives and is asked.
+        num_buckets: its first size, a power of two; it grows by doubling.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu", num_buckets: int = _FIRST_BUCKETS) -> None:
+        self._table = HashTable(num_buckets, torch.device(device))
+        self._key_of = torch.zeros(num_buckets, dtype=torch.int64, device=device)
+        # Numbers that are not in use and have room in `_key_of`, ascending.
+        self._free = torch.arange(num_buckets, device=device)
+        self._counts = np.zeros(_NUM_COUNTS, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return self._table.count
+
+    def key_of(self, idx: Tensor) -> Tensor:
+        """The keys of numbers given before, (Q,)."""
+        return self._key_of.index_select(0, idx)
+
+    def index_of(self, key: Tensor) -> Tensor:
+        """Numbers (Q,) int64 of keys (Q,), which are not negative; new keys are added in ascending order."""
+        slot, missing = self._table.find(key)
+        if missing is not None:
+            slot = self._insert(key, slot, missing)
+        return self._table.values.index_select(0, slot)
+
+    def keep(self, idx: Tensor) -> None:
+        """Drops all keys but those of numbers (L,); the numbers of the others are given again."""
+        is_kept = torch.zeros(len(self._key_of), dtype=torch.bool, device=self._key_of.device)
+        is_kept[idx] = True
+        self._table.keep(is_kept.index_select(0, self._table.values))
+        self._free = (~is_kept).nonzero().squeeze(1)
+
+    def lookup_tables(self, room: int) -> NumberingTables:
+        """The arrays for a loop on a CPU, with room for so many new keys, or as many as the last loop lacked room for.
+
+        `take` must follow before the table is used in another way.
+        """
+        room = max(room, int(self._counts[_LACKING]))
+        self._table.reserve(room)
+        self._reserve_numbers(room)
+        most = min(int(MAX_LOAD * self._table.num_slots) - self._table.count, len(self._free))
+        self._counts[:] = 0, most, 0
+        arrays = self._table.values.numpy(), self._key_of.numpy(), self._free.numpy()
+        return NumberingTables(*self._table.for_loop(), *arrays, self._counts)
+
+    def take(self) -> None:
+        """Counts what a loop has added."""
+        num_new = int(self._counts[_NEW])
+        self._table.count += num_new
+        self._free = self._free[num_new:]
+        self._counts[_NEW] = 0
+
+    def _insert(self, key: Tensor, slot: Tensor, missing: Tensor) -> Tensor:
+        """Adds the keys at the positions `missing`; slot (Q,) of the others -> slot (Q,) of all."""
+        table, num_rebuilds = self._table, self._table.num_rebuilds
+        new_slot, one = table.insert(key.index_select(0, missing))
+        new_key, order = key.index_select(0, missing.index_select(0, one)).sort()
+        self._reserve_numbers(len(new_key))
+        number, self._free = self._free[: len(new_key)], self._free[len(new_key) :]
+        table.values.index_copy_(0, new_slot.index_select(0, one.index_select(0, order)), number)
+        self._key_of.index_copy_(0, number, new_key)
+        if table.num_rebuilds != num_rebuilds:
+            return table.find(key)[0]
+        return slot.index_copy_(0, missing, new_slot)
+
+    def _reserve_numbers(self, num_new: int) -> None:
+        while num_new > len(self._free):
+            num = len(self._key_of)
+            self._key_of = torch.cat([self._key_of, torch.zeros_like(self._key_of)])
+            self._free = torch.cat([self._free, torch.arange(num, 2 * num, device=self._free.device)])
+
+
+# Places in `NumberingTables.counts`: keys added by the loop, how many it may add, and how many it had no room for.
+_NEW, _MOST, _LACKING = range(3)
+_NUM_COUNTS = 3
+
+
+class NumberingTables(NamedTuple):
+    """What loops read and write of a `ContextTable`.
+
+    Attributes:
+        keys, multiplier, shift: of the hash table.
+        number: (slots,) of the key in each slot.
+        key_of: (numbers,).
+        free: (F,) the numbers to give next.
+        counts: (3,) int64.
+    """
+
+    keys: Any
+    multiplier: int
+    shift: int
+    number: Any
+    key_of: Any
+    free: Any
+    counts: Any
+
+
+def has_room(numberings: Any, num: int) -> bool:
+    """Whether a loop may give each table so many new keys."""
+    for tables in numberings:
+        counts = tables.counts
+        if counts[_NEW] + num > counts[_MOST]:
+            counts[_LACKING] = num
+            return False
+    return True
+
+
+def number_keys(keys: Any, tables: Any, number: Any) -> None:
+    """Fills number (Q,) of keys (Q,), new ones included; there is room for them."""
+    table, width, counts = tables.keys, tables.keys.shape[1], tables.counts
+    for query in range(len(keys)):
+        slot = slot_of(table, keys[query], tables.multiplier, tables.shift)
+        if slot < 0:
+            slot = -1 - slot
+            new = tables.free[counts[_NEW]]
+            table[slot // width, slot % width], tables.number[slot], tables.key_of[new] = keys[query], new, keys[query]
+            counts[_NEW] += 1
+        number[query] = tables.number[slot]
+
+
+_PACKED_BITS = 32
+_LOW_BITS = (1 << _PACKED_BITS) - 1
+_FORGET_FROM = 1 << 16
+_ROOM = 1 << 10  # for keys that a loop may add at least
+
+
+class DenseContexts:
+    """Packs the contexts of several models into one number, exactly.
+
+    Two contexts go into the upper 31 and the lower 32 bits of an int64. Of more than two, the last ones are packed
+    pairwise and numbered densely first, so that they fit 32 bits again. So the first model should be the one with the
+    most contexts.
+
+    Args:
+        num_models: M, 2 or more.
+        device: where contexts are packed.
+        forget_from: so many numbers may be in use before `retain` forgets any.
+    """
+
+    def __init__(self, num_models: int, device: torch.device, forget_from: int = _FORGET_FROM) -> None:
+        self.num_models = num_models
+        self._device = device
+        self._forget_from = forget_from
+        self._unused = ContextTable(num_buckets=1).lookup_tables(0)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._numberings = [ContextTable(self._device) for _ in range(self.num_models - 2)]
+        self._forget_at = self._forget_from
+        # Whether an index was too large: on a GPU this is not waited for in every call.
+        self._exceeds: Tensor | None = None
+
+    def __len__(self) -> int:
+        return max((len(numbering) for numbering in self._numberings), default=0)
+
+    def pack(self, contexts: Sequence[Tensor]) -> Tensor:
+        """M contexts of (Q,) each -> (Q,).
+
+        Raises:
+            AsrError: a context needs more bits than there are; on a GPU only `check` says so.
+        """
+        packed = contexts[-1]
+        for context_idx, numbering in zip(contexts[-2:0:-1], self._numberings, strict=True):
+            packed = numbering.index_of(self._packed(context_idx, packed))
+        return self._packed(contexts[0], packed)
+
+    def unpack(self, packed: Tensor) -> list[Tensor]:
+        """The inverse of `pack`."""
+        contexts, rest = [packed >> _PACKED_BITS], packed & _LOW_BITS
+        for numbering in reversed(self._numberings):
+            key = numbering.key_of(rest)
+            contexts.append(key >> _PACKED_BITS)
+            rest = key & _LOW_BITS
+        return [*contexts, rest]
+
+    def retain(self, live: Tensor) -> None:
+        """Forgets numbers now and then, but none that contexts (L,) need."""
+        if live.numel() == 0:
+            self.check()
+            self._clear()
+        elif len(self) >= self._forget_at:
+            rest = live & _LOW_BITS
+            for numbering in reversed(self._numberings):
+                following = numbering.key_of(rest) & _LOW_BITS
+                numbering.keep(rest)
+                rest = following
+            self._forget_at = max(self._forget_from, 2 * len(self))
+
+    def check(self) -> None:
+        """Raises AsrError where a context did not fit its bits."""
+        if self._exceeds is not None and bool(self._exceeds):
+            raise AsrError(
+                f"A context index of a combined language model exceeds {_PACKED_BITS - 1} bits. Give the model fewer "
+                "contexts, for instance a capacity."
+            )
+
+    def lookup_tables(self) -> tuple[NumberingTables, ...]:
+        """The numberings with room for new numbers, M - 2 of them, for loops; see `ContextTable.lookup_tables`.
+
+        Of two models an unused one stands there: a loop has no type for the elements of an empty tuple.
+        """
+        if not self._numberings:
+            return (self._unused,)
+        return tuple(numbering.lookup_tables(_ROOM) for numbering in self._numberings)
+
+    def take(self) -> None:
+        """Counts what a loop has numbered."""
+        for numbering in self._numberings:
+            numbering.take()
+
+    def _packed(self, upper: Tensor, lower: Tensor) -> Tensor:
+        excess = torch.bitwise_or(upper >> (_PACKED_BITS - 1), lower >> _PACKED_BITS)
+        exceeds = torch.any(excess)
+        self._exceeds = exceeds if self._exceeds is None else torch.logical_or(self._exceeds, exceeds)
+        if excess.device.type == "cpu":
+            self.check()
+        return torch.bitwise_or(torch.bitwise_left_shift(upper, _PACKED_BITS), lower)
+
+
+def pack_contexts(contexts: Any, numberings: Any, packed: Any) -> None:
+    """Packs contexts (M, Q) into packed (Q,) as `DenseContexts.pack` does, in a loop; there is room for new numbers."""
+    num_models, num = contexts.shape
+    for i in range(num):
+        packed[i] = contexts[num_models - 1, i]
+    for which in range(num_models - 2):
+        for i in range(num):
+            packed[i] |= contexts[num_models - 2 - which, i] << _PACKED_BITS
+        number_keys(packed, numberings[which], packed)
+    for i in range(num):
+        packed[i] |= contexts[0, i] << _PACKED_BITS
+
+
+def unpack_contexts(packed: Any, numberings: Any, contexts: Any) -> None:
+    """Fills contexts (M, Q) from packed (Q,): the inverse of `pack_contexts`."""
+    num_models, num = contexts.shape
+    for i in range(num):
+        contexts[0, i], rest = packed[i] >> _PACKED_BITS, packed[i] & _LOW_BITS
+        for which in range(1, num_models - 1):
+            key = numberings[num_models - 2 - which].key_of[rest]
+            contexts[which, i], rest = key >> _PACKED_BITS, key & _LOW_BITS
+        contexts[num_models - 1, i] = rest

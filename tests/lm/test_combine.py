@@ -1,0 +1,190 @@
+"""Interpolated, difference and remapped models against their definitions, in tensors and in loops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from asr.errors import AsrError
+from asr.kernels.jit import jit_required
+from asr.lm.combine import CombinedLM, Difference, Interpolated, RemappedLM, look_up_combined
+from asr.lm.corpus import read_word_stream
+from asr.lm.interface import LanguageModel
+from asr.lm.ngram.estimate import estimate_kneser_ney
+from asr.lm.ngram.model import NgramLM
+from asr.text.symbols import SPECIAL_WORDS, Vocabulary
+from tests.reference.ngram_oracle import toy_sentences
+
+SENTENCES = ["w1 w2 w1", "w0 w0 w3 w5", "", "rare3 w1"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[NgramLM]:
+    """A unigram, a bigram and a trigram of the same text."""
+    path = tmp_path_factory.mktemp("text") / "text"
+    path.write_text("\n".join(toy_sentences(0, 200)))
+    stream = read_word_stream([path])
+    return [NgramLM.from_trie(estimate_kneser_ney(stream, order).trie) for order in (1, 2, 3)]
+
+
+def _scores(lm: LanguageModel, sentence: str) -> Tensor:
+    idx = lm.start(1)
+    scores = []
+    for word in lm.vocabulary.ids_of(sentence.split()):
+        score, idx = lm.score(idx, word[None])
+        scores.append(score)
+    return torch.cat([*scores, lm.final(idx)])
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_linear_and_log_linear(models: list[NgramLM], sentence: str) -> None:
+    one, two, three = (_scores(lm, sentence) for lm in models)
+    linear = Interpolated(models, [0.2, 0.3, 0.5])
+    assert isinstance(linear, LanguageModel)
+    torch.testing.assert_close(_scores(linear, sentence), (0.2 * one.exp() + 0.3 * two.exp() + 0.5 * three.exp()).log())
+    log_linear = Interpolated(models[1:], [0.7, 0.6], "log-linear")
+    torch.testing.assert_close(_scores(log_linear, sentence), 0.7 * two + 0.6 * three)
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_difference_takes_the_small_model_out(models: list[NgramLM], sentence: str) -> None:
+    small, large = models[1], models[2]
+    difference = Difference(large, small)
+    torch.testing.assert_close(_scores(difference, sentence) + _scores(small, sentence), _scores(large, sentence))
+    nested = Difference(Interpolated([large, models[0]], [0.5, 0.5]), small)
+    mixed = torch.logaddexp(_scores(large, sentence), _scores(models[0], sentence)) + torch.tensor(0.5).log()
+    torch.testing.assert_close(_scores(nested, sentence) + _scores(small, sentence), mixed)
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
+def test_interpolated_with_the_small_model_itself(models: list[NgramLM], sentence: str, weight: float) -> None:
+    small, large = models[1], models[2]
+    lm = Difference(Interpolated([large, small], [weight, 1.0 - weight]), small)
+    assert lm.models == [large, small]
+    one, other = _scores(large, sentence), _scores(small, sentence)
+    torch.testing.assert_close(_scores(lm, sentence), (weight * one.exp() + (1 - weight) * other.exp()).log() - other)
+
+
+def test_what_the_small_model_rules_out_stays_out(models: list[NgramLM]) -> None:
+    difference = Difference(models[2], models[1])
+    score, _ = difference.score(difference.start(2), torch.tensor([1, 4]))
+    assert score[0] == -torch.inf
+    assert torch.isfinite(score[1])
+
+
+def test_weights_of_zero_and_one(models: list[NgramLM]) -> None:
+    for kind in ("linear", "log-linear"):
+        lm = Interpolated(models[1:], [0.0, 1.0], kind)  # type: ignore[arg-type]
+        torch.testing.assert_close(_scores(lm, "w1 w2"), _scores(models[2], "w1 w2"))
+        score, _ = lm.score(lm.start(1), torch.tensor([1]))
+        assert score == -torch.inf
+
+
+def test_invalid_weights(models: list[NgramLM]) -> None:
+    with pytest.raises(AsrError, match="must be positive and sum to one"):
+        Interpolated(models[1:], [0.5, 0.6])
+    with pytest.raises(AsrError, match="a weight each"):
+        Interpolated(models, [0.5, 0.5])
+    with pytest.raises(AsrError, match="not a kind of interpolation"):
+        Interpolated(models[1:], [0.5, 0.5], "geometric")  # type: ignore[arg-type]
+
+
+def test_a_model_that_occurs_twice_is_asked_once(models: list[NgramLM]) -> None:
+    unigram, small, large = models
+    lm = Difference(Interpolated([Difference(large, unigram), small, unigram], [0.5, 0.25, 0.25], "log-linear"), small)
+    assert lm.models == [large, unigram, small]
+    one, two, three = (_scores(model, "w1 w2") for model in models)
+    torch.testing.assert_close(_scores(lm, "w1 w2"), 0.5 * (three - one) + 0.25 * two + 0.25 * one - two)
+
+
+def test_models_of_different_words(models: list[NgramLM], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    other = Vocabulary(["w2", "unheard", "w1"])
+    with pytest.raises(AsrError, match="map them to one with RemappedLM"):
+        Difference(models[1], RemappedLM(models[0], other))
+    mapped = RemappedLM(models[2], other)
+    assert mapped.num_oov_words == 1
+    assert "lacks 1 of 3 words" in caplog.text
+    torch.testing.assert_close(_scores(mapped, "w1 unheard w2"), _scores(models[2], "w1 unheard w2"))
+    with pytest.raises(AsrError, match=r"has none of the 2 words asked for \('W2', ...\); check .* language and case"):
+        RemappedLM(models[2], Vocabulary(["W1", "W2"]))
+    many = RemappedLM(models[2], Vocabulary([*models[2].vocabulary.words[4:], "unheard", "unknown", "unsaid"]))
+    word_id = torch.arange(len(SPECIAL_WORDS), len(many.vocabulary))
+    log_prob, _ = many.score(many.start(1).expand(len(word_id)), word_id)
+    probability = log_prob.double().exp()
+    ends, unheard = many.final(many.start(1)).double().exp(), models[2].vocabulary.ids_of(["unheard"])
+    unknown, _ = models[2].score(models[2].start(1), unheard)
+    torch.testing.assert_close(probability[-3:].sum().float(), unknown[0].exp())
+    assert float(probability.sum() + ends) == pytest.approx(1.0, abs=1e-5)
+
+
+def _ruled_out(lm: NgramLM) -> NgramLM:
+    """The same model, one word impossible."""
+    score = lm.arrays.score.index_fill(0, torch.tensor([7]), -torch.inf)
+    return NgramLM(lm.vocabulary, replace(lm.arrays, score=score), lm.order)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("form", ["difference", "interpolated", "with the small one", "nested", "log-linear"])
+@pytest.mark.parametrize("kind", ["plain", "words missing", "ruled out"])
+def test_a_loop_answers_as_the_combination_does(models: list[NgramLM], kind: str, form: str, compiled: bool) -> None:
+    pytest.importorskip("numba")
+    loop: Any = jit_required(look_up_combined) if compiled else look_up_combined
+    unigram, small, large = models
+    if kind == "ruled out":
+        small = _ruled_out(small)
+    words = [*small.vocabulary.words[len(SPECIAL_WORDS) :], *(["new", "newer"] if kind == "words missing" else [])]
+    vocabulary = Vocabulary(words[::-1])
+    first, second, third = (RemappedLM(lm, vocabulary) for lm in (large, small, unigram))
+    lm: CombinedLM = {
+        "difference": Difference(first, second),
+        "interpolated": Interpolated([first, second], [0.3, 0.7]),
+        "with the small one": Difference(Interpolated([first, second], [0.3, 0.7]), second),
+        "nested": Difference(Interpolated([first, third], [0.7, 0.3]), second),
+        "log-linear": Interpolated([first, second, third], [0.7, 0.0, 0.4], "log-linear"),
+    }[form]
+    idx = lm.start(40)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(6):
+        word = torch.randint(2, len(vocabulary), (40,), generator=generator)
+        tables = lm.lookup_tables()
+        assert tables is not None and tables.always_answers == (len(lm.models) == 2)
+        score, found = np.empty(40, dtype=np.float32), np.empty(40, dtype=np.int64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            assert loop(idx.numpy(), word.numpy(), tables, score, found)
+        lm.expand(idx[:0], idx)
+        expected, next_idx = lm.score(idx, word)
+        exact = form == "difference"
+        torch.testing.assert_close(torch.from_numpy(score), expected, rtol=0, atol=0 if exact else 2e-6)
+        assert found.tolist() == next_idx.tolist()
+        idx = next_idx
+    assert bool(torch.any(torch.isinf(expected))) == (
+        kind == "ruled out" and form not in ("interpolated", "log-linear")
+    )
+
+
+def test_a_loop_stops_where_there_is_no_room_to_number_contexts(models: list[NgramLM]) -> None:
+    lm = Difference(Interpolated(models[1:], [0.5, 0.5]), models[0])
+    num = 5000
+    idx, word = lm.start(num).numpy(), np.full(num, 5)
+    score, found = np.empty(num, dtype=np.float32), np.empty(num, dtype=np.int64)
+    nothing = torch.empty(0, dtype=torch.int64)
+    assert not look_up_combined(idx, word, lm.lookup_tables(), score, found)
+    lm.expand(nothing, nothing)
+    with np.errstate(over="ignore"):
+        assert look_up_combined(idx, word, lm.lookup_tables(), score, found)
+    lm.expand(nothing, nothing)
+    assert torch.equal(torch.from_numpy(found), lm.score(lm.start(num), torch.from_numpy(word))[1])
+
+
+def test_other_models_have_nothing_for_a_loop(models: list[NgramLM]) -> None:
+    _, small, large = models
+    uncompiled = NgramLM(large.vocabulary, large.arrays, large.order, compiled=False)
+    assert Difference(Interpolated([uncompiled, small], [0.5, 0.5]), small).lookup_tables() is None
+    assert RemappedLM(uncompiled, small.vocabulary).lookup_tables() is None
