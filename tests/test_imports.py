@@ -1,0 +1,169 @@
+"""The structure of the package: imports run one way, and modules and functions stay small.
+
+Read from the source with `ast`, so that imports inside functions count as well.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+# Which packages each package may import, beside itself.
+ALLOWED = {
+    "errors": "",
+    "text": "errors",
+    "torch_archive": "errors",
+    "serialization": "errors text torch_archive",
+    "kernels": "errors",
+    "audio": "errors kernels",
+    "metrics": "errors text",
+    "lm": "errors kernels serialization text",
+    "graph": "errors lm serialization text",
+    "bundle": "errors graph lm serialization text",
+    "datasets": "audio errors serialization text",
+    "models": "audio bundle datasets errors kernels metrics serialization text",
+    "decoding": "bundle errors graph kernels lm serialization text torch_archive",
+    "results": "decoding errors",
+    "recognizer": "audio bundle decoding errors graph kernels lm models results serialization text",
+    "streaming": "audio bundle decoding errors kernels lm models recognizer results text",
+    "testing": "errors graph lm text",
+}
+EVERYTHING = {"asr", "cli", "__main__"}  # these may import what they like
+# Which modules may import the heavy packages.
+ONLY_IN = {
+    "k2": "asr.decoding.k2* asr.models.losses asr.graph.*",
+    "pytorch_lightning": "asr.*.datamodule asr.models.training asr.lm.rnn.training asr.cli.train",
+    "lhotse": "asr.datasets.*",
+    "numba": "asr.kernels.*",
+    "triton": "asr.decoding.gpu.* asr.kernels.*_triton asr.lm.ngram.lookup_triton",
+}  # fmt: skip
+# Compiled loops take arrays one by one where they are not yet named tuples; a constructor may take flat options.
+KERNELS = "asr.kernels.* asr.decoding.cpu.* asr.decoding.gpu.kernels asr.lm.*_numba asr.lm.*_triton"
+MOST_LINES, MOST_PARAMETERS = 800, 8
+# This list may only shrink.
+WITH_MORE_PARAMETERS = {
+    "asr.decoding.lattice._assemble",
+    "asr.lm.rnn.outputs.hierarchical.fill_paths",
+    "asr.lm.rnn.outputs.log_partition.add_exponentials_int8",
+    "asr.lm.rnn.outputs.nce.fill_feature_gradients",
+    "asr.lm.rnn.outputs.nce.fill_probabilities",
+    "asr.lm.rnn.recurrent.cell_backward",
+    "asr.lm.rnn.recurrent.forward",
+}
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Each module of the package, by its dotted name."""
+    paths = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in (ROOT / "asr").rglob("*.py")}
+    return {name.removesuffix(".__init__"): ast.parse(path.read_text("utf-8")) for name, path in paths.items()}
+
+
+def imported(tree: ast.Module, at_import_only: bool = False) -> Iterator[str]:
+    """The dotted names that a module imports, in functions as well unless told otherwise."""
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None and node.level == 0, "relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif not (at_import_only and runs_later(node)):
+            pending.extend(ast.iter_child_nodes(node))
+
+
+def runs_later(node: ast.AST) -> bool:
+    """A function, or what is only for type checkers."""
+    for_types = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    return for_types or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+
+
+def own(names: Iterable[str]) -> set[str]:
+    """The modules of the package among imported names; a name inside a module stands for the module."""
+    found = set()
+    for name in names:
+        while name.startswith("asr") and name not in trees():
+            name = name.rpartition(".")[0]
+        found |= {name} & trees().keys()
+    return found
+
+
+def matches(module: str, patterns: str) -> bool:
+    return any(fnmatch(module, pattern) for pattern in patterns.split())
+
+
+def package_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else "asr"
+
+
+def cycles(graph: dict[str, set[str]]) -> set[str]:
+    """The nodes in circles, and between two circles: what is left when ends are taken away again and again."""
+    left = {node: set(targets) & graph.keys() - {node} for node, targets in graph.items()}
+    while True:
+        imported = set().union(*left.values())
+        stay = {node for node, targets in left.items() if targets & left.keys() and node in imported}
+        if stay == left.keys():
+            return stay
+        left = {node: left[node] & stay for node in stay}
+
+
+def test_packages_import_one_way() -> None:
+    assert not cycles({package: set(allowed.split()) for package, allowed in ALLOWED.items()}), "the table itself"
+    wrong = []
+    for module, tree in trees().items():
+        package = package_of(module)
+        if package not in EVERYTHING:
+            assert package in ALLOWED, f"{package} is new: say in ALLOWED what it may import"
+            allowed = {package, *ALLOWED[package].split()}
+            wrong += [f"{module} -> {target}" for target in own(imported(tree)) if package_of(target) not in allowed]
+    assert not wrong
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = {module: own(imported(tree, at_import_only=True)) for module, tree in trees().items()}
+    assert not cycles(graph)
+
+
+@pytest.mark.parametrize("package", ONLY_IN)
+def test_heavy_packages_stay_where_they_belong(package: str) -> None:
+    users = [module for module, tree in trees().items() if package in {name.split(".")[0] for name in imported(tree)}]
+    assert users, f"nothing imports {package}"
+    assert [module for module in users if not matches(module, ONLY_IN[package])] == []
+
+
+def test_loading_a_bundle_and_recognizing_import_no_training_package() -> None:
+    seen, pending, outside = set(), ["asr.bundle", "asr.recognizer", "asr.streaming", "asr.cli.transcribe"], set()
+    while pending:
+        module = pending.pop()
+        if module not in seen:
+            seen.add(module)
+            names = list(imported(trees()[module], at_import_only=True))
+            pending += own(names)
+            outside |= {name.split(".")[0] for name in names}
+    assert not outside & {"pytorch_lightning", "lhotse", "k2", "torchaudio", "jsonargparse", "numba", "triton"}
+
+
+def test_modules_have_at_most_800_lines() -> None:
+    lines = {path: len(path.read_text("utf-8").splitlines()) for path in (ROOT / "asr").rglob("*.py")}
+    assert {path.name: count for path, count in lines.items() if count > MOST_LINES} == {}
+
+
+def test_functions_have_at_most_8_parameters() -> None:
+    found = set()
+    for module, tree in trees().items():
+        if matches(module, KERNELS):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name != "__init__":
+                positional = [*node.args.posonlyargs, *node.args.args]
+                is_method = bool(positional) and positional[0].arg in ("self", "cls", "ctx")
+                if len(positional) - is_method + len(node.args.kwonlyargs) > MOST_PARAMETERS:
+                    found.add(f"{module}.{node.name}")
+    assert found <= WITH_MORE_PARAMETERS, f"too many parameters: {found - WITH_MORE_PARAMETERS}"
