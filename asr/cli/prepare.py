@@ -10,10 +10,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from asr.datasets.corpora.an4 import An4
+from asr.datasets.corpora import CORPORA
 from asr.datasets.corpora.base import Corpus
-from asr.datasets.corpora.librispeech import MINI_LIBRISPEECH_PARTS, LibriSpeech
-from asr.datasets.corpora.speechocean762 import SpeechOcean762
 from asr.datasets.prepare import PartReport, copy_lexicon, prepare_part
 
 NAME = "prepare"
@@ -41,19 +39,9 @@ examples:
 _MAX_WARNINGS = 5
 
 
-def _corpora() -> dict[str, Corpus]:
-    return {
-        "an4": An4(),
-        "librispeech": LibriSpeech(),
-        # The manifests keep LibriSpeech's name: mini LibriSpeech's parts are its own, whichever way they are asked for.
-        "mini-librispeech": LibriSpeech(parts=MINI_LIBRISPEECH_PARTS, default_download=MINI_LIBRISPEECH_PARTS),
-        "speechocean762": SpeechOcean762(),
-    }
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what the command takes."""
-    parser.add_argument("corpus_name", metavar="NAME", choices=sorted(_corpora()), help=", ".join(sorted(_corpora())))
+    parser.add_argument("corpus_name", metavar="NAME", choices=sorted(CORPORA), help=", ".join(sorted(CORPORA)))
     parser.add_argument("--corpus", type=Path, required=True, metavar="DIR", help="the folder that holds the corpus")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="where the manifests go")
     parser.add_argument(
@@ -76,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0, or 1 where something was left out.
     """
-    corpus = _corpora()[args.corpus_name]
+    corpus = CORPORA[args.corpus_name]
     if args.download:
         corpus.download(args.corpus, args.parts)
     parts = args.parts or corpus.parts_in(args.corpus)
