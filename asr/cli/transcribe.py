@@ -145,7 +145,7 @@ partial one 'settled' (so many words will not change), a final one 'reason' (pau
 
 With --stream, words are told while the audio still comes, from a file or from standard input. The acoustic model then
 hears a little less of what follows, so that the words can differ from those of the whole recording; figures and the
-Python interface: recipes/an4/STREAMING.md.
+Python interface: docs/streaming.md.
 
 examples:
   asr transcribe talk.mp3

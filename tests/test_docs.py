@@ -1,0 +1,331 @@
+"""The documentation is true: links lead somewhere, commands parse, examples run.
+
+Nothing here needs a network or a corpus. A fenced `sh` block in README.md, CONTRIBUTING.md or docs/ is run as written
+unless an HTML comment `<!-- not run: REASON -->` stands right above it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import doctest
+import functools
+import importlib
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from asr.cli.main import COMMANDS
+from asr.errors import AsrError
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "recipes").rglob("*.md"),
+        *(page for page in (ROOT / "scripts").rglob("*.md") if not page.name.startswith("BENCH_")),
+        *(ROOT / "checkpoints").glob("*/*.md"),
+    ]
+)
+# Written by people for people who have nothing but the checkout: all that they show must work.
+GUIDES = [page for page in PAGES if page.parent == ROOT or page.parent == ROOT / "docs"]
+PYTHON_GUIDES = [page for page in GUIDES if "\n```python\n" in page.read_text("utf-8")]
+SHELL_GUIDES = [page for page in GUIDES if re.search(r"(?m)^```sh$", page.read_text("utf-8"))]
+
+
+class Block(NamedTuple):
+    """A code block of a page; `line` counts from 1, `reason` says why it is not run, if it is not."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+    reason: str | None
+
+
+_NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.+) -->")
+
+
+@functools.cache
+def blocks(page: Path) -> tuple[Block, ...]:
+    """All fenced and indented code blocks of a page."""
+    found: list[Block] = []
+    lines = page.read_text("utf-8").splitlines()
+    idx, previous, reason = 0, "", None
+    while idx < len(lines):
+        line = lines[idx]
+        match = re.match(r"^(?P<indent> *)```(?P<language>\w*)", line)
+        if match is not None:
+            begin = idx + 1
+            idx = next(i for i in range(begin, len(lines)) if lines[i].strip() == "```")
+            text = "\n".join(row[len(match["indent"]) :] for row in lines[begin:idx])
+            found.append(Block(page, begin + 1, match["language"], text, reason))
+        elif line.startswith("    ") and not previous.strip():
+            begin = idx
+            while idx + 1 < len(lines) and lines[idx + 1].startswith("    "):
+                idx += 1
+            text = "\n".join(row[4:] for row in lines[begin : idx + 1])
+            found.append(Block(page, begin + 1, "", text, reason))
+        if line.strip():
+            not_run = _NOT_RUN.fullmatch(line.strip())
+            reason = None if not_run is None else not_run["reason"]
+        previous = lines[idx]
+        idx += 1
+    return tuple(found)
+
+
+def prose(page: Path) -> str:
+    """A page's text without its fenced code blocks."""
+    return re.sub(r"(?ms)^ *```.*?^ *```$", "", page.read_text("utf-8"))
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of a page's headings."""
+    found: dict[str, int] = {}
+    slugs = set()
+    for heading in re.findall(r"(?m)^#{1,6} +(.+?) *$", prose(page)):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+        slugs.add(slug if slug not in found else f"{slug}-{found[slug]}")
+        found[slug] = found.get(slug, 0) + 1
+    return slugs
+
+
+def names(pages: list[Path]) -> list[str]:
+    return [str(page.relative_to(ROOT)) for page in pages]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = page if not path else (page.parent / path).resolve()
+        if linked.is_relative_to(ROOT / "docs" / "benchmarks") and not (ROOT / "docs" / "benchmarks").exists():
+            continue
+        if linked.name == "architecture.md" and not linked.exists():
+            continue
+        assert linked.exists(), f"{page.name} links to {target}, which does not exist"
+        assert linked.is_relative_to(ROOT), f"{page.name} links to {target}, outside the checkout"
+        if anchor:
+            assert anchor in anchors(linked), f"{page.name} links to {target}, where no heading has this name"
+
+
+def _mentioned(page: Path) -> Iterator[str]:
+    """What stands in backquotes and in code blocks."""
+    yield from re.findall(r"(?<!`)`([^`\n]+)`(?!`)", prose(page))
+    for block in blocks(page):
+        yield from block.text.split()
+
+
+_FILE = re.compile(r"^(asr|scripts|recipes|checkpoints|tests|constraints|docs)/[\w./-]+$")
+# What commands on a page write.
+_WRITTEN = ("docs/api",)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_files_named_on_a_page_exist(page: Path) -> None:
+    for word in _mentioned(page):
+        name = word.strip("()[],;:'\"").rstrip(".")
+        if _FILE.match(name) and not name.startswith(_WRITTEN):
+            assert (ROOT / name).exists(), f"{page.name} names {name}, which does not exist"
+
+
+_DOTTED = re.compile(r"^asr(\.\w+)+$")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_modules_and_classes_named_on_a_page_exist(page: Path) -> None:
+    for word in _mentioned(page):
+        name = word.partition("(")[0].rstrip(".,")
+        if _DOTTED.match(name):
+            assert _exists(name), f"{page.name} names {name}, which does not exist"
+
+
+def _exists(dotted: str) -> bool:
+    parts = dotted.split(".")
+    for num_parts in range(len(parts), 0, -1):
+        module_name = ".".join(parts[:num_parts])
+        try:
+            if importlib.util.find_spec(module_name) is None:
+                continue
+        except ModuleNotFoundError:
+            continue
+        if num_parts == len(parts):
+            return True
+        try:
+            found: object = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:  # a module of an extra that is not installed here
+            return (error.name or "").partition(".")[0] != "asr"
+        for part in parts[num_parts:]:
+            if not hasattr(found, part):
+                return False
+            found = getattr(found, part)
+        return True
+    return False
+
+
+def shell_lines(text: str) -> Iterator[str]:
+    """The commands of a block, continuation lines joined."""
+    joined = text.replace("\\\n", " ")
+    for line in joined.splitlines():
+        stripped = line.strip()
+        if stripped and not stripped.startswith("#"):
+            yield stripped
+
+
+def asr_commands(block: Block) -> Iterator[list[str]]:
+    """The arguments of each `asr ...` in a block of shell commands."""
+    if block.language not in ("", "sh"):
+        return
+    variables: dict[str, str] = {}
+    for line in shell_lines(block.text):
+        assigned = re.fullmatch(r'(\w+)="(.*)"', line)
+        if assigned is not None:
+            variables[assigned[1]] = assigned[2]
+        for name, value in variables.items():
+            line = line.replace(f"${name} ", f"{value} ")
+        if not re.search(r"(^|[|&;=] *|^\w+=\S+ )asr ", line):
+            continue
+        words = shlex.split(line, comments=True)
+        command: list[str] | None = None
+        for word in [*words, ";"]:
+            if word in ("|", "&&", ";", "<", ">", "2>"):
+                if command is not None:
+                    yield command
+                command = None
+            elif word == "asr":
+                command = []
+            elif command is not None:
+                command.append(word)
+
+
+class _RefusingParser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise AssertionError(message)
+
+
+COMMAND_PAGES = [page for page in PAGES if any(True for block in blocks(page) for _ in asr_commands(block))]
+
+
+def _parse(arguments: list[str]) -> None:
+    """Parses a command line as `asr` would, without running it."""
+    if not arguments or arguments[0] in ("--help", "--version"):
+        return
+    num_words = 2 if " ".join(arguments[:2]) in COMMANDS else 1
+    name, rest = " ".join(arguments[:num_words]), arguments[num_words:]
+    assert name in COMMANDS, f"there is no command {name}"
+    if COMMANDS[name][0] == "asr.cli.train":
+        for position, argument in enumerate(rest):
+            if argument == "--config":
+                assert (ROOT / rest[position + 1]).is_file(), f"there is no recipe {rest[position + 1]}"
+        return
+    module = importlib.import_module(COMMANDS[name][0])
+    parser = _RefusingParser(prog=f"asr {name}")
+    module.add_arguments(parser)
+    if "--help" not in rest:
+        parser.parse_args(rest)
+
+
+@pytest.mark.parametrize("page", COMMAND_PAGES, ids=names(COMMAND_PAGES))
+def test_asr_commands_on_a_page_are_complete(page: Path) -> None:
+    for block in blocks(page):
+        for arguments in asr_commands(block):
+            try:
+                _parse(arguments)
+            except (AssertionError, argparse.ArgumentError, AsrError) as error:
+                pytest.fail(f"{page.name}, line {block.line}: asr {' '.join(arguments)}: {error}")
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md"], ids=["README.md"])
+def test_the_readme_is_short(page: Path) -> None:
+    assert len(page.read_text("utf-8").splitlines()) <= 120
+
+
+def _modules_with_doctests() -> list[str]:
+    found = []
+    for path in [*sorted((ROOT / "asr").rglob("*.py")), ROOT / "hubconf.py"]:
+        if ">>> " in path.read_text("utf-8"):
+            found.append(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module_name", _modules_with_doctests())
+def test_examples_in_docstrings_run(module_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    module = importlib.import_module(module_name)
+    outcome = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    assert outcome.attempted > 0
+    assert outcome.failed == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PYTHON_GUIDES, ids=names(PYTHON_GUIDES))
+def test_python_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    """All blocks of a page make one program, which runs by itself: examples may change registries."""
+    program = []
+    for block in blocks(page):
+        if block.language == "python" and block.reason is None:
+            # Error messages then name the page's own lines.
+            program.append("\n" * (block.line - 1 - sum(part.count("\n") for part in program)) + block.text + "\n")
+    path = tmp_path / f"{page.stem}.py"
+    path.write_text("".join(program), "utf-8")
+    _run([sys.executable, str(path)], _scratch(tmp_path / "folder"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", SHELL_GUIDES, ids=names(SHELL_GUIDES))
+def test_shell_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    """All blocks of a page are one shell session."""
+    script = "\n".join(block.text for block in blocks(page) if block.language == "sh" and block.reason is None)
+    _run(["bash", "-e", "-u", "-o", "pipefail", "-c", script], _scratch(tmp_path / "folder"))
+
+
+def _scratch(folder: Path) -> Path:
+    """A folder that looks like the checkout, into which commands may write."""
+    folder.mkdir()
+    for entry in ROOT.iterdir():
+        if not entry.name.startswith("."):
+            (folder / entry.name).symlink_to(entry)
+    launcher = folder / ".bin" / "asr"
+    launcher.parent.mkdir()
+    launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m asr "$@"\n', "utf-8")
+    launcher.chmod(0o755)
+    python = folder / ".bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n', "utf-8")
+    python.chmod(0o755)
+    return folder
+
+
+def _run(command: list[str], folder: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{folder / '.bin'}:{os.environ['PATH']}"}
+    outcome = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert outcome.returncode == 0, f"{outcome.stdout[-2000:]}\n{outcome.stderr[-4000:]}"
+
+
+@pytest.mark.slow
+def test_the_api_reference_builds(tmp_path: Path) -> None:
+    pytest.importorskip("pdoc")
+    _run([str(ROOT / "scripts" / "build_docs"), str(tmp_path / "api")], ROOT)
+    built = {path.relative_to(tmp_path / "api").with_suffix("") for path in (tmp_path / "api").rglob("*.html")}
+    assert {Path("asr/recognizer"), Path("asr/lm/interface"), Path("asr/decoding/token_passing")} <= built
+    # Links between the pages, and to places in them.
+    for page in (tmp_path / "api" / "asr").rglob("*.html"):
+        text = page.read_text("utf-8")
+        for path, anchor in re.findall(r'href="([^":#?]*\.html)?(?:#([^"]*))?"', text):
+            linked = page if not path else (page.parent / path).resolve()
+            assert linked.is_file(), f"{page}: {path}"
+            if anchor and linked != page:
+                assert f'id="{anchor}"' in linked.read_text("utf-8"), f"{page}: {path}#{anchor}"
