@@ -7,6 +7,7 @@ unless an HTML comment `<!-- not run: REASON -->` stands right above it.
 from __future__ import annotations
 
 import argparse
+import ast
 import doctest
 import functools
 import importlib
@@ -172,6 +173,17 @@ def _exists(dotted: str) -> bool:
             found = getattr(found, part)
         return True
     return False
+
+
+@pytest.mark.parametrize("page", PYTHON_GUIDES, ids=names(PYTHON_GUIDES))
+def test_what_python_examples_import_exists(page: Path) -> None:
+    """The quick part of `test_python_examples_of_a_page_run`."""
+    for block in blocks(page):
+        if block.language == "python":
+            for node in ast.walk(ast.parse(block.text)):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("asr"):
+                    for alias in node.names:
+                        assert _exists(f"{node.module}.{alias.name}"), f"{page.name}: {node.module} has no {alias.name}"
 
 
 def shell_lines(text: str) -> Iterator[str]:
