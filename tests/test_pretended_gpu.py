@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from asr.bundle import Bundle
-from asr.decoding.lattice import arc_posteriors
+from asr.decoding.lattice import arc_posteriors, join
 from asr.decoding.log_probs import check_log_prob
 from asr.decoding.nbest import PrefixTree, n_best, rescore_n_best, score_tree_by_network
-from asr.decoding.rescoring import rescore_on_the_fly
+from asr.decoding.rescoring import rescore_lattice
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.lm.cached.engine import CachedRNNLM
@@ -175,7 +175,7 @@ def test_lattices_and_second_passes_are_the_same(tiny_bundle_folder: Path) -> No
             lattices = [result.lattice for result in results if result.lattice is not None]
             lists = [n_best(lattice, graph, recognizer.options, 5) for lattice in lattices]
             tree = PrefixTree([hypothesis.word_ids for hypotheses in lists for hypothesis in hypotheses], device)
-            rescored = rescore_on_the_fly(lattices, recognizer.options, CachedRNNLM(network), keep_lattice=True)  # type: ignore[arg-type]
+            rescored = rescore_lattice(join(lattices), recognizer.options, CachedRNNLM(network), keep_lattice=True)  # type: ignore[arg-type]
             second = rescore_n_best(lists, CachedRNNLM(network), recognizer.options)  # type: ignore[arg-type]
             return [
                 [[hypothesis.total for hypothesis in hypotheses] for hypotheses in (*lists, *second)],

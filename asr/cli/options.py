@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from asr.bundle import bundle_folder
-from asr.decoding.build import DECODERS, LM_FUSIONS, MODES, OLD_FIRST_PASSES, OLD_MODES
+from asr.decoding.build import DECODERS, MODES, OLD_FIRST_PASSES, OLD_MODES
+from asr.decoding.token_passing import LM_FUSIONS
 from asr.errors import AsrError
 from asr.recognizer import Recognizer, ResourceOptions
 from asr.text.lexicon import Lexicon

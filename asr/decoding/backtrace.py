@@ -29,7 +29,7 @@ _FIRST_COLLECTION = 1 << 20
 
 
 class Backtrace:
-    """A record says which record came before it and by which arc; record -1 is the start of a stream.
+    """A backpointer says which backpointer came before it and by which arc; backpointer -1 is the start of a stream.
 
     Records are appended a frame at a time, so each points to an earlier one. When the store has doubled, records that
     no living token can be traced to are dropped and the others renumbered.
@@ -75,48 +75,48 @@ class Backtrace:
         return self._collects and self.num_records >= self._collect_at
 
     def collect(self, living: Tensor) -> Tensor:
-        """Drops what no living record descends from; (K,) records -> (K,) their new numbers."""
+        """Drops what no living backpointer descends from; (K,) records -> (K,) their new numbers."""
         kept = torch.zeros(self.num_records + 1, dtype=torch.bool, device=living.device)
         kept[living] = True  # -1 marks the spare last place
         block_end = self.num_records
         for block_begin in reversed(self._block_begin):
-            record = kept[block_begin:block_end].nonzero().squeeze(1) + block_begin
-            kept[self._previous.index_select(0, record)] = True
+            backpointer = kept[block_begin:block_end].nonzero().squeeze(1) + block_begin
+            kept[self._previous.index_select(0, backpointer)] = True
             block_end = block_begin
         kept[-1] = False
         number = kept.cumsum(0) - kept.to(torch.int64)
         number[-1] = -1
         self._block_begin = sorted(set(number[self._block_begin].tolist()))
-        record = kept.nonzero().squeeze(1)
-        self._previous = number[self._previous.index_select(0, record)]
-        self._arc = self._arc.index_select(0, record)
-        self.num_records = len(record)
+        backpointer = kept.nonzero().squeeze(1)
+        self._previous = number[self._previous.index_select(0, backpointer)]
+        self._arc = self._arc.index_select(0, backpointer)
+        self.num_records = len(backpointer)
         self._collect_at = max(_FIRST_COLLECTION, 2 * self.num_records)
         return number[living]
 
-    def path(self, record: int) -> Tensor:
-        """The arcs that lead to a record from its stream's start, (L,) int64."""
+    def path(self, backpointer: int) -> Tensor:
+        """The arcs that lead to a backpointer from its stream's start, (L,) int64."""
         records = []
         previous = self._previous[: self.num_records].cpu().numpy()
-        while record >= 0:
-            records.append(record)
-            record = int(previous[record])
+        while backpointer >= 0:
+            records.append(backpointer)
+            backpointer = int(previous[backpointer])
         return self._arc[torch.tensor(records[::-1], dtype=torch.int64, device=self._arc.device)]
 
-    def paths(self, record: Tensor) -> list[Tensor]:
+    def paths(self, backpointer: Tensor) -> list[Tensor]:
         """The arcs that lead to each of some records (N,), (L,) int64 each, on the host."""
-        if record.device.type == "cpu":
-            return [self.path(int(one)) for one in record]
-        return self.paths_together(record)
+        if backpointer.device.type == "cpu":
+            return [self.path(int(one)) for one in backpointer]
+        return self.paths_together(backpointer)
 
-    def paths_together(self, record: Tensor) -> list[Tensor]:
+    def paths_together(self, backpointer: Tensor) -> list[Tensor]:
         """The same, all traced back at once, so that a GPU hands over one table."""
-        arcs = [torch.full_like(record, -1)]
-        # A block holds no record and its predecessor, so that no path has more arcs than there are blocks.
+        arcs = [torch.full_like(backpointer, -1)]
+        # A block holds no backpointer and its predecessor, so that no path has more arcs than there are blocks.
         for _ in self._block_begin if self.num_records else ():
-            known = record.clamp(min=0)
-            arcs.append(torch.where(record < 0, record, self._arc[known]))
-            record = torch.where(record < 0, record, self._previous[known])
+            known = backpointer.clamp(min=0)
+            arcs.append(torch.where(backpointer < 0, backpointer, self._arc[known]))
+            backpointer = torch.where(backpointer < 0, backpointer, self._previous[known])
         table = torch.stack(arcs[::-1]).cpu()
         return [column[column >= 0] for column in table.unbind(1)]
 
@@ -134,7 +134,7 @@ class Backtrace:
         previous = self._previous[: self.num_records].cpu().numpy()
         front = np.unique(living.cpu().numpy())
         while len(front) > 1 and front[0] >= 0:
-            # All that stands in the newest block goes a step back; a block holds no record and its predecessor.
+            # All that stands in the newest block goes a step back; a block holds no backpointer and its predecessor.
             begin = self._block_begin[bisect_right(self._block_begin, int(front[-1])) - 1]
             first = int(np.searchsorted(front, begin))
             front = np.unique(np.concatenate([front[:first], previous[front[first:]]]))
@@ -145,18 +145,18 @@ class Backtrace:
         self._previous[shared] = -1
         return arc
 
-    def descends(self, living: Tensor, record: int, num_steps: int) -> Tensor:
-        """Which paths (K,) go through the record that lies so many steps before another; all where there is none."""
+    def descends(self, living: Tensor, backpointer: int, num_steps: int) -> Tensor:
+        """Which paths (K,) go through the back-pointer `num_steps` before another; all where there is none."""
         previous = self._previous[: self.num_records].cpu().numpy()
         for _ in range(num_steps):
-            record = int(previous[record]) if record >= 0 else record
+            backpointer = int(previous[backpointer]) if backpointer >= 0 else backpointer
         current = living.cpu().numpy().copy()
-        while record >= 0:
-            later = current > record
+        while backpointer >= 0:
+            later = current > backpointer
             if not later.any():
                 break
             current[later] = previous[current[later]]
-        return torch.from_numpy((current == record) | (record < 0)).to(living.device)
+        return torch.from_numpy((current == backpointer) | (backpointer < 0)).to(living.device)
 
 
 @dataclass(frozen=True)
@@ -164,17 +164,17 @@ class Ending:
     """The best path of a stream, and all at which it may end.
 
     Args:
-        record: back-pointer of the best path, or None where nothing is alive; -1 is the path without arcs.
+        backpointer: back-pointer of the best path, or None where nothing is alive; -1 is the path without arcs.
         total: its scaled score.
         graph_score: graph score of ending there, 0 for an unfinished path.
         lm_score: the language model's share, unscaled.
         reached_final: whether the path is complete.
         final: partial paths at which the stream may end.
         final_graph_score, final_lm_score: (K,) their final scores.
-        final_total: (K,) the scaled scores of the complete paths, `total` among them, relative to `offset`.
+        final_total: (K,) the scaled scores of the complete paths, `total` among them, relative to `score_offset`.
     """
 
-    record: int | None
+    backpointer: int | None
     total: float
     graph_score: float
     lm_score: float
@@ -188,7 +188,7 @@ class Ending:
         self, graph: DecodingGraph, options: DecodingOptions, arc: Tensor, frame_of: Tensor | None
     ) -> Hypothesis | None:
         """The best path, of these arcs (L,), spelled, or None where nothing is alive."""
-        if self.record is None:
+        if self.backpointer is None:
             return None
         return hypothesis_of_path(graph, options, arc, self.total, self.graph_score, self.lm_score, frame_of)
 
@@ -198,7 +198,7 @@ def ending_of(
     options: DecodingOptions,
     lm: LanguageModel | None,
     tokens: ActiveTokens,
-    offset: float,
+    score_offset: float,
     unfinished: bool = False,
 ) -> Ending:
     """Ends a stream here: the best complete path, or the best unfinished one where none is complete.
@@ -208,36 +208,36 @@ def ending_of(
         options: scales.
         lm: asked for the end of the sentence, or None.
         tokens: what is alive in the stream.
-        offset: to be added to the tokens' relative scores.
+        score_offset: to be added to the tokens' relative scores.
         unfinished: take the best unfinished path in any case: the stream goes on.
     """
     final, graph_score = _final(graph, tokens)
     lm_score = torch.zeros_like(graph_score)
     if lm is not None and len(final) and not unfinished:
         lm_score = lm.final(final.context_idx)
-    return _ending(graph, options, tokens, offset, final, graph_score, lm_score, unfinished)
+    return _ending(graph, options, tokens, score_offset, final, graph_score, lm_score, unfinished)
 
 
 def endings_of(
     graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, alive: Sequence[tuple[ActiveTokens, float]]
 ) -> list[Ending]:
-    """Ends several streams, the language model asked once for all of them; tokens and offset of each stream."""
+    """Ends several streams, the language model asked once for all of them; tokens and score_offset of each stream."""
     finals = [_final(graph, tokens) for tokens, _ in alive]
     lm_scores = [torch.zeros_like(graph_score) for _, graph_score in finals]
     if lm is not None and any(map(len, lm_scores)):
         context_idx = torch.cat([final.context_idx for final, _ in finals])
         lm_scores = list(lm.final(context_idx).split([len(final) for final, _ in finals]))
     return [
-        _ending(graph, options, tokens, offset, final, graph_score, lm_score, False)
-        for (tokens, offset), (final, graph_score), lm_score in zip(alive, finals, lm_scores, strict=True)
+        _ending(graph, options, tokens, score_offset, final, graph_score, lm_score, False)
+        for (tokens, score_offset), (final, graph_score), lm_score in zip(alive, finals, lm_scores, strict=True)
     ]
 
 
 def best_arcs(endings: Sequence[Ending], backtrace: Backtrace) -> list[Tensor]:
     """The arcs (L,) of each stream's best path, on the host; none where nothing is alive."""
-    record = [-1 if ending.record is None else ending.record for ending in endings]
+    backpointer = [-1 if ending.backpointer is None else ending.backpointer for ending in endings]
     device = backtrace.records()[0].device
-    return backtrace.paths(torch.tensor(record, dtype=torch.int64, device=device))
+    return backtrace.paths(torch.tensor(backpointer, dtype=torch.int64, device=device))
 
 
 def _final(graph: Searchable, tokens: ActiveTokens) -> tuple[ActiveTokens, Tensor]:
@@ -250,7 +250,7 @@ def _ending(
     graph: Searchable,
     options: DecodingOptions,
     tokens: ActiveTokens,
-    offset: float,
+    score_offset: float,
     final: ActiveTokens,
     graph_score: Tensor,
     lm_score: Tensor,
@@ -262,8 +262,11 @@ def _ending(
         return Ending(None, -torch.inf, 0.0, 0.0, False, *ends)
     if len(final) and not unfinished:
         best = int(total.argmax())
-        best_total, own_lm_score = offset + float(total[best]), float(final.lm_score[best]) + float(lm_score[best])
-        return Ending(int(final.record[best]), best_total, float(graph_score[best]), own_lm_score, True, *ends)
+        best_total, own_lm_score = (
+            score_offset + float(total[best]),
+            float(final.lm_score[best]) + float(lm_score[best]),
+        )
+        return Ending(int(final.backpointer[best]), best_total, float(graph_score[best]), own_lm_score, True, *ends)
     best = int(tokens.score.argmax())
-    best_total, own_lm_score = offset + float(tokens.score[best]), float(tokens.lm_score[best])
-    return Ending(int(tokens.record[best]), best_total, 0.0, own_lm_score, False, *ends)
+    best_total, own_lm_score = score_offset + float(tokens.score[best]), float(tokens.lm_score[best])
+    return Ending(int(tokens.backpointer[best]), best_total, 0.0, own_lm_score, False, *ends)

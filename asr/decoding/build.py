@@ -14,7 +14,7 @@ from torch import nn
 
 from asr.bundle import Bundle
 from asr.decoding.interface import Decoder, DecodingOptions
-from asr.decoding.token_passing import RescoringPass, TokenPassingDecoder
+from asr.decoding.token_passing import LM_FUSIONS, TokenPassingDecoder
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import has_package
@@ -211,13 +211,6 @@ DECODERS = {
 """Decoder -> what it is."""
 
 
-LM_FUSIONS = {
-    "lattice": "the language model rescores the decoder's lattice while it grows",
-    "search": "the language model decides within the search what is pruned: slower",
-}
-"""Where the large language model acts -> what that means."""
-
-
 OLD_FIRST_PASSES = {
     "auto": ("auto", "lattice"),
     "torch": ("token-passing", "lattice"),
@@ -263,9 +256,9 @@ def build_decoder(
     """
     if decoder == "k2":
         k2_decoder = importlib.import_module("asr.decoding.k2")
-        built: Decoder = k2_decoder.K2Decoder(graph, options, keep_lattices)
+        built: Decoder = k2_decoder.K2Decoder(graph, options, keep_lattice=keep_lattices)
         return built
-    return (RescoringPass if lm_fusion == "lattice" else TokenPassingDecoder)(graph, options, keep_lattices)
+    return TokenPassingDecoder(graph, options, lm_fusion=lm_fusion, keep_lattice=keep_lattices)
 
 
 def default_decoder(device: torch.device) -> str:

@@ -24,7 +24,7 @@ from torch import Tensor
 from asr.decoding.interface import DecodeResult, DecodingOptions
 from asr.decoding.lattice import Lattice, LatticeParts, lattice_from_graph
 from asr.decoding.log_probs import check_log_prob, skip_blanks
-from asr.decoding.rescoring import LatticePath, rescore_joint
+from asr.decoding.rescoring import LatticePath, rescore_lattice
 from asr.decoding.search_graph import SearchGraph
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.word_map import WordMapper
@@ -190,7 +190,7 @@ class K2Decoder:
     """
 
     def __init__(
-        self, graph: DecodingGraph, options: DecodingOptions | None = None, keep_lattice: bool = False
+        self, graph: DecodingGraph, options: DecodingOptions | None = None, *, keep_lattice: bool = False
     ) -> None:
         self._k2 = require_k2(graph)
         self.graph = graph
@@ -200,7 +200,7 @@ class K2Decoder:
         prepared = SearchGraph(graph, self.options)
         scaled = replace(graph, score=prepared.emitting.score, final_score=prepared.final_score)
         self._fsa = to_k2(scaled)
-        self._fallback = TokenPassingDecoder(graph, self.options, keep_lattice)
+        self._fallback = TokenPassingDecoder(graph, self.options, keep_lattice=keep_lattice)
 
     def decode(self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel | None = None) -> list[DecodeResult]:
         """log_prob (N, T, C) natural log, num_frames (N,) int64 -> one result an utterance, in order.
@@ -246,7 +246,7 @@ class K2Decoder:
         found: list[LatticePath | None] = [None] * len(num_frames)
         if lm is not None:
             joint, used = lattice_from_k2(fsas, order, self.graph, log_prob)
-            for utt_idx, path in zip(used, rescore_joint(joint, self.options, lm, self._keep_lattice), strict=True):
+            for utt_idx, path in zip(used, rescore_lattice(joint, self.options, lm, self._keep_lattice), strict=True):
                 found[utt_idx] = path
             return found
         lattices: dict[int, Lattice] = {}

@@ -36,16 +36,16 @@ from torch import Tensor
 
 from asr.decoding.backend import Chunk, SearchSink
 from asr.decoding.backtrace import Backtrace
-from asr.decoding.frame import FrameStep
+from asr.decoding.frame import FrameSearch
 from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis
 from asr.decoding.k2 import WIDEST_BEAM, lattice_from_k2, require_k2, to_k2
 from asr.decoding.lattice import Lattice, best_path, prune
 from asr.decoding.log_probs import check_chunks, check_log_prob, skip_blanks
 from asr.decoding.online import EndpointRules
 from asr.decoding.paths import SpelledPath, hypothesis_of_path
-from asr.decoding.rescoring import LatticePath, rescore_joint
+from asr.decoding.rescoring import LatticePath, rescore_lattice, rescoring_options
 from asr.decoding.search_graph import ArcSet, ArcWords, SearchGraph
-from asr.decoding.selection import lm_chunk_reader
+from asr.decoding.selection import select_backend
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.tokens import ActiveTokens
 from asr.decoding.word_map import WordMapper
@@ -103,17 +103,12 @@ class OnlineLatticeRescorer:
     def __init__(self, graph: DecodingGraph, options: DecodingOptions, lm: LanguageModel | None) -> None:
         self._graph = graph
         self._output_beam = options.output_beam
-        self._options = replace(
-            options,
-            search_beam=math.inf if options.context_beam is None else options.context_beam,
-            min_active_states=0,
-            word_beam=None,
-        )
+        self._options = rescoring_options(options)
         self._lm = lm
         self.backtrace = Backtrace(graph.device)
         one = torch.zeros(1, dtype=torch.int64, device=graph.device)
-        self._tokens = ActiveTokens.starting(one, one, one if lm is None else lm.start(1))
-        self._offset = torch.zeros(1, dtype=torch.float64, device=graph.device)
+        self._tokens = ActiveTokens.initial(one, one, one if lm is None else lm.start(1))
+        self._score_offset = torch.zeros(1, dtype=torch.float64, device=graph.device)
         self._num_frames = 0
         # The best score of any way to each graph state at the last frame, without the language model.
         self._ahead_state = one
@@ -153,8 +148,8 @@ class OnlineLatticeRescorer:
         if not len(self._tokens):
             return None
         best = int(self._tokens.score.argmax())
-        arc = self.backtrace.path(int(self._tokens.record[best]))
-        return arc, float(self._offset + self._tokens.score[best]), float(self._tokens.lm_score[best])
+        arc = self.backtrace.path(int(self._tokens.backpointer[best]))
+        return arc, float(self._score_offset + self._tokens.score[best]), float(self._tokens.lm_score[best])
 
     def _pruned(
         self, frame: Tensor, graph_state: Tensor, src_state: Tensor, dst_state: Tensor, score: Tensor
@@ -206,16 +201,12 @@ class OnlineLatticeRescorer:
         stays = (known[place] == self._tokens.state).nonzero().squeeze(1)
         tokens = self._tokens.select(stays)
         tokens.state = order[place[stays]]
-        reader = None if self._lm is None else lm_chunk_reader("auto", part, self._options, self._lm, False)
-        if reader is not None:
-            chunk = Chunk(torch.zeros(1, num_frames, 1), torch.tensor([num_frames]), self._offset)
-            self._tokens = reader.read(tokens, chunk, SearchSink(self.backtrace, None, lambda alive: None))
-            return
-        step = FrameStep(part, self._options, self._lm, self.backtrace, None)
-        zero = torch.zeros(1, dtype=torch.int64, device=tokens.state.device)
-        for _ in range(num_frames):
-            tokens = step.read(tokens, torch.zeros(1, device=zero.device), zero, self._offset)
-        self._tokens = tokens
+        backend = select_backend(part, self._options, self._lm)
+        search = backend.chunk or FrameSearch(part, self._options, self._lm, backend.frame)
+        log_prob = torch.zeros(1, num_frames, 1, device=tokens.state.device)
+        chunk = Chunk(log_prob, torch.tensor([num_frames], device=log_prob.device), self._score_offset)
+        # The back-pointers of a lattice are few, and are never collected.
+        self._tokens = search.search(tokens, chunk, SearchSink(self.backtrace, None, lambda parts: None))
 
 
 _NOT_AN_END = -1e10
@@ -351,7 +342,7 @@ class K2StreamingDecoder:
             return DecodeResult((hypothesis,), True, num_kept, path.lattice, frame_of)
         empty = torch.zeros(0, len(self.graph.tokens), device=self.graph.device)
         log_prob = torch.cat([empty, *one.log_prob])
-        found = self._fallback.search(log_prob[None], torch.tensor([num_kept]), self._lm, False, self._held())
+        found = self._fallback.search(log_prob[None], torch.tensor([num_kept]), self._lm, held=self._held())
         # What was to be skipped is gone already: nothing more has been.
         return replace(found, original_frame=None if frame_of is None else frame_of[None].cpu()).result(0)
 
@@ -411,7 +402,7 @@ class K2StreamingDecoder:
         if lattice is None:
             return None
         if self._lm is not None:
-            return rescore_joint(lattice, self.options, self._lm, self._keep_lattice, self._held())[0]
+            return rescore_lattice(lattice, self.options, self._lm, self._keep_lattice, held=self._held())[0]
         found = best_path(lattice, self.options)
         if found is None:
             return None

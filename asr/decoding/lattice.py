@@ -15,7 +15,7 @@ Shapes: N utterances, T frames, C tokens, S lattice states, A lattice arcs.
 
 Remembers, during a search of whole utterances, all arcs that may belong to the lattice.
 
-Shapes: N utterances, K partial paths, A candidates, R records, L losers, S lattice states.
+Shapes: N utterances, K partial paths, A candidates, R records, L losing_arcs, S lattice states.
 
 
 How sure a lattice is of its arcs and of the words of a hypothesis.
@@ -44,7 +44,7 @@ from asr.decoding.cpu.lattice import (
     spread_forward,
 )
 from asr.decoding.interface import DecodingOptions, Hypothesis
-from asr.decoding.tokens import ActiveTokens, Candidates
+from asr.decoding.tokens import ActiveTokens, Candidates, Survivors
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import jit
 
@@ -332,11 +332,9 @@ class LatticeParts:
     final_lm_score: Tensor
 
 
-def pruned_lattice(
-    parts: LatticeParts, graph: DecodingGraph, log_prob: Tensor, options: DecodingOptions, compiled: bool
-) -> Lattice:
-    """`lattice_from_graph`, pruned by the output beam; by a loop, if `compiled`, where numba is and on a CPU."""
-    loop = jit(build_pruned) if compiled and log_prob.device.type == "cpu" else None
+def pruned_lattice(parts: LatticeParts, graph: DecodingGraph, log_prob: Tensor, options: DecodingOptions) -> Lattice:
+    """`lattice_from_graph`, pruned by the output beam."""
+    loop = jit(build_pruned) if log_prob.device.type == "cpu" else None
     if loop is None or not log_prob.numel():
         return prune(lattice_from_graph(parts, graph, log_prob), options, options.output_beam)
     found = loop(
@@ -416,10 +414,10 @@ _SLACK = 0.1
 
 
 class LatticeRecords:
-    """A lattice state is a back-pointer record or the start of an utterance; all utterances begin together.
+    """The losing arcs of a search. A lattice state is a back-pointer, or the start of an utterance.
 
-    The back-pointers say by which arc a state was reached best. Here are the losers: arcs that led there, too, inside
-    the search beam. One that loses by more than `reach` cannot be in the lattice.
+    The back-pointers say by which arc a state was reached best. Kept here are the losing arcs, which led there, too,
+    inside the search beam. One that loses by more than `margin` cannot be in the lattice. Utterances begin together.
 
     Args:
         num_utts: N.
@@ -430,13 +428,13 @@ class LatticeRecords:
     def __init__(self, num_utts: int, options: DecodingOptions, compiled: bool = True) -> None:
         self._num_utts = num_utts
         self._search_beam = options.search_beam
-        self.reach = options.output_beam + _SLACK
+        self.margin = options.output_beam + _SLACK
         self._add_losses = jit(add_losses) if compiled else None
         self._kept_within = jit(kept_within) if compiled else None
         self._num_frames = 0
         self._records: list[tuple[Tensor, ...]] = []
-        self._losers: list[tuple[Tensor, ...]] = []
-        # Of the records and of the losers, where a language model takes part.
+        self._losing_arcs: list[tuple[Tensor, ...]] = []
+        # Of the records and of the losing_arcs, where a language model takes part.
         self._lm_scores: list[tuple[Tensor, ...]] = []
 
     def add(
@@ -444,9 +442,8 @@ class LatticeRecords:
         tokens: ActiveTokens,
         candidates: Candidates,
         graph_arc: Tensor,
-        winner: Tensor,
-        kept: Tensor,
-        record: Tensor,
+        survivors: Survivors,
+        backpointer: Tensor,
     ) -> None:
         """Takes one frame.
 
@@ -454,38 +451,38 @@ class LatticeRecords:
             tokens: before the frame.
             candidates: what they became over arcs.
             graph_arc: (A,) these arcs in the graph.
-            winner: (A,) the candidate that each lost to, itself where it won.
-            kept: (K,) winners that survived.
-            record: (K,) their records.
+            survivors: the outcome of recombination and pruning.
+            backpointer: (K',) of the survivors.
         """
-        score, stream = candidates.score, candidates.stream
-        record_of = torch.full_like(winner, -1)
-        record_of[kept] = record
-        lost_by = score[winner] - score
-        # As everywhere in the search, what falls behind its beam is gone, unless so few survive that worse ones do.
+        score, stream, (winner, kept, _) = candidates.score, candidates.stream, survivors
+        backpointer_of = torch.full_like(winner, -1)
+        backpointer_of[kept] = backpointer
+        score_gap = score[winner] - score
+        # What falls behind the search beam is dropped here as everywhere, unless min_active_states kept worse ones.
         lowest = torch.full((self._num_utts,), -self._search_beam, device=score.device)
         lowest.scatter_reduce_(0, stream[kept], score[kept], "amin", include_self=True)
-        stays = (record_of[winner] >= 0) & (lost_by <= self.reach) & (score >= lowest[stream])
+        stays = (backpointer_of[winner] >= 0) & (score_gap <= self.margin) & (score >= lowest[stream])
         stays &= winner != torch.arange(len(winner), device=winner.device)
-        loser = stays.nonzero().squeeze(1)
+        losing = stays.nonzero().squeeze(1)
         source = candidates.source
         if candidates.lm_score is not None:
             lm_score = candidates.lm_score - tokens.lm_score[source]
-            self._lm_scores.append((lm_score[kept], lm_score[loser]))
+            self._lm_scores.append((lm_score[kept], lm_score[losing]))
         self._num_frames += 1
-        self._records.append((stream[kept], torch.full_like(record, self._num_frames)))
-        self._losers.append((tokens.record[source[loser]], record_of[winner[loser]], graph_arc[loser], lost_by[loser]))
+        self._records.append((stream[kept], torch.full_like(backpointer, self._num_frames)))
+        before = tokens.backpointer[source[losing]]
+        self._losing_arcs.append((before, backpointer_of[winner[losing]], graph_arc[losing], score_gap[losing]))
 
-    def add_frames(self, utt_idx: Tensor, frame: Tensor, losers: Sequence[Tensor]) -> None:
+    def add_frames(self, utt_idx: Tensor, frame: Tensor, losing_arcs: Sequence[Tensor]) -> None:
         """Takes several frames that were read without a language model.
 
         Args:
-            utt_idx, frame: (R,) of each new record, in order, its utterance and the frames read before it.
-            losers: (L,) each, those of a frame side by side: the record that each comes from, the one that it lost,
-                its arc in the graph, and by how much it lost.
+            utt_idx, frame: (R,) of each new backpointer, in order, its utterance and the frames read before it.
+            losing_arcs: (L,) each, those of a frame side by side: the back-pointer before, the one that it lost, its
+                arc in the graph, and by how much it lost.
         """
         self._records.append((utt_idx, frame))
-        self._losers.append(tuple(losers))
+        self._losing_arcs.append(tuple(losing_arcs))
 
     def collected(self, backtrace: Backtrace, endings: Sequence[Ending]) -> LatticeParts:
         """Everything that was remembered, or at least what lies within the output beam.
@@ -499,23 +496,23 @@ class LatticeRecords:
         previous, arc = backtrace.records()
         none = arc[:0]
         utt_idx, frame = _joined(self._records, (none, none))
-        src, dst, lost_arc, lost_by = _joined(self._losers, (none, none, none, none.float()))
+        src, dst, lost_arc, score_gap = _joined(self._losing_arcs, (none, none, none, none.float()))
         if self._add_losses is not None and self._kept_within is not None and arc.device.type == "cpu":
-            arrays = [part.numpy() for part in (previous, utt_idx, frame, src, dst, lost_by)]
-            loss = _final_losses(final.record, endings, len(arc)).numpy()
+            arrays = [part.numpy() for part in (previous, utt_idx, frame, src, dst, score_gap)]
+            loss = _final_losses(final.backpointer, endings, len(arc)).numpy()
             self._add_losses(arrays[0], *arrays[2:], loss)
-            kept = self._kept_within(self.reach, *arrays, loss, num_utts)
-            record, loser, state, number, src_state, dst_state = map(torch.from_numpy, kept)
+            kept = self._kept_within(self.margin, *arrays, loss, num_utts)
+            backpointer, losing_arc, state, number, src_state, dst_state = map(torch.from_numpy, kept)
         else:
-            record, loser = (torch.arange(len(part), device=part.device) for part in (arc, dst))
+            backpointer, losing_arc = (torch.arange(len(part), device=part.device) for part in (arc, dst))
             state = torch.sort(frame, stable=True).indices
             number = torch.full((len(arc) + 1,), -1, device=arc.device)
-            number[state] = num_utts + record
-            src, dst = torch.cat([previous, src]), torch.cat([record, dst])
+            number[state] = num_utts + backpointer
+            src, dst = torch.cat([previous, src]), torch.cat([backpointer, dst])
             src_state = torch.where(src < 0, utt_idx[dst], number[src])
             dst_state = number[dst]
         starts = torch.arange(num_utts, device=arc.device)
-        final_state = torch.where(final.record < 0, final.stream, number[final.record])
+        final_state = torch.where(final.backpointer < 0, final.stream, number[final.backpointer])
         no_end = torch.full((num_utts + len(state),), -torch.inf, device=arc.device)
         ends = (final_state >= 0).nonzero().squeeze(1)
         final_graph_score = torch.cat([ending.final_graph_score for ending in endings])[ends]
@@ -523,14 +520,14 @@ class LatticeRecords:
         lm_score = torch.zeros(len(src_state), device=arc.device)
         if self._lm_scores:
             of_records, of_losers = _joined(self._lm_scores, (none.double(), none.double()))
-            lm_score = torch.cat([of_records[record], of_losers[loser]]).float()
+            lm_score = torch.cat([of_records[backpointer], of_losers[losing_arc]]).float()
         return LatticeParts(
             frame=torch.cat([torch.zeros_like(starts), frame[state]]),
             utt_idx=torch.cat([starts, utt_idx[state]]),
             start_state=starts,
             src_state=src_state,
             dst_state=dst_state,
-            arc=torch.cat([arc[record], lost_arc[loser]]),
+            arc=torch.cat([arc[backpointer], lost_arc[losing_arc]]),
             lm_score=lm_score,
             final_graph_score=no_end.index_copy(0, final_state[ends], final_graph_score),
             final_lm_score=torch.zeros_like(no_end).index_copy(0, final_state[ends], final_lm_score),
@@ -541,13 +538,13 @@ def _joined(parts: list[tuple[Tensor, ...]], none: tuple[Tensor, ...]) -> tuple[
     return tuple(map(torch.cat, zip(none, *parts, strict=True)))
 
 
-def _final_losses(record: Tensor, endings: Sequence[Ending], num_records: int) -> Tensor:
+def _final_losses(backpointer: Tensor, endings: Sequence[Ending], num_records: int) -> Tensor:
     """How much each path at which an utterance may end is worse than its best, (R,) float32; infinite for others."""
     loss = torch.full((num_records,), torch.inf)
     lost = [ending.final_total.max() - ending.final_total for ending in endings if len(ending.final)]
     if lost:
-        has_arcs = record >= 0
-        loss[record[has_arcs]] = torch.cat(lost)[has_arcs].float()
+        has_arcs = backpointer >= 0
+        loss[backpointer[has_arcs]] = torch.cat(lost)[has_arcs].float()
     return loss
 
 

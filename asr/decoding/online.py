@@ -189,11 +189,11 @@ class StreamingDecoder:
         if not len(tokens):
             return
         if self._commit_frames is not None:
-            best = int(tokens.record[tokens.score.argmax()])
-            self._search.keep(stream, self._backtrace.descends(tokens.record, best, self._commit_frames))
+            best = int(tokens.backpointer[tokens.score.argmax()])
+            self._search.keep(stream, self._backtrace.descends(tokens.backpointer, best, self._commit_frames))
             tokens, _ = self._search.alive(stream)
         before = progress.settled.num_frames
-        arc = self._backtrace.settle(tokens.record)
+        arc = self._backtrace.settle(tokens.backpointer)
         progress.settled = progress.settled.followed_by(self.graph, arc, progress.unsettled_frames)
         if progress.unsettled_frames is not None:
             progress.unsettled_frames = progress.unsettled_frames[progress.settled.num_frames - before :]
@@ -203,10 +203,10 @@ class StreamingDecoder:
 
     def _path(self, stream: int, ending: Ending) -> SpelledPath | None:
         """The best path from the stream's start; None where nothing is alive."""
-        if ending.record is None:
+        if ending.backpointer is None:
             return None
         progress = self._open(stream)
-        arc = self._backtrace.path(ending.record)
+        arc = self._backtrace.path(ending.backpointer)
         return progress.settled.followed_by(self.graph, arc, progress.unsettled_frames)
 
     def _result(self, stream: int, unfinished: bool) -> DecodeResult:

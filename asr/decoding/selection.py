@@ -1,93 +1,116 @@
-"""In which form a frame of the token search runs: loops for CPUs, kernels for GPUs, or plain tensor operations."""
+"""The one place that chooses how a search runs: plain torch, numba's loops, or Triton's kernels and CUDA graphs.
+
+| backend | needs | single frames | whole chunks |
+| --- | --- | --- | --- |
+| `torch` | nothing | `TorchFrameBackend`, the reference | frame by frame |
+| `numba` | a CPU, numba | `NumbaFrameBackend` | `NumbaChunkSearch`, `NumbaChunkSearchWithLM`, `NumbaLatticeSearch` |
+| `triton` | a GPU, Triton | `TritonFrameBackend` | `CudaGraphSearch`, without language model and lattice |
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from asr.decoding.backend import ChunkBackend, FrameBackend
+from asr.decoding.backend import Backend, ChunkBackend, FrameBackend
 from asr.decoding.cpu.chunk import NumbaChunkSearch
-from asr.decoding.cpu.chunk_lm import NumbaChunkSearchWithLM, NumbaWordSearch
+from asr.decoding.cpu.chunk_lm import NumbaChunkSearchWithLM
 from asr.decoding.cpu.frame import NumbaFrameBackend
+from asr.decoding.cpu.lattice_search import NumbaLatticeSearch
+from asr.decoding.frame import SplitFrameBackend, TorchFrameBackend
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.search_graph import Searchable
 from asr.errors import AsrError
 from asr.kernels.jit import has_package, triton_available
 from asr.lm.interface import LanguageModel
 
-FORMS = ("auto", "tensor", "loops", "kernels", "steps", "graphs")
-"""What may be asked for, see `TokenPassingDecoder`."""
+BACKENDS = ("auto", "torch", "numba", "triton")
+"""The names that `select_backend` takes. `auto` is the fastest that runs on the device."""
+
+BackendFactory = Callable[[Searchable, DecodingOptions, "LanguageModel | None", bool], Backend]
+"""Makes the backend of one search: graph, options, language model, and whether a lattice is kept."""
 
 
-def chosen_form(form: str, device: torch.device) -> str:
-    """The form for a device: `auto` is the fastest that runs there.
+def backend_name(name: str, device: torch.device) -> str:
+    """The backend for a device: `name` itself, or for `auto` the fastest that runs there.
 
     Raises:
-        AsrError: there is no such form, or it does not run here.
+        AsrError: there is no such backend, or it does not run on the device.
     """
-    if form not in FORMS:
-        raise AsrError(f"there is no form {form!r} of the torch pass; it is one of {', '.join(FORMS)}.")
-    loops = device.type == "cpu" and has_package("numba")
-    kernels = triton_available(device)
-    if form == "auto":
-        return "graphs" if device.type == "cuda" and kernels else "loops" if loops else "tensor"
-    runs = {"loops": loops, "kernels": kernels, "steps": kernels, "graphs": kernels and device.type == "cuda"}
-    if not runs.get(form, True):
-        needs = "numba and a CPU" if form == "loops" else "triton and a GPU"
-        raise AsrError(f"the torch pass in the form {form!r} needs {needs}; ask for auto or tensor.")
-    return form
+    if name not in BACKENDS:
+        raise AsrError(f"There is no search backend {name!r}; choose one of {', '.join(BACKENDS)}.")
+    runs = {
+        "torch": True,
+        "numba": device.type == "cpu" and has_package("numba"),
+        "triton": triton_available(device),
+    }
+    if name == "auto":
+        return "triton" if device.type == "cuda" and runs["triton"] else "numba" if runs["numba"] else "torch"
+    if not runs[name]:
+        needs = "numba and a CPU" if name == "numba" else "triton and a GPU"
+        raise AsrError(f"The search backend {name!r} needs {needs}; choose auto or torch.")
+    return name
 
 
-def frame_halves(form: str, graph: Searchable, options: DecodingOptions, has_lm: bool) -> FrameBackend | None:
-    """What runs a frame in this form; None for tensor operations.
+def select_backend(
+    graph: Searchable,
+    options: DecodingOptions,
+    lm: LanguageModel | None,
+    keep_lattice: bool = False,
+    name: str = "auto",
+) -> Backend:
+    """The backend for one search.
 
     Args:
-        form: as of `chosen_form`.
-        graph: on the device where the search runs.
-        options: beams.
-        has_lm: whether a language model takes part.
+        graph: a prepared graph or lattice, on the device of the search.
+        options: beams and scales.
+        lm: language model inside the search, or None.
+        keep_lattice: whether the search keeps a lattice.
+        name: one of `BACKENDS`.
+
+    Raises:
+        AsrError: as `backend_name`.
     """
     device = graph.final_score.device
-    form = chosen_form(form, device)
-    if form == "tensor":
-        return None
-    if form == "loops":
-        return NumbaFrameBackend(graph, options, has_lm)
-    from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
+    name = backend_name(name, device)
+    has_lm = lm is not None
+    torch_backend = TorchFrameBackend(graph, options, has_lm)
+    if name == "torch":
+        return Backend(torch_backend)
+    frame: FrameBackend
+    chunk: ChunkBackend | None = None
+    if name == "numba":
+        frame = NumbaFrameBackend(graph, options, has_lm)
+        if graph.epsilon is None:
+            chunk = _numba_chunk_search(graph, options, lm, keep_lattice)
+    else:
+        from asr.decoding.gpu.cuda_graph import CudaGraphSearch
+        from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
 
-    return TritonFrameBackend(graph, FrameLimits(options, has_lm, device))
+        limits = FrameLimits(options, has_lm, device)
+        frame = TritonFrameBackend(graph, limits)
+        if graph.epsilon is None and not has_lm and not keep_lattice:
+            chunk = CudaGraphSearch(graph, limits, capture=device.type == "cuda")
+    if has_lm and options.max_contexts_per_state is not None:
+        # Only torch counts the contexts of a state.
+        frame = SplitFrameBackend(frame, torch_backend)
+    return Backend(frame, chunk)
 
 
-def lm_chunk_reader(
-    form: str, graph: Searchable, options: DecodingOptions, lm: LanguageModel, keeps_lattice: bool
+def _numba_chunk_search(
+    graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, keep_lattice: bool
 ) -> ChunkBackend | None:
-    """What reads whole chunks with a language model; None where frames are read one by one, as for `chunk_reader`."""
-    limited = options.max_contexts_per_state is not None
-    is_on_cpu = graph.final_score.device.type == "cpu"
-    if not is_on_cpu or keeps_lattice or limited or graph.epsilon is not None:
-        return None
-    if chosen_form(form, graph.final_score.device) != "loops":
-        return None
-    by_calls = NumbaChunkSearchWithLM(graph, options, lm)
-    tables = lm.lookup_tables()
-    # Over a decoding graph most of what is asked dies at once; to ask for all streams together costs less there.
-    if tables is not None and (graph.is_pushed or tables.always_answers):
-        return NumbaWordSearch(graph, options, lm, by_calls)
-    return by_calls
-
-
-def chunk_reader(form: str, graph: Searchable, options: DecodingOptions, keeps_lattice: bool) -> ChunkBackend | None:
-    """What reads whole chunks where no language model takes part.
-
-    None where frames are read one by one: by kernels, where a lattice is kept. Other arguments as of `frame_halves`.
-    """
-    device = graph.final_score.device
-    form = chosen_form(form, device)
-    forms = ("loops",) if keeps_lattice else ("loops", "steps", "graphs")
-    if graph.epsilon is not None or form not in forms:
-        return None
-    if form == "loops":
+    if lm is None:
         return NumbaChunkSearch(graph, options)
-    from asr.decoding.gpu.cuda_graph import CudaGraphSearch
-    from asr.decoding.gpu.frame import FrameLimits
-
-    return CudaGraphSearch(graph, FrameLimits(options, False, device), captures=form == "graphs")
+    if keep_lattice or options.max_contexts_per_state is not None:
+        return None
+    tables = lm.lookup_tables()
+    if tables is None:
+        return NumbaChunkSearchWithLM(graph, options, lm)
+    if graph.is_pushed and tables.always_answers:
+        return NumbaLatticeSearch(graph, options, lm)
+    # Over a decoding graph most histories that are asked for die at once. Where the model must expand them first, it
+    # costs less to ask for all streams together.
+    looks_up = graph.is_pushed or tables.always_answers
+    return NumbaChunkSearchWithLM(graph, options, lm, looks_up)

@@ -1,54 +1,53 @@
-"""What a search of whole utterances has found; paths are spelled where they are asked for.
+"""The decoder by token passing: whole utterances in, hypotheses out.
 
-Shapes: N utterances, T frames, L arcs of a path.
+The language model acts inside the search, where it decides what is pruned, or behind it: the search by the graph's own
+scores keeps a lattice, which the language model then rescores frame by frame (`asr.decoding.rescoring`).
 
-
-The first pass that needs nothing but torch: the language model sits inside the search.
-
-Shapes: N utterances, T frames, C tokens.
-
-
-A first pass without the language model, whose lattice is then rescored frame by frame: what k2's pass does, for any.
-
-Shapes: N utterances, T frames, C tokens.
+Shapes: N utterances, T frames, C tokens, L arcs of a path.
 """
 
 from __future__ import annotations
 
 import functools
-from contextlib import suppress
+from collections import deque
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from asr.decoding.backend import ChunkBackend
+from asr.decoding.backend import Backend
 from asr.decoding.backtrace import Backtrace, Ending, best_arcs, endings_of
 from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis
 from asr.decoding.lattice import Lattice, LatticeRecords, pruned_lattice
 from asr.decoding.log_probs import check_log_prob, skip_blanks
-from asr.decoding.rescoring import rescore_joint
+from asr.decoding.rescoring import rescore_lattice
 from asr.decoding.search_graph import SearchGraph
-from asr.decoding.selection import chosen_form
+from asr.decoding.selection import BackendFactory, backend_name, select_backend
 from asr.decoding.token_search import TokenSearch
 from asr.decoding.word_map import WordMapper
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.interface import LanguageModel
 
+LM_FUSIONS = {
+    "lattice": "the language model rescores the decoder's lattice",
+    "search": "the language model decides within the search what is pruned: slower",
+}
+"""Where the language model acts -> what that means."""
+
 
 @dataclass(frozen=True)
-class FoundPaths:
-    """The best path of each utterance, and the lattice of all.
+class SearchOutcome:
+    """What a search of whole utterances has found. Paths are spelled when results are asked for.
 
     Args:
         graph: what was searched, on the host.
         options: scales.
-        endings: of each utterance.
+        endings: one for each utterance.
         backtrace: of the search.
         num_frames: (N,) int64 decoded frames, on the host.
-        original_frame: (N, T) int64, where frames were left out what each decoded one was before; on the host.
-        joint: the lattice of all utterances in one, where it is kept and there are any.
+        original_frame: (N, T) int64 on the host, the original frame of each decoded one where frames were skipped.
+        lattice: all utterances in one lattice; None where it was not asked for or there are no utterances.
     """
 
     graph: DecodingGraph
@@ -57,14 +56,14 @@ class FoundPaths:
     backtrace: Backtrace
     num_frames: Tensor
     original_frame: Tensor | None
-    joint: Lattice | None
+    lattice: Lattice | None
 
     def results(self) -> list[DecodeResult]:
-        """One an utterance, without its part of the lattice."""
+        """One result for each utterance, without its lattice."""
         return [self.result(utt_idx) for utt_idx in range(len(self.endings))]
 
     def result(self, utt_idx: int) -> DecodeResult:
-        """That of one utterance, without its part of the lattice."""
+        """The result of one utterance, without its lattice."""
         ending = self.endings[utt_idx]
         arc, frame_of = self._arcs[utt_idx], self.frame_of(utt_idx)
         return self.result_of(utt_idx, ending.hypothesis(self.graph, self.options, arc, frame_of), ending.reached_final)
@@ -72,7 +71,7 @@ class FoundPaths:
     def result_of(
         self, utt_idx: int, hypothesis: Hypothesis | None, reached_final: bool, lattice: Lattice | None = None
     ) -> DecodeResult:
-        """The result for an utterance with this hypothesis, or none."""
+        """The result of an utterance with this hypothesis, or none."""
         return DecodeResult(
             hypotheses=() if hypothesis is None else (hypothesis,),
             reached_final=reached_final,
@@ -82,81 +81,119 @@ class FoundPaths:
         )
 
     def frame_of(self, utt_idx: int) -> Tensor | None:
-        """Where frames were left out, what each decoded one of an utterance was before, (num_frames,) int64."""
+        """The original frame of each decoded one, (num_frames,) int64; None where none were skipped."""
         if self.original_frame is None:
             return None
         return self.original_frame[utt_idx, : int(self.num_frames[utt_idx])]
 
     @functools.cached_property
     def _arcs(self) -> list[Tensor]:
-        """The best paths' arcs (L,), on the host."""
+        """The arcs (L,) of each best path, on the host."""
         return best_arcs(self.endings, self.backtrace)
 
 
 class TokenPassingDecoder:
-    """Token passing over whole utterances.
+    """Token passing over whole utterances; implements `Decoder`. Several threads may decode with one instance.
 
     Args:
-        graph: decoding graph, on the device where the search shall run; arcs that read nothing are followed.
-        options: beams and scales.
-        keep_lattice: whether results carry a lattice; needs a graph without arcs that read nothing.
-        form: how frames are computed, with the same results. `tensor`: torch operations, on any device, the oracle of
-            the others; `loops`: numba's, on a CPU; `kernels`: Triton's, on a GPU; `steps`: where neither a language
-            model nor a lattice nor arcs that read nothing take part, many frames of these for one look of the host, and
-            `kernels` elsewhere; `graphs`: each such frame captured as a CUDA graph; `auto`: the fastest that runs on
-            the device.
+        graph: decoding graph on the device of the search. Input epsilons are followed, but allow neither a lattice nor
+            `lm_fusion="lattice"`.
+        options: beams and scales; with `lm_fusion="lattice"` the `output_beam` decides what is rescored.
+        lm_fusion: one of `LM_FUSIONS`. The lattice asks about fewer words and is faster, but cannot bring back what the
+            graph's own scores have pruned.
+        keep_lattice: whether results carry a lattice.
+        backend: a name in `asr.decoding.selection.BACKENDS`, or a function that makes the backend of each search. All
+            backends give the same results.
 
     Raises:
-        AsrError: a lattice of a graph with arcs that read nothing is asked for, or a form that does not run here.
+        AsrError: the graph has input epsilons and a lattice is needed, there is no such fusion, or the backend does not
+            run here.
     """
 
     def __init__(
         self,
         graph: DecodingGraph,
         options: DecodingOptions | None = None,
+        *,
+        lm_fusion: str = "search",
         keep_lattice: bool = False,
-        form: str = "auto",
+        backend: str | BackendFactory = "auto",
     ) -> None:
+        if lm_fusion not in LM_FUSIONS:
+            raise AsrError(f"There is no LM fusion {lm_fusion!r}; choose one of {', '.join(LM_FUSIONS)}.")
         self.graph = graph
         self.options = options if options is not None else DecodingOptions()
         self._search_graph = SearchGraph(graph, self.options)
         # Paths are spelled on the host.
         self.host_graph = graph.to(torch.device("cpu"))
         self._mapper = WordMapper(graph.vocabulary)
+        self._rescores = lm_fusion == "lattice"
         self._keep_lattice = keep_lattice
-        self._form = chosen_form(form, graph.device)
-        # Several threads may decode at a time, each with one of its own.
-        self._idle_readers: list[ChunkBackend] = []
-        if keep_lattice and self._search_graph.epsilon is not None:
+        if isinstance(backend, str):
+            backend_name(backend, graph.device)
+            backend = functools.partial(select_backend, name=backend)
+        self._make_backend = backend
+        # Backends of searches that have ended, by whether a lattice was kept. Those with a language model are not kept.
+        self._idle_backends: dict[bool, deque[Backend]] = {False: deque(), True: deque()}
+        if (keep_lattice or self._rescores) and graph.has_epsilons:
             raise AsrError(
-                "the graph has arcs that read no frame, from which the torch pass makes no lattice; "
-                "build the graph without input epsilons or ask for the best path only."
+                "The graph has arcs that read no frame, from which no lattice can be made. Build the graph without "
+                "input epsilons, or use lm_fusion='search' without lattices."
             )
 
     def decode(self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel | None = None) -> list[DecodeResult]:
-        """log_prob (N, T, C) natural log, num_frames (N,) int64 -> one result an utterance, in order.
+        """log_prob (N, T, C) natural log, num_frames (N,) int64 -> one result for each utterance, in order.
+
+        With `lm_fusion="lattice"` an utterance without a lattice, since no complete path survived, is searched again
+        with the language model inside, which finds a complete path or the best unfinished one.
 
         Raises:
-            AsrError: the log-probabilities have NaN in them or another width than the graph's tokens.
+            AsrError: the log-probabilities hold NaN or +inf, or their width is not the graph's number of tokens.
         """
-        found = self.search(log_prob, num_frames, lm, self._keep_lattice)
-        results = found.results()
-        if found.joint is None:
+        lm = self._mapper.mapped(lm)
+        if lm is not None and self._rescores:
+            return self._decode_by_rescoring(log_prob, num_frames, lm)
+        outcome = self.search(log_prob, num_frames, lm, keep_lattice=self._keep_lattice)
+        results = outcome.results()
+        if outcome.lattice is None:
             return results
-        pairs = zip(results, found.joint.split(), strict=True)
+        pairs = zip(results, outcome.lattice.split(), strict=True)
         return [replace(result, lattice=lattice) if result.reached_final else result for result, lattice in pairs]
+
+    def _decode_by_rescoring(self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel) -> list[DecodeResult]:
+        outcome = self.search(log_prob, num_frames, keep_lattice=True)
+        if outcome.lattice is None:
+            return []
+        results = []
+        for utt_idx, path in enumerate(rescore_lattice(outcome.lattice, self.options, lm, self._keep_lattice)):
+            if path is None:
+                results.append(outcome.result(utt_idx))
+                continue
+            hypothesis = path.hypothesis(outcome.graph, self.options, outcome.frame_of(utt_idx))
+            results.append(outcome.result_of(utt_idx, hypothesis, True, path.lattice))
+        unfinished = [utt_idx for utt_idx, result in enumerate(results) if not result.reached_final]
+        if unfinished:
+            rest = torch.tensor(unfinished)
+            instead = self.search(log_prob[rest], num_frames[rest], lm)
+            for utt_idx, result in zip(unfinished, instead.results(), strict=True):
+                results[utt_idx] = result
+        return results
 
     def search(
         self,
         log_prob: Tensor,
         num_frames: Tensor,
         lm: LanguageModel | None = None,
-        keep_lattice: bool = True,
+        *,
+        keep_lattice: bool = False,
         held: Tensor | None = None,
-    ) -> FoundPaths:
-        """The same, before paths are spelled, with the lattice of all utterances, if any, where it is kept.
+    ) -> SearchOutcome:
+        """One search, the language model inside it, before paths are spelled.
 
-        held: as of `TokenSearch`.
+        Args:
+            log_prob, num_frames, lm: as of `decode`.
+            keep_lattice: whether to keep the lattice.
+            held: (H,) int64, see `TokenSearch`.
         """
         check_log_prob(log_prob, num_frames, len(self.graph.tokens))
         num_utts = len(num_frames)
@@ -168,79 +205,30 @@ class TokenPassingDecoder:
                 log_prob, num_frames, self.options.blank_skip_threshold
             )
         backtrace = Backtrace(self.graph.device, collects=not keep_lattice)
-        records: LatticeRecords | None = None
-        if keep_lattice and num_utts:
-            records = LatticeRecords(num_utts, self.options, self._form != "tensor")
+        records = LatticeRecords(num_utts, self.options) if keep_lattice and num_utts else None
         lm = self._mapper.mapped(lm)
-        # Of the chunk readers only loops keep lattices.
-        may_read = lm is None and (self._form == "loops" or not keep_lattice)
-        reader = None
-        if may_read:
-            with suppress(IndexError):  # a look before would be a race: another thread may take the last one
-                reader = self._idle_readers.pop()
-        search = TokenSearch(self._search_graph, self.options, lm, backtrace, records, self._form, reader, held)
+        backend = self._take_backend(lm, records is not None)
+        search = TokenSearch(self._search_graph, self.options, lm, backtrace, records, backend=backend, held=held)
         stream = search.start(torch.zeros_like(num_frames))
         search.advance(stream, log_prob, num_frames)
         endings = endings_of(self._search_graph, self.options, lm, search.alive_in_all())
-        # By now a GPU has done what it was told: another thread's stream may write where this one's has read.
-        if lm is None and search.reader is not None:
-            self._idle_readers.append(search.reader)
-        joint: Lattice | None = None
+        # Reading the endings has waited for a GPU: only now may another thread's stream overwrite its buffers.
+        if lm is None:
+            self._idle_backends[records is not None].append(backend)
+        lattice: Lattice | None = None
         if records is not None:
             parts = records.collected(backtrace, endings)
-            joint = pruned_lattice(parts, self.graph, log_prob, self.options, self._form != "tensor")
+            lattice = pruned_lattice(parts, self.graph, log_prob, self.options)
         original_frame = None if original_frame is None else original_frame.cpu()
-        return FoundPaths(self.host_graph, self.options, endings, backtrace, num_frames.cpu(), original_frame, joint)
+        return SearchOutcome(
+            self.host_graph, self.options, endings, backtrace, num_frames.cpu(), original_frame, lattice
+        )
 
-
-class RescoringPass:
-    """The torch pass by the graph's scores, its lattice rescored on the fly.
-
-    Against the language model inside the search, it is asked about fewer words and slows nothing else down, but cannot
-    save what the graph's own model has pruned.
-
-    Args:
-        graph: decoding graph without arcs that read nothing.
-        options: beams and scales; `output_beam` decides what is rescored.
-        keep_lattice: whether results carry a lattice.
-    """
-
-    def __init__(
-        self, graph: DecodingGraph, options: DecodingOptions | None = None, keep_lattice: bool = False
-    ) -> None:
-        self.options = options if options is not None else DecodingOptions()
-        self._keep_lattice = keep_lattice
-        self._mapper = WordMapper(graph.vocabulary)
-        self._search = TokenPassingDecoder(graph, self.options, keep_lattice=True)
-
-    def decode(self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel | None = None) -> list[DecodeResult]:
-        """log_prob (N, T, C) natural log, num_frames (N,) int64 -> one result an utterance, in order.
-
-        An utterance that has no lattice, since no complete path survived, is decoded by the torch pass with the
-        language model inside, which tells the best unfinished path or finds a complete one.
-
-        Raises:
-            AsrError: the log-probabilities have NaN in them or another width than the graph's tokens.
-        """
-        lm = self._mapper.mapped(lm)
-        if lm is None and not self._keep_lattice:
-            return self._search.search(log_prob, num_frames, keep_lattice=False).results()
+    def _take_backend(self, lm: LanguageModel | None, keep_lattice: bool) -> Backend:
+        """A backend that no other thread uses."""
         if lm is None:
-            return self._search.decode(log_prob, num_frames)
-        found = self._search.search(log_prob, num_frames)
-        if found.joint is None:
-            return []
-        results = []
-        for utt_idx, path in enumerate(rescore_joint(found.joint, self.options, lm, self._keep_lattice)):
-            if path is None:
-                results.append(found.result(utt_idx))
-                continue
-            hypothesis = path.hypothesis(found.graph, self.options, found.frame_of(utt_idx))
-            results.append(found.result_of(utt_idx, hypothesis, True, path.lattice))
-        unfinished = [utt_idx for utt_idx, result in enumerate(results) if not result.reached_final]
-        if unfinished:
-            rest = torch.tensor(unfinished)
-            instead = self._search.search(log_prob[rest], num_frames[rest], lm, keep_lattice=False)
-            for utt_idx, result in zip(unfinished, instead.results(), strict=True):
-                results[utt_idx] = result
-        return results
+            try:
+                return self._idle_backends[keep_lattice].pop()
+            except IndexError:
+                pass  # all are in use
+        return self._make_backend(self._search_graph, self.options, lm, keep_lattice)

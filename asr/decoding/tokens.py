@@ -1,8 +1,12 @@
-"""The partial paths that a search keeps alive, and what they become over arcs."""
+"""Active tokens: the partial paths that a search keeps alive, and the candidates that they become over arcs.
+
+Shapes: N streams, K tokens, A candidates.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,15 +14,15 @@ from torch import Tensor
 
 @dataclass
 class ActiveTokens:
-    """K partial paths.
+    """K partial paths. Those of a stream stand side by side.
 
     Args:
-        stream: (K,) int64, the utterance it belongs to.
+        stream: (K,) int64, the utterance that it belongs to.
         state: (K,) int64, graph state or lattice state.
         context_idx: (K,) int64, word history.
-        score: (K,) float32, relative to the best of its stream.
+        score: (K,) float32, relative to the best of its stream; the stream's `score_offset` makes it absolute.
         lm_score: (K,) float64, the language model's share of the path, unscaled.
-        record: (K,) int64, back-pointer, -1 at the start.
+        backpointer: (K,) int64, entry of the `Backtrace`, -1 at the start.
     """
 
     stream: Tensor
@@ -26,35 +30,35 @@ class ActiveTokens:
     context_idx: Tensor
     score: Tensor
     lm_score: Tensor
-    record: Tensor
+    backpointer: Tensor
 
     def __len__(self) -> int:
         return len(self.state)
 
     @staticmethod
-    def none(device: torch.device) -> ActiveTokens:
-        """An empty set."""
-        empty = torch.empty(0, dtype=torch.int64, device=device)
-        return ActiveTokens(empty, empty, empty, empty.float(), empty.double(), empty)
+    def empty(device: torch.device) -> ActiveTokens:
+        """No tokens."""
+        none = torch.empty(0, dtype=torch.int64, device=device)
+        return ActiveTokens(none, none, none, none.float(), none.double(), none)
 
     @staticmethod
-    def starting(stream: Tensor, state: Tensor, context_idx: Tensor) -> ActiveTokens:
-        """Paths that have read nothing yet."""
+    def initial(stream: Tensor, state: Tensor, context_idx: Tensor) -> ActiveTokens:
+        """Paths that have read nothing yet, (K,) each."""
         zeros = torch.zeros_like(stream)
         return ActiveTokens(stream, state, context_idx, zeros.float(), zeros.double(), zeros - 1)
 
     def select(self, position: Tensor) -> ActiveTokens:
-        """Some of them, in the order given."""
+        """The tokens at these positions, in this order."""
         return ActiveTokens(*(getattr(self, field.name).index_select(0, position) for field in fields(self)))
 
     def by_stream(self, num_streams: int) -> tuple[Tensor, ...]:
-        """The positions of those of each stream, in their order."""
+        """The positions of each stream's tokens, in their order."""
         order = torch.sort(self.stream, stable=True).indices
         return order.split(torch.bincount(self.stream, minlength=num_streams).tolist())
 
     @staticmethod
     def join(parts: list[ActiveTokens]) -> ActiveTokens:
-        """All of several sets, in order."""
+        """Several sets as one, in order."""
         if len(parts) == 1:
             return parts[0]
         return ActiveTokens(
@@ -62,18 +66,35 @@ class ActiveTokens:
         )
 
 
+class Expansion(NamedTuple):
+    """Tokens and the arcs that extend them.
+
+    Attributes:
+        source, arc, stream: (A,) int64, see `Candidates`.
+        score: (A,) float32, relative to the stream's best, without the language model.
+        is_complete: (N,) bool, see `Candidates`.
+    """
+
+    source: Tensor
+    arc: Tensor
+    stream: Tensor
+    score: Tensor
+    is_complete: Tensor
+
+
 @dataclass
 class Candidates:
-    """What partial paths become over arcs, before recombination.
+    """What tokens become over arcs, before recombination.
 
     Args:
-        source: (A,) the path that goes on.
-        arc: (A,) the arc in its set.
+        source: (A,) int64, the token that is extended.
+        arc: (A,) int64, the arc's position in its `ArcSet`.
         stream: (A,) int64.
         score: (A,) float32, relative to the stream's best.
         state: (A,) int64, where the arc leads.
-        context_idx: (A,) int64 and
-        lm_score: (A,) float64, both None without a language model.
+        context_idx: (A,) int64, None without a language model.
+        lm_score: (A,) float64, None without a language model.
+        is_complete: (N,) bool, whether no candidate of the stream was left out that might have survived.
     """
 
     source: Tensor
@@ -83,6 +104,21 @@ class Candidates:
     state: Tensor
     context_idx: Tensor | None
     lm_score: Tensor | None
+    is_complete: Tensor
+
+
+class Survivors(NamedTuple):
+    """The outcome of recombination and pruning.
+
+    Attributes:
+        winner: (A,) int64, the position of the candidate that each lost to, its own where it won.
+        kept: (K',) int64, the winners that survive, ascending.
+        is_complete: False where a candidate that was left out could have survived: expand again with `prune=False`.
+    """
+
+    winner: Tensor
+    kept: Tensor
+    is_complete: bool
 
 
 def expand(arc_begin: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,7 @@ from asr.bundle import Bundle
 from asr.decoding.build import decoding_options, language_models
 from asr.decoding.interface import DecodeResult, DecodingOptions
 from asr.decoding.online import StreamingDecoder
-from asr.decoding.token_passing import RescoringPass, TokenPassingDecoder
+from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from scripts.benchmarks.decode_workload import (
     RNN_BEAMS,
@@ -107,7 +107,7 @@ def warm_up(bundle: Bundle, workload: Workload) -> None:
     options, weight = decoding_options(bundle, "rnn", {})
     models = language_models(bundle, "rnn", weight, torch.device("cpu"))
     decode_all(TokenPassingDecoder(bundle.graph, options), some)
-    decode_all(RescoringPass(bundle.graph, options), some, models.model)
+    decode_all(TokenPassingDecoder(bundle.graph, options, lm_fusion="lattice"), some, models.model)
     decode_all(best_first_pass(bundle.graph, options, rescores=True), some, models.model)
 
 
@@ -145,7 +145,9 @@ def quick(bundle: Bundle, workload: Workload, sampled: int) -> dict[str, Any]:
         (results, counts), seconds = lesser(partial(with_rnn_lm, first_pass))
         report["wer_rnnlm" + suffix] = word_error_rate(best_of(results), workload.references)
         report["rnnlm_over_ngram_time" + suffix] = seconds / ngram_seconds
-        (torch_results, _), seconds = lesser(partial(with_rnn_lm, RescoringPass(bundle.graph, rnn_options)))
+        (torch_results, _), seconds = lesser(
+            partial(with_rnn_lm, TokenPassingDecoder(bundle.graph, rnn_options, lm_fusion="lattice"))
+        )
         report["torch_wer_rnnlm" + suffix] = word_error_rate(best_of(torch_results), workload.references)
         report["torch_rnnlm_over_ngram_time" + suffix] = seconds / torch_seconds
         report["torch_rnnlm_ms_per_frame" + suffix] = 1e3 * seconds / workload.num_frames

@@ -15,10 +15,11 @@ import torch
 from asr.bundle import Bundle
 from asr.decoding.build import decoding_options
 from asr.decoding.interface import Decoder, DecodeResult, DecodingOptions
+from asr.decoding.lattice import join
 from asr.decoding.nbest import n_best, rescore_n_best
 from asr.decoding.paths import hypothesis_of_path
-from asr.decoding.rescoring import rescore_on_the_fly
-from asr.decoding.token_passing import RescoringPass, TokenPassingDecoder
+from asr.decoding.rescoring import rescore_lattice
+from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.lm.cached.statistics import QueryStatistics
 from asr.lm.combine import Difference, RemappedLM
@@ -107,7 +108,10 @@ def batches(bundle: Bundle, workload: Workload) -> None:
     rnn, _ = decoding_options(bundle, "rnn", RNN_BEAMS)
     rows = []
     passes = {
-        "torch": (TokenPassingDecoder(bundle.graph, ngram), RescoringPass(bundle.graph, rnn)),
+        "torch": (
+            TokenPassingDecoder(bundle.graph, ngram),
+            TokenPassingDecoder(bundle.graph, rnn, lm_fusion="lattice"),
+        ),
         "k2, where there is one": (
             best_first_pass(bundle.graph, ngram),
             best_first_pass(bundle.graph, rnn, rescores=True),
@@ -266,7 +270,7 @@ def four_caches(bundle: Bundle, workload: Workload, large_ngram: Path | None) ->
         for weight in (0.3, 0.5, 0.8, None):
             lm = rnn_lm(bundle, weight)[0]
             found = [one.lattice for one in results if one.lattice is not None]
-            paths = iter(rescore_on_the_fly(found, rnn, lm))
+            paths = iter(rescore_lattice(join(found), rnn, lm))
             hypotheses = []
             for one in results:
                 path = next(paths) if one.lattice is not None else None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from asr.bundle import Bundle
 from asr.decoding.interface import Decoder, DecodeResult, DecodingOptions, Hypothesis
-from asr.decoding.token_passing import RescoringPass, TokenPassingDecoder
+from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.cached.engine import CachedRNNLM
@@ -126,12 +126,10 @@ def best_first_pass(
     try:
         from asr.decoding.k2 import K2Decoder
 
-        return K2Decoder(graph, options, keep_lattice)
+        return K2Decoder(graph, options, keep_lattice=keep_lattice)
     except AsrError:
-        return (
-            RescoringPass(graph, options, keep_lattice)
-            if rescores
-            else TokenPassingDecoder(graph, options, keep_lattice)
+        return TokenPassingDecoder(
+            graph, options, lm_fusion="lattice" if rescores else "search", keep_lattice=keep_lattice
         )
 
 

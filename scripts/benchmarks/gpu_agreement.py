@@ -14,14 +14,18 @@ import torch
 from torch import Tensor
 
 from asr.bundle import Bundle
+from asr.decoding.backend import Backend
 from asr.decoding.build import decoding_options
-from asr.decoding.interface import DecodeResult
+from asr.decoding.interface import DecodeResult, DecodingOptions
+from asr.decoding.search_graph import Searchable
+from asr.decoding.selection import BackendFactory, select_backend
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.kernels import hash_table
 from asr.kernels.hash_table import HashTable
 from asr.kernels.jit import triton_available
 from asr.lm.cached.engine import CachedRNNLM
+from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
 
 Check = tuple[str, Callable[[], str]]
@@ -29,6 +33,24 @@ Check = tuple[str, Callable[[], str]]
 
 class NotHere(Exception):
     """What was to be compared does not run on this kind of device."""
+
+
+def backend_of(name: str) -> BackendFactory:
+    """The backend by its name; `triton frames` runs frames one by one, `triton chunks` chunks without a CUDA graph."""
+
+    def made(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, keep_lattice: bool) -> Backend:
+        backend = select_backend(graph, options, lm, keep_lattice, name.split()[0])
+        if name == "triton frames":
+            return Backend(backend.frame)
+        if name == "triton chunks" and backend.chunk is not None:
+            from asr.decoding.gpu.cuda_graph import CudaGraphSearch
+            from asr.decoding.gpu.frame import FrameLimits
+
+            limits = FrameLimits(options, False, graph.final_score.device)
+            return Backend(backend.frame, CudaGraphSearch(graph, limits, capture=False))
+        return backend
+
+    return made
 
 
 def search_checks(folder: Path, device: torch.device, num_utts: int, num_frames: int) -> list[Check]:
@@ -45,10 +67,10 @@ def search_checks(folder: Path, device: torch.device, num_utts: int, num_frames:
     lengths = torch.linspace(num_frames // 2, num_frames, num_utts).long()
     expected: dict[bool, list[DecodeResult]] = {}
 
-    def decoded(form: str, where: torch.device, with_lm: bool, captured: bool = False) -> list[DecodeResult]:
+    def decoded(backend: str, where: torch.device, with_lm: bool, captured: bool = False) -> list[DecodeResult]:
         options, _ = decoding_options(bundle, "ngram", {})
         options = replace(options, search_beam=min(options.search_beam, 12.0), max_active_states=2000)
-        search = TokenPassingDecoder(bundle.graph.to(where), options, form=form)
+        search = TokenPassingDecoder(bundle.graph.to(where), options, backend=backend_of(backend))
         lm = None
         if with_lm:
             assert bundle.rnn_lm is not None
@@ -58,15 +80,17 @@ def search_checks(folder: Path, device: torch.device, num_utts: int, num_frames:
             warnings.simplefilter("error" if captured else "default")
             return search.decode(log_prob.to(where), lengths.to(where), lm)
 
-    def compare(form: str, where: torch.device, with_lm: bool) -> str:
+    def compare(backend: str, where: torch.device, with_lm: bool) -> str:
         if with_lm not in expected:
-            expected[with_lm] = decoded("tensor", device, with_lm)
+            expected[with_lm] = decoded("torch", device, with_lm)
         begin = time.perf_counter()
+        if backend == "triton" and where.type != "cuda":
+            raise NotHere("CUDA graphs need a GPU")
         try:
-            found = decoded(form, where, with_lm, form == "graphs")
+            found = decoded(backend, where, with_lm, backend == "triton")
         except AsrError as error:
             # What a GPU is there for must run on one.
-            raise (NotHere if form == "loops" or where.type != "cuda" else AssertionError)(error) from error
+            raise (NotHere if backend == "numba" or where.type != "cuda" else AssertionError)(error) from error
         seconds = time.perf_counter() - begin
         for ours, theirs in zip(found, expected[with_lm], strict=True):
             assert (ours.best is None) == (theirs.best is None), "a path where there is none"
@@ -75,18 +99,19 @@ def search_checks(folder: Path, device: torch.device, num_utts: int, num_frames:
                 # On the same device the search's own sums are the same, bit for bit; a network's are not.
                 exact = where == device and not with_lm
                 allowed = 0.0 if exact else 1e-4 * abs(theirs.best.total) + 0.02 * with_lm
-                assert difference <= allowed, f"{ours.best.total} where the tensor form has {theirs.best.total}"
+                assert difference <= allowed, f"{ours.best.total} where the torch backend has {theirs.best.total}"
                 assert not exact or ours.best.word_ids == theirs.best.word_ids, "other words"
-        return f"{len(found)} best paths agree with the tensor form's; {seconds:.2f} s, compiling included"
+        return f"{len(found)} best paths agree with the torch backend's; {seconds:.2f} s, compiling included"
 
-    cases = [(form, device, with_lm) for with_lm in (False, True) for form in ("kernels", "steps", "graphs", "loops")]
+    backends = ("triton frames", "triton chunks", "triton", "numba")
+    cases = [(backend, device, with_lm) for with_lm in (False, True) for backend in backends]
     cases += [("auto", torch.device("cpu"), with_lm) for with_lm in (False, True)]
     return [
         (
-            f"torch pass, {form} on {where.type}, {'GRU' if with_lm else 'n-gram graph'}",
-            lambda f=form, w=where, m=with_lm: compare(f, w, m),  # type: ignore[misc]
+            f"token passing, {backend} on {where.type}, {'GRU' if with_lm else 'n-gram graph'}",
+            lambda b=backend, w=where, m=with_lm: compare(b, w, m),  # type: ignore[misc]
         )
-        for form, where, with_lm in cases
+        for backend, where, with_lm in cases
         if not with_lm or bundle.rnn_lm is not None
     ] + [
         ("hash table", lambda: compare_hash_tables(device, 4 * num_utts * num_frames)),

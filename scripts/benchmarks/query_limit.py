@@ -19,11 +19,12 @@ from torch import Tensor
 from asr.audio.io import read_audio
 from asr.cli.options import add_recognizer_arguments, recognizer_from
 from asr.cli.transcribe import audio_files
-from asr.decoding import token_search
-from asr.decoding.frame import FrameStep
-from asr.decoding.search_graph import ArcSet
+from asr.decoding.backend import Backend, Frame
+from asr.decoding.frame import TorchFrameBackend
+from asr.decoding.interface import DecodingOptions
+from asr.decoding.search_graph import Searchable
 from asr.decoding.token_passing import TokenPassingDecoder
-from asr.decoding.tokens import ActiveTokens, Candidates
+from asr.decoding.tokens import ActiveTokens, Candidates, Expansion, Survivors
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import CombinedLM, Difference, RemappedLM
 from asr.lm.interface import LanguageModel
@@ -31,37 +32,31 @@ from asr.results import StageTimes
 from scripts.benchmarks.inputs import argument_parser
 
 
-class WatchedStep(FrameStep):
-    """A frame's step that writes down which histories were asked, and which of them had to be."""
+class WatchedBackend(TorchFrameBackend):
+    """The reference backend, which writes down which histories were asked for, and which of them had to be."""
 
     lm: CombinedLM
     histories: ClassVar[dict[str, set[int]]] = {"asked": set(), "bound": set(), "survived": set()}
-    _asked: tuple[Tensor, Tensor] | None = None
 
-    def _with_words(
-        self,
-        tokens: ActiveTokens,
-        arcs: ArcSet,
-        source: Tensor,
-        arc: Tensor,
-        stream: Tensor,
-        score: Tensor,
-        offset: Tensor,
-    ) -> Candidates:
-        self._asked = tokens.context_idx.index_select(0, source), score.clone()
-        return super()._with_words(tokens, arcs, source, arc, stream, score, offset)
+    def __init__(self, graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, _: bool) -> None:
+        super().__init__(graph, options, lm is not None)
+        self._asked: tuple[Tensor, Tensor] | None = None
 
-    def _kept(
-        self, tokens: ActiveTokens, arcs: ArcSet, candidates: Candidates, winner: Tensor, position: Tensor
-    ) -> ActiveTokens:
+    def expand(self, tokens: ActiveTokens, frame: Frame, *, prune: bool = True) -> Expansion:
+        expansion = super().expand(tokens, frame, prune=prune)
+        self._asked = tokens.context_idx.index_select(0, expansion.source), expansion.score.clone()
+        return expansion
+
+    def recombine_and_prune(self, candidates: Candidates) -> Survivors:
+        survivors = super().recombine_and_prune(candidates)
         if self._asked is not None:
-            self._count(arcs, candidates.arc, *self._asked, position)
+            self._count(candidates.arc, *self._asked, survivors.kept)
             self._asked = None
-        return super()._kept(tokens, arcs, candidates, winner, position)
+        return survivors
 
-    def _count(self, arcs: ArcSet, arc: Tensor, context_idx: Tensor, score: Tensor, kept: Tensor) -> None:
+    def _count(self, arc: Tensor, context_idx: Tensor, score: Tensor, kept: Tensor) -> None:
         """arc, context_idx and the score before the language model (A,) of all candidates; kept (K',) of them."""
-        options = self._options
+        options, arcs = self._options, self._arcs
         has_word = arcs.words.num_words.index_select(0, arc) > 0
         asked = has_word.nonzero().squeeze(1)
         large_idx, small_idx = self.lm.contexts.unpack(context_idx.index_select(0, asked))
@@ -96,11 +91,10 @@ def main(argv: Sequence[str]) -> int:
     large: LanguageModel = engine
     if engine.vocabulary != bundle.small_ngram.vocabulary:
         large = RemappedLM(engine, bundle.small_ngram.vocabulary)
-    token_search.FrameStep = WatchedStep
-    # Frames by tensor operations: compiled loops do not come past the step that is watched.
-    search = TokenPassingDecoder(bundle.graph, recognizer.options, form="tensor")
-    lm = Difference(large, bundle.small_ngram)
-    WatchedStep.lm = lm
+    search = TokenPassingDecoder(
+        bundle.graph, recognizer.options, backend=lambda *of_search: Backend(WatchedBackend(*of_search))
+    )
+    lm = WatchedBackend.lm = Difference(large, bundle.small_ngram)
     for path in audio_files(args.audio)[:: args.every]:
         with torch.no_grad():
             log_prob = recognizer.log_prob([read_audio(path, recognizer.sampling_rate)], StageTimes())
@@ -109,6 +103,6 @@ def main(argv: Sequence[str]) -> int:
     print(
         f"{counts.num_queries:,} queries, {counts.num_hidden_rows:,} hidden rows: {counts.answered_without_hidden:.2%}"
     )
-    for name, histories in WatchedStep.histories.items():
+    for name, histories in WatchedBackend.histories.items():
         share = 1 - len(histories) / counts.num_queries
         print(f"{name}: {len(histories):,} histories in the frames; {share:.2%} without hidden were these all")

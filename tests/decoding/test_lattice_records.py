@@ -10,11 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asr.decoding import lattice
-from asr.decoding.cpu import chunk
+from asr.decoding.backend import Backend
+from asr.decoding.cpu.chunk import NumbaChunkSearch
+from asr.decoding.cpu.frame import NumbaFrameBackend
 from asr.decoding.cpu.lattice import add_losses, kept_within, order_by_source
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice
+from asr.decoding.search_graph import Searchable
 from asr.decoding.token_passing import TokenPassingDecoder
+from asr.lm.interface import LanguageModel
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.table_lm import TableLM
 
@@ -33,10 +37,10 @@ def assert_equal(one: Lattice, other: Lattice) -> None:
     output_beam=st.sampled_from([0.5, 4.0, float("inf")]),
     limits=st.sampled_from([(0, 5), (4, 6), (30, 40), (0, 10**6)]),
     with_lm=st.booleans(),
-    frames_at_once=st.sampled_from([1, 3, 32]),
+    frames_per_call=st.sampled_from([1, 3, 32]),
 )
 def test_loops_give_the_tensor_forms_lattice(
-    seed: int, beam: float, output_beam: float, limits: tuple[int, int], with_lm: bool, frames_at_once: int
+    seed: int, beam: float, output_beam: float, limits: tuple[int, int], with_lm: bool, frames_per_call: int
 ) -> None:
     pytest.importorskip("numba")
     graph = random_graph(seed, num_states=40, num_arcs=200, final_prob=0.2)
@@ -54,14 +58,23 @@ def test_loops_give_the_tensor_forms_lattice(
         word_insertion_penalty=-0.3,
     )
     lm = TableLM(graph.vocabulary, seed) if with_lm else None
+
+    def numba_backend(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, _: bool) -> Backend:
+        chunk = NumbaChunkSearch(graph, options, frames_per_call) if lm is None else None
+        return Backend(NumbaFrameBackend(graph, options, lm is not None), chunk)
+
+    found = TokenPassingDecoder(graph, options, backend=numba_backend).search(
+        log_prob, NUM_FRAMES, lm, keep_lattice=True
+    )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunk, "_FRAMES_AT_ONCE", frames_at_once)
-        found = TokenPassingDecoder(graph, options, True, "loops").search(log_prob, NUM_FRAMES, lm)
-        patch.setattr(lattice, "_loop_for", lambda function, score: None)
-        expected = TokenPassingDecoder(graph, options, True, "tensor").search(log_prob, NUM_FRAMES, lm)
+        # The whole lattice by tensor operations, too.
+        patch.setattr(lattice, "jit", lambda function, reorders_sums: None)
+        expected = TokenPassingDecoder(graph, options, backend="torch").search(
+            log_prob, NUM_FRAMES, lm, keep_lattice=True
+        )
     assert found.results() == expected.results()
-    assert found.joint is not None and expected.joint is not None
-    assert_equal(found.joint, expected.joint)
+    assert found.lattice is not None and expected.lattice is not None
+    assert_equal(found.lattice, expected.lattice)
 
 
 def test_a_lattice_costs_the_search_no_path() -> None:
@@ -76,7 +89,11 @@ def test_a_lattice_costs_the_search_no_path() -> None:
 def test_no_frames_at_all() -> None:
     graph = random_graph(3)
     graph.final_score[0] = -0.5
-    lattice = TokenPassingDecoder(graph, keep_lattice=True).search(torch.zeros(2, 0, 4), torch.tensor([0, 0])).joint
+    lattice = (
+        TokenPassingDecoder(graph, keep_lattice=True)
+        .search(torch.zeros(2, 0, 4), torch.tensor([0, 0]), keep_lattice=True)
+        .lattice
+    )
     assert lattice is not None
     assert lattice.num_states == 2 and lattice.num_arcs == 0 and lattice.final_graph_score.tolist() == [-0.5, -0.5]
 
@@ -85,9 +102,9 @@ def test_losses_by_hand() -> None:
     # 0 -> 2 -> 3, 1 lost 2 to 0 by 0.5, and 2 lost 4 by 2 to the start's own arc; 3 and 4 may end, 4 a little worse.
     frame = torch.tensor([1, 1, 2, 3, 3])
     previous = torch.tensor([-1, -1, 0, 2, -1])
-    src, dst, lost_by = torch.tensor([1, 2]), torch.tensor([2, 4]), torch.tensor([0.5, 2.0])
+    src, dst, score_gap = torch.tensor([1, 2]), torch.tensor([2, 4]), torch.tensor([0.5, 2.0])
     loss = torch.tensor([torch.inf, torch.inf, torch.inf, 0.0, 0.25])
-    add_losses(*(part.numpy() for part in (previous, frame, src, dst, lost_by, loss)))
+    add_losses(*(part.numpy() for part in (previous, frame, src, dst, score_gap, loss)))
     assert loss.tolist() == [0.0, 0.5, 0.0, 0.0, 0.25]
 
 
@@ -97,7 +114,7 @@ def test_scores_by_loops_equal_those_by_tensors(seed: int) -> None:
     graph = random_graph(seed, num_states=40, num_arcs=200)
     options = DecodingOptions(output_beam=float("inf"))
     first_pass = TokenPassingDecoder(graph, options, keep_lattice=True)
-    joint = first_pass.search(random_log_prob(seed, 5, 11), NUM_FRAMES).joint
+    joint = first_pass.search(random_log_prob(seed, 5, 11), NUM_FRAMES, keep_lattice=True).lattice
     assert joint is not None
     arc_total, final_total = joint.arc_total(options), joint.final_total(options)
     forward = lattice.best_from_start(joint, arc_total)
@@ -112,10 +129,12 @@ def test_what_stays_by_hand() -> None:
     # The utterance's start -> 0 -> 2, and 1 lost 2 to 0 by 0.5; 3 is of another utterance and loses too much.
     frame, utt_idx = torch.tensor([1, 1, 2, 1]), torch.tensor([0, 0, 0, 1])
     previous, src, dst = torch.tensor([-1, -1, 0, -1]), torch.tensor([1, -1]), torch.tensor([2, 3])
-    loss, lost_by = torch.tensor([0.0, 0.5, 0.0, 9.0]), torch.tensor([0.5, 0.0])
-    arrays = [part.numpy() for part in (previous, utt_idx, frame, src, dst, lost_by, loss)]
-    record, loser, state, number, src_state, dst_state = (part.tolist() for part in kept_within(1.0, *arrays, 2))
-    assert record == [0, 1, 2] and loser == [0]
+    loss, score_gap = torch.tensor([0.0, 0.5, 0.0, 9.0]), torch.tensor([0.5, 0.0])
+    arrays = [part.numpy() for part in (previous, utt_idx, frame, src, dst, score_gap, loss)]
+    backpointer, losing_arc, state, number, src_state, dst_state = (
+        part.tolist() for part in kept_within(1.0, *arrays, 2)
+    )
+    assert backpointer == [0, 1, 2] and losing_arc == [0]
     assert state == [0, 1, 2] and number == [2, 3, 4, -1, -1]
     assert list(zip(src_state, dst_state, strict=True)) == [(0, 2), (0, 3), (2, 4), (3, 4)]
 

@@ -12,13 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.decoding import rescoring
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice, best_path, join, prune
 from asr.decoding.paths import hypothesis_of_path
-from asr.decoding.rescoring import rescore_joint, rescore_on_the_fly
-from asr.decoding.token_passing import RescoringPass, TokenPassingDecoder
-from asr.decoding.token_search import TokenSearch
+from asr.decoding.rescoring import rescore_lattice
+from asr.decoding.selection import select_backend
+from asr.decoding.token_passing import TokenPassingDecoder
 from asr.lm.combine import Difference, RemappedLM
 from asr.lm.corpus import read_word_stream
 from asr.lm.ngram.estimate import estimate_kneser_ney
@@ -51,7 +50,7 @@ def lattices_of(seed: int) -> tuple[list[Lattice], TableLM, TokenPassingDecoder]
 @given(seed=st.integers(0, 10**6))
 def test_equals_scoring_every_path(seed: int) -> None:
     lattices, lm, first_pass = lattices_of(seed)
-    for lattice, path in zip(lattices, rescore_on_the_fly(lattices, OPTIONS, lm), strict=True):
+    for lattice, path in zip(lattices, rescore_lattice(join(lattices), OPTIONS, lm), strict=True):
         totals = all_sentences(lattice, OPTIONS, lm)
         assert path is not None
         best_words = max(totals, key=lambda words: totals[words])
@@ -67,7 +66,7 @@ def test_equals_scoring_every_path(seed: int) -> None:
 @given(seed=st.integers(0, 10**6))
 def test_rescored_lattice_has_every_sentence_within_the_beam(seed: int) -> None:
     lattices, lm, _ = lattices_of(seed)
-    for lattice, path in zip(lattices, rescore_on_the_fly(lattices, OPTIONS, lm, keep_lattice=True), strict=True):
+    for lattice, path in zip(lattices, rescore_lattice(join(lattices), OPTIONS, lm, keep_lattice=True), strict=True):
         assert path is not None and path.lattice is not None
         expected = all_sentences(lattice, OPTIONS, lm)
         found = all_sentences(path.lattice, OPTIONS)
@@ -81,9 +80,9 @@ def test_rescored_lattice_has_every_sentence_within_the_beam(seed: int) -> None:
 @given(seed=st.integers(0, 10**6))
 def test_a_wide_context_beam_changes_nothing_and_one_context_is_no_better(seed: int) -> None:
     lattices, lm, _ = lattices_of(seed)
-    exact = rescore_on_the_fly(lattices, OPTIONS, lm)
-    wide = rescore_on_the_fly(lattices, replace(OPTIONS, context_beam=100.0), lm)
-    bounded = rescore_on_the_fly(lattices, replace(OPTIONS, max_contexts_per_state=1), lm)
+    exact = rescore_lattice(join(lattices), OPTIONS, lm)
+    wide = rescore_lattice(join(lattices), replace(OPTIONS, context_beam=100.0), lm)
+    bounded = rescore_lattice(join(lattices), replace(OPTIONS, max_contexts_per_state=1), lm)
     for best, same, worse in zip(exact, wide, bounded, strict=True):
         assert best is not None and same is not None and worse is not None
         assert same.total == pytest.approx(best.total, abs=1e-4)
@@ -94,9 +93,9 @@ def test_a_wide_context_beam_changes_nothing_and_one_context_is_no_better(seed: 
 @given(seed=st.integers(0, 10**6))
 def test_together_equals_alone(seed: int) -> None:
     lattices, lm, _ = lattices_of(seed)
-    together = rescore_on_the_fly(lattices, OPTIONS, lm)
+    together = rescore_lattice(join(lattices), OPTIONS, lm)
     for lattice, path in zip(lattices, together, strict=True):
-        alone = rescore_on_the_fly([lattice], OPTIONS, lm)[0]
+        alone = rescore_lattice(lattice, OPTIONS, lm)[0]
         assert alone is not None and path is not None
         assert torch.equal(alone.graph_arc, path.graph_arc)
         assert alone.total == pytest.approx(path.total, abs=1e-4)
@@ -108,7 +107,7 @@ def test_one_call_a_frame() -> None:
         random_log_prob(5, 4, 6), torch.tensor([6, 6, 6, 6])
     )
     lm = TableLM(graph.vocabulary)
-    rescore_on_the_fly([result.lattice for result in results if result.lattice is not None], OPTIONS, lm)
+    rescore_lattice(join([result.lattice for result in results if result.lattice is not None]), OPTIONS, lm)
     assert lm.num_calls <= 6
 
 
@@ -127,14 +126,13 @@ def test_the_loop_over_a_lattice_finds_what_the_token_search_finds(
     for seed in range(6):
         graph = random_graph(seed, num_states=40, num_arcs=200)
         first_pass = TokenPassingDecoder(graph, replace(OPTIONS, output_beam=12.0), keep_lattice=True)
-        joint = first_pass.search(random_log_prob(seed, 5, 11), torch.tensor([5, 0, 11, 11, 1])).joint
+        joint = first_pass.search(
+            random_log_prob(seed, 5, 11), torch.tensor([5, 0, 11, 11, 1]), keep_lattice=True
+        ).lattice
         assert joint is not None
         lm = Difference(RemappedLM(large, graph.vocabulary), RemappedLM(small, graph.vocabulary))
-        by_loop = rescore_joint(joint, options, lm)
-        with monkeypatch.context() as patch:
-            patch.setattr(rescoring, "search_by_loop", lambda *_: None)
-            patch.setattr(rescoring, "TokenSearch", functools.partial(TokenSearch, form="tensor"))
-            by_tensors = rescore_joint(joint, options, lm)
+        by_loop = rescore_lattice(joint, options, lm)
+        by_tensors = rescore_lattice(joint, options, lm, make_backend=functools.partial(select_backend, name="torch"))
         for found, expected in zip(by_loop, by_tensors, strict=True):
             if expected is None:
                 assert found is None
@@ -172,7 +170,7 @@ def test_rescoring_pass_equals_the_language_model_inside_the_search(seed: int) -
     log_prob, num_frames = random_log_prob(seed, 3, 5), torch.tensor([5, 0, 4])
     lm = TableLM(graph.vocabulary, seed)
     options = replace(OPTIONS, output_beam=math.inf)
-    results = RescoringPass(graph, options).decode(log_prob, num_frames, lm)
+    results = TokenPassingDecoder(graph, options, lm_fusion="lattice").decode(log_prob, num_frames, lm)
     for result, other in zip(
         results, TokenPassingDecoder(graph, options).decode(log_prob, num_frames, lm), strict=True
     ):
@@ -190,7 +188,7 @@ def test_rescoring_pass_tells_unfinished_paths_as_the_search_does() -> None:
     log_prob, num_frames = random_log_prob(11, 2, 9), torch.tensor([9, 5])
     lm = TableLM(graph.vocabulary)
     options = replace(OPTIONS, word_insertion_penalty=4.0)
-    results = RescoringPass(graph, options).decode(log_prob, num_frames, lm)
+    results = TokenPassingDecoder(graph, options, lm_fusion="lattice").decode(log_prob, num_frames, lm)
     assert results == TokenPassingDecoder(graph, options).decode(log_prob, num_frames, lm)
     assert not any(result.reached_final for result in results)
     assert any(result.best is not None and result.best.lm_score < 0 for result in results)
@@ -200,8 +198,8 @@ def test_rescoring_pass_without_a_language_model_is_the_torch_pass() -> None:
     graph = random_graph(1)
     log_prob, num_frames = random_log_prob(1, 2, 4), torch.tensor([4, 2])
     expected = TokenPassingDecoder(graph, OPTIONS).decode(log_prob, num_frames)
-    assert RescoringPass(graph, OPTIONS).decode(log_prob, num_frames) == expected
-    kept = RescoringPass(graph, OPTIONS, keep_lattice=True).decode(log_prob, num_frames)
+    assert TokenPassingDecoder(graph, OPTIONS, lm_fusion="lattice").decode(log_prob, num_frames) == expected
+    kept = TokenPassingDecoder(graph, OPTIONS, keep_lattice=True, lm_fusion="lattice").decode(log_prob, num_frames)
     assert [replace(result, lattice=None) for result in kept] == expected
     assert all(result.lattice is not None for result in kept)
 

@@ -149,7 +149,7 @@ def test_an_endless_stream_holds_only_what_is_undecided(monkeypatch: pytest.Monk
         most = max(most, decoder._backtrace.num_records)
         unsettled = decoder._progress[stream].unsettled_frames
         assert unsettled is not None and len(unsettled) < 90
-    # A record a frame alone would be 900 and not settle.
+    # A backpointer a frame alone would be 900 and not settle.
     assert most < 800
     result = decoder.finalize(stream)
     assert result.num_frames == 900 and result.best is not None and result.best.end_frames[-1] > 850

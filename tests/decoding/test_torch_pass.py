@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from asr.decoding import token_passing
 from asr.decoding.interface import Decoder, DecodingOptions
 from asr.decoding.lattice import best_path
-from asr.decoding.token_passing import RescoringPass, TokenPassingDecoder
+from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.text.symbols import TokenTable, Vocabulary
@@ -141,7 +141,10 @@ def test_no_utterances_have_no_results(with_lm: bool) -> None:
         lm = TableLM(graph.vocabulary, 0) if with_lm else None
         passes: list[Decoder] = [TokenPassingDecoder(graph)]
         if not epsilons:
-            passes += [TokenPassingDecoder(graph, keep_lattice=True), RescoringPass(graph, keep_lattice=True)]
+            passes += [
+                TokenPassingDecoder(graph, keep_lattice=True),
+                TokenPassingDecoder(graph, keep_lattice=True, lm_fusion="lattice"),
+            ]
         for first_pass in passes:
             assert first_pass.decode(torch.zeros(0, 5, 4), torch.zeros(0, dtype=torch.int64), lm) == []
 
@@ -167,16 +170,16 @@ def test_so_many_partial_paths_survive_beside_epsilons() -> None:
         assert (best.total if best is not None else None) == total
 
 
-def test_a_reader_is_lent_again_when_a_gpu_has_done_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_is_reused_only_after_the_results_have_been_read(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba")
     first_pass, num_idle = TokenPassingDecoder(random_graph(0)), []
     endings_of = token_passing.endings_of
 
     def waiting(*arguments: Any) -> Any:
-        num_idle.append(len(first_pass._idle_readers))
+        num_idle.append(len(first_pass._idle_backends[False]))
         return endings_of(*arguments)
 
     monkeypatch.setattr(token_passing, "endings_of", waiting)
     for _ in range(2):
         first_pass.decode(random_log_prob(0, 1, 3), torch.tensor([3]))
-    assert num_idle == [0, 0] and len(first_pass._idle_readers) == 1
+    assert num_idle == [0, 0] and len(first_pass._idle_backends[False]) == 1

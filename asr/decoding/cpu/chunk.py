@@ -5,7 +5,7 @@ paths became over arcs is left where it was written until the last frame is read
 again.
 
 Shapes: K partial paths, A candidates of a frame, T frames, S states, P paths before the first frame and behind each,
-one after the other, R records, L losers.
+one after the other, R records, L losing_arcs.
 
 
 Reads whole chunks on a CPU, many frames to a call of numba's loops.
@@ -35,42 +35,42 @@ _NONE = -1
 def read_frames(
     state: Any,
     score: Any,
-    record: Any,
+    backpointer: Any,
     arcs: Any,
     log_prob: Any,
     frame_begin: Any,
-    offset: Any,
+    score_offset: Any,
     table: Any,
     rooms: Any,
     beam: Any,
     min_active: int,
     max_active: int,
-    reach: Any,
+    margin: Any,
     final_score: Any,
     first_record: int,
 ) -> tuple[Any, Any, Any]:
     """Reads some frames.
 
     Args:
-        state, score, record: (K,) the partial paths before.
+        state, score, backpointer: (K,) the partial paths before.
         arcs: arc_begin, token_id, score, num_words and dst_state of the graph's arcs.
         log_prob, frame_begin: scores, flat, and where each frame begins in them (T,).
-        offset: (1,) float64; what scores lack is added in place.
+        score_offset: (1,) float64; what scores lack is added in place.
         table: (S,) int32, all -1, which they are again afterwards.
-        rooms: where candidates are written, of any size: the source and the arc of each; two places a candidate for its
-            next loser and, as float32, its score, which are looked at together; and the candidate that each path was.
+        rooms: buffers of any size: the source and the arc of each candidate; two entries a candidate for the next one
+            that it lost to and, as float32, its score; and the candidate that each path was.
         beam, min_active, max_active: what stays, as of `pruning_threshold`.
-        reach: what loses by no more is told, too, below 0 nothing.
+        margin: what loses by no more is told, too, below 0 nothing.
         final_score: (S,) what ending scores where the stream ends behind these frames, else (0,). Then only paths that
-            may end, and lose by no more than `reach` against the best of them, are left, if there are any.
-        first_record: the number of the first record to be made.
+            may end, and lose by no more than `margin` against the best of them, are left, if there are any.
+        first_record: the number of the first backpointer to be made.
 
     Returns:
-        The paths behind the last frame: state, score, record (K',).
+        The paths behind the last frame: state, score, backpointer (K',).
         Records: previous and arc (R,), the number of each frame's first one (T,), and the frames read at each (R,).
-        They are of the paths that lead to one behind the last frame and lose by no more than `reach` on the way, by
-        nothing where nothing is told. Losers: the record that each comes from, the one that it lost, its arc, and by
-        how much it lost (L,).
+        They are of the paths that lead to one behind the last frame and lose by no more than `margin` on the way, by
+        nothing where no lattice is kept. Losing arcs: the back-pointer before each, the one that it lost, its arc, and
+        by how much it lost (L,).
         The rooms, which may have grown.
     """
     arc_begin, token_id, arc_score, num_words, dst_state = arcs
@@ -102,7 +102,7 @@ def read_frames(
             )
             if num_inside >= min_active or not left_out:
                 if best > -np.inf:
-                    offset[0] += best
+                    score_offset[0] += best
                 break
             # Fewer than min_active are near the best: those that were left out count after all.
             frame_reach = np.float32(np.inf)
@@ -116,12 +116,13 @@ def read_frames(
         begin[frame + 1], path_begin[frame + 2] = end, first_path + len(kept)
     rooms = source, arc, standing, candidate
     loss = np.full(path_begin[-1], np.inf, dtype=np.float32)
-    ends = _ends(state, score, final_score, reach, loss[path_begin[num_frames] :])
-    paths, lost = _traced(rooms, begin, path_begin, lowest, reach, loss)
-    told, number = _told(rooms, begin, path_begin, paths, lost, record, first_record)
+    ends = _ends(state, score, final_score, margin, loss[path_begin[num_frames] :])
+    paths, lost = _traced(rooms, begin, path_begin, lowest, margin, loss)
+    told, number = _told(rooms, begin, path_begin, paths, lost, backpointer, first_record)
     return (state[ends], score[ends], number[path_begin[num_frames] + ends]), told, rooms
 
 
+@kernel(fastmath=False)
 def _kept(
     state: Any, score: Any, standing: Any, table: Any, beam: Any, min_active: int, max_active: int
 ) -> tuple[Any, int]:
@@ -162,7 +163,8 @@ def _kept(
     return kept[:num_kept], num_inside
 
 
-def _ends(state: Any, score: Any, final_score: Any, reach: Any, loss: Any) -> Any:
+@kernel(fastmath=False)
+def _ends(state: Any, score: Any, final_score: Any, margin: Any, loss: Any) -> Any:
     """Which of the last paths (K,) are left; their loss (K,) is filled in, for others it stays infinite."""
     best = np.float32(-np.inf)
     for k in range(len(state) if len(final_score) else 0):
@@ -172,19 +174,20 @@ def _ends(state: Any, score: Any, final_score: Any, reach: Any, loss: Any) -> An
         return np.arange(len(state))
     for k in range(len(state)):
         by = best - (score[k] + final_score[state[k]])
-        if by <= reach:
+        if by <= margin:
             loss[k] = by
     return np.nonzero(loss < np.inf)[0]
 
 
-def _traced(rooms: Any, begin: Any, path_begin: Any, lowest: Any, reach: Any, loss: Any) -> tuple[Any, Any]:
-    """The paths that lead to the last ones, latest first, and the losers within `reach`, earliest first.
+@kernel(fastmath=False)
+def _traced(rooms: Any, begin: Any, path_begin: Any, lowest: Any, margin: Any, loss: Any) -> tuple[Any, Any]:
+    """The paths that lead to the last ones, latest first, and the losing_arcs within `margin`, earliest first.
 
     Args:
         loss: (P,) float32, that of the last paths, infinite before; becomes that of the best way on from each path.
 
     Returns:
-        The paths (R,); of each loser its place among all candidates, shifted up 32 bits, with the path that won (L,).
+        The paths (R,); of each losing arc its place among all candidates, shifted up 32 bits, with the winner (L,).
     """
     source, _, standing, candidate = rooms
     score = standing.view(np.float32)
@@ -200,32 +203,33 @@ def _traced(rooms: Any, begin: Any, path_begin: Any, lowest: Any, reach: Any, lo
             loss[before] = min(loss[before], loss[path])
             paths[num_paths] = path
             num_paths += 1
-            loser = standing[2 * winner] if reach >= 0 else _NONE
-            while loser >= 0:
-                at = first + loser
-                lost_by = score[2 * winner + 1] - score[2 * at + 1]
-                if score[2 * at + 1] >= lowest[frame] and loss[path] + lost_by <= reach:
+            losing_arc = standing[2 * winner] if margin >= 0 else _NONE
+            while losing_arc >= 0:
+                at = first + losing_arc
+                score_gap = score[2 * winner + 1] - score[2 * at + 1]
+                if score[2 * at + 1] >= lowest[frame] and loss[path] + score_gap <= margin:
                     before = first_before + source[at]
-                    loss[before] = min(loss[before], loss[path] + lost_by)
+                    loss[before] = min(loss[before], loss[path] + score_gap)
                     lost = ensure_capacity(lost, num_lost + 1)
                     lost[num_lost] = (at << 32) | path
                     num_lost += 1
-                loser = standing[2 * at]
+                losing_arc = standing[2 * at]
     return paths[:num_paths], np.sort(lost[:num_lost])
 
 
+@kernel(fastmath=False)
 def _told(
-    rooms: Any, begin: Any, path_begin: Any, paths: Any, lost: Any, record: Any, first_record: int
+    rooms: Any, begin: Any, path_begin: Any, paths: Any, lost: Any, backpointer: Any, first_record: int
 ) -> tuple[Any, Any]:
-    """Records and losers as `read_frames` returns them, and the number of each path's record (P,)."""
+    """Records and losing_arcs as `read_frames` returns them, and the number of each path's backpointer (P,)."""
     source, arc, standing, candidate = rooms
     score = standing.view(np.float32)
     previous, record_arc = np.empty(len(paths), dtype=np.int64), np.empty(len(paths), dtype=np.int64)
     record_frame, block_begin = np.empty(len(paths), dtype=np.int64), np.empty(len(begin) - 1, dtype=np.int64)
     src, dst = np.empty(len(lost), dtype=np.int64), np.empty(len(lost), dtype=np.int64)
-    lost_arc, lost_by = np.empty(len(lost), dtype=np.int64), np.empty(len(lost), dtype=np.float32)
+    lost_arc, score_gap = np.empty(len(lost), dtype=np.int64), np.empty(len(lost), dtype=np.float32)
     number = np.empty(path_begin[-1], dtype=np.int64)
-    number[: len(record)] = record
+    number[: len(backpointer)] = backpointer
     num, num_lost = 0, 0
     for frame in range(len(begin) - 1):
         block_begin[frame] = first_record + num
@@ -239,11 +243,12 @@ def _told(
             at, path = lost[num_lost] >> 32, lost[num_lost] & 0xFFFFFFFF
             src[num_lost], dst[num_lost] = number[path_begin[frame] + source[at]], number[path]
             winner = begin[frame] + candidate[path]
-            lost_arc[num_lost], lost_by[num_lost] = arc[at], score[2 * winner + 1] - score[2 * at + 1]
+            lost_arc[num_lost], score_gap[num_lost] = arc[at], score[2 * winner + 1] - score[2 * at + 1]
             num_lost += 1
-    return (previous, record_arc, block_begin, record_frame, src, dst, lost_arc, lost_by), number
+    return (previous, record_arc, block_begin, record_frame, src, dst, lost_arc, score_gap), number
 
 
+@kernel(fastmath=False)
 def ensure_capacity(array: Any, size: int) -> Any:
     """The array, or a larger one that begins with it."""
     if size <= len(array):
@@ -251,10 +256,6 @@ def ensure_capacity(array: Any, size: int) -> Any:
     larger = np.empty(2 * size, dtype=array.dtype)
     larger[: len(array)] = array
     return larger
-
-
-# Behind so many frames what leads nowhere is dropped.
-_FRAMES_AT_ONCE = 256
 
 
 _NO_LOSERS = -1.0
@@ -268,11 +269,13 @@ class NumbaChunkSearch:
 
     Args:
         graph: on the CPU, without arcs that read nothing.
-        options: beams.
+        options: beams and limits.
+        frames_per_call: after this many frames of a stream, tokens that lead nowhere are forgotten.
     """
 
-    def __init__(self, graph: Searchable, options: DecodingOptions) -> None:
+    def __init__(self, graph: Searchable, options: DecodingOptions, frames_per_call: int = 256) -> None:
         arcs = graph.emitting
+        self._frames_per_call = frames_per_call
         self._loop = jit_required(read_frames)
         self._arcs = tuple(
             part.numpy() for part in (arcs.arc_begin, arcs.token_id, arcs.score, arcs.words.num_words, arcs.dst_state)
@@ -283,8 +286,8 @@ class NumbaChunkSearch:
         self._final_score = graph.final_score.numpy()
         self._limits = (np.float32(options.search_beam), options.min_active_states, options.max_active_states)
 
-    def read(self, tokens: ActiveTokens, chunk: Chunk, traces: SearchSink) -> ActiveTokens:
-        """As `ChunkBackend.read`."""
+    def search(self, tokens: ActiveTokens, chunk: Chunk, sink: SearchSink) -> ActiveTokens:
+        """As `ChunkBackend.search`."""
         if not len(tokens):
             return tokens
         max_frames, num_columns = chunk.log_prob.shape[1:]
@@ -293,31 +296,31 @@ class NumbaChunkSearch:
         for position, stream in enumerate(own.tolist()):
             begin = stream * max_frames
             frame_begin = num_columns * torch.arange(begin, begin + int(chunk.num_frames[stream]))
-            for num_before in range(0, len(frame_begin), _FRAMES_AT_ONCE):
-                if traces.backtrace.is_due:
-                    traces.collect(parts)
-                some = frame_begin[num_before : num_before + _FRAMES_AT_ONCE]
-                parts[position] = self._read_some(stream, parts[position], chunk, some, num_before, traces)
+            for num_before in range(0, len(frame_begin), self._frames_per_call):
+                if sink.backtrace.is_due:
+                    sink.collect(parts)
+                some = frame_begin[num_before : num_before + self._frames_per_call]
+                parts[position] = self._read_some(stream, parts[position], chunk, some, num_before, sink)
         return ActiveTokens.join(parts)
 
     def _read_some(
-        self, stream: int, tokens: ActiveTokens, chunk: Chunk, frame_begin: Tensor, num_before: int, traces: SearchSink
+        self, stream: int, tokens: ActiveTokens, chunk: Chunk, frame_begin: Tensor, num_before: int, sink: SearchSink
     ) -> ActiveTokens:
         """Some frames of one stream, which begin at these places of the log-probabilities; so many were before."""
-        backtrace, lattice = traces.backtrace, traces.lattice
-        reach = np.float32(_NO_LOSERS if lattice is None else lattice.reach)
+        backtrace, lattice = sink.backtrace, sink.lattice
+        margin = np.float32(_NO_LOSERS if lattice is None else lattice.margin)
         # A lattice is of a whole utterance.
         is_end = lattice is not None and num_before + len(frame_begin) == int(chunk.num_frames[stream])
-        offset = chunk.offset[stream : stream + 1].numpy()
+        score_offset = chunk.score_offset[stream : stream + 1].numpy()
         paths, told, self._rooms = self._loop(
-            *(tokens.state.numpy(), tokens.score.numpy(), tokens.record.numpy(), self._arcs),
-            *(chunk.log_prob.reshape(-1).numpy(), frame_begin.numpy(), offset, self._table, self._rooms),
-            *(*self._limits, reach, self._final_score if is_end else _NO_SCORES, backtrace.num_records),
+            *(tokens.state.numpy(), tokens.score.numpy(), tokens.backpointer.numpy(), self._arcs),
+            *(chunk.log_prob.reshape(-1).numpy(), frame_begin.numpy(), score_offset, self._table, self._rooms),
+            *(*self._limits, margin, self._final_score if is_end else _NO_SCORES, backtrace.num_records),
         )
-        state, score, record = map(torch.from_numpy, paths)
-        previous, arc, block_begin, frame, *losers = map(torch.from_numpy, told)
+        state, score, backpointer = map(torch.from_numpy, paths)
+        previous, arc, block_begin, frame, *losing_arcs = map(torch.from_numpy, told)
         if lattice is not None:
-            lattice.add_frames(torch.full_like(arc, stream), frame + num_before, losers)
+            lattice.add_frames(torch.full_like(arc, stream), frame + num_before, losing_arcs)
         backtrace.add_blocks(previous, arc, block_begin.tolist())
-        no_context = torch.zeros_like(record)
-        return ActiveTokens(torch.full_like(state, stream), state, no_context, score, no_context.double(), record)
+        no_context = torch.zeros_like(backpointer)
+        return ActiveTokens(torch.full_like(state, stream), state, no_context, score, no_context.double(), backpointer)

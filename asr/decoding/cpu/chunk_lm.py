@@ -28,10 +28,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from asr.decoding.backend import Chunk, ChunkBackend, SearchSink
+from asr.decoding.backend import Chunk, SearchSink
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.cpu.chunk import ensure_capacity
 from asr.decoding.cpu.frame import expand_frame, keep_frame
@@ -45,29 +44,29 @@ from asr.lm.interface import LanguageModel
 
 @kernel(fastmath=False)
 def read_to_words(
-    stream: Any, state: Any, score: Any, context_idx: Any, lm_score: Any, record: Any,
+    stream: Any, state: Any, score: Any, context_idx: Any, lm_score: Any, backpointer: Any,
     arc_begin: Any, token_id: Any, arc_score: Any, num_words: Any, word_begin: Any, word_id: Any, dst_state: Any,
-    log_prob: Any, frame_begin: Any, num_columns: int, num_left: Any, offset: Any,
+    log_prob: Any, frame_begin: Any, num_columns: int, num_left: Any, score_offset: Any,
     beam: Any, word_beam: Any, min_active: int, max_active: int, first_record: int,
 ) -> tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any]:  # fmt: skip
     """Reads the frames of each stream until one has words inside the beam, which is expanded only, or none is left.
 
     Args:
-        stream, state, score, context_idx, lm_score, record: (K,) the paths before, those of a stream side by side.
+        stream, state, score, context_idx, lm_score, backpointer: (K,) the paths before, those of a stream side by side.
         arc_begin, token_id, arc_score, num_words, word_begin, word_id, dst_state: the graph's arcs and their words.
         log_prob: scores of all frames, flat, of num_columns each.
         frame_begin, num_left: (N,) where the stream's next frame begins in them, and how many frames are to be read;
             changed in place.
-        offset: (N,) float64; what scores lack is added in place.
+        score_offset: (N,) float64; what scores lack is added in place.
         beam, word_beam, min_active, max_active: as of `expand_frame` and `keep_frame`.
-        first_record: the number of the first record to be made.
+        first_record: the number of the first backpointer to be made.
 
     Returns:
-        The paths behind the frames that have been read: stream, state, context_idx, score, lm_score, record (P,).
+        The paths behind the frames that have been read: stream, state, context_idx, score, lm_score, backpointer (P,).
         Candidates of the frames that have words: source among these paths, arc, stream, score (A,); which have words,
         their histories and their first words (Q,).
         Records: previous and arc (R,), and the number of each frame's first one (B,).
-        What offset (N,) was before the frames that are expanded only.
+        What score_offset (N,) was before the frames that are expanded only.
     """
     none = np.empty(0, dtype=np.int64)
     path_stream, path_state, path_context, path_record = none, none, none, none
@@ -78,7 +77,7 @@ def read_to_words(
     previous, record_arc, block_begin = none, none, none
     num_paths, num_candidates, num_changed, num_records, num_blocks = 0, 0, 0, 0, 0
     is_complete, no_table = np.ones(1, dtype=np.bool_), np.zeros(0, dtype=np.int32)
-    offset_before = offset.copy()
+    score_offset_before = score_offset.copy()
     zeros = np.zeros(len(state), dtype=np.int64)
     begin = 0
     while begin < len(state):
@@ -86,16 +85,16 @@ def read_to_words(
         while end < len(state) and stream[end] == own:
             end += 1
         own_state, own_score, own_context = state[begin:end], score[begin:end], context_idx[begin:end]
-        own_lm_score, own_record = lm_score[begin:end], record[begin:end]
+        own_lm_score, own_record = lm_score[begin:end], backpointer[begin:end]
         own_source, own_arc, own_candidate = none, none, candidate_score[:0]
         begin = end
         while num_left[own] and len(own_state):
             if len(zeros) < len(own_state):
                 zeros = np.zeros(2 * len(own_state), dtype=np.int64)
-            offset_before[own] = offset[own]
+            score_offset_before[own] = score_offset[own]
             own_source, own_arc, _, own_candidate, _ = expand_frame(
                 zeros[: len(own_state)], own_state, own_score, arc_begin, token_id, arc_score, num_words, log_prob,
-                frame_begin[own : own + 1], offset[own : own + 1], beam, beam, word_beam, min_active, True,
+                frame_begin[own : own + 1], score_offset[own : own + 1], beam, beam, word_beam, min_active, True,
             )  # fmt: skip
             frame_begin[own] += num_columns
             num_left[own] -= 1
@@ -160,14 +159,14 @@ def read_to_words(
         path_lm_score[:num_paths], path_record[:num_paths],
         source[:num_candidates], arc[:num_candidates], candidate_stream[:num_candidates],
         candidate_score[:num_candidates], changed[:num_changed], history[:num_changed], word[:num_changed],
-        previous[:num_records], record_arc[:num_records], block_begin[:num_blocks], offset_before,
+        previous[:num_records], record_arc[:num_records], block_begin[:num_blocks], score_offset_before,
     )  # fmt: skip
 
 
 @kernel(fastmath=False)
 def keep_words(
     source: Any, arc: Any, stream: Any, score: Any, changed: Any, word_score: Any, next_idx: Any, lm_scale: Any,
-    context_idx: Any, lm_score: Any, record: Any, dst_state: Any, offset: Any,
+    context_idx: Any, lm_score: Any, backpointer: Any, dst_state: Any, score_offset: Any,
     beam: Any, min_active: int, max_active: int,
 ) -> tuple[Any, Any, Any, Any, Any, Any, Any]:  # fmt: skip
     """Adds what the language model says, recombines and prunes.
@@ -176,13 +175,13 @@ def keep_words(
         source, arc, stream, score: (A,) the candidates; the scores are changed in place.
         changed, word_score, next_idx: (Q,) those with words, what these score and the histories behind them.
         lm_scale: float32.
-        context_idx, lm_score, record: (P,) of the paths before.
+        context_idx, lm_score, backpointer: (P,) of the paths before.
         dst_state: where the graph's arcs lead.
-        offset: (N,) float64; what scores lack is added in place.
+        score_offset: (N,) float64; what scores lack is added in place.
         beam, min_active, max_active: as of `keep_frame`.
 
     Returns:
-        stream, state, context_idx, score, lm_score, the record before and the arc of what stays, (K',) each.
+        stream, state, context_idx, score, lm_score, the backpointer before and the arc of what stays, (K',) each.
     """
     num = len(arc)
     state, new_context = np.empty(num, dtype=np.int64), np.empty(num, dtype=np.int64)
@@ -194,38 +193,37 @@ def keep_words(
         score[at] += word_score[i] * lm_scale
         new_lm_score[at] += word_score[i]
         new_context[at] = next_idx[i]
-    best = np.full(len(offset), -np.inf, dtype=np.float32)
+    best = np.full(len(score_offset), -np.inf, dtype=np.float32)
     for i in range(num):
         best[stream[i]] = max(best[stream[i]], score[i])
-    for own in range(len(offset)):
+    for own in range(len(score_offset)):
         if best[own] == -np.inf:
             best[own] = 0.0
-        offset[own] += best[own]
+        score_offset[own] += best[own]
     for i in range(num):
         score[i] -= best[stream[i]]
-    is_complete, no_table = np.ones(len(offset), dtype=np.bool_), np.zeros(0, dtype=np.int32)
+    is_complete, no_table = np.ones(len(score_offset), dtype=np.bool_), np.zeros(0, dtype=np.int32)
     _, kept, _ = keep_frame(stream, state, new_context, score, is_complete, no_table, beam, min_active, max_active)
-    previous = record[source[kept]]
+    previous = backpointer[source[kept]]
     return stream[kept], state[kept], new_context[kept], score[kept], new_lm_score[kept], previous, arc[kept]
 
 
 @kernel(fastmath=False)
 def read_with_words(
-    tokens: Any, arcs: Any, log_prob: Any, frame_begin: Any, num_columns: int, num_left: Any, offset: Any,
+    tokens: Any, arcs: Any, log_prob: Any, frame_begin: Any, num_columns: int, num_left: Any, score_offset: Any,
     beam: Any, word_beam: Any, lm_scale: Any, min_active: int, max_active: int,
     tables: Any, first_record: int, most_records: int,
 ) -> tuple[Any, Any, Any, Any, Any, bool]:  # fmt: skip
     """Reads the frames of each stream, one stream after the other, as far as the models' loops can answer.
 
     Args:
-        tokens: stream, state, score, context_idx, lm_score, record of the paths before, (K,) each, those of a stream
-            side by side.
+        tokens: stream, state, score, context_idx, lm_score, backpointer of the paths before, (K,) each.
         arcs: arc_begin, token_id, score, num_words, word_begin, word_id and dst_state of the graph's arcs.
-        log_prob, frame_begin, num_columns, num_left, offset, beam, word_beam, min_active, max_active: as of
+        log_prob, frame_begin, num_columns, num_left, score_offset, beam, word_beam, min_active, max_active: as of
             `read_to_words`.
         lm_scale: float32.
         tables: the language model's, for `look_up`.
-        first_record: the number of the first record to be made.
+        first_record: the number of the first backpointer to be made.
         most_records: how many are enough.
 
     Returns:
@@ -246,17 +244,17 @@ def read_with_words(
         while end < len(states) and streams[end] == own:
             end += 1
         stream, state, score = streams[begin:end], states[begin:end], scores[begin:end]
-        context_idx, lm_score, record = contexts[begin:end], lm_scores[begin:end], last_records[begin:end]
+        context_idx, lm_score, backpointer = contexts[begin:end], lm_scores[begin:end], last_records[begin:end]
         begin = end
         is_going = True
         while is_going:
             (
-                stream, state, context_idx, score, lm_score, record, source, arc, candidate_stream, candidate_score,
-                changed, history, word, before, before_arc, begins, offset_before,
+                stream, state, context_idx, score, lm_score, backpointer, source, arc, candidate_stream,
+                candidate_score, changed, history, word, before, before_arc, begins, score_offset_before,
             ) = read_to_words(
-                stream, state, score, context_idx, lm_score, record,
+                stream, state, score, context_idx, lm_score, backpointer,
                 arc_begin, token_id, arc_score, num_words, word_begin, word_id, dst_state,
-                log_prob, frame_begin, num_columns, num_left, offset,
+                log_prob, frame_begin, num_columns, num_left, score_offset,
                 beam, word_beam, min_active, max_active, first_record + num_records,
             )  # fmt: skip
             previous = _with(previous, num_records, before)
@@ -268,7 +266,7 @@ def read_with_words(
             word_score, next_idx, lacking = _scored(history, word, arc[changed], num_words, word_begin, word_id, tables)
             if len(lacking):
                 # The frame is read again when it can be answered.
-                offset[own] = offset_before[own]
+                score_offset[own] = score_offset_before[own]
                 frame_begin[own] -= num_columns
                 num_left[own] += 1
                 waits_for = _with(waits_for, num_waiting, lacking)
@@ -277,17 +275,17 @@ def read_with_words(
                 break
             stream, state, context_idx, score, lm_score, before, before_arc = keep_words(
                 source, arc, candidate_stream, candidate_score, changed, word_score, next_idx, lm_scale, context_idx,
-                lm_score, record, dst_state, offset, beam, min_active, max_active,
+                lm_score, backpointer, dst_state, score_offset, beam, min_active, max_active,
             )  # fmt: skip
             previous = _with(previous, num_records, before)
             record_arc = _with(record_arc, num_records, before_arc)
-            record = first_record + np.arange(num_records, num_records + len(before))
-            block_begin = _with(block_begin, num_blocks, record[:1])
-            num_records, num_blocks = num_records + len(before), num_blocks + len(record[:1])
+            backpointer = first_record + np.arange(num_records, num_records + len(before))
+            block_begin = _with(block_begin, num_blocks, backpointer[:1])
+            num_records, num_blocks = num_records + len(before), num_blocks + len(backpointer[:1])
             is_going = num_records < most_records
             is_over = is_over and is_going
         all_stream, all_state = _with(all_stream, num_paths, stream), _with(all_state, num_paths, state)
-        all_context, all_record = _with(all_context, num_paths, context_idx), _with(all_record, num_paths, record)
+        all_context, all_record = _with(all_context, num_paths, context_idx), _with(all_record, num_paths, backpointer)
         all_score, all_lm_score = _with(all_score, num_paths, score), _with(all_lm_score, num_paths, lm_score)
         num_paths += len(state)
     paths = (
@@ -300,6 +298,7 @@ def read_with_words(
     )  # fmt: skip
 
 
+@kernel(fastmath=False)
 def _with(array: Any, num: int, values: Any) -> Any:
     """The first `num` of an array, and these values behind them, perhaps with more room."""
     array = ensure_capacity(array, num + len(values))
@@ -307,6 +306,7 @@ def _with(array: Any, num: int, values: Any) -> Any:
     return array
 
 
+@kernel(fastmath=False)
 def _scored(
     history: Any, word: Any, arc: Any, num_words: Any, word_begin: Any, word_id: Any, tables: Any
 ) -> tuple[Any, Any, Any]:
@@ -336,154 +336,120 @@ def _scored(
         position += 1
 
 
-# What is alive is told about once in so many turns.
-_TURNS_BETWEEN_MARKS = 16
+_TURNS_BETWEEN_COLLECTIONS = 16
 
 
 class NumbaChunkSearchWithLM:
-    """The search where no lattice is kept, word histories have no limit and each arc reads a frame; the same paths.
+    """The search with a language model, without a lattice or a limit on contexts, where each arc reads a frame.
 
-    Streams wait for each other where they need words, not at each frame: the language model is asked as often as the
-    stream with the most frames that have words, for more of them at a time.
+    A stream runs on by itself to its next frame that has words, so that frames without words cost no call. Then either
+
+    * all streams stop there, and their words are scored by one call of `lm.score`, or
+    * the loop looks the words up in the language model's tables and stops only where the model must first expand a
+      history (run its hidden layer). When all streams have stopped, one call of `lm.expand` expands what they wait for,
+      and with it the histories of all tokens, which over a lattice are asked for soon.
 
     Args:
         graph: on the CPU, without arcs that read nothing.
         options: beams and scales.
         lm: the language model.
+        looks_up: whether the loop looks words up, as long as the model has tables.
+        backpointers_per_call: after this many back-pointers a lookup loop stops, so that they can be collected.
     """
 
-    def __init__(self, graph: Searchable, options: DecodingOptions, lm: LanguageModel) -> None:
+    def __init__(
+        self,
+        graph: Searchable,
+        options: DecodingOptions,
+        lm: LanguageModel,
+        looks_up: bool = False,
+        backpointers_per_call: int = 1 << 18,
+    ) -> None:
         self._read_to_words = jit_required(read_to_words)
         self._keep_words = jit_required(keep_words)
+        self._read_with_words = jit_required(read_with_words)
         self._lm = lm
+        self._looks_up = looks_up
+        self._backpointers_per_call = backpointers_per_call
         self._emitting = graph.emitting
-        self._dst_state = graph.emitting.dst_state.numpy()
         self._arcs = graph.emitting.for_loop()
         self._beam = np.float32(options.search_beam)
         self._word_beam = np.float32(np.inf if options.word_beam is None else options.word_beam)
         self._lm_scale = np.float32(options.lm_scale)
         self._limits = (options.min_active_states, options.max_active_states)
 
-    def read(self, tokens: ActiveTokens, chunk: Chunk, traces: SearchSink) -> ActiveTokens:
-        """As `ChunkBackend.read`, without a lattice."""
-        (log_prob, num_frames, offset), backtrace = chunk, traces.backtrace
-        max_frames, num_columns = log_prob.shape[1:]
-        frame_begin = np.arange(len(num_frames)) * (max_frames * num_columns)
-        num_left = num_frames.numpy().copy()
-        flat = log_prob.reshape(-1).numpy()
-        done, turn = [ActiveTokens.none(offset.device)], 0
+    def search(self, tokens: ActiveTokens, chunk: Chunk, sink: SearchSink) -> ActiveTokens:
+        """As `ChunkBackend.search`, without a lattice."""
+        assert sink.lattice is None
+        (log_prob, num_frames, score_offset), backtrace = chunk, sink.backtrace
+        num_streams, max_frames, num_columns = log_prob.shape
+        frames = (
+            *(log_prob.reshape(-1).numpy(), np.arange(num_streams) * (max_frames * num_columns), num_columns),
+            *(num_frames.numpy().copy(), score_offset.numpy()),
+        )
+        finished, turn, looks_up = [ActiveTokens.empty(score_offset.device)], 0, self._looks_up
         while len(tokens):
-            if backtrace.is_due or turn % _TURNS_BETWEEN_MARKS == 0:
-                traces.collect([*done, tokens])
-            *found, previous, arc, block_begin, _ = self._read_to_words(
-                *(tokens.stream.numpy(), tokens.state.numpy(), tokens.score.numpy(), tokens.context_idx.numpy()),
-                *(tokens.lm_score.numpy(), tokens.record.numpy(), *self._arcs),
-                *(flat, frame_begin, num_columns, num_left, offset.numpy(), self._beam, self._word_beam),
-                *(*self._limits, backtrace.num_records),
-            )
-            backtrace.add_blocks(torch.from_numpy(previous), self._graph_arc(arc), block_begin.tolist())
-            paths, asked = found[:6], found[6:]
-            has_words = np.zeros(len(num_left), dtype=np.bool_)
-            has_words[asked[2]] = True
-            over = torch.from_numpy(np.flatnonzero(~has_words[paths[0]]))
-            if len(over):
-                stream, state, context_idx, score, lm_score, record = map(torch.from_numpy, paths)
-                done.append(ActiveTokens(stream, state, context_idx, score, lm_score, record).select(over))
-            tokens = self._with_words(paths, asked, offset, backtrace) if len(asked[0]) else done[0]
+            tables = self._lm.lookup_tables() if looks_up else None
+            looks_up = tables is not None
+            # Where words are looked up, `expand` says which contexts are held.
+            if backtrace.is_due or (not looks_up and turn % _TURNS_BETWEEN_COLLECTIONS == 0):
+                sink.collect([*finished, tokens])
+            if tables is None:
+                tokens, done = self._score_next_words(tokens, frames, backtrace)
+                finished.append(done)
+            else:
+                tokens, is_over = self._look_words_up(tokens, frames, tables, backtrace)
+                if is_over:
+                    finished.append(tokens)
+                    break
             turn += 1
-        return ActiveTokens.join(done)
+        return ActiveTokens.join(finished)
 
-    def _with_words(self, paths: Any, asked: Any, offset: Tensor, backtrace: Backtrace) -> ActiveTokens:
-        """The frames that have words, from what `read_to_words` has found."""
-        _, _, context_idx, _, lm_score, record = paths
-        source, arc, stream, score, changed, history, word = asked
+    def _score_next_words(
+        self, tokens: ActiveTokens, frames: Any, backtrace: Backtrace
+    ) -> tuple[ActiveTokens, ActiveTokens]:
+        """Runs each stream over its next frame with words -> tokens after it, and those of streams without one."""
+        *found, previous, arc, block_begin, _ = self._read_to_words(
+            *(tokens.stream.numpy(), tokens.state.numpy(), tokens.score.numpy(), tokens.context_idx.numpy()),
+            *(tokens.lm_score.numpy(), tokens.backpointer.numpy(), *self._arcs),
+            *(*frames, self._beam, self._word_beam, *self._limits, backtrace.num_records),
+        )
+        backtrace.add_blocks(torch.from_numpy(previous), self._graph_arc(arc), block_begin.tolist())
+        (source, arc, stream, score, changed, history, word), score_offset = found[6:], frames[-1]
+        has_words = np.zeros(len(score_offset), dtype=np.bool_)
+        has_words[stream] = True
+        before = ActiveTokens(*map(torch.from_numpy, found[:6]))
+        done = before.select(torch.from_numpy(np.flatnonzero(~has_words[found[0]])))
+        if not len(source):
+            return ActiveTokens.empty(done.state.device), done
         word_score, next_idx = self._lm.score(torch.from_numpy(history), torch.from_numpy(word))
         if self._emitting.words.max_words > 1:
             own_arc = torch.from_numpy(arc[changed])
             word_score, next_idx = self._emitting.words.score_rest(self._lm, own_arc, word_score, next_idx)
-        *found, previous, kept_arc = self._keep_words(
-            *(source, arc, stream, score, changed, word_score.numpy(), next_idx.numpy(), self._lm_scale, context_idx),
-            *(lm_score, record, self._dst_state, offset.numpy(), self._beam, *self._limits),
+        *kept, previous, kept_arc = self._keep_words(
+            *(source, arc, stream, score, changed, word_score.numpy(), next_idx.numpy(), self._lm_scale, found[2]),
+            *(found[4], found[5], self._arcs[-1], score_offset, self._beam, *self._limits),
         )
-        new_stream, state, new_context_idx, new_score, new_lm_score = map(torch.from_numpy, found)
-        new_record = backtrace.add(torch.from_numpy(previous), self._graph_arc(kept_arc))
-        return ActiveTokens(new_stream, state, new_context_idx, new_score, new_lm_score, new_record)
+        backpointer = backtrace.add(torch.from_numpy(previous), self._graph_arc(kept_arc))
+        kept_stream, state, context_idx, new_score, lm_score = map(torch.from_numpy, kept)
+        return ActiveTokens(kept_stream, state, context_idx, new_score, lm_score, backpointer), done
+
+    def _look_words_up(
+        self, tokens: ActiveTokens, frames: Any, tables: Any, backtrace: Backtrace
+    ) -> tuple[ActiveTokens, bool]:
+        """Runs all streams as far as the tables answer -> the tokens there, and whether no frames are left."""
+        paths = (tokens.stream, tokens.state, tokens.score, tokens.context_idx, tokens.lm_score, tokens.backpointer)
+        found, pending, previous, arc, block_begin, is_over = self._read_with_words(
+            *(tuple(part.numpy() for part in paths), self._arcs, *frames, self._beam, self._word_beam),
+            *(self._lm_scale, *self._limits, tables, backtrace.num_records, self._backpointers_per_call),
+        )
+        backtrace.add_blocks(torch.from_numpy(previous), self._graph_arc(arc), block_begin.tolist())
+        stream, state, score, context_idx, lm_score, backpointer = map(torch.from_numpy, found)
+        asked = torch.from_numpy(pending)
+        if len(pending):
+            asked = torch.cat([asked, context_idx])
+        self._lm.expand(asked, context_idx)
+        return ActiveTokens(stream, state, context_idx, score, lm_score, backpointer), bool(is_over)
 
     def _graph_arc(self, arc: Any) -> Tensor:
         return self._emitting.arc_of(torch.from_numpy(arc))
-
-
-# So many records are made before back-pointers that lead nowhere may be dropped.
-_RECORDS_AT_ONCE = 1 << 18
-
-
-class NumbaWordSearch:
-    """What `NumbaChunkSearchWithLM` does with a call for each frame that has words; the same paths and scores.
-
-    A stream goes on by itself until its words ask a history that the model must expand first, by its hidden layer. When
-    all streams have come so far, these are expanded together, and with them the histories of all that is alive, which
-    over a lattice, whose scores tell how a path ends at best, are asked soon.
-
-    Args:
-        graph: on the CPU, without arcs that read nothing.
-        options: beams and scales.
-        lm: the language model, whose tables are for loops.
-        otherwise: reads on where the model has no tables any more, having come to its bound of bytes.
-    """
-
-    def __init__(self, graph: Searchable, options: DecodingOptions, lm: LanguageModel, otherwise: ChunkBackend) -> None:
-        self._loop = jit_required(read_with_words)
-        self._otherwise = otherwise
-        self._emitting = graph.emitting
-        self._arcs = graph.emitting.for_loop()
-        self._beams = tuple(
-            np.float32(np.inf if beam is None else beam) for beam in (options.search_beam, options.word_beam)
-        )
-        self._limits = (np.float32(options.lm_scale), options.min_active_states, options.max_active_states)
-        self._lm = lm
-
-    def read(self, tokens: ActiveTokens, chunk: Chunk, traces: SearchSink) -> ActiveTokens:
-        """As `ChunkBackend.read`; a lattice cannot be kept."""
-        assert traces.lattice is None
-        (log_prob, num_frames, offset), backtrace = chunk, traces.backtrace
-        num_streams, max_frames, num_columns = log_prob.shape
-        flat = log_prob.reshape(-1).numpy()
-        frame_begin = np.arange(num_streams) * (max_frames * num_columns)
-        num_left = num_frames.numpy().copy()
-        paths = tuple(
-            part.numpy()
-            for part in (tokens.stream, tokens.state, tokens.score, tokens.context_idx, tokens.lm_score, tokens.record)
-        )
-        is_over = False
-        while not is_over:
-            if backtrace.is_due:
-                tokens = _tokens_of(paths)
-                traces.collect([tokens])
-                paths = (*paths[:-1], tokens.record.numpy())
-            tables = self._lm.lookup_tables()
-            if tables is None:
-                return self._otherwise.read(_tokens_of(paths), _rest(chunk, num_left), traces)
-            paths, waits_for, previous, arc, block_begin, is_over = self._loop(
-                *(paths, self._arcs, flat, frame_begin, num_columns, num_left, offset.numpy(), *self._beams),
-                *(*self._limits, tables, backtrace.num_records, _RECORDS_AT_ONCE),
-            )
-            graph_arc = self._emitting.arc_of(torch.from_numpy(arc))
-            backtrace.add_blocks(torch.from_numpy(previous), graph_arc, block_begin.tolist())
-            if len(waits_for):
-                waits_for = np.concatenate([waits_for, paths[3]])
-            self._lm.expand(torch.from_numpy(waits_for), torch.from_numpy(paths[3]))
-        return _tokens_of(paths)
-
-
-def _tokens_of(paths: tuple[Any, ...]) -> ActiveTokens:
-    stream, state, score, context_idx, lm_score, record = map(torch.from_numpy, paths)
-    return ActiveTokens(stream, state, context_idx, score, lm_score, record)
-
-
-def _rest(chunk: Chunk, num_left: NDArray[np.int64]) -> Chunk:
-    """Of each stream's frames the last ones, (N,) so many, at the beginning of its row."""
-    log_prob, num_frames, offset = chunk
-    rest = log_prob.new_zeros(len(num_left), int(num_left.max()), log_prob.shape[2])
-    for row, frames, num, left in zip(rest, log_prob, num_frames.tolist(), num_left.tolist(), strict=True):
-        row[:left] = frames[num - left : num]
-    return Chunk(rest, torch.from_numpy(num_left), offset)

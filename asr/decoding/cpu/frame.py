@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from asr.decoding.backend import Frame
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.search_graph import Searchable
-from asr.decoding.tokens import ActiveTokens
+from asr.decoding.tokens import ActiveTokens, Candidates, Expansion, Survivors
 from asr.kernels.jit import jit_required, kernel
 
 # More than the rounding of a difference of two scores can be.
@@ -40,6 +40,7 @@ _SLACK = 0.01
 _RECOMBINED = 8
 
 
+@kernel(fastmath=False)
 def num_arcs(state: Any, arc_begin: Any) -> Any:
     """How many arcs leave these states (K,), each counted as often as it stands there."""
     total = 0
@@ -48,9 +49,10 @@ def num_arcs(state: Any, arc_begin: Any) -> Any:
     return total
 
 
+@kernel(fastmath=False)
 def expand_paths(
     state: Any, score: Any, begin: int, end: int, arc_begin: Any, token_id: Any, arc_score: Any, num_words: Any,
-    log_prob: Any, row: Any, reach: Any, beam: Any, word_beam: Any, min_active: int, is_pruned: bool,
+    log_prob: Any, row: Any, margin: Any, beam: Any, word_beam: Any, min_active: int, is_pruned: bool,
     source: Any, arc: Any, value: Any, first: int,
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     """Fills in, from `first` on, what the paths of one stream become; arguments otherwise as of `expand_frame`.
@@ -74,7 +76,7 @@ def expand_paths(
         lead = max(lead, reached + log_prob[row + token_id[position]])
     while True:
         best = lead
-        floor = np.float32(best - reach - _SLACK)
+        floor = np.float32(best - margin - _SLACK)
         left_out = False
         num = first
         for path in range(begin, end):
@@ -89,7 +91,7 @@ def expand_paths(
                 num += 1
                 if reached > best:
                     best = reached
-                    floor = np.float32(best - reach - _SLACK)
+                    floor = np.float32(best - margin - _SLACK)
         if not left_out:
             break
         num_inside = 0
@@ -100,13 +102,14 @@ def expand_paths(
         # Without a language model several of these may recombine into one.
         if num_inside >= (min_active if is_pruned else _RECOMBINED * min_active):
             break
-        reach = np.float32(np.inf)
+        margin = np.float32(np.inf)
     return num, best, left_out
 
 
 _NUM_BUCKETS = 2048
 
 
+@kernel(fastmath=False)
 def kth_best(value: Any, k: int) -> Any:
     """The k-th largest of finite numbers, k from 1 to their number: buckets inside the bucket that holds it."""
     while True:
@@ -132,6 +135,7 @@ def kth_best(value: Any, k: int) -> Any:
         value = inside
 
 
+@kernel(fastmath=False)
 def pruning_threshold(value: Any, beam: Any, min_active: int, max_active: int) -> Any:
     """The worst score that survives, of finite scores of one stream; max_active 0 is no limit."""
     threshold = -beam
@@ -165,8 +169,8 @@ def expand_frame(
     num_words: Any,
     log_prob: Any,
     frame_begin: Any,
-    offset: Any,
-    reach: Any,
+    score_offset: Any,
+    margin: Any,
     beam: Any,
     word_beam: Any,
     min_active: int,
@@ -178,8 +182,8 @@ def expand_frame(
         stream, state, score: (K,) the paths.
         arc_begin, token_id, arc_score, num_words: the graph's arcs.
         log_prob, frame_begin: scores of all frames, flat, and where each stream's frame begins in them (N,).
-        offset: (N,) float64; the best score of each stream is added in place.
-        reach: what falls this far behind the best may be left out.
+        score_offset: (N,) float64; the best score of each stream is added in place.
+        margin: what falls this far behind the best may be left out.
         beam, word_beam, min_active: if is_pruned, what stays: inside the beam, or the best min_active; candidates with
             words inside word_beam only.
 
@@ -193,7 +197,7 @@ def expand_frame(
     candidate_stream = np.empty(total, dtype=np.int64)
     candidate_score = np.empty(total, dtype=np.float32)
     num = 0
-    is_complete = np.ones(len(offset), dtype=np.bool_)
+    is_complete = np.ones(len(score_offset), dtype=np.bool_)
     begin = 0
     while begin < len(state):
         own = stream[begin]
@@ -203,10 +207,10 @@ def expand_frame(
         first = num
         num, best, left_out = expand_paths(
             state, score, begin, end, arc_begin, token_id, arc_score, num_words, log_prob, frame_begin[own],
-            reach, beam, word_beam, min_active, is_pruned, source, arc, candidate_score, first,
+            margin, beam, word_beam, min_active, is_pruned, source, arc, candidate_score, first,
         )  # fmt: skip
         if best > -np.inf:
-            offset[own] += best
+            score_offset[own] += best
         for i in range(first, num):
             candidate_stream[i] = own
             candidate_score[i] -= best
@@ -321,18 +325,16 @@ def keep_frame(
     return winner, kept[:num_kept], is_enough
 
 
-_EMPTY = np.zeros(0, dtype=np.int64)
-
-
+_NO_CONTEXT = np.zeros(0, dtype=np.int64)
 _NO_TABLE = np.zeros(0, dtype=np.int32)
 
 
 class NumbaFrameBackend:
-    """What `FrameStep` does by tensor operations, with the same outcome.
+    """`FrameBackend` by numba's loops.
 
     Args:
         graph: on the CPU.
-        options: beams.
+        options: beams and limits.
         has_lm: whether a language model takes part.
     """
 
@@ -351,11 +353,9 @@ class NumbaFrameBackend:
         self._num_states = graph.num_states
         self._table: NDArray[np.int32] | None = _NO_TABLE if has_lm else None
 
-    def expand(
-        self, tokens: ActiveTokens, log_prob: Tensor, frame_begin: Tensor, offset: Tensor, everything: bool = False
-    ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], NDArray[np.bool_]]:
+    def expand(self, tokens: ActiveTokens, frame: Frame, *, prune: bool = True) -> Expansion:
         """As `FrameBackend.expand`."""
-        *candidates, is_complete = self._expand(
+        found = self._expand(
             tokens.stream.numpy(),
             tokens.state.numpy(),
             tokens.score.numpy(),
@@ -363,37 +363,30 @@ class NumbaFrameBackend:
             self._token_id,
             self._arc_score,
             self._num_words,
-            log_prob.numpy(),
-            frame_begin.numpy(),
-            offset.numpy(),
-            np.float32(np.inf) if everything else self._beam,
+            frame.log_prob.numpy(),
+            frame.begin.numpy(),
+            frame.score_offset.numpy(),
+            self._beam if prune else np.float32(np.inf),
             self._beam,
             self._word_beam,
             self._limits[0],
             self._has_lm,
         )
-        source, arc, stream, score = map(torch.from_numpy, candidates)
-        return (source, arc, stream, score), is_complete
+        return Expansion(*map(torch.from_numpy, found))
 
-    def keep(
-        self,
-        stream: Tensor,
-        state: Tensor,
-        context_idx: Tensor | None,
-        score: Tensor,
-        is_complete: NDArray[np.bool_],
-    ) -> tuple[Tensor, Tensor, bool]:
-        """As `FrameBackend.keep`."""
+    def recombine_and_prune(self, candidates: Candidates) -> Survivors:
+        """As `FrameBackend.recombine_and_prune`."""
         if self._table is None:
             self._table = np.full(self._num_states, -1, dtype=np.int32)
-        winner, position, is_enough = self._keep(
-            stream.numpy(),
-            state.numpy(),
-            _EMPTY if context_idx is None else context_idx.numpy(),
-            score.numpy(),
-            is_complete,
+        context_idx = candidates.context_idx
+        winner, kept, is_complete = self._keep(
+            candidates.stream.numpy(),
+            candidates.state.numpy(),
+            _NO_CONTEXT if context_idx is None else context_idx.numpy(),
+            candidates.score.numpy(),
+            candidates.is_complete.numpy(),
             self._table,
             self._beam,
             *self._limits,
         )
-        return torch.from_numpy(winner), torch.from_numpy(position), is_enough
+        return Survivors(torch.from_numpy(winner), torch.from_numpy(kept), bool(is_complete))

@@ -1,6 +1,6 @@
 """What a lattice's paths lose and gain, as loops for `jit`. Uncompiled they are slow oracles.
 
-Shapes: R records, L losers, S states, A arcs.
+Shapes: R records, L losing_arcs, S states, A arcs.
 
 
 A lattice put together and pruned, as a loop for `jit`. Uncompiled it is a slow oracle.
@@ -17,25 +17,24 @@ import numpy as np
 from asr.kernels.jit import kernel
 
 
-@kernel(fastmath=False)
-def add_losses(previous: Any, frame: Any, src: Any, dst: Any, lost_by: Any, loss: Any) -> None:
-    """How much the best way on from each record loses against the best path.
+def add_losses(previous: Any, frame: Any, src: Any, dst: Any, score_gap: Any, loss: Any) -> None:
+    """How much the best way on from each backpointer loses against the best path.
 
     Args:
-        previous, frame: (R,) the record before, -1 at a start, and the frames read; those of a frame stand together and
-            behind all that lead to them.
-        src, dst, lost_by: (L,) the losers, in the order of the frames of the records that they lost.
+        previous, frame: (R,) the back-pointer before, -1 at a start, and the frames read; those of a frame stand
+            together and behind all that lead to them.
+        src, dst, score_gap: (L,) the losing_arcs, in the order of the frames of the records that they lost.
         loss: (R,) float32, that of ending there, infinite where a path may not; lowered in place.
     """
-    end, loser = len(previous), len(dst) - 1
+    end, losing_arc = len(previous), len(dst) - 1
     while end > 0:
         begin = end - 1
         while begin > 0 and frame[begin - 1] == frame[end - 1]:
             begin -= 1
-        while loser >= 0 and dst[loser] >= begin:
-            if src[loser] >= 0:
-                loss[src[loser]] = min(loss[src[loser]], loss[dst[loser]] + lost_by[loser])
-            loser -= 1
+        while losing_arc >= 0 and dst[losing_arc] >= begin:
+            if src[losing_arc] >= 0:
+                loss[src[losing_arc]] = min(loss[src[losing_arc]], loss[dst[losing_arc]] + score_gap[losing_arc])
+            losing_arc -= 1
         for i in range(begin, end):
             if previous[i] >= 0:
                 loss[previous[i]] = min(loss[previous[i]], loss[i])
@@ -44,39 +43,39 @@ def add_losses(previous: Any, frame: Any, src: Any, dst: Any, lost_by: Any, loss
 
 @kernel(fastmath=False)
 def kept_within(
-    reach: float, previous: Any, utt_idx: Any, frame: Any, src: Any, dst: Any, lost_by: Any, loss: Any, num_utts: int
+    margin: float, previous: Any, utt_idx: Any, frame: Any, src: Any, dst: Any, score_gap: Any, loss: Any, num_utts: int
 ) -> Any:
-    """The records and losers on paths that lose by no more than `reach`, as states and arcs of a lattice.
+    """The records and losing_arcs on paths that lose by no more than `margin`, as states and arcs of a lattice.
 
     Args:
-        reach: at most so much is lost.
-        previous, frame, src, dst, lost_by: as of `add_losses`.
-        utt_idx: (R,) the utterance of each record.
+        margin: at most so much is lost.
+        previous, frame, src, dst, score_gap: as of `add_losses`.
+        utt_idx: (R,) the utterance of each backpointer.
         loss: (R,) what `add_losses` has made of it.
         num_utts: so many states, the starts of the utterances, come before the others.
 
     Returns:
-        record (R',), loser (L',): those that stay, ascending.
+        backpointer (R',), losing_arc (L',): those that stay, ascending.
         state (R',): the records again, by frame; number (R + 1,): as what each is numbered, from num_utts on, -1 where
         it does not stay and in the spare last place.
         src_state, dst_state (R' + L',): of the arcs, those of the records first.
     """
-    record, loser = np.empty(len(loss), dtype=np.int64), np.empty(len(dst), dtype=np.int64)
+    backpointer, losing_arc = np.empty(len(loss), dtype=np.int64), np.empty(len(dst), dtype=np.int64)
     # Where the states of each frame begin.
     begin = np.zeros(int(frame.max()) + 2 if len(frame) else 1, dtype=np.int64)
     num_records, num_losers = 0, 0
     for i in range(len(loss)):
-        if loss[i] <= reach:
-            record[num_records] = i
+        if loss[i] <= margin:
+            backpointer[num_records] = i
             num_records += 1
             begin[frame[i] + 1] += 1
     for i in range(len(dst)):
-        if loss[dst[i]] + lost_by[i] <= reach:
-            loser[num_losers] = i
+        if loss[dst[i]] + score_gap[i] <= margin:
+            losing_arc[num_losers] = i
             num_losers += 1
     begin = begin.cumsum()
     number, state = np.full(len(loss) + 1, -1, dtype=np.int64), np.empty(num_records, dtype=np.int64)
-    for i in record[:num_records]:
+    for i in backpointer[:num_records]:
         place = begin[frame[i]]
         begin[frame[i]] += 1
         number[i], state[place] = num_utts + place, i
@@ -84,12 +83,12 @@ def kept_within(
     src_state, dst_state = np.empty(num_arcs, dtype=np.int64), np.empty(num_arcs, dtype=np.int64)
     for arc in range(num_arcs):
         if arc < num_records:
-            own, before = record[arc], previous[record[arc]]
+            own, before = backpointer[arc], previous[backpointer[arc]]
         else:
-            own, before = dst[loser[arc - num_records]], src[loser[arc - num_records]]
+            own, before = dst[losing_arc[arc - num_records]], src[losing_arc[arc - num_records]]
         src_state[arc] = utt_idx[own] if before < 0 else number[before]
         dst_state[arc] = number[own]
-    return record[:num_records], loser[:num_losers], state, number, src_state, dst_state
+    return backpointer[:num_records], losing_arc[:num_losers], state, number, src_state, dst_state
 
 
 @kernel(fastmath=False)

@@ -18,14 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from asr.decoding.backtrace import Backtrace
+from asr.decoding.backend import Chunk, SearchSink
 from asr.decoding.cpu.chunk import ensure_capacity
 from asr.decoding.cpu.frame import pruning_threshold
 from asr.decoding.interface import DecodingOptions
-from asr.decoding.lattice import Lattice
-from asr.decoding.lattice_graph import LatticeGraph
+from asr.decoding.search_graph import Searchable
 from asr.decoding.tokens import ActiveTokens
-from asr.kernels.jit import has_package, jit_required, kernel
+from asr.kernels.jit import jit_required, kernel
 from asr.kernels.lookup import look_up
 from asr.lm.interface import LanguageModel
 
@@ -37,38 +36,36 @@ _SECOND_MULTIPLIER = 0x3F58476D1CE4E5B9
 
 @kernel(fastmath=False)
 def search_lattice(
-    state: Any, context_idx: Any, arcs: Any, num_frames: Any, offset: Any, beam: Any, max_active: int, lm_scale: Any,
-    tables: Any,
-) -> tuple[Any, Any, Any]:  # fmt: skip
+    paths: Any, arcs: Any, num_frames: Any, score_offset: Any, beam: Any, max_active: int, lm_scale: Any,
+    tables: Any, first: int,
+) -> tuple[Any, Any, Any, Any]:  # fmt: skip
     """Follows all paths inside the beam to the utterances' last frames.
 
     Args:
-        state, context_idx: (N,) where each utterance begins.
+        paths: stream, state, context_idx, score, lm_score, backpointer (K,) of the paths before.
         arcs: arc_begin, score, num_words, word_begin, word_id and dst_state of the lattice's arcs.
         num_frames: (N,) of each utterance.
-        offset: (N,) float64; what scores lack is added in place.
+        score_offset: (N,) float64; what scores lack is added in place.
         beam, max_active: what stays, as of `pruning_threshold`.
         lm_scale: float32.
         tables: the language model's, for `look_up`, which always answers.
 
     Returns:
-        The paths behind the last frames, stream, state, context_idx, score, lm_score, record (F,), those of a stream
-        side by side; the records, previous and arc (R,).
+        The paths behind the last frames, as `paths` (F,), those of a stream side by side; the back-pointers, previous
+        and arc (R,), and the number of each frame's first one.
     """
     arc_begin, arc_score, num_words, word_begin, word_id, dst_state = arcs
-    num_utts = len(state)
+    block_begin = np.empty(num_frames.max() if len(num_frames) else 0, dtype=np.int64)
     table = np.full(1024, -1, dtype=np.int32)
     previous, record_arc, num_records = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), 0
-    score, lm_score, record = np.zeros(num_utts, dtype=np.float32), np.zeros(num_utts), np.full(num_utts, -1)
-    paths = (np.arange(num_utts), state, context_idx, score, lm_score, record)
-    done = _chosen(paths, np.zeros(num_utts, dtype=np.bool_))
-    for frame in range(num_frames.max() + 1):
+    done = _chosen(paths, np.zeros(len(paths[0]), dtype=np.bool_))
+    for frame in range(len(block_begin) + 1):
         is_over = num_frames[paths[0]] == frame
         if is_over.any():
             done = _joined(done, _chosen(paths, is_over))
             paths = _chosen(paths, ~is_over)
-        stream, state, context_idx, score, lm_score, record = paths
-        source, arc, value = _expanded(stream, state, score, arc_begin, arc_score, offset, beam)
+        stream, state, context_idx, score, lm_score, backpointer = paths
+        source, arc, value = _expanded(stream, state, score, arc_begin, arc_score, score_offset, beam)
         num = len(source)
         own, dst = np.empty(num, dtype=np.int64), np.empty(num, dtype=np.int64)
         next_idx, new_lm_score = np.empty(num, dtype=np.int64), np.empty(num)
@@ -85,21 +82,31 @@ def search_lattice(
             for j in range(num_changed):
                 value[changed[j]] += word_score[j] * lm_scale
                 new_lm_score[changed[j]] += word_score[j]
-            _make_relative(own, value, offset)
+            _make_relative(own, value, score_offset)
         while len(table) < 2 * num:
             table = np.full(2 * len(table), -1, dtype=np.int32)
         kept = _kept(own, dst, next_idx, value, table, beam, max_active)
         room = num_records + len(kept)
         previous, record_arc = ensure_capacity(previous, room), ensure_capacity(record_arc, room)
-        paths = (own[kept], dst[kept], next_idx[kept], value[kept], new_lm_score[kept], np.arange(num_records, room))
+        paths = (
+            own[kept],
+            dst[kept],
+            next_idx[kept],
+            value[kept],
+            new_lm_score[kept],
+            first + np.arange(num_records, room),
+        )
         for k in range(len(kept)):
-            previous[num_records + k], record_arc[num_records + k] = record[source[kept[k]]], arc[kept[k]]
+            previous[num_records + k], record_arc[num_records + k] = backpointer[source[kept[k]]], arc[kept[k]]
+        if frame < len(block_begin):
+            block_begin[frame] = first + num_records
         num_records = room
-    return done, previous[:num_records], record_arc[:num_records]
+    return done, previous[:num_records], record_arc[:num_records], block_begin
 
 
+@kernel(fastmath=False)
 def _expanded(
-    stream: Any, state: Any, score: Any, arc_begin: Any, arc_score: Any, offset: Any, beam: Any
+    stream: Any, state: Any, score: Any, arc_begin: Any, arc_score: Any, score_offset: Any, beam: Any
 ) -> tuple[Any, Any, Any]:
     """The source, the arc and the score, relative to the stream's best, of what is inside the beam (C,)."""
     most = 0
@@ -116,7 +123,7 @@ def _expanded(
                 num += 1
             path += 1
         if best > -np.inf:
-            offset[stream[begin]] += best
+            score_offset[stream[begin]] += best
         stay = first
         for i in range(first, num):
             relative = value[i] - best
@@ -127,6 +134,7 @@ def _expanded(
     return source[:num], arc[:num], value[:num]
 
 
+@kernel(fastmath=False)
 def _scored(changed: Any, arc: Any, next_idx: Any, num_words: Any, word_begin: Any, word_id: Any, tables: Any) -> Any:
     """What the words of candidates (Q,) score, float32; next_idx (C,), the histories before, is moved behind them."""
     total = np.zeros(len(changed), dtype=np.float32)
@@ -151,19 +159,21 @@ def _scored(changed: Any, arc: Any, next_idx: Any, num_words: Any, word_begin: A
     return total
 
 
-def _make_relative(stream: Any, score: Any, offset: Any) -> None:
-    """Takes from scores (C,) the best of their stream, which is added to the offset (N,)."""
-    best = np.full(len(offset), -np.inf, dtype=np.float32)
+@kernel(fastmath=False)
+def _make_relative(stream: Any, score: Any, score_offset: Any) -> None:
+    """Takes from scores (C,) the best of their stream, which is added to the score_offset (N,)."""
+    best = np.full(len(score_offset), -np.inf, dtype=np.float32)
     for i in range(len(score)):
         best[stream[i]] = max(best[stream[i]], score[i])
-    for own in range(len(offset)):
+    for own in range(len(score_offset)):
         if best[own] == -np.inf:
             best[own] = 0.0
-        offset[own] += best[own]
+        score_offset[own] += best[own]
     for i in range(len(score)):
         score[i] -= best[stream[i]]
 
 
+@kernel(fastmath=False)
 def _kept(stream: Any, state: Any, context_idx: Any, score: Any, table: Any, beam: Any, max_active: int) -> Any:
     """Recombines candidates (C,) and prunes them: the places of those that stay; the table is all -1, as afterwards."""
     stays, mask = np.ones(len(state), dtype=np.bool_), len(table) - 1
@@ -197,15 +207,17 @@ def _kept(stream: Any, state: Any, context_idx: Any, score: Any, table: Any, bea
     return kept[:num_kept]
 
 
+@kernel(fastmath=False)
 def _chosen(paths: Any, is_chosen: Any) -> Any:
     """Some of the paths (K,)."""
-    stream, state, context_idx, score, lm_score, record = paths
+    stream, state, context_idx, score, lm_score, backpointer = paths
     return (
         stream[is_chosen], state[is_chosen], context_idx[is_chosen], score[is_chosen], lm_score[is_chosen],
-        record[is_chosen],
+        backpointer[is_chosen],
     )  # fmt: skip
 
 
+@kernel(fastmath=False)
 def _joined(one: Any, other: Any) -> Any:
     """These paths, then those."""
     return (
@@ -214,26 +226,30 @@ def _joined(one: Any, other: Any) -> Any:
     )  # fmt: skip
 
 
-def search_by_loop(
-    graph: LatticeGraph, joint: Lattice, options: DecodingOptions, lm: LanguageModel, backtrace: Backtrace
-) -> list[tuple[ActiveTokens, float]] | None:
-    """What is alive at the end of each utterance, as `TokenSearch.alive`; None where the loop cannot serve."""
-    if joint.frame.device.type != "cpu" or options.max_contexts_per_state is not None or not has_package("numba"):
-        return None
-    tables = lm.lookup_tables()
-    if tables is None or not tables.always_answers:
-        return None
-    arc_begin, _, *arcs = graph.emitting.for_loop()
-    offset = np.zeros(joint.num_utts)
-    found, previous, arc = jit_required(search_lattice)(
-        *(joint.start_state.numpy(), lm.start(joint.num_utts).numpy(), (arc_begin, *arcs)),
-        *(joint.frames_of_utts().numpy(), offset, np.float32(options.search_beam), options.max_active_states),
-        *(np.float32(options.lm_scale), tables),
-    )
-    backtrace.add_blocks(torch.from_numpy(previous), torch.from_numpy(arc), [0])
-    stream, state, context_idx, score, lm_score, record = map(torch.from_numpy, found)
-    tokens = ActiveTokens(stream, state, context_idx, score, lm_score, record)
-    return [
-        (tokens.select(position), own_offset)
-        for position, own_offset in zip(tokens.by_stream(joint.num_utts), offset.tolist(), strict=True)
-    ]
+class NumbaLatticeSearch:
+    """A search over a lattice whose language model is a difference of n-gram models, without a lattice of its own.
+
+    Args:
+        graph: on the CPU, all its scores on the arcs.
+        options: beams and scales.
+        lm: its tables answer every query.
+    """
+
+    def __init__(self, graph: Searchable, options: DecodingOptions, lm: LanguageModel) -> None:
+        self._loop = jit_required(search_lattice)
+        self._lm = lm
+        arc_begin, _, *arcs = graph.emitting.for_loop()
+        self._arcs = (arc_begin, *arcs)
+        self._limits = np.float32(options.search_beam), options.max_active_states, np.float32(options.lm_scale)
+
+    def search(self, tokens: ActiveTokens, chunk: Chunk, sink: SearchSink) -> ActiveTokens:
+        """As `ChunkBackend.search`; the log-probabilities are zeros."""
+        tables = self._lm.lookup_tables()
+        assert tables is not None and sink.lattice is None
+        paths = (tokens.stream, tokens.state, tokens.context_idx, tokens.score, tokens.lm_score, tokens.backpointer)
+        found, previous, arc, block_begin = self._loop(
+            *(tuple(part.numpy() for part in paths), self._arcs, chunk.num_frames.numpy(), chunk.score_offset.numpy()),
+            *(*self._limits, tables, sink.backtrace.num_records),
+        )
+        sink.backtrace.add_blocks(torch.from_numpy(previous), torch.from_numpy(arc), block_begin.tolist())
+        return ActiveTokens(*map(torch.from_numpy, found))

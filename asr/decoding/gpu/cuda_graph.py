@@ -1,15 +1,15 @@
-"""A whole frame in room of a fixed size, from paths to paths: a fixed list of kernels, which a CUDA graph may hold.
+"""A whole frame in buffers of a fixed size, from paths to paths: a fixed list of kernels, which a CUDA graph may hold.
 
-Nothing here waits for the device or asks it how many there are. What finds no room is left out and counted as needed,
-so that whoever reads the counts later can take the frames once more in more room.
+Nothing here waits for the device or asks it how many there are. What does not fit is left out and counted as needed,
+so that the host can run the frames again in larger buffers.
 
-Shapes: K room for paths, D room for paths of streams that have ended, A room for candidates, N room for streams,
-T frames, C tokens, R room for records.
+Shapes: K room for paths, D room for paths of streams that have ended, A room for candidates, N buffers for streams,
+T frames, C tokens, R buffers for records.
 
 
 Runs the kernels of a frame again and again: as a CUDA graph, one launch a frame, or one by one.
 
-Reads whole chunks in rooms of fixed sizes: the host looks at the counts now and then, and makes more room at need.
+Reads whole chunks in rooms of fixed sizes: the host looks at the counts now and then, and makes more buffers at need.
 
 Shapes: N streams, T frames, C tokens, K partial paths.
 """
@@ -27,14 +27,14 @@ from torch import Tensor
 from asr.decoding.backend import Chunk, SearchSink
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.gpu import kernels
-from asr.decoding.gpu.frame import ArcExpansion, FrameLimits, Recombined
+from asr.decoding.gpu.frame import ArcExpansion, FrameLimits, Recombination
 from asr.decoding.search_graph import ArcSet, Searchable
 from asr.decoding.tokens import ActiveTokens
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """How much there is room for.
+class BufferSizes:
+    """How much there is buffers for.
 
     Args:
         streams, frames, columns: N, T, C.
@@ -51,43 +51,43 @@ class Sizes:
 
 
 class FrameBuffers:
-    """The room, and the kernels of a frame.
+    """The buffers, and the kernels of a frame.
 
     Attributes:
         log_prob: (N, T, C) float32, to be filled: scaled log-probabilities.
         num_frames: (N,) int64, to be filled, descending: how many of them are the stream's.
-        offset: (N,) float64, what relative scores lack.
-        paths: stream, state (int32), score (float32), record (int64), (K + D,) each; those that have ended from K on.
+        score_offset: (N,) float64, what relative scores lack.
+        paths: stream, state (int32), score (float32), backpointer (int64), (K + D,) each; ended ones from K on.
         counts: (11,) int64, see `keeping`.
         record_begin: (T,) int64, where each frame's records begin.
         previous, record_arc: (R,) int64, the back-pointers.
     """
 
-    def __init__(self, arcs: ArcSet, limits: FrameLimits, sizes: Sizes, keeps_all: bool) -> None:
+    def __init__(self, arcs: ArcSet, limits: FrameLimits, sizes: BufferSizes, keeps_all: bool) -> None:
         device = arcs.score.device
         self.sizes = sizes
         self.keeps_all = keeps_all
         self._limits = limits
         self._expansion = ArcExpansion(arcs, limits, sizes.paths, sizes.arcs, sizes.streams)
-        self._recombined = Recombined(limits, sizes.arcs, sizes.streams, device)
+        self._recombined = Recombination(limits, sizes.arcs, sizes.streams, device)
 
-        def room(size: int, dtype: torch.dtype) -> Tensor:
+        def zeros(size: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(size, dtype=dtype, device=device)
 
         self.log_prob = torch.zeros(sizes.streams, sizes.frames, sizes.columns, device=device)
         self._frame_begin = torch.arange(sizes.streams, device=device) * (sizes.frames * sizes.columns)
-        self.num_frames = room(sizes.streams, torch.int64)
-        self.offset = room(sizes.streams, torch.float64)
+        self.num_frames = zeros(sizes.streams, torch.int64)
+        self.score_offset = zeros(sizes.streams, torch.float64)
         num_paths = sizes.paths + sizes.ended
         self.paths = (
-            *(room(num_paths, torch.int32), room(num_paths, torch.int32)),
-            *(room(num_paths, torch.float32), room(num_paths, torch.int64)),
+            *(zeros(num_paths, torch.int32), zeros(num_paths, torch.int32)),
+            *(zeros(num_paths, torch.float32), zeros(num_paths, torch.int64)),
         )
-        self.counts = room(kernels.NUM_COUNTS, torch.int64)
-        self.record_begin = room(sizes.frames, torch.int64)
-        self.previous, self.record_arc = room(sizes.records, torch.int64), room(sizes.records, torch.int64)
+        self.counts = zeros(kernels.NUM_COUNTS, torch.int64)
+        self.record_begin = zeros(sizes.frames, torch.int64)
+        self.previous, self.record_arc = zeros(sizes.records, torch.int64), zeros(sizes.records, torch.int64)
         num_tiles = self._expansion.num_tiles
-        self._tile_count, self._tile_end = room(num_tiles, torch.int64), room(num_tiles, torch.int64)
+        self._tile_count, self._tile_end = zeros(num_tiles, torch.int64), zeros(num_tiles, torch.int64)
 
     def count(self, which: int) -> Tensor:
         """One of the counts, (1,)."""
@@ -108,7 +108,7 @@ class FrameBuffers:
         )
         ended.run(found.stream, found.state, None, found.score, found.num_kept)
         kernels.shift_offsets[triton.cdiv(sizes.streams, limits.block),](
-            *(found.best, self.offset, ended.num_inside, found.threshold, self.count(kernels.IS_SHORT.value)),
+            *(found.best, self.score_offset, ended.num_inside, found.threshold, self.count(kernels.IS_SHORT.value)),
             *(limits.min_active, sizes.streams),
             B=limits.block,
         )
@@ -120,16 +120,16 @@ class FrameBuffers:
             B=limits.block,
         )
         torch.cumsum(self._tile_count, 0, out=self._tile_end)
-        room = (sizes.paths, sizes.ended)
+        capacity = (sizes.paths, sizes.ended)
         kernels.compact_tokens[(found.num_tiles,)](
-            *(found.stream, found.state, ended.value, found.record, found.arc, *kept),
-            *(self._tile_count, self._tile_end, self.num_frames, self.counts, *self.paths, *room),
+            *(found.stream, found.state, ended.value, found.backpointer, found.arc, *kept),
+            *(self._tile_count, self._tile_end, self.num_frames, self.counts, *self.paths, *capacity),
             *(self.previous, self.record_arc, sizes.records),
             B=limits.block,
         )
         kernels.end_frame[(1,)](
             *(self.counts, self.record_begin, found.arcs_end, sizes.paths, self._tile_end, found.num_tiles),
-            *(*room, sizes.records),
+            *(*capacity, sizes.records),
         )
 
 
@@ -138,18 +138,18 @@ _capturing = threading.Lock()
 
 
 class FrameReplay:
-    """Reads frames in a room.
+    """Reads frames in a buffers.
 
     Args:
-        room: must stay where it is; without paths in it.
-        captures: whether to make a graph of a frame; on a GPU only. Where that fails, a warning says so, and the
+        buffers: must stay where it is; without paths in it.
+        capture: whether to make a graph of a frame; on a GPU only. Where that fails, a warning says so, and the
             kernels are launched one by one, with the same outcome.
     """
 
-    def __init__(self, room: FrameBuffers, captures: bool) -> None:
-        self._room = room
+    def __init__(self, buffers: FrameBuffers, capture: bool) -> None:
+        self._buffers = buffers
         self._graph: torch.cuda.CUDAGraph | None = None
-        if captures and room.counts.is_cuda:
+        if capture and buffers.counts.is_cuda:
             try:
                 self._graph = self._captured()
             except RuntimeError as error:
@@ -158,58 +158,65 @@ class FrameReplay:
                 )
 
     def read(self, num_frames: int) -> None:
-        """Reads so many frames of the room, without waiting for them."""
+        """Reads so many frames of the buffers, without waiting for them."""
         for _ in range(num_frames):
             if self._graph is None:
-                self._room.read()
+                self._buffers.read()
             else:
                 self._graph.replay()
 
     def _captured(self) -> torch.cuda.CUDAGraph:
-        device = self._room.counts.device
+        device = self._buffers.counts.device
         current, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)
         graph = torch.cuda.CUDAGraph()
         with _capturing:
             # Kernels are compiled and loaded at their first launch, which must not fall into the capture.
             stream.wait_stream(current)
             with torch.cuda.stream(stream):
-                self._room.read()
+                self._buffers.read()
             stream.synchronize()
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                self._room.read()
-        self._room.counts.zero_()
+                self._buffers.read()
+        self._buffers.counts.zero_()
         return graph
-
-
-_FRAMES_AT_ONCE = 32
-
-
-_FIRST_ROOM = 1 << 12
 
 
 class CudaGraphSearch:
     """The search without a language model, lattice or arcs that read nothing, which never asks how many there are.
 
-    After `_FRAMES_AT_ONCE` frames the host reads the counts. Where there was too little room, it makes more and has
-    these frames taken once more, from a copy of what was alive before them.
+    After `frames_per_call` frames the host reads the counts. Where the buffers were too small, it makes larger ones and
+    runs these frames again, from a copy of the tokens before them.
 
     Args:
         graph: where the search runs, without arcs that read nothing.
         limits: beams, for a search without a language model and lattice.
-        captures: whether frames are captured as CUDA graphs, where there is a GPU.
+        capture: whether frames are captured as CUDA graphs, where there is a GPU.
     """
 
-    def __init__(self, graph: Searchable, limits: FrameLimits, captures: bool = True) -> None:
+    def __init__(
+        self,
+        graph: Searchable,
+        limits: FrameLimits,
+        capture: bool = True,
+        frames_per_call: int = 32,
+        initial_capacity: int = 1 << 12,
+    ) -> None:
+        self._frames_per_call = frames_per_call
         self._arcs = graph.emitting
         self._limits = limits
-        self._captures = captures
-        self._sizes = Sizes(1, _FRAMES_AT_ONCE, 1, _FIRST_ROOM, _FIRST_ROOM, _FIRST_ROOM, _FIRST_ROOM)
-        self._rooms: dict[tuple[Sizes, bool], tuple[FrameBuffers, FrameReplay]] = {}
+        self._capture = capture
+        self._sizes = BufferSizes(1, frames_per_call, 1, *(4 * (initial_capacity,)))
+        self._buffers: dict[tuple[BufferSizes, bool], tuple[FrameBuffers, FrameReplay]] = {}
         self.num_retries = 0
 
-    def read(self, tokens: ActiveTokens, chunk: Chunk, traces: SearchSink) -> ActiveTokens:
-        """As `ChunkBackend.read`."""
-        (log_prob, num_frames, offset), backtrace = chunk, traces.backtrace
+    def search(self, tokens: ActiveTokens, chunk: Chunk, sink: SearchSink) -> ActiveTokens:
+        """As `ChunkBackend.search`."""
+        # Triton launches on the current device.
+        with torch.cuda.device_of(chunk.log_prob):
+            return self._search(tokens, chunk, sink)
+
+    def _search(self, tokens: ActiveTokens, chunk: Chunk, sink: SearchSink) -> ActiveTokens:
+        (log_prob, num_frames, score_offset), backtrace = chunk, sink.backtrace
         order = torch.sort(num_frames, descending=True, stable=True).indices
         rank = torch.empty_like(order)
         rank[order] = torch.arange(len(order), device=order.device)
@@ -219,18 +226,20 @@ class CudaGraphSearch:
         tokens = tokens.select(reads.nonzero().squeeze(1))
         tokens.stream = rank[tokens.stream]
         alive = tokens.select(torch.sort(tokens.stream, stable=True).indices)
-        ended = ActiveTokens.none(order.device)
-        own_offset = offset[order]
+        ended = ActiveTokens.empty(order.device)
+        own_score_offset = score_offset[order]
         longest = int(num_frames[0]) if len(num_frames) else 0
-        for begin in range(0, longest, _FRAMES_AT_ONCE):
+        for begin in range(0, longest, self._frames_per_call):
             if not len(alive):
                 break
-            some = Chunk(log_prob[:, begin : min(begin + _FRAMES_AT_ONCE, longest)], num_frames - begin, own_offset)
+            some = Chunk(
+                log_prob[:, begin : min(begin + self._frames_per_call, longest)], num_frames - begin, own_score_offset
+            )
             alive, newly_ended = self._read_at_once(alive, some, backtrace)
             ended = ActiveTokens.join([ended, newly_ended])
             if backtrace.is_due:
-                traces.collect([alive, ended, unread])
-        offset[order] = own_offset
+                sink.collect([alive, ended, unread])
+        score_offset[order] = own_score_offset
         ended = ActiveTokens.join([ended, alive])
         ended.stream = order[ended.stream]
         return ActiveTokens.join([unread, ended])
@@ -239,21 +248,21 @@ class CudaGraphSearch:
         self, alive: ActiveTokens, chunk: Chunk, backtrace: Backtrace
     ) -> tuple[ActiveTokens, ActiveTokens]:
         """A few frames, all arguments in the order of the rows -> what goes on, what has ended."""
-        log_prob, _, offset = chunk
+        log_prob, _, score_offset = chunk
         sizes, keeps_all = replace(self._sizes, columns=log_prob.shape[2]), False
-        sizes = _with_room(sizes, streams=len(offset), paths=len(alive))
+        sizes = _ensure_capacity(sizes, streams=len(score_offset), paths=len(alive))
         while True:
-            room, replay = self._room(sizes, keeps_all)
-            self._fill(room, alive, chunk, backtrace.num_records)
+            buffers, replay = self._buffers_of(sizes, keeps_all)
+            self._fill(buffers, alive, chunk, backtrace.num_records)
             replay.read(log_prob.shape[1])
             # The one time that the host waits.
             counts, record_begin = (
                 part.tolist()
-                for part in torch.cat([room.counts, room.record_begin]).split(
-                    [len(room.counts), len(room.record_begin)]
+                for part in torch.cat([buffers.counts, buffers.record_begin]).split(
+                    [len(buffers.counts), len(buffers.record_begin)]
                 )
             )
-            enough = _with_room(
+            enough = _ensure_capacity(
                 sizes,
                 arcs=counts[kernels.MOST_ARCS.value],
                 paths=counts[kernels.MOST_PATHS.value],
@@ -268,39 +277,39 @@ class CudaGraphSearch:
         self._sizes = sizes
         num_records = counts[kernels.NUM_RECORDS.value] - backtrace.num_records
         backtrace.add_blocks(
-            room.previous[:num_records], room.record_arc[:num_records], record_begin[: log_prob.shape[1]]
+            buffers.previous[:num_records], buffers.record_arc[:num_records], record_begin[: log_prob.shape[1]]
         )
-        offset.copy_(room.offset[: len(offset)])
+        score_offset.copy_(buffers.score_offset[: len(score_offset)])
         num_paths, num_ended = counts[kernels.NUM_PATHS.value], counts[kernels.NUM_ENDED.value]
-        return _tokens(room, 0, num_paths), _tokens(room, sizes.paths, num_ended)
+        return _tokens(buffers, 0, num_paths), _tokens(buffers, sizes.paths, num_ended)
 
-    def _room(self, sizes: Sizes, keeps_all: bool) -> tuple[FrameBuffers, FrameReplay]:
+    def _buffers_of(self, sizes: BufferSizes, keeps_all: bool) -> tuple[FrameBuffers, FrameReplay]:
         key = (sizes, keeps_all)
-        if key not in self._rooms:
+        if key not in self._buffers:
             # Smaller ones are not needed any more.
-            self._rooms = {old: both for old, both in self._rooms.items() if old[0] == sizes}
-            room = FrameBuffers(self._arcs, self._limits, sizes, keeps_all)
-            self._rooms[key] = (room, FrameReplay(room, self._captures))
-        return self._rooms[key]
+            self._buffers = {old: both for old, both in self._buffers.items() if old[0] == sizes}
+            buffers = FrameBuffers(self._arcs, self._limits, sizes, keeps_all)
+            self._buffers[key] = (buffers, FrameReplay(buffers, self._capture))
+        return self._buffers[key]
 
     @staticmethod
-    def _fill(room: FrameBuffers, alive: ActiveTokens, chunk: Chunk, num_records: int) -> None:
-        log_prob, num_frames, offset = chunk
-        room.log_prob[: log_prob.shape[0], : log_prob.shape[1]] = log_prob
-        room.num_frames.zero_()
-        room.num_frames[: len(num_frames)] = num_frames
-        room.offset.zero_()
-        room.offset[: len(offset)] = offset
-        for own, part in zip(room.paths, (alive.stream, alive.state, alive.score, alive.record), strict=True):
+    def _fill(buffers: FrameBuffers, alive: ActiveTokens, chunk: Chunk, num_records: int) -> None:
+        log_prob, num_frames, score_offset = chunk
+        buffers.log_prob[: log_prob.shape[0], : log_prob.shape[1]] = log_prob
+        buffers.num_frames.zero_()
+        buffers.num_frames[: len(num_frames)] = num_frames
+        buffers.score_offset.zero_()
+        buffers.score_offset[: len(score_offset)] = score_offset
+        for own, part in zip(buffers.paths, (alive.stream, alive.state, alive.score, alive.backpointer), strict=True):
             own[: len(part)] = part
-        room.counts.zero_()
-        room.counts[kernels.NUM_PATHS.value] = len(alive)
-        room.counts[kernels.NUM_RECORDS.value] = num_records
-        room.counts[kernels.FIRST_RECORD.value] = num_records
+        buffers.counts.zero_()
+        buffers.counts[kernels.NUM_PATHS.value] = len(alive)
+        buffers.counts[kernels.NUM_RECORDS.value] = num_records
+        buffers.counts[kernels.FIRST_RECORD.value] = num_records
 
 
-def _with_room(sizes: Sizes, **needed: int) -> Sizes:
-    """Sizes in which so many of each have room: where they had not, the next power of two with some to spare."""
+def _ensure_capacity(sizes: BufferSizes, **needed: int) -> BufferSizes:
+    """Sizes that hold this many of each; what grows becomes a power of two with room to spare."""
     grown = {
         name: triton.next_power_of_2(number if name == "streams" else 2 * number)
         for name, number in needed.items()
@@ -309,7 +318,7 @@ def _with_room(sizes: Sizes, **needed: int) -> Sizes:
     return replace(sizes, **grown)
 
 
-def _tokens(room: FrameBuffers, begin: int, num: int) -> ActiveTokens:
-    stream, state, score, record = (part[begin : begin + num].clone() for part in room.paths)
-    no_context = torch.zeros_like(record)
-    return ActiveTokens(stream.long(), state.long(), no_context, score, no_context.double(), record)
+def _tokens(buffers: FrameBuffers, begin: int, num: int) -> ActiveTokens:
+    stream, state, score, backpointer = (part[begin : begin + num].clone() for part in buffers.paths)
+    no_context = torch.zeros_like(backpointer)
+    return ActiveTokens(stream.long(), state.long(), no_context, score, no_context.double(), backpointer)

@@ -21,19 +21,13 @@ import torch
 import triton
 from torch import Tensor
 
+from asr.decoding.backend import Frame
+from asr.decoding.frame import RECOMBINATION_FACTOR, ROUNDING_SLACK
 from asr.decoding.gpu import kernels
 from asr.decoding.gpu.kernels import LOWEST
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.search_graph import ArcSet, Searchable
-from asr.decoding.tokens import ActiveTokens
-
-# More than the rounding of a difference of two scores can be.
-_SLACK = 0.01
-
-
-# Without a language model several candidates may recombine into one.
-_RECOMBINED = 8
-
+from asr.decoding.tokens import ActiveTokens, Candidates, Expansion, Survivors
 
 NO_LIMIT = 0x7FFFFFFF
 
@@ -53,7 +47,7 @@ class FrameLimits:
         self.word_beam = options.word_beam if has_lm and options.word_beam is not None else float("inf")
         self.min_active = options.min_active_states
         self.max_active = options.max_active_states
-        self.enough_inside = _RECOMBINED * options.min_active_states
+        self.enough_inside = RECOMBINATION_FACTOR * options.min_active_states
         self.has_lm = has_lm
         self.block = block
         self.selection_block = 2 * block
@@ -61,7 +55,7 @@ class FrameLimits:
         def scalar(value: float) -> Tensor:
             return torch.tensor(value, dtype=torch.float32, device=device)
 
-        self.reach_score, self.lowest_score = scalar(-options.search_beam - _SLACK), scalar(-torch.inf)
+        self.margin_score, self.lowest_score = scalar(-options.search_beam - ROUNDING_SLACK), scalar(-torch.inf)
 
 
 class ArcExpansion:
@@ -82,22 +76,22 @@ class ArcExpansion:
         self.num_paths, self.num_arcs, self.num_streams = num_paths, num_arcs, num_streams
         self.num_tiles = triton.cdiv(num_arcs, limits.block)
 
-        def room(size: int, dtype: torch.dtype) -> Tensor:
+        def zeros(size: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(size, dtype=dtype, device=device)
 
-        self._arcs_of_path = room(num_paths, torch.int64)
-        self.arcs_end = room(num_paths, torch.int64)
-        self._source, self._arc, self._stream = (room(num_arcs, torch.int32) for _ in range(3))
-        self._score = room(num_arcs, torch.float32)
+        self._arcs_of_path = zeros(num_paths, torch.int64)
+        self.arcs_end = zeros(num_paths, torch.int64)
+        self._source, self._arc, self._stream = (zeros(num_arcs, torch.int32) for _ in range(3))
+        self._score = zeros(num_arcs, torch.float32)
         self._cleared = torch.zeros(4, num_streams, dtype=torch.int32, device=device)
         self._cleared[0] = LOWEST.value
         self._by_stream = self._cleared.clone()
         self.best, self.num_inside = self._by_stream[0], self._by_stream[1]
-        self.threshold = room(num_streams, torch.float32)
-        self._tile_count, self._tile_end = room(self.num_tiles, torch.int64), room(self.num_tiles, torch.int64)
+        self.threshold = zeros(num_streams, torch.float32)
+        self._tile_count, self._tile_end = zeros(self.num_tiles, torch.int64), zeros(self.num_tiles, torch.int64)
         # What is kept of them.
-        self.source, self.arc, self.stream, self.state = (room(num_arcs, torch.int32) for _ in range(4))
-        self.score, self.record = room(num_arcs, torch.float32), room(num_arcs, torch.int64)
+        self.source, self.arc, self.stream, self.state = (zeros(num_arcs, torch.int32) for _ in range(4))
+        self.score, self.backpointer = zeros(num_arcs, torch.float32), zeros(num_arcs, torch.int64)
         self.needed, self.num_kept = self.arcs_end[-1:], self._tile_end[-1:]
 
     def run(
@@ -110,18 +104,18 @@ class ArcExpansion:
         num_columns: int,
         keeps_all: bool = False,
     ) -> None:
-        """Fills source, arc, stream, state, score, record (A,) up to num_kept (1,), in order; score is relative.
+        """Fills source, arc, stream, state, score, backpointer (A,) up to num_kept (1,), in order; score is relative.
 
         Args:
-            paths: stream, state, score, record (K,), those of a stream side by side, streams ascending.
+            paths: stream, state, score, backpointer (K,), those of a stream side by side, streams ascending.
             num_paths: (1,) int64, how many there are.
             log_prob: flat; frame_begin (N,) int64, where each stream's frame 0 begins in it.
             frame: (1,) int64, the frame that is read; num_columns from one to the next.
             keeps_all: leave out only what is impossible. Else, without a language model, streams with many inside the
-                beam keep what is in reach; with one, all keep exactly what it is to be asked about.
+                beam keep what is in margin; with one, all keep exactly what it is to be asked about.
         """
         arcs, limits, block = self._arcs, self._limits, self._limits.block
-        stream, state, score, record = paths
+        stream, state, score, backpointer = paths
         self._by_stream.copy_(self._cleared)
         kernels.count_arcs[triton.cdiv(self.num_paths, block),](
             state, num_paths, arcs.arc_begin, self._arcs_of_path, self.num_paths, B=block
@@ -152,7 +146,7 @@ class ArcExpansion:
             )
         else:
             is_many = self.num_inside >= limits.enough_inside
-            torch.where(is_many, limits.reach_score, limits.lowest_score, out=self.threshold)
+            torch.where(is_many, limits.margin_score, limits.lowest_score, out=self.threshold)
         kernels.count_stays[grid](
             *(self._score, self._stream, self.threshold, self.needed, self.num_arcs, self._tile_count),
             *(frame, frame, frame),
@@ -162,13 +156,13 @@ class ArcExpansion:
         torch.cumsum(self._tile_count, 0, out=self._tile_end)
         kernels.gather_candidates[grid](
             *(self._source, self._arc, self._stream, self._score, self.threshold, self.needed, self.num_arcs),
-            *(self._tile_count, self._tile_end, arcs.dst_state, record),
-            *(self.source, self.arc, self.stream, self.state, self.score, self.record),
+            *(self._tile_count, self._tile_end, arcs.dst_state, backpointer),
+            *(self.source, self.arc, self.stream, self.state, self.score, self.backpointer),
             B=block,
         )
 
 
-class Recombined:
+class Recombination:
     """Room for what is found out about candidates, and the kernels that do. Nothing here waits for the device.
 
     Args:
@@ -194,7 +188,7 @@ class Recombined:
     def run(
         self, stream: Tensor, state: Tensor, context_idx: Tensor | None, score: Tensor, num_candidates: Tensor
     ) -> None:
-        """Fills winner (A,), value (A,), -inf for losers, num_inside (N,) and threshold (N,).
+        """Fills winner (A,), value (A,), -inf for losing_arcs, num_inside (N,) and threshold (N,).
 
         Args:
             stream, state, context_idx, score: (A,), streams ascending.
@@ -204,13 +198,13 @@ class Recombined:
         block, grid = limits.block, (triton.cdiv(self.num_candidates, limits.block),)
         counted = (num_candidates, self.num_candidates)
         self._by_stream.zero_()
-        kernels.enter[grid](
+        kernels.insert[grid](
             *(stream, state, state if context_idx is None else context_idx, score),
             *(*counted, self._owner, self._best, self._slot, len(self._owner) - 1),
             HAS_CONTEXT=context_idx is not None,
             B=block,
         )
-        kernels.settle[grid](
+        kernels.resolve[grid](
             *(stream, score, *counted, self._best, self._slot, self.winner, self.value, *self._by_stream),
             limits.beam,
             B=block,
@@ -220,83 +214,87 @@ class Recombined:
             *(limits.beam, limits.min_active, limits.max_active),
             B=limits.selection_block,
         )
-        kernels.leave[grid](*counted, self._owner, self._best, self._slot, B=block)
-
-
-_FIRST_ROOM = 1 << 12
+        kernels.clear[grid](*counted, self._owner, self._best, self._slot, B=block)
 
 
 class TritonFrameBackend:
-    """What `FrameStep` does by tensor operations, with the same outcome; the host reads one number in each half.
+    """`FrameBackend` by Triton's kernels; the host reads one number in each of its two methods.
 
     Args:
-        graph: where the search runs.
+        graph: on the device of the search.
         limits: beams.
+        initial_capacity: tokens and candidates that there is room for at first; it grows by doubling.
     """
 
-    def __init__(self, graph: Searchable, limits: FrameLimits) -> None:
+    def __init__(self, graph: Searchable, limits: FrameLimits, initial_capacity: int = 1 << 12) -> None:
         self._arcs = graph.emitting
         self._limits = limits
         self._device = graph.final_score.device
-        self._expansion = ArcExpansion(graph.emitting, limits, _FIRST_ROOM, _FIRST_ROOM, 1)
-        self._recombined = Recombined(limits, _FIRST_ROOM, 1, self._device)
+        self._expansion = ArcExpansion(graph.emitting, limits, initial_capacity, initial_capacity, 1)
+        self._recombination = Recombination(limits, initial_capacity, 1, self._device)
         self._num_paths = torch.zeros(1, dtype=torch.int64, device=self._device)
         self._first_frame = torch.zeros_like(self._num_paths)
         self._num_candidates = torch.zeros_like(self._num_paths)
         self._is_short = torch.zeros_like(self._num_paths)
 
-    def expand(
-        self, tokens: ActiveTokens, log_prob: Tensor, frame_begin: Tensor, offset: Tensor, everything: bool = False
-    ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    def expand(self, tokens: ActiveTokens, frame: Frame, *, prune: bool = True) -> Expansion:
         """As `FrameBackend.expand`."""
-        num_streams, num_arcs = len(offset), self._expansion.num_arcs
+        # Triton launches on the current device.
+        with torch.cuda.device_of(frame.log_prob):
+            return self._expand(tokens, frame, prune)
+
+    def _expand(self, tokens: ActiveTokens, frame: Frame, prune: bool) -> Expansion:
+        num_streams, num_arcs = len(frame.begin), self._expansion.num_arcs
         self._num_paths.fill_(len(tokens))
+        paths = (tokens.stream, tokens.state, tokens.score, tokens.backpointer)
         while True:
-            self._expansion = self._with_room(len(tokens), num_arcs, num_streams)
-            room = self._expansion
-            paths = (tokens.stream, tokens.state, tokens.score, tokens.record)
-            room.run(paths, self._num_paths, log_prob, frame_begin, self._first_frame, 0, everything)
-            num_arcs, num_kept = torch.cat([room.needed, room.num_kept]).tolist()
-            if num_arcs <= room.num_arcs:
+            found = self._expansion = self._ensure_capacity(len(tokens), num_arcs, num_streams)
+            found.run(paths, self._num_paths, frame.log_prob, frame.begin, self._first_frame, 0, not prune)
+            num_arcs, num_kept = torch.cat([found.needed, found.num_kept]).tolist()
+            if num_arcs <= found.num_arcs:
                 break
         block = self._limits.block
         kernels.shift_offsets[triton.cdiv(num_streams, block),](
-            *(room.best, offset, room.num_inside, room.threshold, self._is_short, 0, num_streams), B=block
+            *(found.best, frame.score_offset, found.num_inside, found.threshold, self._is_short, 0, num_streams),
+            B=block,
         )
-        source, arc, stream = (part[:num_kept].long() for part in (room.source, room.arc, room.stream))
-        is_complete = room.threshold[:num_streams] == -torch.inf
-        return (source, arc, stream, room.score[:num_kept].clone()), is_complete
+        source, arc, stream = (part[:num_kept].long() for part in (found.source, found.arc, found.stream))
+        is_complete = found.threshold[:num_streams] == -torch.inf
+        return Expansion(source, arc, stream, found.score[:num_kept].clone(), is_complete)
 
-    def keep(
-        self, stream: Tensor, state: Tensor, context_idx: Tensor | None, score: Tensor, is_complete: Tensor
-    ) -> tuple[Tensor, Tensor, bool]:
-        """As `FrameBackend.keep`."""
+    def recombine_and_prune(self, candidates: Candidates) -> Survivors:
+        """As `FrameBackend.recombine_and_prune`."""
+        with torch.cuda.device_of(candidates.score):
+            return self._recombine_and_prune(candidates)
+
+    def _recombine_and_prune(self, candidates: Candidates) -> Survivors:
+        stream, is_complete = candidates.stream, candidates.is_complete
         num, num_streams = len(stream), len(is_complete)
-        if num > self._recombined.num_candidates or num_streams > self._recombined.num_streams:
-            room = max(2 * num, self._recombined.num_candidates)
-            self._recombined = Recombined(self._limits, room, num_streams, self._device)
-        found = self._recombined
+        found = self._recombination
+        if num > found.num_candidates or num_streams > found.num_streams:
+            capacity = max(2 * num, found.num_candidates)
+            found = self._recombination = Recombination(self._limits, capacity, num_streams, self._device)
         self._num_candidates.fill_(num)
-        found.run(stream, state, context_idx, score, self._num_candidates)
+        found.run(stream, candidates.state, candidates.context_idx, candidates.score, self._num_candidates)
         value, winner = found.value[:num], found.winner[:num].long()
         stays = (value > -torch.inf) & (value >= found.threshold.index_select(0, stream))
         is_enough = True
         if not self._limits.has_lm:
             is_enough = bool(((found.num_inside[:num_streams] >= self._limits.min_active) | is_complete).all())
-        return winner, stays.nonzero().squeeze(1), is_enough
+        return Survivors(winner, stays.nonzero().squeeze(1), is_enough)
 
-    def _with_room(self, num_paths: int, num_arcs: int, num_streams: int) -> ArcExpansion:
-        room = self._expansion
-        if num_paths <= room.num_paths and num_arcs <= room.num_arcs and num_streams <= room.num_streams:
-            return room
-        if num_paths > room.num_paths:
+    def _ensure_capacity(self, num_paths: int, num_arcs: int, num_streams: int) -> ArcExpansion:
+        held = self._expansion
+        if num_paths <= held.num_paths and num_arcs <= held.num_arcs and num_streams <= held.num_streams:
+            return held
+        if num_paths > held.num_paths:
             num_paths *= 2
-        if num_arcs > room.num_arcs:
+        if num_arcs > held.num_arcs:
             num_arcs *= 2
         return ArcExpansion(
             self._arcs,
             self._limits,
-            max(num_paths, room.num_paths),
-            max(num_arcs, room.num_arcs),
-            max(num_streams, room.num_streams),
+            max(num_paths, held.num_paths),
+            max(num_arcs, held.num_arcs),
+            max(num_streams, held.num_streams),
         )

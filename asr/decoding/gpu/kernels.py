@@ -583,7 +583,7 @@ UNBEATEN = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 
 
 @triton.jit
-def enter(
+def insert(
     stream: tl.tensor,
     state: tl.tensor,
     context_idx: tl.tensor,
@@ -637,7 +637,7 @@ def enter(
 
 
 @triton.jit
-def settle(
+def resolve(
     stream: tl.tensor,
     score: tl.tensor,
     num_candidates: tl.tensor,
@@ -656,7 +656,7 @@ def settle(
 
     Args:
         stream, score: (A,); num_candidates (1,), capacity A.
-        best, slot: as `enter` left them.
+        best, slot: as `insert` left them.
         winner: (A,) int32, the position of the winner, written.
         value: (A,) float32, written: the scores of winners, -inf for all others.
         num_inside, range_begin, range_end: (N,) int32, all 0, filled.
@@ -680,7 +680,7 @@ def settle(
 
 
 @triton.jit
-def leave(
+def clear(
     num_candidates: tl.tensor, capacity: tl.tensor, owner: tl.tensor, best: tl.tensor, slot: tl.tensor, B: tl.constexpr
 ) -> None:
     """Empties the slots that were taken."""

@@ -1,17 +1,23 @@
-"""What reads whole chunks (loops, or kernels in rooms of fixed sizes) finds what the tensor form finds, bit for bit."""
+"""Searches of whole chunks, by loops or by kernels in buffers of a fixed size, equal the reference bit for bit."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
-from asr.decoding.backend import Chunk, ChunkBackend, SearchSink
+from asr.decoding.backend import Backend
 from asr.decoding.backtrace import Backtrace
+from asr.decoding.frame import TorchFrameBackend
 from asr.decoding.interface import DecodingOptions
-from asr.decoding.search_graph import SearchGraph
+from asr.decoding.search_graph import Searchable, SearchGraph
+from asr.decoding.selection import BackendFactory, select_backend
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.token_search import TokenSearch
 from asr.decoding.tokens import ActiveTokens
@@ -32,31 +38,54 @@ GRAPH = random_graph(3, num_states=40, num_arcs=200)
 
 
 @pytest.mark.parametrize(
-    ("first_room", "frames_at_once", "beam", "limits"),
+    ("initial_capacity", "frames_per_call", "beam", "limits"),
     [(4, 4, 6.0, (3, 12)), (1024, 32, float("inf"), (0, 10**6)), (16, 3, 0.3, (8, 9))],
 )
-def test_rooms_of_fixed_sizes(
-    first_room: int, frames_at_once: int, beam: float, limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+def test_kernels_in_buffers_of_a_fixed_size(
+    initial_capacity: int,
+    frames_per_call: int,
+    beam: float,
+    limits: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("triton", reason="the kernels need triton; its interpreter runs them without a GPU")
-    from asr.decoding.gpu import cuda_graph
     from asr.decoding.gpu.cuda_graph import CudaGraphSearch
+    from asr.decoding.gpu.frame import FrameLimits
 
-    monkeypatch.setattr(cuda_graph, "_FIRST_ROOM", first_room)
-    monkeypatch.setattr(cuda_graph, "_FRAMES_AT_ONCE", frames_at_once)
-    for reader in _check_same_paths("steps", beam, limits, monkeypatch):
-        assert isinstance(reader, CudaGraphSearch)
-        assert (reader.num_retries > 0) == (first_room < 1024)
+    searches: list[CudaGraphSearch] = []
+
+    def made(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, _: bool) -> Backend:
+        frame_limits = FrameLimits(options, False, torch.device("cpu"))
+        searches.append(CudaGraphSearch(graph, frame_limits, False, frames_per_call, initial_capacity))
+        return Backend(TorchFrameBackend(graph, options, False), searches[-1])
+
+    _check_same_paths(made, beam, limits, monkeypatch)
+    assert len(searches) == 2
+    for search in searches:
+        assert (search.num_retries > 0) == (initial_capacity < 1024)
 
 
-@pytest.mark.parametrize("frames_at_once", [3, 32])
+@pytest.mark.parametrize("frames_per_call", [3, 32])
 @pytest.mark.parametrize(("beam", "limits"), [(6.0, (3, 12)), (float("inf"), (0, 10**6)), (0.3, (8, 9))])
-def test_loops(frames_at_once: int, beam: float, limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loops(frames_per_call: int, beam: float, limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba")
-    from asr.decoding.cpu import chunk
+    from asr.decoding.cpu.chunk import NumbaChunkSearch
 
-    monkeypatch.setattr(chunk, "_FRAMES_AT_ONCE", frames_at_once)
-    assert len(_check_same_paths("loops", beam, limits, monkeypatch)) == 2
+    def made(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, _: bool) -> Backend:
+        return Backend(TorchFrameBackend(graph, options, False), NumbaChunkSearch(graph, options, frames_per_call))
+
+    _check_same_paths(made, beam, limits, monkeypatch)
+
+
+def _numba_with_lm(looks_up: bool) -> BackendFactory:
+    from asr.decoding.cpu.chunk_lm import NumbaChunkSearchWithLM
+
+    def made(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, _: bool) -> Backend:
+        assert lm is not None
+        search = NumbaChunkSearchWithLM(graph, options, lm, looks_up, backpointers_per_call=100)
+        return Backend(TorchFrameBackend(graph, options, True), search)
+
+    return made
 
 
 @pytest.mark.parametrize("word_beam", [None, 0.2])
@@ -65,11 +94,8 @@ def test_loops_with_a_language_model(
     beam: float, limits: tuple[int, int], word_beam: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("numba")
-    from asr.decoding.cpu.chunk_lm import NumbaChunkSearchWithLM
-
     lm = TableLM(GRAPH.vocabulary, num_history_words=2)
-    readers = _check_same_paths("loops", beam, limits, monkeypatch, lm, word_beam)
-    assert [type(reader) for reader in readers] == 2 * [NumbaChunkSearchWithLM]
+    _check_same_paths(_numba_with_lm(looks_up=False), beam, limits, monkeypatch, lm, word_beam)
 
 
 @pytest.mark.parametrize("kind", ["plain", "indexed", "quantized", "words missing"])
@@ -85,17 +111,13 @@ def test_loops_that_look_up_ngrams(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("numba")
-    from asr.decoding.cpu import chunk_lm
-
-    monkeypatch.setattr(chunk_lm, "_RECORDS_AT_ONCE", 100)
     path = tmp_path / "text"
     path.write_text("\n".join(toy_sentences(0, 200, 3 if kind == "words missing" else 9)))
     stream = read_word_stream([path])
     small, large = (NgramLM.from_trie(estimate_kneser_ney(stream, order).trie) for order in (2, 4))
     large = {"indexed": large.with_index(), "quantized": large.quantized()}.get(kind, large)
     lm = Difference(RemappedLM(large, GRAPH.vocabulary), RemappedLM(small, GRAPH.vocabulary))
-    readers = _check_same_paths("loops", beam, limits, monkeypatch, lm, word_beam)
-    assert [type(reader) for reader in readers] == 2 * [chunk_lm.NumbaWordSearch]
+    assert _check_same_paths(_numba_with_lm(looks_up=True), beam, limits, monkeypatch, lm, word_beam) == 0
 
 
 def _toy_models(folder: Path) -> tuple[RemappedLM, RNNLanguageModel]:
@@ -106,7 +128,7 @@ def _toy_models(folder: Path) -> tuple[RemappedLM, RNNLanguageModel]:
     return small, RNNLanguageModel(GRAPH.vocabulary, RNNLMConfig(6, 8, maxent_order=3, maxent_size=1000))
 
 
-@pytest.mark.parametrize("is_pushed", [False, True])
+@pytest.mark.parametrize("looks_up", [False, True])
 @pytest.mark.parametrize(
     ("beam", "limits", "word_beam"), [(6.0, (3, 12), None), (float("inf"), (0, 500), None), (1.0, (0, 5), 0.2)]
 )
@@ -114,26 +136,24 @@ def test_loops_that_ask_a_recurrent_network(
     beam: float,
     limits: tuple[int, int],
     word_beam: float | None,
-    is_pushed: bool,
+    looks_up: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("numba")
-    from asr.decoding.cpu.chunk_lm import NumbaChunkSearchWithLM, NumbaWordSearch
-
-    monkeypatch.setattr(SearchGraph, "is_pushed", is_pushed)
     small, network = _toy_models(tmp_path)
-    # What the loops have scored, and the tensor form then finds; and the other way round.
+    # The torch backend finds what the loops have put into the caches, and the other way round.
     for loops_first in (True, False):
         engine = CachedRNNLM(network)
         lm = Difference(engine, small)
-        readers = _check_same_paths("loops", beam, limits, monkeypatch, lm, word_beam, loops_first)
-        assert [type(reader) for reader in readers] == 2 * [NumbaWordSearch if is_pushed else NumbaChunkSearchWithLM]
+        make_backend = _numba_with_lm(looks_up)
+        num_calls = _check_same_paths(make_backend, beam, limits, monkeypatch, lm, word_beam, loops_first)
+        assert (num_calls == 0) == looks_up
         num_runs, num_rows = engine.statistics().num_hidden_calls, engine.statistics().num_hidden_rows
         if loops_first:
             runs_of_loops, rows_of_loops = num_runs, num_rows
     assert runs_of_loops <= num_runs
-    assert rows_of_loops >= num_rows if is_pushed else rows_of_loops == num_rows
+    assert rows_of_loops >= num_rows if looks_up else rows_of_loops == num_rows
 
 
 @pytest.mark.parametrize("capacity_bytes", [8_000, 30_000, 10**7])
@@ -141,40 +161,53 @@ def test_a_network_that_has_no_more_room_is_asked_by_calls(
     capacity_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("numba")
-    from asr.decoding.cpu.chunk_lm import NumbaChunkSearchWithLM
-
-    monkeypatch.setattr(SearchGraph, "is_pushed", True)
     monkeypatch.setattr(engine_numba, "_ROOM", 16)
-    frames_by_calls: list[list[int]] = []
-    read = NumbaChunkSearchWithLM.read
-
-    def recorded(
-        reader: NumbaChunkSearchWithLM, tokens: ActiveTokens, chunk: Chunk, traces: SearchSink
-    ) -> ActiveTokens:
-        frames_by_calls.append(chunk.num_frames.tolist())
-        return read(reader, tokens, chunk, traces)
-
-    monkeypatch.setattr(NumbaChunkSearchWithLM, "read", recorded)
     small, network = _toy_models(tmp_path)
     options = DecodingOptions(search_beam=6.0, min_active_states=3, max_active_states=40)
-    log_prob, found = random_log_prob(5, 5, 11), []
-    engine = CachedRNNLM(network, capacity_bytes=capacity_bytes)
-    assert engine.lookup_tables() is not None
-    for own, form in ((CachedRNNLM(network), "tensor"), (engine, "loops")):
-        search = TokenPassingDecoder(GRAPH, options, form=form)
+    log_prob = random_log_prob(5, 5, 11)
+    bounded = CachedRNNLM(network, capacity_bytes=capacity_bytes)
+    assert bounded.lookup_tables() is not None
+    cases = {
+        "torch": (CachedRNNLM(network), functools.partial(select_backend, name="torch")),
+        "calls": (CachedRNNLM(network), _numba_with_lm(looks_up=False)),
+        "lookup": (bounded, _numba_with_lm(looks_up=True)),
+    }
+    found, num_queries = {}, {}
+    for name, (engine, make_backend) in cases.items():
+        lm = Difference(engine, small)
+        decoder = TokenPassingDecoder(GRAPH, options, backend=make_backend)
+        counts = []
         for _ in range(2):
-            results = search.decode(log_prob, NUM_FRAMES, Difference(own, small))
-        found.append([result.best for result in results])
-    for one, other in zip(*found, strict=True):
+            with _queries_of(lm) as queries:
+                results = decoder.decode(log_prob, NUM_FRAMES, lm)
+            counts.append(sum(queries))
+        found[name], num_queries[name] = [result.best for result in results], counts
+    for one, other in zip(found["torch"], found["lookup"], strict=True):
         assert (one is None) == (other is None)
         if one is not None and other is not None:
             assert one.word_ids == other.word_ids and one.total == pytest.approx(other.total, abs=1e-4)
-    assert (engine.lookup_tables() is None) == (capacity_bytes < 10**7)
+    assert (bounded.lookup_tables() is None) == (capacity_bytes < 10**7)
     if capacity_bytes == 10**7:
-        assert not frames_by_calls
+        assert num_queries["lookup"] == [0, 0]
     else:
-        # The first utterances are begun by the loop, the second ones are not.
-        assert 0 < sum(frames_by_calls[0]) < int(NUM_FRAMES.sum()) and frames_by_calls[-1] == NUM_FRAMES.tolist()
+        # The first batch is begun by looking up, the second one goes by calls altogether.
+        first, second = num_queries["lookup"]
+        assert 0 < first < num_queries["calls"][0] and second == num_queries["calls"][1]
+
+
+@contextlib.contextmanager
+def _queries_of(lm: LanguageModel) -> Iterator[list[int]]:
+    """How many words each call of `lm.score` is asked for."""
+    queries: list[int] = []
+    score = lm.score
+
+    def counted(context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        queries.append(len(word_id))
+        return score(context_idx, word_id)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lm, "score", counted)
+        yield queries
 
 
 def test_streams_ask_together() -> None:
@@ -191,7 +224,9 @@ def test_streams_ask_together() -> None:
         log_prob[utt, frame] = torch.tensor([-20.0, 0.0])
     options = DecodingOptions(search_beam=8.0, min_active_states=0)
     lm = TableLM(graph.vocabulary)
-    search = TokenSearch(SearchGraph(graph, options), options, lm, Backtrace(graph.device), form="loops")
+    searched = SearchGraph(graph, options)
+    backend = select_backend(searched, options, lm, name="numba")
+    search = TokenSearch(searched, options, lm, Backtrace(graph.device), backend=backend)
     search.advance(search.start(torch.zeros(3, dtype=torch.int64)), log_prob, torch.tensor([6, 6, 5]))
     histories = [lm.history_of(int(search.alive(utt)[0].context_idx[0])) for utt in range(3)]
     assert [len(history) - 1 for history in histories] == [1, 0, 2]
@@ -199,15 +234,15 @@ def test_streams_ask_together() -> None:
 
 
 def _check_same_paths(
-    form: str,
+    make_backend: BackendFactory,
     beam: float,
     limits: tuple[int, int],
     monkeypatch: pytest.MonkeyPatch,
     lm: LanguageModel | None = None,
     word_beam: float | None = None,
     loops_first: bool = False,
-) -> list[ChunkBackend]:
-    """In one chunk and in several, records collected on the way; gives the readers."""
+) -> int:
+    """In one chunk and in several, back-pointers collected on the way; gives the number of calls of `lm.score`."""
     monkeypatch.setattr(Backtrace, "is_due", property(lambda self: self.num_records > 200))
     graph = GRAPH
     log_prob = random_log_prob(5, 5, 11)
@@ -217,35 +252,36 @@ def _check_same_paths(
         search_beam=beam, min_active_states=limits[0], max_active_states=limits[1], word_beam=word_beam
     )
     searched = SearchGraph(graph, options)
-    found = []
-    readers: list[ChunkBackend] = []
-    runs = [("tensor", [11]), (form, [11]), (form, [2, 9])]
-    for own_form, cuts in reversed(runs) if loops_first else runs:
+    found, num_calls = [], 0
+    reference: BackendFactory = functools.partial(select_backend, name="torch")
+    runs = [(reference, [11]), (make_backend, [11]), (make_backend, [2, 9])]
+    for make, cuts in reversed(runs) if loops_first else runs:
         backtrace = Backtrace(graph.device)
-        search = TokenSearch(searched, options, lm, backtrace, form=own_form)
-        assert (search.reader is None) == (own_form == "tensor")
+        search = TokenSearch(searched, options, lm, backtrace, backend=make(searched, options, lm, False))
         stream = search.start(torch.zeros(5, dtype=torch.int64))
         begin = 0
-        for num in cuts:
-            search.advance(stream, log_prob[:, begin : begin + num], (NUM_FRAMES - begin).clamp(0, num))
-            begin += num
+        with contextlib.nullcontext([]) if lm is None else _queries_of(lm) as queries:
+            for num in cuts:
+                search.advance(stream, log_prob[:, begin : begin + num], (NUM_FRAMES - begin).clamp(0, num))
+                begin += num
+        num_calls += len(queries) if make is make_backend else 0
         found.append([(*search.alive(utt), backtrace) for utt in range(5)])
-        if search.reader is not None:
-            readers.append(search.reader)
     if loops_first:
         found.reverse()
     for others in found[1:]:
         for (tokens, offset, backtrace), (own, own_offset, own_backtrace) in zip(found[0], others, strict=True):
             assert offset == own_offset
             _assert_equal(tokens, own)
-            for record, own_record in zip(tokens.record.tolist(), own.record.tolist(), strict=True):
-                assert torch.equal(backtrace.path(record), own_backtrace.path(own_record))
-            together = own_backtrace.paths_together(own.record)
-            assert [arc.tolist() for arc in together] == [own_backtrace.path(r).tolist() for r in own.record.tolist()]
-    return readers
+            for backpointer, own_record in zip(tokens.backpointer.tolist(), own.backpointer.tolist(), strict=True):
+                assert torch.equal(backtrace.path(backpointer), own_backtrace.path(own_record))
+            together = own_backtrace.paths_together(own.backpointer)
+            assert [arc.tolist() for arc in together] == [
+                own_backtrace.path(r).tolist() for r in own.backpointer.tolist()
+            ]
+    return num_calls
 
 
 def _assert_equal(tokens: ActiveTokens, others: ActiveTokens) -> None:
     for field in fields(tokens):
-        if field.name != "record":
+        if field.name != "backpointer":
             assert torch.equal(getattr(tokens, field.name), getattr(others, field.name)), field.name

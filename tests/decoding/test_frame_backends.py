@@ -5,21 +5,24 @@ The kernels run in Triton's interpreter here, one program after the other.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import fields
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from asr.decoding.backend import Backend, Frame, FrameBackend, SearchSink
 from asr.decoding.backtrace import Backtrace
-from asr.decoding.frame import FrameStep
+from asr.decoding.frame import FrameSearch, SplitFrameBackend, TorchFrameBackend
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import LatticeRecords
-from asr.decoding.search_graph import SearchGraph
+from asr.decoding.search_graph import Searchable, SearchGraph
+from asr.decoding.selection import BackendFactory, select_backend
 from asr.decoding.tokens import ActiveTokens
+from asr.lm.interface import LanguageModel
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.table_lm import TableLM
 
@@ -39,21 +42,27 @@ CASES = {
 @given(**CASES)
 def test_loops_keep_the_same_paths(**case: Any) -> None:
     pytest.importorskip("numba")
-    _check_same_paths("loops", **case)
+    _check_same_paths(functools.partial(select_backend, name="numba"), **case)
 
 
 @settings(max_examples=8, deadline=None, phases=[Phase.explicit, Phase.generate])  # shrinking takes minutes
 @given(**CASES)
 def test_kernels_keep_the_same_paths(**case: Any) -> None:
     pytest.importorskip("triton", reason="the kernels need triton; its interpreter runs them without a GPU")
-    from asr.decoding.gpu import frame
+    from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
 
-    with mock.patch.object(frame, "_FIRST_ROOM", 64):
-        _check_same_paths("kernels", **case)
+    def small(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, keep_lattice: bool) -> Backend:
+        limits = FrameLimits(options, lm is not None, torch.device("cpu"))
+        frame: FrameBackend = TritonFrameBackend(graph, limits, initial_capacity=64)
+        if lm is not None and options.max_contexts_per_state is not None:
+            frame = SplitFrameBackend(frame, TorchFrameBackend(graph, options, True))
+        return Backend(frame)
+
+    _check_same_paths(small, **case)
 
 
 def _check_same_paths(
-    form: str,
+    make_backend: BackendFactory,
     seed: int,
     with_lm: bool,
     epsilons: bool,
@@ -78,20 +87,25 @@ def _check_same_paths(
     searched = SearchGraph(graph, options)
     lm = TableLM(graph.vocabulary, seed, num_history_words=2) if with_lm else None
     outcomes = []
-    for own_form in ("tensor", form):
+    for make in (functools.partial(select_backend, name="torch"), make_backend):
         backtrace = Backtrace(graph.device, collects=False)
         records = LatticeRecords(num_utts, options) if keeps_lattice and not epsilons else None
-        step = FrameStep(searched, options, lm, backtrace, records, own_form)
+        sink = SearchSink(backtrace, records, lambda parts: None)
+        search = FrameSearch(searched, options, lm, make(searched, options, lm, records is not None).frame)
         start = torch.zeros(num_utts, dtype=torch.int64)
-        tokens = ActiveTokens.starting(torch.arange(num_utts), start, start if lm is None else lm.start(num_utts))
+        tokens = ActiveTokens.initial(torch.arange(num_utts), start, start if lm is None else lm.start(num_utts))
         offset = torch.zeros(num_utts, dtype=torch.float64)
-        tokens = step.follow_epsilons(tokens, offset)
+        tokens = search.follow_epsilons(tokens, offset, backtrace)
         frames = []
         for frame in range(num_frames):
             begin = (torch.arange(num_utts) * num_frames + frame) * log_prob.shape[2]
-            tokens = step.read(tokens, log_prob.flatten(), begin, offset)
+            tokens = search.advance(tokens, Frame(log_prob.flatten(), begin, offset), sink)
             frames.append((tokens, offset.clone()))
-        kept = [] if records is None else [part for frame_losers in records._losers for part in _in_order(frame_losers)]
+        kept = (
+            []
+            if records is None
+            else [part for frame_losers in records._losing_arcs for part in _in_order(frame_losers)]
+        )
         outcomes.append((frames, kept))
     for (tokens, offset), (other, other_offset) in zip(outcomes[0][0], outcomes[1][0], strict=True):
         assert torch.equal(offset, other_offset)
@@ -101,7 +115,7 @@ def _check_same_paths(
         assert torch.equal(part, other_part)
 
 
-def _in_order(losers: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
-    src_record, _, arc, _ = losers
+def _in_order(losing_arcs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    src_record, _, arc, _ = losing_arcs
     order = torch.argsort(arc * 10**6 + src_record, stable=True)
-    return [part[order] for part in losers]
+    return [part[order] for part in losing_arcs]
