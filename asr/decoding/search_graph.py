@@ -6,7 +6,7 @@ Shapes: S states, A arcs, E arcs that read a frame, V words.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -94,12 +94,6 @@ class ArcSet:
     def arc_of(self, position: Tensor) -> Tensor:
         """The graph's arcs at these positions of the set, (K,) -> (K,)."""
         return position if self.graph_arc is None else self.graph_arc.index_select(0, position)
-
-    def for_loop(self) -> tuple[Any, ...]:
-        """arc_begin, token_id, score, num_words, word_begin, word_id and dst_state as a loop on a CPU reads them."""
-        words = self.words
-        arcs = self.arc_begin, self.token_id, self.score, words.num_words, words.word_begin, words.word_id
-        return tuple(part.numpy() for part in (*arcs, self.dst_state))
 
 
 class Searchable(Protocol):

@@ -1,109 +1,126 @@
-"""What the partial paths of one stream become over the arcs that leave them, as a loop for `jit`.
+"""One frame of the search by numba's loops: expand, recombine, prune. Uncompiled the loops are slow oracles.
 
-Shapes: K partial paths, A candidates.
+On a CPU they are several times faster than `TorchFrameBackend`, and give the same tokens bit for bit: what falls behind
+the best candidate so far is dropped at once, and each survivor is written once.
 
-
-Where the scores of one stream are cut off, as loops for `jit`; the tensor form is `pruning_threshold` beside it.
-
-A frame of the token search as loops over arcs and partial paths, for `jit`.
-
-The tensor form in `FrameStep` gives the same partial paths on any device; on a CPU
-these loops are several times faster: what falls behind the best path met so far is dropped at once, and what goes on
-is written once.
-
-Shapes: N streams, K partial paths, A candidates, S states. Paths of one stream stand together.
-
-
-The two halves of a frame, by numba's loops, with tensors in and out.
-
-Shapes: N streams, K partial paths, A candidates, S states.
+Shapes: N streams, K tokens, A candidates, W winners among them, S states.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from asr.decoding.backend import Frame
+from asr.decoding.cpu.arrays import CandidateArrays, arc_arrays, pruning_of, stream_end
+from asr.decoding.frame import RECOMBINATION_FACTOR, ROUNDING_SLACK
 from asr.decoding.interface import DecodingOptions
+from asr.decoding.recombination import HASH_MULTIPLIERS
 from asr.decoding.search_graph import Searchable
 from asr.decoding.tokens import ActiveTokens, Candidates, Expansion, Survivors
 from asr.kernels.jit import jit_required, kernel
 
-# More than the rounding of a difference of two scores can be.
-_SLACK = 0.01
 
+class FrameArrays(NamedTuple):
+    """`asr.decoding.backend.Frame` as arrays."""
 
-_RECOMBINED = 8
+    log_prob: Any
+    begin: Any
+    score_offset: Any
 
 
 @kernel(fastmath=False)
-def num_arcs(state: Any, arc_begin: Any) -> Any:
+def count_arcs(state: Any, arcs: Any) -> Any:
     """How many arcs leave these states (K,), each counted as often as it stands there."""
     total = 0
-    for path in range(len(state)):
-        total += arc_begin[state[path] + 1] - arc_begin[state[path]]
+    for token in range(len(state)):
+        total += arcs.begin[state[token] + 1] - arcs.begin[state[token]]
     return total
 
 
 @kernel(fastmath=False)
-def expand_paths(
-    state: Any, score: Any, begin: int, end: int, arc_begin: Any, token_id: Any, arc_score: Any, num_words: Any,
-    log_prob: Any, row: Any, margin: Any, beam: Any, word_beam: Any, min_active: int, is_pruned: bool,
-    source: Any, arc: Any, value: Any, first: int,
-) -> tuple[Any, Any, Any]:  # fmt: skip
-    """Fills in, from `first` on, what the paths of one stream become; arguments otherwise as of `expand_frame`.
+def expand_stream(
+    state: Any, score: Any, arcs: Any, log_prob: Any, pruning: Any, margin: Any, has_lm: bool, out: Any
+) -> tuple[Any, Any, Any]:
+    """Extends the tokens of one stream over the arcs that leave their states.
 
     Args:
-        begin, end: the stream's paths.
-        row: where its frame begins in the scores.
-        source, arc, value: there is room for all arcs; value is not relative.
+        state, score: (K,) of the tokens.
+        arcs: of the graph.
+        log_prob: (C,) or more, where the stream's frame begins.
+        pruning: with a language model, only what it is to be asked about stays.
+        margin: candidates further behind the best may be left out, as long as enough are inside the beam.
+        has_lm: whether a language model takes part.
+        out: takes the candidates; has room for all arcs.
 
     Returns:
-        Behind which place the candidates end, the best of their scores, and whether any that is possible was left out.
+        How many candidates there are, the best score before it was subtracted from all, and whether any that is
+        possible was left out.
     """
-    # Where the best path leads tells at once what is not worth writing down.
-    leader = begin
-    for path in range(begin, end):
-        if score[path] > score[leader]:
-            leader = path
+    # The successors of the best token tell at once what is not worth writing down.
+    leader = 0
+    for token in range(len(state)):
+        if score[token] > score[leader]:
+            leader = token
     lead = np.float32(-np.inf)
-    for position in range(arc_begin[state[leader]], arc_begin[state[leader] + 1]):
-        reached = score[leader] + arc_score[position]
-        lead = max(lead, reached + log_prob[row + token_id[position]])
+    for position in range(arcs.begin[state[leader]], arcs.begin[state[leader] + 1]):
+        reached = score[leader] + arcs.score[position]
+        lead = max(lead, reached + log_prob[arcs.token[position]])
     while True:
         best = lead
-        floor = np.float32(best - margin - _SLACK)
+        floor = np.float32(best - margin - ROUNDING_SLACK)
         left_out = False
-        num = first
-        for path in range(begin, end):
-            path_score = score[path]
-            for position in range(arc_begin[state[path]], arc_begin[state[path] + 1]):
-                reached = path_score + arc_score[position]
-                reached = reached + log_prob[row + token_id[position]]
+        num = 0
+        for token in range(len(state)):
+            token_score = score[token]
+            for position in range(arcs.begin[state[token]], arcs.begin[state[token] + 1]):
+                reached = token_score + arcs.score[position]
+                reached = reached + log_prob[arcs.token[position]]
                 if reached < floor or reached == -np.inf:
                     left_out = left_out or reached > -np.inf
                     continue
-                source[num], arc[num], value[num] = path, position, reached
+                out.source[num], out.arc[num], out.score[num] = token, position, reached
                 num += 1
                 if reached > best:
                     best = reached
-                    floor = np.float32(best - margin - _SLACK)
+                    floor = np.float32(best - margin - ROUNDING_SLACK)
         if not left_out:
             break
         num_inside = 0
-        for i in range(first, num):
-            relative = value[i] - best
-            if relative >= -beam and (not is_pruned or relative >= -word_beam or num_words[arc[i]] == 0):
+        for i in range(num):
+            relative = out.score[i] - best
+            if relative >= -pruning.beam and (
+                not has_lm or relative >= -pruning.word_beam or arcs.num_words[out.arc[i]] == 0
+            ):
                 num_inside += 1
-        # Without a language model several of these may recombine into one.
-        if num_inside >= (min_active if is_pruned else _RECOMBINED * min_active):
+        if num_inside >= (pruning.min_active if has_lm else RECOMBINATION_FACTOR * pruning.min_active):
             break
         margin = np.float32(np.inf)
+    for i in range(num):
+        out.score[i] -= best
+    if has_lm:
+        num = prune_before_words(out, num, arcs, pruning)
     return num, best, left_out
+
+
+@kernel(fastmath=False)
+def prune_before_words(out: Any, num: int, arcs: Any, pruning: Any) -> Any:
+    """Moves to the front of `num` candidates those that the language model is asked about -> how many."""
+    kept = 0
+    for i in range(num):
+        if out.score[i] >= -pruning.word_beam or arcs.num_words[out.arc[i]] == 0:
+            out.source[kept], out.arc[kept], out.score[kept] = out.source[i], out.arc[i], out.score[i]
+            kept += 1
+    num, kept = kept, 0
+    threshold = pruning_threshold(out.score[:num], pruning.beam, pruning.min_active, 0)
+    for i in range(num):
+        if out.score[i] >= threshold:
+            out.source[kept], out.arc[kept], out.score[kept] = out.source[i], out.arc[i], out.score[i]
+            kept += 1
+    return kept
 
 
 _NUM_BUCKETS = 2048
@@ -111,7 +128,7 @@ _NUM_BUCKETS = 2048
 
 @kernel(fastmath=False)
 def kth_best(value: Any, k: int) -> Any:
-    """The k-th largest of finite numbers, k from 1 to their number: buckets inside the bucket that holds it."""
+    """The k-th largest of finite numbers, 1 <= k <= their number, by buckets within the bucket that holds it."""
     while True:
         low, high = value[0], value[0]
         for i in range(len(value)):
@@ -136,191 +153,179 @@ def kth_best(value: Any, k: int) -> Any:
 
 
 @kernel(fastmath=False)
-def pruning_threshold(value: Any, beam: Any, min_active: int, max_active: int) -> Any:
-    """The worst score that survives, of finite scores of one stream; max_active 0 is no limit."""
+def pruning_threshold(score: Any, beam: Any, min_active: int, max_active: int) -> Any:
+    """The worst score that survives among finite scores of one stream; max_active 0 is no limit."""
     threshold = -beam
     num_inside = 0
-    for i in range(len(value)):
-        if value[i] >= threshold:
+    for i in range(len(score)):
+        if score[i] >= threshold:
             num_inside += 1
-    if num_inside < min_active and num_inside < len(value):
-        threshold = kth_best(value, min_active) if len(value) >= min_active else kth_best(value, len(value))
+    if num_inside < min_active and num_inside < len(score):
+        threshold = kth_best(score, min_active) if len(score) >= min_active else kth_best(score, len(score))
         threshold = min(threshold, -beam)
         num_inside = min_active
     if max_active and num_inside > max_active:
-        threshold = max(threshold, kth_best(value, max_active))
+        threshold = max(threshold, kth_best(score, max_active))
     return threshold
 
 
-_FIRST_MULTIPLIER = 0x1E3779B97F4A7C15
+@kernel(fastmath=False)
+def normalize_scores(stream: Any, score: Any, score_offset: Any) -> None:
+    """Subtracts from scores (A,) the best of their stream, which is added to score_offset (N,); both in place."""
+    best = np.full(len(score_offset), -np.inf, dtype=np.float32)
+    for i in range(len(score)):
+        best[stream[i]] = max(best[stream[i]], score[i])
+    for own in range(len(score_offset)):
+        if best[own] == -np.inf:
+            best[own] = 0.0
+        score_offset[own] += best[own]
+    for i in range(len(score)):
+        score[i] -= best[stream[i]]
 
 
-_SECOND_MULTIPLIER = 0x3F58476D1CE4E5B9
+@kernel(fastmath=False)
+def context_slot(table: Any, state: Any, context: Any, i: int) -> Any:
+    """The slot of candidate i in a table of candidates with different (state, context): open addressing, -1 is free."""
+    mask = len(table) - 1
+    slot = (np.int64(state[i]) * HASH_MULTIPLIERS[0]) ^ (context[i] * HASH_MULTIPLIERS[1])
+    slot = (slot ^ (slot >> 29)) & mask
+    while table[slot] >= 0 and (state[table[slot]] != state[i] or context[table[slot]] != context[i]):
+        slot = (slot + 1) & mask
+    return slot
+
+
+@kernel(fastmath=False)
+def recombine(state: Any, context: Any, score: Any, table: Any, winner: Any) -> None:
+    """Fills winner (A,): the best candidate of the same state and context in one stream, of equal scores the first.
+
+    Args:
+        state, score: (A,).
+        context: (A,), or (0,) without a language model.
+        table: (S,) int32, all -1 before and after; not used with a language model.
+        winner: (A,) int64.
+    """
+    num, has_context = len(state), len(context) > 0
+    if has_context:
+        num_slots = 16
+        while num_slots < 2 * num:
+            num_slots *= 2
+        table = np.full(num_slots, -1, dtype=np.int32)
+    for i in range(num):
+        winner[i] = i
+        slot = context_slot(table, state, context, i) if has_context else np.int64(state[i])
+        other = table[slot]
+        if other < 0:
+            table[slot] = i
+        elif score[i] > score[other]:
+            table[slot] = i
+            winner[other] = i
+        else:
+            winner[i] = other
+    if not has_context:
+        for i in range(num):
+            table[state[i]] = -1
+    # A candidate that was overtaken points forward; one that came too late points back to one that may have been
+    # overtaken since.
+    for i in range(num - 1, -1, -1):
+        if winner[i] > i:
+            winner[i] = winner[winner[i]]
+    for i in range(num):
+        if winner[i] < i:
+            winner[i] = winner[winner[i]]
+
+
+@kernel(fastmath=False)
+def prune_winners(kept: Any, score: Any, pruning: Any) -> tuple[Any, int]:
+    """Prunes the winners of one stream: which survive, ascending, and how many of them are inside the beam.
+
+    Args:
+        kept: (W,) positions of the winners; overwritten.
+        score: (A,) of all candidates, finite for winners.
+        pruning: beam and limits.
+    """
+    value = np.empty(len(kept), dtype=np.float32)
+    for k in range(len(kept)):
+        value[k] = score[kept[k]]
+    threshold = pruning_threshold(value, pruning.beam, pruning.min_active, pruning.max_active)
+    num_kept, num_inside = 0, 0
+    for k in range(len(kept)):
+        kept[num_kept] = kept[k]
+        num_kept += int(value[k] >= threshold)
+        num_inside += int(value[k] >= threshold and value[k] >= -pruning.beam)
+    return kept[:num_kept], num_inside
+
+
+@kernel(fastmath=False)
+def keep_stream(state: Any, context: Any, score: Any, table: Any, pruning: Any, winner: Any) -> tuple[Any, int]:
+    """Recombines and prunes the candidates of one stream; arguments as of `recombine`, returns as `prune_winners`."""
+    recombine(state, context, score, table, winner)
+    kept, num_winners = np.empty(len(state), dtype=np.int64), 0
+    for i in range(len(state)):
+        kept[num_winners] = i
+        num_winners += int(winner[i] == i and score[i] > -np.inf)
+    return prune_winners(kept[:num_winners], score, pruning)
 
 
 @kernel(fastmath=False)
 def expand_frame(
-    stream: Any,
-    state: Any,
-    score: Any,
-    arc_begin: Any,
-    token_id: Any,
-    arc_score: Any,
-    num_words: Any,
-    log_prob: Any,
-    frame_begin: Any,
-    score_offset: Any,
-    margin: Any,
-    beam: Any,
-    word_beam: Any,
-    min_active: int,
-    is_pruned: bool,
+    stream: Any, state: Any, score: Any, arcs: Any, frame: Any, pruning: Any, margin: Any, has_lm: bool
 ) -> tuple[Any, Any, Any, Any, Any]:
-    """What partial paths become over the arcs that leave them.
-
-    Args:
-        stream, state, score: (K,) the paths.
-        arc_begin, token_id, arc_score, num_words: the graph's arcs.
-        log_prob, frame_begin: scores of all frames, flat, and where each stream's frame begins in them (N,).
-        score_offset: (N,) float64; the best score of each stream is added in place.
-        margin: what falls this far behind the best may be left out.
-        beam, word_beam, min_active: if is_pruned, what stays: inside the beam, or the best min_active; candidates with
-            words inside word_beam only.
+    """`FrameBackend.expand`; stream, state, score (K,), `frame` as `FrameArrays`, otherwise as of `expand_stream`.
 
     Returns:
-        source (A,), arc (A,), stream (A,), score (A,) relative to the stream's best; and whether of each stream (N,)
-        all that do not stand here are impossible or pruned.
+        source, arc, stream, score (A,) and is_complete (N,), see `Expansion`.
     """
-    total = num_arcs(state, arc_begin)
-    source = np.empty(total, dtype=np.int64)
-    arc = np.empty(total, dtype=np.int64)
-    candidate_stream = np.empty(total, dtype=np.int64)
-    candidate_score = np.empty(total, dtype=np.float32)
-    num = 0
-    is_complete = np.ones(len(score_offset), dtype=np.bool_)
-    begin = 0
+    room = count_arcs(state, arcs)
+    source, arc = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64)
+    candidate_stream, candidate_score = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.float32)
+    is_complete = np.ones(len(frame.score_offset), dtype=np.bool_)
+    first, begin = 0, 0
     while begin < len(state):
-        own = stream[begin]
-        end = begin
-        while end < len(state) and stream[end] == own:
-            end += 1
-        first = num
-        num, best, left_out = expand_paths(
-            state, score, begin, end, arc_begin, token_id, arc_score, num_words, log_prob, frame_begin[own],
-            margin, beam, word_beam, min_active, is_pruned, source, arc, candidate_score, first,
-        )  # fmt: skip
+        own, end = stream[begin], stream_end(stream, begin)
+        out = CandidateArrays(source[first:], arc[first:], candidate_score[first:])
+        log_prob = frame.log_prob[frame.begin[own] :]
+        num, best, left_out = expand_stream(
+            state[begin:end], score[begin:end], arcs, log_prob, pruning, margin, has_lm, out
+        )
         if best > -np.inf:
-            score_offset[own] += best
-        for i in range(first, num):
+            frame.score_offset[own] += best
+        is_complete[own] = has_lm or not left_out
+        for i in range(first, first + num):
+            source[i] += begin
             candidate_stream[i] = own
-            candidate_score[i] -= best
-        if not is_pruned:
-            is_complete[own] = not left_out
-        elif num > first:
-            stay = first
-            for i in range(first, num):
-                if candidate_score[i] >= -word_beam or num_words[arc[i]] == 0:
-                    source[stay], arc[stay], candidate_score[stay] = source[i], arc[i], candidate_score[i]
-                    stay += 1
-            num = stay
-            threshold = pruning_threshold(candidate_score[first:num], beam, min_active, 0)
-            stay = first
-            for i in range(first, num):
-                if candidate_score[i] >= threshold:
-                    source[stay], arc[stay], candidate_score[stay] = source[i], arc[i], candidate_score[i]
-                    stay += 1
-            num = stay
-        begin = end
-    return source[:num], arc[:num], candidate_stream[:num], candidate_score[:num], is_complete
+        first, begin = first + num, end
+    return source[:first], arc[:first], candidate_stream[:first], candidate_score[:first], is_complete
 
 
 @kernel(fastmath=False)
 def keep_frame(
-    stream: Any,
-    state: Any,
-    context_idx: Any,
-    score: Any,
-    is_complete: Any,
-    table: Any,
-    beam: Any,
-    min_active: int,
-    max_active: int,
+    stream: Any, state: Any, context: Any, score: Any, is_complete: Any, table: Any, pruning: Any
 ) -> tuple[Any, Any, bool]:
-    """Recombines candidates and prunes them.
+    """`FrameBackend.recombine_and_prune`.
 
     Args:
-        stream, state, score: (A,) the candidates, score relative to the stream's best.
-        context_idx: (A,), or (0,) where there is no language model.
-        is_complete: (N,), whether a stream's candidates are all there are.
-        table: (S,) int32, all -1, which they are again afterwards; (0,) with a language model.
-        beam, min_active, max_active: what stays.
+        stream, state, score: (A,) the candidates, those of a stream side by side.
+        context: (A,), or (0,) without a language model.
+        is_complete: (N,) see `Candidates`.
+        table: as of `recombine`.
+        pruning: beam and limits.
 
     Returns:
-        winner (A,), the best candidate of the same stream, state and context, of equally good ones the first; the
-        positions of the winners that stay, ascending; and whether nothing that is missing could have stayed: inside
-        the beam there are min_active of each stream that is not complete.
+        winner (A,), kept (K',) and is_complete, see `Survivors`.
     """
-    num = len(state)
-    winner = np.arange(num)
-    kept = np.empty(num, dtype=np.int64)
-    num_kept, is_enough = 0, True
-    has_context = len(context_idx) > 0
-    begin = 0
-    while begin < num:
-        own = stream[begin]
-        end = begin
-        while end < num and stream[end] == own:
-            end += 1
-        if has_context:
-            num_slots = 16
-            while num_slots < 2 * (end - begin):
-                num_slots *= 2
-            table = np.full(num_slots, -1, dtype=np.int32)
-        mask = len(table) - 1
+    winner, kept, num_kept = np.empty(len(state), dtype=np.int64), np.empty(len(state), dtype=np.int64), 0
+    is_enough, begin = True, 0
+    while begin < len(state):
+        own, end = stream[begin], stream_end(stream, begin)
+        own_kept, num_inside = keep_stream(
+            state[begin:end], context[begin:end], score[begin:end], table, pruning, winner[begin:end]
+        )
         for i in range(begin, end):
-            slot = np.int64(state[i])
-            if has_context:
-                slot = (slot * _FIRST_MULTIPLIER) ^ (context_idx[i] * _SECOND_MULTIPLIER)
-                slot = (slot ^ (slot >> 29)) & mask
-                while table[slot] >= 0 and (
-                    state[table[slot]] != state[i] or context_idx[table[slot]] != context_idx[i]
-                ):
-                    slot = (slot + 1) & mask
-            other = table[slot]
-            if other < 0:
-                table[slot] = i
-            elif score[i] > score[other]:
-                table[slot] = i
-                winner[other] = i
-            else:
-                winner[i] = other
-        if not has_context:
-            for i in range(begin, end):
-                table[state[i]] = -1
-        # Who was overtaken points forward, who came too late points back to one that may have been overtaken since.
-        for i in range(end - 1, begin - 1, -1):
-            if winner[i] > i:
-                winner[i] = winner[winner[i]]
-        num_alive = 0
-        for i in range(begin, end):
-            if winner[i] < i:
-                winner[i] = winner[winner[i]]
-            if winner[i] == i and score[i] > -np.inf:
-                kept[num_kept + num_alive] = i
-                num_alive += 1
-        value = np.empty(num_alive, dtype=np.float32)
-        for i in range(num_alive):
-            value[i] = score[kept[num_kept + i]]
-        num_before, num_inside = num_kept, 0
-        if num_alive:
-            threshold = pruning_threshold(value, beam, min_active, max_active)
-            for i in range(num_alive):
-                if value[i] >= threshold:
-                    kept[num_kept] = kept[num_before + i]
-                    num_kept += 1
-                    if value[i] >= -beam:
-                        num_inside += 1
-        is_enough = is_enough and (num_inside >= min_active or is_complete[own])
+            winner[i] += begin
+        for k in range(len(own_kept)):
+            kept[num_kept] = begin + own_kept[k]
+            num_kept += 1
+        is_enough = is_enough and (num_inside >= pruning.min_active or is_complete[own])
         begin = end
     return winner, kept[:num_kept], is_enough
 
@@ -339,38 +344,20 @@ class NumbaFrameBackend:
     """
 
     def __init__(self, graph: Searchable, options: DecodingOptions, has_lm: bool) -> None:
-        arcs = graph.emitting
         self._expand = jit_required(expand_frame)
         self._keep = jit_required(keep_frame)
-        self._arc_begin = arcs.arc_begin.numpy()
-        self._token_id = arcs.token_id.numpy()
-        self._arc_score = arcs.score.numpy()
-        self._num_words = arcs.words.num_words.numpy()
-        self._beam = np.float32(options.search_beam)
-        self._word_beam = np.float32(np.inf if options.word_beam is None else options.word_beam)
-        self._limits = (options.min_active_states, options.max_active_states)
+        self._arcs = arc_arrays(graph.emitting)
+        self._pruning = pruning_of(options)
         self._has_lm = has_lm
         self._num_states = graph.num_states
         self._table: NDArray[np.int32] | None = _NO_TABLE if has_lm else None
 
     def expand(self, tokens: ActiveTokens, frame: Frame, *, prune: bool = True) -> Expansion:
         """As `FrameBackend.expand`."""
+        margin = self._pruning.beam if prune else np.float32(np.inf)
         found = self._expand(
-            tokens.stream.numpy(),
-            tokens.state.numpy(),
-            tokens.score.numpy(),
-            self._arc_begin,
-            self._token_id,
-            self._arc_score,
-            self._num_words,
-            frame.log_prob.numpy(),
-            frame.begin.numpy(),
-            frame.score_offset.numpy(),
-            self._beam if prune else np.float32(np.inf),
-            self._beam,
-            self._word_beam,
-            self._limits[0],
-            self._has_lm,
+            *(tokens.stream.numpy(), tokens.state.numpy(), tokens.score.numpy(), self._arcs),
+            *(FrameArrays(*(part.numpy() for part in frame)), self._pruning, margin, self._has_lm),
         )
         return Expansion(*map(torch.from_numpy, found))
 
@@ -378,15 +365,9 @@ class NumbaFrameBackend:
         """As `FrameBackend.recombine_and_prune`."""
         if self._table is None:
             self._table = np.full(self._num_states, -1, dtype=np.int32)
-        context_idx = candidates.context_idx
+        context = _NO_CONTEXT if candidates.context_idx is None else candidates.context_idx.numpy()
         winner, kept, is_complete = self._keep(
-            candidates.stream.numpy(),
-            candidates.state.numpy(),
-            _NO_CONTEXT if context_idx is None else context_idx.numpy(),
-            candidates.score.numpy(),
-            candidates.is_complete.numpy(),
-            self._table,
-            self._beam,
-            *self._limits,
+            *(candidates.stream.numpy(), candidates.state.numpy(), context, candidates.score.numpy()),
+            *(candidates.is_complete.numpy(), self._table, self._pruning),
         )
         return Survivors(torch.from_numpy(winner), torch.from_numpy(kept), bool(is_complete))
