@@ -96,7 +96,7 @@ class OnlineLatticeRescorer:
 
     Args:
         graph: the decoding graph.
-        options: scales and beams, as in `rescore_on_the_fly`.
+        options: scales and beams, as in `rescore_lattice`.
         lm: the language model, or None.
     """
 

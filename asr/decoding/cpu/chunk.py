@@ -3,7 +3,7 @@
 Back-pointers and losing arcs are made only when the frames of a call have been searched: then it is known which
 candidates lie on a path that survives. Most do not.
 
-Shapes: T frames, K tokens, A candidates of all frames, P tokens of all frames, R back-pointers, L losing arcs, S states.
+Shapes: T frames, K tokens, A candidates and P tokens of all frames, R back-pointers, L losing arcs, S states.
 """
 
 from __future__ import annotations
