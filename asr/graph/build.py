@@ -1,11 +1,9 @@
-"""G: a backoff n-gram model as an acceptor of words.
+"""Builds decoding graphs: lexicon (L) and n-gram model (G) as transducers, composed, determinized and minimized.
+
+After Mohri, Pereira and Riley (2002). The topology (H) is applied when the graph is finished or loaded.
 
 Shapes: S states, A arcs.
-
-
-L: from phones to words, with the symbols that make it determinisable and with optional silence.
-
-From lexicon, language model and topology to the decoding graph."""
+"""
 
 from __future__ import annotations
 
@@ -45,12 +43,12 @@ def build_grammar_transducer(
     backoff_label: int,
     score_step: float = 2.0**-14,
 ) -> Transducer:
-    """Builds G: n-grams are arcs, backing off is an arc that reads `backoff_label` and writes nothing.
+    """Builds G: n-grams are arcs; backing off is an arc that reads `backoff_label` and outputs nothing.
 
     Args:
         arrays: the model.
-        usable_words: ids of the words that can be pronounced; n-grams that end in others have no arc.
-        backoff_label: the backoff symbol on the side of the words.
+        usable_words: ids of the words with a pronunciation; n-grams that end in other words get no arc.
+        backoff_label: input label of the backoff arcs.
         score_step: scores are rounded to multiples of it.
     """
     label = arrays.label.cpu().numpy()
@@ -89,10 +87,10 @@ LOOP_STATE = 0
 
 @dataclass(frozen=True)
 class LexiconTransducer:
-    """L and its label ranges. Input labels: 0 nothing, 1..P phones, P + 1 backoff, above it disambiguation symbols.
+    """L and its input labels: 0 epsilon, 1 to P phones, P + 1 backoff, higher ones disambiguation symbols.
 
     Attributes:
-        transducer: L, closed: after a word any other may follow.
+        transducer: the closure of L: any word may follow any other.
         backoff_input: the backoff symbol's input label, P + 1.
         backoff_output: the backoff symbol's output label, above all word ids.
     """
@@ -110,14 +108,14 @@ def build_lexicon_transducer(
     silence_probability: float = 0.5,
     score_step: float = 2.0**-14,
 ) -> LexiconTransducer:
-    """Builds L. A word stands on its first phone, so that composition meets the language model's score there.
+    """Builds L. A word is output at its first phone, so that composition adds the language model's score there.
 
     Args:
-        pronunciations: for each word id its pronunciations, phones numbered from 1.
+        pronunciations: the pronunciations of each word id; phones are numbered from 1.
         num_phones: P.
         num_words: size of the vocabulary.
-        silence: the phone that may stand at the start and after each word; None for no silence.
-        silence_probability: how probable it is at each such place.
+        silence: phone that may occur at the start and after each word; None for no silence.
+        silence_probability: its probability at each of these places.
         score_step: scores are multiples of it.
     """
     backoff_input, backoff_output = num_phones + 1, num_words
@@ -127,7 +125,7 @@ def build_lexicon_transducer(
     arcs: list[tuple[int, int, int, float, int]] = []
     num_states = 1
 
-    # Where a pronunciation ends: straight into the loop, or with silence into it by one of two ways.
+    # A pronunciation ends in the loop state; with silence, it may also end in the silence state.
     endings = [(LOOP_STATE, 0.0)]
     if silence is not None:
         silence_state, marker_state, start = 1, 2, 3
@@ -141,7 +139,7 @@ def build_lexicon_transducer(
         start = LOOP_STATE
 
     def add_arc(src_state: int, labels: tuple[int, ...], word_id: int) -> None:
-        """Spells `labels` from a state, sharing what is left with other words that end the same way."""
+        """Adds arcs for `labels`, sharing the states of a suffix with other words that end the same way."""
         nonlocal num_states
         while len(labels) > 1:
             rest = labels[1:]
@@ -178,7 +176,7 @@ def build_lexicon_transducer(
 
 
 def _disambiguation(pronunciations: Mapping[int, Sequence[Sequence[int]]]) -> dict[tuple[int, int], int]:
-    """For (word, variant) the number of its symbol: pronunciations that are equal, or another's beginning, need one."""
+    """(word, variant) -> disambiguation symbol, for pronunciations that equal another one or are its prefix."""
     all_phones = [tuple(phones) for variants in pronunciations.values() for phones in variants]
     count = Counter(all_phones)
     beginnings = {phones[:length] for phones in count for length in range(1, len(phones))}
@@ -198,11 +196,11 @@ EXACT_STEP = 2.0**-14
 
 @dataclass
 class BuildReport:
-    """What became of the input.
+    """What became of lexicon and language model.
 
     Attributes:
-        num_words: words that the graph can write.
-        words_without_pronunciation: words of the language model that it cannot write, because the lexicon lacks them.
+        num_words: number of words that the graph can output.
+        words_without_pronunciation: words of the language model that the lexicon lacks; the graph cannot output them.
         num_lexicon_words_outside_model: words of the lexicon that the language model does not list.
         sizes: states and arcs after each step.
         seconds: time of each step.
@@ -225,21 +223,21 @@ def build_phone_graph(
     score_step: float = EXACT_STEP,
     progress: Callable[[str], None] = lambda step: None,
 ) -> tuple[PhoneGraph, BuildReport]:
-    """Composes lexicon and language model, determinises and minimises them.
+    """Composes lexicon and language model, and determinizes and minimizes the result.
 
     Args:
         lexicon: pronunciations.
         language_model: the small n-gram model; its vocabulary becomes the graph's.
         tokens: the acoustic model's outputs.
         topology: see `asr.graph.topology.TOPOLOGIES`; kept with the result, applied when the graph is finished.
-        silence: the phone that may stand between words; None where blanks do that.
-        silence_probability: how probable it is at each place.
+        silence: phone that may occur between words; None where blanks stand for silence.
+        silence_probability: its probability at each place.
         score_step: every score of the language model is rounded to a multiple of it, a power of two, so that all
-            further arithmetic is exact. 2^-11 fits a score into 16 bits on disk and moves it by 0.00025 at most.
+            further arithmetic is exact. With 2^-11 a score fits into 16 bits on disk and changes by at most 0.00025.
         progress: called with the name of each step as it begins.
 
     Raises:
-        AsrError: lexicon and tokens, or lexicon and language model, do not fit each other.
+        AsrError: the lexicon has phones that are not tokens, or shares no word with the language model.
     """
     report = BuildReport()
     clock = _Clock(report, progress)
@@ -289,7 +287,7 @@ def _pronunciations(
 ) -> tuple[list[tuple[int, list[tuple[str, ...]]]], list[str]]:
     """The words that model and lexicon share, and the phones, sorted."""
     vocabulary, arrays = language_model.vocabulary, language_model.arrays
-    # State 0 stands first, and its arc w is the unigram of word w.
+    # The arcs of state 0 come first, and its arc w is the unigram of word w.
     unigram = torch.arange(len(vocabulary), device=arrays.label.device)
     listed = arrays.arc_score(unigram).cpu().numpy() > -np.inf
     pronunciations = []
@@ -319,16 +317,16 @@ def _composed(lexicon_part: LexiconTransducer, grammar: Transducer, score_step: 
             raise AsrError("The decoding graph is empty: no sentence of the language model can be pronounced.")
     with clock.step("determinisation"):
         if kaldifst.determinize_star(fst):
-            raise AsrError("The decoding graph cannot be determinised; check the lexicon for very long pronunciations.")
+            raise AsrError("The decoding graph cannot be determinized; check the lexicon for very long pronunciations.")
     with clock.step("minimisation"):
-        # The scores are multiples of the step already: rounding to it changes nothing and equal states merge.
+        # The scores are multiples of the step already, so rounding to it changes nothing.
         kaldifst.minimize_encoded(fst, delta=score_step)
         kaldifst.connect(fst)
     return from_openfst(fst)
 
 
 def _phone_arrays(transducer: Transducer, num_phones: int) -> GraphArrays:
-    """Labels from 1 to those from 0, backoff and disambiguation symbols to epsilons, the start to state 0."""
+    """Renumbers labels from 0, turns backoff and disambiguation symbols into epsilons, makes the start state 0."""
     label = transducer.input_label - 1
     label[label >= num_phones] = INPUT_EPSILON
     num_states = len(transducer.final_score)

@@ -1,16 +1,10 @@
-"""The graph of phones in few bytes: what is stored on disk, and how it becomes a graph of frames when it is loaded.
+"""The decoding graph that decoders load: tensors, the tokens that it reads and the words that it outputs.
 
-A graph of phones with its backoff epsilons is several times smaller than the graph of frames that the search needs,
-and that follows from it: epsilons removed, topology composed.
+On disk, a graph is stored as a graph of phones with backoff epsilons, in small integers. Loading removes the epsilons
+and composes the topology, which gives the graph of frames that the search needs and that is several times larger.
 
 Shapes: S states, A arcs, K arcs with words, W words.
-
-
-What must hold of a decoding graph's tensors before a search may trust them.
-
-The decoding graph as both first passes load it: tensors, the tokens it reads and the words it writes.
-
-The composed lexicon and language model, before the topology spreads phones over frames."""
+"""
 
 from __future__ import annotations
 

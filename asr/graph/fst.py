@@ -1,14 +1,9 @@
-"""Lexicon and grammar as plain arrays, before the finite-state library composes them.
+"""Graphs as plain arrays: transducers to compose, the graph between the steps of building, and conversion to OpenFst.
 
-Shapes: S states, A arcs.
+Arrays are converted to OpenFst and back through its file format for constant transducers, without a Python loop.
 
-
-A graph in numpy: one input label and any number of words on an arc. What graph building hands from step to step.
-
-Shapes: S states, A arcs, W words on all arcs together, Q arcs asked for.
-
-
-Arrays to OpenFst and back, through its file format for constant transducers: both ways without a Python loop."""
+Shapes: S states, A arcs, W words on all arcs together, Q requested arcs.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +28,8 @@ class Transducer:
     Attributes:
         start: the start state.
         arc_begin: (S + 1,) int64, first arc of each state.
-        input_label: (A,) int32, 0 reads nothing.
-        output_label: (A,) int32, 0 writes nothing.
+        input_label: (A,) int32, 0 for epsilon.
+        output_label: (A,) int32, 0 for epsilon.
         score: (A,) float32, natural log, higher is better.
         dst_state: (A,) int32.
         final_score: (S,) float32, -inf where a path may not end.
@@ -60,7 +55,7 @@ class Transducer:
         final_score: npt.NDArray[Any],
         sort_by: str,
     ) -> Transducer:
-        """Sorts arcs by source state and within it by `sort_by`, `input` or `output`: composition needs that."""
+        """Sorts arcs by source state and then by the label `sort_by` (`input` or `output`), as composition requires."""
         order = np.lexsort((input_label if sort_by == "input" else output_label, src_state))
         arc_begin = np.zeros(len(final_score) + 1, dtype=np.int64)
         np.cumsum(np.bincount(src_state, minlength=len(final_score)), out=arc_begin[1:])
@@ -78,7 +73,7 @@ class Transducer:
 def round_scores(score: npt.NDArray[Any], step: float) -> npt.NDArray[np.float32]:
     """Scores as multiples of `step`, a power of two: their sums and differences in float32 are then exact.
 
-    Determinisation moves scores along paths; with exact sums equal futures stay equal and can be merged.
+    Determinization moves scores along paths; with exact sums, equal continuations stay equal and can be merged.
     """
     return (np.round(score.astype(np.float64) / step) * step).astype(np.float32)
 
@@ -96,7 +91,7 @@ class GraphArrays:
     Attributes:
         arc_begin: (S + 1,) int64.
         dst_state: (A,) int32.
-        label: (A,) int32, a phone or a token; -1 reads nothing.
+        label: (A,) int32, a phone or a token; -1 for epsilon.
         score: (A,) float32.
         word_begin: (A + 1,) int64.
         word_id: (W,) int32.
@@ -157,7 +152,7 @@ class GraphArrays:
         return np.repeat(np.arange(self.num_states, dtype=np.int32), np.diff(self.arc_begin))
 
     def take_states(self, states: npt.NDArray[Any]) -> GraphArrays:
-        """The graph of some states alone, numbered in the order given; arcs to others are left out."""
+        """The subgraph of some states, renumbered in the given order; arcs to other states are dropped."""
         number = np.full(self.num_states, -1, dtype=np.int32)
         number[states] = np.arange(len(states), dtype=np.int32)
         position, owner = expand(self.arc_begin[states], np.diff(self.arc_begin)[states])
@@ -175,7 +170,7 @@ class GraphArrays:
 
 @dataclass(frozen=True)
 class Words:
-    """Word lists, one an arc.
+    """Word lists, one for each arc.
 
     Attributes:
         begin: (A + 1,) int64; list a is `word_id[begin[a] : begin[a + 1]]`.
@@ -187,7 +182,7 @@ class Words:
 
     @classmethod
     def single(cls, word_id: npt.NDArray[Any]) -> Words:
-        """Lists of at most one word; 0 is none."""
+        """Lists of at most one word; 0 stands for no word."""
         return cls(offsets(word_id != 0), word_id[word_id != 0].astype(np.int32))
 
     @classmethod
@@ -204,7 +199,7 @@ class Words:
         return np.diff(self.begin)
 
     def take(self, lists: npt.NDArray[Any]) -> Words:
-        """The lists asked for, in that order, (Q,)."""
+        """The requested lists, (Q,), in the given order."""
         counts = self.begin[1:][lists] - self.begin[:-1][lists]
         filled = np.flatnonzero(counts)  # most arcs have no word
         position, _ = expand(self.begin[:-1][lists[filled]], counts[filled])
@@ -245,7 +240,7 @@ def offsets(counts: npt.NDArray[Any]) -> IntArray:
 
 
 def expand(begin: npt.NDArray[Any], counts: npt.NDArray[Any]) -> tuple[IntArray, IntArray]:
-    """Positions `begin[q] + 0 .. counts[q] - 1` of all runs in turn, and the run q that each belongs to."""
+    """Positions `begin[q]` to `begin[q] + counts[q] - 1` of each run q in turn, and the run that each belongs to."""
     owner = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
     return begin[owner] + _ranks(counts), owner
 
@@ -272,7 +267,7 @@ _ARC = np.dtype([("input", "<i4"), ("output", "<i4"), ("weight", "<f4"), ("dst",
 
 
 def import_kaldifst() -> Any:
-    """The finite-state library; only building graphs needs it.
+    """Imports kaldifst, which only building graphs needs.
 
     Raises:
         AsrError: it is not installed.
@@ -285,7 +280,7 @@ def import_kaldifst() -> Any:
 
 
 def to_openfst(transducer: Transducer) -> Any:
-    """A `kaldifst.StdVectorFst` in the tropical semiring, whose weights are scores with the sign changed."""
+    """A `kaldifst.StdVectorFst` in the tropical semiring, whose weights are negated scores."""
     num_states, num_arcs = len(transducer.final_score), len(transducer.dst_state)
     counts = np.diff(transducer.arc_begin)
     states = np.empty(num_states, dtype=_STATE)
@@ -317,7 +312,7 @@ def from_openfst(fst: Any) -> Transducer:
         kaldifst.StdConstFst(fst).write(str(path))
         content = path.read_bytes()
     position = struct.calcsize("<i")
-    for _ in range(2):  # the kinds of transducer and arc
+    for _ in range(2):  # the types of transducer and arc
         (length,) = struct.unpack_from("<i", content, position)
         position += 4 + length
     _, _, _, start, num_states, num_arcs = struct.unpack_from("<iiQqqq", content, position)

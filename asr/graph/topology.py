@@ -1,4 +1,4 @@
-"""H: how a phone is spread over frames, and its composition with a graph of phones."""
+"""H: how many frames a phone may take, and the composition of H with a graph of phones."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Topology:
     """A left-to-right model of a phone: each state reads its own token once or more.
 
     Attributes:
-        name: as users write it.
-        states_per_phone: how many states, each with its token.
-        has_blank: whether blanks may be read between phones, at the start and at the end.
-        repeat_needs_blank: whether a phone that follows its equal must be parted from it by a blank.
+        name: what users write.
+        states_per_phone: number of states; each has a token of its own.
+        has_blank: whether blanks may occur between phones, at the start and at the end.
+        repeat_needs_blank: whether a blank must separate two equal phones in a row.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Topology:
     def token_ids(self, phones: Sequence[str], tokens: TokenTable) -> npt.NDArray[np.int32]:
         """The tokens of each phone's states, (P, states_per_phone).
 
-        With several states a phone, the tokens of `AA` are `AA_1`, `AA_2`, ...
+        With several states per phone, the tokens of `AA` are `AA_1`, `AA_2`, ...
 
         Raises:
             AsrError: the token table lacks one of them.
@@ -99,7 +99,7 @@ def compose_topology(topology: Topology, token_id: npt.NDArray[np.int32], graph:
     last = pair_number + per_phone - 1
 
     blocks: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.int64]]] = []
-    unscored = graph.num_arcs  # stands for an arc without score and words
+    unscored = graph.num_arcs  # index of an arc without score and words, appended below
 
     def add_plain(src: npt.NDArray[np.int64], dst: npt.NDArray[np.int64], token: npt.NDArray[np.int32]) -> None:
         blocks.append((src, dst, token, np.full(len(src), unscored)))

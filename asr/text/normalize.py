@@ -1,14 +1,14 @@
-"""Transcripts of each corpus in one form: upper case, words separated by one blank, no punctuation but the apostrophe.
+"""Transcripts in one form: upper case, words separated by single spaces, no punctuation except the apostrophe.
 
-| corpus | as distributed | what changes |
+| corpus | as distributed | what is changed |
 | --- | --- | --- |
-| LibriSpeech | `WORDS IN UPPER CASE`, apostrophes inside and at the end of words | white space only |
-| AN4 | `<s> WORDS </s> (utterance)` or the words alone; spelled letters are words | all but the words goes |
-| speechocean762 | upper case; now and then an apostrophe of another shape | apostrophes |
-| other English text | anything | `normalize_english` |
+| LibriSpeech | upper case, apostrophes inside and at the end of words | white space only |
+| AN4 | `<s> WORDS </s> (utterance)` or words alone; spelled letters are words | all but the words is removed |
+| speechocean762 | upper case, some apostrophes of other shapes | apostrophes |
+| other English text | anything | see `normalize_english` |
 
-
-Text files: plain, .gz or .xz, in UTF-8, with a byte order mark or without."""
+Also reads text files: plain, .gz or .xz, UTF-8, with or without a byte order mark.
+"""
 
 from __future__ import annotations
 
