@@ -27,11 +27,15 @@ from asr.serialization import (
     FEATURE_CLASSES,
     LANGUAGE_MODEL_CLASSES,
     ModelSpec,
+    atomic_folder,
     build_network,
     checksums,
     load_weights,
+    open_atomic,
+    read_description,
     require_intact,
     save_weights,
+    sealed,
 )
 from asr.text.lexicon import Lexicon
 from asr.text.symbols import Vocabulary
@@ -48,7 +52,8 @@ FILE_NAME = "bundle.json"
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     """Writes `bundle.json` with size and checksum of each file that it names."""
     content = {"format": FORMAT, "version": VERSION, **manifest, "files": checksums(folder, _files_of(manifest))}
-    (folder / FILE_NAME).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    with open_atomic(folder / FILE_NAME) as file:
+        file.write((json.dumps(sealed(content), indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -60,11 +65,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / FILE_NAME
     if not path.is_file():
         raise AsrError(f"{folder}: there is no bundle here ({FILE_NAME} is missing); name a folder of checkpoints/.")
-    try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise AsrError(f"{path}: the bundle's description cannot be read ({error}).") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+    manifest = read_description(path, "bundle")
+    if manifest.get("format") != FORMAT:
         raise AsrError(f"{path}: this is no bundle of this program; its 'format' must be {FORMAT!r}.")
     if manifest.get("version") != VERSION:
         raise AsrError(
@@ -74,9 +76,34 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     for key in ("name", "features", "acoustic_model", "graph", "decoding", "files"):
         if key not in manifest:
             raise AsrError(f"{path}: the field {key!r} is missing; fetch the bundle again.")
+    for key, fields in _FIELDS.items():
+        entry = manifest.get(key)
+        if entry is None and key in _OPTIONAL:
+            continue
+        for field_name, kind in fields.items():
+            if not isinstance(entry, dict) or not isinstance(entry.get(field_name), kind):
+                raise AsrError(f"{path}: {key!r} lacks a valid {field_name!r}; fetch the bundle again.")
+    if not isinstance(manifest["name"], str) or not isinstance(manifest["files"], dict):
+        raise AsrError(f"{path}: 'name' or 'files' is of the wrong kind; fetch the bundle again.")
+    if not isinstance(manifest["decoding"], dict):
+        raise AsrError(f"{path}: 'decoding' does not give options for each mode; fetch the bundle again.")
     for name in _files_of(manifest):
+        if Path(name).name != name or name in ("", ".."):
+            raise AsrError(f"{path}: it names the file {name!r}, which is not in the bundle's folder.")
         require_intact(folder / name, manifest["files"].get(name, {}), "bundle")
     return manifest
+
+
+_FIELDS: dict[str, dict[str, type]] = {
+    "features": {"class": str, "arguments": dict},
+    "acoustic_model": {"class": str, "arguments": dict, "file": str},
+    "graph": {"file": str},
+    "small_ngram": {"file": str},
+    "large_ngram": {"file": str},
+    "rnn_lm": {"class": str, "arguments": dict, "file": str, "words": str},
+    "lexicon": {"file": str},
+}
+_OPTIONAL = ("small_ngram", "large_ngram", "rnn_lm", "lexicon")
 
 
 def _files_of(manifest: dict[str, Any]) -> list[str]:
@@ -190,23 +217,22 @@ class Bundle:
         return bundle
 
     def save(self, folder: str | Path, half_precision: bool = True, graph_file: Path | None = None) -> None:
-        """Writes the bundle.
+        """Writes the bundle beside its folder, and renames it when it is complete.
 
         Args:
-            folder: made where it is missing.
+            folder: made where it is missing; a bundle that is there is replaced.
             half_precision: store network weights as float16; n-gram and graph scores stay as they are.
             graph_file: copied as it is, since a graph that was saved before its topology was applied is several times
                 smaller than a finished one; None writes `graph`.
 
         Raises:
-            AsrError: the parts do not belong together, or the folder cannot be made.
+            AsrError: the parts do not belong together, or the folder cannot be written; an earlier bundle then stays.
         """
         self.check()
-        folder = Path(folder)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise AsrError(f"{folder}: the bundle's folder cannot be made ({error.strerror}); name another.") from error
+        with atomic_folder(Path(folder)) as partial:
+            self._write(partial, half_precision, graph_file)
+
+    def _write(self, folder: Path, half_precision: bool, graph_file: Path | None) -> None:
         manifest: dict[str, Any] = {
             "name": self.name,
             "features": {"class": self.features.class_name, "arguments": self.features.arguments},
@@ -217,7 +243,7 @@ class Bundle:
         save_weights(self.acoustic_model.network, folder / _AM_FILE, half_precision)
         if graph_file is None:
             self.graph.save(folder / _GRAPH_FILE)
-        elif graph_file.resolve() != (folder / _GRAPH_FILE).resolve():
+        else:
             shutil.copyfile(graph_file, folder / _GRAPH_FILE)
         for part, file_name in _NGRAM_FILES.items():
             model: NgramLM | None = getattr(self, part)
@@ -249,16 +275,16 @@ class Bundle:
             vocabulary = Vocabulary.from_file(folder / manifest["rnn_lm"]["words"])
             rnn_lm = _load_network(folder, manifest["rnn_lm"], LANGUAGE_MODEL_CLASSES, vocabulary)
         ngrams = {part: folder / manifest[part]["file"] for part in _NGRAM_FILES if part in manifest}
+        # The checksums of all files have been compared already.
         bundle = cls(
             name=manifest["name"],
             features=_load_network(folder, manifest["features"], FEATURE_CLASSES),
             acoustic_model=_load_network(folder, manifest["acoustic_model"], ACOUSTIC_MODEL_CLASSES),
-            graph=DecodingGraph.load(folder / manifest["graph"]["file"]),
+            graph=DecodingGraph.load(folder / manifest["graph"]["file"], verify=False),
             rnn_lm=rnn_lm,
             lexicon=_load_lexicon(folder / manifest["lexicon"]["file"]) if "lexicon" in manifest else None,
             decoding=manifest["decoding"],
-            card=(folder / _CARD).read_text(encoding="utf-8") if (folder / _CARD).is_file() else "",
-            # The checksums of all files have been compared already.
+            card=(folder / _CARD).read_text(encoding="utf-8", errors="replace") if (folder / _CARD).is_file() else "",
             **{part: load_ngram_lm(path, verify=False) for part, path in ngrams.items()},
         )
         bundle.check()

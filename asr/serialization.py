@@ -11,7 +11,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import importlib
+import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -159,6 +161,8 @@ def require_intact(path: Path, expected: dict[str, Any], what: str) -> None:
     Raises:
         AsrError: the file is missing, or another one.
     """
+    if not isinstance(expected, dict):
+        raise AsrError(f"{path}: the {what} does not say what this file's checksum is; fetch the {what} again.")
     if not path.is_file():
         raise AsrError(f"{path}: the {what} names this file, but it is missing; fetch the {what} again.")
     num_bytes = path.stat().st_size
@@ -171,6 +175,54 @@ def require_intact(path: Path, expected: dict[str, Any], what: str) -> None:
         raise AsrError(
             f"{path}: the checksum is not the one that the {what} names; the file is damaged, fetch it again."
         )
+
+
+def sealed(description: dict[str, Any]) -> dict[str, Any]:
+    """A JSON description with a checksum of its own, for `read_description`."""
+    return {**description, _SEAL: _seal_of(description)}
+
+
+def read_description(path: Path, what: str) -> dict[str, Any]:
+    """A JSON object from a file; its checksum is compared where it has one, and taken out.
+
+    Raises:
+        AsrError: the file is missing, damaged, or no JSON object.
+    """
+    try:
+        if path.stat().st_size > _MAX_DESCRIPTION_BYTES:
+            raise ValueError("it is larger than any description")
+        description = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AsrError(f"{path}: the {what}'s description cannot be read ({error.strerror}).") from error
+    except (ValueError, RecursionError) as error:
+        raise AsrError(f"{path}: the {what}'s description is damaged ({error}); fetch the {what} again.") from error
+    if not isinstance(description, dict):
+        raise AsrError(f"{path}: the {what}'s description is no JSON object; fetch the {what} again.")
+    seal = description.pop(_SEAL, None)
+    if seal is not None and seal != _seal_of(description):
+        raise AsrError(
+            f"{path}: the checksum of the {what}'s description does not match; it is damaged, or was changed by hand: "
+            f"then delete its field {_SEAL!r}."
+        )
+    return description
+
+
+_SEAL = "checksum"
+_MAX_DESCRIPTION_BYTES = 1 << 26
+
+
+def _seal_of(description: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
+
+
+def checksum_of_tensors(header: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of a text and of tensors with their names, types and shapes, whatever their order."""
+    digest = hashlib.sha256(header.encode("utf-8", "surrogatepass"))
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+    return digest.hexdigest()
 
 
 def _sha256(path: Path) -> str:
@@ -210,14 +262,63 @@ def atomic_path(path: Path) -> Iterator[Path]:
             partial.unlink(missing_ok=True)
 
 
-def require_writable(*paths: Path) -> None:
-    """Refuses what cannot be written before long work begins.
+@contextmanager
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill, which takes the place of `folder` once the block has ended well.
+
+    Nothing is left of it otherwise, and what was there before is as it was. Entries of the earlier folder that the new
+    one does not have move there.
 
     Raises:
-        AsrError: a path's folder is missing or not writable, the path is a folder, or two are the same.
+        AsrError: it cannot be written, for want of space for instance.
     """
+    target = Path(os.path.realpath(folder))
+    partial, earlier = (target.with_name(f".{os.getpid()}.{kind}.{target.name}") for kind in ("new", "old"))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial.mkdir()
+        yield partial
+        for file in partial.iterdir():
+            with file.open("rb") as stream:
+                os.fsync(stream.fileno())
+        if not target.exists():
+            partial.rename(target)
+            return
+        target.rename(earlier)
+        try:
+            partial.rename(target)
+        except OSError:
+            earlier.rename(target)
+            raise
+        for entry in earlier.iterdir():
+            if not (target / entry.name).exists():
+                entry.rename(target / entry.name)
+        shutil.rmtree(earlier)
+    except OSError as error:
+        raise AsrError(f"{folder}: the folder cannot be written ({error.strerror}); {_cure(error)}.") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def require_writable(*paths: Path, inputs: Iterable[str | Path | None] = ()) -> None:
+    """Refuses what cannot be written, or would destroy what is read, before long work begins.
+
+    Args:
+        paths: outputs.
+        inputs: files that the same command reads; None stands for one that is not given.
+
+    Raises:
+        AsrError: a path's folder is missing or not writable, the path is a folder, two are the same, or one is an
+            input, be it by way of a link.
+    """
+    read = {_identity(path): path for path in inputs if path is not None and Path(path).is_file()}
     seen: set[str] = set()
     for path in paths:
+        if path.is_file() and _identity(path) in read:
+            raise AsrError(
+                f"{path}: this is an input of the same command ({read[_identity(path)]}), which the output would "
+                "destroy; name another file for the output."
+            )
         folder = path.parent
         if not folder.is_dir() or not os.access(folder, os.W_OK):
             raise AsrError(f"{path}: the folder {folder} is not there or not writable; make it first.")
@@ -226,6 +327,12 @@ def require_writable(*paths: Path) -> None:
         if os.path.realpath(path) in seen:
             raise AsrError(f"{path}: two results would go to this file; name another one for one of them.")
         seen.add(os.path.realpath(path))
+
+
+def _identity(path: str | Path) -> tuple[int, int]:
+    """The same for all names of a file: links are followed, and hard links are one file."""
+    status = os.stat(path)  # noqa: PTH116
+    return status.st_dev, status.st_ino
 
 
 def _cure(error: OSError) -> str:

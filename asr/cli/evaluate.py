@@ -63,7 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     # What cannot be read or written is told before anything is recognized.
-    require_writable(*(Path(path) for path in (args.details, args.output) if path))
+    outputs = (Path(path) for path in (args.details, args.output) if path)
+    read = (args.hypotheses, args.reference, args.cuts, args.compare, args.lexicon, args.large_ngram, args.rnn_lm)
+    require_writable(*outputs, inputs=read)
     other = read_transcripts(args.compare) if args.compare else None
     extra: dict[str, Any] = {}
     if args.cuts:

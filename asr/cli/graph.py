@@ -137,7 +137,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuses what cannot work before the long part begins."""
-    require_writable(args.output)
+    read = [*args.lexicon, args.arpa, args.tokens]
+    require_writable(args.output, _list_file(args.output), inputs=read)
     if not 0 < args.silence_probability < 1 or math.isnan(args.silence_probability):
         raise AsrError(f"--silence-probability {args.silence_probability}: give a number between 0 and 1.")
     if not 1 <= args.score_bits <= _MAX_BITS:
@@ -150,9 +151,13 @@ def _tokens(source: Path | None, lexicon: Lexicon) -> TokenTable:
     return Bundle.load(source).graph.tokens if source.is_dir() else TokenTable.from_file(source)
 
 
+def _list_file(output: Path) -> Path:
+    return output.with_name(output.name + ".unpronounced.txt")
+
+
 def _write_unpronounced(output: Path, report: BuildReport) -> Path | None:
     """Writes the list of words that the graph lacks, if there are any, and says so."""
-    path = output.with_name(output.name + ".unpronounced.txt")
+    path = _list_file(output)
     path.unlink(missing_ok=True)
     words = report.words_without_pronunciation
     if not words:

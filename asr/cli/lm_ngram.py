@@ -74,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
         raise AsrError("--weights: they are for the models of --from-arpa; give these, or no weights.")
     if args.by_history and len(args.from_arpa or []) < 2:
         raise AsrError("--by-history: it says how several models are mixed; give two or more after --from-arpa.")
-    require_writable(*(path for path in (args.arpa, args.binary, args.write_vocabulary) if path is not None))
+    outputs = (path for path in (args.arpa, args.binary, args.write_vocabulary) if path is not None)
+    require_writable(*outputs, inputs=[*args.text, *args.transcripts, *(args.from_arpa or ()), args.vocabulary])
     if args.arpa is not None and args.arpa.suffix in (".gz", ".xz"):
         raise AsrError(
             f"--arpa {args.arpa}: ARPA text is written plain; name it without {args.arpa.suffix}, and pack it."

@@ -77,6 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the command; `measure` prints one JSON line."""
     if args.action == "export":
+        if args.maxent_weights is not None and args.maxent_weights < 1:
+            raise AsrError(f"--maxent-weights {args.maxent_weights}: give 1 or more, or leave it out to keep all.")
         network = network_from_checkpoint(args.checkpoint)
         save_network(network, args.folder, half_precision=not args.float32, num_maxent_weights=args.maxent_weights)
         return 0

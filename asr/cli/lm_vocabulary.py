@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         raise AsrError("Give texts to choose words from: --text or --transcripts.")
     if args.max_words is not None and args.max_words < 1:
         raise AsrError(f"--max-words {args.max_words}: give 1 or more.")
-    require_writable(args.output)
+    require_writable(args.output, inputs=[*args.text, *args.transcripts, args.lexicon])
     stream = read_word_stream(args.text, None, args.transcripts)
     words = stream.vocabulary.words
     count = np.bincount(stream.word_id, minlength=len(words))

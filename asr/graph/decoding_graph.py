@@ -24,6 +24,7 @@ from asr.errors import AsrError
 from asr.graph.epsilon_removal import remove_epsilons
 from asr.graph.fst import INPUT_EPSILON, GraphArrays, offsets
 from asr.graph.topology import compose_topology, topology_named
+from asr.serialization import checksum_of_tensors, open_atomic
 from asr.text.symbols import SPECIAL_WORDS, TokenTable, Vocabulary
 
 FIELDS = ("arc_count", "label", "dst_state", "score", "word_arc", "word_count", "word_id", "final_state", "final_score")
@@ -68,7 +69,16 @@ def unpack(tensors: Mapping[str, Tensor], score_step: float, name: str) -> Graph
     missing = [field for field in FIELDS if field not in tensors]
     if missing:
         raise AsrError(f"{name}: the graph file lacks the field {missing[0]!r}; build the graph again.")
+    for name_of_field in FIELDS:
+        if tensors[name_of_field].dim() != 1 or tensors[name_of_field].is_floating_point() or tensors[name_of_field].is_complex():
+            raise AsrError(
+                f"{name}: the field {name_of_field!r} of the graph is not a list of integers; build the graph again."
+            )
     fields = {field: tensors[field].numpy().astype(np.int64) for field in FIELDS}
+    if any(
+        len(fields[field]) and fields[field].min() < 0 for field in ("arc_count", "word_arc", "word_count", "word_id")
+    ):
+        raise AsrError(f"{name}: the graph has counts below zero; build the graph again.")
     num_states, num_arcs = len(fields["arc_count"]), len(fields["label"])
     word_arc, word_count = np.cumsum(fields["word_arc"]), fields["word_count"]
     lengths_fit = num_arcs == len(fields["dst_state"]) == len(fields["score"]) == fields["arc_count"].sum()
@@ -273,34 +283,47 @@ class DecodingGraph:
         write_graph_file(path, "frames", tensors, self.tokens, self.vocabulary, self.meta)
 
     @classmethod
-    def load(cls, path: str | Path, tokens: TokenTable | None = None) -> DecodingGraph:
+    def load(cls, path: str | Path, tokens: TokenTable | None = None, verify: bool = True) -> DecodingGraph:
         """Reads a graph and checks it.
 
         Args:
             path: what `save` or `PhoneGraph.save` wrote.
             tokens: the acoustic model's tokens, if the graph shall fit them.
+            verify: whether to compare the file with its checksum.
 
         Raises:
             AsrError: the file is missing, damaged, not a graph, of another version, or made for other tokens.
         """
-        header, tensors = _read(Path(path))
-        table = TokenTable(header["tokens"], name=str(path))
-        if header["kind"] == "phones":
-            phones = unpack(tensors, header["meta"]["score_step"], str(path))
-            tensors |= tensors_of(finish(phones, header["phones"], header["meta"]["topology"], table))
-        missing = [name for name in (*TENSOR_DTYPES, "words") if name not in tensors]
-        if missing:
-            raise AsrError(f"{path}: the graph file lacks the field {missing[0]!r}; build the graph again.")
-        graph = cls(
-            **{name: tensors[name] for name in TENSOR_DTYPES},
-            tokens=table,
-            vocabulary=Vocabulary(bytes(tensors["words"].numpy()).decode("utf-8").split(), name=str(path)),
-            meta=header["meta"],
-        )
+        header, tensors = _read(Path(path), verify)
+        try:
+            graph = cls._assembled(header, tensors, str(path))
+        except AsrError:
+            raise
+        except Exception as error:  # header and tensors may be anything
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise AsrError(
+                f"{path}: the parts of the graph do not fit each other ({reason}); build it again."
+            ) from error
         graph.validate(str(path))
         if tokens is not None:
             graph.require_tokens(tokens)
         return graph
+
+    @classmethod
+    def _assembled(cls, header: dict[str, Any], tensors: dict[str, Tensor], name: str) -> DecodingGraph:
+        table = TokenTable(header["tokens"], name=name)
+        if header["kind"] == "phones":
+            phones = unpack(tensors, header["meta"]["score_step"], name)
+            tensors |= tensors_of(finish(phones, header["phones"], header["meta"]["topology"], table))
+        missing = [field for field in (*TENSOR_DTYPES, "words") if field not in tensors]
+        if missing:
+            raise AsrError(f"{name}: the graph file lacks the field {missing[0]!r}; build the graph again.")
+        return cls(
+            **{field: tensors[field] for field in TENSOR_DTYPES},
+            tokens=table,
+            vocabulary=Vocabulary(bytes(tensors["words"].numpy()).decode("utf-8").split(), name=name),
+            meta=header["meta"],
+        )
 
 
 def graph_from_arrays(
@@ -334,32 +357,45 @@ def write_graph_file(
     header = {"format": FORMAT, "version": VERSION, "kind": kind, "tokens": tokens.tokens, "meta": meta}
     lines = "".join(f"{word}\n" for word in vocabulary.words[len(SPECIAL_WORDS) :])
     words = torch.from_numpy(np.frombuffer(lines.encode("utf-8"), dtype=np.uint8).copy())
-    metadata = {"header": json.dumps({**header, **(extra_header or {})}, ensure_ascii=False)}
-    Path(path).write_bytes(save({**tensors, "words": words}, metadata))  # `save_file` lets only the owner read it
+    text = json.dumps({**header, **(extra_header or {})}, ensure_ascii=False)
+    tensors = {**tensors, "words": words}
+    metadata = {"header": text, _CHECKSUM: checksum_of_tensors(text, tensors)}
+    with open_atomic(Path(path)) as file:  # `save_file` lets only the owner read it
+        file.write(save(tensors, metadata))
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+_CHECKSUM = "sha256"
+
+
+def _read(path: Path, verify: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not path.is_file():
         raise AsrError(f"{path}: there is no such graph file; make it with `asr graph`.")
     try:
         with safe_open(str(path), framework="pt") as file:
-            header = json.loads((file.metadata() or {}).get("header", "{}"))
-            if header.get("format") != FORMAT:
+            metadata = file.metadata() or {}
+            header = json.loads(metadata.get("header", "{}"))
+            if not isinstance(header, dict) or header.get("format") != FORMAT:
                 raise AsrError(f"{path}: this is not a decoding graph; give a file that `asr graph` wrote.")
             if header.get("version") != VERSION:
                 raise AsrError(
                     f"{path}: the graph has format version {header.get('version')}, this program reads "
                     f"version {VERSION}; build it again."
                 )
-            lacking = [key for key in ("kind", "tokens", "meta") if key not in header]
+            types = {"kind": str, "tokens": list, "meta": dict}
+            lacking = [key for key, kind in types.items() if not isinstance(header.get(key), kind)]
             if lacking or header["kind"] not in ("frames", "phones"):
                 raise AsrError(
                     f"{path}: the graph file's header lacks a valid {(lacking or ['kind'])[0]!r}; build it again."
                 )
             names = file.keys()
-            return header, {name: file.get_tensor(name) for name in names}
-    except (SafetensorError, json.JSONDecodeError, OSError) as error:
+            tensors = {name: file.get_tensor(name) for name in names}
+    except (SafetensorError, ValueError, RecursionError, OSError) as error:
         raise AsrError(f"{path}: the graph file is damaged or cut short ({error}); copy or build it again.") from error
+    # Files of earlier versions have no checksum.
+    expected = metadata.get(_CHECKSUM) if verify else None
+    if expected is not None and expected != checksum_of_tensors(metadata["header"], tensors):
+        raise AsrError(f"{path}: the graph does not match its checksum, so it is damaged; copy or build it again.")
+    return header, tensors
 
 
 @dataclass(frozen=True)

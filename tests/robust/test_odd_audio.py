@@ -13,7 +13,7 @@ import torch
 from asr.audio.io import file_pieces, read_audio
 from asr.cli.transcribe import transcribe
 from asr.errors import AsrError
-from asr.recognizer import Resources
+from asr.recognizer import ResourceOptions
 
 TONE = (0.3 * np.sin(np.arange(16000) / 10)).astype(np.float32)
 
@@ -108,7 +108,7 @@ class Recognizer:
     """Knows sums, and fails on loud audio as a library would."""
 
     sampling_rate = 16000
-    resources = Resources()
+    resources = ResourceOptions()
 
     def __call__(self, waveforms: list[torch.Tensor]) -> list[float]:
         if any(float(waveform.max()) > 1 for waveform in waveforms):

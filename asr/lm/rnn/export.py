@@ -6,7 +6,6 @@ import copy
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from asr.errors import AsrError
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
@@ -15,10 +14,13 @@ from asr.serialization import (
     build_network,
     checksums,
     load_weights,
+    open_atomic,
     read_checkpoint,
+    read_description,
     require_finite,
     require_intact,
     save_weights,
+    sealed,
 )
 from asr.text.symbols import Vocabulary
 
@@ -41,7 +43,8 @@ def save_network(
     save_weights(network, folder / "network.safetensors", half_precision)
     description = {"format": _FORMAT, "class": "RnnLm", "arguments": asdict(network.config)}
     description["files"] = checksums(folder, _FILES)
-    (folder / "network.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    with open_atomic(folder / "network.json") as file:
+        file.write((json.dumps(sealed(description), indent=2) + "\n").encode())
 
 
 def load_network(folder: str | Path) -> RNNLanguageModel:
@@ -53,11 +56,9 @@ def load_network(folder: str | Path) -> RNNLanguageModel:
     folder = Path(folder)
     path = folder / "network.json"
     try:
-        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        class_name, arguments = description["class"], description["arguments"]
+        description = read_description(path, "language model")
+        class_name, arguments = description["class"], dict(description["arguments"])
         files = dict(description.get("files", {}))  # exports of earlier versions have none
-    except OSError as error:
-        raise AsrError(f"{path}: the language model cannot be read ({error.strerror}); name its folder.") from error
     except (ValueError, KeyError, TypeError) as error:
         raise AsrError(f"{path}: not the description of a language model ({error}); export it again.") from error
     for name, expected in files.items():
