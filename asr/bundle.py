@@ -30,6 +30,8 @@ from asr.serialization import (
     atomic_folder,
     build_network,
     checksums,
+    fingerprint_of,
+    fingerprint_of_description,
     load_weights,
     open_atomic,
     read_description,
@@ -77,9 +79,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if key not in manifest:
             raise AsrError(f"{path}: the field {key!r} is missing; fetch the bundle again.")
     for key, fields in _FIELDS.items():
-        entry = manifest.get(key)
-        if entry is None and key in _OPTIONAL:
+        if key not in manifest and key in _OPTIONAL:
             continue
+        entry = manifest[key]
         for field_name, kind in fields.items():
             if not isinstance(entry, dict) or not isinstance(entry.get(field_name), kind):
                 raise AsrError(f"{path}: {key!r} lacks a valid {field_name!r}; fetch the bundle again.")
@@ -146,6 +148,7 @@ class Bundle:
         rnn_lm: the recurrent language model, or None.
         lexicon: the pronunciations that the graph was built from, for exact word times, or None.
         decoding: mode (`ngram`, `rnn`, ...) -> decoding options that it was tuned to.
+        fingerprint: of the files that it was loaded from; empty for one that was put together here.
         card: what it was trained on and what it reaches, in Markdown.
     """
 
@@ -159,6 +162,7 @@ class Bundle:
     lexicon: Lexicon | None = None
     decoding: dict[str, dict[str, Any]] = field(default_factory=dict)
     card: str = ""
+    fingerprint: str = ""
 
     @property
     def sampling_rate(self) -> int:
@@ -208,8 +212,10 @@ class Bundle:
                 f"bundle {self.name}: it does not have the n-gram model of its graph, whose place another language "
                 "model would take; make it again with 'asr bundle --small-ngram'."
             )
+        replaced = [fingerprint_of(Path(path)) if path is not None else "" for path in (large_ngram, rnn_lm)]
         bundle = replace(
             self,
+            fingerprint=" ".join((self.fingerprint, *replaced)),
             large_ngram=self.large_ngram if large_ngram is None else read_ngram_lm(large_ngram),
             rnn_lm=self.rnn_lm if rnn_lm is None else read_rnn_lm(rnn_lm),
         )
@@ -284,6 +290,7 @@ class Bundle:
             rnn_lm=rnn_lm,
             lexicon=_load_lexicon(folder / manifest["lexicon"]["file"]) if "lexicon" in manifest else None,
             decoding=manifest["decoding"],
+            fingerprint=fingerprint_of_description(manifest),
             card=(folder / _CARD).read_text(encoding="utf-8", errors="replace") if (folder / _CARD).is_file() else "",
             **{part: load_ngram_lm(path, verify=False) for part, path in ngrams.items()},
         )

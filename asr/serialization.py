@@ -179,7 +179,7 @@ def require_intact(path: Path, expected: dict[str, Any], what: str) -> None:
 
 def sealed(description: dict[str, Any]) -> dict[str, Any]:
     """A JSON description with a checksum of its own, for `read_description`."""
-    return {**description, _SEAL: _seal_of(description)}
+    return {**description, _SEAL: fingerprint_of_description(description)}
 
 
 def read_description(path: Path, what: str) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def read_description(path: Path, what: str) -> dict[str, Any]:
     if not isinstance(description, dict):
         raise AsrError(f"{path}: the {what}'s description is no JSON object; fetch the {what} again.")
     seal = description.pop(_SEAL, None)
-    if seal is not None and seal != _seal_of(description):
+    if seal is not None and seal != fingerprint_of_description(description):
         raise AsrError(
             f"{path}: the checksum of the {what}'s description does not match; it is damaged, or was changed by hand: "
             f"then delete its field {_SEAL!r}."
@@ -211,8 +211,19 @@ _SEAL = "checksum"
 _MAX_DESCRIPTION_BYTES = 1 << 26
 
 
-def _seal_of(description: dict[str, Any]) -> str:
+def fingerprint_of_description(description: dict[str, Any]) -> str:
+    """SHA-256 of a JSON object, whatever the order of its fields."""
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
+
+
+def fingerprint_of(path: Path) -> str:
+    """SHA-256 of a file, or of the files of a folder; empty where it cannot be read."""
+    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+    try:
+        digests = [_sha256(file) for file in files]
+    except OSError:
+        return ""
+    return digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
 
 def checksum_of_tensors(header: str, tensors: Mapping[str, Tensor]) -> str:
@@ -275,6 +286,8 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     target = Path(os.path.realpath(folder))
     partial, earlier = (target.with_name(f".{os.getpid()}.{kind}.{target.name}") for kind in ("new", "old"))
     try:
+        if target.exists() and not target.is_dir():
+            raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
         target.parent.mkdir(parents=True, exist_ok=True)
         partial.mkdir()
         yield partial
@@ -338,7 +351,11 @@ def _identity(path: str | Path) -> tuple[int, int]:
 def _cure(error: OSError) -> str:
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return "make its folder first"
-    return "name another one" if error.errno in (errno.EISDIR, errno.EACCES, errno.EROFS) else "make room and try again"
+    return (
+        "name another one"
+        if error.errno in (errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EROFS)
+        else "make room and try again"
+    )
 
 
 @contextmanager

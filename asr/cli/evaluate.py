@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import sys
@@ -100,46 +101,61 @@ def _upper(transcripts: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...
 def _recognize(
     args: argparse.Namespace, other: Mapping[str, Sequence[str]] | None
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]], dict[str, Any]]:
-    from rich.console import Console
-    from rich.progress import track
-
-    from asr.cli.options import describe, recognizer_from
-    from asr.cli.output import appended, print_record
-    from asr.cli.transcribe import transcribe
-    from asr.datasets.cuts import cut_text, cut_waveform, read_cuts
-    from asr.decoding.build import old_first_pass
-    from asr.results import later_cache
+    from asr.cli.output import ResultsFile
+    from asr.datasets.cuts import cut_text, read_cuts
 
     cuts = {cut.id: cut for cut in read_cuts([args.cuts])}
     references = {name: tuple(cut_text(cut).split()) for name, cut in cuts.items()}
     if other is not None:
         score_transcripts(references, other, args.missing_is_empty)  # refuses other utterances before the long part
-    done = _done_before(args)
+    if args.resume and not args.output:
+        raise AsrError("--resume goes on with what --output has; name it.")
+    results = ResultsFile(Path(args.output), "id", anew=not args.resume) if args.output else None
+    with contextlib.ExitStack() as stack:
+        output = stack.enter_context(results) if results is not None else None
+        return references, *_recognize_cuts(args, cuts, output)
+
+
+def _recognize_cuts(
+    args: argparse.Namespace, cuts: Mapping[str, Any], output: Any
+) -> tuple[dict[str, tuple[str, ...]], dict[str, Any]]:
+    from rich.console import Console
+    from rich.progress import track
+
+    from asr.cli.options import describe, recognizer_from
+    from asr.cli.output import maker_of
+    from asr.cli.transcribe import transcribe
+    from asr.datasets.cuts import cut_waveform
+    from asr.decoding.build import old_first_pass
+    from asr.results import later_cache
+
+    done = output.done if output is not None else {}
     hypotheses = {name: tuple(str(record["text"]).split()) for name, record in done.items() if name in cuts}
     todo = [name for name in cuts if name not in hypotheses]
     if hypotheses:
         print(f"{len(hypotheses)} of {len(cuts)} recordings are in {args.output} already.", file=sys.stderr)
     recognizer = recognizer_from(args)
+    if output is not None:
+        output.require_maker(maker_of(recognizer))
     recognizer.prepare()
     outcomes = transcribe(recognizer, todo, lambda name, rate: cut_waveform(cuts[name], rate))
     times, cache, num_failed = StageTimes(), dict[str, int | float](), 0
     console = Console(stderr=True)
-    with appended(args.output, anew=not args.resume) as output:
-        shown = track(outcomes, "recognizing", total=len(todo), console=console, disable=not console.is_terminal)
-        for outcome in shown:
-            record: dict[str, Any] = {"id": outcome.name}
-            if outcome.result is None:
-                num_failed += 1
-                print(f"asr: {outcome.error}", file=sys.stderr)
-                hypotheses[outcome.name] = ()
-                record["error"] = outcome.error
-            else:
-                hypotheses[outcome.name] = tuple(word.text for word in outcome.result.words)
-                times.add(outcome.result.times)
-                cache = later_cache(cache, outcome.result.cache)
-                record.update(outcome.result.as_dict())
-            if output is not None:
-                print_record(record, output)
+    shown = track(outcomes, "recognizing", total=len(todo), console=console, disable=not console.is_terminal)
+    for outcome in shown:
+        record: dict[str, Any] = {"id": outcome.name}
+        if outcome.result is None:
+            num_failed += 1
+            print(f"asr: {outcome.error}", file=sys.stderr)
+            hypotheses[outcome.name] = ()
+            record["error"] = outcome.error
+        else:
+            hypotheses[outcome.name] = tuple(word.text for word in outcome.result.words)
+            times.add(outcome.result.times)
+            cache = later_cache(cache, outcome.result.cache)
+            record.update(outcome.result.as_dict())
+        if output is not None:
+            output.add(record)
     print(f"{describe(recognizer)}: {times.format()}", file=sys.stderr)
     extra = {
         "mode": recognizer.mode,
@@ -151,18 +167,7 @@ def _recognize(
         "seconds": {stage: round(seconds, 3) for stage, seconds in times.stages.items()},
         "cache": cache,
     }
-    return references, hypotheses, extra
-
-
-def _done_before(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """What the output has, where the run goes on."""
-    from asr.cli.output import records_of
-
-    if not args.resume:
-        return {}
-    if not args.output:
-        raise AsrError("--resume goes on with what --output has; name it.")
-    return records_of(Path(args.output), "id")
+    return hypotheses, extra
 
 
 def _as_dict(report: ErrorReport, extra: dict[str, Any]) -> dict[str, Any]:

@@ -5,11 +5,14 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
+import hashlib
 import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,34 +23,119 @@ from asr.results import RecognitionResult
 from asr.serialization import atomic_path
 
 
-def records_of(path: Path, field: str) -> dict[str, dict[str, Any]]:
-    """What an earlier run wrote there as JSON Lines, failures left out, by the field that names the recording.
+class ResultsFile:
+    """JSON Lines to which one process at a time adds results, each with what made it.
 
-    A line that an interruption left unfinished is taken away; without a file there is nothing.
+    Args:
+        path: the file; made where it is missing. A device or a pipe is written to, and has no earlier results.
+        field: the field that names a recording.
+        anew: drop what the file has.
+
+    Attributes:
+        done: results of earlier runs by recording, failures left out. A line that an interruption left unfinished is
+            taken away.
 
     Raises:
-        AsrError: the file cannot be read or holds something else; it then is left as it is.
+        AsrError: the file cannot be read or written, another process writes to it, or it holds something else; it then
+            is left as it is.
     """
-    if not path.is_file():
-        return {}
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise AsrError(f"{path}: the output of the earlier run cannot be read ({error.strerror}).") from error
-    whole, _, rest = content.rpartition(b"\n")
-    records: dict[str, dict[str, Any]] = {}
-    for number, line in enumerate(whole.split(b"\n") if whole else [], start=1):
-        record = _record(line, field)
-        if record is None:
-            raise _foreign(path, number)
-        if "error" not in record:
-            records[record[field]] = record
-    if rest:
-        beginning = json.dumps({field: ""})[:-2].encode()
-        if not rest.startswith(beginning[: len(rest)]):
-            raise _foreign(path, content.count(b"\n") + 1)
-        os.truncate(path, len(content) - len(rest))
-    return records
+
+    def __init__(self, path: Path, field: str, anew: bool = False) -> None:
+        self.done: dict[str, dict[str, Any]] = {}
+        self._path = path
+        self._field = field
+        self._maker = ""
+        self._failures: set[tuple[str, str]] = set()
+        try:
+            self._stream = path.open("a+", encoding="utf-8") if path.is_file() or not path.exists() else path.open("w")
+        except OSError as error:
+            raise AsrError(f"{path}: the output cannot be written ({error.strerror}).") from error
+        try:
+            if path.is_file():
+                self._lock()
+                self._read(anew)
+        except BaseException:
+            self._stream.close()
+            raise
+
+    def __enter__(self) -> ResultsFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Each line has been flushed, or its failure told.
+        with suppress(OSError):
+            self._stream.close()
+
+    def require_maker(self, maker: str) -> None:
+        """Refuses to add results of one recognizer to those of another; all lines to come tell this one.
+
+        Raises:
+            AsrError: an earlier result has been made by another recognizer.
+        """
+        self._maker = maker
+        for name, record in self.done.items():
+            if record.get(_MAKER, maker) != maker:
+                raise AsrError(
+                    f"{self._path}: {name} was recognized by {record[_MAKER]!r}, not by the present one, "
+                    f"{maker!r}; name another --output, or delete this one."
+                )
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """A line more; a failure that the file has already is not told again.
+
+        Raises:
+            AsrError: as `print_line`.
+        """
+        if "error" in record:
+            failure = str(record[self._field]), str(record["error"])
+            if failure in self._failures:
+                return
+            self._failures.add(failure)
+        print_record({**record, **({_MAKER: self._maker} if self._maker else {})}, self._stream)
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise AsrError(f"{self._path}: another process writes to this output; wait, or name another.") from error
+        except OSError:
+            return  # some network file systems have no locks
+
+    def _read(self, anew: bool) -> None:
+        content = self._path.read_bytes()
+        whole, newline, rest = content.rpartition(b"\n")
+        for number, line in enumerate(whole.split(b"\n") if newline else [], start=1):
+            record = _record(line, self._field)
+            if record is None:
+                raise _foreign(self._path, number)
+            if "error" in record:
+                self._failures.add((record[self._field], str(record["error"])))
+            else:
+                self.done[record[self._field]] = record
+        if rest:
+            beginning = json.dumps({self._field: ""})[:-2].encode()
+            if not rest.startswith(beginning[: len(rest)]):
+                raise _foreign(self._path, content.count(b"\n") + 1)
+        if anew:
+            self.done, self._failures = {}, set()
+        os.ftruncate(self._stream.fileno(), 0 if anew else len(content) - len(rest))
+
+
+_MAKER = "made_by"
+
+
+def maker_of(recognizer: Recognizer, kind: str = "") -> str:
+    """A recognizer's name for its results: the same words come from the same maker, whatever the batches."""
+    decides = {
+        "bundle": recognizer.bundle.fingerprint,
+        "options": asdict(recognizer.options),
+        "rnn_weight": recognizer.rnn_weight,
+        "decoder": [recognizer.decoder_name, recognizer.lm_fusion],
+        "max_segment_seconds": recognizer.resources.max_segment_seconds,
+        "kind": kind,
+    }
+    digest = hashlib.sha256(json.dumps(decides, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    return " ".join(filter(None, (recognizer.bundle.name, recognizer.mode, kind, digest)))
 
 
 def _record(line: bytes, field: str) -> dict[str, Any] | None:
@@ -62,28 +150,6 @@ def _record(line: bytes, field: str) -> dict[str, Any] | None:
 
 def _foreign(path: Path, number: int) -> AsrError:
     return AsrError(f"{path}:{number}: this is no output of this command; name another --output.")
-
-
-@contextmanager
-def appended(path: str | None, anew: bool = False) -> Iterator[TextIO | None]:
-    """The file to add lines to, or None where there is no path; `anew` drops what it has.
-
-    Raises:
-        AsrError: it cannot be written.
-    """
-    if path is None:
-        yield None
-        return
-    try:
-        stream = Path(path).open("w" if anew else "a", encoding="utf-8")  # noqa: SIM115
-    except OSError as error:
-        raise AsrError(f"{path}: the output cannot be written ({error.strerror}).") from error
-    try:
-        yield stream
-    finally:
-        # Each line has been flushed, or its failure told.
-        with suppress(OSError):
-            stream.close()
 
 
 def print_record(record: Mapping[str, Any], stream: TextIO) -> None:
@@ -135,6 +201,7 @@ def add_lattice_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 _ARCHIVE = "lattices.txt"
+KALDI_FILES = (_ARCHIVE, "words.txt")
 
 
 _PIECE = re.compile(r"-\d{7,}-\d{7,}$")

@@ -6,13 +6,12 @@ import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TextIO
 
 from torch import Tensor
 
 from asr.audio.io import RAW_FORMATS, PcmFormat, byte_pieces, file_pieces
 from asr.cli.options import renamed
-from asr.cli.output import print_line, print_record
+from asr.cli.output import ResultsFile, print_line, print_record
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
 from asr.results import StreamResult
@@ -75,7 +74,7 @@ class _Source:
     stream: int
 
 
-def run_streams(args: argparse.Namespace, recognizer: Recognizer, names: list[str], output: TextIO) -> int:
+def run_streams(args: argparse.Namespace, recognizer: Recognizer, names: list[str], output: ResultsFile | None) -> int:
     """Recognizes inputs as streams; gives the number of those with an error.
 
     Raises:
@@ -129,14 +128,16 @@ def run_streams(args: argparse.Namespace, recognizer: Recognizer, names: list[st
                 report(source.name, error)
         number_of = {**closing, **{source.stream: source.name for source in open_sources}}
         for result in streaming.step():
-            _write(result, number_of[result.stream], output, args.jsonl or args.output is not None)
+            _write(result, number_of[result.stream], output, args.jsonl)
     if args.statistics:
         print(f"mode {recognizer.mode}, decoder {options.decoder}: {streaming.times.format()}", file=sys.stderr)
     return len(failed)
 
 
-def _write(result: StreamResult, name: str, output: TextIO, as_json: bool) -> None:
-    if as_json:
-        print_record({"audio": name, **result.as_dict()}, output)
+def _write(result: StreamResult, name: str, output: ResultsFile | None, as_json: bool) -> None:
+    if output is not None:
+        output.add({"audio": name, **result.as_dict()})
+    elif as_json:
+        print_record({"audio": name, **result.as_dict()}, sys.stdout)
     elif result.is_final and result.words:
-        print_line(f"{name} {result.begin:.2f}-{result.end:.2f}: {result.text}", output)
+        print_line(f"{name} {result.begin:.2f}-{result.end:.2f}: {result.text}", sys.stdout)

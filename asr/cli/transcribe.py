@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TextIO, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rich.console import Console
 from rich.progress import track
@@ -17,11 +17,20 @@ from torch import Tensor
 
 from asr.audio.io import AUDIO_SUFFIXES, find_audio_files, read_audio
 from asr.cli.options import add_recognizer_arguments, describe, recognizer_from
-from asr.cli.output import LatticeWriter, add_lattice_arguments, appended, print_line, print_record, records_of
+from asr.cli.output import (
+    KALDI_FILES,
+    LatticeWriter,
+    ResultsFile,
+    add_lattice_arguments,
+    maker_of,
+    print_line,
+    print_record,
+)
 from asr.cli.stream import STANDARD_INPUT, add_stream_arguments, run_streams
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
 from asr.results import RecognitionResult, StageTimes, format_cache, later_cache
+from asr.serialization import require_writable
 
 _Name = TypeVar("_Name", Path, str)
 
@@ -178,13 +187,35 @@ def run(args: argparse.Namespace) -> int:
     if STANDARD_INPUT in args.audio:
         raise AsrError("standard input (-) is read with --stream only.")
     files = audio_files(args.audio)
-    done = records_of(Path(args.output), "audio") if args.output else {}
+    _require_output(args, files)
+    if args.output is None:
+        return _transcribe(args, files, None)
+    with ResultsFile(Path(args.output), "audio") as output:
+        return _transcribe(args, files, output)
+
+
+def _require_output(args: argparse.Namespace, files: Sequence[Path]) -> None:
+    """Refuses an output that is an input."""
+    outputs = [Path(args.output)] if args.output is not None else []
+    if args.lattices is not None and args.lattice_format == "kaldi":
+        outputs += [Path(args.lattices) / name for name in KALDI_FILES if (Path(args.lattices) / name).is_file()]
+    inputs = [*files, args.lexicon, args.large_ngram, args.rnn_lm]
+    if args.output is None or not Path(args.output).exists() or Path(args.output).is_file():
+        require_writable(*outputs, inputs=inputs)
+
+
+def _transcribe(args: argparse.Namespace, files: list[Path], output: ResultsFile | None) -> int:
+    done = output.done if output is not None else {}
     todo = [path for path in files if str(path) not in done]
     if len(todo) < len(files):
         print(f"{len(files) - len(todo)} of {len(files)} files are in {args.output} already.", file=sys.stderr)
-    if not todo:
+    if not todo and not done:
         return 0
     recognizer = recognizer_from(args)
+    if output is not None:
+        output.require_maker(maker_of(recognizer))
+    if not todo:
+        return 0
     recognizer.keep_lattices = args.lattices is not None
     recognizer.prepare()
     lattices = None
@@ -196,18 +227,17 @@ def run(args: argparse.Namespace) -> int:
         outcomes = iter(track(outcomes, "transcribing", total=len(todo), console=console))
     failures: list[Outcome[Path]] = []
     times, cache = StageTimes(), dict[str, int | float]()
-    with appended(args.output) as output:
-        for outcome in outcomes:
-            # The lattice comes first: what is in the output is done.
-            if outcome.result is not None and lattices is not None:
-                lattices.write(outcome.name, outcome.result)
-            _write(outcome, output or sys.stdout, as_json=args.jsonl or args.output is not None)
-            if outcome.result is None:
-                failures.append(outcome)
-                print(f"asr: {outcome.error}", file=sys.stderr)
-            else:
-                times.add(outcome.result.times)
-                cache = later_cache(cache, outcome.result.cache)
+    for outcome in outcomes:
+        # The lattice comes first: what is in the output is done.
+        if outcome.result is not None and lattices is not None:
+            lattices.write(outcome.name, outcome.result)
+        _write(outcome, output, as_json=args.jsonl)
+        if outcome.result is None:
+            failures.append(outcome)
+            print(f"asr: {outcome.error}", file=sys.stderr)
+        else:
+            times.add(outcome.result.times)
+            cache = later_cache(cache, outcome.result.cache)
     if args.statistics:
         print(f"{describe(recognizer)}: {times.format()}", file=sys.stderr)
         print("\n".join(format_cache(cache)), file=sys.stderr)
@@ -217,16 +247,23 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_streams(args: argparse.Namespace) -> int:
-    named = [name for name in args.audio if name != STANDARD_INPUT]
-    names = [*map(str, audio_files(named)), *(name for name in args.audio if name == STANDARD_INPUT)]
-    with appended(args.output) as output:
-        return 1 if run_streams(args, recognizer_from(args), names, output or sys.stdout) else 0
+    named = audio_files([name for name in args.audio if name != STANDARD_INPUT])
+    names = [*map(str, named), *(name for name in args.audio if name == STANDARD_INPUT)]
+    _require_output(args, named)
+    if args.output is None:
+        return 1 if run_streams(args, recognizer_from(args), names, None) else 0
+    with ResultsFile(Path(args.output), "audio") as output:
+        recognizer = recognizer_from(args)
+        output.require_maker(maker_of(recognizer, "stream"))
+        return 1 if run_streams(args, recognizer, names, output) else 0
 
 
-def _write(outcome: Outcome[Path], stream: TextIO, as_json: bool) -> None:
-    if as_json:
-        record: dict[str, Any] = {"audio": str(outcome.name)}
-        record.update(outcome.result.as_dict() if outcome.result is not None else {"error": outcome.error})
-        print_record(record, stream)
+def _write(outcome: Outcome[Path], output: ResultsFile | None, as_json: bool) -> None:
+    record: dict[str, Any] = {"audio": str(outcome.name)}
+    record.update(outcome.result.as_dict() if outcome.result is not None else {"error": outcome.error})
+    if output is not None:
+        output.add(record)
+    elif as_json:
+        print_record(record, sys.stdout)
     elif outcome.result is not None:
-        print_line(f"{outcome.name}: {outcome.result.text}", stream)
+        print_line(f"{outcome.name}: {outcome.result.text}", sys.stdout)

@@ -70,7 +70,11 @@ def unpack(tensors: Mapping[str, Tensor], score_step: float, name: str) -> Graph
     if missing:
         raise AsrError(f"{name}: the graph file lacks the field {missing[0]!r}; build the graph again.")
     for name_of_field in FIELDS:
-        if tensors[name_of_field].dim() != 1 or tensors[name_of_field].is_floating_point() or tensors[name_of_field].is_complex():
+        if (
+            tensors[name_of_field].dim() != 1
+            or tensors[name_of_field].is_floating_point()
+            or tensors[name_of_field].is_complex()
+        ):
             raise AsrError(
                 f"{name}: the field {name_of_field!r} of the graph is not a list of integers; build the graph again."
             )

@@ -79,7 +79,7 @@ def test_a_bundle_can_be_made_anew_from_its_own_parts(parts, capsys):
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(parts, capsys):
     assert main(arguments(parts, parts / "card.md")) == 2
-    assert "card.md: the bundle's folder cannot be made (File exists)" in capsys.readouterr().err
+    assert "card.md: the folder cannot be written (File exists); name another one" in capsys.readouterr().err
 
 
 def test_wrong_parts_are_one_sentence(parts, capsys):
@@ -96,7 +96,7 @@ def test_wrong_parts_are_one_sentence(parts, capsys):
         ({"decoding": decoding("on_fly: {lm_scale: 1}")}, "there is no mode 'on_fly'; there are rnn"),
         ({"decoding": decoding("ngram: 3")}, "the decoding options of ngram are 3; give names and numbers"),
         ({"decoding": decoding("ngram: {search_beam: wide}")}, "search_beam is 'wide'; it must be a number"),
-        ({"decoding": decoding("ngram: {rnn_weight: x}")}, "rnn_weight is 'x'; it lies between 0 and 1"),
+        ({"decoding": decoding("ngram: {rnn_weight: x}")}, "rnn_weight is 'x'; it must be between 0 and 1"),
         ({"acoustic-model": parts / "none.ckpt"}, "none.ckpt: no Lightning checkpoint can be read there"),
         ({"acoustic-model": parts / "rnn"}, "bundle.json is missing"),
         # As many tokens, but others.

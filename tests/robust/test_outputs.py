@@ -1,0 +1,117 @@
+"""No output destroys an input, mixes results of two recognizers, or is written by two processes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import soundfile
+
+from asr.cli.main import main
+from asr.cli.output import ResultsFile
+from asr.errors import AsrError
+from tests.tiny_bundle import TEXT, tones
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch) -> Path:
+    """Audio, texts and models of every kind."""
+    for name, words in (("a", ["SICK", "SKIP"]), ("b", ["PAT", "KIT"])):
+        soundfile.write(str(tmp_path / f"{name}.wav"), tones(words).numpy(), 16000, subtype="FLOAT")
+    (tmp_path / "text").write_text("\n".join(TEXT) + "\n")
+    (tmp_path / "lexicon").write_text("PAT P T\nKIT K T\nSICK S K\nSKIP S K P\nTO T\nTWO T\n")
+    (tmp_path / "ref").write_text("a SICK SKIP\nb PAT KIT\n")
+    (tmp_path / "hyp").write_text("a SICK SKIP\nb PAT TO\n")
+    assert (
+        main(["lm", "ngram", "--text", str(tmp_path / "text"), "--order", "2", "--arpa", str(tmp_path / "2.arpa")]) == 0
+    )
+    monkeypatch.chdir(tmp_path)
+    Path("link-to-text").symlink_to("text")
+    os.link("ref", "other-ref")
+    return tmp_path
+
+
+COMMANDS = {
+    "transcripts": ["evaluate", "hyp", "--reference", "ref", "--details", "ref"],
+    "transcripts, hard link": ["evaluate", "hyp", "--reference", "ref", "--details", "other-ref"],
+    "details over hypotheses": ["evaluate", "hyp", "--reference", "ref", "--details", "./hyp"],
+    "n-gram": ["lm", "ngram", "--text", "text", "--arpa", "text"],
+    "n-gram, link": ["lm", "ngram", "--text", "text", "--arpa", "link-to-text"],
+    "n-gram from ARPA": ["lm", "ngram", "--from-arpa", "2.arpa", "--binary", "2.arpa"],
+    "n-gram vocabulary": ["lm", "ngram", "--text", "text", "--vocabulary", "lexicon", "--write-vocabulary", "lexicon"],
+    "vocabulary": ["lm", "vocabulary", "text", "--text", "text"],
+    "graph over lexicon": ["graph", "--lexicon", "lexicon", "--arpa", "2.arpa", "--output", "lexicon"],
+    "graph over ARPA": ["graph", "--lexicon", "lexicon", "--arpa", "2.arpa", "--output", "2.arpa"],
+    "transcribe": ["transcribe", "--bundle", "{bundle}", "a.wav", "--output", "a.wav"],
+    "stream": ["transcribe", "--bundle", "{bundle}", "--stream", "a.wav", "--output", "a.wav"],
+    "stream over text": ["transcribe", "--bundle", "{bundle}", "--stream", "a.wav", "--output", "text"],
+    "transcribe over text": ["transcribe", "--bundle", "{bundle}", "a.wav", "--output", "text"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_no_output_destroys_an_input(folder: Path, tiny_bundle_folder: Path, command: list[str], capsys) -> None:
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert main([part.format(bundle=tiny_bundle_folder) for part in command]) == 2
+    error = capsys.readouterr().err
+    assert "is an input of the same command" in error or "is no output of this command" in error
+    assert error.count("\n") == 1
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def transcribe(bundle: Path, *arguments: str) -> int:
+    return main(["transcribe", "--bundle", str(bundle), "a.wav", "b.wav", "--output", "out", *arguments])
+
+
+def records(path: str = "out") -> list[dict[str, object]]:
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def test_results_of_another_recognizer_are_not_mixed(folder: Path, tiny_bundle_folder: Path, capsys) -> None:
+    assert transcribe(tiny_bundle_folder, "--mode", "ngram") == 0
+    found = records()
+    assert [record["text"] for record in found] == ["SICK SKIP", "PAT KIT"]
+    assert len({record["made_by"] for record in found}) == 1
+    assert transcribe(tiny_bundle_folder, "--mode", "ngram", "--batch-seconds", "3") == 0  # changes no words
+    Path("out").write_text(json.dumps(found[0]) + "\n")
+    for other in (["--mode", "rnn"], ["--mode", "ngram", "--search-beam", "7"], ["--mode", "ngram", "--stream"]):
+        capsys.readouterr()
+        assert transcribe(tiny_bundle_folder, *other) == 2
+        assert "was recognized by 'tones ngram" in capsys.readouterr().err
+        assert records() == found[:1]
+    assert transcribe(tiny_bundle_folder, "--mode", "ngram") == 0
+    assert [record["audio"] for record in records()] == ["a.wav", "b.wav"]
+
+
+def test_a_failure_is_written_once(folder: Path, tiny_bundle_folder: Path) -> None:
+    (folder / "b.wav").write_text("no audio")
+    for _ in range(3):
+        assert transcribe(tiny_bundle_folder) == 1
+    assert [("error" in record, record["audio"]) for record in records()] == [(False, "a.wav"), (True, "b.wav")]
+    soundfile.write("b.wav", tones(["PAT", "KIT"]).numpy(), 16000, subtype="FLOAT")
+    assert transcribe(tiny_bundle_folder) == 0
+    assert records()[-1]["text"] == "PAT KIT"
+
+
+def test_two_processes_do_not_write_to_one_output(folder: Path, tiny_bundle_folder: Path, capsys) -> None:
+    with ResultsFile(Path("out"), "audio") as other:
+        assert transcribe(tiny_bundle_folder) == 2
+        assert "another process writes to this output" in capsys.readouterr().err
+        other.add({"audio": "a.wav", "text": "MINE"})
+    assert transcribe(tiny_bundle_folder) == 0
+    assert [record["text"] for record in records()] == ["MINE", "PAT KIT"]
+
+
+def test_an_unfinished_line_goes(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_text('{"audio": "a", "text": "X"}\n{"audio": "b", "te')
+    with ResultsFile(path, "audio") as output:
+        assert list(output.done) == ["a"]
+        output.add({"audio": "b", "text": "Y"})
+    assert path.read_text() == '{"audio": "a", "text": "X"}\n{"audio": "b", "text": "Y"}\n'
+    path.write_text("my thesis")
+    with pytest.raises(AsrError, match="this is no output"):
+        ResultsFile(path, "audio", anew=True)
+    assert path.read_text() == "my thesis"
