@@ -135,9 +135,9 @@ def _recognize_cuts(
     if hypotheses:
         print(f"{len(hypotheses)} of {len(cuts)} recordings are in {args.output} already.", file=sys.stderr)
     recognizer = recognizer_from(args)
+    recognizer.prepare()
     if output is not None:
         output.require_maker(maker_of(recognizer))
-    recognizer.prepare()
     outcomes = transcribe(recognizer, todo, lambda name, rate: cut_waveform(cuts[name], rate))
     times, cache, num_failed = StageTimes(), dict[str, int | float](), 0
     console = Console(stderr=True)

@@ -29,7 +29,7 @@ class ResultsFile:
     Args:
         path: the file; made where it is missing. A device or a pipe is written to, and has no earlier results.
         field: the field that names a recording.
-        anew: drop what the file has.
+        anew: drop what the file has, whatever it is, once `require_maker` is called: not for a request that fails.
 
     Attributes:
         done: results of earlier runs by recording, failures left out. A line that an interruption left unfinished is
@@ -45,6 +45,7 @@ class ResultsFile:
         self._path = path
         self._field = field
         self._maker = ""
+        self._is_dropped = anew and path.is_file()
         self._failures: set[tuple[str, str]] = set()
         try:
             self._stream = path.open("a+", encoding="utf-8") if path.is_file() or not path.exists() else path.open("w")
@@ -53,7 +54,8 @@ class ResultsFile:
         try:
             if path.is_file():
                 self._lock()
-                self._read(anew)
+            if path.is_file() and not anew:
+                self._read()
         except BaseException:
             self._stream.close()
             raise
@@ -73,6 +75,8 @@ class ResultsFile:
             AsrError: an earlier result has been made by another recognizer.
         """
         self._maker = maker
+        if self._is_dropped:
+            os.ftruncate(self._stream.fileno(), 0)
         for name, record in self.done.items():
             if record.get(_MAKER, maker) != maker:
                 raise AsrError(
@@ -101,7 +105,7 @@ class ResultsFile:
         except OSError:
             return  # some network file systems have no locks
 
-    def _read(self, anew: bool) -> None:
+    def _read(self) -> None:
         content = self._path.read_bytes()
         whole, newline, rest = content.rpartition(b"\n")
         for number, line in enumerate(whole.split(b"\n") if newline else [], start=1):
@@ -116,9 +120,7 @@ class ResultsFile:
             beginning = json.dumps({self._field: ""})[:-2].encode()
             if not rest.startswith(beginning[: len(rest)]):
                 raise _foreign(self._path, content.count(b"\n") + 1)
-        if anew:
-            self.done, self._failures = {}, set()
-        os.ftruncate(self._stream.fileno(), 0 if anew else len(content) - len(rest))
+        os.ftruncate(self._stream.fileno(), len(content) - len(rest))
 
 
 _MAKER = "made_by"

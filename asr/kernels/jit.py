@@ -107,6 +107,7 @@ def _jit(function: Callable[..., Any], default_fastmath: bool) -> Callable[..., 
         compiled.enable_caching()
     except RuntimeError:  # no folder for the cache can be written: each process compiles for itself
         return cast(Callable[..., Any], compiled)
+    _forgive_stale_cache(compiled._cache)
     # numba compares only the file of the function itself, and would use what it compiled from older callees.
     compiled._cache._cache_file._source_stamp = [fastmath, *_stamps(sources)]
     if intrinsics:
@@ -117,6 +118,23 @@ def _jit(function: Callable[..., Any], default_fastmath: bool) -> Callable[..., 
 
         compiled._cache._index_key = index_key_with_lookups
     return cast(Callable[..., Any], compiled)
+
+
+def _forgive_stale_cache(cache: Any) -> None:
+    """Compiles again where the cache cannot be read.
+
+    It names types by class: after an upgrade that removes one, numba would raise AttributeError.
+    """
+    load_overload = cache.load_overload
+
+    def load_or_forget(sig: Any, target_context: Any) -> Any:
+        try:
+            return load_overload(sig, target_context)
+        except Exception:
+            cache.flush()
+            return None
+
+    cache.load_overload = load_or_forget
 
 
 def source_stamps(function: Callable[..., Any]) -> list[tuple[str, int]]:

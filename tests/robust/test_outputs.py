@@ -113,5 +113,22 @@ def test_an_unfinished_line_goes(tmp_path: Path) -> None:
     assert path.read_text() == '{"audio": "a", "text": "X"}\n{"audio": "b", "text": "Y"}\n'
     path.write_text("my thesis")
     with pytest.raises(AsrError, match="this is no output"):
-        ResultsFile(path, "audio", anew=True)
+        ResultsFile(path, "audio")
     assert path.read_text() == "my thesis"
+
+
+def test_loops_that_an_earlier_version_compiled_are_compiled_again(tmp_path: Path, monkeypatch) -> None:
+    numba = pytest.importorskip("numba")
+    from asr.kernels.jit import _forgive_stale_cache
+
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    for _ in range(2):
+        compiled = numba.njit(cache=True)(add_one)
+        _forgive_stale_cache(compiled._cache)
+        assert compiled(1) == 2
+        (index,) = tmp_path.rglob("*.nbi")
+        index.write_bytes(index.read_bytes()[:60] + b"?" * 50)
+
+
+def add_one(value: int) -> int:
+    return value + 1
