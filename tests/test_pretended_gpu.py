@@ -209,7 +209,7 @@ def test_the_hidden_layer_may_lie_elsewhere(tiny_bundle_folder: Path, hidden_on:
             "cpu": (network("cuda"), [network("cpu")]),
             "both": (network("cuda"), [network("cuda"), network("cpu")]),
         }[hidden_on]
-        engine = CachedRNNLM(home, others, synchronize=True)
+        engine = CachedRNNLM(home, hidden_networks=others, synchronize=True)
         with mock.patch("torch.cuda.synchronize") as wait:
             found = answers(engine)
         statistics = engine.statistics()

@@ -18,6 +18,7 @@ from asr.decoding.token_passing import LM_FUSIONS, TokenPassingDecoder
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import has_package
+from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import Difference, Interpolated, RemappedLM
 from asr.lm.interface import LanguageModel
@@ -179,7 +180,7 @@ def language_models(
     if network_budget is not None:
         network, _ = with_host_tables(network.to("cpu"), device, network_budget)  # type: ignore[arg-type]
     ahead = _ROWS_AHEAD if device.type == "cpu" else 0
-    engine = CachedRNNLM(network.to(device), capacity_bytes=capacity_bytes, rows_ahead=ahead)  # type: ignore[arg-type]
+    engine = CachedRNNLM(network.to(device), CacheOptions(capacity_bytes=capacity_bytes, rows_ahead=ahead))  # type: ignore[arg-type]
     large = _mapped(engine, small)
     if mode == "interpolated":
         large = Interpolated([large, ngram], [rnn_weight, 1.0 - rnn_weight])

@@ -25,7 +25,7 @@ from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import jit
 from asr.kernels.linear import PackedWeights
-from asr.lm.interface import LanguageModel, StatefulNetwork, branched
+from asr.lm.interface import LanguageModel, StatefulNetwork
 from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.model import RNNLanguageModel
 from asr.lm.rnn.outputs.nce import NceOutput, scores_by_rows
@@ -121,13 +121,13 @@ def _one_word_an_arc(
 
 def for_words(network: StatefulNetwork, word_id: Tensor) -> StatefulNetwork:
     """`VocabularySubset` where the network is of a kind for which there is one, else the network itself."""
-    if not isinstance(network, RNNLanguageModel) or not network.has_constant_normalizer:
+    if not isinstance(network, RNNLanguageModel) or network.cacheable_terms != "none":
         return network
     is_whole = isinstance(network.output.rows, nn.Embedding) and isinstance(network.maxent, HashedMaxEnt | None)
     return VocabularySubset(network, word_id) if is_whole else network
 
 
-class VocabularySubset:
+class VocabularySubset(StatefulNetwork):
     """A `StatefulNetwork` equal to `network` for some words but for rounding, without gradient.
 
     Each word's part of the first layer's gates is made once; so is its output row, which is multiplied by the
@@ -284,7 +284,7 @@ def score_tree_by_network(tree: PrefixTree, network: StatefulNetwork) -> Tensor:
             score = score[level.parent] + network.log_prob(hidden[level.parent], history[level.parent], word)
             # Not all prefixes go on, and those that do may go on in many ways.
             inner, before = torch.unique_consecutive(level.parent, return_inverse=True)
-            state = branched(network, state.index_select(0, inner), before, word)
+            state = network.branch(state.index_select(0, inner), before, word)
             history = torch.cat([word.unsqueeze(1), history[level.parent]], dim=1)[:, : network.num_history_words]
         if len(level.ends):
             distinct, inverse = torch.unique(level.ends, return_inverse=True)

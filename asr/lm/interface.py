@@ -6,7 +6,7 @@ Shapes: Q queries, N streams, K contexts, S state width, H hidden width, M histo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -77,15 +77,22 @@ class LanguageModel(ABC):
         """
 
 
-class StatefulNetwork(Protocol):
-    """A language model network as the query engine runs it: a state step and an output layer.
+CacheableTerms = Literal["none", "history", "group", "tree"]
+"""Which parts of a score depend on less than history and word, so that a cache may keep them.
 
-    The state row holds all that the network remembers of a history, its last `hidden_size` columns being what
-    the output layer reads. `history` gives the last `num_history_words` words of a history, newest first, padded
-    with `EPSILON_ID` before `<s>`; MaxEnt features are hashed from it.
-    A network may say in `recurrent_size` how many columns, from the first, the next step reads; all where it does not.
-    One that spares work where many rows follow one state has a method `branch`, see `branched`; one whose scores
-    compiled loops may make a method `output_for_loop`, see `NceOutput`.
+`none`; `history`: log_prob = word_score - history_normalizer; `group`: the same, less group_normalizer; `tree`: the
+decisions at the inner nodes of a tree, see `StatefulNetwork.path_log_prob`.
+"""
+
+
+class StatefulNetwork(ABC):
+    """A recurrent language model as a cached language model runs it: a step of its state, and an output layer.
+
+    Attributes:
+        vocabulary: the words.
+        state_size: S, the width of a state: all that the network remembers of a history.
+        hidden_size: H, how many columns of it, the last ones, the output layer reads.
+        num_history_words: M, how many words of a history the output layer reads as well.
     """
 
     vocabulary: Vocabulary
@@ -93,20 +100,81 @@ class StatefulNetwork(Protocol):
     hidden_size: int
     num_history_words: int
 
+    @abstractmethod
     def initial_state(self) -> Tensor:
         """The state before `<s>` is read, (S,)."""
 
+    @abstractmethod
     def step(self, state: Tensor, word_id: Tensor) -> Tensor:
         """Reads one word: state (Q, S), word_id (Q,) -> next state (Q, S)."""
 
+    @abstractmethod
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
-        """hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,), without any cache."""
+        """Scores words.
 
+        Args:
+            hidden: (Q, H).
+            history: (Q, M) the last words, newest first, `EPSILON_ID` where the sentence has not begun.
+            word_id: (Q,).
 
-def branched(network: StatefulNetwork, state: Tensor, before: Tensor, word_id: Tensor) -> Tensor:
-    """What follows state[before] and word_id: state (R, S), before, word_id (Q,) -> (Q, S)."""
-    branch = getattr(network, "branch", None)
-    if branch is None:
-        return network.step(state.index_select(0, before), word_id)
-    following: Tensor = branch(state, before, word_id)
-    return following
+        Returns:
+            log P(word | history), (Q,).
+        """
+
+    @property
+    def recurrent_size(self) -> int:
+        """How many columns of the state, from the first, `step` reads."""
+        return self.state_size
+
+    def branch(self, state: Tensor, before: Tensor, word_id: Tensor) -> Tensor:
+        """`step` where many words follow one state, so that products of it can be shared.
+
+        Args:
+            state: (R, S).
+            before: (Q,) which state each query follows.
+            word_id: (Q,).
+
+        Returns:
+            The next states, (Q, S).
+        """
+        return self.step(state.index_select(0, before), word_id)
+
+    @property
+    def cacheable_terms(self) -> CacheableTerms:
+        """Which parts of a score a cache may keep. The methods below are for those; others need not have them."""
+        return "none"
+
+    def word_score(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
+        """The score before it is normalized, (Q,)."""
+        raise NotImplementedError
+
+    def history_normalizer(self, hidden: Tensor, history: Tensor) -> Tensor:
+        """What is subtracted for each history, (Q,)."""
+        raise NotImplementedError
+
+    def group_of(self, word_id: Tensor) -> Tensor:
+        """The group, or class, of each word, (Q,)."""
+        raise NotImplementedError
+
+    def group_normalizer(self, hidden: Tensor, history: Tensor, group: Tensor) -> Tensor:
+        """What is subtracted for each history and group, (Q,)."""
+        raise NotImplementedError
+
+    def path_log_prob(
+        self, hidden: Tensor, history: Tensor, word_id: Tensor, owner: Tensor, held: Tensor
+    ) -> tuple[Tensor, int]:
+        """`log_prob` along the words' paths in a tree.
+
+        Args:
+            hidden, history, word_id: as of `log_prob`.
+            owner: (Q,) a row of `held` for each history.
+            held: (O, K) what is known of K inner nodes, NaN where nothing is; read and filled.
+
+        Returns:
+            log_prob (Q,), and how many decisions had to be computed.
+        """
+        raise NotImplementedError
+
+    def output_tables(self) -> tuple[Any, ...] | None:
+        """What `asr.lm.cached.engine_numba` reads to score words; None if a score takes more than its loop."""
+        return None

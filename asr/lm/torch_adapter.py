@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.errors import AsrError
+from asr.lm.interface import StatefulNetwork
 from asr.text.symbols import BOS_ID, SPECIAL_WORDS, Vocabulary
 
 
@@ -37,7 +38,7 @@ class StatefulModule(Protocol):
         """Reads symbol_id (Q,) in states (Q, ...) -> log_prob of each next symbol (Q, V), next states (Q, ...)."""
 
 
-class WordModule(nn.Module):
+class WordModule(nn.Module, StatefulNetwork):
     """A language model of words as a `StatefulNetwork`.
 
     A state row holds the module's state tensors one after the other, then its log_prob over all words: the module
@@ -77,7 +78,7 @@ class WordModule(nn.Module):
         return hidden.gather(1, word_id[:, None])[:, 0]
 
 
-class SpelledModule(nn.Module):
+class SpelledModule(nn.Module, StatefulNetwork):
     """A language model of characters or word pieces as a `StatefulNetwork` over words.
 
     A word's score is the sum over its spelling; the state stands after the last word's last token.

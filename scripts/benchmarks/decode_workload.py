@@ -17,6 +17,7 @@ from asr.decoding.interface import Decoder, DecodeResult, DecodingOptions, Hypot
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
+from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import Difference, Interpolated, RemappedLM
 from asr.lm.interface import LanguageModel
@@ -142,7 +143,7 @@ def rnn_lm(
     """
     small = small or bundle.small_ngram
     assert bundle.rnn_lm is not None and small is not None
-    engine = CachedRNNLM(bundle.rnn_lm.network, **engine_options)  # type: ignore[arg-type]
+    engine = CachedRNNLM(bundle.rnn_lm.network, CacheOptions(**engine_options))  # type: ignore[arg-type]
     large: LanguageModel = engine if engine.vocabulary == small.vocabulary else RemappedLM(engine, small.vocabulary)
     if weight is not None:
         return Difference(Interpolated([large, small], [weight, 1.0 - weight]), small), engine

@@ -27,6 +27,7 @@ import torch
 
 from asr.bundle import read_rnn_lm
 from asr.kernels.threads import torch_on_one_thread
+from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.evaluate import language_model_word_scores, perplexity
 from asr.lm.rnn.data import TokenFile, TokenStreams
@@ -134,7 +135,7 @@ def truncation_table(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     ends = np.flatnonzero(tokens == 2) + 1
     tokens = tokens[: ends[min(np.searchsorted(ends, args.max_words), len(ends) - 1)]]
     for length in (1, 2, 3, 4, 5, None):
-        engine = CachedRNNLM(network, recombination_length=length)
+        engine = CachedRNNLM(network, CacheOptions(recombination_length=length))
         log_prob = language_model_word_scores(engine, tokens, sentences_at_once=64)
         line = {"history_words": length or "all", "words": len(log_prob)}
         yield {**line, "perplexity": round(perplexity(log_prob), 2)}

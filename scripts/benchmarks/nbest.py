@@ -16,6 +16,7 @@ from asr.decoding.build import decoding_options
 from asr.decoding.nbest import PrefixTree, n_best, score_tree, score_tree_by_network
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
+from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID
 from scripts.benchmarks import figures
@@ -127,7 +128,9 @@ def prefix_tree(bundle: Bundle, workload: Workload, plots: Path | None) -> None:
             every = 8 if size > _MANY else 1
             tree = PrefixTree(sentences)
             together, batched_s = timed(lambda some=sentences: score_tree_by_network(PrefixTree(some), network))
-            by_one, tree_s = timed(lambda tree=tree: score_tree(tree, CachedRNNLM(network, batching="query")))
+            by_one, tree_s = timed(
+                lambda tree=tree: score_tree(tree, CachedRNNLM(network, CacheOptions(batching="query")))
+            )
             alone, standard_s = timed(lambda some=sentences[::every]: [score_sentence(one, network) for one in some])
             standard_s *= num_words(sentences) / num_words(sentences[::every])
             rows.append(

@@ -31,6 +31,7 @@ from asr.datasets.cuts import cut_text, cut_waveform, read_cuts
 from asr.decoding.build import OLD_FIRST_PASSES, build_decoder, decoding_options, language_models
 from asr.decoding.interface import Decoder, DecodingOptions
 from asr.graph.decoding_graph import DecodingGraph
+from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import Difference, RemappedLM
 from asr.lm.interface import LanguageModel
@@ -206,7 +207,9 @@ def _systems(bundle: Bundle, args: argparse.Namespace) -> dict[str, System]:
                 first_pass(bundle.graph, own), language_models(bundle, mode, rnn_weight, CPU, None, _CACHE_BYTES).model
             )
         on_device, tables = with_host_tables(network, CPU, int(share * table_bytes(network)))
-        lm = Difference(RemappedLM(CachedRNNLM(on_device, capacity_bytes=_CACHE_BYTES), small.vocabulary), small)
+        lm = Difference(
+            RemappedLM(CachedRNNLM(on_device, CacheOptions(capacity_bytes=_CACHE_BYTES)), small.vocabulary), small
+        )
         return System(first_pass(bundle.graph, own), lm, dict(tables))
 
     makers: dict[str, Callable[[], System]] = {

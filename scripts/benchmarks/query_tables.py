@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.interface import StatefulNetwork
 from scripts.benchmarks.query_stream import QueryStream, merged, replay
@@ -26,7 +27,7 @@ def index_table(network: StatefulNetwork, streams: list[QueryStream]) -> None:
     cases += [(f"kept, 1/{part} of that", all_bytes // part, False) for part in (2, 8, 32, 128)]
     rows = []
     for name, capacity, resets in cases:
-        engine = CachedRNNLM(network, capacity_bytes=capacity)
+        engine = CachedRNNLM(network, CacheOptions(capacity_bytes=capacity))
         _, cpu_s = run(engine, streams, marks=capacity is not None, resets=resets)
         counts = engine.statistics()
         row = columns(counts, cpu_s)
@@ -43,7 +44,7 @@ def index_table(network: StatefulNetwork, streams: list[QueryStream]) -> None:
 def frame_batch(network: StatefulNetwork, streams: list[QueryStream]) -> None:
     exact, rows = None, []
     for precision in (None, "round-2", "round-1", "sign"):
-        engine = CachedRNNLM(network, history_precision=precision)
+        engine = CachedRNNLM(network, CacheOptions(history_precision=precision))
         log_prob, cpu_s = run(engine, streams)
         exact = log_prob if exact is None else exact
         counts = engine.statistics()
@@ -65,7 +66,7 @@ def frame_batch(network: StatefulNetwork, streams: list[QueryStream]) -> None:
         ("utterance", "frame", streams),
         ("frame", "frame", [merged(streams)]),
     ):
-        engine = CachedRNNLM(network, batching=batching)
+        engine = CachedRNNLM(network, CacheOptions(batching=batching))
         run(engine, asked)
         counts = engine.statistics()
         rows.append(
@@ -117,7 +118,7 @@ def recombination(network: StatefulNetwork, streams: list[QueryStream]) -> None:
     rows = [_recombined("none", "", engine, exact, exact, cpu_s)]
     for length in (5, 4, 3, 2, 1):
         for choice in ("first", "best"):
-            engine = CachedRNNLM(network, recombination_length=length, recombination=choice)
+            engine = CachedRNNLM(network, CacheOptions(recombination_length=length, recombination=choice))
             log_prob, cpu_s = run(engine, streams)
             rows.append(_recombined(str(length), choice, engine, log_prob, exact, cpu_s))
     table("four-caches: recombination length, the first come stays or the best within 50 calls", rows, thousands=",")
@@ -139,7 +140,7 @@ def _recombined(
 def hidden_dtypes(network: StatefulNetwork, streams: list[QueryStream]) -> None:
     exact, rows = None, []
     for dtype in ("float32", "float16", "bfloat16", "int8"):
-        engine = CachedRNNLM(network, hidden_dtype=dtype)
+        engine = CachedRNNLM(network, CacheOptions(hidden_dtype=dtype))
         log_prob, cpu_s = run(engine, streams)
         exact = log_prob if exact is None else exact
         rows.append(
@@ -168,7 +169,7 @@ def four_caches(title: str, network: StatefulNetwork, with_skip: QueryStream, wi
         for name, options in _settings(network):
             best: dict[str, Any] = {}
             for _ in range(2):
-                engine = CachedRNNLM(network, **options)
+                engine = CachedRNNLM(network, CacheOptions(**options))
                 _, cpu_s = run(engine, [stream])
                 counts = engine.statistics()
                 if not best or cpu_s < best["cpu_s"]:
@@ -244,7 +245,13 @@ def placement(network: StatefulNetwork, streams: Sequence[QueryStream], device: 
     stream, expected, rows = merged(streams), None, []
     for search, hidden, output in places:
         for batching in ("query", "frame"):
-            engine = CachedRNNLM(on[output], [on[hidden]], search_device=search, batching=batching, synchronize=True)
+            engine = CachedRNNLM(
+                on[output],
+                CacheOptions(batching=batching),
+                hidden_networks=[on[hidden]],
+                search_device=search,
+                synchronize=True,
+            )
             answers: Tensor = replay(stream.to(search), engine).cpu()
             expected = answers if expected is None else expected
             counts = engine.statistics()

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.cached.statistics import QueryStatistics, StageClock
 from asr.lm.interface import StatefulNetwork
@@ -48,7 +49,7 @@ def replay_side_by_side(
     clock = StageClock([device], synchronize=True)
     shares = divided(streams, num_engines)
     there = [share.to(device) for share in shares]
-    engines = [CachedRNNLM(network, [network] * num_workers) for _ in shares]
+    engines = [CachedRNNLM(network, hidden_networks=[network] * num_workers) for _ in shares]
     answers: list[Tensor] = [torch.empty(0)] * len(shares)
     ready = threading.Barrier(len(shares) + 1)
 
@@ -129,7 +130,7 @@ def resident_bytes() -> int:
 
 def long_stream(network: StatefulNetwork, stream: QueryStream, minutes: int, capacity_bytes: int) -> None:
     """One stream that never starts anew: each round goes on from a context of the round before."""
-    engine = CachedRNNLM(network, capacity_bytes=capacity_bytes)
+    engine = CachedRNNLM(network, CacheOptions(capacity_bytes=capacity_bytes))
     rounds = minutes * 60 * FRAMES_PER_SECOND // stream.num_calls
     last, reached = stream.last_call_of_context(), stream.calls()[-1]
     context, rows = engine.start(1)[0], []

@@ -21,7 +21,7 @@ from asr.decoding.selection import BackendFactory, select_backend
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.token_search import TokenSearch
 from asr.decoding.tokens import ActiveTokens
-from asr.lm.cached import engine_numba
+from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import Difference, RemappedLM
 from asr.lm.corpus import read_word_stream
@@ -161,11 +161,10 @@ def test_a_network_that_has_no_more_room_is_asked_by_calls(
     capacity_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("numba")
-    monkeypatch.setattr(engine_numba, "_ROOM", 16)
     small, network = _toy_models(tmp_path)
     options = DecodingOptions(search_beam=6.0, min_active_states=3, max_active_states=40)
     log_prob = random_log_prob(5, 5, 11)
-    bounded = CachedRNNLM(network, capacity_bytes=capacity_bytes)
+    bounded = CachedRNNLM(network, CacheOptions(capacity_bytes=capacity_bytes, loop_room=16))
     assert bounded.lookup_tables() is not None
     cases = {
         "torch": (CachedRNNLM(network), functools.partial(select_backend, name="torch")),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from asr.lm.interface import StatefulNetwork
 from asr.text.symbols import Vocabulary
 
 
-class ToyNetwork:
+class ToyNetwork(StatefulNetwork):
     """State of [a column that counts the words read, hidden]: wider than what the output layer reads, on purpose."""
 
     def __init__(self, num_words: int = 20, hidden_size: int = 8, num_history_words: int = 2, seed: int = 0) -> None:
@@ -50,6 +51,8 @@ class ToyNetwork:
 class ToyNormalizedNetwork(ToyNetwork):
     """The same distribution, offering the numerator and the normaliser apart."""
 
+    cacheable_terms = "history"
+
     def __init__(self, num_words: int = 20, hidden_size: int = 8, num_history_words: int = 2, seed: int = 0) -> None:
         super().__init__(num_words, hidden_size, num_history_words, seed)
         self.num_normalizers = 0
@@ -66,6 +69,7 @@ class ToyClassNetwork(ToyNormalizedNetwork):
     """P(class of word | history) P(word | class, history); the class is the word id modulo 5."""
 
     num_classes = 5
+    cacheable_terms = "group"
 
     def __init__(self, num_words: int = 20, hidden_size: int = 8, num_history_words: int = 2, seed: int = 0) -> None:
         super().__init__(num_words, hidden_size, num_history_words, seed)

@@ -1,14 +1,15 @@
-"""Contexts shared between histories that end in the same k words (recombination length k of four-caches).
+"""Options of a cached language model: which caches it keeps, how much memory, and approximations of the scores.
 
-Shapes: R new edges.
+Recombination follows Huang et al. (2014), "Cache based recurrent neural network language model inference for first pass
+speech recognition"; quantised histories follow Lee et al. (2018), "Accelerating recurrent neural network language model
+based online speech recognition system". docs/references.md has the full citations.
 
-
-Hidden rows shared between near histories: where quantised previous state and word are equal (frame-batch).
-
-Shapes: R rows, S state width.
+Shapes: R rows or new edges, S state width.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,6 +19,63 @@ from asr.kernels.hash_table import HashTable, first_of_each, segment_max
 from asr.lm.cached.trie import HistoryTrie
 
 CHOICES = ("first", "best")
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """With the defaults scores equal those of the network run word by word. Only the options marked as approximations
+    change scores.
+
+    Attributes:
+        hidden_dtype: in which hidden rows are stored: float32; or as an approximation float16, bfloat16 or int8.
+        cache_scores: keep the score of each (history, word).
+        cache_hidden: keep hidden rows. Without it the hidden layer runs again for every query, from the row before.
+        cache_history_normalizers, cache_group_normalizers: keep what the output layer normalises each history by, and
+            each (history, class).
+        cache_tree_paths: the same for the inner nodes of an output layer that is a tree.
+        recombination_length: approximation: histories that end in the same k words share a context. None keeps all
+            histories apart.
+        recombination: whose hidden state a shared context has: the "first" history's or the "best" one's.
+        recombination_window: for how many calls the best history stays at least.
+        history_precision: approximation: "round-2", "round-1" or "sign". Two histories share a hidden row where their
+            quantised previous states and their last words are equal. None shares none.
+        capacity_bytes: memory for histories, hidden rows and normalisers. Contexts are forgotten only if `retain` did
+            not name them; hidden rows are computed again when needed, which costs time but changes no score. See
+            `asr.lm.cached.eviction` for when the bound cannot be kept. None is unlimited.
+        rows_ahead: a run of the hidden layer for fewer histories than this also takes the newest other histories, up to
+            this many rows: the weights are read once for all. Not used with a capacity or without `cache_hidden`.
+        batching: "frame" runs the hidden layer once for each call, "query" once for each row (for comparison).
+        compiled: answer by numba's loops on a CPU, where it is installed.
+        loop_room: so many new edges have room at least when a loop begins.
+    """
+
+    hidden_dtype: str = "float32"
+    cache_scores: bool = True
+    cache_hidden: bool = True
+    cache_history_normalizers: bool = True
+    cache_group_normalizers: bool = True
+    cache_tree_paths: bool = True
+    recombination_length: int | None = None
+    recombination: str = "first"
+    recombination_window: int = 50
+    history_precision: str | None = None
+    capacity_bytes: int | None = None
+    rows_ahead: int = 0
+    batching: str = "frame"
+    compiled: bool = True
+    loop_room: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.history_precision and self.recombination_length and self.recombination == "best":
+            raise AsrError(
+                "history_precision: shared hidden rows and recombination best cannot be combined; use first."
+            )
+
+    @property
+    def allows_loops(self) -> bool:
+        """Whether compiled loops can answer: they want scores and rows kept, and no approximation."""
+        is_exact = self.recombination_length is None and self.history_precision is None
+        return self.compiled and is_exact and self.cache_scores and self.cache_hidden and self.hidden_dtype == "float32"
 
 
 class Recombination:

@@ -198,26 +198,24 @@ def waiting_nodes(context_idx: Any, parent: Any, last_word: Any, hidden_row: Any
     return node[:num], row, which, word
 
 
-# There is room for so many new edges at least before a loop begins.
-_ROOM = 1024
-
-
 class NumbaEngine:
-    """What a loop does stands for calls of `CachedRNNLM.score`: the same edges, nodes and scores.
+    """Answers an engine's calls by compiled loops, and lends its arrays to loops that ask without a call.
 
-    It serves engines on a CPU that are exact, as long as they need not forget; the output layer's scores must take no
-    more than a loop.
+    Edges, nodes and scores are those of `TorchEngine`. For engines on a CPU whose options allow loops; if the network's
+    output layer needs more than a loop, or no more room is left within the capacity, methods return None.
 
     Args:
         expansion: the engine's trie, hidden rows and hidden layer.
-        output: makes the output layer's tables, see `NceOutput.output_for_loop`.
-        capacity: the engine's bound, if it has one.
+        capacity: the engine's bound on memory, or None.
+        room: so many new edges have room at least when a loop begins.
     """
 
-    def __init__(self, expansion: Expansion, output: Any, capacity: Capacity | None = None) -> None:
+    def __init__(self, expansion: Expansion, capacity: Capacity | None, room: int) -> None:
         self._expansion = expansion
         self._capacity = capacity
-        self._make_output = output
+        self._room = room
+        self._find = jit(find_edges)
+        self._answer = jit(answer_missing)
         self._lent: tuple[tuple[Tensor, ...], CachedLMTables] | None = None
         self.num_words = len(expansion.layer.networks[0].vocabulary)
         self._counts = np.zeros(NUM_COUNTS, dtype=np.int64)
@@ -229,7 +227,7 @@ class NumbaEngine:
         is known.
         """
         trie, counts = self._expansion.trie, self._counts
-        room = max(_ROOM, int(counts[TOO_MANY])) if most_new is None else min(_ROOM, most_new)
+        room = max(self._room, int(counts[TOO_MANY])) if most_new is None else min(self._room, most_new)
         if self._capacity is not None and not self._capacity.has_room(room):
             return None
         if trie.edges.count + room > MAX_LOAD * trie.edges.num_slots:
@@ -246,7 +244,8 @@ class NumbaEngine:
         trie, state = self._expansion.trie, self._expansion.hidden.state
         grown = trie.edges.keys, trie.parent, state
         if self._lent is None or any(now is not before for now, before in zip(grown, self._lent[0], strict=True)):
-            network, output = self._expansion.layer.networks[0], self._make_output()
+            network = self._expansion.layer.networks[0]
+            output = network.output_tables()
             if output is None or jit(look_up_cached) is None:
                 return None
             hidden = state[:, network.state_size - network.hidden_size :]
@@ -303,28 +302,11 @@ class NumbaEngine:
             hidden.last_used.index_fill_(0, row, trie.call)
         return True
 
-
-class LoopScores:
-    """The same edges, nodes and scores as those of tensor operations, in fewer passes and without copies.
-
-    Args:
-        access: lends the arrays.
-        expansion: the engine's trie, hidden rows and hidden layer.
-        capacity: the engine's bound, if it has one.
-    """
-
-    def __init__(self, access: NumbaEngine, expansion: Expansion, capacity: Capacity | None) -> None:
-        self._access = access
-        self._expansion = expansion
-        self._capacity = capacity
-        self._find = jit(find_edges)
-        self._answer = jit(answer_missing)
-
     @torch.no_grad()
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor] | None:
         """As `CachedRNNLM.score`; None where there may be no room within the engine's bound."""
         begin = time.perf_counter()
-        lent = self._access.lent()
+        lent = self.lent()
         if lent is None or self._find is None or (self._capacity is not None and not self._capacity.has_room(0)):
             return None
         log_prob, next_idx = torch.empty(len(word_id)), torch.empty_like(context_idx)
@@ -344,20 +326,20 @@ class LoopScores:
     def _add(self, contexts: Any, words: Any, missing: Any, answers: list[Any]) -> bool:
         """Adds and answers what is missing (M,) -> whether that, and hidden rows for it, had room."""
         trie, lacking = self._expansion.trie, torch.from_numpy(contexts[missing])
-        trie.check(lacking, torch.from_numpy(words[missing]), self._access.num_words)
+        trie.check(lacking, torch.from_numpy(words[missing]), self.num_words)
         trie.call += 1
         is_room = self._capacity is None or self._capacity.has_room(len(missing))
-        if not is_room or not self._access.expand(lacking):
+        if not is_room or not self.expand(lacking):
             return False
         begin = time.perf_counter()
         first, new_slot, is_done = trie.num_nodes, np.empty_like(missing), False
         assert self._answer is not None
         while not is_done:
             # Each new edge has a node of its own.
-            tables = self._access.tables(len(missing) - (trie.num_nodes - first))
+            tables = self.tables(len(missing) - (trie.num_nodes - first))
             assert tables is not None
             is_done = self._answer(contexts, words, missing, tables, first, new_slot, *answers)
-            self._access.take_nodes()
+            self.take_nodes()
         if self._capacity is not None:
             row = trie.hidden_row.index_select(0, lacking).long()
             self._expansion.hidden.last_used.index_fill_(0, row, trie.call)

@@ -7,12 +7,11 @@ Shapes: Q queries, H hidden, M history words, R hidden rows, K tree nodes.
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
-
 import torch
 from torch import Tensor
 
 from asr.kernels.hash_table import BYTES_PER_SLOT, MAX_LOAD, HashTable, first_of_each
+from asr.lm.cached.approximations import CacheOptions
 from asr.lm.interface import StatefulNetwork
 
 _BYTES_OF_GROUPS = 256
@@ -20,33 +19,6 @@ _BYTES_OF_GROUPS = 256
 
 _HELD_NODES = 32
 """K: nearer the leaves, paths hardly meet again."""
-
-
-@runtime_checkable
-class HistoryNormalized(Protocol):
-    """An output layer whose log_prob is word_score - history_normalizer (- group_normalizer, if GroupNormalized)."""
-
-    def word_score(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor: ...
-
-    def history_normalizer(self, hidden: Tensor, history: Tensor) -> Tensor: ...
-
-
-@runtime_checkable
-class GroupNormalized(Protocol):
-    """An output layer that normalises within the group (class) of a word as well."""
-
-    def group_of(self, word_id: Tensor) -> Tensor: ...
-
-    def group_normalizer(self, hidden: Tensor, history: Tensor, group: Tensor) -> Tensor: ...
-
-
-@runtime_checkable
-class TreePathScored(Protocol):
-    """An output layer that decides along a tree's path (`asr.lm.rnn.outputs.hierarchical`), lent the known prefix."""
-
-    def path_log_prob(
-        self, hidden: Tensor, history: Tensor, word_id: Tensor, owner: Tensor, held: Tensor
-    ) -> tuple[Tensor, int]: ...
 
 
 class OutputCache:
@@ -59,20 +31,15 @@ class OutputCache:
     def __init__(
         self,
         network: StatefulNetwork,
-        cache_history: bool,
-        cache_group: bool,
-        cache_paths: bool,
+        options: CacheOptions,
         device: torch.device,
     ) -> None:
         self.network = network
-        # A Protocol takes its time to check.
-        is_constant = getattr(network, "has_constant_normalizer", False)
-        self._by_history = network if isinstance(network, HistoryNormalized) and not is_constant else None
-        self._by_group = network if isinstance(network, GroupNormalized) else None
-        self.cache_history = cache_history and self._by_history is not None
-        self._by_path = network if isinstance(network, TreePathScored) else None
-        self.cache_group = cache_group and self._by_group is not None
-        self.cache_paths = cache_paths and self._by_path is not None
+        terms = network.cacheable_terms
+        self._terms = terms
+        self.cache_history = options.cache_history_normalizers and terms in ("history", "group")
+        self.cache_group = options.cache_group_normalizers and terms == "group"
+        self.cache_paths = options.cache_tree_paths and terms == "tree"
         self.device = device
         self.num_history_normalizers = 0
         self.num_group_normalizers = 0
@@ -112,28 +79,28 @@ class OutputCache:
 
         `row` is any number that stands for hidden and history: what is kept is kept under it.
         """
-        if self._by_path is not None:
-            log_prob, num_computed = self._by_path.path_log_prob(hidden, history, word_id, row, self._held_paths)
+        network = self.network
+        if self._terms == "none":
+            return network.log_prob(hidden, history, word_id)
+        if self._terms == "tree":
+            log_prob, num_computed = network.path_log_prob(hidden, history, word_id, row, self._held_paths)
             self.num_tree_decisions += num_computed
             return log_prob
-        if self._by_history is None:
-            return self.network.log_prob(hidden, history, word_id)
-        log_prob = self._by_history.word_score(hidden, history, word_id)
-        log_prob -= self._of_history(self._by_history, row, hidden, history)
-        if self._by_group is not None:
-            group = self._by_group.group_of(word_id)
-            log_prob -= self._of_group(self._by_group, row, hidden, history, group)
+        log_prob = network.word_score(hidden, history, word_id)
+        log_prob -= self._of_history(row, hidden, history)
+        if self._terms == "group":
+            log_prob -= self._of_group(row, hidden, history, network.group_of(word_id))
         return log_prob
 
-    def _of_history(self, network: HistoryNormalized, row: Tensor, hidden: Tensor, history: Tensor) -> Tensor:
+    def _of_history(self, row: Tensor, hidden: Tensor, history: Tensor) -> Tensor:
         if not self.cache_history:
             self.num_history_normalizers += row.numel()
-            return network.history_normalizer(hidden, history)
+            return self.network.history_normalizer(hidden, history)
         known = self._history_normalizer.index_select(0, row)
         missing = known.isnan().nonzero().squeeze(1)
         if missing.numel():
             one = missing.index_select(0, first_of_each(row.index_select(0, missing))[0])
-            value = network.history_normalizer(hidden.index_select(0, one), history.index_select(0, one))
+            value = self.network.history_normalizer(hidden.index_select(0, one), history.index_select(0, one))
             self._history_normalizer[row.index_select(0, one)] = value.to(self._history_normalizer)
             self.num_history_normalizers += one.numel()
             known = self._history_normalizer.index_select(0, row)
@@ -150,19 +117,17 @@ class OutputCache:
             unknown = torch.full((added, self._held_paths.shape[1]), float("nan"), device=self.device)
             self._held_paths = torch.cat((self._held_paths, unknown))
 
-    def _of_group(
-        self, network: GroupNormalized, row: Tensor, hidden: Tensor, history: Tensor, group: Tensor
-    ) -> Tensor:
+    def _of_group(self, row: Tensor, hidden: Tensor, history: Tensor, group: Tensor) -> Tensor:
         if not self.cache_group:
             self.num_group_normalizers += row.numel()
-            return network.group_normalizer(hidden, history, group)
+            return self.network.group_normalizer(hidden, history, group)
         key = torch.add(group, row, alpha=1 << 32)
         slot, missing = self._group_normalizer.find(key)
         known = self._group_normalizer.values.view(torch.float32)[0::2].index_select(0, slot.clamp(min=0))
         if missing is not None:
             position, which = first_of_each(key.index_select(0, missing))
             one = missing.index_select(0, position)
-            value = network.group_normalizer(
+            value = self.network.group_normalizer(
                 hidden.index_select(0, one), history.index_select(0, one), group.index_select(0, one)
             ).float()
             self.num_group_normalizers += one.numel()

@@ -27,7 +27,7 @@ from asr.kernels.hash_table import first_of_each
 from asr.lm.cached.approximations import QuantizedHistory
 from asr.lm.cached.statistics import QueryStatistics, StageClock
 from asr.lm.cached.trie import START, HistoryTrie, RowAllocator
-from asr.lm.interface import StatefulNetwork, branched
+from asr.lm.interface import StatefulNetwork
 
 HIDDEN_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
@@ -161,7 +161,7 @@ class HiddenLayer:
         self._workers = ThreadPoolExecutor(len(self.networks)) if len(self.networks) > 1 else None
         is_at_home = self._workers is None and batching == "frame" and self._devices[0] == home
         # On a GPU it costs a round trip to find equal states.
-        self.branches = is_at_home and home.type == "cpu" and hasattr(self.networks[0], "branch")
+        self.branches = is_at_home and home.type == "cpu"
 
     def step(self, state: Tensor, word_id: Tensor, before: Tensor | None = None) -> Tensor:
         """state (R, S), word_id (R,) on the home device -> next state (R, S) on the home device.
@@ -172,7 +172,7 @@ class HiddenLayer:
         num_rows = word_id.numel()
         if before is not None:
             with torch.no_grad():
-                runs = [_Run(branched(self.networks[0], state, before, word_id))]
+                runs = [_Run(self.networks[0].branch(state, before, word_id))]
         elif self.batching == "query":
             runs = [self._run(0, *row) for row in zip(state.split(1), word_id.split(1), strict=True)]
         elif self._workers is None or num_rows < 2 * len(self.networks):

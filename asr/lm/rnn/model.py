@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Literal, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
 from asr.kernels.linear import PackedLinear
+from asr.lm.interface import CacheableTerms, StatefulNetwork
 from asr.lm.rnn.data import TokenBatch
 from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.outputs.base import OutputLayer
@@ -85,8 +86,8 @@ class RNNLMConfig:
 _MANY_ROWS = 64
 
 
-class RNNLanguageModel(nn.Module):
-    """Satisfies `asr.lm.interface.StatefulNetwork`; `forward` is the training loss over parallel streams.
+class RNNLanguageModel(nn.Module, StatefulNetwork):
+    """Word vectors, recurrent layers and an output layer; `forward` is the training loss over parallel streams.
 
     The state row is the layers' states, then, where there is one, the projection that the output layer reads.
 
@@ -120,16 +121,10 @@ class RNNLanguageModel(nn.Module):
             self.projection = PackedLinear(width, config.embedding_size)
             self.hidden_size = config.embedding_size
         self.state_size = config.num_layers * width + (self.hidden_size if self.projection is not None else 0)
-        self.recurrent_size = config.num_layers * width
         self.num_history_words = max(0, config.maxent_order - 1)
         self.output: OutputLayer = build_output(
             config, num_words, self.hidden_size, self.embedding if is_tied else None, compute_dtype, compile_cell
         )
-        # The query engine looks for these methods; only some output layers have them.
-        by_parts = ("word_score", "history_normalizer", "group_of", "group_normalizer", "path_log_prob")
-        for name in (*by_parts, "output_for_loop"):
-            if hasattr(self.output, name):
-                setattr(self, name, getattr(self.output, name))
 
     @property
     def maxent(self) -> HashedMaxEnt | None:
@@ -137,9 +132,14 @@ class RNNLanguageModel(nn.Module):
         return self.output.maxent
 
     @property
-    def has_constant_normalizer(self) -> bool:
-        """Whether log Z is one number for all histories, so that there is nothing to keep of it."""
-        return isinstance(self.output, NceOutput) and not self.output.normalized
+    def recurrent_size(self) -> int:
+        """The layers' own states; the projection follows from them."""
+        return self.config.num_layers * self.config.hidden_size
+
+    @property
+    def cacheable_terms(self) -> CacheableTerms:
+        """As the output layer says."""
+        return self.output.cacheable_terms
 
     def forward(
         self, batch: TokenBatch, states: list[Tensor] | None, generator: torch.Generator
@@ -238,6 +238,32 @@ class RNNLanguageModel(nn.Module):
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,)."""
         return self.output.log_prob(hidden, history, word_id)
+
+    def word_score(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
+        """The output layer's, (Q,); so are the methods below."""
+        return self.output.word_score(hidden, history, word_id)
+
+    def history_normalizer(self, hidden: Tensor, history: Tensor) -> Tensor:
+        """(Q,)."""
+        return self.output.history_normalizer(hidden, history)
+
+    def group_of(self, word_id: Tensor) -> Tensor:
+        """(Q,)."""
+        return self.output.group_of(word_id)
+
+    def group_normalizer(self, hidden: Tensor, history: Tensor, group: Tensor) -> Tensor:
+        """(Q,)."""
+        return self.output.group_normalizer(hidden, history, group)
+
+    def path_log_prob(
+        self, hidden: Tensor, history: Tensor, word_id: Tensor, owner: Tensor, held: Tensor
+    ) -> tuple[Tensor, int]:
+        """log_prob (Q,), and how many decisions were computed."""
+        return self.output.path_log_prob(hidden, history, word_id, owner, held)
+
+    def output_tables(self) -> tuple[Any, ...] | None:
+        """What a loop reads to score words, or None."""
+        return self.output.output_tables()
 
     def exact_log_z(self, num_queries: int) -> LogZ | None:
         """The true log Z of an output layer that sums over the vocabulary for it, see `log_z_of`."""

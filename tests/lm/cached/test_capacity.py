@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.cached.eviction import ByteCosts, Limits
 from asr.testing.plain_lm import PlainLM
@@ -40,12 +41,12 @@ def beam_search(engine, network, num_steps, width, seed, marks):
 @pytest.mark.parametrize("network_class", [ToyNetwork, ToyClassNetwork])
 def test_any_capacity_gives_the_plain_scores(network_class, capacity, width, marks, num_steps, seed):
     network = network_class()
-    engine = CachedRNNLM(network, capacity_bytes=capacity)
+    engine = CachedRNNLM(network, CacheOptions(capacity_bytes=capacity))
     beam_search(engine, network, num_steps, width, seed, marks)
 
 
 def test_small_capacities_do_evict_and_stay_bounded():
-    engine = CachedRNNLM(ToyNetwork(hidden_size=128), capacity_bytes=100_000)
+    engine = CachedRNNLM(ToyNetwork(hidden_size=128), CacheOptions(capacity_bytes=100_000))
     beam_search(engine, engine.network, 150, 8, 0, marks=True)
     counts = engine.statistics()
     assert counts.num_evictions > 0
@@ -53,7 +54,7 @@ def test_small_capacities_do_evict_and_stay_bounded():
 
 
 def test_without_marks_only_hidden_rows_leave():
-    engine = CachedRNNLM(ToyNetwork(hidden_size=128), capacity_bytes=20_000)
+    engine = CachedRNNLM(ToyNetwork(hidden_size=128), CacheOptions(capacity_bytes=20_000))
     beam_search(engine, engine.network, 20, 8, 0, marks=False)
     counts = engine.statistics()
     assert counts.num_dropped_rows > 0
@@ -62,7 +63,7 @@ def test_without_marks_only_hidden_rows_leave():
 
 def test_a_long_stream_stays_bounded_although_its_history_does_not():
     network = ToyNetwork()
-    engine = CachedRNNLM(network, capacity_bytes=40_000)
+    engine = CachedRNNLM(network, CacheOptions(capacity_bytes=40_000))
     context, words = engine.start(1), []
     generator = torch.Generator().manual_seed(0)
     for _ in range(600):
@@ -77,7 +78,7 @@ def test_a_long_stream_stays_bounded_although_its_history_does_not():
 
 def test_live_contexts_keep_their_numbers():
     network = ToyNetwork()
-    engine = CachedRNNLM(network, capacity_bytes=10_000)
+    engine = CachedRNNLM(network, CacheOptions(capacity_bytes=10_000))
     held: dict[int, list[int]] = {}
     generator = torch.Generator().manual_seed(1)
     for _ in range(60):
@@ -95,7 +96,7 @@ def test_live_contexts_keep_their_numbers():
 
 
 def test_least_used_leaves_go_first():
-    engine = CachedRNNLM(ToyNetwork(num_words=400), capacity_bytes=1)
+    engine = CachedRNNLM(ToyNetwork(num_words=400), CacheOptions(capacity_bytes=1))
     often = torch.arange(10, 20)
     engine.retain(engine.start(1))
     for first in range(20, 320, 30):
@@ -121,7 +122,7 @@ def test_limits_fit_into_the_capacity():
 
 def test_contexts_beyond_half_of_the_bytes_are_paid_with_hidden_rows_and_give_them_back():
     network = ToyNetwork(num_words=400, hidden_size=64)
-    engine = CachedRNNLM(network, capacity_bytes=150_000)
+    engine = CachedRNNLM(network, CacheOptions(capacity_bytes=150_000))
     rows_at_first = narrowest = engine.hidden.max_rows
     generator = torch.Generator().manual_seed(0)
     context = engine.start(1)
@@ -150,7 +151,7 @@ def test_contexts_beyond_half_of_the_bytes_are_paid_with_hidden_rows_and_give_th
 )
 @pytest.mark.parametrize("network_class", [ToyNetwork, ToyNormalizedNetwork, ToyClassNetwork])
 def test_the_bound_holds_after_every_call(network_class, options):
-    engine = CachedRNNLM(network_class(num_words=60, hidden_size=32), capacity_bytes=80_000, **options)
+    engine = CachedRNNLM(network_class(num_words=60, hidden_size=32), CacheOptions(capacity_bytes=80_000, **options))
     generator = torch.Generator().manual_seed(0)
     context = engine.start(30)
     for _ in range(30):
@@ -166,7 +167,7 @@ def test_the_bound_holds_after_every_call(network_class, options):
 
 def test_where_live_contexts_alone_pass_the_bound_they_take_what_they_need_and_no_more():
     network = ToyNetwork(num_words=3000, hidden_size=16)
-    engine = CachedRNNLM(network, capacity_bytes=50_000)
+    engine = CachedRNNLM(network, CacheOptions(capacity_bytes=50_000))
     plain = PlainLM(network)
     words = torch.arange(3, 2003)
     engine.retain(engine.start(1))
@@ -185,7 +186,7 @@ def test_where_live_contexts_alone_pass_the_bound_they_take_what_they_need_and_n
 
 def test_group_normalizers_stay_within_what_they_may_take():
     network = ToyClassNetwork(num_words=60)
-    engine = CachedRNNLM(network, capacity_bytes=1)
+    engine = CachedRNNLM(network, CacheOptions(capacity_bytes=1))
     context = engine.start(1)
     plain = PlainLM(network)
     for word in range(3, 40):

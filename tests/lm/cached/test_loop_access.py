@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from asr.kernels.jit import jit
-from asr.lm.cached import engine_numba
+from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.cached.engine_numba import look_up_cached
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
@@ -40,11 +40,10 @@ def asked_of_loop(engine, context_idx, word_id):
 
 @pytest.mark.parametrize("room", [1, 1024])
 @pytest.mark.parametrize("options", [{}, {"maxent_order": 0}, {"cell": "sigmoid"}, {"num_layers": 2}])
-def test_equal_to_the_engine_itself(room, options, monkeypatch):
-    monkeypatch.setattr(engine_numba, "_ROOM", room)
+def test_equal_to_the_engine_itself(room, options):
     made, generator = network(**options), torch.Generator().manual_seed(0)
-    plain, lent, looped = CachedRNNLM(made), CachedRNNLM(made), CachedRNNLM(made)
-    plain._loop_scores = None  # tensor operations
+    plain = CachedRNNLM(made, CacheOptions(compiled=False))
+    lent, looped = (CachedRNNLM(made, CacheOptions(loop_room=room)) for _ in range(2))
     context_idx, seen = plain.start(40), []
     for _ in range(6):
         word_id = torch.randint(3, len(VOCABULARY), (40,), generator=generator)
@@ -98,8 +97,9 @@ def test_engines_that_approximate_have_no_loop():
         {"hidden_dtype": "float16"},
         {"cache_scores": False},
         {"cache_hidden": False},
+        {"compiled": False},
     ):
-        engine = CachedRNNLM(made, **options)
+        engine = CachedRNNLM(made, CacheOptions(**options))
         assert engine.lookup_tables() is None
         engine.expand(engine.start(1), engine.start(1))
     for other in (network(normalized=True), network(output="class"), ToyNetwork()):
@@ -107,10 +107,9 @@ def test_engines_that_approximate_have_no_loop():
 
 
 @pytest.mark.parametrize("capacity_bytes", [20_000, 40_000, 10**7])
-def test_an_engine_with_a_capacity_has_a_loop_until_it_is_used_up(capacity_bytes, monkeypatch):
-    monkeypatch.setattr(engine_numba, "_ROOM", 64)
+def test_an_engine_with_a_capacity_has_a_loop_until_it_is_used_up(capacity_bytes):
     made, generator = network(), torch.Generator().manual_seed(0)
-    plain, bounded = CachedRNNLM(made), CachedRNNLM(made, capacity_bytes=capacity_bytes)
+    plain, bounded = CachedRNNLM(made), CachedRNNLM(made, CacheOptions(capacity_bytes=capacity_bytes, loop_room=64))
     context_idx = own_idx = plain.start(40)
     num_by_loop = 0
     for _ in range(30):
@@ -136,10 +135,9 @@ def test_an_engine_with_a_capacity_has_a_loop_until_it_is_used_up(capacity_bytes
     assert (statistics.num_evictions > 0) == (capacity_bytes < 10**7)
 
 
-def test_a_call_may_take_the_last_edges_that_a_capacity_has_room_for(monkeypatch):
-    monkeypatch.setattr(engine_numba, "_ROOM", 8)
+def test_a_call_may_take_the_last_edges_that_a_capacity_has_room_for():
     made = network()
-    plain, bounded = CachedRNNLM(made), CachedRNNLM(made, capacity_bytes=20_000)
+    plain, bounded = CachedRNNLM(made), CachedRNNLM(made, CacheOptions(capacity_bytes=20_000, loop_room=8))
     most = bounded.capacity.limits.max_edges
     words, num_asked = torch.arange(3, len(VOCABULARY)), 0
     context_idx = plain.start(1)

@@ -2,6 +2,7 @@
 
 import torch
 
+from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import Difference, Interpolated, RemappedLM
 from asr.text.symbols import Vocabulary
@@ -9,7 +10,7 @@ from tests.reference.toy_network import ToyNetwork
 
 
 def test_marks_pass_through_mapping_interpolation_and_difference():
-    engine = CachedRNNLM(ToyNetwork(num_words=60), capacity_bytes=10_000)
+    engine = CachedRNNLM(ToyNetwork(num_words=60), CacheOptions(capacity_bytes=10_000))
     words = Vocabulary([f"w{i}" for i in range(50)])
     mapped = RemappedLM(engine, words)
     second = RemappedLM(CachedRNNLM(ToyNetwork(num_words=60, seed=1)), words)

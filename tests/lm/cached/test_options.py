@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asr.errors import AsrError
+from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.cached.states import _packed, _unpacked
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
@@ -39,7 +40,9 @@ def plain_scores(network, hypotheses):
 )
 def test_caches_batching_and_workers_change_no_score(hypotheses, caches, batching, num_workers):
     network = ToyClassNetwork()
-    engine = CachedRNNLM(network, [network] * num_workers, None, "float32", *caches, batching=batching)
+    engine = CachedRNNLM(
+        network, CacheOptions("float32", *caches, batching=batching), hidden_networks=[network] * num_workers
+    )
     for _ in range(2):
         assert torch.allclose(scores(engine, hypotheses), plain_scores(network, hypotheses), atol=1e-5)
 
@@ -47,7 +50,7 @@ def test_caches_batching_and_workers_change_no_score(hypotheses, caches, batchin
 @given(hypotheses=HYPOTHESES, rows_ahead=st.integers(1, 9))
 def test_rows_ahead_change_no_score(hypotheses, rows_ahead):
     network = ToyNetwork()
-    engine = CachedRNNLM(network, rows_ahead=rows_ahead)
+    engine = CachedRNNLM(network, CacheOptions(rows_ahead=rows_ahead))
     for words, expected in zip(hypotheses, plain_scores(network, hypotheses), strict=True):
         assert torch.allclose(scores(engine, [words])[0], expected, atol=1e-5)
     assert torch.allclose(scores(engine, hypotheses), plain_scores(network, hypotheses), atol=1e-5)
@@ -55,7 +58,7 @@ def test_rows_ahead_change_no_score(hypotheses, rows_ahead):
 
 def test_rows_ahead_spare_runs_and_take_the_newest():
     network = ToyNetwork()
-    engine = CachedRNNLM(network, rows_ahead=4)
+    engine = CachedRNNLM(network, CacheOptions(rows_ahead=4))
     _, context = engine.score(engine.start(8), torch.arange(3, 11))
     assert (network.num_steps, network.num_rows) == (1, 1)
     engine.score(context[:1], torch.tensor([5]))  # its row, and those of the three newest
@@ -92,10 +95,12 @@ def test_each_cache_saves_its_own_work():
         flags = [cache < num_caches for cache in range(4)]
         engine = CachedRNNLM(
             ToyClassNetwork(),
-            cache_hidden=flags[0],
-            cache_scores=flags[1],
-            cache_history_normalizers=flags[2],
-            cache_group_normalizers=flags[3],
+            CacheOptions(
+                cache_hidden=flags[0],
+                cache_scores=flags[1],
+                cache_history_normalizers=flags[2],
+                cache_group_normalizers=flags[3],
+            ),
         )
         for _ in range(3):
             scores(engine, hypotheses)
@@ -112,16 +117,15 @@ def test_each_cache_saves_its_own_work():
 def test_hidden_rows_may_be_kept_in_fewer_bytes(dtype, tolerance):
     network = ToyNetwork()
     hypotheses = torch.randint(3, 24, (50, 6), generator=torch.Generator().manual_seed(0)).tolist()
-    error = (
-        (scores(CachedRNNLM(network, hidden_dtype=dtype), hypotheses) - plain_scores(network, hypotheses)).abs().max()
-    )
+    engine = CachedRNNLM(network, CacheOptions(hidden_dtype=dtype))
+    error = (scores(engine, hypotheses) - plain_scores(network, hypotheses)).abs().max()
     assert (error > 1e-5) == (dtype != "float32")
     assert error < tolerance
 
 
 @given(length=st.integers(1, 4), choice=st.sampled_from(["first", "best"]), hypotheses=HYPOTHESES)
 def test_histories_that_end_in_the_same_words_share_a_context(length, choice, hypotheses):
-    engine = CachedRNNLM(ToyNetwork(), recombination_length=length, recombination=choice)
+    engine = CachedRNNLM(ToyNetwork(), CacheOptions(recombination_length=length, recombination=choice))
     words = torch.tensor(hypotheses)
     context = engine.start(len(hypotheses))
     for position in range(words.shape[1]):
@@ -137,7 +141,7 @@ def test_histories_that_end_in_the_same_words_share_a_context(length, choice, hy
 def test_a_recombination_length_beyond_the_hypotheses_is_exact(hypotheses):
     network = ToyNetwork()
     for choice in ("first", "best"):
-        engine = CachedRNNLM(network, recombination_length=6, recombination=choice)
+        engine = CachedRNNLM(network, CacheOptions(recombination_length=6, recombination=choice))
         assert torch.allclose(scores(engine, hypotheses), plain_scores(network, hypotheses), atol=1e-5)
 
 
@@ -148,7 +152,7 @@ def test_first_come_history_stands_for_a_shared_context_and_the_best_takes_its_p
     successor = torch.tensor([9])
     for choice, stands in (("first", histories[0]), ("best", histories[1])):
         for ask_between in (False, True):
-            engine = CachedRNNLM(network, recombination_length=1, recombination=choice)
+            engine = CachedRNNLM(network, CacheOptions(recombination_length=1, recombination=choice))
             for words in histories:
                 _, context = engine.score(engine.start(1), torch.tensor(words[:1]))
                 _, context = engine.score(context, torch.tensor(words[1:]))
@@ -163,7 +167,9 @@ def test_the_best_stands_for_a_shared_context_as_long_as_the_window():
     plain = PlainLM(network)
     better, worse = sorted(([5, 7], [6, 7]), key=plain.last_log_prob, reverse=True)
     for window, stands in ((50, better), (0, worse)):
-        engine = CachedRNNLM(network, recombination_length=1, recombination="best", recombination_window=window)
+        engine = CachedRNNLM(
+            network, CacheOptions(recombination_length=1, recombination="best", recombination_window=window)
+        )
         for words in (better, worse):
             _, context = engine.score(engine.start(1), torch.tensor(words[:1]))
             _, context = engine.score(context, torch.tensor(words[1:]))
@@ -175,7 +181,7 @@ def test_the_best_stands_for_a_shared_context_as_long_as_the_window():
 def test_near_histories_share_hidden_rows(precision, tolerance):
     network = ToyNetwork(hidden_size=4)
     hypotheses = torch.randint(3, 6, (200, 6), generator=torch.Generator().manual_seed(0)).tolist()
-    engine = CachedRNNLM(network, history_precision=precision)
+    engine = CachedRNNLM(network, CacheOptions(history_precision=precision))
     error = (scores(engine, hypotheses) - plain_scores(network, hypotheses)).abs().max()
     assert error < tolerance
     counts = engine.statistics()
@@ -189,17 +195,19 @@ def test_sign_shares_more_than_rounding():
     hypotheses = torch.randint(3, 6, (200, 6), generator=torch.Generator().manual_seed(0)).tolist()
     shared = []
     for precision in ("round-2", "round-1", "sign"):
-        engine = CachedRNNLM(ToyNetwork(hidden_size=4), history_precision=precision)
+        engine = CachedRNNLM(ToyNetwork(hidden_size=4), CacheOptions(history_precision=precision))
         scores(engine, hypotheses)
         shared.append(engine.statistics().num_shared_rows)
     assert shared[0] < shared[1] < shared[2]
 
 
 def test_histories_are_near_by_the_columns_that_the_next_step_reads():
-    network = ToyNetwork(hidden_size=4)
+    class HalfRecurrent(ToyNetwork):
+        recurrent_size = 1
+
+    network = HalfRecurrent(hidden_size=4)
     network.step = lambda state, word_id: torch.cat((state[:, :1], torch.rand(len(word_id), 4) - 0.5), dim=1)
-    network.recurrent_size = 1
-    engine = CachedRNNLM(network, history_precision="round-2")
+    engine = CachedRNNLM(network, CacheOptions(history_precision="round-2"))
     scores(engine, [[5, 6, 7, 8], [6, 6, 7, 8], [7, 6, 7, 8]])
     assert engine.statistics().num_shared_rows > 0
 
@@ -210,7 +218,7 @@ def test_sharing_and_capacity_together_keep_the_books():
         {"recombination_length": 2},
         {"recombination_length": 2, "recombination": "best"},
     ):
-        engine = CachedRNNLM(ToyClassNetwork(num_words=60), capacity_bytes=10_000, **options)
+        engine = CachedRNNLM(ToyClassNetwork(num_words=60), CacheOptions(capacity_bytes=10_000, **options))
         generator = torch.Generator().manual_seed(0)
         context = engine.start(20)
         for _ in range(40):
@@ -244,7 +252,7 @@ def test_packed_block_carries_states_and_words():
 )
 def test_wrong_options_are_named(options):
     with pytest.raises(AsrError, match="|".join(options)):
-        CachedRNNLM(ToyNetwork(), **options)
+        CachedRNNLM(ToyNetwork(), CacheOptions(**options))
 
 
 def test_a_failing_network_leaves_no_unscored_edge():

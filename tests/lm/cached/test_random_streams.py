@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.testing.plain_lm import PlainLM
@@ -87,7 +88,7 @@ def assert_plain_scores(output: str, stream: QueryStream, engine: CachedRNNLM, m
 @settings(max_examples=25)
 @given(stream=streams(), caches=st.lists(st.booleans(), min_size=5, max_size=5))
 def test_any_caches_in_any_calls(output, stream, caches):
-    engine = CachedRNNLM(small_network(output), **dict(zip(CACHES, caches, strict=True)))
+    engine = CachedRNNLM(small_network(output), CacheOptions(**dict(zip(CACHES, caches, strict=True))))
     assert_plain_scores(output, stream, engine)
     assert_plain_scores(output, stream, engine)
 
@@ -103,7 +104,9 @@ def test_any_caches_in_any_calls(output, stream, caches):
 )
 def test_any_capacity_placement_and_number_of_streams(output, parts, capacity, marks, num_workers, batching):
     network = small_network(output)
-    engine = CachedRNNLM(network, [network] * num_workers, capacity_bytes=capacity, batching=batching)
+    engine = CachedRNNLM(
+        network, CacheOptions(capacity_bytes=capacity, batching=batching), hidden_networks=[network] * num_workers
+    )
     assert_plain_scores(output, merged(parts), engine, marks)
     for stream in parts:
         assert_plain_scores(output, stream, engine, marks)
@@ -115,7 +118,9 @@ def test_any_capacity_placement_and_number_of_streams(output, parts, capacity, m
 @given(stream=streams())
 def test_what_shares_contexts_forgets_what_was_kept_of_them(output, options, stream):
     # Longer than any history here, so that all scores are plain ones.
-    assert_plain_scores(output, stream, CachedRNNLM(small_network(output), recombination_length=41, **options))
+    assert_plain_scores(
+        output, stream, CachedRNNLM(small_network(output), CacheOptions(recombination_length=41, **options))
+    )
 
 
 @pytest.mark.parametrize("output", ["normalised nce", "hierarchical", "class"])
@@ -123,7 +128,7 @@ def test_what_shares_contexts_forgets_what_was_kept_of_them(output, options, str
 @given(stream=streams())
 def test_near_histories_keep_normalizers_of_their_own(output, stream):
     """Features of the words before differ where rows are shared; the row stands for near states alone."""
-    engine = CachedRNNLM(small_network(output), history_precision="round-2")
+    engine = CachedRNNLM(small_network(output), CacheOptions(history_precision="round-2"))
     found = replay(stream, engine)
     expected = [oracle(output).last_log_prob(words) for words in stream.histories(stream.query)]
     torch.testing.assert_close(found, torch.tensor(expected), atol=0.1, rtol=0.0)
@@ -132,7 +137,7 @@ def test_near_histories_keep_normalizers_of_their_own(output, stream):
 def test_a_second_word_of_a_history_decides_only_where_its_path_is_new():
     network = small_network("hierarchical")
     path_begin = network.output.path_begin
-    engine, without = CachedRNNLM(network), CachedRNNLM(network, cache_tree_paths=False)
+    engine, without = CachedRNNLM(network), CachedRNNLM(network, CacheOptions(cache_tree_paths=False))
     lengths = (path_begin[1:] - path_begin[:-1]).tolist()
     for word in (5, 6, 33, 32):
         for each in (engine, without):
@@ -149,7 +154,8 @@ def test_a_second_word_of_a_history_decides_only_where_its_path_is_new():
 
 def test_log_z_of_normalised_nce_is_computed_once_a_history():
     engine, without = (
-        CachedRNNLM(small_network("normalised nce"), cache_history_normalizers=cached) for cached in (True, False)
+        CachedRNNLM(small_network("normalised nce"), CacheOptions(cache_history_normalizers=cached))
+        for cached in (True, False)
     )
     for each in (engine, without):
         _, context = each.score(each.start(3), torch.tensor([5, 6, 7]))

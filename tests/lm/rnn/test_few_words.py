@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from asr.decoding.nbest import VocabularySubset, for_words
-from asr.lm.interface import branched
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.text.symbols import EOS_ID, Vocabulary
 from tests.reference.toy_network import ToyNetwork
@@ -69,7 +68,7 @@ def test_few_words_equal_the_network(num_layers: int, hidden_size: int) -> None:
     history = torch.randint(2, len(VOCABULARY), (30, 2))
     state, few_state = network.initial_state().expand(3, -1), few.initial_state().expand(3, -1)
     for _ in range(3):
-        state, few_state = branched(network, state, before, word_id), branched(few, few_state, before, word_id)
+        state, few_state = network.branch(state, before, word_id), few.branch(few_state, before, word_id)
         torch.testing.assert_close(few_state, state[:, : few.state_size], rtol=1e-5, atol=2e-6)
         expected = network.log_prob(state[:, -network.hidden_size :], history, word_id)
         found = few.log_prob(few_state[:, -few.hidden_size :], history, word_id)

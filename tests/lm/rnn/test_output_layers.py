@@ -65,13 +65,12 @@ def test_log_prob_is_score_less_normalisers(output: str) -> None:
     expected = network.word_score(*query) - network.history_normalizer(*query[:2])
     if output == "class":
         expected -= network.group_normalizer(*query[:2], network.group_of(query[2]))
-    else:
-        assert not hasattr(network, "group_of")
+    assert network.cacheable_terms == {"nce": "none", "class": "group", "full": "history"}[output]
     torch.testing.assert_close(network.log_prob(*query), expected)
 
 
-def test_tree_has_no_normalisers() -> None:
-    assert not hasattr(_network("hierarchical", 2), "history_normalizer")
+def test_a_tree_keeps_decisions() -> None:
+    assert _network("hierarchical", 2).cacheable_terms == "tree"
 
 
 @pytest.mark.parametrize("output", ["hierarchical", "class", "full"])

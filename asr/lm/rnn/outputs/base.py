@@ -1,40 +1,64 @@
-"""What the recurrent language model asks of an output layer."""
+"""What the recurrent language model asks of an output layer.
+
+Shapes: N words of a batch, Q queries, H hidden, M history words, V vocabulary, O histories, K inner nodes of a tree.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from asr.lm.interface import CacheableTerms
 from asr.lm.rnn.maxent import HashedMaxEnt
 
 
-class OutputLayer(Protocol):
-    """From what a history left in the hidden layer to word probabilities; one a file.
+class OutputLayer(nn.Module, ABC):
+    """Turns the hidden layer's state after a history into word probabilities.
 
-    Layers with normalisers that depend on the history, or on it and a group of words, also have
-
-        word_score(hidden, history, word_id) -> (Q,)              the numerator's logarithm
-        history_normalizer(hidden, history) -> (Q,)
-        group_of(word_id) -> (Q,), group_normalizer(hidden, history, group) -> (Q,)
-
-    and log_prob = word_score - history_normalizer - group_normalizer, as far as they exist: a cache may keep them.
-    Layers that decide along a tree's path have
-
-        path_log_prob(hidden, history, word_id, owner, held) -> (Q,), decisions computed
-
-    where held (O, K), read and filled, keeps what is known of the histories owner (Q,), for a cache as well.
+    Attributes:
+        rows: the output word vectors.
+        maxent: n-gram features, or None.
     """
 
     rows: nn.Embedding
     maxent: HashedMaxEnt | None
 
+    @abstractmethod
     def set_unigram(self, counts: Tensor, *, reset_bias: bool) -> None:
-        """Takes noise, tree or classes from the training text's counts (V,); `reset_bias` starts at the unigram."""
+        """Makes noise, tree or classes of the training text's counts (V,); `reset_bias` starts at the unigram."""
 
+    @abstractmethod
     def loss(self, hidden: Tensor, history: Tensor, word_id: Tensor, generator: torch.Generator) -> Tensor:
         """hidden (N, H), history (N, M), word_id (N,) -> the training objective summed over the words, ()."""
 
+    @abstractmethod
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,)."""
+
+    @property
+    def cacheable_terms(self) -> CacheableTerms:
+        """As of `StatefulNetwork`, where the methods below are described as well."""
+        return "none"
+
+    def word_score(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def history_normalizer(self, hidden: Tensor, history: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def group_of(self, word_id: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def group_normalizer(self, hidden: Tensor, history: Tensor, group: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def path_log_prob(
+        self, hidden: Tensor, history: Tensor, word_id: Tensor, owner: Tensor, held: Tensor
+    ) -> tuple[Tensor, int]:
+        raise NotImplementedError
+
+    def output_tables(self) -> tuple[Any, ...] | None:
+        return None

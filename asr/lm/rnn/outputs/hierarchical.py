@@ -31,8 +31,10 @@ from torch.nn import functional as F
 
 from asr.kernels.jit import Intrinsic, arrays_of, jit_for, jit_required
 from asr.kernels.threads import in_threads
+from asr.lm.interface import CacheableTerms
 from asr.lm.rnn.maxent import HashedMaxEnt, places_and_weight
 from asr.lm.rnn.output_numba import add_path_log_prob, ask_for_path
+from asr.lm.rnn.outputs.base import OutputLayer
 from asr.text.symbols import BOS_ID, EPSILON_ID
 
 _WORDS_AT_LEAST, _COLUMNS_AT_LEAST = 128, 32  # of a thread's part
@@ -209,7 +211,7 @@ class PathPrefixCache:
         return total
 
 
-class HuffmanOutput(nn.Module):
+class HuffmanOutput(OutputLayer):
     """P(w | h) is the product over w's path of sigmoid(+-(row(node) . hidden + bias(node) + MaxEnt(node, h))).
 
     Args:
@@ -234,6 +236,11 @@ class HuffmanOutput(nn.Module):
         for name in ("path_begin", "path_node", "path_sign"):
             self.register_buffer(name, torch.empty(0), persistent=False)
         self._build()
+
+    @property
+    def cacheable_terms(self) -> CacheableTerms:
+        """The decisions at the inner nodes."""
+        return "tree"
 
     def set_unigram(self, counts: Tensor, *, reset_bias: bool) -> None:
         """Builds the tree; `reset_bias` makes each decision as likely as the counts below it."""

@@ -33,8 +33,10 @@ from torch.nn import functional as F
 from asr.kernels.jit import Intrinsic, arrays_of, jit_for, jit_required
 from asr.kernels.simd import NARROW, ROWS, add_products_by_column, add_products_by_row, exponential, padded, padded_room
 from asr.kernels.threads import in_threads
+from asr.lm.interface import CacheableTerms
 from asr.lm.rnn.maxent import HASH_MULTIPLIERS, HashedMaxEnt, places_and_weight
 from asr.lm.rnn.output_numba import add_word_scores
+from asr.lm.rnn.outputs.base import OutputLayer
 from asr.lm.rnn.outputs.log_partition import LogZ, Precision, log_z_of
 from asr.text.symbols import BOS_ID, EPSILON_ID
 
@@ -306,7 +308,7 @@ def compiled_terms() -> Callable[..., tuple[Tensor, Tensor]]:
 _WORDS_AT_LEAST = 2048  # of a thread's part
 
 
-class NceOutput(nn.Module):
+class NceOutput(OutputLayer):
     """score(w | h) = row(w) . hidden + bias(w) + MaxEnt(w, h); log P = score - log Z with one constant log Z.
 
     Args:
@@ -355,6 +357,11 @@ class NceOutput(nn.Module):
         self.register_buffer("noise_log_prob", torch.zeros(vocabulary_size), persistent=False)
         self.register_buffer("noise_cdf", torch.zeros(vocabulary_size, dtype=torch.float64), persistent=False)
         self.set_unigram(torch.ones(vocabulary_size), reset_bias=True)
+
+    @property
+    def cacheable_terms(self) -> CacheableTerms:
+        """`history` where each history has a log Z of its own; a constant one is not worth keeping."""
+        return "history" if self.normalized else "none"
 
     def set_unigram(self, counts: Tensor, *, reset_bias: bool) -> None:
         """The noise from the training text's counts (V,); `reset_bias` starts the biases at the log unigram."""
@@ -410,7 +417,7 @@ class NceOutput(nn.Module):
         scores = (hidden * self.rows(word_id)).sum(dim=1) + self.bias.weight[word_id, 0]
         return scores if self.maxent is None else scores + self.maxent.score(history, word_id)
 
-    def output_for_loop(self) -> tuple[Any, ...] | None:
+    def output_tables(self) -> tuple[Any, ...] | None:
         """What `add_word_scores` reads, rows and all behind them, and log Z; None where a word's score takes more."""
         is_whole = isinstance(self.rows, nn.Embedding) and isinstance(self.maxent, HashedMaxEnt | None)
         if not is_whole or self.normalized or self.rows.weight.device.type != "cpu":

@@ -20,12 +20,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from asr.lm.interface import CacheableTerms
 from asr.lm.rnn.maxent import HashedMaxEnt
+from asr.lm.rnn.outputs.base import OutputLayer
 from asr.lm.rnn.outputs.log_partition import LogZ, Precision, log_z_of
 from asr.text.symbols import BOS_ID, EPSILON_ID
 
 
-class FullSoftmaxOutput(nn.Module):
+class FullSoftmaxOutput(OutputLayer):
     """log P(w | h) = row(w) . hidden + bias(w) + MaxEnt(w, h), normalised over all words but `<eps>` and `<s>`.
 
     Args:
@@ -45,6 +47,11 @@ class FullSoftmaxOutput(nn.Module):
         self.compute_dtype: torch.dtype = getattr(torch, compute_dtype)
         self.normalizer_precision: Precision = normalizer_precision
         self.bias = nn.Parameter(torch.zeros(rows.num_embeddings))
+
+    @property
+    def cacheable_terms(self) -> CacheableTerms:
+        """Each history's log Z."""
+        return "history"
 
     def set_unigram(self, counts: Tensor, *, reset_bias: bool) -> None:
         """Starts the biases at the unigram of the training text's counts (V,)."""
@@ -80,7 +87,7 @@ class FullSoftmaxOutput(nn.Module):
         return self.word_score(hidden, history, word_id) - self.history_normalizer(hidden, history)
 
 
-class ClassSoftmaxOutput(nn.Module):
+class ClassSoftmaxOutput(OutputLayer):
     """P(w | h) = P(class(w) | h) P(w | class(w), h); each class holds about the same sum of square-rooted counts.
 
     Rows 0 .. C - 1 are the classes; the words' rows follow in the order of their classes, so that a class is a slice.
@@ -119,6 +126,11 @@ class ClassSoftmaxOutput(nn.Module):
             self.register_buffer(name, torch.empty(0), persistent=False)
         self.class_begin: list[int] = []
         self._build()
+
+    @property
+    def cacheable_terms(self) -> CacheableTerms:
+        """Each history's log Z over the classes, and over the words of each class."""
+        return "group"
 
     def set_unigram(self, counts: Tensor, *, reset_bias: bool) -> None:
         """Makes the classes; `reset_bias` starts the biases at the log counts."""
