@@ -110,6 +110,7 @@ def _jit(function: Callable[..., Any], default_fastmath: bool) -> Callable[..., 
     _forgive_stale_cache(compiled._cache)
     # numba compares only the file of the function itself, and would use what it compiled from older callees.
     compiled._cache._cache_file._source_stamp = [fastmath, *_stamps(sources)]
+    _lock_cache(compiled._cache._cache_file)
     if intrinsics:
         index_key = compiled._cache._index_key
 
@@ -135,6 +136,33 @@ def _forgive_stale_cache(cache: Any) -> None:
             return None
 
     cache.load_overload = load_or_forget
+
+
+def _lock_cache(cache_file: Any) -> None:
+    """Makes numba's cache files of a function safe for several processes.
+
+    An entry is a line of the index and a numbered file. Two processes that compile for different arguments at the same
+    time may take the same number, and later ones would then run code that was compiled for other types.
+    """
+    lock = f"{cache_file._index_path}.lock"
+    cache_file.load = _one_process_at_a_time(cache_file.load, lock)
+    cache_file.save = _one_process_at_a_time(cache_file.save, lock)
+
+
+def _one_process_at_a_time(method: Callable[..., Any], lock: str) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*args: Any) -> Any:
+        try:
+            import fcntl
+
+            file = Path(lock).open("ab")  # noqa: SIM115
+        except (ImportError, OSError):  # no such locks on Windows; the cache's folder may be read-only
+            return method(*args)
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
+            return method(*args)
+
+    return call
 
 
 def source_stamps(function: Callable[..., Any]) -> list[tuple[str, int]]:

@@ -4,9 +4,13 @@ import importlib.util
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from threading import Thread
 
 import pytest
+
+from asr.kernels.jit import _lock_cache
 
 pytest.importorskip("numba")
 
@@ -46,6 +50,33 @@ def test_where_nothing_can_be_written_loops_are_compiled_in_memory(tmp_path: Pat
     _write(tmp_path / "callee.py", "def weight():\n    return 3\n", 1_000)
     (tmp_path / "__pycache__").write_text("no folder")
     assert _value(tmp_path, NUMBA_CACHE_DIR="", XDG_CACHE_HOME=os.devnull, HOME=os.devnull) == 6
+
+
+def test_processes_write_a_cache_one_after_the_other(tmp_path: Path) -> None:
+    """numba's index is read, changed and written; two at a time would give two entries the same number."""
+    index = tmp_path / "loop.nbi"
+    index.write_text("0")
+
+    class Cache:
+        _index_path = str(index)
+
+        def save(self) -> None:
+            before = int(index.read_text())
+            time.sleep(0.002)
+            index.write_text(str(before + 1))
+
+        load = save
+
+    caches = [Cache(), Cache()]
+    for cache in caches:
+        _lock_cache(cache)
+    # Threads: a lock belongs to the open file, and each call opens it anew.
+    threads = [Thread(target=lambda c=cache: [c.load() or c.save() for _ in range(5)]) for cache in caches]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert index.read_text() == "20"
 
 
 def test_nothing_else_compiles_loops() -> None:
