@@ -269,11 +269,6 @@ def default_decoder(device: torch.device) -> str:
     """
     if device.type == "cpu" and has_package("numba"):
         return "token-passing"
-    try:
-        k2 = importlib.import_module("k2")
-    except (ImportError, OSError, AttributeError):
-        # A k2 that was built for another torch fails in any of these ways.
-        return "token-passing"
-    if device.type == "cpu" or (device.type == "cuda" and bool(getattr(k2, "with_cuda", False))):
-        return "k2"
-    return "token-passing"
+    from asr.decoding.k2 import k2_works
+
+    return "k2" if k2_works(device) else "token-passing"

@@ -1,14 +1,6 @@
-"""Lattices as k2 gives them, turned into ours.
+"""The decoder by k2's pruned intersection; a language model rescores its lattice on the fly.
 
-Shapes: N utterances, T frames, C tokens, S states of ours, A arcs of ours.
-
-
-Decoding graphs as k2 wants them.
-
-Shapes: S states, A arcs, F final states.
-
-
-The first pass by k2's pruned intersection; the language model rescores its lattice on the fly.
+Decoding graphs are turned into k2's FSAs here, and its lattices into ours.
 
 Shapes: N utterances, T frames, C tokens, S lattice states, A lattice arcs.
 """
@@ -32,11 +24,18 @@ from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.interface import LanguageModel
 
-_FINAL_LABEL = -1
+FINAL_LABEL = -1
+"""The label of k2's final arcs."""
+
+NO_ARC = -1
+"""The attribute `arc_idx` of arcs that the graph does not have."""
+
+WIDEST_BEAM = 1e10
+"""What k2 takes for no beam at all."""
 
 
 def lattice_from_k2(fsas: Any, order: list[int], graph: DecodingGraph, log_prob: Tensor) -> tuple[Lattice, list[int]]:
-    """Takes k2's final arcs off and looks all scores up anew, each by itself.
+    """k2's lattices as one of ours. k2's final arcs go; acoustic and graph scores are looked up again, each by itself.
 
     Args:
         fsas: FsaVec of `intersect_dense_pruned`, with the attributes `arc_idx` and `frame`.
@@ -45,7 +44,7 @@ def lattice_from_k2(fsas: Any, order: list[int], graph: DecodingGraph, log_prob:
         log_prob: (N, T, C) of all utterances, unscaled.
 
     Returns:
-        the lattice of all utterances that have a complete path, and which these are, in the order of its start states.
+        the lattice of all utterances with a complete path, and which utterances these are.
     """
     device = log_prob.device
     values = fsas.arcs.values().to(torch.int64)
@@ -53,9 +52,9 @@ def lattice_from_k2(fsas: Any, order: list[int], graph: DecodingGraph, log_prob:
     num_states = int(state_begin[-1])
     src_state = fsas.arcs.row_ids(2).to(torch.int64)
     dst_state = src_state + values[:, 1] - values[:, 0]
-    is_final = values[:, 2] == _FINAL_LABEL
+    is_final = values[:, 2] == FINAL_LABEL
     inner = (~is_final).nonzero().squeeze(1)
-    # A state's frame is told by the arcs around it; k2's own final states go.
+    # The arcs around a state tell its frame. k2's own final states go.
     frame = torch.zeros(num_states, dtype=torch.int64, device=device)
     frame[dst_state[inner]] = fsas.frame[inner].to(torch.int64) + 1
     graph_state = torch.full((num_states,), graph.start_state, dtype=torch.int64, device=device)
@@ -65,7 +64,7 @@ def lattice_from_k2(fsas: Any, order: list[int], graph: DecodingGraph, log_prob:
     stays[dst_state[is_final]] = False
     final_score = torch.full((num_states,), -torch.inf, device=device)
     ends = src_state[is_final]
-    # k2's pass in chunks lets every state end; those of the graph that may not are no ends.
+    # The online intersecter lets every state end. Only those count that are final in the graph.
     ends = ends[graph.final_score[graph_state[ends]] > -torch.inf]
     final_score[ends] = graph.final_score[graph_state[ends]]
     num_of_fsa = state_begin[1:] - state_begin[:-1]
@@ -96,21 +95,15 @@ def lattice_from_k2(fsas: Any, order: list[int], graph: DecodingGraph, log_prob:
     return lattice_from_graph(parts, graph, log_prob), utt_of_fsa[used].tolist()
 
 
-FINAL_LABEL = -1
-
-
-NO_ARC = -1
-
-
 def import_k2() -> Any:
     """The k2 module.
 
     Raises:
-        AsrError: it is not there.
+        AsrError: it does not import.
     """
     try:
         import k2
-    except ImportError as error:
+    except (ImportError, OSError, AttributeError) as error:
         raise AsrError(f"k2 does not import here ({error}); `asr doctor` says how to install it.") from error
     return k2
 
@@ -127,7 +120,7 @@ def to_k2(graph: DecodingGraph) -> Any:
     """
     k2 = import_k2()
     if graph.has_epsilons:
-        raise AsrError("k2 would take the graph's arcs that read nothing for blanks; call `remove_epsilons` first.")
+        raise AsrError("k2 would read the graph's input epsilons as blanks; call `remove_epsilons` first.")
     device = graph.device
     ends = torch.nonzero(torch.isfinite(graph.final_score))[:, 0].to(torch.int32)
     num_ends, num_arcs = ends.numel(), graph.num_arcs
@@ -154,8 +147,19 @@ def to_k2(graph: DecodingGraph) -> Any:
     return fsa
 
 
-# What k2 takes for no beam at all.
-WIDEST_BEAM = 1e10
+def k2_works(device: torch.device) -> bool:
+    """Whether k2 imports and intersects a graph of two states on a device.
+
+    A k2 that was built for another torch may fail at import, or only when it is used.
+    """
+    try:
+        k2 = import_k2()
+        arcs = torch.tensor([[0, 1, 1, 0], [1, 2, FINAL_LABEL, 0]], dtype=torch.int32, device=device)
+        frames = k2.DenseFsaVec(torch.zeros(1, 1, 2, device=device), torch.tensor([[0, 0, 1]], dtype=torch.int32))
+        lattice = k2.intersect_dense_pruned(k2.create_fsa_vec([k2.Fsa(arcs)]), frames, 10.0, 10.0, 1, 10)
+        return bool(lattice.num_arcs == 2)
+    except Exception:  # there is no saying what a mismatched build raises
+        return False
 
 
 def require_k2(graph: DecodingGraph) -> Any:
@@ -166,27 +170,26 @@ def require_k2(graph: DecodingGraph) -> Any:
     """
     if graph.has_epsilons:
         raise AsrError(
-            "the graph has arcs that read no frame, which k2 would take for blanks; build the graph without "
-            "input epsilons or use the torch pass."
+            "The graph has arcs that read no frame, which k2 would read as blanks; build the graph without input "
+            "epsilons, or use the decoder token-passing."
         )
     try:
-        import k2
-    except ImportError as error:
-        raise AsrError(
-            f"the k2 pass needs k2, which does not import here ({error}); `asr doctor` says how to install it, "
-            "or use the torch pass."
-        ) from error
-    return k2
+        return import_k2()
+    except AsrError as error:
+        raise AsrError(f"The decoder k2 cannot be used: {error} Or use the decoder token-passing.") from error
 
 
 class K2Decoder:
-    """Pruned intersection of whole utterances.
+    """k2's pruned intersection of whole utterances; implements `Decoder`.
 
     Args:
-        graph: decoding graph without arcs that read nothing, on the device where the search shall run.
+        graph: decoding graph without input epsilons, on the device of the search.
         options: beams and scales.
-        keep_lattice: whether results carry a lattice; with a language model it is split by word history and has the
-            language model's scores.
+        keep_lattice: whether results carry a lattice; with a language model its states are split by word history, and
+            it has the language model's scores.
+
+    Raises:
+        AsrError: k2 does not import, or the graph has input epsilons.
     """
 
     def __init__(
@@ -205,8 +208,8 @@ class K2Decoder:
     def decode(self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel | None = None) -> list[DecodeResult]:
         """log_prob (N, T, C) natural log, num_frames (N,) int64 -> one result an utterance, in order.
 
-        An utterance whose lattice reaches no final state is decoded by the torch pass, which tells the best
-        unfinished path.
+        An utterance whose lattice reaches no final state is decoded by token passing, which finds the best unfinished
+        path.
 
         Raises:
             AsrError: the log-probabilities have NaN in them or another width than the graph's tokens.

@@ -1,25 +1,20 @@
-"""k2's lattice as it grows, and the search that follows it frame by frame for partial results.
+"""k2's pruned intersection fed in chunks, and the rescoring of its growing lattice for partial results.
 
-A lattice state is named by (frame, graph state), whatever number k2 gives it in the next chunk's lattice. So the search
-goes on where it stopped: only frames that are new are rescored.
+`OnlineDenseIntersecter` of k2 1.23.4 drops states without a final arc at each chunk boundary, and prunes there by
+`output_beam` against the best path. Here every state has a final arc: where the graph has none, one marked as partial,
+with the score 0 while the stream goes on and -1e10 at its end. Nothing is pruned at boundaries; the final lattice is.
+So results do not depend on the chunks, unless the search beam is so narrow that complete paths are lost: then chunks
+find a few more.
 
-Shapes: S lattice states, A lattice arcs, T frames.
+The intersecter returns the lattice of the whole utterance at each chunk, so that cost and memory grow with its length
+(0.64 s of audio took 0.02 s after 3 s of speech and 0.07 s after 15 s on AN4's graph). The endpoint rules' `longest`
+bounds them. `asr.decoding.online` does not have this growth. Later versions of k2 have an argument `allow_partial`,
+whose default is what 1.23.4 does; they are not tested.
 
+Lattice states are named by (frame, graph state), whatever numbers k2 gives them in the next chunk's lattice. So the
+rescoring goes on where it stopped: only new frames are rescored.
 
-k2's pass fed in chunks.
-
-`OnlineDenseIntersecter` of k2 1.23.4 lets only states with a final arc live on to the next chunk, and prunes at each
-boundary by `output_beam` against the best path there. Here every state has a final arc: where the graph has none, one
-that is marked partial, without score while the stream goes on and with -1e10 at its end; and nothing is pruned at
-boundaries, but the lattice at the end. So what is found does not depend on the chunks, unless the search beam is so
-narrow that complete paths are lost: with chunks a few more are found then.
-
-The intersecter returns the lattice of the whole utterance at each chunk. A chunk's cost and the memory therefore grow
-with the utterance (on AN4's graph, 0.64 s of audio take 0.02 s after 3 s of speech, 0.07 s after 15 s); the endpoint
-rules' `longest` bounds them. The torch pass of `asr.decoding.streaming` has neither.
-Later versions of k2 have an argument `allow_partial` more, whose default is what 1.23.4 does; they are not tested.
-
-Shapes: N streams of a call, T frames of a chunk, C tokens.
+Shapes: N streams of a call, T frames of a chunk, C tokens, S lattice states, A lattice arcs.
 """
 
 from __future__ import annotations
@@ -38,7 +33,7 @@ from asr.decoding.backend import Chunk, SearchSink
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.frame import FrameSearch
 from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis
-from asr.decoding.k2 import WIDEST_BEAM, lattice_from_k2, require_k2, to_k2
+from asr.decoding.k2 import FINAL_LABEL, WIDEST_BEAM, lattice_from_k2, require_k2, to_k2
 from asr.decoding.lattice import Lattice, best_path, prune
 from asr.decoding.log_probs import check_chunks, check_log_prob, skip_blanks
 from asr.decoding.online import EndpointRules
@@ -53,8 +48,6 @@ from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.interface import LanguageModel
 
-_FINAL_LABEL = -1
-
 
 def state_frames(fsa: Any) -> Tensor:
     """How many frames are read before each state of a lattice of one utterance, (S,) int64; k2's own end has 0.
@@ -64,7 +57,7 @@ def state_frames(fsa: Any) -> Tensor:
     """
     values = fsa.arcs.values().cpu().numpy()
     arc_begin = fsa.arcs.row_splits(2).cpu().numpy()
-    dst_state = np.where(values[:, 2] == _FINAL_LABEL, -1, values[:, 1])
+    dst_state = np.where(values[:, 2] == FINAL_LABEL, -1, values[:, 1])
     frame = np.zeros(len(arc_begin) - 1, dtype=np.int64)
     begin, end, num_frames = 0, min(1, len(frame)), 0
     while begin < end:
@@ -118,11 +111,11 @@ class OnlineLatticeRescorer:
         """Follows the frames that are new in k2's lattice (one FSA, with the attribute `arc_idx`)."""
         frame = state_frames(fsa)
         values = fsa.arcs.values().to(torch.int64)
-        arc = ((values[:, 2] != _FINAL_LABEL) & (frame[values[:, 0]] >= self._num_frames)).nonzero().squeeze(1)
+        arc = ((values[:, 2] != FINAL_LABEL) & (frame[values[:, 0]] >= self._num_frames)).nonzero().squeeze(1)
         if not len(arc):
             return
         graph_state = torch.zeros_like(frame)
-        entering = (values[:, 2] != _FINAL_LABEL).nonzero().squeeze(1)
+        entering = (values[:, 2] != FINAL_LABEL).nonzero().squeeze(1)
         graph_arc = fsa.arc_idx.to(torch.int64)
         graph_state[values[entering, 1]] = self._graph.dst_state[graph_arc[entering]].to(torch.int64)
         # From here on states are numbered from the first of the last known frame.

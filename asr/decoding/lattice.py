@@ -1,26 +1,9 @@
-"""Lattices: the alternatives that a first pass kept, with every score apart.
+"""Lattices: the alternatives that a search kept, with acoustic, graph and language model scores apart.
 
-Shapes: N utterances, S states, A arcs, W words.
+Here are the lattice itself, best scores to and from its states, pruning, its construction from the back-pointers and
+losing arcs of a search, and the posterior probabilities of its arcs and words.
 
-
-Best scores to and from every state of a lattice, pruning, and the best path.
-
-Shapes: N utterances, S states, A arcs.
-
-
-Lattices from the states and arcs that a search went through.
-
-Shapes: N utterances, T frames, C tokens, S lattice states, A lattice arcs.
-
-
-Remembers, during a search of whole utterances, all arcs that may belong to the lattice.
-
-Shapes: N utterances, K partial paths, A candidates, R records, L losing_arcs, S lattice states.
-
-
-How sure a lattice is of its arcs and of the words of a hypothesis.
-
-Shapes: S states, A arcs.
+Shapes: N utterances, T frames, C tokens, S lattice states, A lattice arcs, W words, R back-pointers, L losing arcs.
 """
 
 from __future__ import annotations
@@ -36,6 +19,8 @@ from torch import Tensor
 
 from asr.decoding.backtrace import Backtrace, Ending
 from asr.decoding.cpu.lattice import (
+    LatticeBackpointers,
+    LosingArcs,
     add_losses,
     build_pruned,
     kept_within,
@@ -262,7 +247,7 @@ def best_to_end(lattice: Lattice, arc_total: Tensor, final_total: Tensor) -> Ten
 
 
 def _loop_for(function: Callable[..., None], score: Tensor) -> Callable[..., None] | None:
-    """numba's loop, where it is installed and the lattice is on a CPU; the results are the same."""
+    """The compiled loop, if numba is installed and the lattice on a CPU; it gives the same scores."""
     return jit(function) if score.device.type == "cpu" else None
 
 
@@ -271,7 +256,7 @@ def _arrays(lattice: Lattice, arc_total: Tensor, score: Tensor) -> list[NDArray[
 
 
 def prune(lattice: Lattice, options: DecodingOptions, beam: float) -> Lattice:
-    """Drops arcs whose best path is more than `beam` worse than the utterance's best, and states left unused."""
+    """Drops arcs whose best path is more than `beam` worse than the utterance's best, and states without arcs."""
     arc_total = lattice.arc_total(options)
     forward = best_from_start(lattice, arc_total)
     backward = best_to_end(lattice, arc_total, lattice.final_total(options))
@@ -308,7 +293,7 @@ def best_path(lattice: Lattice, options: DecodingOptions) -> tuple[Tensor, int] 
 
 @dataclass(frozen=True, eq=False)
 class LatticeParts:
-    """A lattice before its arcs' scores and words are looked up in what was searched.
+    """A lattice before the scores and words of its arcs are looked up in the graph that was searched.
 
     Args:
         frame: (S,) int64, ascending.
@@ -353,19 +338,43 @@ def lattice_from_graph(parts: LatticeParts, graph: DecodingGraph, log_prob: Tens
     src_state, graph_arc = parts.src_state[order], parts.arc[order]
     token_id = graph.token_id[graph_arc]
     am_score = log_prob[parts.utt_idx[src_state], parts.frame[src_state], token_id.long()]
-    words = take_ranges(graph.word_begin, graph_arc)
-    graph_score = graph.score[graph_arc]
-    return _assemble(parts, order, arc_begin, graph_arc, token_id, am_score, graph_score, words, graph.word_id)
+    word_begin, position = take_ranges(graph.word_begin, graph_arc)
+    return Lattice(
+        **_states_of(parts),
+        arc_begin=arc_begin,
+        dst_state=parts.dst_state[order],
+        graph_arc=graph_arc,
+        token_id=token_id,
+        am_score=am_score,
+        graph_score=graph.score[graph_arc],
+        lm_score=parts.lm_score[order],
+        word_begin=word_begin,
+        word_id=graph.word_id[position].to(torch.int64),
+    )
 
 
 def lattice_from_lattice(parts: LatticeParts, source: Lattice) -> Lattice:
-    """The lattice of a search through another, some of whose arcs it has several times."""
+    """The lattice of a search through another one, some of whose arcs it has several times."""
     order, arc_begin = _by_source(parts)
     arc = parts.arc[order]
-    words = take_ranges(source.word_begin, arc)
-    graph_arc, token_id = source.graph_arc[arc], source.token_id[arc]
-    am_score, graph_score = source.am_score[arc], source.graph_score[arc]
-    return _assemble(parts, order, arc_begin, graph_arc, token_id, am_score, graph_score, words, source.word_id)
+    word_begin, position = take_ranges(source.word_begin, arc)
+    return Lattice(
+        **_states_of(parts),
+        arc_begin=arc_begin,
+        dst_state=parts.dst_state[order],
+        graph_arc=source.graph_arc[arc],
+        token_id=source.token_id[arc],
+        am_score=source.am_score[arc],
+        graph_score=source.graph_score[arc],
+        lm_score=parts.lm_score[order],
+        word_begin=word_begin,
+        word_id=source.word_id[position].to(torch.int64),
+    )
+
+
+def _states_of(parts: LatticeParts) -> dict[str, Tensor]:
+    names = ("frame", "utt_idx", "start_state", "final_graph_score", "final_lm_score")
+    return {name: getattr(parts, name) for name in names}
 
 
 def _by_source(parts: LatticeParts) -> tuple[Tensor, Tensor]:
@@ -377,36 +386,6 @@ def _by_source(parts: LatticeParts) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(order), torch.from_numpy(arc_begin)
     num_arcs = torch.bincount(src_state, minlength=num_states)
     return torch.sort(src_state, stable=True).indices, torch.cat([num_arcs.new_zeros(1), num_arcs.cumsum(0)])
-
-
-def _assemble(
-    parts: LatticeParts,
-    order: Tensor,
-    arc_begin: Tensor,
-    graph_arc: Tensor,
-    token_id: Tensor,
-    am_score: Tensor,
-    graph_score: Tensor,
-    words: tuple[Tensor, Tensor],
-    word_id: Tensor,
-) -> Lattice:
-    word_begin, position = words
-    return Lattice(
-        frame=parts.frame,
-        utt_idx=parts.utt_idx,
-        start_state=parts.start_state,
-        arc_begin=arc_begin,
-        dst_state=parts.dst_state[order],
-        graph_arc=graph_arc,
-        token_id=token_id,
-        am_score=am_score,
-        graph_score=graph_score,
-        lm_score=parts.lm_score[order],
-        word_begin=word_begin,
-        word_id=word_id[position].to(torch.int64),
-        final_graph_score=parts.final_graph_score,
-        final_lm_score=parts.final_lm_score,
-    )
 
 
 # More than the rounding of all the scores of an utterance can be.
@@ -425,16 +404,15 @@ class LatticeRecords:
         compiled: whether numba's loops, where it is installed and on a CPU, drop what the output beam is going to drop.
     """
 
-    def __init__(self, num_utts: int, options: DecodingOptions, compiled: bool = True) -> None:
+    def __init__(self, num_utts: int, options: DecodingOptions) -> None:
         self._num_utts = num_utts
         self._search_beam = options.search_beam
         self.margin = options.output_beam + _SLACK
-        self._add_losses = jit(add_losses) if compiled else None
-        self._kept_within = jit(kept_within) if compiled else None
         self._num_frames = 0
-        self._records: list[tuple[Tensor, ...]] = []
+        # (utt_idx, frame) of the back-pointers; (src, dst, arc, score_gap) of the losing arcs.
+        self._backpointers: list[tuple[Tensor, ...]] = []
         self._losing_arcs: list[tuple[Tensor, ...]] = []
-        # Of the records and of the losing_arcs, where a language model takes part.
+        # Of both, where a language model takes part.
         self._lm_scores: list[tuple[Tensor, ...]] = []
 
     def add(
@@ -469,7 +447,7 @@ class LatticeRecords:
             lm_score = candidates.lm_score - tokens.lm_score[source]
             self._lm_scores.append((lm_score[kept], lm_score[losing]))
         self._num_frames += 1
-        self._records.append((stream[kept], torch.full_like(backpointer, self._num_frames)))
+        self._backpointers.append((stream[kept], torch.full_like(backpointer, self._num_frames)))
         before = tokens.backpointer[source[losing]]
         self._losing_arcs.append((before, backpointer_of[winner[losing]], graph_arc[losing], score_gap[losing]))
 
@@ -481,11 +459,11 @@ class LatticeRecords:
             losing_arcs: (L,) each, those of a frame side by side: the back-pointer before, the one that it lost, its
                 arc in the graph, and by how much it lost.
         """
-        self._records.append((utt_idx, frame))
+        self._backpointers.append((utt_idx, frame))
         self._losing_arcs.append(tuple(losing_arcs))
 
     def collected(self, backtrace: Backtrace, endings: Sequence[Ending]) -> LatticeParts:
-        """Everything that was remembered, or at least what lies within the output beam.
+        """The lattice, or at least what lies within the output beam.
 
         Args:
             backtrace: of the search.
@@ -495,20 +473,22 @@ class LatticeRecords:
         final = ActiveTokens.join([ending.final for ending in endings])
         previous, arc = backtrace.records()
         none = arc[:0]
-        utt_idx, frame = _joined(self._records, (none, none))
-        src, dst, lost_arc, score_gap = _joined(self._losing_arcs, (none, none, none, none.float()))
-        if self._add_losses is not None and self._kept_within is not None and arc.device.type == "cpu":
-            arrays = [part.numpy() for part in (previous, utt_idx, frame, src, dst, score_gap)]
+        utt_idx, frame = _joined(self._backpointers, (none, none))
+        src, dst, losing_arc, score_gap = _joined(self._losing_arcs, (none, none, none, none.float()))
+        loops = (jit(add_losses), jit(kept_within)) if arc.device.type == "cpu" else (None, None)
+        if loops[0] is not None and loops[1] is not None:
+            backpointers = LatticeBackpointers(previous.numpy(), utt_idx.numpy(), frame.numpy())
+            losing = LosingArcs(src.numpy(), dst.numpy(), score_gap.numpy())
             loss = _final_losses(final.backpointer, endings, len(arc)).numpy()
-            self._add_losses(arrays[0], *arrays[2:], loss)
-            kept = self._kept_within(self.margin, *arrays, loss, num_utts)
-            backpointer, losing_arc, state, number, src_state, dst_state = map(torch.from_numpy, kept)
+            loops[0](backpointers, losing, loss)
+            found = loops[1](self.margin, backpointers, losing, loss, num_utts)
+            kept, kept_losing, state, number, src_state, dst_state = map(torch.from_numpy, found)
         else:
-            backpointer, losing_arc = (torch.arange(len(part), device=part.device) for part in (arc, dst))
+            kept, kept_losing = (torch.arange(len(part), device=part.device) for part in (arc, dst))
             state = torch.sort(frame, stable=True).indices
             number = torch.full((len(arc) + 1,), -1, device=arc.device)
-            number[state] = num_utts + backpointer
-            src, dst = torch.cat([previous, src]), torch.cat([backpointer, dst])
+            number[state] = num_utts + kept
+            src, dst = torch.cat([previous, src]), torch.cat([kept, dst])
             src_state = torch.where(src < 0, utt_idx[dst], number[src])
             dst_state = number[dst]
         starts = torch.arange(num_utts, device=arc.device)
@@ -519,15 +499,15 @@ class LatticeRecords:
         final_lm_score = torch.cat([ending.final_lm_score for ending in endings])[ends]
         lm_score = torch.zeros(len(src_state), device=arc.device)
         if self._lm_scores:
-            of_records, of_losers = _joined(self._lm_scores, (none.double(), none.double()))
-            lm_score = torch.cat([of_records[backpointer], of_losers[losing_arc]]).float()
+            of_backpointers, of_losing = _joined(self._lm_scores, (none.double(), none.double()))
+            lm_score = torch.cat([of_backpointers[kept], of_losing[kept_losing]]).float()
         return LatticeParts(
             frame=torch.cat([torch.zeros_like(starts), frame[state]]),
             utt_idx=torch.cat([starts, utt_idx[state]]),
             start_state=starts,
             src_state=src_state,
             dst_state=dst_state,
-            arc=torch.cat([arc[backpointer], lost_arc[losing_arc]]),
+            arc=torch.cat([arc[kept], losing_arc[kept_losing]]),
             lm_score=lm_score,
             final_graph_score=no_end.index_copy(0, final_state[ends], final_graph_score),
             final_lm_score=torch.zeros_like(no_end).index_copy(0, final_state[ends], final_lm_score),
@@ -539,7 +519,7 @@ def _joined(parts: list[tuple[Tensor, ...]], none: tuple[Tensor, ...]) -> tuple[
 
 
 def _final_losses(backpointer: Tensor, endings: Sequence[Ending], num_records: int) -> Tensor:
-    """How much each path at which an utterance may end is worse than its best, (R,) float32; infinite for others."""
+    """How much worse than the best an utterance is that ends at a back-pointer, (R,) float32, inf if it may not."""
     loss = torch.full((num_records,), torch.inf)
     lost = [ending.final_total.max() - ending.final_total for ending in endings if len(ending.final)]
     if lost:
@@ -549,12 +529,12 @@ def _final_losses(backpointer: Tensor, endings: Sequence[Ending], num_records: i
 
 
 def arc_posteriors(lattice: Lattice, options: DecodingOptions, scale: float = 1.0) -> Tensor:
-    """The share that the paths through each arc have in the sum over all paths of its utterance, (A,) float64.
+    """The posterior probability of each arc, (A,) float64: the share of the paths through it in those of its utterance.
 
     Args:
         lattice: one or several utterances.
         options: scales of the parts of a score.
-        scale: of the whole score; below 1 evens out the overconfidence of frame-wise scores.
+        scale: of the whole score; below 1 it tempers the overconfidence of frame-wise scores.
     """
     arc_total, final_total = scale * lattice.arc_total(options), scale * lattice.final_total(options)
     src_state, begin = lattice.src_state(), lattice.arc_frame_begin()
@@ -589,15 +569,14 @@ def with_confidences(
     num_frames_apart: int = 5,
     original_frame: Tensor | None = None,
 ) -> Hypothesis:
-    """The hypothesis with each word's confidence: the share of all paths that have the word at about its time.
+    """The hypothesis with word confidences: the posterior probability of each word at about its time.
 
     Args:
         hypothesis: one of the lattice's.
         lattice: of one utterance.
         options, scale: as of `arc_posteriors`.
-        num_frames_apart: paths whose word begins at most so many frames earlier or later agree.
-        original_frame: (T,) int64, where frames were left out what each of the lattice's was before, as the hypothesis
-            tells them.
+        num_frames_apart: a word that begins up to this many frames earlier or later is the same.
+        original_frame: (T,) int64, the original frame of each of the lattice's, where frames were skipped.
     """
     posterior = arc_posteriors(lattice, options, scale)
     owner = torch.repeat_interleave(lattice.num_words())

@@ -13,7 +13,7 @@ from asr.decoding import lattice
 from asr.decoding.backend import Backend
 from asr.decoding.cpu.chunk import NumbaChunkSearch
 from asr.decoding.cpu.frame import NumbaFrameBackend
-from asr.decoding.cpu.lattice import add_losses, kept_within, order_by_source
+from asr.decoding.cpu.lattice import LatticeBackpointers, LosingArcs, add_losses, kept_within, order_by_source
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice
 from asr.decoding.search_graph import Searchable
@@ -68,7 +68,7 @@ def test_loops_give_the_tensor_forms_lattice(
     )
     with pytest.MonkeyPatch.context() as patch:
         # The whole lattice by tensor operations, too.
-        patch.setattr(lattice, "jit", lambda function, reorders_sums: None)
+        patch.setattr(lattice, "jit", lambda function: None)
         expected = TokenPassingDecoder(graph, options, backend="torch").search(
             log_prob, NUM_FRAMES, lm, keep_lattice=True
         )
@@ -104,7 +104,8 @@ def test_losses_by_hand() -> None:
     previous = torch.tensor([-1, -1, 0, 2, -1])
     src, dst, score_gap = torch.tensor([1, 2]), torch.tensor([2, 4]), torch.tensor([0.5, 2.0])
     loss = torch.tensor([torch.inf, torch.inf, torch.inf, 0.0, 0.25])
-    add_losses(*(part.numpy() for part in (previous, frame, src, dst, score_gap, loss)))
+    arrays = LatticeBackpointers(previous.numpy(), torch.zeros_like(previous).numpy(), frame.numpy())
+    add_losses(arrays, LosingArcs(src.numpy(), dst.numpy(), score_gap.numpy()), loss.numpy())
     assert loss.tolist() == [0.0, 0.5, 0.0, 0.0, 0.25]
 
 
@@ -130,9 +131,10 @@ def test_what_stays_by_hand() -> None:
     frame, utt_idx = torch.tensor([1, 1, 2, 1]), torch.tensor([0, 0, 0, 1])
     previous, src, dst = torch.tensor([-1, -1, 0, -1]), torch.tensor([1, -1]), torch.tensor([2, 3])
     loss, score_gap = torch.tensor([0.0, 0.5, 0.0, 9.0]), torch.tensor([0.5, 0.0])
-    arrays = [part.numpy() for part in (previous, utt_idx, frame, src, dst, score_gap, loss)]
+    arrays = LatticeBackpointers(previous.numpy(), utt_idx.numpy(), frame.numpy())
+    losing_arcs = LosingArcs(src.numpy(), dst.numpy(), score_gap.numpy())
     backpointer, losing_arc, state, number, src_state, dst_state = (
-        part.tolist() for part in kept_within(1.0, *arrays, 2)
+        part.tolist() for part in kept_within(1.0, arrays, losing_arcs, loss.numpy(), 2)
     )
     assert backpointer == [0, 1, 2] and losing_arc == [0]
     assert state == [0, 1, 2] and number == [2, 3, 4, -1, -1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from asr.lm.combine import ContextTable
+from asr.lm.contexts import ContextTable
 from asr.lm.interface import LanguageModel
 from asr.text.symbols import Vocabulary
 

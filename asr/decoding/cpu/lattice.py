@@ -1,40 +1,65 @@
-"""What a lattice's paths lose and gain, as loops for `jit`. Uncompiled they are slow oracles.
+"""Lattices by numba loops: what paths lose, what stays, building and pruning. Uncompiled they are slow oracles.
 
-Shapes: R records, L losing_arcs, S states, A arcs.
-
-
-A lattice put together and pruned, as a loop for `jit`. Uncompiled it is a slow oracle.
-
-Shapes: N utterances, T frames, C tokens, S states, A arcs, W words.
+Shapes: N utterances, T frames, C tokens, R back-pointers, L losing arcs, S states, A arcs.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from asr.kernels.jit import kernel
 
 
-def add_losses(previous: Any, frame: Any, src: Any, dst: Any, score_gap: Any, loss: Any) -> None:
-    """How much the best way on from each backpointer loses against the best path.
+class LatticeBackpointers(NamedTuple):
+    """The back-pointers of a search (R,), those of a frame of an utterance side by side.
+
+    Attributes:
+        previous: the back-pointer before, -1 at a start.
+        utt_idx: the utterance.
+        frame: the frames read.
+    """
+
+    previous: Any
+    utt_idx: Any
+    frame: Any
+
+
+class LosingArcs(NamedTuple):
+    """Arcs that lost in recombination (L,), in the order of the frames.
+
+    Attributes:
+        src: the back-pointer before the arc, -1 at a start.
+        dst: the back-pointer to which it lost.
+        score_gap: by how much it lost.
+    """
+
+    src: Any
+    dst: Any
+    score_gap: Any
+
+
+@kernel(fastmath=False)
+def add_losses(backpointers: Any, losing: Any, loss: Any) -> None:
+    """How much the best path through each back-pointer loses against the best path of all.
 
     Args:
-        previous, frame: (R,) the back-pointer before, -1 at a start, and the frames read; those of a frame stand
-            together and behind all that lead to them.
-        src, dst, score_gap: (L,) the losing_arcs, in the order of the frames of the records that they lost.
-        loss: (R,) float32, that of ending there, infinite where a path may not; lowered in place.
+        backpointers: `LatticeBackpointers`; those of a frame come after all that lead to them.
+        losing: `LosingArcs`.
+        loss: (R,) float32, that of ending at a back-pointer, infinite where a path may not end; lowered in place.
     """
-    end, losing_arc = len(previous), len(dst) - 1
+    previous, frame = backpointers.previous, backpointers.frame
+    end, arc = len(previous), len(losing.dst) - 1
     while end > 0:
         begin = end - 1
         while begin > 0 and frame[begin - 1] == frame[end - 1]:
             begin -= 1
-        while losing_arc >= 0 and dst[losing_arc] >= begin:
-            if src[losing_arc] >= 0:
-                loss[src[losing_arc]] = min(loss[src[losing_arc]], loss[dst[losing_arc]] + score_gap[losing_arc])
-            losing_arc -= 1
+        while arc >= 0 and losing.dst[arc] >= begin:
+            src = losing.src[arc]
+            if src >= 0:
+                loss[src] = min(loss[src], loss[losing.dst[arc]] + losing.score_gap[arc])
+            arc -= 1
         for i in range(begin, end):
             if previous[i] >= 0:
                 loss[previous[i]] = min(loss[previous[i]], loss[i])
@@ -42,58 +67,56 @@ def add_losses(previous: Any, frame: Any, src: Any, dst: Any, score_gap: Any, lo
 
 
 @kernel(fastmath=False)
-def kept_within(
-    margin: float, previous: Any, utt_idx: Any, frame: Any, src: Any, dst: Any, score_gap: Any, loss: Any, num_utts: int
-) -> Any:
-    """The records and losing_arcs on paths that lose by no more than `margin`, as states and arcs of a lattice.
+def kept_within(margin: float, backpointers: Any, losing: Any, loss: Any, num_utts: int) -> Any:
+    """The back-pointers and losing arcs on paths that lose by no more than `margin`, as states and arcs of a lattice.
 
     Args:
-        margin: at most so much is lost.
-        previous, frame, src, dst, score_gap: as of `add_losses`.
-        utt_idx: (R,) the utterance of each backpointer.
-        loss: (R,) what `add_losses` has made of it.
-        num_utts: so many states, the starts of the utterances, come before the others.
+        margin: the most that a path may lose.
+        backpointers, losing: as of `add_losses`.
+        loss: (R,) as `add_losses` leaves it.
+        num_utts: the start states of this many utterances come before all other states.
 
     Returns:
-        backpointer (R',), losing_arc (L',): those that stay, ascending.
-        state (R',): the records again, by frame; number (R + 1,): as what each is numbered, from num_utts on, -1 where
-        it does not stay and in the spare last place.
-        src_state, dst_state (R' + L',): of the arcs, those of the records first.
+        backpointer (R',), losing arc (L',): those that stay, ascending.
+        state (R',): the back-pointers again, by frame; number (R + 1,): the state of each, from num_utts on, -1 where
+        it does not stay and in the spare last entry.
+        src_state, dst_state (R' + L',): of the arcs, those of the back-pointers first.
     """
-    backpointer, losing_arc = np.empty(len(loss), dtype=np.int64), np.empty(len(dst), dtype=np.int64)
+    previous, frame = backpointers.previous, backpointers.frame
+    kept, kept_losing = np.empty(len(loss), dtype=np.int64), np.empty(len(losing.dst), dtype=np.int64)
     # Where the states of each frame begin.
     begin = np.zeros(int(frame.max()) + 2 if len(frame) else 1, dtype=np.int64)
-    num_records, num_losers = 0, 0
+    num_kept, num_losing = 0, 0
     for i in range(len(loss)):
         if loss[i] <= margin:
-            backpointer[num_records] = i
-            num_records += 1
+            kept[num_kept] = i
+            num_kept += 1
             begin[frame[i] + 1] += 1
-    for i in range(len(dst)):
-        if loss[dst[i]] + score_gap[i] <= margin:
-            losing_arc[num_losers] = i
-            num_losers += 1
+    for i in range(len(losing.dst)):
+        if loss[losing.dst[i]] + losing.score_gap[i] <= margin:
+            kept_losing[num_losing] = i
+            num_losing += 1
     begin = begin.cumsum()
-    number, state = np.full(len(loss) + 1, -1, dtype=np.int64), np.empty(num_records, dtype=np.int64)
-    for i in backpointer[:num_records]:
+    number, state = np.full(len(loss) + 1, -1, dtype=np.int64), np.empty(num_kept, dtype=np.int64)
+    for i in kept[:num_kept]:
         place = begin[frame[i]]
         begin[frame[i]] += 1
         number[i], state[place] = num_utts + place, i
-    num_arcs = num_records + num_losers
+    num_arcs = num_kept + num_losing
     src_state, dst_state = np.empty(num_arcs, dtype=np.int64), np.empty(num_arcs, dtype=np.int64)
     for arc in range(num_arcs):
-        if arc < num_records:
-            own, before = backpointer[arc], previous[backpointer[arc]]
+        if arc < num_kept:
+            own, before = kept[arc], previous[kept[arc]]
         else:
-            own, before = dst[losing_arc[arc - num_records]], src[losing_arc[arc - num_records]]
-        src_state[arc] = utt_idx[own] if before < 0 else number[before]
+            own, before = losing.dst[kept_losing[arc - num_kept]], losing.src[kept_losing[arc - num_kept]]
+        src_state[arc] = backpointers.utt_idx[own] if before < 0 else number[before]
         dst_state[arc] = number[own]
-    return backpointer[:num_records], losing_arc[:num_losers], state, number, src_state, dst_state
+    return kept[:num_kept], kept_losing[:num_losing], state, number, src_state, dst_state
 
 
 @kernel(fastmath=False)
 def order_by_source(src_state: Any, num_states: int) -> Any:
-    """The arcs (A,) in the order of the states that they leave, otherwise as they were, and arc_begin (S + 1,)."""
+    """A stable sort of arcs by the state that they leave: their order (A,), and arc_begin (S + 1,)."""
     arc_begin = np.zeros(num_states + 1, dtype=np.int64)
     for state in src_state:
         arc_begin[state + 1] += 1
@@ -123,7 +146,7 @@ def spread_backward(arc_begin: Any, dst_state: Any, arc_total: Any, score: Any) 
 
 @kernel(fastmath=False)
 def build_pruned(parts: Any, graph: Any, log_prob: Any, scales: Any, beam: float) -> Any:
-    """What `lattice_from_graph` makes of parts, pruned as by `prune`.
+    """Builds a lattice from its parts as `lattice_from_graph` does, and prunes it as `prune` does.
 
     Args:
         parts: frame, utt_idx, start_state, src_state, dst_state, arc, lm_score, final_graph_score and final_lm_score,
@@ -131,7 +154,7 @@ def build_pruned(parts: Any, graph: Any, log_prob: Any, scales: Any, beam: float
         graph: token_id, score, word_begin and word_id of the decoding graph.
         log_prob: (N, T, C) unscaled.
         scales: am_scale, graph_scale, lm_scale and word_insertion_penalty.
-        beam: what loses more is dropped.
+        beam: arcs are dropped whose best path loses by more.
 
     Returns:
         The fields of `Lattice`, in their order.
