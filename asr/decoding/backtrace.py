@@ -1,11 +1,9 @@
-"""Back-pointers of all partial paths, collected so that memory does not grow with all that the search ever tried.
+"""The back-pointers of all partial paths, and how a stream ends.
 
-Shapes: K tokens, R records.
+Back-pointers that no living token can be traced to are collected, so that memory does not grow with everything that the
+search ever tried.
 
-
-How a stream of the token search ends.
-
-Shapes: K partial paths.
+Shapes: K tokens, N streams, R back-pointers, L arcs of a path.
 """
 
 from __future__ import annotations
@@ -29,14 +27,14 @@ _FIRST_COLLECTION = 1 << 20
 
 
 class Backtrace:
-    """A backpointer says which backpointer came before it and by which arc; backpointer -1 is the start of a stream.
+    """A back-pointer names the one before it and the arc in between; -1 is the start of a stream.
 
-    Records are appended a frame at a time, so each points to an earlier one. When the store has doubled, records that
-    no living token can be traced to are dropped and the others renumbered.
+    Back-pointers are appended a frame at a time, so that each points to an earlier one. When their number has doubled,
+    those that no living token can be traced to are dropped, and the others renumbered.
 
     Args:
-        device: where the records live.
-        collects: False keeps all records and their numbers.
+        device: where they live.
+        collects: False keeps all of them and their numbers.
     """
 
     def __init__(self, device: torch.device, collects: bool = True) -> None:
@@ -48,13 +46,13 @@ class Backtrace:
         self.num_records = 0
 
     def add(self, previous: Tensor, arc: Tensor) -> Tensor:
-        """Appends a frame's records, previous (K,), arc (K,) -> their numbers (K,)."""
+        """Appends the back-pointers of a frame, previous (K,), arc (K,) -> their numbers (K,)."""
         begin = self.num_records
         self.add_blocks(previous, arc, [begin])
         return torch.arange(begin, self.num_records, device=arc.device)
 
     def add_blocks(self, previous: Tensor, arc: Tensor, block_begin: list[int]) -> None:
-        """Appends the records of several frames, previous (K,), arc (K,); each frame's begin at these numbers."""
+        """Appends those of several frames, previous (K,), arc (K,); those of each frame begin at these numbers."""
         begin, end = self.num_records, self.num_records + len(arc)
         if end > len(self._arc):
             room = torch.empty(max(end, 2 * len(self._arc)) - self.num_records, dtype=torch.int64, device=arc.device)
@@ -66,18 +64,18 @@ class Backtrace:
         self.num_records = end
 
     def records(self) -> tuple[Tensor, Tensor]:
-        """All records: the one before each, and the arc, (R,) each."""
+        """All back-pointers: the one before each, and the arc, (R,) each."""
         return self._previous[: self.num_records], self._arc[: self.num_records]
 
     @property
     def is_due(self) -> bool:
-        """Whether the store has grown enough for a collection to pay."""
+        """Whether enough have been made for a collection to pay."""
         return self._collects and self.num_records >= self._collect_at
 
     def collect(self, living: Tensor) -> Tensor:
-        """Drops what no living backpointer descends from; (K,) records -> (K,) their new numbers."""
+        """Drops what no living back-pointer descends from; living (K,) -> their new numbers (K,)."""
         kept = torch.zeros(self.num_records + 1, dtype=torch.bool, device=living.device)
-        kept[living] = True  # -1 marks the spare last place
+        kept[living] = True  # -1 marks the spare last entry
         block_end = self.num_records
         for block_begin in reversed(self._block_begin):
             backpointer = kept[block_begin:block_end].nonzero().squeeze(1) + block_begin
@@ -95,7 +93,7 @@ class Backtrace:
         return number[living]
 
     def path(self, backpointer: int) -> Tensor:
-        """The arcs that lead to a backpointer from its stream's start, (L,) int64."""
+        """The arcs from the stream's start to a back-pointer, (L,) int64."""
         records = []
         previous = self._previous[: self.num_records].cpu().numpy()
         while backpointer >= 0:
@@ -104,15 +102,15 @@ class Backtrace:
         return self._arc[torch.tensor(records[::-1], dtype=torch.int64, device=self._arc.device)]
 
     def paths(self, backpointer: Tensor) -> list[Tensor]:
-        """The arcs that lead to each of some records (N,), (L,) int64 each, on the host."""
+        """The arcs that lead to each back-pointer (N,), (L,) int64 each, on the host."""
         if backpointer.device.type == "cpu":
             return [self.path(int(one)) for one in backpointer]
         return self.paths_together(backpointer)
 
     def paths_together(self, backpointer: Tensor) -> list[Tensor]:
-        """The same, all traced back at once, so that a GPU hands over one table."""
+        """The same, all traced back at once, so that a GPU copies one table to the host."""
         arcs = [torch.full_like(backpointer, -1)]
-        # A block holds no backpointer and its predecessor, so that no path has more arcs than there are blocks.
+        # A block holds no back-pointer together with its predecessor: no path has more arcs than there are blocks.
         for _ in self._block_begin if self.num_records else ():
             known = backpointer.clamp(min=0)
             arcs.append(torch.where(backpointer < 0, backpointer, self._arc[known]))
@@ -121,20 +119,20 @@ class Backtrace:
         return [column[column >= 0] for column in table.unbind(1)]
 
     def settle(self, living: Tensor) -> Tensor:
-        """What all living paths of a stream share is decided: gives these arcs and forgets them.
+        """Takes off the beginning that all living paths of a stream share, which is decided.
 
-        The paths then start behind it, so that a stream that never ends holds no more than what is undecided.
+        The paths then start behind it, so that a stream that never ends holds only what is undecided.
 
         Args:
-            living: (K,) the records of all that is alive in one stream.
+            living: (K,) the back-pointers of all tokens of one stream.
 
         Returns:
-            (L,) int64 arcs, in order; none where paths part at once.
+            (L,) int64 the arcs of the beginning; none where paths part at once.
         """
         previous = self._previous[: self.num_records].cpu().numpy()
         front = np.unique(living.cpu().numpy())
         while len(front) > 1 and front[0] >= 0:
-            # All that stands in the newest block goes a step back; a block holds no backpointer and its predecessor.
+            # All of the newest block go one step back; a block holds no back-pointer together with its predecessor.
             begin = self._block_begin[bisect_right(self._block_begin, int(front[-1])) - 1]
             first = int(np.searchsorted(front, begin))
             front = np.unique(np.concatenate([front[:first], previous[front[first:]]]))
@@ -161,15 +159,15 @@ class Backtrace:
 
 @dataclass(frozen=True)
 class Ending:
-    """The best path of a stream, and all at which it may end.
+    """The best path of a stream, and all tokens at which it may end.
 
     Args:
-        backpointer: back-pointer of the best path, or None where nothing is alive; -1 is the path without arcs.
+        backpointer: of the best path, or None where no token is alive; -1 is the path without arcs.
         total: its scaled score.
         graph_score: graph score of ending there, 0 for an unfinished path.
         lm_score: the language model's share, unscaled.
         reached_final: whether the path is complete.
-        final: partial paths at which the stream may end.
+        final: tokens at which the stream may end.
         final_graph_score, final_lm_score: (K,) their final scores.
         final_total: (K,) the scaled scores of the complete paths, `total` among them, relative to `score_offset`.
     """
@@ -187,7 +185,7 @@ class Ending:
     def hypothesis(
         self, graph: DecodingGraph, options: DecodingOptions, arc: Tensor, frame_of: Tensor | None
     ) -> Hypothesis | None:
-        """The best path, of these arcs (L,), spelled, or None where nothing is alive."""
+        """The best path, whose arcs (L,) are given, spelled; None where no token is alive."""
         if self.backpointer is None:
             return None
         return hypothesis_of_path(graph, options, arc, self.total, self.graph_score, self.lm_score, frame_of)
@@ -206,10 +204,10 @@ def ending_of(
     Args:
         graph: what was searched.
         options: scales.
-        lm: asked for the end of the sentence, or None.
-        tokens: what is alive in the stream.
+        lm: scores the end of the sentence, or None.
+        tokens: of the stream.
         score_offset: to be added to the tokens' relative scores.
-        unfinished: take the best unfinished path in any case: the stream goes on.
+        unfinished: whether the stream goes on: then the best path need not be complete.
     """
     final, graph_score = _final(graph, tokens)
     lm_score = torch.zeros_like(graph_score)
@@ -221,7 +219,7 @@ def ending_of(
 def endings_of(
     graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, alive: Sequence[tuple[ActiveTokens, float]]
 ) -> list[Ending]:
-    """Ends several streams, the language model asked once for all of them; tokens and score_offset of each stream."""
+    """Ends several streams with one call of the language model; `alive` holds tokens and score_offset of each."""
     finals = [_final(graph, tokens) for tokens, _ in alive]
     lm_scores = [torch.zeros_like(graph_score) for _, graph_score in finals]
     if lm is not None and any(map(len, lm_scores)):
@@ -234,14 +232,14 @@ def endings_of(
 
 
 def best_arcs(endings: Sequence[Ending], backtrace: Backtrace) -> list[Tensor]:
-    """The arcs (L,) of each stream's best path, on the host; none where nothing is alive."""
+    """The arcs (L,) of each stream's best path, on the host; none where no token is alive."""
     backpointer = [-1 if ending.backpointer is None else ending.backpointer for ending in endings]
     device = backtrace.records()[0].device
     return backtrace.paths(torch.tensor(backpointer, dtype=torch.int64, device=device))
 
 
 def _final(graph: Searchable, tokens: ActiveTokens) -> tuple[ActiveTokens, Tensor]:
-    """The partial paths at which a stream may end, and the graph's score of that."""
+    """The tokens at which a stream may end, and the graph's final scores."""
     final = tokens.select((graph.final_graph_score.index_select(0, tokens.state) > -torch.inf).nonzero().squeeze(1))
     return final, graph.final_graph_score.index_select(0, final.state)
 

@@ -1,9 +1,7 @@
-"""What every first pass answers: hypotheses, best first, and a lattice.
+"""What every decoder takes and answers: options, hypotheses, results.
 
 Shapes: N utterances, T frames, C tokens.
-
-
-Every number that a first pass can be told, and how a path's score is put together."""
+"""
 
 from __future__ import annotations
 
@@ -52,15 +50,15 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class DecodeResult:
-    """The outcome for one utterance.
+    """The result for one utterance.
 
     Args:
-        hypotheses: best first. One from the search itself; `asr.decoding.nbest` takes more from the lattice.
-            Empty where nothing survived the beam, or there were no frames and the empty sentence is not allowed.
-        reached_final: False where no complete sentence survived; a hypothesis then is the best unfinished path.
-        num_frames: frames decoded, those that `blank_skip_threshold` left out not counted.
-        lattice: the alternatives, where the pass was asked to keep them and a final state was reached.
-        original_frame: (num_frames,) int64, where frames were left out: what each decoded one was before.
+        hypotheses: best first. The search finds one; `asr.decoding.nbest` takes more from the lattice. Empty where
+            nothing survived the beam, or there were no frames and the graph does not allow the empty sentence.
+        reached_final: False where no complete sentence survived; the hypothesis is then the best unfinished path.
+        num_frames: frames decoded, without those that `blank_skip_threshold` skipped.
+        lattice: the alternatives, where the decoder keeps them and a final state was reached.
+        original_frame: (num_frames,) int64, the original frame of each decoded one, where frames were skipped.
     """
 
     hypotheses: tuple[Hypothesis, ...]
@@ -79,10 +77,10 @@ class Decoder(Protocol):
     """Frame log-probabilities in, hypotheses out."""
 
     def decode(self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel | None = None) -> list[DecodeResult]:
-        """log_prob (N, T, C) natural log, num_frames (N,) int64 -> one result an utterance, in order.
+        """log_prob (N, T, C) natural log, num_frames (N,) int64 -> one result for each utterance, in order.
 
         Raises:
-            AsrError: the log-probabilities have NaN in them or another width than the graph's tokens.
+            AsrError: the log-probabilities hold NaN or +inf, or their width is not the graph's number of tokens.
         """
 
 
@@ -96,27 +94,26 @@ class DecodingOptions:
         total = am_scale * am_score + graph_scale * graph_score + lm_scale * lm_score
                 + word_insertion_penalty * number of words
 
-    where `lm_score` is whatever the language model given to `decode` answers. To replace the graph's own language
-    model, give `Difference(large, small)`; to keep part of it, lower `lm_scale` as well.
+    where `lm_score` is the score of the language model given to `decode`. To replace the graph's own language model,
+    give `Difference(large, small)`; to keep part of it, lower `lm_scale` as well.
 
     Args:
-        search_beam: a partial path this much worse than the best one of its frame is dropped.
-        output_beam: a lattice arc stays if its best path is at most this much worse than the best path.
-        min_active_states: so many partial paths of an utterance survive a frame even outside the beam.
-        max_active_states: at most so many survive, ties excepted. k2 counts graph states; the torch pass counts
+        search_beam: partial paths this much worse than the best one of their frame are dropped.
+        output_beam: lattice arcs are kept whose best path is at most this much worse than the best path.
+        min_active_states: at least this many partial paths of an utterance survive a frame, even outside the beam.
+        max_active_states: at most this many survive, except for ties. k2 counts graph states; token passing counts
             (graph state, word history) pairs.
         am_scale: weight of the frame log-probabilities.
         graph_scale: weight of the graph's scores.
         lm_scale: weight of the language model's scores.
         word_insertion_penalty: added for each word; negative for fewer words.
-        word_beam: during a search with a language model, words whose partial path is this much worse than the best one
-            by the graph's scores alone are dropped before the language model is asked (the skip heuristic of
-            four-caches); None leaves it to the search beam.
-        max_contexts_per_state: keep only so many word histories at a state; None keeps all (exact).
-        context_beam: drop word histories this much worse than the best at their frame during on-the-fly rescoring
-            of a lattice; None keeps all (exact).
-        blank_skip_threshold: in each run of frames whose blank probability exceeds it, keep the first only;
-            None keeps all frames (exact).
+        word_beam: in a search with a language model, words whose partial path is this much worse than the best one by
+            the graph's scores are dropped before the language model is asked; None leaves that to the search beam.
+        max_contexts_per_state: keep only this many word histories at a state; None keeps all (exact).
+        context_beam: in on-the-fly rescoring, word histories this much worse than the best one of their frame are
+            dropped; None keeps all (exact).
+        blank_skip_threshold: of each run of frames whose blank probability exceeds it, only the first is decoded;
+            None decodes all frames (exact).
 
     Raises:
         AsrError: a number is out of its range.

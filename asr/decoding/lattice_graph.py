@@ -1,4 +1,4 @@
-"""A lattice made ready for the token search, so that rescoring it and searching a graph are one piece of code.
+"""A lattice prepared for the search, so that rescoring a lattice and searching a graph are the same code.
 
 Shapes: S lattice states, A lattice arcs.
 """
@@ -13,16 +13,15 @@ from asr.decoding.search_graph import ArcSet, ArcWords
 
 
 class LatticeGraph:
-    """Every score stands on the arcs; the search reads frames of zeros.
+    """All scores are on the arcs; the log-probabilities that the search reads are zeros.
 
-    Scores are pushed: to an arc is added what the best way to the end gains or loses by it. So a partial path's score
-    is that of its best completion by the lattice's own scores, and a beam prunes by nothing but the language model's
-    doing. Paths' totals are the same but for `start_score`.
+    Scores are pushed: a partial path's score is that of its best completion by the lattice's own scores. So a beam
+    prunes only by what the language model adds. Totals of paths are the same but for `start_score`.
 
     Args:
         lattice: one or several utterances.
         options: scales and penalty.
-        keep_lm_scores: whether language model scores that the lattice has count.
+        keep_lm_scores: whether language model scores in the lattice count.
     """
 
     is_pushed = True
@@ -33,7 +32,7 @@ class LatticeGraph:
             arc_total = arc_total - options.lm_scale * lattice.lm_score.double()
             final_total = final_total - options.lm_scale * lattice.final_lm_score.double()
         ahead = best_to_end(lattice, arc_total, final_total)
-        # A state that leads nowhere is left as it is; minus infinity must not meet itself.
+        # -inf minus -inf would be NaN: a state that leads nowhere is left as it is.
         known = torch.where(ahead > -torch.inf, ahead, torch.zeros_like(ahead))
         pushed = arc_total + ahead[lattice.dst_state] - known[lattice.src_state()]
         self.num_states = lattice.num_states

@@ -1,4 +1,4 @@
-"""Frame log-probabilities on their way into a first pass: checked, and blank runs shortened where asked.
+"""Checks of frame log-probabilities before a search, and blank skipping.
 
 Shapes: N utterances, T frames, C tokens.
 """
@@ -15,22 +15,22 @@ from asr.errors import AsrError
 
 
 def check_chunks(streams: Sequence[int], num_frames: Tensor) -> None:
-    """Refuses a call that does not give each of some streams one chunk; num_frames (N,).
+    """Checks that each of some streams gets one chunk; num_frames (N,).
 
     Raises:
-        AsrError: a stream stands twice, or there are more or fewer chunks than streams.
+        AsrError: a stream is named twice, or there are more or fewer chunks than streams.
     """
     if len(set(streams)) != len(streams) or len(streams) != len(num_frames):
-        raise AsrError(f"streams {list(streams)} with {len(num_frames)} chunks: give each stream one chunk.")
+        raise AsrError(f"Streams {list(streams)} with {len(num_frames)} chunks: give each stream one chunk.")
 
 
 def check_log_prob(log_prob: Tensor, num_frames: Tensor, num_tokens: int) -> None:
-    """Refuses log-probabilities that no search could make sense of.
+    """Checks that log-probabilities can be searched.
 
     Args:
         log_prob: (N, T, C).
         num_frames: (N,).
-        num_tokens: C of the graph.
+        num_tokens: the graph's C.
 
     Raises:
         AsrError: wrong number of dimensions or columns, frame counts that do not fit, NaN or +inf in a used frame.
@@ -65,17 +65,17 @@ def check_log_prob(log_prob: Tensor, num_frames: Tensor, num_tokens: int) -> Non
 def skip_blanks(
     log_prob: Tensor, num_frames: Tensor, threshold: float, after_blank: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Keeps the first frame only of each run of frames whose blank (token 0) is more probable than `threshold`.
+    """Keeps only the first frame of each run of frames whose blank (token 0) is more probable than `threshold`.
 
     Args:
         log_prob: (N, T, C).
         num_frames: (N,) int64.
         threshold: a probability.
-        after_blank: (N,) bool, whether the frame before the first was such a one; none was if None.
+        after_blank: (N,) bool, whether the frame before the first was such a frame; None for no.
 
     Returns:
         log_prob (N, T', C), num_frames (N,), frame (N, T') int64, the original frame of each kept one, and after_blank
-        (N,) bool for what comes next.
+        (N,) bool for the next chunk.
     """
     num_utts, max_frames, num_tokens = log_prob.shape
     used = torch.arange(max_frames, device=log_prob.device) < num_frames.unsqueeze(1)

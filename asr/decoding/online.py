@@ -1,6 +1,4 @@
-"""When a speaker has finished.
-
-Decoding while the audio still comes: streams join, are fed chunks of any size, and end, each at its own time.
+"""Decoding while the audio is still coming: streams open, are fed chunks of any size, and end, each at its own time.
 
 Shapes: N streams of a call, T frames of a chunk, C tokens.
 """
@@ -27,14 +25,14 @@ from asr.lm.interface import LanguageModel
 
 @dataclass(frozen=True)
 class EndpointRules:
-    """Counts of frames as the acoustic model gives them. A stream ends when one of the rules holds.
+    """When a speaker has finished, in frames of the acoustic model. A stream ends when one of the rules holds.
 
     From half of `longest` on, a shorter and shorter pause is enough, so that long speech is rarely cut within a word.
 
     Args:
-        silence_before_words: so many trailing blank frames while nothing has been said.
-        silence_after_words: so many trailing blank frames after words.
-        longest: so many frames in all.
+        silence_before_words: trailing blank frames that end a stream without words.
+        silence_after_words: trailing blank frames that end a stream after words.
+        longest: frames after which a stream ends in any case.
     """
 
     silence_before_words: int = 125
@@ -46,7 +44,7 @@ class EndpointRules:
 
         Args:
             has_words: whether the best path has words.
-            num_trailing_blanks: frames since the best path last read something else.
+            num_trailing_blanks: frames since the best path last read a token other than blank.
             num_frames: frames read.
         """
         silence = self.silence_after_words if has_words else self.silence_before_words
@@ -77,19 +75,19 @@ class _Progress:
 
 
 class StreamingDecoder:
-    """The torch pass fed in chunks; what it finds does not depend on how the frames are cut into chunks.
+    """Token passing fed in chunks. Results do not depend on how the frames are cut into chunks.
 
-    What all partial paths of a stream share is decided and is kept as words, so that a stream may go on for ever: its
-    memory is that of its words and of what is undecided.
+    The beginning that all partial paths of a stream share is decided, and is kept as words. So a stream may go on for
+    ever: its memory is that of its words and of what is undecided.
 
     Args:
         graph: decoding graph.
         options: beams and scales.
         lm: language model inside the search, or None.
         endpoint_rules: when a speaker has finished.
-        commit_frames: what the best path said so many frames ago is decided, and paths that say otherwise are dropped;
-            None decides only what all paths share. A recurrent language model tells histories apart for ever, so that
-            without it an utterance that never ends may never settle. With it the result can depend on the chunks.
+        commit_frames: what the best path said this many frames ago is decided, and paths that differ are dropped; None
+            decides only what all paths share. A recurrent language model never merges histories, so that without this
+            limit a stream that never ends may never decide anything. With it results can depend on the chunks.
     """
 
     def __init__(
@@ -111,14 +109,14 @@ class StreamingDecoder:
         self._progress: dict[int, _Progress] = {}
 
     def start(self, num_streams: int = 1) -> list[int]:
-        """Opens streams and gives their numbers."""
+        """Opens streams and returns their numbers."""
         state = torch.zeros(num_streams, dtype=torch.int64, device=self.graph.device)
         streams = [int(stream) for stream in self._search.start(state)]
         self._progress.update({stream: _Progress() for stream in streams})
         return streams
 
     def advance(self, streams: Sequence[int], log_prob: Tensor, num_frames: Tensor) -> None:
-        """Reads a chunk of each of some open streams.
+        """Searches a chunk of each of some open streams.
 
         Args:
             streams: N different stream numbers.
@@ -126,7 +124,7 @@ class StreamingDecoder:
             num_frames: (N,) int64, how many of the T frames are the stream's.
 
         Raises:
-            AsrError: a stream is not open or stands twice, or the log-probabilities are bad.
+            AsrError: a stream is not open or is named twice, or the log-probabilities are invalid.
         """
         check_chunks(streams, num_frames)
         progress = [self._open(stream) for stream in streams]
@@ -154,12 +152,12 @@ class StreamingDecoder:
                 self._settle(streams[row], one)
 
     def partial(self, stream: int) -> Hypothesis | None:
-        """The best path so far, finished or not; None where nothing is alive."""
+        """The best path so far, complete or not; None where no token is alive."""
         return self._result(stream, unfinished=True).best
 
     def num_settled_words(self, stream: int) -> int:
-        """How many words at the beginning of what `partial` tells can no longer change."""
-        # The last of them may still have to share its arc or its end with what follows, but it stays the same word.
+        """How many words at the beginning of `partial` can no longer change."""
+        # The end time of the last one may still change, but not the word.
         return len(self._open(stream).settled.word_ids)
 
     def is_endpoint(self, stream: int) -> bool:
@@ -183,7 +181,7 @@ class StreamingDecoder:
         return self._progress[stream]
 
     def _settle(self, stream: int, progress: _Progress) -> None:
-        """Moves what all partial paths share from the back-pointers to the words."""
+        """Moves the beginning that all partial paths share from the back-pointers to the words."""
         progress.num_unsettled = 0
         tokens, _ = self._search.alive(stream)
         if not len(tokens):
@@ -202,7 +200,7 @@ class StreamingDecoder:
         return ending_of(self._search_graph, self.options, self._lm, *self._search.alive(stream), unfinished)
 
     def _path(self, stream: int, ending: Ending) -> SpelledPath | None:
-        """The best path from the stream's start; None where nothing is alive."""
+        """The best path from the stream's start; None where no token is alive."""
         if ending.backpointer is None:
             return None
         progress = self._open(stream)

@@ -1,6 +1,6 @@
-"""A decoding graph made ready for the torch search: scaled scores, arcs that read a frame apart from those that do not.
+"""A decoding graph prepared for the search: scaled scores, and arcs that read a frame apart from those that do not.
 
-Shapes: S states, A arcs, E arcs that read a frame, V words.
+Shapes: S states, A arcs of a set, V words, K tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from asr.lm.interface import LanguageModel
 
 
 class ArcWords:
-    """The words of arcs, zero, one or several each, read in order.
+    """The words of arcs, zero, one or several each, in order.
 
     Args:
         word_begin: (A + 1,) int64, words of arc a are word_id[word_begin[a]] to word_id[word_begin[a + 1]].
@@ -33,7 +33,7 @@ class ArcWords:
 
     @classmethod
     def of_arcs(cls, word_begin: Tensor, word_id: Tensor, arc: Tensor) -> ArcWords:
-        """Those of some arcs (K,) alone; word_begin and word_id are those of all arcs."""
+        """Those of some arcs (K,); word_begin and word_id are of all arcs."""
         owner, position = expand(word_begin, arc)
         num_words = torch.bincount(owner, minlength=len(arc))
         return cls(torch.cat([num_words.new_zeros(1), num_words.cumsum(0)]), word_id.index_select(0, position))
@@ -42,7 +42,7 @@ class ArcWords:
         """Scores the words of arcs, all j-th words in one call of the language model.
 
         Args:
-            lm: the language model, its words numbered as ours.
+            lm: the language model, its words numbered as the arcs' are.
             arc: (K,).
             context_idx: (K,) the history before the arc.
 
@@ -59,7 +59,7 @@ class ArcWords:
     def score_rest(
         self, lm: LanguageModel, arc: Tensor, lm_score: Tensor, context_idx: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Scores the words of arcs (Q,) but for the first: lm_score and context_idx (Q,) behind that -> behind all."""
+        """Scores the words after the first of arcs (Q,); lm_score and context_idx (Q,) after the first -> after all."""
         for position in range(1, self.max_words):
             more = (self.num_words.index_select(0, arc) > position).nonzero().squeeze(1)
             if not len(more):
@@ -97,10 +97,10 @@ class ArcSet:
 
 
 class Searchable(Protocol):
-    """What the token search walks: states, arcs that read a frame, perhaps arcs that do not, and ends.
+    """What a search can walk: states, arcs that read a frame, perhaps arcs that do not, and ends.
 
-    `final_score` (S,) is scaled, `final_graph_score` (S,) is not; both are -inf where a path may not end. `is_pushed`:
-    whether scores tell beforehand how a path may end at best, so that most of what is alive stays so.
+    `final_score` (S,) is scaled, `final_graph_score` (S,) is not; both are -inf where a path may not end. `is_pushed`
+    says whether a partial path's score is that of its best completion, so that most tokens survive.
     """
 
     num_states: int
@@ -112,11 +112,11 @@ class Searchable(Protocol):
 
 
 class SearchGraph:
-    """The graph as the token search walks it.
+    """A decoding graph as the search walks it.
 
     Args:
-        graph: the artefact.
-        options: scales and penalty, which are worked into the scores.
+        graph: the decoding graph.
+        options: scales and penalty, which go into the scores.
     """
 
     is_pushed = False
@@ -129,7 +129,7 @@ class SearchGraph:
         self.final_score = graph.final_score * options.graph_scale
         self.epsilon: ArcSet | None = None
         if options.graph_scale <= 0:
-            # 0 * -inf is no number, and a state that may not end stays one.
+            # 0 * -inf is NaN, and a state that is not final must remain so.
             self.final_score = self.final_score.masked_fill(graph.final_score == -torch.inf, -torch.inf)
         if graph.has_epsilons:
             reads = graph.token_id >= 0

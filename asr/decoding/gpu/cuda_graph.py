@@ -1,17 +1,11 @@
-"""A whole frame in buffers of a fixed size, from paths to paths: a fixed list of kernels, which a CUDA graph may hold.
+"""The search without a language model as a fixed list of kernels per frame, which a CUDA graph can hold.
 
-Nothing here waits for the device or asks it how many there are. What does not fit is left out and counted as needed,
-so that the host can run the frames again in larger buffers.
+Whole frames run in buffers of a fixed size, and nothing waits for the device. What does not fit is left out and counted
+as needed. The host reads the counts after some frames; where the buffers were too small it runs these frames again in
+larger ones.
 
-Shapes: K room for paths, D room for paths of streams that have ended, A room for candidates, N buffers for streams,
-T frames, C tokens, R buffers for records.
-
-
-Runs the kernels of a frame again and again: as a CUDA graph, one launch a frame, or one by one.
-
-Reads whole chunks in rooms of fixed sizes: the host looks at the counts now and then, and makes more buffers at need.
-
-Shapes: N streams, T frames, C tokens, K partial paths.
+Shapes: N streams, T frames, C tokens, K active tokens, D tokens of streams that have ended, A candidates,
+R back-pointers. For buffers these are capacities.
 """
 
 from __future__ import annotations
@@ -34,12 +28,7 @@ from asr.decoding.tokens import ActiveTokens
 
 @dataclass(frozen=True)
 class BufferSizes:
-    """How much there is buffers for.
-
-    Args:
-        streams, frames, columns: N, T, C.
-        paths, ended, arcs, records: K, D, A, R.
-    """
+    """Capacities: streams N, frames T, columns C, paths K, ended D, arcs A, records R."""
 
     streams: int
     frames: int
@@ -51,14 +40,14 @@ class BufferSizes:
 
 
 class FrameBuffers:
-    """The buffers, and the kernels of a frame.
+    """The buffers of a search, and the kernels of one frame.
 
     Attributes:
-        log_prob: (N, T, C) float32, to be filled: scaled log-probabilities.
-        num_frames: (N,) int64, to be filled, descending: how many of them are the stream's.
+        log_prob: (N, T, C) float32, scaled log-probabilities; filled by the caller.
+        num_frames: (N,) int64, frames of each stream, descending; filled by the caller.
         score_offset: (N,) float64, what relative scores lack.
         paths: stream, state (int32), score (float32), backpointer (int64), (K + D,) each; ended ones from K on.
-        counts: (11,) int64, see `keeping`.
+        counts: (11,) int64, see `kernels.NUM_COUNTS`.
         record_begin: (T,) int64, where each frame's records begin.
         previous, record_arc: (R,) int64, the back-pointers.
     """
@@ -94,7 +83,7 @@ class FrameBuffers:
         return self.counts[which : which + 1]
 
     def read(self) -> None:
-        """Reads the frame that the counts name, and lets them name the next one."""
+        """Searches the frame that the counts name, and advances them to the next one."""
         sizes, limits, found, ended = self.sizes, self._limits, self._expansion, self._recombined
         frame = self.count(kernels.FRAME.value)
         found.run(
@@ -133,17 +122,17 @@ class FrameBuffers:
         )
 
 
-# While a thread captures, no other may begin to.
+# Only one thread may capture at a time.
 _capturing = threading.Lock()
 
 
 class FrameReplay:
-    """Reads frames in a buffers.
+    """Runs the kernels of a frame again and again: as a CUDA graph, one launch per frame, or one by one.
 
     Args:
-        buffers: must stay where it is; without paths in it.
-        capture: whether to make a graph of a frame; on a GPU only. Where that fails, a warning says so, and the
-            kernels are launched one by one, with the same outcome.
+        buffers: without tokens in them; they must not be replaced.
+        capture: whether to capture a CUDA graph; on a GPU only. If that fails, there is a warning, and the kernels are
+            launched one by one, with the same results.
     """
 
     def __init__(self, buffers: FrameBuffers, capture: bool) -> None:
@@ -158,7 +147,7 @@ class FrameReplay:
                 )
 
     def read(self, num_frames: int) -> None:
-        """Reads so many frames of the buffers, without waiting for them."""
+        """Searches this many frames, without waiting for them."""
         for _ in range(num_frames):
             if self._graph is None:
                 self._buffers.read()
@@ -182,15 +171,17 @@ class FrameReplay:
 
 
 class CudaGraphSearch:
-    """The search without a language model, lattice or arcs that read nothing, which never asks how many there are.
+    """`ChunkBackend` without a language model, a lattice or input epsilons; the host seldom waits for the device.
 
     After `frames_per_call` frames the host reads the counts. Where the buffers were too small, it makes larger ones and
     runs these frames again, from a copy of the tokens before them.
 
     Args:
-        graph: where the search runs, without arcs that read nothing.
-        limits: beams, for a search without a language model and lattice.
-        capture: whether frames are captured as CUDA graphs, where there is a GPU.
+        graph: on the device of the search, without input epsilons.
+        limits: beams and limits.
+        capture: whether frames are captured as CUDA graphs, on a GPU.
+        frames_per_call: after this many frames the host reads the counts.
+        initial_capacity: of the buffers; they grow.
     """
 
     def __init__(
@@ -247,7 +238,7 @@ class CudaGraphSearch:
     def _read_at_once(
         self, alive: ActiveTokens, chunk: Chunk, backtrace: Backtrace
     ) -> tuple[ActiveTokens, ActiveTokens]:
-        """A few frames, all arguments in the order of the rows -> what goes on, what has ended."""
+        """A few frames -> the tokens of streams that go on, and of streams that have ended."""
         log_prob, _, score_offset = chunk
         sizes, keeps_all = replace(self._sizes, columns=log_prob.shape[2]), False
         sizes = _ensure_capacity(sizes, streams=len(score_offset), paths=len(alive))
@@ -255,7 +246,7 @@ class CudaGraphSearch:
             buffers, replay = self._buffers_of(sizes, keeps_all)
             self._fill(buffers, alive, chunk, backtrace.num_records)
             replay.read(log_prob.shape[1])
-            # The one time that the host waits.
+            # Only here the host waits.
             counts, record_begin = (
                 part.tolist()
                 for part in torch.cat([buffers.counts, buffers.record_begin]).split(
@@ -286,7 +277,7 @@ class CudaGraphSearch:
     def _buffers_of(self, sizes: BufferSizes, keeps_all: bool) -> tuple[FrameBuffers, FrameReplay]:
         key = (sizes, keeps_all)
         if key not in self._buffers:
-            # Smaller ones are not needed any more.
+            # Smaller ones are no longer needed.
             self._buffers = {old: both for old, both in self._buffers.items() if old[0] == sizes}
             buffers = FrameBuffers(self._arcs, self._limits, sizes, keeps_all)
             self._buffers[key] = (buffers, FrameReplay(buffers, self._capture))

@@ -1,18 +1,6 @@
-"""The beams of a frame as the kernels take them.
+"""One frame of the search by Triton kernels: `TritonFrameBackend`, and the kernels of its two halves in fixed buffers.
 
-The first half of a frame in room of a fixed size: from partial paths to the candidates worth going on with.
-
-Shapes: K room for partial paths, A room for candidates, N room for streams, G tiles.
-
-
-The second half of a frame in room of a fixed size: which candidates win, and where each stream is cut off.
-
-Shapes: A room for candidates, N room for streams, M slots.
-
-
-The two halves of a frame by Triton kernels, with tensors in and out, as `NumbaFrameBackend` has them for CPUs.
-
-Shapes: N streams, K partial paths, A candidates.
+Shapes are capacities: K tokens, A candidates, N streams, G tiles, M slots of the hash table.
 """
 
 from __future__ import annotations
@@ -33,13 +21,13 @@ NO_LIMIT = 0x7FFFFFFF
 
 
 class FrameLimits:
-    """What survives a frame.
+    """The beams and limits of a frame as the kernels take them.
 
     Args:
-        options: beams.
+        options: beams and limits.
         has_lm: whether a language model takes part.
         device: where the search runs.
-        block: candidates of a program; on a GPU at least its threads, 128.
+        block: candidates of one program; on a GPU at least the number of its threads, 128.
     """
 
     def __init__(self, options: DecodingOptions, has_lm: bool, device: torch.device, block: int = 256) -> None:
@@ -59,13 +47,13 @@ class FrameLimits:
 
 
 class ArcExpansion:
-    """Room for a frame's candidates, and the kernels that fill it. Nothing here waits for the device.
+    """Buffers for a frame's candidates, and the kernels that fill them. Nothing here waits for the device.
 
     Args:
         arcs: the graph's arcs that read a frame.
         limits: beams.
         num_paths: K.
-        num_arcs: A, so many arcs leave all paths together at most.
+        num_arcs: A, the most arcs that leave all tokens together.
         num_streams: N.
     """
 
@@ -89,7 +77,7 @@ class ArcExpansion:
         self.best, self.num_inside = self._by_stream[0], self._by_stream[1]
         self.threshold = zeros(num_streams, torch.float32)
         self._tile_count, self._tile_end = zeros(self.num_tiles, torch.int64), zeros(self.num_tiles, torch.int64)
-        # What is kept of them.
+        # Those that are kept.
         self.source, self.arc, self.stream, self.state = (zeros(num_arcs, torch.int32) for _ in range(4))
         self.score, self.backpointer = zeros(num_arcs, torch.float32), zeros(num_arcs, torch.int64)
         self.needed, self.num_kept = self.arcs_end[-1:], self._tile_end[-1:]
@@ -107,12 +95,12 @@ class ArcExpansion:
         """Fills source, arc, stream, state, score, backpointer (A,) up to num_kept (1,), in order; score is relative.
 
         Args:
-            paths: stream, state, score, backpointer (K,), those of a stream side by side, streams ascending.
-            num_paths: (1,) int64, how many there are.
+            paths: stream, state, score, backpointer (K,) of the tokens, streams ascending.
+            num_paths: (1,) int64, how many tokens there are.
             log_prob: flat; frame_begin (N,) int64, where each stream's frame 0 begins in it.
-            frame: (1,) int64, the frame that is read; num_columns from one to the next.
-            keeps_all: leave out only what is impossible. Else, without a language model, streams with many inside the
-                beam keep what is in margin; with one, all keep exactly what it is to be asked about.
+            frame: (1,) int64, the frame to search; num_columns from one to the next.
+            keeps_all: leave out only what is impossible. Otherwise, with a language model, exactly what it is to be
+                asked about stays; without one, streams with enough candidates inside the beam drop what is outside.
         """
         arcs, limits, block = self._arcs, self._limits, self._limits.block
         stream, state, score, backpointer = paths
@@ -163,7 +151,7 @@ class ArcExpansion:
 
 
 class Recombination:
-    """Room for what is found out about candidates, and the kernels that do. Nothing here waits for the device.
+    """Recombination and pruning thresholds in fixed buffers. Nothing here waits for the device.
 
     Args:
         limits: beams.
@@ -188,7 +176,7 @@ class Recombination:
     def run(
         self, stream: Tensor, state: Tensor, context_idx: Tensor | None, score: Tensor, num_candidates: Tensor
     ) -> None:
-        """Fills winner (A,), value (A,), -inf for losing_arcs, num_inside (N,) and threshold (N,).
+        """Fills winner (A,), value (A,), which is -inf where a candidate lost, num_inside (N,) and threshold (N,).
 
         Args:
             stream, state, context_idx, score: (A,), streams ascending.

@@ -1,45 +1,22 @@
-"""Moves together what stays, in its order: each tile counts, prefix sums of the counts say where its part begins.
+"""Triton kernels of the search: expansion, recombination, pruning, compaction.
 
-Shapes: A candidates, K partial paths, N streams, B lanes of a tile, G tiles, R records.
+* Expansion: every token goes on over every arc that leaves its state, one lane per candidate. Lanes find their token in
+  the prefix sums of the numbers of arcs, so that states with many arcs hold up nobody.
+* Recombination: a hash table without stored keys. A slot holds the position of some candidate, whose key is its own.
+  A lane that finds a slot empty takes it by compare-and-swap; one that finds another key goes on to the next slot.
+  Which of several equal candidates takes a slot is left to chance, but not which one wins it: that is the smallest
+  (score, position), packed into 64 bits.
+* Pruning: the worst score that survives in each stream, by radix selection, one program per stream. A program counts
+  how many scores have each value of their highest eight bits, takes the bucket with the one it looks for, and counts
+  the next bits inside it: four rounds settle all bits.
+* Compaction: survivors move together in their order. Each tile counts its own; prefix sums of the counts say where
+  they go. Streams stand longest first, so that of all survivors those whose stream goes on come first. The others move
+  behind the room for tokens, to where tokens of ended streams wait.
+* Numbers for each stream are gathered from tiles in which streams stand in order: all lanes of a stream are reduced
+  first, so that a stream costs a tile one atomic operation.
 
-
-The exact cut-off: the worst score that survives in each stream, by radix selection, one program a stream.
-
-A program counts how many scores of its stream have each value of their highest eight bits, takes the bucket in which
-the wanted one lies, and counts the next bits inside it: four rounds settle them all.
-
-Shapes: A candidates, N streams, B lanes.
-
-
-The end of a frame: those that stay become the new partial paths, each with a record, and all counts go on.
-
-Streams stand longest first, so that of all that stay those whose stream goes on come first. The others move behind
-the room for paths, to where the paths of streams that have ended wait.
-
-Shapes: A candidates, G tiles, K room for paths, D room for paths that have ended, N streams, R room for records.
-
-
-Pieces that several kernels share: numbers for each stream, gathered from tiles in which streams stand in order.
-
-All lanes of a tile that belong to one stream are reduced first, so that a stream costs a tile one atomic operation.
-
-Shapes: B lanes of a tile, N streams.
-
-
-Expands arcs: every partial path goes on over every arc that leaves its state, one lane a candidate.
-
-Lanes find their path in the prefix sums of the numbers of arcs, so that states with many arcs hold nobody up.
-
-Shapes: K partial paths, of which the first `num_paths` are there, A candidates, N streams, B lanes of a tile.
-
-
-Recombines: of all candidates with equal stream, state and history the best one stays, of equals the first.
-
-A hash table without stored keys: a slot holds the position of some candidate, whose key is the slot's. Who finds a slot
-empty takes it by compare-and-swap, who finds another key goes on to the next one. Which of several equal candidates
-takes a slot is left to chance, but not which one wins it: that is the smallest (score, position), packed into 64 bits.
-
-Shapes: A candidates, of which the first `num_candidates` are there, N streams, B lanes of a tile, M slots.
+Shapes: A candidates, K tokens, D tokens of ended streams, N streams, B lanes of a tile, G tiles, M slots,
+R back-pointers.
 """
 
 from __future__ import annotations
@@ -72,13 +49,13 @@ def count_stays(
     HAS_ENDS: tl.constexpr,
     B: tl.constexpr,
 ) -> None:
-    """Counts what stays.
+    """Counts the candidates that stay.
 
     Args:
         score, stream: (A,), threshold (N,), total (1,), capacity A.
         tile_count: (G,) int64, how many of each tile stay; written.
-        num_frames: (N,) int64 of the streams, and frame (1,) int64, the one that is read.
-        num_going: (1,) int64, raised by those whose stream goes on. All three are not touched unless HAS_ENDS.
+        num_frames: (N,) int64 of the streams; frame: (1,) int64, the current one.
+        num_going: (1,) int64, raised by those whose stream goes on. These three are used only if HAS_ENDS.
     """
     tile = tl.program_id(0)
     num = tl.minimum(tl.load(total), capacity)
@@ -115,7 +92,7 @@ def gather_candidates(
     kept_record: tl.tensor,
     B: tl.constexpr,
 ) -> None:
-    """Copies the candidates that stay, with the state that they lead to and the record that they go on from.
+    """Copies the candidates that stay, with the state that they lead to and the back-pointer that they go on from.
 
     Args:
         source, arc, stream, score: (A,) all candidates; threshold (N,), total (1,), capacity A.
@@ -197,9 +174,9 @@ def pruning_threshold(
         score: (A,) float32, at most 0, -inf where impossible.
         range_begin, range_end: (N,) int32, where each stream stands in it.
         num_inside: (N,) int32, how many are inside the beam.
-        beam: what is worse by more than this goes.
-        min_active: so many survive outside the beam too.
-        max_active: so many at most, ties excepted.
+        beam: candidates worse than the best by more are dropped.
+        min_active: at least this many survive.
+        max_active: at most this many survive, except for ties.
     """
     stream = tl.program_id(0)
     begin = tl.load(range_begin + stream)
@@ -250,8 +227,8 @@ FIRST_RECORD = tl.constexpr(10)
 
 
 NUM_COUNTS = 11
-"""What stands where in the counts, (11,) int64: how many there are, and what has been needed at most. The room for
-records holds those from FIRST_RECORD to NUM_RECORDS."""
+"""Length of the counts, int64, whose entries are numbered above: how many there are of each, and the most that was
+needed. The buffer for back-pointers holds those from FIRST_RECORD to NUM_RECORDS."""
 
 
 @triton.jit
@@ -279,7 +256,7 @@ def compact_tokens(
     record_capacity: tl.tensor,
     B: tl.constexpr,
 ) -> None:
-    """Writes paths and records.
+    """Writes the surviving tokens and their back-pointers.
 
     Args:
         stream, state, value, record, arc: (A,) of the candidates; value is -inf for those that lost.
@@ -327,10 +304,10 @@ def end_frame(
     ended_capacity: tl.tensor,
     record_capacity: tl.tensor,
 ) -> None:
-    """One program: brings the counts up to date.
+    """Brings the counts up to date; one program.
 
     Args:
-        counts: see above; what had no room is counted as needed, and left out.
+        counts: see NUM_COUNTS; what does not fit is left out and counted as needed.
         record_begin: (T,) int64, where each frame's records begin; written for this frame.
         arcs_end: (num_places,) int64, prefix sums of the numbers of arcs.
         tile_end: (num_tiles,) int64, prefix sums of the numbers of paths that stay.
@@ -371,7 +348,7 @@ def ordered(score: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def unordered(key: tl.tensor) -> tl.tensor:
-    """The way back from `ordered`."""
+    """The inverse of `ordered`."""
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
@@ -623,7 +600,7 @@ def insert(
     own_slot = ((mixed >> 24) & last_slot).to(tl.int32)
     is_pending = tl.full([B], 1, tl.int1)
     while tl.max(is_pending.to(tl.int32), 0) > 0:
-        # A settled lane finds its slot taken, and leaves it so.
+        # A lane that is done finds its slot taken, and leaves it so.
         holder = tl.atomic_cas(owner + own_slot, tl.full([B], EMPTY, tl.int32), position, sem="relaxed")
         other = tl.where(holder < 0, position, holder)
         is_equal = (tl.load(stream + other) == own_stream) & (tl.load(state + other) == own_state)
@@ -652,7 +629,7 @@ def resolve(
     beam: tl.tensor,
     B: tl.constexpr,
 ) -> None:
-    """Who wins, and how many winners of each stream are inside the beam.
+    """The winner of each candidate, and how many winners of each stream are inside the beam.
 
     Args:
         stream, score: (A,); num_candidates (1,), capacity A.
@@ -683,7 +660,7 @@ def resolve(
 def clear(
     num_candidates: tl.tensor, capacity: tl.tensor, owner: tl.tensor, best: tl.tensor, slot: tl.tensor, B: tl.constexpr
 ) -> None:
-    """Empties the slots that were taken."""
+    """Empties the slots that were taken, for the next frame."""
     total = tl.minimum(tl.load(num_candidates), capacity)
     first = tl.program_id(0) * B
     if first >= total:
