@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -88,10 +89,35 @@ def run(args: argparse.Namespace) -> int:
         extra["probability_of_improvement"] = probability_of_improvement(
             report.words.values(), other_report.words.values()
         )
+    if hint := _hint(references, hypotheses, report, args.missing_is_empty):
+        print(f"asr: {hint}", file=sys.stderr)
     if args.details:
         _write_details(Path(args.details), references, hypotheses, report)
     print(json.dumps(_as_dict(report, extra)) if args.json else "\n".join(_as_text(report, extra)))
     return 1 if extra.get("failed") else 0
+
+
+def _hint(
+    references: Mapping[str, Sequence[str]],
+    hypotheses: Mapping[str, Sequence[str]],
+    report: ErrorReport,
+    missing_is_empty: bool,
+) -> str:
+    """What to do where half of the errors or more come from letter case and punctuation."""
+    if report.total_words.rate < 0.5:
+        return ""
+    plain = score_transcripts(_plain(references), _plain(hypotheses), missing_is_empty).total_words.rate
+    if plain > report.total_words.rate / 2:
+        return ""
+    return (
+        f"without letter case and punctuation the word error rate would be {plain:.2%}; use --ignore-case, and take "
+        "punctuation out of the reference."
+    )
+
+
+def _plain(transcripts: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    cleaned = {name: (re.sub(r"[^\w']", "", word.upper()) for word in words) for name, words in transcripts.items()}
+    return {name: tuple(filter(None, words)) for name, words in cleaned.items()}
 
 
 def _upper(transcripts: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -57,11 +58,16 @@ def _help() -> str:
     return "\n".join(lines)
 
 
+_NEGATIVE_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
+
+
 def _command_parser(name: str, module: ModuleType) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"asr {name}", description=module.HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     module.add_arguments(parser)
+    # argparse takes -1e-1 for an option.
+    parser._negative_number_matcher = _NEGATIVE_NUMBER
     return parser
 
 

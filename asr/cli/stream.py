@@ -18,6 +18,7 @@ from asr.results import StreamResult
 from asr.streaming import PARTIAL_POLICIES, StreamingOptions, StreamingRecognizer
 
 STANDARD_INPUT = "-"
+_MAX_CHANNELS = 1024
 
 
 _SECONDS = {
@@ -87,6 +88,8 @@ def run_streams(args: argparse.Namespace, recognizer: Recognizer, names: list[st
     )
     if args.streams < 1 or args.raw_channels < 1 or (args.raw_rate is not None and args.raw_rate < 1):
         raise AsrError("--streams, --raw-rate and --raw-channels must be 1 or more.")
+    if args.raw_channels > _MAX_CHANNELS:
+        raise AsrError(f"--raw-channels {args.raw_channels}: give at most {_MAX_CHANNELS}.")
     if names.count(STANDARD_INPUT) > 1:
         raise AsrError("standard input (-) can be given once only.")
     raw = None

@@ -198,7 +198,7 @@ def bucket_sampler(
             cuts,
             max_duration=max_duration,
             max_cuts=max_cuts,
-            num_buckets=max(1, min(num_buckets, len(cuts) // 2)),
+            num_buckets=max(2, min(num_buckets, len(cuts) // 2)),  # lhotse refuses one
             shuffle=shuffle,
             seed=seed,
         )

@@ -5,7 +5,6 @@ Shapes: N utterances, T frames, C tokens.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 from numbers import Real
 from typing import TYPE_CHECKING, Protocol
@@ -84,6 +83,7 @@ class Decoder(Protocol):
         """
 
 
+_MAX_SCALE = 1e6
 _MOST_STATES = 2**63 - 1
 
 
@@ -143,8 +143,11 @@ class DecodingOptions:
             if value is not None and not value > 0:
                 raise AsrError(f"decoding options: {name} is {value}; it must be above 0.")
         for name in ("am_scale", "graph_scale", "lm_scale", "word_insertion_penalty"):
-            if not math.isfinite(getattr(self, name)):
-                raise AsrError(f"decoding options: {name} is {getattr(self, name)}; it must be a finite number.")
+            if not abs(getattr(self, name)) <= _MAX_SCALE:  # beyond, sums of scores leave float32
+                raise AsrError(
+                    f"decoding options: {name} is {getattr(self, name)}; it must be a finite number, at most "
+                    f"{_MAX_SCALE:.0e}."
+                )
         if not 0 <= self.min_active_states <= self.max_active_states <= _MOST_STATES or self.max_active_states < 1:
             raise AsrError(
                 f"decoding options: min_active_states is {self.min_active_states} and max_active_states "

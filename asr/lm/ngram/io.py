@@ -71,6 +71,15 @@ def load_ngram_lm(path: str | Path, verify: bool = True) -> NgramLM:
     """
     path = Path(path)
     header, begin = _read_header(path)
+    try:
+        return _mapped_model(path, header, begin, verify)
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError, RuntimeError, AttributeError) as error:
+        raise AsrError(
+            f"{path}: the header does not describe an n-gram model ({error}); build the file again."
+        ) from error
+
+
+def _mapped_model(path: Path, header: dict[str, Any], begin: int, verify: bool) -> NgramLM:
     mapped = np.memmap(path, dtype=np.uint8, mode="c")
     if len(mapped) != begin + header["num_bytes"]:
         raise AsrError(
@@ -79,6 +88,8 @@ def load_ngram_lm(path: str | Path, verify: bool = True) -> NgramLM:
         )
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     for name, (dtype, length, position, crc) in header["arrays"].items():
+        if dtype not in _DTYPES.get(name, ()) or not 0 <= length <= len(mapped) or not 0 <= position <= len(mapped):
+            raise ValueError(f"the array {name!r} is {dtype} of length {length} at {position}")
         num_bytes = length * np.dtype(dtype).itemsize
         array = mapped[begin + position : begin + position + num_bytes].view(dtype)
         if verify and _crc(array) != crc:
@@ -88,7 +99,76 @@ def load_ngram_lm(path: str | Path, verify: bool = True) -> NgramLM:
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     slot = tensors.pop("slot", None)
     index = ArcIndex(slot, *header["index"]) if slot is not None else None
-    return NgramLM(vocabulary, NgramArrays(**tensors, index=index), header["order"], header["name"])
+    model_arrays = NgramArrays(**tensors, index=index)
+    _require_sound(model_arrays, len(vocabulary), header["order"])
+    return NgramLM(vocabulary, model_arrays, header["order"], str(header["name"]))
+
+
+_INTEGERS = ("int16", "int32", "int64")
+_DTYPES = {
+    "arc_begin": _INTEGERS,
+    "label": ("int16", "int32"),
+    "score": ("float32", "uint8"),
+    "dst_state": _INTEGERS,
+    "backoff_state": _INTEGERS,
+    "backoff_score": ("float32",),
+    "word_map": ("int64",),
+    "score_level": ("float32",),
+    "words": ("uint8",),
+    "slot": ("int64",),
+}
+_MAX_ORDER = 64
+
+
+def _require_sound(arrays: NgramArrays, num_words: int, order: int) -> None:
+    """Refuses what a look-up would follow out of the arrays or for ever: a checksum can be forged.
+
+    Raises:
+        ValueError: an index is out of its range, or backing off does not end.
+    """
+    num_states, num_arcs = len(arrays.backoff_state), len(arrays.label)
+    label = arrays.label.to(torch.int64) + (1 << 15 if arrays.label.dtype == torch.int16 else 0)
+    begin = arrays.arc_begin.to(torch.int64)
+    sizes = [
+        len(begin) == num_states + 1,
+        len(arrays.score) == len(arrays.dst_state) == num_arcs,
+        len(arrays.backoff_score) == num_states > 0,
+        len(arrays.word_map) == num_words <= num_arcs,
+        len(arrays.score_level) == (256 if arrays.score.dtype == torch.uint8 else 0),
+    ]
+    if not all(sizes) or type(order) is not int or not 1 <= order <= _MAX_ORDER:
+        raise ValueError("its arrays are of different sizes")
+    rises = int(begin[0]) == 0 and int(begin[-1]) == num_arcs and bool((begin[1:] >= begin[:-1]).all())
+    ranges = ((label, num_words), (arrays.dst_state, num_states), (arrays.word_map, num_words))
+    if not rises or int(begin[1]) != num_words or not all(_lies_in(*each) for each in ranges):
+        raise ValueError("an index points outside")
+    state = backoff = arrays.backoff_state.to(torch.int64)
+    if not _lies_in(backoff, num_states):
+        raise ValueError("an index points outside")
+    for _ in range(order):
+        state = backoff[state]
+    if bool(state.any()):
+        raise ValueError("backing off does not end")
+    scores = [arrays.backoff_score, arrays.score_level] + [arrays.score] * arrays.score.is_floating_point()
+    if any(bool(torch.isnan(values).any() or (values == torch.inf).any()) for values in scores):
+        raise ValueError("a score is not a number")
+    if arrays.index is not None:
+        _require_sound_index(arrays.index, num_arcs, num_words)
+
+
+def _require_sound_index(index: ArcIndex, num_arcs: int, num_words: int) -> None:
+    numbers = (index.num_homes, index.word_bits, index.key_bits)
+    if any(type(number) is not int for number in numbers) or not 1 <= index.num_homes <= len(index.slot) - 8:
+        raise ValueError("the index has another size")
+    if not 0 <= index.word_bits <= index.key_bits <= 63 or num_words > 1 << index.word_bits:
+        raise ValueError("the index has keys of another size")
+    used = index.slot[index.slot != -1]
+    if bool((index.slot[-8:] != -1).any()) or not _lies_in(used & 0xFFFFFFFF, num_arcs):
+        raise ValueError("the index points outside")
+
+
+def _lies_in(values: torch.Tensor, end: int) -> bool:
+    return not len(values) or 0 <= int(values.min()) <= int(values.max()) < end
 
 
 def read_ngram_lm(path: str | Path) -> NgramLM:
@@ -119,12 +199,17 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
                     f"{path}: the file has version {version}, this program reads version {VERSION}; "
                     "build it again with 'asr lm ngram --binary'."
                 )
-            text = stream.read(length)
+            text = stream.read(min(length, path.stat().st_size))
     except OSError as error:
         raise AsrError(f"{path}: the n-gram model cannot be read ({error.strerror}).") from error
     if len(text) != length or zlib.crc32(text) != crc:
         raise AsrError(f"{path}: the header is cut short or damaged; build or copy the file again.")
-    header: dict[str, Any] = json.loads(text)
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise AsrError(f"{path}: the header is no description ({error}); build the file again.") from error
+    if not isinstance(header, dict) or type(header.get("num_bytes")) is not int:
+        raise AsrError(f"{path}: the header is no description of arrays; build the file again.")
     return header, _aligned(_PREFIX.size + length)
 
 
