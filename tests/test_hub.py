@@ -2,9 +2,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.tiny_bundle import tones
+
+pytestmark = pytest.mark.slow
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 

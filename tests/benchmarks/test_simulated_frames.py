@@ -81,6 +81,7 @@ def test_sentences_come_in_equal_parts_from_the_texts() -> None:
     assert choose_sentences(texts, 5, {"AB"}, {"y"}, (2, 3)) == {}
 
 
+@pytest.mark.slow
 def test_prepare_makes_the_folder_of_a_corpus(tmp_path: Path, tiny_bundle_folder: Path) -> None:
     from tests.tiny_bundle import PRONUNCIATIONS, RATE, tones
 

@@ -47,6 +47,7 @@ def arguments(parts, output, **changes):
     return ["bundle", str(output), *(text for name, path in named.items() for text in (f"--{name}", str(path)))]
 
 
+@pytest.mark.slow
 def test_parts_become_a_bundle_that_recognizes(parts, capsys):
     assert main(arguments(parts, parts / "out")) == 0
     assert json.loads(capsys.readouterr().out)["bundle"] == str(parts / "out")

@@ -40,6 +40,7 @@ def test_a_wrong_recipe_is_one_sentence(tmp_path, capsys, recipe, message):
     assert len(error.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_the_command_line_brings_no_warning_of_lightnings(tmp_path):
     (tmp_path / "recipe.yaml").write_text(MODEL + DATA)
     command = [sys.executable, "-m", "asr", "fit", "--config", str(tmp_path / "recipe.yaml")]

@@ -53,6 +53,7 @@ class _Thousand:
         raise NotImplementedError
 
 
+@pytest.mark.slow
 def test_one_bad_file_among_a_thousand_costs_one_result(tmp_path: Path) -> None:
     good = write_audio(tmp_path / "good.wav", 0.05)
     bad = tmp_path / "bad.wav"

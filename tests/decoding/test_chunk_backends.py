@@ -37,6 +37,7 @@ NUM_FRAMES = torch.tensor([5, 0, 11, 11, 1])
 GRAPH = random_graph(3, num_states=40, num_arcs=200)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("initial_capacity", "frames_per_call", "beam", "limits"),
     [(4, 4, 6.0, (3, 12)), (1024, 32, float("inf"), (0, 10**6)), (16, 3, 0.3, (8, 9))],

@@ -45,6 +45,7 @@ def test_loops_keep_the_same_paths(**case: Any) -> None:
     _check_same_paths(functools.partial(select_backend, name="numba"), **case)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None, phases=[Phase.explicit, Phase.generate])  # shrinking takes minutes
 @given(**CASES)
 def test_kernels_keep_the_same_paths(**case: Any) -> None:

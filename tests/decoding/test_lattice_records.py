@@ -30,6 +30,7 @@ def assert_equal(one: Lattice, other: Lattice) -> None:
         assert torch.equal(getattr(one, field.name), getattr(other, field.name)), field.name
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10**6),

@@ -31,6 +31,7 @@ def _value(folder: Path, code: str = _RUN, **more: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 def test_a_changed_callee_in_another_file_is_compiled_anew(tmp_path: Path) -> None:
     """As after an update of the checkout: the caller's own file is the same."""
     _write(tmp_path / "caller.py", _CALLER, 1_000)
@@ -44,6 +45,7 @@ def test_a_changed_callee_in_another_file_is_compiled_anew(tmp_path: Path) -> No
     assert _value(tmp_path) == 10
 
 
+@pytest.mark.slow
 def test_where_nothing_can_be_written_loops_are_compiled_in_memory(tmp_path: Path) -> None:
     """As installed for all users, and run by one without a home."""
     _write(tmp_path / "caller.py", _CALLER, 1_000)

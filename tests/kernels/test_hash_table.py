@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from asr.kernels import hash_table
 from asr.kernels.hash_table import HashTable
 
-FORMS = ["tensor", "loops", "kernels"]
+# Kernels run in Triton's interpreter.
+FORMS = ["tensor", "loops", pytest.param("kernels", marks=pytest.mark.slow)]
 
 
 def made(num_buckets: int, form: str) -> HashTable:

@@ -26,6 +26,8 @@ from asr.models.losses import CtcCrf, TorchCtc
 from asr.models.training import LitAcousticModel
 from tests.datasets.toy_corpora import write_librispeech
 
+pytestmark = pytest.mark.slow
+
 NETWORK: dict[str, Any] = {
     "num_features": 20,
     "num_tokens": 4,

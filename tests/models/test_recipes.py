@@ -15,6 +15,8 @@ from asr.audio.fbank import Fbank
 from asr.datasets.datamodule import AcousticDataModule
 from asr.models.training import LitAcousticModel
 
+pytestmark = pytest.mark.slow
+
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*/am*.yaml"))
 
 

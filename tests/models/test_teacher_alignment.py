@@ -22,6 +22,8 @@ from asr.models.losses import TorchCtc
 from asr.models.training import LitAcousticModel
 from tests.tiny_bundle import PRONUNCIATIONS, tones
 
+pytestmark = pytest.mark.slow
+
 TOKENS = ("<blk>", "T", "S", "P", "K")  # not in the bundle's order
 TEXT = ["PAT KIT", "SICK SKIP", "SKIP TO", "SICK PAT", "KIT SICK", "SKIP KIT", "SICK TO SKIP", "PAT SICK"]
 

@@ -15,6 +15,8 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 from asr.kernels import hash_table_triton as kernels
 from tests.reference.interleaving import interleaved_programs
 
+pytestmark = pytest.mark.slow
+
 _MULTIPLIER = -7046029254386353131
 
 

@@ -9,6 +9,8 @@ import pytest
 pl = pytest.importorskip("pytorch_lightning")
 pytest.importorskip("jsonargparse")
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 RECIPES = sorted(ROOT.glob("recipes/*/*rnnlm*.yaml"))
 

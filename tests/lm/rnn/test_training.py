@@ -27,6 +27,8 @@ from asr.lm.rnn.datamodule import TextDataModule  # noqa: E402
 from asr.lm.rnn.export import load_network, network_from_checkpoint, save_network  # noqa: E402
 from asr.lm.rnn.training import LitRNNLM  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"embedding_size": 8, "hidden_size": 8, "maxent_order": 3, "maxent_size": 997, "num_noise_words": 32}
 
 

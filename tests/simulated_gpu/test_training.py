@@ -1,4 +1,4 @@
-"""What training computes forward on a pretended GPU: nothing is on the wrong device, and losses are the CPU's."""
+"""What training computes forward on a simulated GPU: nothing is on the wrong device, and losses are the CPU's."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ from asr.models.conformer import Conformer
 from asr.models.feedforward import FeedForwardNetwork
 from asr.models.losses import CtcCrf, TorchCtc
 from asr.models.training import LitAcousticModel
-from tests.pretended_device import pretended_device
+from tests.simulated_gpu.device import simulated_gpu
 
-pytestmark = pytest.mark.skipif(torch.__version__ < "2", reason="the pretended device needs torch 2's dispatch modes")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.__version__ < "2", reason="the simulated device needs torch 2's dispatch modes"),
+]
 WORDS = [f"w{number}" for number in range(60)]
 TOKENS = np.random.default_rng(0).integers(4, 64, 2000).astype(np.int32)
 NETWORKS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -58,7 +61,7 @@ def test_a_language_model_s_losses_are_the_same(tmp_path: Path, output: Any, cel
         return [*found, *model._sums.tolist()]
 
     expected = losses("cpu")
-    with pretended_device():
+    with simulated_gpu():
         assert losses("cuda") == pytest.approx(expected, rel=1e-5)
 
 
@@ -97,5 +100,5 @@ def test_an_acoustic_model_s_losses_are_the_same(network: str, objective: str, t
         return [*found, model._errors.rate]
 
     expected = losses("cpu")
-    with pretended_device():
+    with simulated_gpu():
         assert losses("cuda") == pytest.approx(expected, rel=1e-5)

@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("awk", "bash", "cat", "cut", "dirname", "rm", "sed", "sha256sum")
 
-pytestmark = pytest.mark.skipif(not all(map(shutil.which, TOOLS)), reason="scripts/setup is for Linux")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not all(map(shutil.which, TOOLS)), reason="scripts/setup is for Linux"),
+]
 
 # As an interpreter of some version: runs code, makes environments of links to itself, and notes what pip is asked for.
 INTERPRETER = """

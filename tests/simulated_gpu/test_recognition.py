@@ -1,4 +1,4 @@
-"""The whole chain on a pretended GPU: nothing is on the wrong device, and the host seldom waits."""
+"""The whole chain on a simulated GPU: nothing is on the wrong device, and the host seldom waits."""
 
 from __future__ import annotations
 
@@ -28,23 +28,26 @@ from asr.lm.offload import HostNgramLM
 from asr.recognizer import Recognizer, ResourceOptions
 from asr.results import RecognitionResult, StageTimes
 from asr.streaming import StreamingOptions, recognize_stream
-from tests.pretended_device import PretendedDevice, PretendedGraph, pretended_device
 from tests.reference.ngram_oracle import toy_sentences
+from tests.simulated_gpu.device import SimulatedDevice, SimulatedGraph, simulated_gpu
 from tests.tiny_bundle import RATE, tones
 
-pytestmark = pytest.mark.skipif(torch.__version__ < "2", reason="the pretended device needs torch 2's dispatch modes")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.__version__ < "2", reason="the simulated device needs torch 2's dispatch modes"),
+]
 CUDA = torch.device("cuda")
 SENTENCES = [["KIT", "TWO"], ["PAT"]]
 NUM_FRAMES = math.ceil(len(tones(SENTENCES[0])) / RATE * 50)
 
 
 @pytest.fixture
-def device() -> Iterator[PretendedDevice]:
-    with pretended_device() as pretended:
-        yield pretended
+def device() -> Iterator[SimulatedDevice]:
+    with simulated_gpu() as simulated:
+        yield simulated
 
 
-def test_it_refuses_what_a_gpu_refuses(device: PretendedDevice) -> None:
+def test_it_refuses_what_a_gpu_refuses(device: SimulatedDevice) -> None:
     here, there = torch.arange(6.0), torch.arange(6.0).to(CUDA)
     assert there.device.type == "cuda" and there.is_cuda
     for mixed in (lambda: here + there, lambda: there.index_select(0, torch.tensor([0])), lambda: here[there.long()]):
@@ -58,10 +61,10 @@ def test_it_refuses_what_a_gpu_refuses(device: PretendedDevice) -> None:
     assert device.waits == {"copy to host": 1, "_local_scalar_dense": 1, "nonzero": 1}
 
 
-def test_it_replays_what_was_captured_and_lets_nobody_wait_meanwhile(device: PretendedDevice) -> None:
+def test_it_replays_what_was_captured_and_lets_nobody_wait_meanwhile(device: SimulatedDevice) -> None:
     value, total = torch.ones(3, device=CUDA), torch.zeros(3, device=CUDA)
     graph = torch.cuda.CUDAGraph()
-    assert isinstance(graph, PretendedGraph)
+    assert isinstance(graph, SimulatedGraph)
     with torch.cuda.graph(graph):
         total += 2 * value
         with pytest.raises(RuntimeError, match="capturing"):
@@ -88,7 +91,7 @@ def recognized(recognizer: Recognizer) -> list[RecognitionResult]:
 def test_a_recognizer_finds_the_same(tiny_bundle_folder: Path, mode: str, options: dict[str, Any]) -> None:
     pytest.importorskip("triton", reason="GPUs run Triton's kernels")
     expected = recognized(Recognizer(Bundle.load(tiny_bundle_folder), mode, decoder="token-passing"))
-    with pretended_device():
+    with simulated_gpu():
         ours = Recognizer(Bundle.load(tiny_bundle_folder), mode, decoder="token-passing", **options)
         found = recognized(ours.to(CUDA))
         lattices = [piece.lattice.to("cpu") for result in found for piece in result.lattices]
@@ -114,7 +117,7 @@ def test_the_host_seldom_waits(tiny_bundle_folder: Path, mode: str, lm_fusion: s
     pytest.importorskip("triton", reason="GPUs run Triton's kernels")
     asked = {"decoder": "token-passing", "lm_fusion": lm_fusion}
     expected = recognized(Recognizer(Bundle.load(tiny_bundle_folder), mode, **asked))
-    with pretended_device() as device:
+    with simulated_gpu() as device:
         recognizer = Recognizer(Bundle.load(tiny_bundle_folder), mode, **asked).to(CUDA)
         recognized(recognizer)
         device.waits.clear()
@@ -139,7 +142,7 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("without_kernels")
 def test_frames_without_kernels_are_the_same(tiny_bundle_folder: Path) -> None:
     expected = recognized(Recognizer(Bundle.load(tiny_bundle_folder), "rnn", lm_fusion="search"))
-    with pretended_device():
+    with simulated_gpu():
         found = recognized(Recognizer(Bundle.load(tiny_bundle_folder), "rnn", lm_fusion="search").to(CUDA))
     assert [result.text for result in found] == [result.text for result in expected]
 
@@ -150,7 +153,7 @@ def test_a_stream_is_the_same(tiny_bundle_folder: Path) -> None:
     pieces = tones(SENTENCES[0]).split(4000)
     plain = Recognizer(Bundle.load(tiny_bundle_folder), "rnn", decoder="token-passing")
     expected = [result.text for result in recognize_stream(plain, pieces, options=options)]
-    with pretended_device():
+    with simulated_gpu():
         recognizer = Recognizer(Bundle.load(tiny_bundle_folder), "rnn", decoder="token-passing").to(CUDA)
         assert [result.text for result in recognize_stream(recognizer, pieces, options=options)] == expected
 
@@ -185,7 +188,7 @@ def test_lattices_and_second_passes_are_the_same(tiny_bundle_folder: Path) -> No
             ]
 
     expected = found_on("cpu")
-    with pretended_device():
+    with simulated_gpu():
         found = found_on("cuda")
     for ours, theirs in zip(found[0], expected[0], strict=True):
         assert ours == pytest.approx(theirs, abs=1e-4)
@@ -203,7 +206,7 @@ def test_the_hidden_layer_may_lie_elsewhere(tiny_bundle_folder: Path, hidden_on:
         return rnn_lm.network.to(where)
 
     expected = answers(CachedRNNLM(network("cpu")))
-    with pretended_device() as device, torch.no_grad():
+    with simulated_gpu() as device, torch.no_grad():
         home, others = {
             "cuda": (network("cpu"), [network("cuda")]),
             "cpu": (network("cuda"), [network("cpu")]),
@@ -221,7 +224,7 @@ def test_the_hidden_layer_may_lie_elsewhere(tiny_bundle_folder: Path, hidden_on:
     assert wait.call_count >= 8 * statistics.num_calls
 
 
-def test_a_search_on_the_same_device_moves_nothing(tiny_bundle_folder: Path, device: PretendedDevice) -> None:
+def test_a_search_on_the_same_device_moves_nothing(tiny_bundle_folder: Path, device: SimulatedDevice) -> None:
     rnn_lm = Bundle.load(tiny_bundle_folder).rnn_lm
     assert rnn_lm is not None
     engine = CachedRNNLM(rnn_lm.network.to(CUDA), search_device=CUDA)  # type: ignore[arg-type]
@@ -250,7 +253,7 @@ def ngram(tmp_path_factory: pytest.TempPathFactory) -> NgramLM:
 
 @pytest.mark.parametrize("kind", ["searched", "hashed", "quantized", "without kernel"])
 def test_an_ngram_model_on_the_device_gives_the_same_bits(
-    ngram: NgramLM, kind: str, device: PretendedDevice, monkeypatch: pytest.MonkeyPatch
+    ngram: NgramLM, kind: str, device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kind == "without kernel":
         monkeypatch.setattr("asr.kernels.jit.triton_available", lambda device: False)
@@ -267,5 +270,5 @@ def test_an_ngram_model_on_the_device_gives_the_same_bits(
 def test_an_ngram_model_in_host_memory_gives_the_same_bits(ngram: NgramLM, share: float) -> None:
     budget = int(share * sum(ngram.arrays.num_bytes().values()))
     expected = answers(ngram)
-    with pretended_device():
+    with simulated_gpu():
         assert torch.equal(answers(HostNgramLM(ngram, CUDA, budget)), expected)

@@ -260,6 +260,7 @@ def test_the_bundles_options_and_the_users(bundle):
     assert (recognizer.options.lm_scale, recognizer.rnn_weight, recognizer.options.search_beam) == (0.5, 0.1, 7.5)
 
 
+@pytest.mark.slow
 def test_loading_and_recognizing_need_neither_lightning_nor_lhotse_nor_k2(tiny_bundle_folder):
     program = f"""
 import sys

@@ -12,6 +12,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 GPU = "asr.decoding.gpu.kernels"
 # Module, kernel, types of its arguments in order, and what is known when it is compiled.
 KERNELS = [

@@ -37,7 +37,7 @@ _INDEXING = {"index", "index_put", "index_put_"}
 
 
 class DeviceTensor(Tensor):
-    """A tensor on the pretended device; `held` has its values, on the CPU."""
+    """A tensor on the simulated device; `held` has its values, on the CPU."""
 
     held: Tensor
 
@@ -51,14 +51,14 @@ class DeviceTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise AssertionError(f"{func} where the pretended device is not")
+        raise AssertionError(f"{func} where the simulated device is not")
 
     def tolist(self) -> Any:
         """torch would not do it for a class of ours."""
         return self.cpu().tolist()
 
 
-class PretendedGraph:
+class SimulatedGraph:
     """In the place of `torch.cuda.CUDAGraph`."""
 
     def __init__(self) -> None:
@@ -70,13 +70,13 @@ class PretendedGraph:
             launch()
 
 
-class PretendedStream:
+class SimulatedStream:
     """In the place of `torch.cuda.Stream`: all work is done at once."""
 
     def __init__(self, device: Any = None) -> None:
         pass
 
-    def wait_stream(self, stream: PretendedStream) -> None:
+    def wait_stream(self, stream: SimulatedStream) -> None:
         """Nothing to wait for."""
 
     def wait_event(self, event: object) -> None:
@@ -90,7 +90,7 @@ class PretendedStream:
         """Nothing to wait for."""
 
 
-class PretendedDevice:
+class SimulatedDevice:
     """What happens on the device.
 
     Attributes:
@@ -100,7 +100,7 @@ class PretendedDevice:
 
     def __init__(self) -> None:
         self.waits: Counter[str] = Counter()
-        self.graph: PretendedGraph | None = None
+        self.graph: SimulatedGraph | None = None
 
     def wait(self, name: str) -> None:
         """Counts one.
@@ -113,7 +113,7 @@ class PretendedDevice:
         self.waits[name] += 1
 
     @contextlib.contextmanager
-    def capture(self, graph: PretendedGraph, **_: Any) -> Iterator[None]:
+    def capture(self, graph: SimulatedGraph, **_: Any) -> Iterator[None]:
         """In the place of `torch.cuda.graph`."""
         self.graph = graph
         try:
@@ -132,7 +132,7 @@ class PretendedDevice:
 class _Operations(TorchDispatchMode):
     """Sends operations on the device's tensors, and those that make them, to what they hold; each thread needs one."""
 
-    def __init__(self, device: PretendedDevice) -> None:
+    def __init__(self, device: SimulatedDevice) -> None:
         super().__init__()
         self._device = device
 
@@ -143,7 +143,7 @@ class _Operations(TorchDispatchMode):
         on_device = [one for one in tensors if isinstance(one, DeviceTensor)]
         wanted = kwargs.get("device")
         if wanted is not None:
-            # "cuda" without a number has been made the guard's device, see `pretended_device`.
+            # "cuda" without a number has been made the guard's device, see `simulated_gpu`.
             to_device = torch.device(wanted).type in ("cuda", "meta")
         else:
             to_device = isinstance(args[0], DeviceTensor) if name == "copy_" else bool(on_device)
@@ -207,9 +207,9 @@ def _fused_gru_cell(
 
 
 @contextlib.contextmanager
-def pretended_device() -> Iterator[PretendedDevice]:
-    """While this lasts, `cuda` is a pretended device, in all threads that are started."""
-    device = PretendedDevice()
+def simulated_gpu() -> Iterator[SimulatedDevice]:
+    """While this lasts, `cuda` is a simulated device, in all threads that are started."""
+    device = SimulatedDevice()
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     guards = (ctypes.c_void_p * _NUM_TYPES).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
     run_thread = threading.Thread.run
@@ -222,9 +222,9 @@ def pretended_device() -> Iterator[PretendedDevice]:
         return contextlib.nullcontext()
 
     of_cuda: dict[str, Any] = dict.fromkeys(["device_of", "stream", "synchronize", "_lazy_init"], nothing)
-    of_cuda |= dict.fromkeys(["Stream", "current_stream"], PretendedStream)
-    of_cuda |= {"is_available": lambda: True, "device_count": lambda: 1, "get_device_name": lambda *_: "pretended"}
-    of_cuda |= {"CUDAGraph": PretendedGraph, "graph": device.capture}
+    of_cuda |= dict.fromkeys(["Stream", "current_stream"], SimulatedStream)
+    of_cuda |= {"is_available": lambda: True, "device_count": lambda: 1, "get_device_name": lambda *_: "simulated"}
+    of_cuda |= {"CUDAGraph": SimulatedGraph, "graph": device.capture}
     with contextlib.ExitStack() as stack:
         # torch asks a guard for the device's type before many an operation; that for `meta` does nothing.
         stack.callback(guards.__setitem__, _CUDA, guards[_CUDA])
@@ -241,7 +241,7 @@ def pretended_device() -> Iterator[PretendedDevice]:
 
 
 @contextlib.contextmanager
-def _operations(device: PretendedDevice) -> Iterator[None]:
+def _operations(device: SimulatedDevice) -> Iterator[None]:
     """What a thread needs."""
     # What torch.tensor makes is to reach the device by an operation that can be seen.
     torch._C._set_only_lift_cpu_tensors(True)
@@ -252,7 +252,7 @@ def _operations(device: PretendedDevice) -> Iterator[None]:
         torch._C._set_only_lift_cpu_tensors(False)
 
 
-def _interpret_kernels(stack: contextlib.ExitStack, device: PretendedDevice) -> None:
+def _interpret_kernels(stack: contextlib.ExitStack, device: SimulatedDevice) -> None:
     """Lets Triton's interpreter read and write what the device's tensors hold, where Triton is installed."""
     try:
         from triton.runtime.interpreter import GridExecutor

@@ -8,6 +8,8 @@ import pytest
 
 from asr.bundle import FILE_NAME, Bundle
 
+pytestmark = pytest.mark.slow
+
 CHECKPOINTS = Path(__file__).resolve().parents[1] / "checkpoints"
 BUNDLES = sorted(path.parent for path in CHECKPOINTS.glob(f"*/{FILE_NAME}"))
 
