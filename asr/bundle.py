@@ -338,6 +338,11 @@ _CHECKPOINTS = Path(__file__).resolve().parents[1] / "checkpoints"
 _PREFERRED = "librispeech"
 
 
+def all_bundle_folders(checkpoints: Path = _CHECKPOINTS) -> list[Path]:
+    """The folders of the checkout's own bundles, sorted by name."""
+    return sorted(path.parent for path in checkpoints.glob(f"*/{FILE_NAME}"))
+
+
 def bundle_folder(name: str | Path | None, checkpoints: Path = _CHECKPOINTS) -> Path:
     """The folder of a bundle.
 
@@ -349,7 +354,7 @@ def bundle_folder(name: str | Path | None, checkpoints: Path = _CHECKPOINTS) -> 
     Raises:
         AsrError: there is no such bundle.
     """
-    own = sorted(path.parent for path in checkpoints.glob(f"*/{FILE_NAME}"))
+    own = all_bundle_folders(checkpoints)
     names = ", ".join(path.name for path in own) or "none"
     name = name or os.environ.get("ASR_BUNDLE")
     if name:

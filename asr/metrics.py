@@ -1,8 +1,4 @@
-"""Word and character error rates: counts of one utterance, totals of a set, and how far chance may move them.
-
-Which words went wrong: utterances aligned for a reader, and the most frequent confusions.
-
-Transcripts by utterance id: Kaldi's `id words ...` lines, or JSON Lines."""
+"""Word and character error rates with bootstrap intervals, alignments, confusions, and files of transcripts."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ErrorCounts:
-    """The least number of edits that turn a reference into a hypothesis."""
+    """The minimum number of edits that turn a reference into a hypothesis."""
 
     num_ref: int
     num_substitutions: int
@@ -38,7 +34,7 @@ class ErrorCounts:
 
     @property
     def rate(self) -> float:
-        """Errors per reference symbol; of an empty reference 0 without errors and infinite with."""
+        """Errors for each reference symbol. For an empty reference it is 0 without errors and infinite with errors."""
         if self.num_ref == 0:
             return float("inf") if self.num_errors else 0.0
         return self.num_errors / self.num_ref
@@ -56,13 +52,13 @@ NO_ERRORS = ErrorCounts(0, 0, 0, 0)
 
 
 def count_errors(reference: Sequence[str], hypothesis: Sequence[str]) -> ErrorCounts:
-    """Aligns two sequences of symbols."""
+    """Counts the errors of the best alignment of two sequences."""
     counts = kaldialign.edit_distance(list(reference), list(hypothesis))
     return ErrorCounts(len(reference), counts["sub"], counts["ins"], counts["del"])
 
 
 def characters(words: Sequence[str]) -> list[str]:
-    """The symbols of a character error rate: every letter, and each gap between words as a space."""
+    """The symbols that a character error rate counts: all characters, with one space between words."""
     return list(" ".join(words))
 
 
@@ -71,8 +67,8 @@ class ErrorReport:
     """The errors of a test set.
 
     Args:
-        words: word errors of each utterance, by id.
-        characters: character errors of each utterance, by id.
+        words: utterance id -> word errors.
+        characters: utterance id -> character errors.
     """
 
     words: Mapping[str, ErrorCounts]
@@ -100,10 +96,10 @@ def score_transcripts(
     Args:
         references: utterance id -> words.
         hypotheses: utterance id -> words; ids without a reference are refused.
-        missing_is_empty: count an utterance without a hypothesis as all deleted.
+        missing_is_empty: count all words of an utterance without a hypothesis as deleted.
 
     Raises:
-        AsrError: an id stands on one side only, or there are no references.
+        AsrError: an id occurs on one side only, or there are no references.
     """
     if not references:
         raise AsrError("there is no reference transcript to score against; the reference file is empty.")
@@ -123,20 +119,23 @@ def _require_same_ids(kind: str, known: Iterable[str], missing: Sequence[str]) -
     if missing:
         raise AsrError(
             f"{len(missing)} of {len(list(known))} utterances have no {kind}, first {missing[0]!r}; "
-            "check that both files name their utterances alike."
+            "check that both files use the same ids."
         )
 
 
 def bootstrap_interval(
     counts: Iterable[ErrorCounts], confidence: float = 0.95, num_samples: int = 10_000, seed: int = 0
 ) -> tuple[float, float]:
-    """Where the error rate lies with the given confidence, were the utterances drawn anew (percentile bootstrap).
+    """Confidence interval of the error rate by the percentile bootstrap over utterances (Bisani and Ney, 2004).
 
     Args:
-        counts: of each utterance.
+        counts: errors of each utterance.
         confidence: in (0, 1).
-        num_samples: drawn test sets.
-        seed: of the draw; the same seed gives the same interval.
+        num_samples: number of resampled test sets.
+        seed: of the resampling; the same seed gives the same interval.
+
+    Returns:
+        lower and upper end.
     """
     errors, lengths = _arrays(counts)
     rates = _resample(errors, seed, num_samples) / np.maximum(_resample(lengths, seed, num_samples), 1)
@@ -148,10 +147,15 @@ def bootstrap_interval(
 def probability_of_improvement(
     better: Iterable[ErrorCounts], worse: Iterable[ErrorCounts], num_samples: int = 10_000, seed: int = 0
 ) -> float:
-    """How often the first system makes fewer errors than the second on a redrawn test set (paired bootstrap).
+    """How often one system makes fewer errors than another on a resampled test set (paired bootstrap).
 
     Args:
-        better, worse: counts of the same utterances in the same order.
+        better, worse: errors of the two systems on the same utterances in the same order.
+        num_samples: number of resampled test sets.
+        seed: of the resampling.
+
+    Raises:
+        AsrError: the numbers of utterances differ.
     """
     errors_a, _ = _arrays(better)
     errors_b, _ = _arrays(worse)
@@ -167,10 +171,10 @@ def _arrays(counts: Iterable[ErrorCounts]) -> tuple[IntArray, IntArray]:
 
 
 def _resample(values: IntArray, seed: int, num_samples: int) -> IntArray:
-    """Sums of redrawn values, (num_samples,); the same seed draws the same utterances."""
+    """Sums over resampled values, (num_samples,); the same seed draws the same utterances."""
     generator = np.random.default_rng(seed)
     sums = np.empty(num_samples, dtype=np.int64)
-    # A few hundred draws at once keep the memory small for large test sets.
+    # A few hundred samples at a time keep the memory small for large test sets.
     step = max(1, 4_000_000 // max(1, values.size))
     for begin in range(0, num_samples, step):
         end = min(begin + step, num_samples)
@@ -178,7 +182,8 @@ def _resample(values: IntArray, seed: int, num_samples: int) -> IntArray:
     return sums
 
 
-GAP = ""  # which no word is
+# Stands for no word in alignments.
+GAP = ""
 
 
 def align(reference: Sequence[str], hypothesis: Sequence[str]) -> list[tuple[str, str]]:
@@ -187,7 +192,7 @@ def align(reference: Sequence[str], hypothesis: Sequence[str]) -> list[tuple[str
 
 
 def format_alignment(reference: Sequence[str], hypothesis: Sequence[str]) -> str:
-    """Three lines, words under each other: REF, HYP, and a mark S, I or D under each error; `*` stands for no word."""
+    """Three lines with words below each other: REF, HYP, and S, I or D below each error; `*` stands for no word."""
     rows: tuple[list[str], list[str], list[str]] = (["REF:"], ["HYP:"], ["    "])
     for ref_word, hyp_word in align(reference, hypothesis):
         mark = "" if ref_word == hyp_word else "I" if ref_word == GAP else "D" if hyp_word == GAP else "S"
@@ -201,7 +206,7 @@ def format_alignment(reference: Sequence[str], hypothesis: Sequence[str]) -> str
 def confusions(
     references: Mapping[str, Sequence[str]], hypotheses: Mapping[str, Sequence[str]]
 ) -> Counter[tuple[str, str]]:
-    """How often each wrong pair (reference word, hypothesis word) occurs; `GAP` as in `align`."""
+    """Counts of all wrong pairs (reference word, hypothesis word); `GAP` as in `align`."""
     return Counter(
         pair
         for utt_id, reference in references.items()
@@ -211,7 +216,7 @@ def confusions(
 
 
 def format_confusions(counts: Counter[tuple[str, str]], num_shown: int = 20) -> Iterable[str]:
-    """The most frequent ones, a line each."""
+    """The most frequent confusions, one on each line."""
     for (ref_word, hyp_word), count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:num_shown]:
         if ref_word == GAP:
             yield f"{count:6d}  inserted  {hyp_word}"
@@ -225,14 +230,17 @@ _ID_FIELDS = ("id", "cut_id", "utterance", "audio")
 
 
 def read_transcripts(path: str | Path) -> dict[str, tuple[str, ...]]:
-    """Reads one transcript a line, in either form; `.gz` and `.xz` are unpacked.
+    """Reads transcripts, one on each line: Kaldi's `id words ...` or JSON Lines; plain, `.gz` or `.xz`.
 
-    JSON Lines need `text` (a string, or a list of words) and one of `id`, `cut_id`, `utterance`, `audio`; of an
-    `audio` path the id is the file's name without its ending. Lines with an `error` field have no words, and give way
-    to a line in which the same utterance was done after all.
+    JSON Lines need `text` (a string, or a list of words) and one of `id`, `cut_id`, `utterance`, `audio`; for an
+    `audio` path the id is the name of the file without its suffix. A line with an `error` field has no words; it is
+    ignored if another line has the words of the same utterance.
+
+    Returns:
+        utterance id -> words.
 
     Raises:
-        AsrError: the file is missing, not UTF-8, a line cannot be read, or an id stands twice.
+        AsrError: the file is missing or not UTF-8, a line cannot be read, or an id occurs twice.
     """
     transcripts: dict[str, tuple[str, ...]] = {}
     failed: dict[str, tuple[str, ...]] = {}
@@ -244,7 +252,7 @@ def read_transcripts(path: str | Path) -> dict[str, tuple[str, ...]]:
         if words is None:
             failed[utt_id] = ()
         elif utt_id in transcripts:
-            raise AsrError(f"{path}:{line_number}: the utterance {utt_id!r} stands twice; keep one of the two lines.")
+            raise AsrError(f"{path}:{line_number}: the utterance {utt_id!r} occurs twice; keep one of the two lines.")
         else:
             transcripts[utt_id] = words
     return failed | transcripts
@@ -256,14 +264,14 @@ def _from_kaldi(line: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _from_json(line: str, where: str) -> tuple[str, tuple[str, ...] | None]:
-    """The id and its words, None where recognition has failed."""
+    """The id and the words; None where recognition failed."""
     try:
         record: dict[str, Any] = json.loads(line)
     except json.JSONDecodeError as error:
-        raise AsrError(f"{where}: the line is no JSON object ({error.msg}).") from error
+        raise AsrError(f"{where}: the line is not a JSON object ({error.msg}).") from error
     field = next((name for name in _ID_FIELDS if name in record), None)
     if field is None:
-        raise AsrError(f"{where}: the object names no utterance; give it one of the fields {', '.join(_ID_FIELDS)}.")
+        raise AsrError(f"{where}: the object has no id; give it one of the fields {', '.join(_ID_FIELDS)}.")
     if not isinstance(record[field], (str, int)):
         raise AsrError(f"{where}: the field '{field}' is {json.dumps(record[field])}; it must be a string.")
     utt_id = Path(str(record[field])).stem if field == "audio" else str(record[field])

@@ -36,12 +36,16 @@ from asr.decoding.build import (
 )
 from asr.decoding.interface import Decoder
 from asr.decoding.paths import WordAligner, can_align
+from asr.decoding.warmup import made_up_log_prob, needs_warm_up
 from asr.errors import AsrError
 from asr.lm.interface import LanguageModel
 from asr.results import RecognitionResult, StageTimes, as_result, joined
 from asr.text.lexicon import Lexicon
 
 _MAX_WORKERS = 64
+
+# For the language model that a warm-up asks; what it caches is dropped afterwards.
+_WARM_UP_BYTES = 1 << 26
 
 
 class StreamPool:
@@ -482,6 +486,8 @@ class Recognizer(nn.Module):
     def prepare(self) -> None:
         """Builds the decoder and the language models now, instead of when the first recording comes.
 
+        On a new machine this compiles loops for some ten seconds, once; see `asr.decoding.warmup`.
+
         Raises:
             AsrError: the decoder cannot run here, or the budget of device memory is too small.
         """
@@ -493,8 +499,23 @@ class Recognizer(nn.Module):
             if self._decoder is None:
                 graph = self.bundle.graph.to(self.device)
                 keep_lattices = self.keep_lattices
-                self._decoder = build_decoder(self.decoder_name, self.lm_fusion, graph, self.options, keep_lattices)
+                decoder = build_decoder(self.decoder_name, self.lm_fusion, graph, self.options, keep_lattices)
+                self._warm_up(decoder)
+                self._decoder = decoder
             return self._decoder
+
+    @torch.no_grad()
+    def _warm_up(self, decoder: Decoder) -> None:
+        """Compiles what recognition needs, so that the times of the first recording do not include it."""
+        kind = (self.decoder_name, self.lm_fusion, self.keep_lattices)
+        if self.language_model is not None or not needs_warm_up(self.bundle, self.mode, self.device, kind):
+            return
+        # Language models of its own: caches and statistics start with the first real recording.
+        engines = [self.build_language_models(_WARM_UP_BYTES)]
+        noise = torch.randn(2 * self.sampling_rate, generator=torch.Generator().manual_seed(0)) * 0.01
+        self._score([noise, noise[: self.sampling_rate // 3]])
+        log_prob, num_frames = made_up_log_prob(self.bundle.graph)
+        self._decode(decoder, engines, 0, _Scored(log_prob, num_frames, num_frames.tolist(), StageTimes()))
 
     def _new_pool(self) -> EnginePool:
         return EnginePool(is_exclusive=self.language_model is not None)

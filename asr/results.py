@@ -1,10 +1,4 @@
-"""Where the time goes: seconds of each stage of recognition, against the seconds of audio.
-
-What recognition answers for one recording.
-
-What recognition answers for a stream while it goes on.
-
-What the language model's caches saved, for a reader."""
+"""What recognition returns: words, results of recordings and of streams, and the time of each stage."""
 
 from __future__ import annotations
 
@@ -26,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class StageTimes:
-    """Wall-clock seconds by stage, in the order in which the stages first ran.
+    """Wall-clock seconds of each stage, in the order in which the stages first ran.
 
     Args:
-        audio_seconds: duration of what was recognized.
+        audio_seconds: duration of the recognized audio.
         stages: stage -> seconds.
     """
 
@@ -42,12 +36,12 @@ class StageTimes:
 
     @property
     def real_time_factor(self) -> float:
-        """Seconds of work for a second of audio; 0 without audio."""
+        """Seconds of computing for each second of audio; 0 without audio."""
         return self.total / self.audio_seconds if self.audio_seconds > 0 else 0.0
 
     @contextmanager
     def measure(self, stage: str, device: torch.device | None = None) -> Iterator[None]:
-        """Adds the time of the block to a stage; on a GPU waits for the work of this thread's stream."""
+        """Adds the time of the block to a stage; on a GPU it waits for the thread's stream."""
         _synchronize(device)
         begin = time.perf_counter()
         try:
@@ -63,7 +57,7 @@ class StageTimes:
             self.stages[stage] = self.stages.get(stage, 0.0) + seconds
 
     def scaled(self, factor: float) -> StageTimes:
-        """A share of these stages, such as one utterance's of its batch; the audio stays to be set."""
+        """The stages times a factor, such as an utterance's share of its batch; `audio_seconds` is not set."""
         return StageTimes(0.0, {stage: seconds * factor for stage, seconds in self.stages.items()})
 
     def format(self) -> str:
@@ -74,7 +68,7 @@ class StageTimes:
 
 def _synchronize(device: torch.device | None) -> None:
     if device is not None and device.type == "cuda":
-        # Other streams may go on with other batches.
+        # Other CUDA streams may be busy with other batches.
         torch.cuda.current_stream(device).synchronize()
 
 
@@ -84,8 +78,8 @@ class Word:
 
     Args:
         text: the word.
-        start, end: in seconds from the recording's beginning.
-        confidence: its share in all that the lattice holds, where lattices were kept.
+        start, end: in seconds from the beginning of the recording.
+        confidence: posterior probability in the lattice; None if lattices are not kept.
     """
 
     text: str
@@ -94,20 +88,19 @@ class Word:
     confidence: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """The word as JSON values."""
         record: dict[str, Any] = {"word": self.text, "start": round(self.start, 3), "end": round(self.end, 3)}
         return record if self.confidence is None else {**record, "confidence": round(self.confidence, 4)}
 
 
 @dataclass(frozen=True, eq=False)
 class PieceLattice:
-    """The alternatives for a piece of a recording.
+    """The lattice of a segment of a recording.
 
     Args:
-        begin, end: of the piece, in seconds from the recording's beginning.
-        frame_seconds: between two frames of the lattice; where `blank_skip_threshold` leaves frames out, the lattice's
-            own time is the shorter for them.
-        lattice: of the piece alone.
+        begin, end: of the segment, in seconds from the beginning of the recording.
+        frame_seconds: time between two frames of the lattice. Frames that `blank_skip_threshold` skips are not in it.
+        lattice: of the segment alone.
     """
 
     begin: float
@@ -118,18 +111,18 @@ class PieceLattice:
 
 @dataclass(frozen=True)
 class RecognitionResult:
-    """The best words of a recording, and how they were found.
+    """The words of a recording, with scores and times.
 
     Args:
-        words: in order.
-        am_score, graph_score, lm_score: natural logs of the best path, unscaled.
-        total: their scaled sum, which the search maximized.
-        is_complete: False where no complete sentence survived the beam somewhere; the words then are the best
-            unfinished path.
+        words: the best words, in order.
+        am_score, graph_score, lm_score: scores of the best path, natural logs, unscaled.
+        total: their scaled sum plus word insertion penalties, which the search maximizes.
+        is_complete: False if no complete sentence survived the beam in some segment; its words are then those of the
+            best unfinished path.
         times: of each stage.
-        cache: what the recurrent model's caches have done since it was loaded, this recording's batch included; empty
-            without one. With several workers, each counts for itself.
-        lattices: of the recording's pieces, where they were kept; a piece without a complete sentence has none.
+        cache: counts of the recurrent model's caches since they were created, up to the batch of this recording; empty
+            without a recurrent model. Each worker counts for itself.
+        lattices: one for each segment, if lattices are kept; segments without a complete sentence have none.
     """
 
     words: tuple[Word, ...]
@@ -152,7 +145,7 @@ class RecognitionResult:
         return self.times.audio_seconds
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values, for a line of output."""
+        """The result as JSON values, for a line of output."""
         return {
             "text": self.text,
             "duration": round(self.duration, 3),
@@ -175,14 +168,14 @@ def words_in_time(
     first_frame: int = 0,
     confidences: Sequence[float] | None = None,
 ) -> tuple[Word, ...]:
-    """A hypothesis's words with their times.
+    """The words of a hypothesis with their times.
 
     Args:
         hypothesis: K words.
-        frame_seconds: between two of its frames.
-        duration: of the recording so far; no word ends behind it.
-        first_frame: of the hypothesis, in the recording.
-        confidences: (K,), where lattices were kept.
+        frame_seconds: time between two of its frames.
+        duration: of the recording so far; no word ends after it.
+        first_frame: where the hypothesis begins in the recording.
+        confidences: (K,), if lattices are kept.
     """
     spans = zip(
         hypothesis.words,
@@ -210,21 +203,21 @@ def as_result(
     aligner: WordAligner | None,
     cache: dict[str, int | float],
 ) -> RecognitionResult:
-    """What a first pass found in a piece of audio, as a result.
+    """Makes a result of what a decoder found in a segment.
 
     Args:
-        decoded: of the piece.
-        frame_seconds: between two of its frames.
-        times: of the piece, its length included.
-        options: those of the search.
-        aligner: gives words the times of their phones, or None: they stay where the graph writes them.
-        cache: what the recurrent model's caches have done.
+        decoded: the decoder's result.
+        frame_seconds: time between two of its frames.
+        times: of the segment, with its duration.
+        options: those of the decoder.
+        aligner: gives words the times of their phones; without it, their times are where the graph outputs them.
+        cache: counts of the recurrent model's caches.
     """
     best = decoded.best
     if best is None:
         return RecognitionResult((), 0.0, 0.0, 0.0, 0.0, decoded.reached_final, times, cache)
     duration = times.audio_seconds
-    # Confidences go by where the graph writes words, as the lattice does.
+    # Confidences need the times at which the graph outputs words, which are those of the lattice.
     confidences: Sequence[float] | None = None
     lattices: tuple[PieceLattice, ...] = ()
     if decoded.lattice is not None:
@@ -239,16 +232,16 @@ def as_result(
 
 
 def later_cache(*caches: dict[str, int | float]) -> dict[str, int | float]:
-    """Of counts that only grow those that were taken last; recordings are not recognized in their order."""
+    """The latest of several counts; recordings are not recognized in their order, but counts only grow."""
     return max(caches, key=lambda cache: cache.get("num_queries", -1))
 
 
 def joined(pieces: Sequence[RecognitionResult], offsets: Sequence[float]) -> RecognitionResult:
-    """The result of a recording from those of its pieces.
+    """Joins the results of segments to that of the recording.
 
     Args:
-        pieces: in order, at least one.
-        offsets: where each begins, in seconds.
+        pieces: the results, in order, at least one.
+        offsets: where each segment begins, in seconds.
     """
     times = StageTimes()
     for piece in pieces:
@@ -276,18 +269,18 @@ def joined(pieces: Sequence[RecognitionResult], offsets: Sequence[float]) -> Rec
 
 @dataclass(frozen=True)
 class StreamResult:
-    """What is known of an utterance of a stream.
+    """A partial or final result for an utterance of a stream.
 
     Args:
-        stream: the stream's number.
-        is_final: whether the utterance has ended; its words then are as they stay.
+        stream: number of the stream.
+        is_final: whether the utterance has ended; its words are final then.
         reason: why it has ended: `pause`, or `end` of the stream; empty for partial results. Each closed stream has
-            exactly one result whose reason is `end`, its last, with or without words.
-        begin, end: the utterance, in seconds from the stream's beginning; `end` is how far it has been heard.
-        words: in order, times from the stream's beginning.
-        num_stable: so many of them cannot change any more.
-        is_complete: of final results: False where no complete sentence survived the beam.
-        am_score, graph_score, lm_score, total: of final results, as in `asr.results.RecognitionResult`.
+            exactly one result with the reason `end`, its last one, with or without words.
+        begin, end: of the utterance, in seconds from the beginning of the stream; `end` is how far it was decoded.
+        words: in order, with times from the beginning of the stream.
+        num_stable: the number of words at the beginning that cannot change any more.
+        is_complete: False for a final result if no complete sentence survived the beam.
+        am_score, graph_score, lm_score, total: for final results, as in `RecognitionResult`.
     """
 
     stream: int
@@ -308,7 +301,7 @@ class StreamResult:
         return " ".join(word.text for word in self.words)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values, for a line of output."""
+        """The result as JSON values, for a line of output."""
         record: dict[str, Any] = {
             "type": "final" if self.is_final else "partial",
             "begin": round(self.begin, 3),
@@ -328,7 +321,7 @@ class StreamResult:
 
 
 def num_equal(one: Sequence[object], other: Sequence[object]) -> int:
-    """How many words both begin with."""
+    """The length of the longest common prefix."""
     for position, (left, right) in enumerate(zip(one, other, strict=False)):
         if left != right:
             return position
@@ -336,16 +329,16 @@ def num_equal(one: Sequence[object], other: Sequence[object]) -> int:
 
 
 def format_cache(counts: Mapping[str, int | float]) -> Iterator[str]:
-    """A few lines from the counts of `asr.lm.cached.statistics.QueryStatistics`; none without a recurrent model."""
+    """Lines for users from counts of `asr.lm.cached.statistics.QueryStatistics`; none without a recurrent model."""
     if not counts.get("num_queries"):
         return
     queries, hits = counts["num_queries"], counts["edge_hit_ratio"]
-    yield f"language model: {queries:,} word scores asked in {counts['num_calls']:,} calls"
+    yield f"language model: {queries:,} word scores requested in {counts['num_calls']:,} calls"
     yield f"  {hits:.1%} answered from the cache of scores; {counts['num_outputs']:,} computed by the output layer"
     yield (
         f"  {counts['num_hidden_rows']:,} histories went through the hidden layer, "
         f"{counts['mean_hidden_batch']:.1f} at a time ({counts['largest_hidden_batch']:,} at most); "
-        f"{counts['answered_without_hidden']:.1%} of the scores needed no work of it"
+        f"{counts['answered_without_hidden']:.1%} of the scores did not need it"
     )
     if counts["num_history_normalizers"] or counts["num_group_normalizers"]:
         yield (
@@ -356,11 +349,11 @@ def format_cache(counts: Mapping[str, int | float]) -> Iterator[str]:
         yield f"  {counts['num_tree_decisions']:,} decisions along the tree's paths computed"
     yield (
         f"  {counts['num_contexts']:,} histories held in {counts['bytes_held'] / 1e6:.1f} MB; "
-        f"{counts['num_evicted_contexts']:,} forgotten for space"
+        f"{counts['num_evicted_contexts']:,} evicted"
     )
     yield (
-        f"  seconds: {counts['seconds_total']:.2f}, of them {counts['seconds_find']:.2f} finding, "
+        f"  seconds: {counts['seconds_total']:.2f}, of which {counts['seconds_find']:.2f} for lookup, "
         f"{counts['seconds_hidden']:.2f} in the hidden layer, {counts['seconds_output']:.2f} in the output layer, "
-        f"{counts['seconds_evict']:.2f} forgetting; {counts['num_transfers']:,} blocks with "
+        f"{counts['seconds_evict']:.2f} for eviction; {counts['num_transfers']:,} blocks with "
         f"{counts['bytes_moved'] / 1e6:.1f} MB moved between devices in {counts['seconds_transfer']:.2f} s"
     )

@@ -21,10 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from asr.audio.resample import FeatureStream, ResampleStream, checked_rate
-from asr.audio.waveform import as_samples, require_finite
+from asr.audio.waveform import as_samples
 from asr.decoding.interface import DecodeResult, Hypothesis
 from asr.decoding.online import EndpointRules, StreamingDecoder
+from asr.decoding.warmup import made_up_log_prob, needs_warm_up
 from asr.errors import AsrError
+from asr.lm.interface import LanguageModel
 from asr.models.interface import AcousticNetwork
 from asr.recognizer import Recognizer
 from asr.results import StageTimes, StreamResult, Word, num_equal, words_in_time
@@ -319,6 +321,10 @@ class StreamingOptions:
 _NO_SAMPLES = torch.zeros(0)
 
 
+# For the language model that a warm-up asks, and the frames of a chunk in it.
+_WARM_UP_BYTES, _WARM_UP_CHUNK = 1 << 26, 16
+
+
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
@@ -385,18 +391,43 @@ class StreamingRecognizer:
         models = recognizer.build_language_models(self.options.cache_bytes)
         self.engine = models.engine
         self.times = StageTimes()
-        graph = recognizer.bundle.graph.to(device)
-        rules = self.options.endpoint_rules(self.frame_seconds)
-        self._decoder: Any
-        if self.options.decoder == "k2":
-            k2_online = importlib.import_module("asr.decoding.k2_online")
-            self._decoder = k2_online.K2StreamingDecoder(graph, recognizer.options, models.model, rules)
-        else:
-            seconds = self.options.force_commit_seconds
-            commit_frames = None if seconds is None else max(1, round(seconds / self.frame_seconds))
-            self._decoder = StreamingDecoder(graph, recognizer.options, models.model, rules, commit_frames)
+        self._graph = recognizer.bundle.graph.to(device)
+        self._decoder = self._new_decoder(models.model)
+        self._warm_up()
         self._streams: dict[int, _Stream] = {}
         self._num_opened = 0
+
+    def _new_decoder(self, model: LanguageModel | None) -> Any:
+        options, rules = self._recognizer.options, self.options.endpoint_rules(self.frame_seconds)
+        if self.options.decoder == "k2":
+            k2_online = importlib.import_module("asr.decoding.k2_online")
+            return k2_online.K2StreamingDecoder(self._graph, options, model, rules)
+        seconds = self.options.force_commit_seconds
+        commit_frames = None if seconds is None else max(1, round(seconds / self.frame_seconds))
+        return StreamingDecoder(self._graph, options, model, rules, commit_frames)
+
+    @torch.no_grad()
+    def _warm_up(self) -> None:
+        """Compiles what streams need, so that the first one does not wait for it."""
+        recognizer = self._recognizer
+        kind = ("streams", self.options.decoder)
+        is_external = recognizer.language_model is not None
+        if is_external or not needs_warm_up(recognizer.bundle, recognizer.mode, recognizer.device, kind):
+            return
+        # Language models of its own: caches and statistics start with the first real stream.
+        decoder = self._new_decoder(recognizer.build_language_models(_WARM_UP_BYTES).model)
+        log_prob, num_frames = made_up_log_prob(self._graph)
+        streams = decoder.start(len(num_frames))
+        for begin in range(0, log_prob.shape[1], _WARM_UP_CHUNK):
+            chunk = log_prob[:, begin : begin + _WARM_UP_CHUNK]
+            decoder.advance(streams, chunk, (num_frames - begin).clamp(0, chunk.shape[1]))
+        for stream in streams:
+            decoder.is_endpoint(stream)
+            decoder.partial(stream)
+            decoder.finalize(stream)
+        noise = torch.randn(recognizer.sampling_rate, generator=torch.Generator().manual_seed(0)) * 0.01
+        features, num_features = recognizer.features(noise[None], torch.tensor([len(noise)]))
+        recognizer.acoustic_model.forward_normalized(features, num_features)  # type: ignore[operator]
 
     @_one_at_a_time
     def open(self, sampling_rate: int | None = None) -> int:
@@ -443,7 +474,8 @@ class StreamingRecognizer:
         samples = as_samples(samples, f"{where}: the piece")
         if samples.dim() != 1:
             raise AsrError(f"{where}: the piece has the shape {tuple(samples.shape)}; give (samples,).")
-        require_finite(samples, f"{where}: the piece")
+        if not bool(torch.isfinite(samples).all()):
+            raise AsrError(f"{where}: the piece has samples that are NaN or infinite; it is left out.")
         one.num_samples += len(samples)
         self.times.audio_seconds += len(samples) / one.sampling_rate
         with self.times.measure("features", self._recognizer.device):

@@ -1,9 +1,7 @@
-"""Kaldi-compatible log mel filterbanks in plain torch, whole batches at a time.
+"""Log mel filterbanks as Kaldi computes them, and splicing of frames, in plain torch on whole batches.
 
-N utterances, L samples, T frames, W samples a window, B FFT bins, M mel bins, F features.
-
-
-Neighbouring frames put side by side."""
+Shapes: N utterances, L samples, T frames, W samples of a window, B FFT bins, M mel bins, F features.
+"""
 
 from __future__ import annotations
 
@@ -18,31 +16,35 @@ from asr.errors import AsrError
 WindowType = Literal["povey", "hamming", "hanning", "rectangular"]
 
 
+# Kaldi works on samples in the range of 16-bit integers.
 INT16_SCALE = 32768.0
-
 
 _PREEMPHASIS = 0.97
 
-
+# Windows that are transformed together on a CPU.
 _CHUNK = 256
 
 
 class Fbank(nn.Module):
-    """Log mel filterbank energies as Kaldi's `compute-fbank-feats` makes them, optionally led by the log energy.
+    """Log mel filterbank energies as Kaldi's `compute-fbank-feats` computes them, optionally with the log energy.
 
-    Samples come in [-1, 1] and are taken to Kaldi's integer range, where `dither` and the floors are measured.
+    Samples in [-1, 1] are scaled to Kaldi's integer range, in which `dither` and the floors are given. The flat
+    arguments are the keys of a recipe's YAML and of a bundle's description.
 
     Args:
-        num_mel_bins: mel filters; 40 and 80 are usual.
-        use_energy: put each frame's log energy in front of the filters (`feature_dim` grows by one).
-        high_freq: upper edge of the band in Hz; 0 or less counts from half the sampling rate.
+        num_mel_bins: number of mel filters, usually 40 or 80.
+        use_energy: put the log energy of each frame before the filters, as another feature.
+        high_freq: upper edge of the band in Hz; 0 or less is relative to half the sampling rate.
         low_freq: lower edge of the band in Hz.
         sampling_rate: of the waveforms, in Hz.
         frame_length_ms: length of a window.
-        frame_shift_ms: from one window to the next.
-        window: its shape.
-        dither: standard deviation of the noise added to each sample, in integer units; 0 for none.
-        snip_edges: only whole windows; otherwise the ends are mirrored and T = round(samples / shift).
+        frame_shift_ms: time between two windows.
+        window: shape of the window.
+        dither: standard deviation of the noise that is added to the samples, in integer units; 0 for none.
+        snip_edges: use only whole windows; otherwise the ends are mirrored and T = round(samples / shift).
+
+    Raises:
+        AsrError: windows without samples, a band outside 0 to half the sampling rate, or too many filters.
     """
 
     window: Tensor
@@ -77,7 +79,7 @@ class Fbank(nn.Module):
         self.frame_shift = int(sampling_rate * frame_shift_ms / 1000)
         if self.frame_shift < 1 or self.frame_length < 2:
             raise AsrError(
-                f"Fbank: windows of {frame_length_ms} ms every {frame_shift_ms} ms hold no samples; make them longer."
+                f"Fbank: windows of {frame_length_ms} ms every {frame_shift_ms} ms have no samples; make them longer."
             )
         self.fft_length = 1 << (self.frame_length - 1).bit_length()
         filters = mel_filters(num_mel_bins, self.fft_length, sampling_rate, low_freq, high_freq)
@@ -86,20 +88,25 @@ class Fbank(nn.Module):
 
     @property
     def feature_dim(self) -> int:
-        """F."""
+        """Number of features in a frame."""
         return self.num_mel_bins + int(self.use_energy)
 
     def num_frames(self, num_samples: Tensor) -> Tensor:
-        """T of each utterance; (N,) int64 to (N,) int64."""
+        """Number of frames from the number of samples, both (N,) int64."""
         if self.snip_edges:
             whole = torch.div(num_samples - self.frame_length, self.frame_shift, rounding_mode="floor") + 1
             return whole.clamp(min=0)
         return torch.div(num_samples + self.frame_shift // 2, self.frame_shift, rounding_mode="floor")
 
     def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, L) float in [-1, 1] and (N,) int64 to features (N, T, F) float32, 0 behind each end, and (N,) int64.
+        """Computes features.
 
-        What lies behind an utterance's `num_samples` has no influence.
+        Args:
+            waveform: (N, L) floating-point samples in [-1, 1]; padding may hold anything.
+            num_samples: (N,) int64.
+
+        Returns:
+            features (N, T, F) float32, with zeros as padding, and num_frames (N,) int64.
         """
         num_samples = num_samples.to(device=waveform.device, dtype=torch.int64)
         num_frames = self.num_frames(num_samples)
@@ -111,7 +118,7 @@ class Fbank(nn.Module):
             inside = torch.arange(max_frames, device=waveform.device) < num_frames[:, None]
             features = waveform.new_zeros((*inside.shape, self.feature_dim), dtype=torch.float32)
             if waveform.device.type == "cpu":
-                # A few hundred windows at a time stay in the processor's cache: three times as fast as all at once.
+                # A few hundred windows fit the processor's cache: three times as fast as all of them together.
                 for stream, num in enumerate(num_frames.tolist()):
                     for begin in range(0, num, _CHUNK):
                         end = min(begin + _CHUNK, num)
@@ -121,7 +128,7 @@ class Fbank(nn.Module):
         return features, num_frames
 
     def _frames(self, waveform: Tensor, num_samples: Tensor, max_frames: int) -> Tensor:
-        """(N, L) to overlapping windows (N, T, W)."""
+        """Overlapping windows: (N, L) to (N, T, W)."""
         needed = (max_frames - 1) * self.frame_shift + self.frame_length
         if self.snip_edges:
             padded = nn.functional.pad(waveform, (0, max(0, needed - waveform.shape[1])))
@@ -130,7 +137,7 @@ class Fbank(nn.Module):
         return padded.unfold(1, self.frame_length, self.frame_shift)[:, :max_frames]
 
     def _mirrored_ends(self, waveform: Tensor, num_samples: Tensor, needed: int) -> Tensor:
-        """(N, L) with half a window of mirror image before and behind each utterance; (N, at least `needed`)."""
+        """Mirrors half a window of samples at both ends of each utterance: (N, L) to (N, at least `needed`)."""
         before = self.frame_length // 2 - self.frame_shift // 2
         behind = self.frame_length
         padded = nn.functional.pad(waveform, (before, max(behind, needed - before - waveform.shape[1])))
@@ -140,7 +147,7 @@ class Fbank(nn.Module):
         return padded.scatter_(1, tail + before, waveform.gather(1, _mirrored(tail, num_samples)))
 
     def _log_energies(self, frames: Tensor) -> Tensor:
-        """(T, W) to (T, F)."""
+        """Windows (T, W) to features (T, F)."""
         if self.dither > 0.0:
             frames = frames + self.dither * torch.randn_like(frames)
         frames = frames - frames.mean(dim=1, keepdim=True)
@@ -157,7 +164,7 @@ class Fbank(nn.Module):
 
 
 def window_function(window: WindowType, length: int) -> Tensor:
-    """The window (length,) float32."""
+    """The weights of a window, (length,) float32."""
     phase = 2.0 * math.pi * torch.arange(length, dtype=torch.float64) / (length - 1)
     hanning = 0.5 - 0.5 * torch.cos(phase)
     shapes: dict[str, Tensor] = {
@@ -167,17 +174,17 @@ def window_function(window: WindowType, length: int) -> Tensor:
         "rectangular": torch.ones_like(phase),
     }
     if window not in shapes:
-        raise AsrError(f"Fbank: the window {window!r} is unknown; take one of {', '.join(shapes)}.")
+        raise AsrError(f"Fbank: the window {window!r} is unknown; choose one of {', '.join(shapes)}.")
     return shapes[window].float()
 
 
 def mel_filters(num_mel_bins: int, fft_length: int, sampling_rate: int, low_freq: float, high_freq: float) -> Tensor:
-    """Kaldi's triangles, linear on the mel axis: (B, M) float32, B = fft_length / 2 (the Nyquist bin is left out)."""
+    """Kaldi's triangular filters, linear in mel: (B, M) float32 with B = fft_length / 2, without the Nyquist bin."""
     nyquist = sampling_rate / 2
     high = upper_band_edge(high_freq, sampling_rate)
     if not 0.0 <= low_freq < high <= nyquist:
         raise AsrError(
-            f"Fbank: the band {low_freq} to {high} Hz does not lie within 0 to {nyquist} Hz; set low_freq, high_freq."
+            f"Fbank: the band {low_freq} to {high} Hz is not within 0 to {nyquist} Hz; change low_freq or high_freq."
         )
     frequency = torch.arange(fft_length // 2, dtype=torch.float64) * sampling_rate / fft_length
     edges = mel_edges(num_mel_bins, low_freq, high)
@@ -188,40 +195,40 @@ def mel_filters(num_mel_bins: int, fft_length: int, sampling_rate: int, low_freq
     filters = torch.minimum(rising, falling).clamp(min=0.0).float()
     if bool((filters.sum(dim=0) == 0).any()):
         raise AsrError(
-            f"Fbank: {num_mel_bins} mel bins are too many for an FFT of {fft_length}; some would see no frequency."
+            f"Fbank: {num_mel_bins} mel bins are too many for an FFT of {fft_length}; some would have no frequency."
         )
     return filters
 
 
 def upper_band_edge(high_freq: float, sampling_rate: int) -> float:
-    """In Hz; a `high_freq` of 0 or less counts from half the sampling rate."""
+    """The upper edge in Hz; a `high_freq` of 0 or less is relative to half the sampling rate."""
     return high_freq if high_freq > 0.0 else sampling_rate / 2 + high_freq
 
 
 def mel_edges(num_mel_bins: int, low_freq: float, high_freq: float) -> Tensor:
-    """Where the triangles begin, peak and end, in mel, (M + 2,) float64; band edges in Hz."""
+    """Where the triangles begin, peak and end, in mel, (M + 2,) float64; the edges of the band are in Hz."""
     low, high = mel(torch.tensor([low_freq, high_freq], dtype=torch.float64)).tolist()
     return torch.linspace(low, high, num_mel_bins + 2, dtype=torch.float64)
 
 
 def mel(frequency: Tensor) -> Tensor:
-    """Hz to mel, of any shape."""
+    """Hz to mel, for any shape."""
     return 1127.0 * torch.log1p(frequency / 700.0)
 
 
 def _mirrored(position: Tensor, num_samples: Tensor) -> Tensor:
-    """Positions (N, P) outside 0..num_samples-1 mirrored back inside, as often as it takes."""
+    """Mirrors positions (N, P) outside 0..num_samples-1 back inside, repeatedly if needed."""
     length = num_samples.clamp(min=1)[:, None]
     wrapped = torch.remainder(position, 2 * length)
     return torch.minimum(wrapped, 2 * length - 1 - wrapped)
 
 
 class Splice(nn.Module):
-    """Each frame with `left` frames before and `right` behind it; an utterance's end frames are repeated.
+    """Concatenates each frame with its neighbours; the first and last frames of an utterance are repeated.
 
     Args:
-        left: frames before.
-        right: frames behind.
+        left: number of frames before.
+        right: number of frames after.
     """
 
     def __init__(self, left: int = 5, right: int = 5) -> None:
@@ -230,7 +237,7 @@ class Splice(nn.Module):
         self.right = right
 
     def forward(self, features: Tensor, num_frames: Tensor) -> Tensor:
-        """(N, T, F) and (N,) to (N, T, F * (left + 1 + right)), earliest frame first, 0 behind each end."""
+        """Splices features (N, T, F) of num_frames (N,) frames to (N, T, F * (left + 1 + right)); padding is 0."""
         num_streams, max_frames, feature_dim = features.shape
         if max_frames == 0:
             return features.new_zeros((num_streams, 0, feature_dim * (self.left + 1 + self.right)))

@@ -44,14 +44,6 @@ def as_samples(array: Any, name: str) -> Tensor:
     return array
 
 
-def require_finite(samples: Tensor, name: str) -> None:
-    """Raises:
-    AsrError: there are NaN or infinite samples.
-    """
-    if not bool(torch.isfinite(samples).all()):
-        raise AsrError(f"{name} has samples that are NaN or infinite.")
-
-
 def as_recordings(waveform: Any, num_samples: Tensor | Sequence[int] | None = None) -> list[Tensor]:
     """One float tensor (L,) for each recording.
 
@@ -106,7 +98,8 @@ def _mono(row: Tensor, name: str) -> Tensor:
     if row.numel() == 0:
         raise AsrError(f"{name} has no samples.")
     # Padding that `num_samples` cuts off may hold anything.
-    require_finite(row, name)
+    if not bool(torch.isfinite(row).all()):
+        raise AsrError(f"{name} has samples that are NaN or infinite.")
     return row.float() if row.dim() == 1 else row.float().mean(dim=0)
 
 

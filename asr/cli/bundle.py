@@ -1,4 +1,4 @@
-"""`asr bundle`: trained parts put together into one folder that `asr transcribe` and torch.hub load."""
+"""`asr bundle`: assembles trained parts into one folder, which `asr transcribe` and torch.hub load."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ from asr.text.symbols import TokenTable
 NAME = "bundle"
 
 
-HELP = """Puts trained parts together into one folder: acoustic model, decoding graph and language models.
+HELP = """Assembles trained parts into one folder: acoustic model, decoding graph and language models.
 
-The graph's own n-gram model (--small-ngram) is needed wherever a larger language model shall act on the fly: its
-scores are taken out exactly.
+Larger language models need the n-gram model of the graph (--small-ngram), whose scores they replace.
 
 example:
   asr bundle checkpoints/an4 --acoustic-model exp/am/checkpoints/last.ckpt --recipe recipes/an4/am.yaml \\
@@ -36,28 +35,29 @@ example:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("output", help="the bundle's folder; its name is the bundle's name")
+    parser.add_argument("output", help="folder of the bundle; its name becomes the name of the bundle")
     parser.add_argument(
         "--acoustic-model",
         required=True,
         nargs="+",
         type=Path,
-        help="a checkpoint of 'asr fit', several to take the mean of, or the folder of a bundle to take it from",
+        help="a checkpoint of 'asr fit', several whose mean is taken, or the folder of another bundle",
     )
-    parser.add_argument("--recipe", help="the YAML that the acoustic model's checkpoint was trained from")
+    parser.add_argument("--recipe", help="the YAML that the checkpoint was trained with")
     parser.add_argument("--graph", required=True, help="decoding graph of 'asr graph'")
     parser.add_argument("--small-ngram", help="the n-gram model that the graph was built from, ARPA or binary")
     parser.add_argument("--large-ngram", help="a larger n-gram model, ARPA or binary")
     parser.add_argument(
         "--rnn-lm", help="recurrent language model: a checkpoint of 'asr fit', an exported folder, or a bundle"
     )
-    parser.add_argument("--lexicon", help="the pronunciations that the graph was built from: words get exact times")
+    parser.add_argument("--lexicon", help="the pronunciations that the graph was built from, for exact word times")
     parser.add_argument(
         "--decoding",
-        help="YAML or JSON: for each mode the decoding options that were tuned for it (default: those of the "
-        "bundle that the acoustic model is from)",
+        help="YAML or JSON with the tuned decoding options of each mode (default: those of the bundle "
+        "that the acoustic "
+        "model is from)",
     )
-    parser.add_argument("--card", help="Markdown: what it was trained on and what it reaches")
+    parser.add_argument("--card", help="Markdown file that says what the bundle was trained on and its error rates")
     parser.add_argument("--full-precision", action="store_true", help="store weights as float32 instead of float16")
 
 
@@ -86,12 +86,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _by_mode(decoding: dict[str, Any]) -> dict[str, Any]:
-    """The decoding options by the modes' present names."""
+    """The decoding options by the current names of the modes."""
     return {OLD_MODES.get(mode, mode): options for mode, options in decoding.items()}
 
 
 def _check_decoding(bundle: Bundle) -> None:
-    """Refuses decoding options that no recognizer would take."""
+    """Checks the decoding options of all modes."""
     for mode in bundle.decoding:
         if mode not in MODES:
             raise AsrError(f"--decoding: there is no mode {mode!r}; there are {', '.join(MODES)}.")
@@ -106,19 +106,21 @@ class _Acoustics(NamedTuple):
 
 
 def _acoustics(paths: list[Path], recipe: str | None) -> _Acoustics:
-    """The acoustic model, and the decoding options that were tuned with it."""
+    """The acoustic model, and the decoding options of the bundle that it is from."""
     if any(path.is_dir() for path in paths):
         if len(paths) > 1:
-            raise AsrError("--acoustic-model: a mean is taken of checkpoints of 'asr fit'; give these, or one bundle.")
+            raise AsrError(
+                "--acoustic-model: only checkpoints of 'asr fit' can be averaged; give these, or one bundle."
+            )
         bundle = Bundle.load(paths[0])
         return _Acoustics(bundle.acoustic_model, bundle.features, bundle.graph.tokens, bundle.decoding)
     if recipe is None:
-        raise AsrError(f"{paths[0]}: a checkpoint needs --recipe, the YAML that it was trained from.")
+        raise AsrError(f"{paths[0]}: a checkpoint needs --recipe, the YAML that it was trained with.")
     from asr.models.checkpoint import network_from_checkpoint
 
     network, tokens = network_from_checkpoint(paths, recipe)
     fbank = _mapping(Path(recipe)).get("data", {}).get("init_args", {}).get("fbank", {})
-    # Dither is noise for training.
+    # Dither is for training only.
     features = {name: value for name, value in fbank.get("init_args", {}).items() if name != "dither"}
     return _Acoustics(network, ModelSpec("Fbank", features, Fbank(**features)), tokens, {})
 
@@ -127,7 +129,7 @@ def _ngram(path: str | None) -> NgramLM | None:
     if path is None:
         return None
     model = read_ngram_lm(path)
-    model.name = Path(path).name  # not where it lay when the bundle was made
+    model.name = Path(path).name  # not its path at the time
     return model
 
 
@@ -135,9 +137,9 @@ def _mapping(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(_text(path))
     except yaml.YAMLError as error:
-        raise AsrError(f"{path}: neither YAML nor JSON can be read there ({error}).") from error
+        raise AsrError(f"{path}: this is neither YAML nor JSON ({error}).") from error
     if not isinstance(content, dict):
-        raise AsrError(f"{path}: the file holds no mapping of names to values.")
+        raise AsrError(f"{path}: the file has no mapping of names to values.")
     return content
 
 

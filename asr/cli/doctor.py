@@ -1,11 +1,9 @@
-"""Which build of k2 matches which torch: the exact install line, where one is known.
+"""`asr doctor`: what is installed, what works, and what to install for the rest.
 
-k2's wheels are linked against one torch and one CUDA version, so that only an exact match imports. PyPI holds the
-wheel for torch 1.13.1 on Python 3.10; all others are on k2's own index pages, named
-`k2-<version>+cpu.torch<torch>` and `k2-<version>+cuda<cuda>.torch<torch>`.
-
-
-`asr doctor`: the stack that is installed, what works on it, and what to install for the rest."""
+k2's wheels are linked against one version of torch and CUDA, so that only an exact match can be imported. PyPI has the
+wheel for torch 1.13.1 on Python 3.10; all others are on k2's own index pages, named `k2-<version>+cpu.torch<torch>` and
+`k2-<version>+cuda<cuda>.torch<torch>`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ CPU_INDEX = "https://k2-fsa.github.io/k2/cpu.html"
 CUDA_INDEX = "https://k2-fsa.github.io/k2/cuda.html"
 
 
-# Of the wheel for Python 3.10 on PyPI, as in constraints/k2.txt.
+# Hash of the wheel for Python 3.10 on PyPI, as in constraints/k2.txt.
 _PYPI_HASH = "1404589732fdb7f6f5bf62297a20dd73318b7b4f2e10dd52dc3d5b6669688a4c"
 
 
@@ -57,19 +55,22 @@ _CPU_BUILDS: dict[str, str] = {
 def install_advice(
     torch_version: str, cuda_version: str | None, python_version: tuple[int, int], machine: str = "x86_64"
 ) -> list[str]:
-    """What to type for a k2 that fits, or why there is none; one line an entry.
+    """How to install a k2 that fits, or why there is none.
 
     Args:
-        torch_version: `torch.__version__`, with or without its `+cu...` ending.
-        cuda_version: `torch.version.cuda`, None for a CPU build of torch.
+        torch_version: `torch.__version__`, with or without its suffix `+cu...`.
+        cuda_version: `torch.version.cuda`; None for a CPU build of torch.
         python_version: (3, 10).
         machine: `platform.machine()`.
+
+    Returns:
+        lines of text.
     """
     torch_version = torch_version.partition("+")[0]
     if machine != "x86_64":
         return [f"k2's Linux wheels with CUDA are for x86-64, not {machine}; see {CPU_INDEX} for CPU wheels."]
     if torch_version == "1.13.1" and python_version == (3, 10):
-        # pip 26 refuses the wheel's file name, older ones take a wheel for any Python unless the hash says which.
+        # pip 26 refuses the wheel's file name; older versions take a wheel for another Python unless the hash decides.
         return [
             f"echo 'k2==1.23.4 --hash=sha256:{_PYPI_HASH}' > k2.txt && pip install 'pip<26' && "
             "pip install --no-deps --force-reinstall -r k2.txt"
@@ -96,17 +97,17 @@ def install_advice(
 NAME = "doctor"
 
 
-HELP = """Shows the installed stack, what works on it, and what to install for the rest.
+HELP = """Shows what is installed, what works, and what to install for the rest.
 
-Each line says 'ok', 'no' (an optional part is not there) or 'bad' (a needed part does not work); the
-command ends with 0 unless something needed is bad."""
+Each line begins with 'ok', 'no' (an optional part is missing) or 'bad' (a required part does not work). The exit code
+is 1 if a line is bad, else 0."""
 
 
 _REQUIRED = ("numpy", "soundfile", "safetensors", "kaldialign", "yaml", "rich")
 
 
 _OPTIONAL = {
-    "numba": "compiled loops on CPUs: search, look-up, training",
+    "numba": "compiled loops on CPUs: search, lookup, training",
     "lhotse": "corpora and training data",
     "pytorch_lightning": "training",
     "jsonargparse": "training from YAML",
@@ -120,7 +121,7 @@ _DISTRIBUTIONS = {"yaml": "PyYAML", "pytorch_lightning": "pytorch-lightning"}
 
 @dataclass
 class Finding:
-    """One line of the report: `state` is 'ok', 'no' or 'bad'."""
+    """A line of the report; `state` is 'ok', 'no' or 'bad'."""
 
     part: str
     state: str
@@ -128,10 +129,29 @@ class Finding:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="one JSON object a line instead of the table")
+    parser.add_argument("--json", action="store_true", help="one JSON object on each line instead of the table")
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile the loops of recognition for this machine first, so that the first recording does not wait",
+    )
+    parser.add_argument(
+        "--bundle",
+        nargs="+",
+        default=[],
+        help="with --compile: folders or names of the bundles to compile for (default: those in checkpoints/)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.compile:
+        if has_numba():
+            from asr.bundle import bundle_folder
+            from asr.cli.compile import compile_loops
+
+            compile_loops([bundle_folder(name) for name in args.bundle])
+        else:
+            print("asr: numba is not installed; there is nothing to compile.", file=sys.stderr)
     findings = examine()
     for finding in findings:
         print(json.dumps(asdict(finding)) if args.json else f"{finding.state:<4}{finding.part:<20}{finding.text}")
@@ -139,11 +159,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine() -> list[Finding]:
-    """Tries every part."""
+    """Tries all parts."""
     findings = [_python(), _torch()]
     if findings[-1].state == "bad":
         return findings
-    findings += [_stack(), _cpu(), *_gpus(), _k2(), _decoder(), _torchaudio(), _triton()]
+    findings += [_stack(), _cpu(), *_gpus(), _k2(), _decoder(), _loops(), _torchaudio(), _triton()]
     findings += [_package(name, "needed", "bad") for name in _REQUIRED]
     findings.append(_mp3())
     findings += [_package(name, purpose, "no") for name, purpose in _OPTIONAL.items()]
@@ -171,7 +191,7 @@ def _stack() -> Finding:
         return Finding("stack", "ok", "A (Python 3.10, torch 1.13.1, k2)")
     if sys.version_info >= (3, 11) and int(torch_version.split(".")[0]) >= 2:
         return Finding("stack", "ok", "B (Python 3.11 or newer, torch 2; k2 is optional)")
-    return Finding("stack", "no", "neither A nor B: this pair of Python and torch is not tested")
+    return Finding("stack", "no", "neither A nor B: this combination of Python and torch is not tested")
 
 
 def _cpu() -> Finding:
@@ -193,13 +213,13 @@ def _gpus() -> list[Finding]:
         major, minor = torch.cuda.get_device_capability(index)
         text = f"{torch.cuda.get_device_name(index)}, compute capability {major}.{minor}"
         supported = torch.cuda.get_arch_list()
-        # Code for a smaller minor version of the same generation runs, too.
+        # Code for a lower minor version of the same generation runs as well.
         if any(
             arch.startswith(f"sm_{major}") and int(arch[3:].rstrip("af")) <= major * 10 + minor for arch in supported
         ):
             findings.append(Finding(f"GPU {index}", "ok", text))
         else:
-            findings.append(Finding(f"GPU {index}", "bad", f"{text}: this torch has no code for it; take stack B"))
+            findings.append(Finding(f"GPU {index}", "bad", f"{text}: this torch has no code for it; use stack B"))
     return findings
 
 
@@ -211,7 +231,7 @@ def _k2() -> Finding:
         version = importlib.metadata.version("k2")
         with_cuda = bool(getattr(k2, "with_cuda", False))
     except ModuleNotFoundError as error:
-        # Without its compiled part it is a wheel for another Python.
+        # A k2 without its compiled part is a wheel for another Python.
         reason = "not installed" if error.name == "k2" else f"installed, but does not import ({error})"
     except (ImportError, OSError, AttributeError) as error:
         reason = f"installed, but does not import ({str(error).splitlines()[0]})"
@@ -232,14 +252,28 @@ def _decoder() -> Finding:
     return Finding("decoder", "ok", f"{default_decoder(device)} (by default on {device})")
 
 
+def has_numba() -> bool:
+    """Whether numba is installed and works."""
+    from asr.kernels.jit import has_package
+
+    return has_package("numba")
+
+
+def _loops() -> Finding:
+    from asr.cli.compile import compiled_state
+
+    is_compiled, text = compiled_state()
+    return Finding("compiled loops", "ok" if is_compiled else "no", text)
+
+
 def _torchaudio() -> Finding:
     try:
         torchaudio = importlib.import_module("torchaudio")
     except ModuleNotFoundError:
-        return Finding("torchaudio", "no", "not installed; only optional augmentation and comparisons need it")
+        return Finding("torchaudio", "no", "not installed; only optional augmentation and comparisons use it")
     except (ImportError, OSError) as error:
         return Finding(
-            "torchaudio", "no", f"does not fit this torch ({str(error).splitlines()[0]}); nothing here needs it"
+            "torchaudio", "no", f"does not fit this torch ({str(error).splitlines()[0]}); nothing requires it"
         )
     return Finding("torchaudio", "ok", torchaudio.__version__)
 
@@ -262,7 +296,7 @@ def _package(name: str, purpose: str, state_if_missing: str) -> Finding:
 
 
 def _mp3() -> Finding:
-    """Writes and reads a tenth of a second of MP3: libsndfile can since 1.1."""
+    """Writes and reads a tenth of a second of MP3, which libsndfile can do since version 1.1."""
     try:
         import numpy as np
         import soundfile

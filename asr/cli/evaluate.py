@@ -1,4 +1,4 @@
-"""`asr evaluate`: error rates of transcripts, or of audio that is recognized first."""
+"""`asr evaluate`: error rates of transcripts, or of recordings that are recognized first."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from asr.serialization import require_writable
 NAME = "evaluate"
 
 
-HELP = """Scores transcripts against a reference, or recognizes a manifest's recordings and scores them.
+HELP = """Scores transcripts against a reference, or recognizes the recordings of a manifest and scores them.
 
-Transcripts are Kaldi's lines 'id words ...', or JSON Lines with 'id' (or 'audio') and 'text', as 'asr transcribe'
-writes them. A manifest is what 'asr prepare' makes (lhotse cuts, .jsonl or .jsonl.gz). Word and character error rate
-come with a 95 % bootstrap interval over utterances. A recording that cannot be used is reported and counts as
-deleted; the exit code is then 1.
+Transcripts are lines 'id words ...' as in Kaldi, or JSON Lines with 'id' (or 'audio') and 'text', as 'asr transcribe'
+writes them. A manifest is what 'asr prepare' writes (lhotse cuts, .jsonl or .jsonl.gz). The word error rate has a 95 %
+bootstrap interval over utterances. A recording that cannot be used is reported and all its words count as deleted; the
+exit code is then 1.
 
 examples:
   asr evaluate words.jsonl --reference reference.txt
@@ -46,15 +46,23 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from asr.cli.options import add_recognizer_arguments
 
-    parser.add_argument("hypotheses", nargs="?", help="transcripts to score; left out where --cuts are recognized")
-    parser.add_argument("--reference", help="the right transcripts")
+    parser.add_argument("hypotheses", nargs="?", help="transcripts to score; not with --cuts")
+    parser.add_argument("--reference", help="the correct transcripts")
     parser.add_argument("--cuts", help="a manifest whose recordings are recognized and scored")
-    parser.add_argument("--compare", help="transcripts of another system: how sure is it that the first one is better?")
-    parser.add_argument("--missing-is-empty", action="store_true", help="count what has no transcript as deleted")
+    parser.add_argument(
+        "--compare", help="transcripts of another system; prints how probable it is that the first one is better"
+    )
+    parser.add_argument(
+        "--missing-is-empty", action="store_true", help="count utterances without a transcript as deleted"
+    )
     parser.add_argument("--ignore-case", action="store_true", help="compare words in upper case")
-    parser.add_argument("--details", help="write every utterance's alignment and the confusions to this text file")
-    parser.add_argument("--output", help="write what is recognized to this file anew, JSON Lines")
-    parser.add_argument("--resume", action="store_true", help="go on where an interrupted run stopped (--output)")
+    parser.add_argument("--details", help="write confusions and the alignment of each utterance to this text file")
+    parser.add_argument(
+        "--output", help="write what is recognized to this file, as JSON Lines; an existing file is replaced"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="continue where an interrupted run stopped (with --output)"
+    )
     parser.add_argument(
         "--json",
         action="store_true",
@@ -64,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    # What cannot be read or written is told before anything is recognized.
+    # Files that cannot be read or written are reported before anything is recognized.
     outputs = (Path(path) for path in (args.details, args.output) if path)
     read = (args.hypotheses, args.reference, args.cuts, args.compare, args.lexicon, args.large_ngram, args.rnn_lm)
     require_writable(*outputs, inputs=read)
@@ -72,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     extra: dict[str, Any] = {}
     if args.cuts:
         if args.hypotheses or args.reference:
-            raise AsrError("--cuts brings its own reference; leave out the hypotheses and --reference, or --cuts.")
+            raise AsrError("--cuts has its own reference; leave out the hypotheses and --reference, or --cuts.")
         references, hypotheses, extra = _recognize(args, other)
     elif args.hypotheses and args.reference:
         references, hypotheses = read_transcripts(args.reference), read_transcripts(args.hypotheses)
@@ -133,9 +141,10 @@ def _recognize(
     cuts = {cut.id: cut for cut in read_cuts([args.cuts])}
     references = {name: tuple(cut_text(cut).split()) for name, cut in cuts.items()}
     if other is not None:
-        score_transcripts(references, other, args.missing_is_empty)  # refuses other utterances before the long part
+        # Refuses other utterances before recognition, which takes long.
+        score_transcripts(references, other, args.missing_is_empty)
     if args.resume and not args.output:
-        raise AsrError("--resume goes on with what --output has; name it.")
+        raise AsrError("--resume continues the file of --output; name it.")
     results = ResultsFile(Path(args.output), "id", anew=not args.resume) if args.output else None
     with contextlib.ExitStack() as stack:
         output = stack.enter_context(results) if results is not None else None
@@ -148,6 +157,7 @@ def _recognize_cuts(
     from rich.console import Console
     from rich.progress import track
 
+    from asr.cli.compile import compiling_notice
     from asr.cli.options import describe, recognizer_from
     from asr.cli.output import maker_of
     from asr.cli.transcribe import transcribe
@@ -161,7 +171,8 @@ def _recognize_cuts(
     if hypotheses:
         print(f"{len(hypotheses)} of {len(cuts)} recordings are in {args.output} already.", file=sys.stderr)
     recognizer = recognizer_from(args)
-    recognizer.prepare()
+    with compiling_notice():
+        recognizer.prepare()
     if output is not None:
         output.require_maker(maker_of(recognizer))
     outcomes = transcribe(recognizer, todo, lambda name, rate: cut_waveform(cuts[name], rate))
@@ -215,7 +226,7 @@ def _as_dict(report: ErrorReport, extra: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rounded(rate: float) -> float | None:
-    """JSON has no infinity, the rate of insertions where the reference has no words."""
+    """None for an infinite rate, which a reference without words has and JSON has not."""
     return round(rate, 6) if math.isfinite(rate) else None
 
 

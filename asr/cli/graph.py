@@ -1,4 +1,4 @@
-"""`asr graph`: lexicon and small n-gram model to a decoding graph."""
+"""`asr graph`: compiles a lexicon and a small n-gram model into a decoding graph."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ NAME = "graph"
 
 
 HELP = """\
-Compiles a lexicon and a small n-gram model (ARPA) into the decoding graph that the first pass searches.
+Compiles a lexicon and a small n-gram model (ARPA) into a decoding graph.
 
-The file holds the graph of phones with the model's backoffs; loading it spreads the phones over frames, which takes
-some seconds a million n-grams. A pruned model of some 100,000 to 1,000,000 n-grams is right: a large model acts
-during the search and needs no graph. Words of the model that the lexicon lacks cannot be recognised: their number
-is reported and the list is written beside the graph.
+The file has the graph of phones with the backoffs of the model. Composition with the topology (H) follows when it is
+loaded, which takes some seconds for a million n-grams. Give a pruned model of 100,000 to 1,000,000 n-grams: larger
+models act during the search and need no graph. Words of the model that the lexicon lacks cannot be recognized: their
+number is reported, and they are listed in a file beside the graph.
 
 One JSON object with the graph's size goes to stdout, progress to stderr.
 
@@ -47,45 +47,49 @@ _MAX_BITS = 14
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds what the command takes."""
+    """Adds the command's options."""
     parser.add_argument(
         "--lexicon",
         type=Path,
         nargs="+",
         required=True,
         metavar="FILE",
-        help="pronunciations: CMUdict or Kaldi form, plain, .gz or .xz; of several files the first with a word counts",
+        help="pronunciations in the format of CMUdict or Kaldi, plain, .gz or .xz; the first file that has a word wins",
     )
     parser.add_argument("--arpa", type=Path, required=True, metavar="FILE", help="n-gram model, plain, .gz or .xz")
     parser.add_argument(
         "--tokens",
         type=Path,
         metavar="FILE",
-        help="the acoustic model's output symbols, one a line, or the folder of a bundle with that model (default: the "
-        "lexicon's phones, sorted, as in training)",
+        help="output symbols of the acoustic model, one on each line, or the folder of a bundle with that model "
+        "(default: the lexicon's phones, sorted, as in training)",
     )
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="where the graph goes")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="file for the graph")
     parser.add_argument(
         "--topology",
         choices=list(TOPOLOGIES),
         default="ctc",
-        help="how phones are spread over frames (%(default)s); ctc-modified needs no blank between equal phones, "
-        "hmm-N has N states a phone with the tokens PHONE_1 to PHONE_N",
+        help="how phones are spread over frames (default: %(default)s); ctc-modified needs no blank between equal "
+        "phones, hmm-N has N states for each phone, with the tokens PHONE_1 to PHONE_N",
     )
-    parser.add_argument("--silence", metavar="PHONE", help="phone that may stand between words; not needed with ctc")
+    parser.add_argument("--silence", metavar="PHONE", help="optional phone between words; not needed with ctc")
     parser.add_argument(
-        "--silence-probability", type=float, default=0.5, metavar="P", help="how probable it is there (%(default)s)"
+        "--silence-probability",
+        type=float,
+        default=0.5,
+        metavar="P",
+        help="probability of silence between words (default: %(default)s)",
     )
-    parser.add_argument("--keep-stress", action="store_true", help="keep the digits of phones like AH0")
+    parser.add_argument("--keep-stress", action="store_true", help="keep the stress marks of phones such as AH0")
     parser.add_argument(
         "--score-bits",
         type=int,
         default=11,
         metavar="N",
-        help=f"scores are rounded to multiples of 2^-N, at most {_MAX_BITS} (%(default)s: by at most 0.00025)",
+        help=f"round scores to multiples of 2^-N, N at most {_MAX_BITS} (default: %(default)s, an error of 0.00025)",
     )
     parser.add_argument(
-        "--finished", action="store_true", help="write the graph of frames itself: a large file that loads fast"
+        "--finished", action="store_true", help="write the graph with its topology: a large file that loads fast"
     )
 
 
@@ -93,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     """Builds the graph.
 
     Returns:
-        0, or 1 where words of the model have no pronunciation.
+        0, also if words of the model have no pronunciation: they are listed, and the graph is good.
     """
     _check(args)
     begin, cpu_begin = time.perf_counter(), time.process_time()
@@ -132,11 +136,11 @@ def run(args: argparse.Namespace) -> int:
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
     print(json.dumps(summary, ensure_ascii=False))
-    return 1 if list_file is not None else 0
+    return 0
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Refuses what cannot work before the long part begins."""
+    """Checks the options before the long part begins."""
     read = [*args.lexicon, args.arpa, args.tokens]
     require_writable(args.output, _list_file(args.output), inputs=read)
     if not 0 < args.silence_probability < 1 or math.isnan(args.silence_probability):
@@ -156,7 +160,7 @@ def _list_file(output: Path) -> Path:
 
 
 def _write_unpronounced(output: Path, report: BuildReport) -> Path | None:
-    """Writes the list of words that the graph lacks, if there are any, and says so."""
+    """Writes the list of words that the graph lacks, if there are any, and reports it."""
     path = _list_file(output)
     path.unlink(missing_ok=True)
     words = report.words_without_pronunciation
@@ -164,7 +168,7 @@ def _write_unpronounced(output: Path, report: BuildReport) -> Path | None:
         return None
     path.write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
     print(
-        f"asr: {len(words)} words of the model are not in the lexicon and cannot be recognised ({', '.join(words[:5])}"
+        f"asr: {len(words)} words of the model are not in the lexicon and cannot be recognized ({', '.join(words[:5])}"
         f"{', ...' if len(words) > 5 else ''}); all of them are listed in {path}.",
         file=sys.stderr,
     )

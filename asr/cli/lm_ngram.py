@@ -22,54 +22,65 @@ from asr.text.symbols import Vocabulary
 NAME = "lm ngram"
 
 
-HELP = """Estimate an n-gram language model from text: interpolated modified Kneser-Ney, as KenLM's lmplz.
+HELP = """Estimates an n-gram language model from text: interpolated modified Kneser-Ney, as KenLM's lmplz.
 
-Text is one sentence a line, plain, .gz or .xz; blank lines are left out. A decoding graph wants a small model:
---max-ngrams or --entropy drop the n-grams that matter least. The result is written as ARPA text, as a binary
-file that is memory-mapped for look-up, or both. --from-arpa converts and prunes a model that exists already, or mixes
-several into one:
+Text has one sentence on each line, plain, .gz or .xz; blank lines are ignored. Decoding graphs need small models:
+--max-ngrams and --entropy drop the n-grams that matter least. The result is written as ARPA text, as a binary file that
+is memory-mapped for lookup, or both. --from-arpa converts and prunes an existing model, or mixes several into one:
 
   asr lm ngram --from-arpa domain.arpa general.arpa --weights 0.7 0.3 --max-ngrams 300000 --arpa mixed.arpa"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the command's options."""
+    """Adds the command's options."""
     source = parser.add_argument_group("input")
-    source.add_argument("--text", nargs="+", default=[], type=Path, help="sentences, one a line")
-    source.add_argument("--transcripts", nargs="+", default=[], type=Path, help="lines 'utterance-id WORDS' (Kaldi)")
+    source.add_argument("--text", nargs="+", default=[], type=Path, help="files with one sentence on each line")
     source.add_argument(
-        "--from-arpa", nargs="+", type=Path, help="take this model instead of estimating one, or mix several"
+        "--transcripts", nargs="+", default=[], type=Path, help="files with lines 'utterance-id WORDS', as in Kaldi"
     )
-    source.add_argument("--weights", nargs="+", type=float, help="of several --from-arpa, in their order; of sum one")
     source.add_argument(
-        "--by-history", action="store_true", help="of several: the model that explains the words so far counts more"
+        "--from-arpa", nargs="+", type=Path, help="existing model to convert, or several to mix, instead of text"
     )
-    source.add_argument("--vocabulary", type=Path, help="word list; n-grams with other words are left out")
     source.add_argument(
-        "--keep-unseen", action="store_true", help="list the vocabulary's words that the text lacks, as likely as <unk>"
+        "--weights", nargs="+", type=float, help="weights of the models of --from-arpa, in their order; they sum to 1"
+    )
+    source.add_argument(
+        "--by-history", action="store_true", help="with several models: weight each by how well it predicts the history"
+    )
+    source.add_argument("--vocabulary", type=Path, help="word list; n-grams with other words are dropped")
+    source.add_argument(
+        "--keep-unseen",
+        action="store_true",
+        help="keep words of the vocabulary that are not in the text, with the probability of <unk>",
     )
     source.add_argument("--map-unknown", action="store_true", help="count words outside the vocabulary as <unk>")
     model = parser.add_argument_group("model")
     model.add_argument("--order", type=int, default=3, help="length of the longest n-grams (default: 3)")
     model.add_argument(
-        "--prune", nargs="+", type=int, default=[], help="drop n-grams seen this often or less, by order"
+        "--prune", nargs="+", type=int, default=[], help="for each order, drop n-grams with at most this count"
     )
-    model.add_argument("--entropy", type=float, help="then drop n-grams that cost less than this (try 1e-7)")
-    model.add_argument("--max-ngrams", type=int, help="then drop the least needed until so many of all orders are left")
+    model.add_argument(
+        "--entropy",
+        type=float,
+        help="then drop n-grams whose loss raises the relative entropy by less than this (try 1e-7)",
+    )
+    model.add_argument(
+        "--max-ngrams", type=int, help="then prune to this maximum number of n-grams, all orders together"
+    )
     output = parser.add_argument_group("output")
     output.add_argument("--arpa", type=Path, help="write the model as ARPA text")
-    output.add_argument("--binary", type=Path, help="write the model as a binary file for look-up")
-    output.add_argument("--quantize", action="store_true", help="binary: one byte a score instead of four")
-    output.add_argument("--no-index", action="store_true", help="binary: no hash index; half as large, slower look-up")
-    output.add_argument("--write-vocabulary", type=Path, help="write the model's words, one a line")
+    output.add_argument("--binary", type=Path, help="write the model as a binary file for lookup")
+    output.add_argument("--quantize", action="store_true", help="binary: one byte for each score instead of four")
+    output.add_argument("--no-index", action="store_true", help="binary: no hash index; half the size, slower lookup")
+    output.add_argument("--write-vocabulary", type=Path, help="write the words of the model, one on each line")
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command; prints one JSON line."""
     if not (args.arpa or args.binary or args.write_vocabulary):
-        raise AsrError("Nothing to write: give --arpa, --binary or --write-vocabulary.")
+        raise AsrError("there is nothing to write: give --arpa, --binary or --write-vocabulary.")
     if bool(args.from_arpa) == bool(args.text or args.transcripts):
-        raise AsrError("Give either text (--text, --transcripts) or --from-arpa.")
+        raise AsrError("give either text (--text, --transcripts) or --from-arpa.")
     if args.weights and not args.from_arpa:
         raise AsrError("--weights: they are for the models of --from-arpa; give these, or no weights.")
     if args.by_history and len(args.from_arpa or []) < 2:
@@ -77,13 +88,11 @@ def run(args: argparse.Namespace) -> int:
     outputs = (path for path in (args.arpa, args.binary, args.write_vocabulary) if path is not None)
     require_writable(*outputs, inputs=[*args.text, *args.transcripts, *(args.from_arpa or ()), args.vocabulary])
     if args.arpa is not None and args.arpa.suffix in (".gz", ".xz"):
-        raise AsrError(
-            f"--arpa {args.arpa}: ARPA text is written plain; name it without {args.arpa.suffix}, and pack it."
-        )
+        raise AsrError(f"--arpa {args.arpa}: ARPA text is written uncompressed; leave out {args.arpa.suffix}.")
     if args.entropy is not None and not args.entropy >= 0:
         raise AsrError(f"--entropy {args.entropy}: give a number of 0 or more, such as 1e-7.")
     if args.keep_unseen and (args.from_arpa or not args.vocabulary):
-        raise AsrError("--keep-unseen: it lists the words of a vocabulary; give --vocabulary and text.")
+        raise AsrError("--keep-unseen needs --vocabulary and text.")
     begin = time.monotonic()
     vocabulary = Vocabulary.from_file(args.vocabulary) if args.vocabulary else None
     report: dict[str, object] = {}
@@ -126,7 +135,7 @@ def _read_and_mix(
     paths: list[Path], weights: list[float], vocabulary: Vocabulary | None, by_history: bool
 ) -> NgramTrie:
     if len(weights) != len(paths):
-        raise AsrError(f"--weights: {len(weights)} weights for {len(paths)} models; give one weight a model.")
+        raise AsrError(f"--weights: {len(weights)} weights for {len(paths)} models; give one weight for each model.")
     if len(paths) == 1:
         return read_arpa(paths[0], vocabulary)
     if vocabulary is None:

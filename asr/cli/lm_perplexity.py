@@ -1,4 +1,4 @@
-"""`asr lm perplexity`: how well n-gram models predict a text."""
+"""`asr lm perplexity`: perplexity of n-gram models on texts."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from asr.lm.ngram.io import read_ngram_lm
 NAME = "lm perplexity"
 
 
-HELP = """Measure the perplexity of an n-gram model (ARPA or binary) on texts, sentence ends counted.
+HELP = """Measures the perplexity of an n-gram model (ARPA or binary) on texts, including ends of sentences.
 
-Prints one JSON line for each text. `perplexity` counts words outside the model's vocabulary as <unk>,
-`perplexity_listed` leaves them out."""
+Prints one JSON line for each text. `perplexity` counts out-of-vocabulary words as <unk>, `perplexity_listed` leaves
+them out."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the command's options."""
+    """Adds the command's options."""
     parser.add_argument("model", type=Path, help="ARPA file (plain, .gz, .xz) or binary file of 'asr lm ngram'")
-    parser.add_argument("texts", nargs="+", type=Path, help="sentences, one a line; blank lines are left out")
-    parser.add_argument("--transcripts", action="store_true", help="lines are 'utterance-id WORDS' (Kaldi)")
+    parser.add_argument(
+        "texts", nargs="+", type=Path, help="files with one sentence on each line; blank lines are ignored"
+    )
+    parser.add_argument("--transcripts", action="store_true", help="lines are 'utterance-id WORDS', as in Kaldi")
 
 
 def run(args: argparse.Namespace) -> int:

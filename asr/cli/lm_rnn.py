@@ -1,9 +1,10 @@
-"""`asr lm rnn`: exports a trained recurrent language model, and measures one."""
+"""`asr lm rnn`: exports a trained recurrent language model, or measures one."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import get_args
@@ -38,7 +39,7 @@ from asr.text.symbols import EOS_ID
 NAME = "lm rnn"
 
 
-HELP = """Export a recurrent language model from a training checkpoint, or measure one.
+HELP = """Exports a recurrent language model from a training checkpoint, or measures one.
 
   asr lm rnn export exp/.../last.ckpt lm/ --maxent-weights 8000000
   asr lm rnn measure lm/ --transcripts dev-clean.text.xz --ngram 4gram.ngram
@@ -47,35 +48,44 @@ Training is `asr fit --config recipes/<corpus>/rnnlm.yaml`."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the command's options."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="export|measure")
-    export = actions.add_parser("export", help="checkpoint to a folder that needs no Lightning")
+    """Adds the command's options."""
+    parser.set_defaults(show_help=lambda: parser.print_help(sys.stderr))
+    actions = parser.add_subparsers(dest="action", metavar="export|measure")
+    export = actions.add_parser("export", help="write a checkpoint's network to a folder, which needs no Lightning")
     export.add_argument("checkpoint", type=Path)
     export.add_argument("folder", type=Path)
-    export.add_argument("--maxent-weights", type=int, help="keep only so many n-gram weights, the largest")
-    export.add_argument("--float32", action="store_true", help="do not halve the numbers")
-    measure = actions.add_parser("measure", help="perplexity, and how far from normalised the scores are")
-    measure.add_argument("model", type=Path, help="exported folder, checkpoint, or bundle")
-    measure.add_argument("--text", nargs="+", default=[], type=Path, help="sentences, one a line")
-    measure.add_argument("--transcripts", nargs="+", default=[], type=Path, help="lines 'utterance-id WORDS' (Kaldi)")
-    measure.add_argument("--ngram", type=Path, help="binary n-gram model to interpolate with; the weight is tuned here")
-    measure.add_argument("--ngram-weight", type=float, help="use this weight instead, tuned on other text")
+    export.add_argument("--maxent-weights", type=int, help="maximum number of n-gram weights to keep, the largest ones")
+    export.add_argument("--float32", action="store_true", help="store weights as float32 instead of float16")
+    measure = actions.add_parser("measure", help="perplexity, and how far the scores are from normalized")
+    measure.add_argument("model", type=Path, help="exported folder, checkpoint or bundle")
+    measure.add_argument("--text", nargs="+", default=[], type=Path, help="files with one sentence on each line")
+    measure.add_argument(
+        "--transcripts", nargs="+", default=[], type=Path, help="files with lines 'utterance-id WORDS', as in Kaldi"
+    )
+    measure.add_argument(
+        "--ngram", type=Path, help="binary n-gram model to interpolate with; the weight is tuned on the text"
+    )
+    measure.add_argument("--ngram-weight", type=float, help="weight of the n-gram model, instead of tuning it")
     measure.add_argument(
         "--normalizer-precision",
         choices=get_args(Precision),
-        help="of the sums over the vocabulary: int8 is two to three times as fast on processors that multiply 8-bit "
-        "integers (default: as the network's description says)",
+        help="precision of sums over the vocabulary; int8 is two to three times as fast on processors that multiply "
+        "8-bit integers (default: as in the network's configuration)",
     )
     measure.add_argument(
         "--log-linear-words",
         type=int,
         default=0,
-        help="tune log-linear weights, exactly normalised, on so many words, measure on as many others (try 300)",
+        help="tune exactly normalized log-linear weights on this number of words, and measure on as many other words "
+        "(try 300)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command; `measure` prints one JSON line."""
+    if args.action is None:
+        args.show_help()
+        return 2
     if args.action == "export":
         if args.maxent_weights is not None and args.maxent_weights < 1:
             raise AsrError(f"--maxent-weights {args.maxent_weights}: give 1 or more, or leave it out to keep all.")
@@ -83,13 +93,13 @@ def run(args: argparse.Namespace) -> int:
         save_network(network, args.folder, half_precision=not args.float32, num_maxent_weights=args.maxent_weights)
         return 0
     if not (args.text or args.transcripts):
-        raise AsrError("Nothing to measure on: give --text or --transcripts.")
+        raise AsrError("there is nothing to measure on: give --text or --transcripts.")
     print(json.dumps(measure_network(args)))
     return 0
 
 
 def measure_network(args: argparse.Namespace) -> dict[str, object]:
-    """Perplexities per sentence, sentence ends counted, unknown words scored as `<unk>`."""
+    """Perplexities with ends of sentences, out-of-vocabulary words scored as `<unk>`."""
     if args.ngram_weight is not None and not 0 <= args.ngram_weight <= 1:
         raise AsrError(f"--ngram-weight {args.ngram_weight}: give a number from 0 to 1.")
     network = read_rnn_lm(args.model).network
@@ -127,7 +137,7 @@ def measure_network(args: argparse.Namespace) -> dict[str, object]:
 def measure_log_linear(
     network: RNNLanguageModel, ngram: NgramLM, token_id: NDArray[np.int32], num_words: int
 ) -> dict[str, object]:
-    """Log-linear weights from the sentences of `num_words` words, and their perplexity on as many words after them."""
+    """Log-linear weights tuned on the first `num_words` words, and their perplexity on as many words after them."""
     ends = np.flatnonzero(token_id == EOS_ID) + 1
     middle, end = (
         int(ends[min(int(np.searchsorted(ends, words)), len(ends) - 1)]) for words in (num_words, 2 * num_words)

@@ -1,4 +1,4 @@
-"""`asr lm vocabulary`: the word list that a graph and its language models share."""
+"""`asr lm vocabulary`: chooses the vocabulary that a graph and its language models share."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from asr.text.symbols import SPECIAL_WORDS, Vocabulary
 NAME = "lm vocabulary"
 
 
-HELP = """Choose a vocabulary: the most frequent words of some texts, those with a pronunciation if a lexicon is given.
+HELP = """Chooses a vocabulary: the most frequent words of some texts; with a lexicon, only words that it pronounces.
 
-Prints one JSON line; `coverage` is the share of the texts' running words that the vocabulary holds."""
+Prints one JSON line; `coverage` is the fraction of the running words of the texts that are in the vocabulary."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the command's options."""
-    parser.add_argument("output", type=Path, help="word list to write, most frequent first, one word a line")
-    parser.add_argument("--text", nargs="+", default=[], type=Path, help="sentences, one a line")
-    parser.add_argument("--transcripts", nargs="+", default=[], type=Path, help="lines 'utterance-id WORDS' (Kaldi)")
-    parser.add_argument("--lexicon", type=Path, help="keep words that stand first on a line of this file")
-    parser.add_argument("--max-words", type=int, help="keep this many (default: all)")
+    """Adds the command's options."""
+    parser.add_argument("output", type=Path, help="file for the words, the most frequent first, one on each line")
+    parser.add_argument("--text", nargs="+", default=[], type=Path, help="files with one sentence on each line")
+    parser.add_argument(
+        "--transcripts", nargs="+", default=[], type=Path, help="files with lines 'utterance-id WORDS', as in Kaldi"
+    )
+    parser.add_argument("--lexicon", type=Path, help="keep only words that this file has at the beginning of a line")
+    parser.add_argument("--max-words", type=int, help="maximum number of words (default: no limit)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     if not args.text and not args.transcripts:
-        raise AsrError("Give texts to choose words from: --text or --transcripts.")
+        raise AsrError("give texts to choose words from: --text or --transcripts.")
     if args.max_words is not None and args.max_words < 1:
         raise AsrError(f"--max-words {args.max_words}: give 1 or more.")
     require_writable(args.output, inputs=[*args.text, *args.transcripts, args.lexicon])
@@ -45,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     ids = [i for i in range(len(SPECIAL_WORDS), len(words)) if words[i] in pronounced]
     ids = sorted(ids, key=lambda i: (-count[i], words[i]))[: args.max_words]
     if not ids:
-        raise AsrError(f"{args.lexicon}: it pronounces no word of the texts; are both in the same case?")
+        raise AsrError(f"{args.lexicon}: it has no word of the texts; are both in the same case?")
     Vocabulary(words[i] for i in ids).save(args.output)
     coverage = count[ids].sum() / stream.num_words
     report = {"words": len(ids), "word_types": len(words) - len(SPECIAL_WORDS), "coverage": round(float(coverage), 5)}

@@ -1,4 +1,4 @@
-"""The `asr` command: one file a command, imported only when it is asked for."""
+"""The `asr` command: each subcommand is one module, imported only when it is called."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 
 from asr import __version__
 from asr.errors import AsrError
 
-# command, of one word or two -> (module, what it does), in the order in which a newcomer needs them.
+# Command of one word or two -> (module, what it does), in the order in which a newcomer needs them.
 COMMANDS: dict[str, tuple[str, str]] = {
     "transcribe": ("asr.cli.transcribe", "turn audio files or folders into words"),
-    "doctor": ("asr.cli.doctor", "show what this installation can do, and what to install for the rest"),
-    "prepare": ("asr.cli.prepare", "make manifests from a corpus folder (AN4, LibriSpeech, speechocean762, ...)"),
-    "lm vocabulary": ("asr.cli.lm_vocabulary", "choose the word list that graph and language models share"),
+    "doctor": ("asr.cli.doctor", "show what works on this machine, and what to install for the rest"),
+    "prepare": ("asr.cli.prepare", "read a corpus (AN4, LibriSpeech, speechocean762, ...) and write manifests"),
+    "lm vocabulary": ("asr.cli.lm_vocabulary", "choose the vocabulary that graph and language models share"),
     "lm ngram": ("asr.cli.lm_ngram", "estimate, prune or convert an n-gram language model"),
     "lm rnn": ("asr.cli.lm_rnn", "export a trained recurrent language model, or measure one"),
     "lm perplexity": ("asr.cli.lm_perplexity", "measure how well an n-gram model predicts a text"),
@@ -27,8 +27,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "validate": ("asr.cli.train", "run the validation of a recipe"),
     "test": ("asr.cli.train", "run the test of a recipe"),
     "predict": ("asr.cli.train", "run the prediction of a recipe"),
-    "bundle": ("asr.cli.bundle", "put trained parts together into one bundle that transcribe and torch.hub load"),
-    "evaluate": ("asr.cli.evaluate", "error rates of transcripts, or of a manifest that is decoded first"),
+    "bundle": ("asr.cli.bundle", "assemble trained parts into a bundle, which transcribe and torch.hub load"),
+    "evaluate": ("asr.cli.evaluate", "error rates of transcripts, or of a manifest that is recognized first"),
 }
 
 
@@ -41,7 +41,7 @@ examples:
   asr fit --config recipes/an4/am.yaml            train
 
 'asr COMMAND --help' explains a command. Results go to stdout, progress and warnings to stderr.
-Exit codes: 0 all well, 1 some inputs failed (the others are done), 2 the request itself is wrong.
+Exit codes: 0 success, 1 some inputs failed and the others are done, 2 the request itself is wrong.
 """
 
 
@@ -58,6 +58,13 @@ def _help() -> str:
     return "\n".join(lines)
 
 
+def _group_help(name: str, commands: Mapping[str, str]) -> str:
+    width = max(map(len, commands)) + 2
+    lines = [f"usage: asr {name} COMMAND [OPTIONS]", "", "commands:"]
+    lines += [f"  {known:<{width}}{text}" for known, text in commands.items()]
+    return "\n".join([*lines, "", f"'asr {name} COMMAND --help' explains a command."])
+
+
 _NEGATIVE_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
 
 
@@ -72,13 +79,16 @@ def _command_parser(name: str, module: ModuleType) -> argparse.ArgumentParser:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command; AsrError passes through.
+    """Runs one command.
 
     Args:
         arguments: the command line without the program's name.
 
     Returns:
         the exit code.
+
+    Raises:
+        AsrError: as the command raises it.
     """
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_help())
@@ -88,11 +98,16 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     num_words = 2 if " ".join(arguments[:2]) in COMMANDS else 1
     name, rest = " ".join(arguments[:num_words]), list(arguments[num_words:])
+    group = {known: text for known, (_, text) in COMMANDS.items() if known.startswith(f"{name} ")}
+    if group and (not rest or rest[0] in ("-h", "--help")):
+        # As argparse does it: help that was asked for goes to stdout, a missing subcommand is an error.
+        print(_group_help(name, group), file=sys.stdout if rest else sys.stderr)
+        return 0 if rest else 2
     if name not in COMMANDS:
         raise AsrError(f"asr: there is no command {' '.join(arguments[:2])!r}; there are: {', '.join(COMMANDS)}.")
     module = _import_command(COMMANDS[name][0])
     if module.__name__ == "asr.cli.train":
-        # LightningCLI reads the whole command line itself, `fit` and its kin included.
+        # LightningCLI parses the whole command line itself, including the subcommand.
         return int(module.run([name, *rest]))
     return int(module.run(_command_parser(name, module).parse_args(rest)))
 
@@ -111,31 +126,31 @@ def _import_command(module_name: str) -> ModuleType:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The entry point: prints an AsrError as one sentence and returns the exit code."""
+    """The entry point: prints an AsrError as one line and returns the exit code."""
     try:
         code = run(sys.argv[1:] if arguments is None else arguments)
-        sys.stdout.flush()  # what cannot be written shows while it can be told
+        sys.stdout.flush()  # errors of writing must show here, where they are reported
         return code
     except AsrError as error:
-        # What libraries say may be several lines.
+        # Messages of libraries may have several lines.
         print("asr: error:", *(line.strip() for line in str(error).splitlines()), file=sys.stderr)
         code = 2
     except KeyboardInterrupt:
         print("asr: interrupted", file=sys.stderr)
         code = 130
     except BrokenPipeError:
-        # The reader of our output (head, less) has seen enough.
+        # The reader of our output, such as head, has closed it.
         code = 0
     except OSError as error:
-        where = f"{error.filename}: " if error.filename is not None else ""
-        print(f"asr: error: {where}the system refuses to read or write ({error.strerror or error}).", file=sys.stderr)
+        what = f"{error.filename} cannot be read or" if error.filename is not None else "standard output cannot be"
+        print(f"asr: error: {what} written ({error.strerror or error}).", file=sys.stderr)
         code = 2
-    _forget_output()
+    _discard_output()
     return code
 
 
-def _forget_output() -> None:
-    """Drops what cannot be written to stdout: Python would try once more when it ends, and complain."""
+def _discard_output() -> None:
+    """Discards what cannot be written to stdout; otherwise Python tries again when it exits, and complains."""
     try:
         sys.stdout.flush()
     except OSError:

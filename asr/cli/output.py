@@ -1,6 +1,4 @@
-"""Results as lines, each written as soon as it is known, and read again where an interrupted run goes on.
-
-`--lattices`: the alternatives of each recording as files of other programs."""
+"""Output of recognition: lines that are written at once and read again on resuming, and lattices as files."""
 
 from __future__ import annotations
 
@@ -24,20 +22,20 @@ from asr.serialization import atomic_path
 
 
 class ResultsFile:
-    """JSON Lines to which one process at a time adds results, each with what made it.
+    """A file of JSON Lines to which one process at a time appends results, each with the recognizer that made it.
 
     Args:
-        path: the file; made where it is missing. A device or a pipe is written to, and has no earlier results.
+        path: the file, created if it does not exist. A device or a pipe has no earlier results.
         field: the field that names a recording.
-        anew: drop what the file has, whatever it is, once `require_maker` is called: not for a request that fails.
+        anew: drop the content of the file when `require_maker` is called, so that a request that fails drops nothing.
 
     Attributes:
-        done: results of earlier runs by recording, failures left out. A line that an interruption left unfinished is
-            taken away.
+        done: results of earlier runs by recording, without failures. An unfinished last line, which an interruption
+            leaves, is removed.
 
     Raises:
-        AsrError: the file cannot be read or written, another process writes to it, or it holds something else; it then
-            is left as it is.
+        AsrError: the file cannot be read or written, another process is writing to it, or it has something else in it;
+            it is not changed then.
     """
 
     def __init__(self, path: Path, field: str, anew: bool = False) -> None:
@@ -64,15 +62,15 @@ class ResultsFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Each line has been flushed, or its failure told.
+        # Each line has been flushed by now, or its failure reported.
         with suppress(OSError):
             self._stream.close()
 
     def require_maker(self, maker: str) -> None:
-        """Refuses to add results of one recognizer to those of another; all lines to come tell this one.
+        """Sets the recognizer of the lines to come, which must be that of earlier results.
 
         Raises:
-            AsrError: an earlier result has been made by another recognizer.
+            AsrError: an earlier result is from another recognizer.
         """
         self._maker = maker
         if self._is_dropped:
@@ -80,12 +78,12 @@ class ResultsFile:
         for name, record in self.done.items():
             if record.get(_MAKER, maker) != maker:
                 raise AsrError(
-                    f"{self._path}: {name} was recognized by {record[_MAKER]!r}, not by the present one, "
-                    f"{maker!r}; name another --output, or delete this one."
+                    f"{self._path}: {name} was recognized by {record[_MAKER]!r}, not by "
+                    f"{maker!r}; choose another --output, or delete this one."
                 )
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """A line more; a failure that the file has already is not told again.
+        """Appends a line; a failure that is in the file already is not repeated.
 
         Raises:
             AsrError: as `print_line`.
@@ -101,7 +99,9 @@ class ResultsFile:
         try:
             fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise AsrError(f"{self._path}: another process writes to this output; wait, or name another.") from error
+            raise AsrError(
+                f"{self._path}: another process is writing to this output; wait, or choose another one."
+            ) from error
         except OSError:
             return  # some network file systems have no locks
 
@@ -127,7 +127,7 @@ _MAKER = "made_by"
 
 
 def maker_of(recognizer: Recognizer, kind: str = "") -> str:
-    """A recognizer's name for its results: the same words come from the same maker, whatever the batches."""
+    """Names a recognizer by everything that decides its words, but not by batches and other resources."""
     decides = {
         "bundle": recognizer.bundle.fingerprint,
         "options": asdict(recognizer.options),
@@ -151,11 +151,11 @@ def _record(line: bytes, field: str) -> dict[str, Any] | None:
 
 
 def _foreign(path: Path, number: int) -> AsrError:
-    return AsrError(f"{path}:{number}: this is no output of this command; name another --output.")
+    return AsrError(f"{path}:{number}: this is not output of this command; choose another --output.")
 
 
 def print_record(record: Mapping[str, Any], stream: TextIO) -> None:
-    """A JSON line. Letters that the stream cannot write, such as those of a file name that is not UTF-8, are escaped.
+    """Prints a JSON line. Characters that the stream cannot write, such as those of odd file names, are escaped.
 
     Raises:
         AsrError: as `print_line`.
@@ -169,10 +169,10 @@ def print_record(record: Mapping[str, Any], stream: TextIO) -> None:
 
 
 def print_line(line: str, stream: TextIO) -> None:
-    """A line, at once; letters that the stream cannot write are shown by their codes.
+    """Prints a line and flushes it. Characters that the stream cannot write are shown by their codes.
 
     Raises:
-        AsrError: the disk is full, for instance.
+        AsrError: the line cannot be written, for instance because the disk is full.
     """
     encoding = stream.encoding or "utf-8"
     try:
@@ -180,26 +180,27 @@ def print_line(line: str, stream: TextIO) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise AsrError(f"{stream.name}: the output cannot be written ({error.strerror}); make room first.") from error
+        raise AsrError(f"{stream.name}: the output cannot be written ({error.strerror}); free some space.") from error
 
 
 FORMATS = {
     "kaldi": "one text archive, lattices.txt, with words.txt beside it",
-    "slf": "HTK's, a file each",
-    "k2": "a file each for k2.Fsa.from_dict(torch.load(...)); needs k2",
+    "slf": "HTK's format, one file for each lattice",
+    "k2": "one file for each lattice, for k2.Fsa.from_dict(torch.load(...)); needs k2",
 }
 
 
 def add_lattice_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where lattices go."""
+    """Adds the options for lattices."""
     parser.add_argument(
         "--lattices",
         metavar="FOLDER",
-        help="write what else might have been said: a lattice for each recording, or for each piece of a long one. "
-        "With --jsonl, words have confidences",
+        help="write the alternatives: one lattice for each recording, or for each segment of a long one; "
+        "words then have "
+        "confidences with --jsonl",
     )
     formats = "; ".join(f"{name}: {text}" for name, text in FORMATS.items())
-    parser.add_argument("--lattice-format", choices=[*FORMATS], default="slf", help=f"{formats} (default slf)")
+    parser.add_argument("--lattice-format", choices=[*FORMATS], default="slf", help=f"{formats} (default: slf)")
 
 
 _ARCHIVE = "lattices.txt"
@@ -210,13 +211,13 @@ _PIECE = re.compile(r"-\d{7,}-\d{7,}$")
 
 
 class LatticeWriter:
-    """Writes lattices to a folder, which is made where it is missing.
+    """Writes lattices to a folder.
 
     Args:
-        folder: where to.
+        folder: created if it does not exist.
         lattice_format: a key of `FORMATS`.
-        recognizer: that the results are from.
-        done: recordings that an earlier run has written lattices of, in its order; these stay as they are.
+        recognizer: the recognizer of the results.
+        done: recordings whose lattices an earlier run has written, in its order; these are not changed.
 
     Raises:
         AsrError: the folder cannot be written.
@@ -240,10 +241,10 @@ class LatticeWriter:
                 (self._folder / "words.txt").write_text(lines, encoding="utf-8")
 
     def write(self, audio: Path, result: RecognitionResult) -> None:
-        """Writes a recording's lattices; several pieces are told apart by their begin and end in 1/100 s.
+        """Writes the lattices of a recording; those of several segments have begin and end in 1/100 s in their names.
 
         Raises:
-            AsrError: they cannot be written, for want of space for instance.
+            AsrError: they cannot be written, for instance because the disk is full.
         """
         stem = self._new_name(audio)
         for piece in result.lattices:
@@ -269,7 +270,7 @@ class LatticeWriter:
                     save_k2_lattice(self._folder / f"{name}.pt", piece.lattice, self._options)
 
     def _new_name(self, audio: Path) -> str:
-        """The file's name without its ending and white space; numbered where another recording has it already."""
+        """The file's name without suffix and white space; numbered if another recording has the same name."""
         stem = os.fsencode("_".join(audio.stem.split())).decode("utf-8", "replace")
         name, number = stem, 1
         while name in self._taken:
@@ -288,7 +289,7 @@ class LatticeWriter:
 
 
 def _keep_only(archive: Path, names: set[str]) -> None:
-    """Leaves the lattices of these recordings in an archive; what an interruption left behind goes."""
+    """Removes all lattices from an archive except those of these recordings."""
     with atomic_path(archive) as partial, partial.open("wb") as kept:
         if not names or not archive.is_file():
             return
@@ -297,7 +298,7 @@ def _keep_only(archive: Path, names: set[str]) -> None:
 
 
 def _entries_of(lines: Iterable[bytes], names: set[str]) -> Iterator[bytes]:
-    """The lines of these recordings' lattices; a recording's name stands on a line without tabs."""
+    """The lines of these recordings' lattices; the name of a recording is on a line without tabs."""
     is_wanted = False
     for line in lines:
         if line.strip() and b"\t" not in line:

@@ -1,4 +1,4 @@
-"""`asr prepare`: a corpus folder to lhotse manifests."""
+"""`asr prepare`: reads a corpus and writes lhotse manifests."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ NAME = "prepare"
 
 
 HELP = """\
-Reads a corpus folder and writes lhotse cut manifests for training and testing.
+Reads a corpus folder and writes manifests of lhotse cuts for training and testing.
 
-For each part three files appear in the output folder:
+Three files are written for each part:
   CORPUS_PART.jsonl.gz     the utterances, as lhotse cuts
-  CORPUS_PART.txt          their transcripts, one a line, for language models
-  CORPUS_PART.report.json  how many, how long, and what was left out and why
+  CORPUS_PART.txt          their transcripts, one on each line, for language models
+  CORPUS_PART.report.json  number and duration of utterances, and what was skipped and why
 
-Every audio file is decoded once, so that damaged ones are found now; they are left out and reported. A part that is
-finished is not done again: after an interruption, give the same command. A lexicon that comes with the corpus is
-copied, too. One JSON object a part goes to stdout.
+Each audio file is decoded once, so that damaged ones are found now; they are skipped and reported. Finished parts are
+not done again: after an interruption, repeat the command. A lexicon that comes with the corpus is copied as well. One
+JSON object for each part goes to stdout.
 
 examples:
   asr prepare an4 --corpus ~/an4 --output data
@@ -40,29 +40,29 @@ _MAX_WARNINGS = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds what the command takes."""
+    """Adds the command's options."""
     parser.add_argument("corpus_name", metavar="NAME", choices=sorted(CORPORA), help=", ".join(sorted(CORPORA)))
-    parser.add_argument("--corpus", type=Path, required=True, metavar="DIR", help="the folder that holds the corpus")
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="where the manifests go")
+    parser.add_argument("--corpus", type=Path, required=True, metavar="DIR", help="folder of the corpus")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for the manifests")
     parser.add_argument(
-        "--parts", nargs="+", default=[], metavar="PART", help="which parts (default: all that are there)"
+        "--parts", nargs="+", default=[], metavar="PART", help="parts to prepare (default: all that exist)"
     )
-    parser.add_argument("--download", action="store_true", help="fetch parts that are missing into --corpus first")
+    parser.add_argument("--download", action="store_true", help="download missing parts into --corpus first")
     parser.add_argument(
         "--num-jobs",
         type=int,
         default=min(4, os.cpu_count() or 1),
         metavar="N",
-        help="threads that decode (%(default)s)",
+        help="number of threads that decode audio (default: %(default)s)",
     )
-    parser.add_argument("--redo", action="store_true", help="do parts again that are finished")
+    parser.add_argument("--redo", action="store_true", help="prepare finished parts again")
 
 
 def run(args: argparse.Namespace) -> int:
     """Prepares the parts one by one.
 
     Returns:
-        0, or 1 where something was left out.
+        0, or 1 if something was skipped.
     """
     corpus = CORPORA[args.corpus_name]
     if args.download:
@@ -96,7 +96,7 @@ def _prepare_with_progress(corpus: Corpus, part: str, args: argparse.Namespace) 
 def _warn(report: PartReport) -> None:
     if not report.skipped:
         return
-    print(f"{report.corpus} {report.part}: {len(report.skipped)} left out:", file=sys.stderr)
+    print(f"{report.corpus} {report.part}: {len(report.skipped)} skipped:", file=sys.stderr)
     for skipped in report.skipped[:_MAX_WARNINGS]:
         print(f"  {skipped.item}: {skipped.reason}", file=sys.stderr)
     if len(report.skipped) > _MAX_WARNINGS:

@@ -1,4 +1,4 @@
-"""`asr transcribe --stream`: words while the audio still comes."""
+"""`asr transcribe --stream`: words while the audio is still coming."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from asr.audio.io import RAW_FORMATS, PcmFormat, byte_pieces, file_pieces
+from asr.cli.compile import compiling_notice
 from asr.cli.options import renamed
 from asr.cli.output import ResultsFile, print_line, print_record
 from asr.errors import AsrError
@@ -24,28 +25,44 @@ _MAX_CHANNELS = 1024
 _SECONDS = {
     "chunk_seconds": "audio between two results",
     "left_seconds": "audio before a chunk that the acoustic model sees",
-    "right_seconds": "audio behind a chunk that the acoustic model waits for: less is sooner, more is better",
+    "right_seconds": "audio after a chunk that the acoustic model waits for: less is faster, more is better",
     "silence_after_words": "a pause this long ends an utterance",
     "longest_utterance": "an utterance ends here at the latest",
 }
 
 
 def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
-    """What only `--stream` heeds."""
+    """Adds the options that only `--stream` uses."""
     group = parser.add_argument_group(
-        "streaming", "words come out chunk_seconds + right_seconds after they were spoken, and the time of computing"
+        "streaming",
+        "Words come out up to chunk-seconds + right-seconds and the time of computing after they were spoken.",
     )
     group.add_argument(
         "--stream",
         action="store_true",
-        help="recognize while reading; AUDIO may be - for standard input (WAV, or raw samples with --raw-rate). Each "
-        "utterance gives a line, with --jsonl partial results too",
+        help="recognize while reading; AUDIO may be - for standard input (WAV, or raw samples with "
+        "--raw-rate). There is "
+        "one line for each utterance, and with --jsonl one for each partial result",
     )
-    group.add_argument("--raw-rate", type=int, metavar="HZ", help="standard input is samples without a header")
-    group.add_argument("--raw-format", choices=[*RAW_FORMATS], default="s16le", help="of raw samples (default s16le)")
-    group.add_argument("--raw-channels", type=int, default=1, metavar="NUMBER", help="of raw samples, interleaved")
     group.add_argument(
-        "--streams", type=int, default=1, metavar="NUMBER", help="so many files are streams at once (default 1)"
+        "--raw-rate", type=int, metavar="HZ", help="standard input has samples without a header, at this rate"
+    )
+    group.add_argument(
+        "--raw-format", choices=[*RAW_FORMATS], default="s16le", help="format of raw samples (default: s16le)"
+    )
+    group.add_argument(
+        "--raw-channels",
+        type=int,
+        default=1,
+        metavar="NUMBER",
+        help="number of channels of raw samples, interleaved (default: 1)",
+    )
+    group.add_argument(
+        "--streams",
+        type=int,
+        default=1,
+        metavar="NUMBER",
+        help="number of files that are streamed at the same time (default: 1)",
     )
     defaults = StreamingOptions()
     for name, text in _SECONDS.items():
@@ -54,7 +71,7 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
             type=float,
             default=getattr(defaults, name),
             metavar="SECONDS",
-            help=f"{text} (default {getattr(defaults, name):g})",
+            help=f"{text} (default: {getattr(defaults, name):g})",
         )
     policies = "; ".join(f"{name}: {text}" for name, text in PARTIAL_POLICIES.items())
     group.add_argument(
@@ -68,7 +85,7 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass
 class _Source:
-    """One input: its name, its pieces, its number as a stream."""
+    """One input: its name, its pieces of audio, and the number of its stream."""
 
     name: str
     pieces: Iterator[Tensor]
@@ -79,7 +96,7 @@ def run_streams(args: argparse.Namespace, recognizer: Recognizer, names: list[st
     """Recognizes inputs as streams; gives the number of those with an error.
 
     Raises:
-        AsrError: an option is out of its range, or standard input is given more than once.
+        AsrError: an option is out of range, or standard input is given more than once.
     """
     options = StreamingOptions(
         **{name: getattr(args, name) for name in _SECONDS},
@@ -95,7 +112,8 @@ def run_streams(args: argparse.Namespace, recognizer: Recognizer, names: list[st
     raw = None
     if args.raw_rate is not None:
         raw = PcmFormat(args.raw_rate, RAW_FORMATS[args.raw_format], args.raw_channels)
-    streaming = StreamingRecognizer(recognizer, options)
+    with compiling_notice():
+        streaming = StreamingRecognizer(recognizer, options)
     waiting, open_sources, closing = list(names), list[_Source](), dict[int, str]()
     failed: set[str] = set()
 

@@ -2,84 +2,79 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
 from argparse import ArgumentError
-from collections.abc import Sequence
-from pathlib import Path
-from pickle import UnpicklingError
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
+import yaml
+from jsonargparse import get_loader, set_loader
 from pytorch_lightning.cli import LightningCLI
-from pytorch_lightning.plugins.io import TorchCheckpointIO
 
+from asr.cli.options import hint
 from asr.errors import AsrError
-from asr.serialization import read_checkpoint
 
 _SUBCOMMANDS = ("fit", "validate", "test", "predict")
 
-
-# What jsonargparse says beside the key and what is wrong with it.
-_BESIDE = ("Does not validate", "Subtypes:", "Errors:", "Expected a <class 'NoneType'>", "Given value type:")
-
+# What jsonargparse says besides the key and what is wrong with it.
+_NOISE = ("Does not validate", "Subtypes:", "Errors:", "Expected a <class 'NoneType'>", "Given value type:")
 
 _LONGEST_VALUE = 80
 
-
-class _CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
-    """Checkpoints for `--ckpt_path` are read by our own reader: no code runs from them."""
-
-    def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
-        return read_checkpoint(path)
-
-
-class _Cli(LightningCLI):  # type: ignore[misc]
-    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
-        trainer = super().instantiate_trainer(**kwargs)
-        trainer.strategy.checkpoint_io = _CheckpointIO()
-        return trainer
+# Class paths of recipes before the packages were reorganized; they work for one release.
+_OLD_CLASS_PATHS = {
+    "asr.am.lit_acoustic_model.LitAcousticModel": "asr.models.training.LitAcousticModel",
+    "asr.am.conformer.Conformer": "asr.models.conformer.Conformer",
+    "asr.am.spliced_dnn.SplicedDnn": "asr.models.feedforward.FeedForwardNetwork",
+    "asr.am.torch_ctc.TorchCtc": "asr.models.losses.TorchCtc",
+    "asr.am.k2_ctc.K2Ctc": "asr.models.losses.K2Ctc",
+    "asr.am.ctc_crf.CtcCrf": "asr.models.losses.CtcCrf",
+    "asr.data.datamodule.AcousticDataModule": "asr.datasets.datamodule.AcousticDataModule",
+    "asr.data.fbank.Fbank": "asr.audio.fbank.Fbank",
+    "asr.data.spec_augment.SpecAugment": "asr.datasets.augment.SpecAugment",
+    "asr.data.noise.NoiseMixer": "asr.datasets.augment.NoiseMixer",
+    "asr.lm.rnn.lit_rnn_lm.LitRnnLm": "asr.lm.rnn.training.LitRNNLM",
+    "asr.lm.rnn.lit_text_data.TextDataModule": "asr.lm.rnn.datamodule.TextDataModule",
+}
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one of Lightning's sub-commands; the model and the data are whatever classes the YAML names.
+    """Runs one of Lightning's subcommands; the model and the data are the classes that the YAML names.
 
     Args:
-        arguments: the sub-command and its options, such as `["fit", "--config", "recipes/an4/am.yaml"]`.
+        arguments: the subcommand and its options, such as `["fit", "--config", "recipes/an4/am.yaml"]`.
 
     Returns:
         the exit code.
 
     Raises:
-        AsrError: an option or the YAML is wrong; or as the model and the data raise it.
+        AsrError: an option or the YAML is wrong; or whatever the model and the data raise.
     """
-    # Batches are bucketed by duration and made beside the trainer on purpose.
+    # Batches are bucketed by duration and prepared beside the trainer on purpose.
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-    # The arguments are those of the command line, less the program's name.
+    # The arguments are those of the command line without the program's name.
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
     logging.getLogger("pytorch_lightning.utilities.rank_zero").setLevel(logging.INFO)
-    _check_checkpoint(arguments)
     try:
-        _Cli(
-            pl.LightningModule,
-            pl.LightningDataModule,
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            save_config_kwargs={"overwrite": True},
-            parser_kwargs={"exit_on_error": False, **{name: {"exit_on_error": False} for name in _SUBCOMMANDS}},
-            args=list(arguments),
-        )
+        with old_class_paths():
+            LightningCLI(
+                pl.LightningModule,
+                pl.LightningDataModule,
+                subclass_mode_model=True,
+                subclass_mode_data=True,
+                save_config_kwargs={"overwrite": True},
+                parser_kwargs={"exit_on_error": False, **{name: {"exit_on_error": False} for name in _SUBCOMMANDS}},
+                args=list(arguments),
+            )
     except (ArgumentError, UnicodeDecodeError) as error:
         raise AsrError(
-            f"{' '.join(arguments)}: {_sentence(str(error))}; 'asr {arguments[0]} --help' names all options."
-        ) from error
-    except UnpicklingError as error:
-        reason = str(error).partition("\n")[0]
-        raise AsrError(
-            f"{' '.join(arguments)}: the checkpoint is damaged or holds other objects ({reason})."
+            f"{' '.join(arguments)}: {_sentence(str(error))}; 'asr {arguments[0]} --help' lists all options."
         ) from error
     except ValueError as error:
-        # What the YAML's classes say of their input comes wrapped in a page about types.
+        # What the classes of the YAML say about their input comes wrapped in a page about types.
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, AsrError):
             cause = cause.__cause__
@@ -89,16 +84,33 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _check_checkpoint(arguments: Sequence[str]) -> None:
-    """Refuses a checkpoint on the command line that `read_checkpoint` refuses: Lightning looks into it first."""
-    for option, value in zip(arguments, [*arguments[1:], ""], strict=True):
-        name, _, attached = option.partition("=")
-        if name == "--ckpt_path" and Path(attached or value).is_file():
-            read_checkpoint(attached or value)
+@contextlib.contextmanager
+def old_class_paths() -> Iterator[None]:
+    """Replaces old class paths wherever jsonargparse reads YAML inside, with one hint for each."""
+    load, hinted = get_loader("yaml"), set[str]()
+
+    def renamed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: renamed(entry) for key, entry in value.items()}
+        if isinstance(value, list):
+            return [renamed(entry) for entry in value]
+        if not isinstance(value, str) or value not in _OLD_CLASS_PATHS:
+            return value
+        new = _OLD_CLASS_PATHS[value]
+        if value not in hinted:
+            hinted.add(value)
+            hint(f"the class {value} is now {new}")
+        return new
+
+    set_loader("yaml", lambda text: renamed(load(text)), (yaml.YAMLError,))
+    try:
+        yield
+    finally:
+        set_loader("yaml", load, (yaml.YAMLError,))
 
 
 def _sentence(message: str) -> str:
-    """The key, what is wrong with it, and its value where that is short."""
+    """The key, what is wrong with it, and its value if that is short."""
     lines = (line.strip().removeprefix("- ") for line in message.splitlines())
-    kept = (line for line in lines if not line.startswith(_BESIDE))
+    kept = (line for line in lines if not line.startswith(_NOISE))
     return " ".join(line for line in kept if not line.startswith("Given value:") or len(line) <= _LONGEST_VALUE)

@@ -1,6 +1,4 @@
-"""Many recordings through a recognizer: what cannot be read is reported, the others are done.
-
-`asr transcribe`: audio files and folders to words."""
+"""`asr transcribe`: turns audio files and folders into words. A file that cannot be read does not stop the others."""
 
 from __future__ import annotations
 
@@ -16,6 +14,7 @@ from rich.progress import track
 from torch import Tensor
 
 from asr.audio.io import AUDIO_SUFFIXES, find_audio_files, read_audio
+from asr.cli.compile import compiling_notice
 from asr.cli.options import add_recognizer_arguments, describe, recognizer_from
 from asr.cli.output import (
     KALDI_FILES,
@@ -37,12 +36,12 @@ _Name = TypeVar("_Name", Path, str)
 
 @dataclass(frozen=True)
 class Outcome(Generic[_Name]):
-    """One of `result` and `error` is there.
+    """The outcome for one recording: either a result or an error.
 
     Args:
-        name: the recording: its file, or its id.
-        result: its words.
-        error: why there are none.
+        name: the recording's file or id.
+        result: what was recognized.
+        error: why nothing was.
     """
 
     name: _Name
@@ -51,17 +50,19 @@ class Outcome(Generic[_Name]):
 
 
 def audio_files(paths: Sequence[str | Path]) -> list[Path]:
-    """The files, and all audio files below the folders, each once; a path that does not exist stays, to be reported.
+    """The given files, and all audio files below the given folders, without duplicates.
+
+    A path that does not exist stays in the list, so that it is reported with the other failures.
 
     Raises:
-        AsrError: a folder holds no audio.
+        AsrError: a folder has no audio files in it.
     """
     files: dict[Path, None] = {}
     for path in map(Path, paths):
         if path.is_dir():
             found = find_audio_files(path)
             if not found:
-                raise AsrError(f"{path}: the folder holds no audio files ({', '.join(AUDIO_SUFFIXES)}).")
+                raise AsrError(f"{path}: there are no audio files in this folder ({', '.join(AUDIO_SUFFIXES)}).")
             files.update(dict.fromkeys(found))
         else:
             files[path] = None
@@ -74,15 +75,15 @@ def transcribe(
     read: Callable[[_Name, int], Tensor],
     batch_seconds: float = 60.0,
 ) -> Iterator[Outcome[_Name]]:
-    """Recognizes recordings in order, several at a time; yields each as soon as it is done.
+    """Recognizes recordings in order, several at a time, and yields each as soon as it is done.
 
     Args:
         recognizer: the recognizer.
-        names: of the recordings.
-        read: a recording's samples (L,) by its name and a sampling rate; an `AsrError` of it is the recording's.
+        names: names of the recordings.
+        read: returns the samples (L,) of a recording by name and sampling rate; its `AsrError` becomes the outcome.
         batch_seconds: how much audio is read for each worker before it is recognized together.
     """
-    # Several batches for each worker, or there is nothing to overlap.
+    # With fewer than several batches for each worker the stages could not overlap.
     batch_seconds *= 1 + 4 * recognizer.resources.num_workers
     waiting: list[tuple[_Name, Tensor | str]] = []
     num_samples = 0
@@ -142,19 +143,25 @@ NAME = "transcribe"
 
 HELP = """Turns audio files into words: WAV, FLAC, MP3, OGG, ... of any sampling rate, mono or stereo, of any length.
 
-A file that cannot be read is reported and the others are done; the exit code is then 1. With --output, files that
-are in the output already are skipped, so that an interrupted run goes on where it stopped.
+A file that cannot be read is reported; the others are done, and the exit code is 1. With --output, files that are in
+the output already are skipped, so that an interrupted run continues where it stopped.
 
-A JSON line has 'audio' (the path as given), 'text', 'duration' (seconds), 'words' (each with 'word', 'start' and 'end'
-in seconds and, with --lattices, 'confidence' from 0 to 1), 'scores' of the best path (natural logarithms: 'am',
-'graph' and 'lm' unweighted, 'total' their weighted sum and the penalty of words), 'complete' (false where no whole
-sentence survived the beam) and 'seconds' (of computing, by stage); of a file that failed, 'audio' and 'error'. With
---stream a line has 'type' (partial or final), 'begin' and 'end' (of the utterance, seconds), 'text' and 'words'; a
-partial one 'settled' (so many words will not change), a final one 'reason' (pause or end), 'complete' and 'scores'.
+A JSON line has these fields:
+  audio      the path as given
+  text       the words
+  duration   of the audio, in seconds
+  words      each with 'word', 'start' and 'end' in seconds and, with --lattices, 'confidence' from 0 to 1
+  scores     of the best path, natural logarithms: 'am', 'graph' and 'lm' unweighted; 'total' is their weighted sum
+             plus the word insertion penalties
+  complete   false if no complete sentence survived the beam
+  seconds    of computing, by stage
+A file that failed has 'audio' and 'error' only. With --stream a line has 'type' (partial or final), 'begin' and 'end'
+of the utterance in seconds, 'text' and 'words'. A partial result has 'settled' (the number of words that will not
+change any more), a final one 'reason' (pause or end), 'complete' and 'scores'.
 
-With --stream, words are told while the audio still comes, from a file or from standard input. The acoustic model then
-hears a little less of what follows, so that the words can differ from those of the whole recording; figures and the
-Python interface: docs/streaming.md.
+With --stream, words come out while the audio is still coming, from a file or from standard input. The acoustic model
+then sees less of what follows, so that the words may differ from those of the whole recording. For figures and the
+Python interface see docs/streaming.md.
 
 examples:
   asr transcribe talk.mp3
@@ -166,13 +173,18 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("audio", nargs="+", help="audio files, or folders of them")
-    parser.add_argument("--jsonl", action="store_true", help="one JSON object a file, with word times and scores")
+    parser.add_argument(
+        "--jsonl", action="store_true", help="one JSON object for each file, with word times and scores"
+    )
     parser.add_argument(
         "--output",
         metavar="FILE",
-        help="append JSON Lines to this file, and skip the files that it has already (with --stream: do them again)",
+        help="append JSON Lines to this file, and skip audio files that are in it already (with --stream nothing is "
+        "skipped)",
     )
-    parser.add_argument("--statistics", action="store_true", help="times of each stage and cache counts, on stderr")
+    parser.add_argument(
+        "--statistics", action="store_true", help="print the times of all stages and cache counts to stderr"
+    )
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
     add_lattice_arguments(parser)
     add_stream_arguments(parser)
@@ -185,7 +197,7 @@ def run(args: argparse.Namespace) -> int:
     if args.stream:
         return _run_streams(args)
     if STANDARD_INPUT in args.audio:
-        raise AsrError("standard input (-) is read with --stream only.")
+        raise AsrError("standard input (-) needs --stream.")
     files = audio_files(args.audio)
     _require_output(args, files)
     if args.output is None:
@@ -217,7 +229,8 @@ def _transcribe(args: argparse.Namespace, files: list[Path], output: ResultsFile
     if not todo:
         return 0
     recognizer.keep_lattices = args.lattices is not None
-    recognizer.prepare()
+    with compiling_notice():
+        recognizer.prepare()
     lattices = None
     if args.lattices is not None:
         lattices = LatticeWriter(args.lattices, args.lattice_format, recognizer, list(map(Path, done)))

@@ -1,8 +1,7 @@
-"""Noise recordings added to speech at a random signal-to-noise ratio.
+"""Augmentation in training: noise, SpecAugment and vocal tract length perturbation.
 
-SpecAugment: bands of time and frequency hidden from the model while it learns.
-
-Vocal tract length perturbation (Jaitly and Hinton, 2013): other speakers made by warping the frequency axis."""
+Shapes: N utterances, L samples, T frames, F features, B mel bins.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +20,17 @@ _log = logging.getLogger(__name__)
 
 
 class NoiseMixer:
-    """Adds a random stretch of a random noise file to some of the utterances.
+    """Adds noise to some of the utterances, from a random place of a random noise recording.
 
     Args:
-        noise_dir: a folder of noise recordings (such as MUSAN's), searched with all folders below it.
-        probability: part of the utterances that get noise.
+        noise_dir: folder of noise recordings, such as MUSAN's, with all its subfolders.
+        probability: fraction of the utterances that get noise.
         min_snr_db: lowest signal-to-noise ratio.
-        max_snr_db: highest; between the two it is uniform in dB.
-        sampling_rate: of the waveforms.
+        max_snr_db: highest signal-to-noise ratio; it is drawn uniformly in dB.
+        sampling_rate: of the waveforms, in Hz.
 
     Raises:
-        AsrError: the folder is missing or holds no audio.
+        AsrError: the folder is missing or has no audio in it.
     """
 
     def __init__(
@@ -45,7 +44,8 @@ class NoiseMixer:
         self.files = find_audio_files(Path(noise_dir))
         if not self.files:
             raise AsrError(
-                f"{noise_dir}: the noise folder is missing or holds no audio; give one with recordings of noise."
+                f"{noise_dir}: the noise folder is missing or has no audio in it; give a folder with "
+                "recordings of noise."
             )
         self.probability = probability
         self.min_snr_db = min_snr_db
@@ -54,10 +54,10 @@ class NoiseMixer:
         self._samples: dict[Path, Tensor] = {}
 
     def __call__(self, waveform: Tensor) -> Tensor:
-        """(L,) float to (L,) float. Silence, and noise that is silent, leave it as it is.
+        """Adds noise to (L,), or not. Silent speech and silent noise change nothing.
 
         Raises:
-            AsrError: the last noise file that was left cannot be read, either.
+            AsrError: none of the noise recordings can be read.
         """
         draw = torch.rand(4).tolist()
         if draw[0] >= self.probability or waveform.numel() == 0:
@@ -70,7 +70,7 @@ class NoiseMixer:
         return add_noise(waveform, stretch, snr_db)
 
     def _noise(self, draw: float) -> Tensor:
-        """The samples of the file at `draw` (in [0, 1)) of the list; a file that cannot be read leaves the list."""
+        """The recording at `draw` (in [0, 1)) of the list; recordings that cannot be read are removed from the list."""
         while True:
             path = self.files[int(draw * len(self.files))]
             if path in self._samples:
@@ -81,11 +81,11 @@ class NoiseMixer:
                 if len(self.files) == 1:
                     raise
                 self.files.remove(path)
-                _log.warning("noise: left out: %s", error)
+                _log.warning("noise: skipped: %s", error)
 
 
 def add_noise(waveform: Tensor, noise: Tensor, snr_db: float) -> Tensor:
-    """(L,) + (L,) scaled so that the power of speech over that of noise is `snr_db`."""
+    """Adds noise (L,) to a waveform (L,), scaled to a signal-to-noise ratio of `snr_db`."""
     speech_power = float(waveform.square().mean())
     noise_power = float(noise.square().mean())
     if speech_power == 0.0 or noise_power == 0.0:
@@ -94,16 +94,17 @@ def add_noise(waveform: Tensor, noise: Tensor, snr_db: float) -> Tensor:
 
 
 class SpecAugment(nn.Module):
-    """Replaces random bands of frames and of features by the utterance's mean of each feature (park-2019's masks).
+    """SpecAugment (Park et al., 2019): masks random bands of frames and of features.
 
-    The mean, not zero, so that it is the same before and after mean normalisation. Does nothing in `eval()` mode.
+    Masked values become the mean of the feature over the utterance rather than zero, so that the result is the same
+    before and after mean normalization. In evaluation mode nothing is masked.
 
     Args:
-        num_time_masks: bands of frames an utterance.
-        max_time_mask_frames: their greatest width.
-        max_time_mask_fraction: their greatest width as a part of the utterance, so that short ones are spared.
-        num_frequency_masks: bands of features an utterance.
-        max_frequency_mask_bins: their greatest width.
+        num_time_masks: number of bands of frames in each utterance.
+        max_time_mask_frames: their maximum width.
+        max_time_mask_fraction: their maximum width as a fraction of the utterance.
+        num_frequency_masks: number of bands of features in each utterance.
+        max_frequency_mask_bins: their maximum width.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class SpecAugment(nn.Module):
         self.max_frequency_mask_bins = max_frequency_mask_bins
 
     def forward(self, features: Tensor, num_frames: Tensor) -> Tensor:
-        """(N, T, F) and (N,) to (N, T, F); what lies behind each end is left alone."""
+        """Masks features (N, T, F) of num_frames (N,) frames; padding is not changed."""
         if not self.training or features.shape[1] == 0:
             return features
         _, max_frames, feature_dim = features.shape
@@ -140,7 +141,7 @@ class SpecAugment(nn.Module):
 
 
 def _bands(length: Tensor, max_width: Tensor, size: int, num_bands: int) -> Tensor:
-    """The union of `num_bands` random bands in 0..length-1, each 0..max_width wide; (N,), (N,) to (N, size) bool."""
+    """Positions in any of `num_bands` random bands within 0..length-1, each 0..max_width wide, (N, size) bool."""
     device = length.device
     draw = torch.rand((2, len(length), num_bands), device=device)
     width = (draw[0] * (max_width + 1)[:, None]).long()
@@ -150,18 +151,19 @@ def _bands(length: Tensor, max_width: Tensor, size: int, num_bands: int) -> Tens
     return band.any(dim=1)
 
 
-_KEPT_BAND = 0.8  # part of the band that is scaled as a whole; what lies above is stretched or squeezed into the rest
+# Fraction of the band that is scaled uniformly; the rest is stretched or compressed so that the upper edge stays.
+_KEPT_BAND = 0.8
 
 
 class VocalTractPerturbation(nn.Module):
-    """Warps each utterance's frequencies by a factor drawn from 1 - `max_warp` to 1 + `max_warp`.
+    """Vocal tract length perturbation (Jaitly and Hinton, 2013): warps the frequency axis of each utterance.
 
-    The filterbanks are read off at the warped centre frequencies, interpolated between neighbouring filters. Tempo
-    stays as it is, which is what it adds to speed perturbation. Does nothing in `eval()` mode.
+    The factor is drawn from 1 - `max_warp` to 1 + `max_warp`. Filterbanks are interpolated at the warped centre
+    frequencies. Unlike speed perturbation it does not change the tempo. In evaluation mode nothing is warped.
 
     Args:
         max_warp: such as 0.1.
-        fbank: the filterbank, whose filters are the last columns of the features; a column of energy before them stays.
+        fbank: the filterbank. Its filters are the last columns of the features; an energy before them is not changed.
     """
 
     frequency: Tensor  # (B,) centre frequencies in Hz
@@ -176,14 +178,14 @@ class VocalTractPerturbation(nn.Module):
         self.register_buffer("frequency", _hertz(edges[1:-1]).float(), persistent=False)
 
     def forward(self, features: Tensor) -> Tensor:
-        """(N, T, F) to (N, T, F)."""
+        """Warps features (N, T, F) by random factors."""
         if not self.training or self.max_warp == 0.0:
             return features
         factor = 1.0 + self.max_warp * (2.0 * torch.rand(len(features), device=features.device) - 1.0)
         return self.warp(features, factor)
 
     def warp(self, features: Tensor, factor: Tensor) -> Tensor:
-        """(N, T, F) to (N, T, F), warped by the factors (N,); above 1 frequencies rise, as in a short vocal tract."""
+        """Warps features (N, T, F) by factors (N,); above 1 frequencies rise, as in a shorter vocal tract."""
         num_bins = len(self.frequency)
         position = ((mel(self._source(factor[:, None])) - self.first_mel) / self.mel_step).clamp(0, num_bins - 1)
         below = position.floor().long().clamp(max=num_bins - 2)
@@ -194,7 +196,7 @@ class VocalTractPerturbation(nn.Module):
         return torch.cat((features[..., :-num_bins], torch.lerp(low, high, share.expand(shape))), dim=2)
 
     def _source(self, factor: Tensor) -> Tensor:
-        """Where each filter reads, in Hz: (N, 1) to (N, B). Piecewise linear, the upper edge stays where it is."""
+        """The frequency in Hz that each filter takes its value from, (N, B), piecewise linear; the upper edge stays."""
         bend = _KEPT_BAND * self.high_freq * factor.clamp(max=1.0)
         scaled = self.frequency / factor
         rest = (self.high_freq - bend / factor) / (self.high_freq - bend)

@@ -1,6 +1,4 @@
-"""Lists of lhotse cuts: read, split by speaker, and cleared of what a model cannot learn from, with a report.
-
-Which utterances make a batch, and of which epoch."""
+"""Lists of lhotse cuts: reading, splitting by speaker, selecting usable ones with a report, and bucketed batches."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class FilterReport:
-    """Why utterances are not used: unknown words with how often they stand there, and ids by other reason."""
+    """Why utterances are not used: counts of unknown words, and ids of utterances by reason."""
 
     unknown_words: Counter[str] = field(default_factory=Counter)
     unknown_word_ids: list[str] = field(default_factory=list)
@@ -39,7 +37,7 @@ class FilterReport:
     empty_ids: list[str] = field(default_factory=list)
 
     def log(self, split: str, num_cuts: int) -> None:
-        """Says it, if there is something to say."""
+        """Logs a warning if utterances are not used."""
         if self.unknown_words:
             words = ", ".join(f"{word} ({num})" for word, num in self.unknown_words.most_common(20))
             more = "" if len(self.unknown_words) <= 20 else f" and {len(self.unknown_words) - 20} more"
@@ -53,15 +51,15 @@ class FilterReport:
 
 
 def cut_text(cut: MonoCut) -> str:
-    """The transcript of a cut; empty where it has none."""
+    """The transcript of a cut; empty if it has none."""
     return " ".join(supervision.text for supervision in cut.supervisions if supervision.text)
 
 
 def cut_waveform(cut: MonoCut, sampling_rate: int) -> Tensor:
-    """The samples (L,) of a cut at a sampling rate, channels averaged.
+    """The samples (L,) of a cut at a sampling rate, with channels averaged.
 
     Raises:
-        AsrError: its audio cannot be read.
+        AsrError: the audio cannot be read.
     """
     try:
         samples = cut.resample(sampling_rate).load_audio()
@@ -82,7 +80,7 @@ def read_cuts(paths: Sequence[str | Path]) -> list[MonoCut]:
     cuts: list[MonoCut] = []
     for path in paths:
         if not Path(path).is_file():
-            raise AsrError(f"{path}: there is no such cut manifest; make it with `asr prepare`.")
+            raise AsrError(f"{path}: there is no such cut manifest; write it with `asr prepare`.")
         try:
             for record in _records(Path(path)):
                 _require_plain_files(record)
@@ -97,7 +95,7 @@ def read_cuts(paths: Sequence[str | Path]) -> list[MonoCut]:
             ) from error
     repeated = [cut_id for cut_id, num in Counter(cut.id for cut in cuts).items() if num > 1]
     if repeated:
-        raise AsrError(f"{', '.join(map(str, paths))}: the cut {repeated[0]!r} stands twice; name each manifest once.")
+        raise AsrError(f"{', '.join(map(str, paths))}: the cut {repeated[0]!r} occurs twice; give each manifest once.")
     return cuts
 
 
@@ -139,10 +137,18 @@ def _require_plain_file(source: Any) -> None:
 
 
 def hold_out_speakers(cuts: Sequence[MonoCut], fraction: float, seed: int) -> tuple[list[MonoCut], list[MonoCut]]:
-    """Splits off whole speakers, drawn by `seed`, whose speech is about `fraction` of the whole: (rest, held out).
+    """Holds out random speakers with about `fraction` of the speech.
+
+    Args:
+        cuts: the cuts.
+        fraction: of the total duration.
+        seed: of the random choice.
+
+    Returns:
+        the cuts of the other speakers, and those that are held out.
 
     Raises:
-        AsrError: there are not two speakers.
+        AsrError: there is only one speaker.
     """
     duration: dict[str, float] = defaultdict(float)
     for cut in cuts:
@@ -165,7 +171,7 @@ def hold_out_speakers(cuts: Sequence[MonoCut], fraction: float, seed: int) -> tu
 def select_usable(
     cuts: Sequence[MonoCut], tokenizer: Tokenizer, min_duration: float, max_duration: float
 ) -> tuple[list[MonoCut], FilterReport]:
-    """The cuts with a transcript that the tokens can write, of a length within bounds; and what was left out."""
+    """Selects cuts within the bounds of duration (in seconds) whose transcripts have tokens, and reports the others."""
     usable: list[MonoCut] = []
     left_out = FilterReport()
     for cut in cuts:
@@ -190,7 +196,7 @@ def _speaker(cut: MonoCut) -> str:
 def bucket_sampler(
     cuts: CutSet, max_duration: float, max_cuts: int | None, num_buckets: int, shuffle: bool, seed: int
 ) -> DynamicBucketingSampler:
-    """Batches of like duration, of at most so many seconds and cuts, from buckets that small corpora have fewer of."""
+    """Batches of similar duration with a maximum of seconds and cuts; small corpora get fewer buckets."""
     with warnings.catch_warnings():
         # lhotse warns that cuts in memory forgo the savings of lazy ones.
         warnings.filterwarnings("ignore", message="You are using DynamicBucketingSampler with an eagerly read CutSet")

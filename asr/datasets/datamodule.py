@@ -1,8 +1,7 @@
-"""The Lightning data module for acoustic models."""
+"""The Lightning data module for acoustic models: manifests in, bucketed and augmented batches out."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -11,11 +10,17 @@ from lhotse import CutSet
 from lhotse.dataset import DynamicBucketingSampler
 from torch.utils.data import DataLoader
 
-from asr.audio.cmvn import GlobalCmvn
 from asr.audio.fbank import Fbank
 from asr.datasets.augment import NoiseMixer, SpecAugment, VocalTractPerturbation
 from asr.datasets.cuts import FilterReport, bucket_sampler, epoch_to_draw, hold_out_speakers, read_cuts, select_usable
-from asr.datasets.dataset import AcousticBatch, AcousticDataset, FeatureFolder, FeatureMemory, WaveformCache
+from asr.datasets.dataset import (
+    AcousticBatch,
+    AcousticDataset,
+    Augmentation,
+    FeatureFolder,
+    FeatureMemory,
+    WaveformCache,
+)
 from asr.errors import AsrError
 from asr.text.symbols import TokenTable
 from asr.text.tokenizer import Tokenizer
@@ -24,33 +29,35 @@ Split = Literal["train", "valid", "test"]
 
 
 class AcousticDataModule(pl.LightningDataModule):
-    """Cuts of any prepared corpora to batches of features and tokens, bucketed by duration.
+    """Batches of features and tokens from the cuts of any prepared corpora, bucketed by duration.
 
-    lhotse's sampler gives every process its own share, so a trainer with several devices needs
-    `use_distributed_sampler: false`.
+    lhotse's sampler gives each process its own share, so that a trainer with several devices needs
+    `use_distributed_sampler: false`. The many flat arguments are the keys of a recipe's YAML.
 
     Args:
-        train_cuts: lhotse cuts (`asr prepare` writes them); several are joined.
-        valid_cuts: cuts to validate on.
-        test_cuts: cuts for `test` and `predict`.
-        valid_fraction: part of `train_cuts` held out to validate on, whole speakers, where `valid_cuts` is empty.
-        lexicon: files in CMUdict's or Kaldi's form; the first that has a word wins. None: characters.
-        tokens: a token table to use; by default the lexicon's phones, sorted. Characters need it.
+        train_cuts: manifests of lhotse cuts, as `asr prepare` writes them; all of them are used together.
+        valid_cuts: manifests to validate on.
+        test_cuts: manifests for `test` and `predict`.
+        valid_fraction: fraction of `train_cuts` that is held out for validation, in whole speakers, if `valid_cuts` is
+            empty.
+        lexicon: files in the format of CMUdict or Kaldi; the first that has a word wins. Without any, tokens are
+            characters.
+        tokens: the token table; by default the phones of the lexicon, sorted. Characters need one.
         keep_stress: keep the stress marks of vowels.
-        random_pronunciation: draw among a word's pronunciations in training instead of taking the first.
-        fbank: the features; None for 80 filters as Kaldi's.
-        max_batch_duration: seconds of audio in a batch, before the speed is changed.
-        max_batch_cuts: utterances in a batch; None for no limit.
-        num_buckets: groups of similar duration that batches are drawn from.
-        min_duration: shorter utterances are left out of training.
-        max_duration: longer ones, too.
-        speed_factors: one is drawn for each training utterance each epoch, such as [0.9, 1.0, 1.1].
-        max_vocal_tract_warp: frequencies are scaled by up to so much in training, such as 0.1; 0 for not at all.
-        spec_augment: masks time and frequency in training; None for not at all.
-        noise: adds noise in training; None for none.
-        memory_gb: decoded audio, and features as far as they fit, are kept in memory up to this much; 0 for nothing.
-        feature_dir: a folder where features are stored, once computed, and read from in later epochs and runs.
-        num_workers: processes that make batches; 0 for none beside the trainer.
+        random_pronunciation: draw one of a word's pronunciations in training instead of taking the first.
+        fbank: computes the features; by default 80 filters, as Kaldi does.
+        max_batch_duration: maximum seconds of audio in a batch, before the speed is changed.
+        max_batch_cuts: maximum number of utterances in a batch; None for no limit.
+        num_buckets: number of groups of similar duration that batches are drawn from.
+        min_duration: shorter utterances are left out of training, in seconds.
+        max_duration: longer utterances are left out of training, in seconds.
+        speed_factors: one of them is drawn for each training utterance in each epoch, such as [0.9, 1.0, 1.1].
+        max_vocal_tract_warp: maximum change of the frequency scale in training, such as 0.1; 0 for none.
+        spec_augment: masks time and frequency in training; None for no masks.
+        noise: adds noise in training; None for no noise.
+        memory_gb: maximum memory for decoded audio and, as far as they fit, features; 0 to keep none.
+        feature_dir: folder where features are stored when first computed, for later epochs and runs.
+        num_workers: number of processes that prepare batches; 0 prepares them in the trainer's process.
         seed: of the sampler.
     """
 
@@ -101,18 +108,14 @@ class AcousticDataModule(pl.LightningDataModule):
         self.features: FeatureFolder | FeatureMemory | None = None
         if feature_dir is not None:
             self.features = FeatureFolder(feature_dir, self.fbank.arguments)
-        elif num_workers == 0:  # each worker process would fill a memory of its own
+        elif num_workers == 0:  # each worker process would fill memory of its own
             self.features = FeatureMemory(memory_gb)
         self.train_dataset = AcousticDataset(
             self.fbank,
             self.tokenizer,
             self.waveforms,
             self.features,
-            speed_factors,
-            noise,
-            warp,
-            spec_augment,
-            random_pronunciation,
+            Augmentation(speed_factors, noise, warp, spec_augment, random_pronunciation),
         )
         self.plain_dataset = AcousticDataset(self.fbank, self.tokenizer, self.waveforms, self.features)
         self.cuts: dict[Split, CutSet] = {}
@@ -120,55 +123,48 @@ class AcousticDataModule(pl.LightningDataModule):
 
     @property
     def token_table(self) -> TokenTable:
-        """The output symbols."""
+        """The output symbols of the acoustic model."""
         return self.tokenizer.tokens
 
     @property
     def num_tokens(self) -> int:
-        """C, blank included."""
+        """Number of tokens, blank included."""
         return len(self.tokenizer.tokens)
 
     @property
     def feature_dim(self) -> int:
-        """F."""
+        """Number of features in a frame."""
         return self.fbank.feature_dim
 
     def setup(self, stage: str | None = None) -> None:
-        """Reads the manifests, reports unknown words, and takes small corpora into memory."""
+        """Reads the manifests, reports unknown words, and loads small corpora into memory."""
         wanted: dict[str | None, tuple[Split, ...]] = {"fit": ("train", "valid"), "validate": ("valid",)}
         for split in wanted.get(stage, ("test",) if stage in ("test", "predict") else ("train", "valid", "test")):
             if split not in self.cuts:
                 self._read_split(split)
 
     def train_dataloader(self) -> DataLoader[AcousticBatch]:
-        """Shuffled, augmented batches."""
+        """Shuffled and augmented batches."""
         loader = self._loader("train", self.train_dataset, shuffle=True)
         if self.trainer is not None:
             loader.sampler.set_epoch(epoch_to_draw(self.trainer))  # type: ignore[attr-defined]
         return loader
 
     def val_dataloader(self) -> DataLoader[AcousticBatch] | list[Any]:
-        """Batches in fixed order; an empty list where there is nothing to validate on."""
+        """Batches in a fixed order; an empty list if there is nothing to validate on."""
         return self._loader("valid", self.plain_dataset, shuffle=False) if len(self._split("valid")) else []
 
     def test_dataloader(self) -> DataLoader[AcousticBatch]:
-        """Batches in fixed order, every utterance in them."""
+        """Batches in a fixed order, with all utterances."""
         return self._loader("test", self.plain_dataset, shuffle=False)
 
     def predict_dataloader(self) -> DataLoader[AcousticBatch]:
-        """The same as for `test`."""
+        """The batches of `test_dataloader`."""
         return self.test_dataloader()
 
     def num_train_batches(self) -> int:
-        """Batches in the first epoch; later ones may differ by a few, as the buckets fill differently."""
+        """Number of batches in the first epoch; later epochs may differ by a few, since buckets fill differently."""
         return sum(1 for _ in self._sampler("train", shuffle=True))
-
-    def global_cmvn(self, max_utterances: int = 2000) -> GlobalCmvn:
-        """Mean and standard deviation of training features before augmentation, over utterances drawn at random."""
-        cuts = list(self._split("train"))
-        chosen = random.Random(self.seed).sample(cuts, min(max_utterances, len(cuts)))
-        batches = (self.plain_dataset[CutSet.from_cuts(chosen[i : i + 8])] for i in range(0, len(chosen), 8))
-        return GlobalCmvn.from_batches((batch["features"], batch["num_frames"]) for batch in batches)
 
     def _split(self, split: Split) -> CutSet:
         if split not in self.cuts:
@@ -179,12 +175,12 @@ class AcousticDataModule(pl.LightningDataModule):
         held_out_of_train = split == "valid" and not self.cut_paths["valid"] and self.valid_fraction > 0.0
         source: Split = "train" if held_out_of_train else split
         if split != "valid" and not self.cut_paths[split]:
-            raise AsrError(f"{split}_cuts: no manifest is given; name at least one that `asr prepare` wrote.")
+            raise AsrError(f"{split}_cuts: there is no manifest; give at least one that `asr prepare` wrote.")
         cuts = read_cuts(self.cut_paths[source])
         if source == "train" and not self.cut_paths["valid"] and self.valid_fraction > 0.0:
             rest, held_out = hold_out_speakers(cuts, self.valid_fraction, self.seed)
             cuts = held_out if split == "valid" else rest
-        # A test utterance with an unknown word counts in the word error rate, so it stays.
+        # Test utterances with unknown words stay, since they count in the word error rate.
         usable, left_out = select_usable(cuts, self.tokenizer, self.min_duration, self.max_duration)
         if split == "test":
             usable = cuts
@@ -192,7 +188,7 @@ class AcousticDataModule(pl.LightningDataModule):
             left_out.log(split, len(cuts))
         if cuts and not usable:
             raise AsrError(
-                f"{', '.join(self.cut_paths[source])}: not one utterance can be used; do lexicon and corpus fit?"
+                f"{', '.join(self.cut_paths[source])}: no utterance can be used; does the lexicon fit the corpus?"
             )
         self.left_out[split] = left_out
         self.cuts[split] = CutSet.from_cuts(usable)

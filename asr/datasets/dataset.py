@@ -1,6 +1,7 @@
-"""Features kept between epochs, in memory or in a folder, so that they are computed once.
+"""Batches for training acoustic models: lhotse cuts in, padded tensors out; features are kept between epochs.
 
-Batches for acoustic models: cuts in, the dict of padded tensors out."""
+Shapes: N utterances, L samples, T frames, F features, U tokens.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
@@ -32,20 +34,20 @@ _CONFIG_NAME = "fbank.json"
 
 
 class FeatureStore(Protocol):
-    """Features (T, F) by name."""
+    """Keeps features (T, F) by name."""
 
     def get(self, key: str) -> Tensor | None:
-        """The features, or None where they are not kept."""
+        """The features, or None if they are not kept."""
 
     def put(self, key: str, features: Tensor) -> None:
-        """Keeps them, if there is room."""
+        """Keeps features, if there is room."""
 
 
 class FeatureMemory:
     """Features in this process's memory.
 
     Args:
-        gigabytes: how much to keep at most.
+        gigabytes: the maximum amount to keep.
     """
 
     def __init__(self, gigabytes: float) -> None:
@@ -54,7 +56,7 @@ class FeatureMemory:
         self.limit_gigabytes(gigabytes)
 
     def limit_gigabytes(self, gigabytes: float) -> None:
-        """Changes how much to keep from now on."""
+        """Changes the maximum amount."""
         self._limit = gigabytes * 2**30
 
     def __len__(self) -> int:
@@ -74,11 +76,11 @@ class FeatureFolder:
     """Features as float32 `.npy` files, shared by any number of processes and runs.
 
     Args:
-        folder: made if need be.
-        config: what the features are made with; a folder made with something else is refused.
+        folder: created if it does not exist.
+        config: the settings of the features; a folder of features with other settings is refused.
 
     Raises:
-        AsrError: the folder was made with another configuration, or cannot be made.
+        AsrError: the folder has features with other settings, or cannot be created.
     """
 
     def __init__(self, folder: str | Path, config: Mapping[str, Any]) -> None:
@@ -91,9 +93,13 @@ class FeatureFolder:
                 config_path.write_text(wanted, encoding="utf-8")
             found = config_path.read_text(encoding="utf-8")
         except OSError as error:
-            raise AsrError(f"{folder}: the feature folder cannot be used ({error.strerror}); name another.") from error
+            raise AsrError(
+                f"{folder}: the feature folder cannot be used ({error.strerror}); choose another one."
+            ) from error
         if found != wanted:
-            raise AsrError(f"{folder}: holds features made with {found}, not {wanted}; name another feature_dir.")
+            raise AsrError(
+                f"{folder}: the features in it were computed with {found}, not {wanted}; choose another feature_dir."
+            )
 
     def get(self, key: str) -> Tensor | None:
         try:
@@ -112,7 +118,7 @@ class FeatureFolder:
             np.save(partial, features.numpy())
 
     def _path(self, key: str) -> Path:
-        # 256 folders: a corpus has hundreds of thousands of utterances, and their ids may hold a slash.
+        # 256 folders, since a corpus has hundreds of thousands of utterances; their ids may have slashes in them.
         digest = hashlib.sha1(key.encode()).hexdigest()
         return self.folder / digest[:2] / f"{key.replace('/', '_')}-{digest[2:10]}.npy"
 
@@ -121,7 +127,7 @@ _log = logging.getLogger(__name__)
 
 
 class AcousticBatch(TypedDict):
-    """N utterances, T frames, F features, U tokens."""
+    """A batch of utterances."""
 
     features: Tensor  # (N, T, F) float32
     num_frames: Tensor  # (N,) int64
@@ -132,12 +138,12 @@ class AcousticBatch(TypedDict):
 
 
 class WaveformCache:
-    """Decoded files, kept in memory as int16 once `fill` has read them; others are read each time.
+    """Decoded audio files, kept in memory as int16 once `fill` has read them; other files are read each time.
 
-    What is not all channels of one file as it is, lhotse makes each time.
+    Cuts that are more than a piece of one file with all its channels are left to lhotse.
 
     Args:
-        sampling_rate: what every recording is brought to.
+        sampling_rate: what recordings are resampled to, in Hz.
     """
 
     def __init__(self, sampling_rate: int = 16000) -> None:
@@ -146,11 +152,11 @@ class WaveformCache:
 
     @property
     def gigabytes(self) -> float:
-        """Memory in use."""
+        """Memory in use, in GiB."""
         return sum(samples.numel() for samples in self._samples.values()) * 2 / 2**30
 
     def fill(self, cuts: CutSet, num_jobs: int = 2) -> None:
-        """Reads the recordings of `cuts` that are not kept yet; those that cannot be read are left to `waveform`."""
+        """Reads the recordings of `cuts`; `waveform` reports those that cannot be read."""
         missing = {path: None for path in map(_file, cuts) if path is not None and path not in self._samples}
         with ThreadPoolExecutor(num_jobs) as pool:
             for path, samples in zip(missing, pool.map(self._read_or_none, missing), strict=True):
@@ -172,7 +178,7 @@ class WaveformCache:
         part = waveform[begin : begin + max(1, round(cut.duration * self.sampling_rate))]
         if part.numel() == 0:
             raise AsrError(
-                f"{path}: the recording ends before {cut.start} s, where cut {cut.id} begins; prepare the corpus anew."
+                f"{path}: the recording ends before {cut.start} s, where cut {cut.id} begins; prepare the corpus again."
             )
         return part
 
@@ -183,22 +189,37 @@ class WaveformCache:
             return None
 
 
-class AcousticDataset(Dataset[AcousticBatch]):
-    """A lhotse map dataset: the index is a batch of cuts, as a lhotse sampler gives.
-
-    Speed, noise and masks are drawn afresh each time from torch's generator, which a data loader seeds anew every
-    epoch. A recording that cannot be read is left out of its batch and logged.
+@dataclass(frozen=True)
+class Augmentation:
+    """What changes from epoch to epoch; the default changes nothing.
 
     Args:
-        fbank: the features.
-        tokenizer: words to tokens; of unknown words nothing is written (the data module reports them).
-        waveforms: where samples come from.
-        features: where features are kept, used only where they are the same every time: without noise and dither.
-        speed_factors: one of them is drawn for every utterance; (1.0,) changes nothing.
+        speed_factors: one of them is drawn for each utterance.
         noise: adds noise, or None.
         vocal_tract: warps frequencies, or None.
         spec_augment: masks features, or None.
         random_pronunciation: draw one of a word's pronunciations instead of taking the first.
+    """
+
+    speed_factors: Sequence[float] = (1.0,)
+    noise: NoiseMixer | None = None
+    vocal_tract: VocalTractPerturbation | None = None
+    spec_augment: SpecAugment | None = None
+    random_pronunciation: bool = False
+
+
+class AcousticDataset(Dataset[AcousticBatch]):
+    """A lhotse map-style dataset: the index is a batch of cuts, as a lhotse sampler gives it.
+
+    Augmentation draws from torch's generator, which a data loader seeds anew every epoch. A recording that cannot be
+    read is left out of its batch, with a warning in the log.
+
+    Args:
+        fbank: computes the features.
+        tokenizer: words to tokens; unknown words get none (the data module reports them).
+        waveforms: where samples come from.
+        features: where features are kept. Used only if they are the same in each epoch: without noise and dither.
+        augmentation: what changes from epoch to epoch.
     """
 
     def __init__(
@@ -207,21 +228,13 @@ class AcousticDataset(Dataset[AcousticBatch]):
         tokenizer: Tokenizer,
         waveforms: WaveformCache | None = None,
         features: FeatureStore | None = None,
-        speed_factors: Sequence[float] = (1.0,),
-        noise: NoiseMixer | None = None,
-        vocal_tract: VocalTractPerturbation | None = None,
-        spec_augment: SpecAugment | None = None,
-        random_pronunciation: bool = False,
+        augmentation: Augmentation | None = None,
     ) -> None:
         self.fbank = fbank
         self.tokenizer = tokenizer
         self.waveforms = waveforms or WaveformCache(fbank.sampling_rate)
-        self.features = features if noise is None and fbank.dither == 0.0 else None
-        self.speed_factors = tuple(speed_factors)
-        self.noise = noise
-        self.vocal_tract = vocal_tract
-        self.spec_augment = spec_augment
-        self.random_pronunciation = random_pronunciation
+        self.augmentation = augmentation if augmentation is not None else Augmentation()
+        self.features = features if self.augmentation.noise is None and fbank.dither == 0.0 else None
 
     def __getitem__(self, cuts: CutSet) -> AcousticBatch:
         features: list[Tensor] = []
@@ -240,13 +253,15 @@ class AcousticDataset(Dataset[AcousticBatch]):
             tokens.append(torch.tensor(self._encode(texts[-1].split()), dtype=torch.int64))
             cut_ids.append(cut.id)
         if not features:
-            raise AsrError(f"Not one recording of a batch could be read: {reason}")
+            raise AsrError(f"no recording of the batch could be read: {reason}")
         padded = pad_sequence(features, batch_first=True)
         num_frames = torch.tensor([len(frames) for frames in features])
-        if self.vocal_tract is not None:
-            padded = self.vocal_tract(padded)
+        if self.augmentation.vocal_tract is not None:
+            padded = self.augmentation.vocal_tract(padded)
+        if self.augmentation.spec_augment is not None:
+            padded = self.augmentation.spec_augment(padded, num_frames)
         return {
-            "features": padded if self.spec_augment is None else self.spec_augment(padded, num_frames),
+            "features": padded,
             "num_frames": num_frames,
             "tokens": pad_sequence(tokens, batch_first=True),
             "num_tokens": torch.tensor([len(ids) for ids in tokens]),
@@ -255,9 +270,8 @@ class AcousticDataset(Dataset[AcousticBatch]):
         }
 
     def _speed_factor(self) -> float:
-        if len(self.speed_factors) == 1:
-            return self.speed_factors[0]
-        return self.speed_factors[int(torch.randint(len(self.speed_factors), ()))]
+        factors = self.augmentation.speed_factors
+        return factors[0] if len(factors) == 1 else factors[int(torch.randint(len(factors), ()))]
 
     def _features(self, cut: MonoCut, speed_factor: float) -> Tensor:
         """(T, F)."""
@@ -268,8 +282,8 @@ class AcousticDataset(Dataset[AcousticBatch]):
         waveform = self.waveforms.waveform(cut)
         if speed_factor != 1.0:
             waveform = change_speed(waveform, speed_factor)
-        if self.noise is not None:
-            waveform = self.noise(waveform)
+        if self.augmentation.noise is not None:
+            waveform = self.augmentation.noise(waveform)
         with torch.no_grad():
             features: Tensor = self.fbank(waveform[None], torch.tensor([len(waveform)]))[0][0]
         if self.features is not None:
@@ -279,7 +293,7 @@ class AcousticDataset(Dataset[AcousticBatch]):
     def _encode(self, words: list[str]) -> list[int]:
         lexicon = self.tokenizer.lexicon
         variants = None
-        if self.random_pronunciation and lexicon is not None:
+        if self.augmentation.random_pronunciation and lexicon is not None:
             draws = torch.rand(len(words)).tolist()
             variants = [
                 int(draw * len(lexicon.pronunciations.get(word, ("",))))
@@ -289,7 +303,7 @@ class AcousticDataset(Dataset[AcousticBatch]):
 
 
 def _file(cut: MonoCut) -> str | None:
-    """The file of which all channels are the cut's, as they are; None where there is more to a cut."""
+    """The file that the cut takes all channels of, unchanged; None where there is more to the cut."""
     recording = getattr(cut, "recording", None)
     if recording is None or recording.transforms or [source.type for source in recording.sources] != ["file"]:
         return None

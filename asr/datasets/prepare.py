@@ -1,4 +1,4 @@
-"""A corpus folder to lhotse cuts: every file decoded once, what cannot be used left out and reported."""
+"""Prepares a corpus: decodes each file once, writes manifests of lhotse cuts, and reports what was skipped."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from asr.errors import AsrError
 from asr.serialization import atomic_path, require_writable
 
 Progress = Callable[[int, int], None]
-"""Called with (files done, files in all)."""
+"""Called with the number of files that are done, and of all files."""
 
 
 @dataclass(frozen=True)
 class PartReport:
-    """What became of one part of a corpus; also written beside the cuts as JSON."""
+    """What was prepared of a part of a corpus; it is written beside the cuts as JSON."""
 
     corpus: str
     part: str
@@ -36,12 +36,12 @@ class PartReport:
     skipped: list[SkippedItem]
 
     def to_json(self) -> str:
-        """One JSON object; `skipped` is a list of {item, reason}."""
+        """The report as a JSON object; `skipped` is a list of {item, reason}."""
         return json.dumps(asdict(self), ensure_ascii=False)
 
     @classmethod
     def from_file(cls, path: Path) -> PartReport | None:
-        """The report of an earlier run, or None where there is none that can be read."""
+        """The report of an earlier run, or None if there is none that can be read."""
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))
             fields["skipped"] = [SkippedItem(**item) for item in fields["skipped"]]
@@ -59,22 +59,22 @@ def prepare_part(
     redo: bool = False,
     on_progress: Progress | None = None,
 ) -> PartReport:
-    """Writes `<corpus>_<part>.jsonl.gz` (lhotse cuts), `.txt` (the transcripts, one a line) and `.report.json`.
+    """Writes `<corpus>_<part>.jsonl.gz` (lhotse cuts), `.txt` (transcripts, one on each line) and `.report.json`.
 
-    A part that an earlier run finished for the same folder is not done again. Each file appears complete or not at all,
-    the report last.
+    A part that an earlier run finished for the same folder is not done again. Each file is written completely or not at
+    all, the report last.
 
     Args:
-        corpus: which corpus.
-        corpus_dir: where it lies.
-        part: which part of it.
-        output_dir: made if need be.
-        num_jobs: threads that decode.
-        redo: do it again even if it is done.
-        on_progress: told about every file.
+        corpus: the corpus.
+        corpus_dir: its folder.
+        part: the part to prepare.
+        output_dir: created if it does not exist.
+        num_jobs: number of threads that decode audio.
+        redo: prepare the part again even if it is finished.
+        on_progress: called after each file.
 
     Raises:
-        AsrError: nothing usable was found, or the output folder cannot be written.
+        AsrError: there is nothing usable, or the output folder cannot be written.
     """
     corpus_dir, stem = corpus_dir.resolve(), output_dir / f"{corpus.name}_{part}"
     cuts_path, text_path, report_path = (Path(f"{stem}{suffix}") for suffix in (".jsonl.gz", ".txt", ".report.json"))
@@ -125,7 +125,7 @@ def prepare_part(
 
 
 def copy_lexicon(corpus: Corpus, corpus_dir: Path, output_dir: Path) -> Path | None:
-    """Puts the lexicon that comes with the corpus beside its manifests, under its own name.
+    """Copies the lexicon of the corpus, if it has one, to the folder of the manifests.
 
     Raises:
         AsrError: it cannot be copied.

@@ -278,14 +278,14 @@ def build_phone_graph(
 def build_graph(
     lexicon: Lexicon, language_model: NgramLM, tokens: TokenTable, topology: str = "ctc", **options: Any
 ) -> DecodingGraph:
-    """The finished graph; `options` as in `build_phone_graph`."""
+    """Builds a finished graph; `options` are those of `build_phone_graph`."""
     return build_phone_graph(lexicon, language_model, tokens, topology, **options)[0].finish()
 
 
 def _pronunciations(
     lexicon: Lexicon, language_model: NgramLM, report: BuildReport, silence: str | None
 ) -> tuple[list[tuple[int, list[tuple[str, ...]]]], list[str]]:
-    """The words that model and lexicon share, and the phones, sorted."""
+    """The words that are in both model and lexicon with their pronunciations, and the phones, sorted."""
     vocabulary, arrays = language_model.vocabulary, language_model.arrays
     # The arcs of state 0 come first, and its arc w is the unigram of word w.
     unigram = torch.arange(len(vocabulary), device=arrays.label.device)
@@ -301,7 +301,7 @@ def _pronunciations(
     if not pronunciations:
         raise AsrError(
             f"{lexicon.name}: none of its words is in the language model {language_model.name}; "
-            "check that both write words alike (upper or lower case)."
+            "check that both have words in the same case."
         )
     report.num_words = len(pronunciations)
     report.num_lexicon_words_outside_model = len(lexicon) - len(pronunciations)
@@ -314,8 +314,8 @@ def _composed(lexicon_part: LexiconTransducer, grammar: Transducer, score_step: 
     with clock.step("composition"):
         fst = kaldifst.compose(to_openfst(lexicon_part.transducer), to_openfst(grammar))
         if fst.num_states == 0:
-            raise AsrError("The decoding graph is empty: no sentence of the language model can be pronounced.")
-    with clock.step("determinisation"):
+            raise AsrError("the decoding graph is empty: no sentence of the language model can be pronounced.")
+    with clock.step("determinization"):
         if kaldifst.determinize_star(fst):
             raise AsrError("The decoding graph cannot be determinized; check the lexicon for very long pronunciations.")
     with clock.step("minimisation"):
@@ -345,7 +345,7 @@ def _phone_arrays(transducer: Transducer, num_phones: int) -> GraphArrays:
 
 
 class _Clock:
-    """Times the steps and announces them."""
+    """Measures and announces the steps."""
 
     def __init__(self, report: BuildReport, progress: Callable[[str], None]) -> None:
         self._report = report

@@ -31,17 +31,17 @@ FIELDS = ("arc_count", "label", "dst_state", "score", "word_arc", "word_count", 
 
 
 def finish(graph: GraphArrays, phones: Sequence[str], topology_name: str, tokens: TokenTable) -> GraphArrays:
-    """The graph of frames: labels are columns of the acoustic model, no epsilons."""
+    """Removes epsilons and composes the topology; labels become columns of the acoustic model."""
     topology = topology_named(topology_name)
     return compose_topology(topology, topology.token_ids(phones, tokens), remove_epsilons(graph))
 
 
 def pack(graph: GraphArrays, score_step: float) -> dict[str, Tensor]:
-    """The graph in small integers; nothing is lost, since scores are multiples of `score_step`.
+    """Stores a graph in small integers, without loss since scores are multiples of `score_step`.
 
     Returns:
-        arc_count (S,), label (A,), dst_state (A,), score (A,) in steps, and for arcs with words word_arc (K,), how far
-        behind the one before; word_count (K,); word_id (W,); final_state (F,), final_score (F,).
+        arc_count (S,), label (A,), dst_state (A,), score (A,) in steps; for arcs with words word_arc (K,), the distance
+        from the previous such arc, and word_count (K,); word_id (W,); final_state (F,) and final_score (F,).
     """
     counts = np.diff(graph.word_begin)
     with_words = np.flatnonzero(counts)
@@ -61,7 +61,7 @@ def pack(graph: GraphArrays, score_step: float) -> dict[str, Tensor]:
 
 
 def unpack(tensors: Mapping[str, Tensor], score_step: float, name: str) -> GraphArrays:
-    """What `pack` was given.
+    """The inverse of `pack`.
 
     Raises:
         AsrError: a field is missing, or the fields do not fit each other.
@@ -91,7 +91,7 @@ def unpack(tensors: Mapping[str, Tensor], score_step: float, name: str) -> Graph
         raise AsrError(f"{name}: the fields of the graph do not fit each other; build the graph again.")
     for index, end in ((fields["dst_state"], num_states), (word_arc, num_arcs), (fields["final_state"], num_states)):
         if len(index) and not 0 <= index.min() <= index.max() < end:
-            raise AsrError(f"{name}: the graph points outside itself; build the graph again.")
+            raise AsrError(f"{name}: an index is out of range; build the graph again.")
     counts = np.zeros(num_arcs, dtype=np.int64)
     counts[word_arc] = word_count
     final_score = np.full(num_states, -np.inf, dtype=np.float32)
@@ -112,7 +112,7 @@ def _steps(score: np.ndarray, score_step: float) -> np.ndarray:  # type: ignore[
 
 
 def _smallest(values: np.ndarray) -> Tensor:  # type: ignore[type-arg]
-    """The values in the smallest integer type that holds them."""
+    """The values in the smallest integer type that they fit."""
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
     types = (np.uint8, np.int8, np.int16, np.int32)
     dtype = next(each for each in types if np.iinfo(each).min <= low <= high <= np.iinfo(each).max)
@@ -137,10 +137,10 @@ def require_valid_tensors(tensors: Mapping[str, Tensor], num_tokens: int, num_wo
         tensors: by name, all of `TENSOR_DTYPES`.
         num_tokens: columns of the acoustic model.
         num_words: size of the vocabulary.
-        name: where the graph came from; named in error messages.
+        name: where the graph is from, for error messages.
 
     Raises:
-        AsrError: a tensor has a wrong type or size, an index points outside, or no path can end.
+        AsrError: a tensor has the wrong type or size, an index is out of range, or no path can end.
     """
     for tensor_name, dtype in TENSOR_DTYPES.items():
         tensor = tensors[tensor_name]
@@ -163,7 +163,7 @@ def require_valid_tensors(tensors: Mapping[str, Tensor], num_tokens: int, num_wo
     _require_range(name, "token_id", tensors["token_id"], INPUT_EPSILON, num_tokens)
     _require_range(name, "word_id", tensors["word_id"], 1, num_words)
     if not bool(torch.isfinite(tensors["score"]).all()) or bool(torch.isnan(tensors["final_score"]).any()):
-        raise AsrError(f"{name}: the graph holds scores that are not finite numbers; build it again.")
+        raise AsrError(f"{name}: the graph has scores that are not finite; build it again.")
     if not bool(torch.isfinite(tensors["final_score"]).any()):
         raise AsrError(f"{name}: no state is final, so no path can end; build the graph again.")
 
@@ -189,22 +189,22 @@ VERSION = 1
 
 @dataclass(frozen=True, eq=False)
 class DecodingGraph:
-    """A weighted transducer from frames to words, arcs sorted by source state (CSR order); state 0 is the start.
+    """A weighted transducer from frames to words; arcs are sorted by source state (CSR), and state 0 is the start.
 
     Shapes: S states, A arcs, W words on all arcs together.
 
     Args:
         arc_begin: (S + 1,) int64; the arcs of state s are `arc_begin[s] : arc_begin[s + 1]`.
         dst_state: (A,) int32, where an arc leads.
-        token_id: (A,) int32, the column of the acoustic model's `log_prob` that an arc reads, 0 being the blank;
-            -1 reads nothing and stands only in graphs with `has_epsilons`.
+        token_id: (A,) int32, the column of the acoustic model's `log_prob` for an arc; 0 is the blank, and -1, only in
+            graphs with `has_epsilons`, is an input epsilon.
         score: (A,) float32, natural log, higher is better.
         word_begin: (A + 1,) int64; the words of arc a are `word_id[word_begin[a] : word_begin[a + 1]]`.
-        word_id: (W,) int32, ids of `vocabulary`; an arc has none, one or several.
+        word_id: (W,) int32, ids of `vocabulary`; an arc has any number of words.
         final_score: (S,) float32, -inf where a path may not end.
-        tokens: the acoustic model's output symbols.
+        tokens: output symbols of the acoustic model.
         vocabulary: the words.
-        meta: how the graph was made: topology, order of its language model and so on; JSON values only.
+        meta: how the graph was built: topology, order of its language model and so on; JSON values only.
     """
 
     arc_begin: Tensor
@@ -232,7 +232,7 @@ class DecodingGraph:
 
     @property
     def has_epsilons(self) -> bool:
-        """Whether some arc reads no frame."""
+        """Whether an arc has an input epsilon."""
         return bool(self.token_id.eq(INPUT_EPSILON).any())
 
     @property
@@ -240,7 +240,7 @@ class DecodingGraph:
         return self.score.device
 
     def src_state(self) -> Tensor:
-        """The state that each arc leaves, (A,) int32."""
+        """The source state of each arc, (A,) int32."""
         states = torch.arange(self.num_states, dtype=torch.int32, device=self.device)
         return torch.repeat_interleave(states, self.arc_begin[1:] - self.arc_begin[:-1])
 
@@ -249,40 +249,41 @@ class DecodingGraph:
         return replace(self, **{name: getattr(self, name).to(device) for name in TENSOR_DTYPES})
 
     def remove_epsilons(self) -> DecodingGraph:
-        """An equivalent graph in which every arc reads a frame, as k2 needs it."""
+        """An equivalent graph without input epsilons, as k2 needs it."""
         values = {name: getattr(self, name).cpu().numpy() for name in TENSOR_DTYPES}
         arrays = remove_epsilons(GraphArrays(label=values.pop("token_id"), **values))
         return graph_from_arrays(arrays, self.tokens, self.vocabulary, self.meta).to(self.device)
 
     def require_tokens(self, tokens: TokenTable) -> None:
-        """Refuses an acoustic model whose columns mean something else.
+        """Checks that the graph was built for the tokens of an acoustic model.
 
         Raises:
-            AsrError: the graph reads other tokens than `tokens`.
+            AsrError: it was built for other tokens.
         """
         if tokens == self.tokens:
             return
         ours, theirs = self.tokens.tokens, tokens.tokens
         if len(ours) != len(theirs):
-            difference = f"it reads {len(ours)} tokens, the acoustic model has {len(theirs)}"
+            difference = f"it has {len(ours)} tokens, the acoustic model has {len(theirs)}"
         else:
             column = next(i for i, (our, their) in enumerate(zip(ours, theirs, strict=True)) if our != their)
-            difference = f"column {column} is {ours[column]!r} to it and {theirs[column]!r} to the acoustic model"
+            difference = f"token {column} is {ours[column]!r} for it and {theirs[column]!r} for the acoustic model"
         raise AsrError(
-            f"The decoding graph was built for other tokens: {difference}; build it again with this model's tokens."
+            f"the decoding graph was built for other tokens: {difference}; build it again with the tokens "
+            "of this model."
         )
 
     def validate(self, name: str = "decoding graph") -> None:
-        """Checks everything that the first passes rely on.
+        """Checks everything that decoders rely on.
 
         Raises:
-            AsrError: a tensor has a wrong type or size, an index points outside, or no path can end.
+            AsrError: a tensor has the wrong type or size, an index is out of range, or no path can end.
         """
         tensors = {tensor_name: getattr(self, tensor_name) for tensor_name in TENSOR_DTYPES}
         require_valid_tensors(tensors, len(self.tokens), len(self.vocabulary), name)
 
     def save(self, path: str | Path) -> None:
-        """Writes the graph as it is, one safetensors file with a JSON header; `PhoneGraph.save` writes less."""
+        """Writes the finished graph to a safetensors file with a JSON header; `PhoneGraph.save` writes much less."""
         tensors = {name: getattr(self, name).cpu().contiguous() for name in TENSOR_DTYPES}
         write_graph_file(path, "frames", tensors, self.tokens, self.vocabulary, self.meta)
 
@@ -296,7 +297,7 @@ class DecodingGraph:
             verify: whether to compare the file with its checksum.
 
         Raises:
-            AsrError: the file is missing, damaged, not a graph, of another version, or made for other tokens.
+            AsrError: the file is missing, damaged, not a graph, of another version, or built for other tokens.
         """
         header, tensors = _read(Path(path), verify)
         try:
@@ -333,7 +334,7 @@ class DecodingGraph:
 def graph_from_arrays(
     arrays: GraphArrays, tokens: TokenTable, vocabulary: Vocabulary, meta: dict[str, Any]
 ) -> DecodingGraph:
-    """A checked graph from numpy arrays whose labels are token ids."""
+    """A graph from NumPy arrays whose labels are token ids, checked."""
     graph = DecodingGraph(**tensors_of(arrays), tokens=tokens, vocabulary=vocabulary, meta=meta)
     graph.validate()
     return graph
@@ -357,7 +358,7 @@ def write_graph_file(
     meta: dict[str, Any],
     extra_header: dict[str, Any] | None = None,
 ) -> None:
-    """Writes a graph file of a kind that `DecodingGraph.load` knows: `frames` or `phones`."""
+    """Writes a graph file of the kind `frames` or `phones`."""
     header = {"format": FORMAT, "version": VERSION, "kind": kind, "tokens": tokens.tokens, "meta": meta}
     lines = "".join(f"{word}\n" for word in vocabulary.words[len(SPECIAL_WORDS) :])
     words = torch.from_numpy(np.frombuffer(lines.encode("utf-8"), dtype=np.uint8).copy())
@@ -373,7 +374,7 @@ _CHECKSUM = "sha256"
 
 def _read(path: Path, verify: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not path.is_file():
-        raise AsrError(f"{path}: there is no such graph file; make it with `asr graph`.")
+        raise AsrError(f"{path}: there is no such graph file; build it with `asr graph`.")
     try:
         with safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
@@ -389,7 +390,7 @@ def _read(path: Path, verify: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
             lacking = [key for key, kind in types.items() if not isinstance(header.get(key), kind)]
             if lacking or header["kind"] not in ("frames", "phones"):
                 raise AsrError(
-                    f"{path}: the graph file's header lacks a valid {(lacking or ['kind'])[0]!r}; build it again."
+                    f"{path}: the header of the graph file has no valid {(lacking or ['kind'])[0]!r}; build it again."
                 )
             names = file.keys()
             tensors = {name: file.get_tensor(name) for name in names}
@@ -404,14 +405,14 @@ def _read(path: Path, verify: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 @dataclass(frozen=True)
 class PhoneGraph:
-    """A determinised, minimised graph from phones to words, backoff epsilons still in it.
+    """A determinized and minimized graph from phones to words, with backoff epsilons.
 
     Args:
-        arrays: the graph; labels number `phones`, -1 reads nothing.
-        phones: the lexicon's phones.
-        tokens: the acoustic model's tokens.
+        arrays: the graph; labels are numbers of `phones`, -1 is epsilon.
+        phones: the phones of the lexicon.
+        tokens: output symbols of the acoustic model.
         vocabulary: the words.
-        meta: how it was made; `topology` and `score_step` are needed to finish it.
+        meta: how it was built; `topology` and `score_step` are needed to finish it.
     """
 
     arrays: GraphArrays
@@ -421,11 +422,11 @@ class PhoneGraph:
     meta: dict[str, Any]
 
     def finish(self) -> DecodingGraph:
-        """The graph that both first passes search: epsilons removed, topology composed."""
+        """The graph that decoders search: without epsilons, composed with the topology."""
         arrays = finish(self.arrays, self.phones, self.meta["topology"], self.tokens)
         return graph_from_arrays(arrays, self.tokens, self.vocabulary, self.meta)
 
     def save(self, path: str | Path) -> None:
-        """Writes the compact form; `DecodingGraph.load` finishes it."""
+        """Writes the compact graph; `DecodingGraph.load` finishes it."""
         tensors = pack(self.arrays, self.meta["score_step"])
         write_graph_file(path, "phones", tensors, self.tokens, self.vocabulary, self.meta, {"phones": self.phones})

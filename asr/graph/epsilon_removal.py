@@ -1,8 +1,8 @@
-"""Input epsilons removed exactly, by lengthening the arcs that lead to them.
+"""Exact removal of input epsilons, by extending the arcs that lead to them.
 
-An arc into a state with epsilons gets, beside itself, one copy for each state that epsilons reach from there. The
-usual way round, a state taking over the arcs of the states that its epsilons reach, multiplies a backoff model's
-graph: every history would take over the first phones of all words. A history has few arcs in and many out.
+An arc to a state with epsilons gets one more copy for each state that epsilons reach from there. The usual method, in
+which a state gets the arcs of the states that its epsilons reach, multiplies the size of a backoff model's graph: each
+history would get the first phones of all words. Histories have few incoming and many outgoing arcs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def remove_epsilons(graph: GraphArrays) -> GraphArrays:
 
 
 def trim(graph: GraphArrays) -> GraphArrays:
-    """The states that lie on some path from the start to an end, in the order in which they stand.
+    """Removes states that are not on a path from the start to a final state; the others keep their order.
 
     Raises:
         AsrError: there is no such path.
@@ -55,13 +55,13 @@ def trim(graph: GraphArrays) -> GraphArrays:
     to_end = _reached(np.flatnonzero(graph.final_score > -np.inf), graph.dst_state, src_state, graph.num_states)
     kept = from_start & to_end
     if not kept[0]:
-        raise AsrError("The decoding graph is empty: no sentence of the language model can be pronounced.")
+        raise AsrError("the decoding graph is empty: no sentence of the language model can be pronounced.")
     return graph if kept.all() else graph.take_states(np.flatnonzero(kept))
 
 
 @dataclass(frozen=True)
 class _Paths:
-    """An arc (or a start) followed by epsilons: its number, the state reached, the score so far and the words."""
+    """Arcs, or the start, followed by epsilons: number of the arc, state reached, score and words so far."""
 
     root: npt.NDArray[np.int64]
     state: npt.NDArray[np.int32]
@@ -86,7 +86,7 @@ class _Paths:
 
 @dataclass(frozen=True)
 class _Epsilons:
-    """The epsilon arcs of a graph, sorted by source state, and how many other arcs each state has."""
+    """The epsilon arcs of a graph, sorted by source state, and the number of other arcs of each state."""
 
     begin: npt.NDArray[np.int64]
     dst_state: npt.NDArray[np.int32]
@@ -107,14 +107,14 @@ class _Epsilons:
         )
 
     def extend(self, paths: _Paths) -> _Paths:
-        """All paths one epsilon longer."""
+        """All paths that are one epsilon longer."""
         arc, row = expand(self.begin[:-1][paths.state], np.diff(self.begin)[paths.state])
         words = paths.words.take(row).joined_with(self.words.take(arc))
         return _Paths(paths.root[row], self.dst_state[arc], paths.score[row] + self.score[arc], words)
 
 
 def _without_start_epsilons(graph: GraphArrays) -> GraphArrays:
-    """The start takes over the arcs of the states that its epsilons reach: no arc leads to it that could be longer."""
+    """Gives the start state the arcs of all states that it reaches by epsilons; no arc leads to the start."""
     epsilons = _Epsilons.of(graph)
     start = np.zeros(1, dtype=np.int64)
     paths = [_Paths(start, start.astype(np.int32), np.zeros(1, dtype=np.float32), Words.empty(1))]
@@ -126,7 +126,7 @@ def _without_start_epsilons(graph: GraphArrays) -> GraphArrays:
     every = _Paths.concatenate(paths[1:])
     ends = graph.final_score[every.state] + every.score
     if (every.words.counts[ends > -np.inf] > 0).any():
-        raise AsrError("The decoding graph writes words without reading anything; give every word a pronunciation.")
+        raise AsrError("the decoding graph outputs words without any input; give all words a pronunciation.")
     final_score = graph.final_score.copy()
     final_score[0] = max(final_score[0], ends.max())
 
@@ -147,13 +147,13 @@ def _without_start_epsilons(graph: GraphArrays) -> GraphArrays:
 
 def _refuse_cycle(num_steps: int, graph: GraphArrays) -> None:
     if num_steps > graph.num_states:
-        raise AsrError("The decoding graph has a cycle that reads nothing; remove it before the epsilons are removed.")
+        raise AsrError("the decoding graph has a cycle of epsilons; remove it first.")
 
 
 def _best(src_state: npt.NDArray[np.int32], label: npt.NDArray[np.int32], paths: _Paths) -> npt.NDArray[np.int64]:
-    """The best path of each (source, label, end, words), in the order in which they stand."""
+    """Indices of the best path for each (source, label, end, words), in order."""
     ends = src_state.astype(np.int64) << 32 | paths.state
-    # Few pairs of states have more than one arc: one sort finds them, and only those are compared further.
+    # Few pairs of states have more than one arc: a sort finds them, and only these are compared further.
     by_ends = np.argsort(ends, kind="stable")
     is_repeat = np.zeros(len(ends) + 1, dtype=bool)
     is_repeat[1:-1] = ends[by_ends[1:]] == ends[by_ends[:-1]]
@@ -170,7 +170,7 @@ def _best(src_state: npt.NDArray[np.int32], label: npt.NDArray[np.int32], paths:
 def _reached(
     seeds: npt.NDArray[np.int64], src: npt.NDArray[np.int32], dst: npt.NDArray[np.int32], num_states: int
 ) -> npt.NDArray[np.bool_]:
-    """Which states arcs src -> dst reach from the seeds, breadth first, (S,)."""
+    """Which states the arcs src -> dst reach from the seeds, by breadth-first search, (S,)."""
     by_src = np.argsort(src, kind="stable")
     dst = dst[by_src]
     begin = offsets(np.bincount(src, minlength=num_states))

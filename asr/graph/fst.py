@@ -23,7 +23,7 @@ EPSILON = 0
 
 @dataclass(frozen=True)
 class Transducer:
-    """A weighted transducer with one label on either side of an arc, arcs sorted by source state.
+    """A weighted transducer with one input and one output label on each arc; arcs are sorted by source state.
 
     Attributes:
         start: the start state.
@@ -116,7 +116,7 @@ class GraphArrays:
         words: Words,
         final_score: npt.NDArray[Any],
     ) -> GraphArrays:
-        """Sorts arcs by source state; arcs of one state keep their order."""
+        """Sorts arcs by source state; arcs of the same state keep their order."""
         order = np.argsort(src_state, kind="stable")
         words = words.take(order)
         return cls(
@@ -139,16 +139,16 @@ class GraphArrays:
 
     @property
     def words(self) -> Words:
-        """The words of all arcs."""
+        """The word lists of all arcs."""
         return Words(self.word_begin, self.word_id)
 
     @property
     def has_epsilons(self) -> bool:
-        """Whether some arc reads nothing."""
+        """Whether an arc has an input epsilon."""
         return bool((self.label == INPUT_EPSILON).any())
 
     def src_state(self) -> npt.NDArray[np.int32]:
-        """The state that each arc leaves, (A,)."""
+        """The source state of each arc, (A,)."""
         return np.repeat(np.arange(self.num_states, dtype=np.int32), np.diff(self.arc_begin))
 
     def take_states(self, states: npt.NDArray[Any]) -> GraphArrays:
@@ -187,7 +187,7 @@ class Words:
 
     @classmethod
     def empty(cls, num_lists: int) -> Words:
-        """Lists without words."""
+        """Empty lists."""
         return cls(np.zeros(num_lists + 1, dtype=np.int64), np.zeros(0, dtype=np.int32))
 
     def __len__(self) -> int:
@@ -206,7 +206,7 @@ class Words:
         return Words(offsets(counts), self.word_id[position])
 
     def joined_with(self, other: Words) -> Words:
-        """Each list followed by the list of the same number of `other`."""
+        """Appends to each list the list of the same number of `other`."""
         counts = np.stack([self.counts, other.counts], axis=1)
         begin = offsets(counts.sum(axis=1))
         word_id = np.empty(int(begin[-1]), dtype=np.int32)
@@ -217,12 +217,12 @@ class Words:
 
     @classmethod
     def concatenate(cls, parts: list[Words]) -> Words:
-        """The lists of one part after those of another."""
+        """The lists of all parts, one after another."""
         counts = np.concatenate([part.counts for part in parts])
         return cls(offsets(counts), np.concatenate([part.word_id for part in parts]))
 
     def identities(self) -> IntArray:
-        """A number for each list, the same for equal lists and 0 for the empty one, (A,)."""
+        """Numbers that are equal for equal lists, 0 for empty ones, (A,)."""
         identity = np.zeros(len(self), dtype=np.int64)
         for column in range(int(self.counts.max(initial=0))):
             longer = np.flatnonzero(self.counts > column)
@@ -233,7 +233,7 @@ class Words:
 
 
 def offsets(counts: npt.NDArray[Any]) -> IntArray:
-    """Where each run begins, and the end: (A,) -> (A + 1,)."""
+    """The begin of each run, and the end of the last: (A,) to (A + 1,)."""
     begin = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(counts, out=begin[1:])
     return begin
@@ -246,7 +246,7 @@ def expand(begin: npt.NDArray[Any], counts: npt.NDArray[Any]) -> tuple[IntArray,
 
 
 def _ranks(counts: npt.NDArray[Any]) -> IntArray:
-    """0, 1, ... within each run."""
+    """The positions 0, 1, ... within each run."""
     ends = np.cumsum(counts, dtype=np.int64)
     return np.arange(ends[-1] if len(ends) else 0, dtype=np.int64) - np.repeat(ends - counts, counts)
 
@@ -275,7 +275,7 @@ def import_kaldifst() -> Any:
     try:
         import kaldifst
     except ImportError as error:
-        raise AsrError("Building a decoding graph needs the package kaldifst; run `pip install kaldifst`.") from error
+        raise AsrError("building a decoding graph needs the package kaldifst; run `pip install kaldifst`.") from error
     return kaldifst
 
 
@@ -305,7 +305,7 @@ def to_openfst(transducer: Transducer) -> Any:
 
 
 def from_openfst(fst: Any) -> Transducer:
-    """The arrays of any OpenFst transducer in the tropical semiring."""
+    """Converts any OpenFst transducer in the tropical semiring to arrays."""
     kaldifst = import_kaldifst()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "transducer.fst"

@@ -15,7 +15,7 @@ from asr.text.symbols import BLANK_ID, TokenTable
 
 @dataclass(frozen=True)
 class Topology:
-    """A left-to-right model of a phone: each state reads its own token once or more.
+    """A left-to-right model of a phone, in which each state has a token and a self-loop.
 
     Attributes:
         name: what users write.
@@ -44,7 +44,7 @@ class Topology:
         missing = [name for row in names for name in row if name not in tokens]
         if missing:
             raise AsrError(
-                f"{tokens.name}: the tokens lack {len(missing)} that the lexicon needs ({' '.join(missing[:5])}"
+                f"{tokens.name}: {len(missing)} tokens that the lexicon needs are missing ({' '.join(missing[:5])}"
                 f"{' ...' if len(missing) > 5 else ''}); give the lexicon that the acoustic model was trained with."
             )
         return np.array([tokens.ids_of(row) for row in names], dtype=np.int32)
@@ -63,7 +63,7 @@ TOPOLOGIES = {
 
 
 def topology_named(name: str) -> Topology:
-    """The topology of that name.
+    """The topology with a name.
 
     Raises:
         AsrError: there is none.
@@ -71,14 +71,14 @@ def topology_named(name: str) -> Topology:
     try:
         return TOPOLOGIES[name]
     except KeyError:
-        raise AsrError(f"There is no topology {name!r}; choose one of {', '.join(TOPOLOGIES)}.") from None
+        raise AsrError(f"there is no topology {name!r}; choose one of {', '.join(TOPOLOGIES)}.") from None
 
 
 def compose_topology(topology: Topology, token_id: npt.NDArray[np.int32], graph: GraphArrays) -> GraphArrays:
-    """H composed with a graph of phones: a graph that reads one token a frame.
+    """Composes H with a graph of phones; the result has one token on each arc, for one frame.
 
-    A state of the result is a state of the graph together with what was just read: the start or a blank, or state k of
-    the phone p that led there. Only pairs (p, graph state) that some arc makes exist.
+    A state of the result is a state of the graph together with what was read last: nothing or a blank, or state k of
+    the phone p on the arc to it. Only those pairs (p, graph state) exist that have an arc.
 
     Args:
         topology: H.
@@ -89,7 +89,7 @@ def compose_topology(topology: Topology, token_id: npt.NDArray[np.int32], graph:
     key, entered = np.unique(graph.dst_state.astype(np.int64) * num_phones + graph.label, return_inverse=True)
     pair_state, phone = np.divmod(key, num_phones)
     num_pairs, num_states = len(key), graph.num_states
-    # State s's own copy (after a blank; without blanks only the start's) stands before the pairs that lie in s.
+    # The copy of state s after a blank (without blanks only that of the start) comes before the pairs with s.
     has_copy = np.ones(num_states, dtype=bool) if topology.has_blank else np.arange(num_states) == 0
     copies_before = np.cumsum(has_copy) - has_copy
     pair_number = copies_before[pair_state] + has_copy[pair_state] + np.arange(num_pairs) * per_phone

@@ -108,6 +108,7 @@ def _jit(function: Callable[..., Any], default_fastmath: bool) -> Callable[..., 
     except RuntimeError:  # no folder for the cache can be written: each process compiles for itself
         return cast(Callable[..., Any], compiled)
     _forgive_stale_cache(compiled._cache)
+    CACHED_FUNCTIONS.append(compiled)
     # numba compares only the file of the function itself, and would use what it compiled from older callees.
     compiled._cache._cache_file._source_stamp = [fastmath, *_stamps(sources)]
     _lock_cache(compiled._cache._cache_file)
@@ -163,6 +164,10 @@ def _one_process_at_a_time(method: Callable[..., Any], lock: str) -> Callable[..
             return method(*args)
 
     return call
+
+
+CACHED_FUNCTIONS: list[Any] = []
+"""All functions of this process that numba caches on disk."""
 
 
 def source_stamps(function: Callable[..., Any]) -> list[tuple[str, int]]:

@@ -1,19 +1,10 @@
-"""Which frame belongs to which token of a known transcript: the best path through a CTC model of it.
+"""Frame alignments of transcripts: the best CTC path, a uniform one for flat starts, and those of a trained network.
 
-Shapes: N utterances, T frames, C tokens, U tokens of a transcript.
+A network that starts with CTC first learns to output nothing but blanks, and needs a thousand steps and more to leave
+that plateau. As in the flat start of GMM systems, the first steps can instead be trained on tokens that are spread
+uniformly over the speech. Hybrid networks are trained on the frame labels of a trained network throughout.
 
-
-A first guess of the alignment, which gets training past CTC's all-blank plateau.
-
-A network that starts with CTC first learns to say blank everywhere and needs a thousand steps and more to leave that.
-As GMM systems do in their flat start, the first steps here take every utterance's tokens as spread evenly over its
-speech, silence being blank, and train on frame cross-entropy; CTC then finds the real alignment within few steps.
-
-
-Frame labels from another network's alignment: how the papers' networks are trained, frame by frame.
-
-A trained CTC network says where each phone of a transcript is heard; each frame near it is then a training example of
-that phone, as the alignments of a GMM system are in the papers. The trained network may have any frame shift.
+Shapes: N utterances, T frames, F features, C tokens, U tokens of a transcript, T' output frames.
 """
 
 from __future__ import annotations
@@ -29,7 +20,7 @@ from asr.text.symbols import BLANK_ID
 
 @torch.no_grad()
 def align_ctc(log_prob: Tensor, num_frames: Tensor, tokens: Tensor, num_tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """The position in its transcript that each frame reads on the best path; equal neighbours are parted by a blank.
+    """The best CTC path of each transcript (Viterbi); equal neighbours have a blank between them.
 
     Args:
         log_prob: (N, T, C) natural logs, blank at 0.
@@ -38,11 +29,11 @@ def align_ctc(log_prob: Tensor, num_frames: Tensor, tokens: Tensor, num_tokens: 
         num_tokens: (N,) int64.
 
     Returns:
-        position: (N, T) int64, -1 where a blank is read and behind the end.
-        found: (N,) bool, whether the frames suffice for the tokens; where they do not, all positions are -1.
+        position: (N, T) int64, the position in the transcript of each frame's token; -1 for blanks and padding.
+        found: (N,) bool, whether there are enough frames for the tokens; if not, all positions are -1.
     """
     num_utts, max_frames, _ = log_prob.shape
-    # Blanks before, between and behind the tokens: label 2u + 1 is token u.
+    # Blanks before, between and after the tokens: label 2u + 1 is token u.
     labels = tokens.new_full((num_utts, 2 * tokens.shape[1] + 1), BLANK_ID)
     labels[:, 1::2] = tokens
     may_skip = torch.zeros_like(labels, dtype=torch.bool)
@@ -74,25 +65,28 @@ def align_ctc(log_prob: Tensor, num_frames: Tensor, tokens: Tensor, num_tokens: 
     return position, found
 
 
-# The label of frames that are no training examples.
+# The label of frames that are not training examples.
 IGNORED = -100
 
 
 def uniform_alignment(
     features: Tensor, num_frames: Tensor, tokens: Tensor, num_tokens: Tensor, max_frames: int, threshold: float = 0.35
 ) -> Tensor:
-    """A token id for each output frame, blank in silence, -100 in padding; (N, T') int64.
+    """Spreads the tokens of each transcript uniformly over the frames with speech.
 
-    Speech is where the mean of the log filterbanks lies above `threshold` of the way from the utterance's quiet frames
-    (5 % quantile) to its loud ones (95 %).
+    Frames have speech if the mean of their log filterbanks is above `threshold` of the range from quiet frames (5 %
+    quantile of the utterance) to loud ones (95 % quantile).
 
     Args:
         features: (N, T, F) log filterbanks.
-        num_frames: (N,) output frames, of T'.
+        num_frames: (N,) output frames.
         tokens: (N, U) padded with 0.
         num_tokens: (N,).
         max_frames: T'.
-        threshold: see above.
+        threshold: in (0, 1).
+
+    Returns:
+        the token of each output frame, (N, T') int64: blank in silence, `IGNORED` in padding.
     """
     level = F.adaptive_avg_pool1d(features.float().mean(-1)[:, None], max_frames)[:, 0]  # (N, T')
     alignment = torch.full(level.shape, IGNORED, dtype=torch.int64, device=features.device)
@@ -109,13 +103,13 @@ def uniform_alignment(
 
 
 def frame_cross_entropy(log_prob: Tensor, alignment: Tensor, log_prior: Tensor | None = None) -> Tensor:
-    """Mean over real frames of minus their token's log-probability, ().
+    """Mean cross-entropy of the frames that are not ignored, ().
 
     Args:
         log_prob: (N, T', C).
         alignment: (N, T') int64.
-        log_prior: (C,) how frequent each token's frames are. With it `log_prob` learns posterior over prior, but for a
-            constant: what a search takes from hybrid systems, so that frequent tokens are not counted twice.
+        log_prior: (C,) log of the relative frequency of each token's frames. With it `log_prob` learns the ratio of
+            posterior and prior up to a constant, as decoders expect it from hybrid systems.
     """
     if log_prior is not None:
         log_prob = (log_prob + log_prior).log_softmax(-1)
@@ -123,19 +117,19 @@ def frame_cross_entropy(log_prob: Tensor, alignment: Tensor, log_prior: Tensor |
 
 
 class TeacherAlignment:
-    """Labels frames by the network of a bundle.
+    """Labels frames by the alignment of a bundle's network, which may have any frame rate.
 
-    CTC reads a phone in few frames: all that are nearer to their middle than to that of any other phone are the
-    phone's, up to `radius_seconds`; what is further from all is blank, as is a frame between a phone and its equal.
+    CTC networks output a phone in few frames. The label of a frame is therefore the phone whose middle is nearest, if
+    it is not further away than `radius_seconds`; other frames are blank, and so is one frame between equal phones.
 
     Args:
-        folder: the bundle's.
-        tokens: of the data, blank first; the bundle's may stand in another order.
-        num_features: F of the data.
-        radius_seconds: half of the longest phone.
+        folder: of the bundle.
+        tokens: of the data, blank first; the bundle may have them in another order.
+        num_features: number of features of the data.
+        radius_seconds: half the length of the longest phone.
 
     Raises:
-        AsrError: the bundle lacks a token, or its network takes other features.
+        AsrError: the bundle lacks a token, or its network has another number of features.
     """
 
     def __init__(self, folder: str, tokens: tuple[str, ...], num_features: int, radius_seconds: float = 0.12) -> None:
@@ -144,10 +138,10 @@ class TeacherAlignment:
         missing = [token for token in tokens if token not in names]
         if missing:
             some = " ".join(missing[:5])
-            raise AsrError(f"teacher: {folder} lacks the tokens {some}; train on its lexicon's phones.")
+            raise AsrError(f"teacher: {folder} lacks the tokens {some}; train on the phones of its lexicon.")
         if bundle.acoustic_model.network.num_features != num_features:  # type: ignore[attr-defined]
             raise AsrError(
-                f"teacher: {folder} takes other features than the data's {num_features}; give the data its fbank."
+                f"teacher: {folder} has another number of features than the data ({num_features}); use its fbank."
             )
         self.network = bundle.acoustic_model.network.eval()
         self.token_id = torch.tensor([names.index(token) for token in tokens])
@@ -165,14 +159,14 @@ class TeacherAlignment:
         num_outputs: Tensor,
         max_outputs: int,
     ) -> Tensor:
-        """The token of each output frame of the network in training, (N, T') int64; ignored where there is none.
+        """The label of each output frame of the network in training, (N, T') int64; `IGNORED` where there is none.
 
         Args:
             features: (N, T, F).
             num_frames: (N,).
             tokens: (N, U) int64, padded with 0.
             num_tokens: (N,).
-            subsampling_factor: feature frames to an output frame.
+            subsampling_factor: frames of features for each output frame.
             num_outputs: (N,) output frames.
             max_outputs: T'.
         """
@@ -180,7 +174,7 @@ class TeacherAlignment:
         self.network.to(device)
         log_prob, heard_frames = self.network(features, num_frames)
         position, found = align_ctc(log_prob, heard_frames, self.token_id.to(device)[tokens], num_tokens)
-        # The middle of the frames that read each phone, in feature frames.
+        # The middle of the frames of each phone, in frames of features.
         factor: int = self.network.subsampling_factor  # type: ignore[assignment]
         time = (torch.arange(position.shape[1], device=device) + 0.5) * factor
         reads = position >= 0
@@ -193,7 +187,7 @@ class TeacherAlignment:
         output_time = (output + 0.5) * subsampling_factor
         distance, nearest = (output_time[:, None] - middle[:, None]).abs().min(2)
         label = torch.where(distance <= self.radius, tokens.gather(1, nearest), BLANK_ID)
-        # A graph of CTC tells a phone that comes twice from a long one by the blank between.
+        # CTC graphs tell a phone that occurs twice from a long one by a blank between.
         again = (nearest[:, 1:] != nearest[:, :-1]) & (label[:, 1:] == label[:, :-1])
         label[:, 1:] = label[:, 1:].masked_fill(again, BLANK_ID)
         return label.masked_fill(~found[:, None] | (output >= num_outputs[:, None]), IGNORED)

@@ -1,4 +1,4 @@
-"""From a Lightning checkpoint to the network that recognizes; needs no Lightning."""
+"""Loads acoustic models from Lightning checkpoints, without Lightning."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def network_from_checkpoint(
     """The averaged network of a training run, in evaluation mode, and the tokens that it was trained for.
 
     Args:
-        checkpoint: a `.ckpt` file that `asr fit` wrote; of several, states of one run or of runs that went on from it,
-            the mean of their weights, which is often better than any of them.
-        recipe: the YAML that the run was started with, or the `config.yaml` that it left beside its logs.
+        checkpoint: a `.ckpt` file that `asr fit` wrote. Several checkpoints, of one run or of runs that continued it,
+            give the mean of their weights, which is often better than any of them.
+        recipe: the YAML that the run was started with, or the `config.yaml` that it wrote beside its logs.
 
     Raises:
-        AsrError: one of the files is missing or of another kind, or they do not belong together.
+        AsrError: a file is missing or of another kind, or the files do not belong together.
     """
     class_name, arguments = _network_section(Path(recipe))
     registered = build_network(class_name, arguments, ACOUSTIC_MODEL_CLASSES, str(recipe))
@@ -47,19 +47,21 @@ def network_from_checkpoint(
             mean[name] = mean[name] + share if name in mean and value.is_floating_point() else share.clone()
         tables.append(TokenTable(_tokens(content, path), name=str(path)))
         if tables[-1] != tables[0]:
-            raise AsrError(f"{path}: the checkpoint is for other tokens than {tables[0].name}; take one run's.")
+            raise AsrError(
+                f"{path}: the checkpoint has other tokens than {tables[0].name}; take checkpoints of one run."
+            )
     registered.network.load_state_dict(mean)
     return registered, tables[0]
 
 
 def weights_and_tokens(source: str | Path) -> tuple[dict[str, Tensor], list[str]]:
-    """What a training can start from: a network's state dict and its tokens, blank first.
+    """The state dict of a trained network, and its tokens, blank first.
 
     Args:
-        source: a checkpoint of `asr fit`, of which the averaged network counts, or the folder of a bundle.
+        source: a checkpoint of `asr fit`, whose averaged network is taken, or the folder of a bundle.
 
     Raises:
-        AsrError: it is missing, or something else.
+        AsrError: the source is missing or of another kind.
     """
     if not Path(source).is_dir():
         content = read_checkpoint(source)
@@ -68,26 +70,17 @@ def weights_and_tokens(source: str | Path) -> tuple[dict[str, Tensor], list[str]
     return bundle.acoustic_model.network.state_dict(), list(bundle.graph.tokens.tokens)
 
 
-def averaged_weights(checkpoint: str | Path) -> dict[str, Tensor]:
-    """The averaged network's state dict in a Lightning checkpoint.
-
-    Raises:
-        AsrError: the file is missing, or was written by something else.
-    """
-    return _averaged_weights(read_checkpoint(checkpoint), checkpoint)
-
-
 def _averaged_weights(content: dict[str, Any], checkpoint: str | Path) -> dict[str, Tensor]:
     state = content["state_dict"]
     weights = {name[len(_AVERAGE_PREFIX) :]: value for name, value in state.items() if name.startswith(_AVERAGE_PREFIX)}
     if not weights:
-        raise AsrError(f"{checkpoint}: it holds no averaged network; take one that `asr fit` wrote for an am*.yaml.")
+        raise AsrError(f"{checkpoint}: it has no averaged network; take one that `asr fit` wrote for an am*.yaml.")
     return weights
 
 
 def _tokens(content: dict[str, Any], checkpoint: str | Path) -> list[str]:
     if "tokens" not in content:
-        raise AsrError(f"{checkpoint}: it does not say its tokens; take one that `asr fit` wrote for an am*.yaml.")
+        raise AsrError(f"{checkpoint}: it has no list of tokens; take one that `asr fit` wrote for an am*.yaml.")
     return list(content["tokens"])
 
 

@@ -1,10 +1,7 @@
-"""Self-attention with rotary positions.
+"""Conformer encoder (Gulati et al., 2020) with CTC output layers: the strong acoustic model.
 
-One Conformer block: half feed-forward, attention, convolution, half feed-forward (Gulati et al., 2020).
-
-Convolutional front ends that lower the frame rate.
-
-Conformer encoder with CTC output layers: the strong acoustic model."""
+Shapes: N utterances, T frames, F features, T' output frames, C tokens, D size of an attention head.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +22,17 @@ def rotary_angles(num_frames: int, head_dim: int, device: torch.device) -> tuple
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns the pair (x[i], x[i + D/2]) by the frame's angle; x (..., T, D), cos and sin (T, D/2)."""
+    """Rotates the pairs (x[i], x[i + D/2]) by the angle of the frame; x (..., T, D), cos and sin (T, D/2)."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention over whole utterances; positions enter by rotation of queries and keys.
+    """Multi-head self-attention over whole utterances with rotary position embedding (Su et al., 2021).
 
     Args:
         dim: input and output size.
-        num_heads: it divides `dim`, and each head has an even size.
+        num_heads: number of heads; each head must have an even size.
     """
 
     def __init__(self, dim: int, num_heads: int) -> None:
@@ -48,7 +45,7 @@ class SelfAttention(nn.Module):
         self.out_projection = PackedLinear(dim, dim)
 
     def forward(self, x: Tensor, bias: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-        """x (N, T, dim), bias (N, 1, T), very negative at padding, angles of `rotary_angles` -> (N, T, dim)."""
+        """x (N, T, dim), bias (N, 1, T), very negative for padding, angles of `rotary_angles` -> (N, T, dim)."""
         num_utterances, num_frames, _ = x.shape
         projected = self.in_projection(x).view(num_utterances, num_frames, 3, self.num_heads, self.head_dim)
         projected = projected.permute(2, 0, 3, 1, 4)  # (3, N, heads, T, D)
@@ -57,7 +54,7 @@ class SelfAttention(nn.Module):
         # Explicit products are faster than the fused attention kernel in bfloat16 on CPU.
         bias = bias[:, None].expand(-1, self.num_heads, -1, -1).flatten(0, 1).to(query.dtype)  # (N * heads, 1, T)
         weight = torch.baddbmm(bias, query, key.transpose(1, 2), alpha=self.head_dim**-0.5)
-        # Under autocast softmax would promote to float32, the largest cost of the layer.
+        # Autocast would run the softmax in float32, which would be the largest cost of the layer.
         with torch.autocast(x.device.type, enabled=False):
             weight = weight.softmax(-1)
         mixed = torch.bmm(weight, projected[2].flatten(0, 1)).unflatten(0, (num_utterances, self.num_heads))
@@ -65,7 +62,7 @@ class SelfAttention(nn.Module):
 
 
 class ResidualSum(nn.Module):
-    """x + factor * branch, where the branch has dropout whose mask is shared by all frames of an utterance."""
+    """x + factor * branch, with dropout on the branch; all frames of an utterance share its mask."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -80,7 +77,7 @@ class ResidualSum(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Layer norm, linear, ReLU, linear; ReLU costs half of SiLU on CPU."""
+    """Layer norm, linear, ReLU, linear. On CPUs ReLU takes half the time of SiLU."""
 
     def __init__(self, dim: int, hidden_dim: int) -> None:
         super().__init__()
@@ -99,8 +96,8 @@ class ConvModule(nn.Module):
     Args:
         dim: input and output size.
         kernel_size: odd number of frames.
-        group_size: channels that see each other; 1 is the depthwise convolution of the paper, more is faster on CPUs
-            with matrix units and stronger.
+        group_size: channels in a group of the convolution. 1 is the depthwise convolution of the paper; more are
+            stronger, and faster on CPUs with matrix units.
     """
 
     def __init__(self, dim: int, kernel_size: int, group_size: int) -> None:
@@ -121,12 +118,13 @@ class ConvModule(nn.Module):
 
 
 class ConformerBlock(nn.Module):
-    """The four modules as residual branches; in training a branch may be left out for the whole batch.
+    """Half feed-forward, attention, convolution and half feed-forward as residual branches.
 
     Args:
         dim, num_heads, hidden_dim, kernel_size, group_size: as in the modules.
-        dropout: on each branch, with one mask for all frames of an utterance, which is cheap on CPU.
-        skip_probability: chance that a branch is left out in a training step (stochastic depth).
+        dropout: on each branch, with one mask for all frames of an utterance, which is cheap on CPUs.
+        skip_probability: probability that a branch is left out of a training step (stochastic depth, Huang et al.,
+            2016).
     """
 
     def __init__(
@@ -168,16 +166,16 @@ class ConformerBlock(nn.Module):
 
 
 class ConvSubsampling(nn.Module):
-    """Two 3 x 3 convolutions of stride 2 over time and frequency, then a linear layer: a quarter of the frames.
+    """Two 3 x 3 convolutions of stride 2 over time and frequency, then a linear layer: a quarter of the frame rate.
 
-    Few channels at the full rate and more at the lower one keep it cheap. Padding is set to zero before each
-    convolution, so that an utterance gets the same output alone and in a batch.
+    The first convolution has few channels, since it runs at the full rate. Padding is set to zero before each
+    convolution, so that the output for an utterance does not depend on the batch.
 
     Args:
         num_features: F.
         dim: size of the output.
         first_channels: channels of the first convolution.
-        second_channels: channels of the second one.
+        second_channels: channels of the second convolution.
     """
 
     factor = 4
@@ -199,27 +197,29 @@ class ConvSubsampling(nn.Module):
 
 
 class Conformer(nn.Module):
-    """Filterbanks in, token log-probabilities at a quarter of the frame rate out.
+    """Filterbank features to log-probabilities of tokens, at a quarter of the frame rate.
 
-    Each utterance is normalised to mean 0 and variance 1 first; that belongs to the network and not to the front end,
-    so that training and recognition cannot disagree about it.
+    Each utterance is first normalized to mean 0 and variance 1. This is part of the network, not of the features, so
+    that training and recognition cannot differ in it.
 
-    After the blocks named in `intermediate_blocks` the same output layer gives a further CTC output, whose posterior is
-    fed back into the next block (self-conditioned CTC, Nozaki and Komatsu, 2021): it lets later blocks condition on a
-    first guess of the token sequence, and regularises.
+    After the blocks in `intermediate_blocks` the output layer gives an intermediate CTC output, whose posterior is fed
+    back to the next block (self-conditioned CTC, Nozaki and Komatsu, 2021). It regularizes, and lets later blocks
+    depend on a first guess of the tokens.
+
+    The many flat arguments are the keys of a recipe's YAML and of a bundle's description.
 
     Args:
         num_features: F.
         num_tokens: C, blank included.
         dim: size of the residual stream.
-        num_blocks: Conformer blocks.
-        num_heads: attention heads a block.
+        num_blocks: number of Conformer blocks.
+        num_heads: number of attention heads in each block.
         hidden_dim: size inside the feed-forward modules.
-        kernel_size: frames under the convolution.
-        group_size: channels that see each other in the convolution.
+        kernel_size: number of frames that a convolution sees.
+        group_size: channels in a group of the convolution, see `ConvModule`.
         dropout: see `ConformerBlock`.
-        skip_probability: of the last block's branches; it grows linearly from the first block on.
-        intermediate_blocks: counted from 1; empty for plain CTC.
+        skip_probability: for the branches of the last block; it grows linearly from the first block on.
+        intermediate_blocks: numbers of blocks with an intermediate output, from 1; empty for plain CTC.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class Conformer(nn.Module):
         return self.forward_normalized(self.input_norm(features, num_frames), num_frames)
 
     def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
-        """As `forward_all_layers`, of features that the caller has normalised; padding must be zero."""
+        """As `forward_all_layers`, for features that the caller has normalized, with zeros as padding."""
         x, num_frames = self.subsampling(features, num_frames)
         x = self.in_dropout(x)
         valid = valid_frames(num_frames, x.shape[1])

@@ -1,4 +1,7 @@
-"""The papers' feed-forward network over spliced frames."""
+"""Feed-forward network over spliced frames, as in hybrid systems.
+
+Shapes: N utterances, T frames, F features, T' output frames, C tokens.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,20 @@ from asr.kernels.linear import PackedLinear
 
 
 class FeedForwardNetwork(nn.Module):
-    """Frames with their neighbours through hidden ReLU layers; for CTC only every n-th frame is evaluated.
+    """Spliced frames through hidden ReLU layers; only every n-th frame is evaluated.
 
-    The index-table paper's network: 40 filterbanks and energy, 5 frames to each side, 5 hidden layers of 2,000.
+    The defaults are those of a usual hybrid system with 40 filterbanks and energy: 5 frames of context on each side,
+    and 5 hidden layers of 2,000 units.
 
     Args:
-        num_features: F, 41 in the paper.
+        num_features: F.
         num_tokens: C, blank included.
-        num_hidden_layers: ReLU layers.
-        hidden_dim: their size.
-        left_context: frames before.
-        right_context: frames behind.
-        subsampling_factor: take every n-th spliced frame (stacking and skipping).
-        dropout: behind each hidden layer.
+        num_hidden_layers: number of ReLU layers.
+        hidden_dim: size of each hidden layer.
+        left_context: number of frames before.
+        right_context: number of frames after.
+        subsampling_factor: evaluate every n-th spliced frame (frame stacking and skipping).
+        dropout: after each hidden layer.
     """
 
     def __init__(
@@ -60,13 +64,13 @@ class FeedForwardNetwork(nn.Module):
         return outputs[-1], num_frames
 
     def forward_all_layers(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
-        """The one output as a list, as networks with intermediate outputs give them."""
+        """As `forward`, with the output in a list, for networks with intermediate outputs."""
         return self.forward_normalized(self.input_norm(features, num_frames), num_frames)
 
     def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
-        """As `forward_all_layers`, of features that the caller has normalised; padding must be zero."""
+        """As `forward_all_layers`, for features that the caller has normalized, with zeros as padding."""
         spliced = self.splice(features, num_frames)
-        # The middle frame of each group stands for it.
+        # Each group of frames is represented by its middle one.
         x = spliced[:, (self.subsampling_factor - 1) // 2 :: self.subsampling_factor]
         num_frames = (num_frames + self.subsampling_factor // 2) // self.subsampling_factor
         for layer in self.hidden:

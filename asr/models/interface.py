@@ -1,8 +1,7 @@
-"""What the rest of the program knows of an acoustic model.
+"""What the program expects of acoustic models and of training objectives.
 
-What a training objective must offer.
-
-Which frames of a padded batch are real."""
+Shapes: N utterances, T frames of features, F features, T' output frames, C tokens, U tokens of a transcript.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +24,11 @@ class AcousticNetwork(Protocol):
         ...
 
     def forward_all_layers(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
-        """As the call, with the outputs of intermediate layers, if there are any, before the last one."""
+        """As the call, with the outputs of intermediate layers, if any, before the last one."""
         ...
 
     def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
-        """As `forward_all_layers`, of features that the caller has normalised, with zeros behind each end."""
+        """As `forward_all_layers`, for features that the caller has normalized, with zeros as padding."""
         ...
 
 
@@ -37,13 +36,13 @@ class Objective(Protocol):
     """A loss for each utterance from frame log-probabilities and token sequences."""
 
     def prepare(self, token_sequences: Sequence[Sequence[int]]) -> None:
-        """Sees the training transcripts once before the first step; most objectives need nothing of them."""
+        """Called once with the training transcripts before the first step; most objectives do not need them."""
 
     def __call__(self, log_prob: Tensor, num_frames: Tensor, tokens: Tensor, num_tokens: Tensor) -> Tensor:
-        """The loss of each utterance, (N,) float32, lower is better; 0 where no alignment is possible.
+        """The loss of each utterance, (N,) float32; 0 where no alignment is possible.
 
         Args:
-            log_prob: (N, T, C) natural log, blank at 0.
+            log_prob: (N, T', C) natural log, blank at 0.
             num_frames: (N,) int64.
             tokens: (N, U) int64, padded with 0.
             num_tokens: (N,) int64.
@@ -52,5 +51,5 @@ class Objective(Protocol):
 
 
 def valid_frames(num_frames: Tensor, max_frames: int) -> Tensor:
-    """True where a frame is real and not padding; num_frames (N,) -> (N, T) bool."""
+    """Which frames of a batch are not padding: num_frames (N,) -> (N, T) bool."""
     return torch.arange(max_frames, device=num_frames.device)[None, :] < num_frames[:, None]

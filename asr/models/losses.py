@@ -1,8 +1,7 @@
-"""CTC by torch's own kernel: on every stack and device.
+"""Training objectives: CTC by torch, CTC by k2, and CTC-CRF.
 
-CTC by k2: the same value and gradient as torch's, through k2's differentiable intersection.
-
-CTC-CRF: CTC trained to win against every other token sequence (Xiang and Ou, 2019), a lattice-free MMI."""
+Shapes: N utterances, T frames, C tokens, U tokens of a transcript.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +17,10 @@ from asr.models.interface import valid_frames
 
 
 class TorchCtc(nn.Module):
-    """Minus the log-likelihood of the tokens, summed over all CTC alignments."""
+    """CTC (Graves et al., 2006) by torch: the negative log-likelihood of the tokens over all alignments."""
 
     def prepare(self, token_sequences: Sequence[Sequence[int]]) -> None:
-        """Nothing to learn from transcripts."""
+        """Does nothing; CTC needs no statistics of transcripts."""
 
     def forward(self, log_prob: Tensor, num_frames: Tensor, tokens: Tensor, num_tokens: Tensor) -> Tensor:
         """log_prob (N, T, C), num_frames (N,), tokens (N, U), num_tokens (N,) -> (N,)."""
@@ -30,10 +29,10 @@ class TorchCtc(nn.Module):
 
 
 class K2Ctc(nn.Module):
-    """Minus the log-likelihood of the tokens, from the total score of k2's CTC graph met with the frames.
+    """CTC by k2: the same loss and gradient as torch's, from the intersection of a CTC graph with the frames.
 
     Args:
-        output_beam: alignments worse than the best by more are left out; a wide beam is exact.
+        output_beam: alignments that are this much worse than the best are dropped; a wide beam is exact.
     """
 
     def __init__(self, output_beam: float = 1e4) -> None:
@@ -41,7 +40,7 @@ class K2Ctc(nn.Module):
         self.output_beam = output_beam
 
     def prepare(self, token_sequences: Sequence[Sequence[int]]) -> None:
-        """Nothing to learn from transcripts."""
+        """Does nothing; CTC needs no statistics of transcripts."""
 
     def forward(self, log_prob: Tensor, num_frames: Tensor, tokens: Tensor, num_tokens: Tensor) -> Tensor:
         """log_prob (N, T, C), num_frames (N,), tokens (N, U), num_tokens (N,) -> (N,)."""
@@ -51,7 +50,7 @@ class K2Ctc(nn.Module):
             raise AsrError(
                 "K2Ctc needs k2, which is not installed; set objective to asr.models.losses.TorchCtc."
             ) from error
-        # k2 wants the longest utterance first.
+        # k2 expects the longest utterance first.
         order = torch.argsort(num_frames, descending=True)
         sequences = [tokens[i, : num_tokens[i]].tolist() for i in order.tolist()]
         graph = k2.ctc_graph(sequences, modified=False, device=log_prob.device)
@@ -59,25 +58,25 @@ class K2Ctc(nn.Module):
         frames = k2.DenseFsaVec(log_prob.float()[order], segments.to(torch.int32))
         lattice = k2.intersect_dense(graph, frames, output_beam=self.output_beam)
         score = lattice.get_tot_scores(log_semiring=True, use_double_scores=True).float()
-        # No alignment fits into the frames: -inf, which must not reach the gradient.
+        # -inf where no alignment fits the frames; it must not reach the gradient.
         loss = torch.where(torch.isfinite(score), -score, torch.zeros_like(score))
         return loss[torch.argsort(order)]
 
 
 class CtcCrf(nn.Module):
-    """CTC loss plus the log sum over all token sequences, each weighted by a token bigram of the transcripts.
+    """CTC-CRF (Xiang and Ou, 2019), a lattice-free MMI: CTC normalized over all token sequences.
 
-    Plain CTC lets every frame stand for itself; here a path's score is its frames' log-probabilities plus the log
-    probability of its token sequence, normalised over all paths. The denominator is an exact forward-backward pass over
-    (last token, was the last frame blank), 2 C states, in probabilities that are rescaled at each frame.
+    The score of a path is the sum of its frames' log-probabilities and the log-probability of its tokens by a bigram of
+    the transcripts. The denominator is computed exactly by a forward-backward pass with 2 C states (last token, whether
+    the last frame was blank), in probabilities that are rescaled in each frame.
 
     Args:
         num_tokens: C, blank included.
-        discount: taken from every bigram count and spread by unigram probability (absolute discounting).
-        ctc_weight: plain CTC loss added with this weight; it keeps early training stable.
+        discount: subtracted from each bigram count and given to the unigram (absolute discounting).
+        ctc_weight: weight of an added CTC loss, which keeps early training stable.
     """
 
-    bigram: Tensor  # (C, C): row the token before (0: none yet), column the next token; column 0 the sequence's end
+    bigram: Tensor  # (C, C): rows are previous tokens (0 at the beginning), columns next tokens (0 for the end)
 
     def __init__(self, num_tokens: int, discount: float = 0.5, ctc_weight: float = 0.1) -> None:
         super().__init__()
@@ -108,12 +107,12 @@ class CtcCrf(nn.Module):
         token_score = self.bigram.log()[before, after] * (position <= num_tokens[:, None])
         denominator: Tensor = _LogPartition.apply(log_prob.float(), num_frames, self.bigram)
         loss = (1.0 + self.ctc_weight) * numerator - token_score.sum(1) + denominator
-        # Where CTC finds no alignment the utterance must not pull at the denominator alone.
+        # Utterances without an alignment must not train the denominator alone.
         return torch.where(numerator > 0, loss, loss.new_zeros(()))
 
 
 class _LogPartition(torch.autograd.Function):
-    """Log sum over all CTC paths of frame score plus bigram score, (N,); its gradient is the path posterior."""
+    """The log-sum over all CTC paths of frame and bigram scores, (N,); its gradient is the posterior of the paths."""
 
     @staticmethod
     def forward(ctx: Any, log_prob: Tensor, num_frames: Tensor, bigram: Tensor) -> Tensor:
@@ -137,13 +136,13 @@ class _LogPartition(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        """The posterior of each token in each frame times the gradient of the value."""
+        """The posterior of each token in each frame, times the gradient of the value."""
         (posterior,) = ctx.saved_tensors
         return posterior * grad[:, None, None], None, None
 
 
 class _Steps:
-    """One frame of the recursion forward and backward; state: (N, C) last frame blank, (N, C) last frame the token."""
+    """A frame of the forward and backward recursions; the state is (N, C) after a blank and (N, C) after the token."""
 
     def __init__(self, bigram: Tensor) -> None:
         self.next = bigram.clone()
@@ -152,7 +151,7 @@ class _Steps:
         self.same = self.next.diagonal()
 
     def start(self, frame_prob: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """No token yet, as if a blank had been read."""
+        """The state before the first token, as after a blank."""
         blank = torch.zeros_like(frame_prob[:, 0])
         blank[:, 0] = 1.0
         return blank, torch.zeros_like(blank), blank.new_zeros(len(blank))
@@ -160,12 +159,12 @@ class _Steps:
     def advance(self, blank: Tensor, token: Tensor, frame_prob: Tensor) -> tuple[Tensor, Tensor]:
         """Forward probabilities after one more frame, frame_prob (N, C)."""
         reached = blank + token
-        # A token repeats only behind a blank; without one the same token goes on.
+        # A token is repeated only after a blank; without one it is the same token.
         entered = reached @ self.next - token * self.same + token
         return reached * frame_prob[:, :1], entered * frame_prob
 
     def retreat(self, blank: Tensor, token: Tensor, frame_prob: Tensor) -> tuple[Tensor, Tensor]:
-        """Backward probabilities before a frame from those behind it."""
+        """Backward probabilities before a frame, from those after it."""
         emitted = token * frame_prob
         behind_blank = blank * frame_prob[:, :1] + emitted @ self.next.T
         return behind_blank, behind_blank - emitted * self.same + emitted

@@ -1,14 +1,7 @@
-"""Learning rate over a training run.
+"""Training of acoustic models with Lightning: optimizer, schedule, averaged weights, transfer, token error rate.
 
-The optimiser of acoustic models.
-
-Exponential moving average of a network's weights.
-
-Best token of each frame, with repeats and blanks taken out.
-
-Starting from a network that was trained for other tokens.
-
-Training of an acoustic model with Lightning."""
+Shapes: N utterances, T frames of features, F features, T' output frames, C tokens.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +18,14 @@ from torch import Tensor, nn
 from asr.datasets.cuts import cut_text
 from asr.errors import AsrError
 from asr.metrics import NO_ERRORS, ErrorCounts, count_errors
-from asr.models.alignment import IGNORED, TeacherAlignment, frame_cross_entropy, uniform_alignment
+from asr.models.alignment import TeacherAlignment
 from asr.models.checkpoint import weights_and_tokens
 from asr.models.interface import AcousticNetwork, Objective
+from asr.models.targets import FlatStartTarget, ObjectiveTarget, Target, TeacherTarget, TrainingBatch
 
 
 def warmup_cosine(step: int, warmup_steps: int, total_steps: int, floor: float) -> float:
-    """Factor on the peak learning rate: a linear rise, then half a cosine down to `floor`, which then stays."""
+    """Factor of the peak learning rate: a linear warm-up, then half a cosine down to `floor`, where it stays."""
     if step < warmup_steps:
         return (step + 1) / (warmup_steps + 1)
     progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
@@ -39,7 +33,7 @@ def warmup_cosine(step: int, warmup_steps: int, total_steps: int, floor: float) 
 
 
 def adamw(network: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
-    """AdamW with weight decay on matrices only, in one fused kernel where this torch has one for the device."""
+    """AdamW with weight decay on matrices only; fused where this torch has a fused kernel for the device."""
     matrices = [parameter for parameter in network.parameters() if parameter.ndim >= 2]
     vectors = [parameter for parameter in network.parameters() if parameter.ndim < 2]
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
@@ -50,12 +44,12 @@ def adamw(network: nn.Module, lr: float, weight_decay: float) -> torch.optim.Opt
 
 
 class WeightAverage(nn.Module):
-    """A second copy of a network that follows the first slowly; it is what validation and export use.
+    """An exponential moving average of a network's weights, which validation and export use.
 
-    Early in training the average is short, so that it does not remember the random start.
+    Early in training the decay is smaller, so that the average soon forgets the random initialization.
 
     Args:
-        network: what is followed; its buffers are copied, not averaged.
+        network: the network to average; its buffers are copied.
         decay: weight of the old average in each step, such as 0.999.
     """
 
@@ -69,7 +63,7 @@ class WeightAverage(nn.Module):
 
     @torch.no_grad()
     def update(self, network: nn.Module) -> None:
-        """Takes in the network's weights after an optimiser step."""
+        """Moves the average towards the network's weights; call it after each optimizer step."""
         self.num_updates += 1
         num_updates = int(self.num_updates)
         decay = min(self.decay, (1 + num_updates) / (10 + num_updates))
@@ -84,7 +78,15 @@ class WeightAverage(nn.Module):
 
 
 def greedy_tokens(log_prob: Tensor, num_frames: Tensor) -> list[list[int]]:
-    """log_prob (N, T, C), num_frames (N,) -> the token ids of each utterance."""
+    """The best token of each frame, with repeats merged and blanks removed.
+
+    Args:
+        log_prob: (N, T', C).
+        num_frames: (N,).
+
+    Returns:
+        the token ids of each utterance.
+    """
     best = log_prob.argmax(dim=-1)
     sequences: list[list[int]] = []
     for frames, count in zip(best, num_frames.tolist(), strict=True):
@@ -93,7 +95,7 @@ def greedy_tokens(log_prob: Tensor, num_frames: Tensor) -> list[list[int]]:
     return sequences
 
 
-# The tensors of all our networks that have a dimension of tokens, and which it is.
+# The parameters of our networks that have a dimension of tokens, and which dimension that is.
 _TOKEN_DIMENSION = {"out.weight": 0, "out.bias": 0, "feedback.weight": 1}
 
 
@@ -101,15 +103,15 @@ _TOKEN_DIMENSION = {"out.weight": 0, "out.bias": 0, "feedback.weight": 1}
 def transfer_weights(
     network: nn.Module, tokens: Sequence[str], weights: Mapping[str, Tensor], weight_tokens: Sequence[str]
 ) -> None:
-    """Copies weights into a network of the same shape but for its tokens, which are matched by name.
+    """Initializes a network with the weights of another one that may have other tokens; they are matched by name.
 
-    Tokens that the old network did not have keep their random start, with the bias of the old network's rarest token.
+    Tokens that the other network lacks keep their random initialization, with the lowest bias of the other network.
 
     Args:
-        network: filled in place.
+        network: modified in place.
         tokens: its tokens, blank first.
         weights: state dict of the other network.
-        weight_tokens: its tokens.
+        weight_tokens: tokens of the other network.
 
     Raises:
         AsrError: the networks differ in more than their tokens.
@@ -136,26 +138,29 @@ def transfer_weights(
 
 
 class LitAcousticModel(pl.LightningModule):
-    """Frames to tokens by CTC or a relative: optimiser, schedule, averaged weights, token error rate.
+    """Trains an acoustic model on tokens, by CTC or a related objective.
 
     Validation, testing and prediction use the averaged weights. Batches are those of `AcousticDataModule`.
+
+    The many flat arguments are the keys of a recipe's YAML.
 
     Args:
         network: the acoustic model; its `num_features` and `num_tokens` must be those of the data.
         objective: the training loss, such as `asr.models.losses.TorchCtc`.
         peak_lr: learning rate at the end of the warm-up.
-        warmup_fraction: part of all steps in which it rises; half a cosine follows.
-        final_lr_fraction: last learning rate as a part of the peak.
-        weight_decay: of weight matrices; biases and norms have none.
-        max_gradient_norm: larger gradients are scaled down to it.
-        intermediate_weight: part of the loss that falls to intermediate outputs, if the network has them.
-        average_decay: of the moving average of weights.
-        flat_start_steps: first steps on frame cross-entropy with evenly spread tokens; see `asr.models.alignment`.
-        length_multiple: training batches are padded to a multiple of so many frames.
-        initial_checkpoint: start from the averaged weights of this checkpoint of `asr fit`, or from the network of this
-            bundle's folder; its tokens may be others.
-        teacher: train on frame cross-entropy, with the alignments of this bundle's network, instead of on the
-            objective, which validation still shows; see `asr.models.alignment`.
+        warmup_fraction: fraction of all steps in which the learning rate rises; half a cosine follows.
+        final_lr_fraction: the last learning rate as a fraction of the peak.
+        weight_decay: for weight matrices; biases and norms have none.
+        max_gradient_norm: larger gradients are clipped to this norm.
+        intermediate_weight: weight of the loss of intermediate outputs, if the network has them.
+        average_decay: decay of the moving average of weights.
+        flat_start_steps: number of first steps on frame cross-entropy with uniformly spread tokens; see
+            `asr.models.targets`.
+        length_multiple: training batches are padded to a multiple of this number of frames.
+        initial_checkpoint: initialize from the averaged weights of this checkpoint of `asr fit`, or from the network of
+            the bundle in this folder; its tokens may differ.
+        teacher: folder of a bundle. Training is then on frame cross-entropy with the alignments of its network; the
+            objective is still shown in validation.
     """
 
     token_frames: Tensor
@@ -200,63 +205,58 @@ class LitAcousticModel(pl.LightningModule):
         self._is_resumed = False
 
     def forward(self, features: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
-        """features (N, T, F), num_frames (N,) -> averaged network's log-probabilities (N, T', C), (N,)."""
+        """The averaged network: features (N, T, F) and num_frames (N,) to log_prob (N, T', C) and num_frames (N,)."""
         log_prob, num_frames = self.average.network(features, num_frames)
         return log_prob, num_frames
 
     def on_fit_start(self) -> None:
-        """Checks network against data and shows the training transcripts to the objective."""
+        """Checks that the network fits the data, and prepares the objective with the training transcripts."""
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
         wanted = (data.feature_dim, data.num_tokens)
         has = (self.network.num_features, self.network.num_tokens)
         if wanted != has:
             raise AsrError(
-                f"The network expects {has[0]} features and gives {has[1]} tokens, "
-                f"the data have {wanted[0]} and {wanted[1]}; "
-                "set num_features and num_tokens of the network in the recipe's YAML."
+                f"the network has num_features {has[0]} and num_tokens {has[1]}, but the data have {wanted[0]} and "
+                f"{wanted[1]}; change the network in the recipe's YAML."
             )
         texts = map(cut_text, data.cuts["train"])
-        # A resumed run has its weights by now, but not yet its number of steps.
+        # A resumed run has loaded its weights by now, but `global_step` is still 0.
         if self.initial_checkpoint is not None and not self._is_resumed:
             weights, weight_tokens = weights_and_tokens(self.initial_checkpoint)
             for network in (self.network, self.average.network):
                 transfer_weights(network, data.token_table.tokens, weights, weight_tokens)  # type: ignore[arg-type]
         if self.teacher is not None:
             self._teacher_alignment = TeacherAlignment(self.teacher, data.token_table.tokens, data.feature_dim)
-        # The loader draws from the generator before the epoch's hooks are called, so the state is restored here.
+        # The data loader draws random numbers before the epoch's hooks are called: the state is restored here.
         self._restore_rng_state()
         self.objective.prepare([data.tokenizer.encode(text.split())[0] for text in texts])
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        """The objective a token."""
-        # Few different lengths: kernels are made anew for every shape on CPU, which costs more than the padding.
+        """The loss of a batch, ()."""
+        # On CPUs kernels are prepared anew for every shape, which costs more than padding to few different lengths.
         features = F.pad(batch["features"], (0, 0, 0, -batch["features"].shape[1] % self.length_multiple))
         outputs, num_frames = self.network.forward_all_layers(features, batch["num_frames"])
-        num_tokens = batch["num_tokens"].sum().clamp(min=1)
-        targets = (batch["tokens"], batch["num_tokens"])
-        if self.global_step < self.flat_start_steps:
-            alignment = uniform_alignment(features, num_frames, *targets, outputs[-1].shape[1])
-            loss = torch.stack([frame_cross_entropy(out, alignment) for out in outputs]).mean()
-            self.log("flat_start_loss", loss.detach(), prog_bar=True, on_step=True, on_epoch=False)
-            return loss
-        if self._teacher_alignment is not None:
-            factor = self.network.subsampling_factor
-            shape = (num_frames, outputs[-1].shape[1])
-            alignment = self._teacher_alignment(features, batch["num_frames"], *targets, factor, *shape)
-            self.token_frames += alignment[alignment != IGNORED].bincount(minlength=len(self.token_frames))
-            log_prior = (self.token_frames / self.token_frames.sum()).log()
-            losses = [frame_cross_entropy(out, alignment, log_prior) for out in outputs]
-        else:
-            losses = [self.objective(out, num_frames, *targets).sum() / num_tokens for out in outputs]
+        target = self._target()
+        transcripts = batch["tokens"], batch["num_tokens"]
+        losses = target.losses(TrainingBatch(features, batch["num_frames"], outputs, num_frames, *transcripts))
         loss = losses[-1]
-        self.log("train_loss", loss.detach(), prog_bar=True, on_step=True, on_epoch=False, batch_size=len(num_frames))
+        num_utterances = len(num_frames)
+        self.log(target.log_name, loss.detach(), prog_bar=True, on_step=True, on_epoch=False, batch_size=num_utterances)
         if len(losses) > 1:
             intermediate = torch.stack(losses[:-1]).mean()
             loss = (1.0 - self.intermediate_weight) * loss + self.intermediate_weight * intermediate
         return loss
 
+    def _target(self) -> Target:
+        """What this step learns from."""
+        if self.global_step < self.flat_start_steps:
+            return FlatStartTarget()
+        if self._teacher_alignment is not None:
+            return TeacherTarget(self._teacher_alignment, self.network.subsampling_factor, self.token_frames)
+        return ObjectiveTarget(self.objective)
+
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Clips gradients; a step whose gradient is not finite is left out."""
+        """Clips gradients; a step with gradients that are not finite is skipped."""
         parameters = [parameter for parameter in self.parameters() if parameter.grad is not None]
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.max_gradient_norm)
         if not torch.isfinite(norm):
@@ -265,7 +265,7 @@ class LitAcousticModel(pl.LightningModule):
         self.log("gradient_norm", norm)
 
     def on_train_batch_end(self, outputs: Any, batch: dict[str, Any], batch_idx: int) -> None:
-        """Moves the averaged weights, once a step of several batches."""
+        """Updates the averaged weights, once for each step even where a step has several batches."""
         if self.average.num_updates < self.global_step:
             self.average.update(self.network)  # type: ignore[arg-type]
 
@@ -273,7 +273,7 @@ class LitAcousticModel(pl.LightningModule):
         self._errors = NO_ERRORS
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        """CTC-free figures: the token error rate of greedy decoding, and the objective a token."""
+        """Token error rate of greedy decoding, and the objective per token."""
         self._evaluate(batch, "val")
 
     def on_validation_epoch_end(self) -> None:
@@ -283,14 +283,14 @@ class LitAcousticModel(pl.LightningModule):
         self._errors = NO_ERRORS
 
     def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        """As in validation."""
+        """The figures of `validation_step`."""
         self._evaluate(batch, "test")
 
     def on_test_epoch_end(self) -> None:
         self.log("test_token_error_rate", self._errors.rate)
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
-        """Log-probabilities (N, T', C) and num_frames (N,) with the cuts' ids."""
+        """Log-probabilities (N, T', C) and num_frames (N,), with the ids of the cuts."""
         log_prob, num_frames = self(batch["features"], batch["num_frames"])
         return {"cut_ids": batch["cut_ids"], "log_prob": log_prob, "num_frames": num_frames}
 
@@ -306,7 +306,7 @@ class LitAcousticModel(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keeps the tokens, and the random generators' states, so that a resumed run goes on as the whole one would."""
+        """Saves the tokens and the states of the random generators, so that a resumed run equals an unbroken one."""
         checkpoint["tokens"] = list(self.trainer.datamodule.token_table.tokens)  # type: ignore[attr-defined]
         checkpoint["rng_state"] = torch.get_rng_state()
         if self.device.type == "cuda":
@@ -318,7 +318,7 @@ class LitAcousticModel(pl.LightningModule):
         self._is_resumed = True
 
     def on_train_epoch_start(self) -> None:
-        """After a resume older versions of Lightning start the loader a second time, behind this hook."""
+        """Restores the generators again: older versions of Lightning restart the loader after this hook on resuming."""
         if not hasattr(self.trainer.fit_loop, "is_resuming"):
             self._restore_rng_state()
         self._rng_state = self._cuda_rng_state = None
@@ -339,7 +339,7 @@ class LitAcousticModel(pl.LightningModule):
             self._errors += count_errors([str(token) for token in reference], [str(token) for token in hypothesis])
 
     def _total_steps(self) -> int:
-        # Bucketed batches have no length known beforehand, so the data module counts them.
+        # The number of bucketed batches is not known beforehand: the data module counts them.
         if self.trainer.max_steps is not None and self.trainer.max_steps > 0:
             return int(self.trainer.max_steps)
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]

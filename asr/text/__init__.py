@@ -1,1 +1,1 @@
-"""Words, pronunciations, tokens and text normalisation."""
+"""Words, pronunciations, tokens and text normalization."""

@@ -1,4 +1,4 @@
-"""Pronunciations of words: CMUdict and Kaldi files, several pronunciations a word, stress kept or dropped."""
+"""Pronunciations of words, from files in the format of CMUdict or Kaldi."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Lexicon:
     """Words and their pronunciations, in the order in which they were read.
 
     Args:
-        pronunciations: every word's pronunciations, first choice first; equal ones are kept once.
-        name: where they came from; named in error messages.
+        pronunciations: word -> pronunciations, the preferred one first; duplicates are removed.
+        name: where they are from, for error messages.
 
     Raises:
-        AsrError: no word at all, a word without pronunciation, or an empty pronunciation.
+        AsrError: there are no words, a word has no pronunciation, or a pronunciation is empty.
     """
 
     def __init__(self, pronunciations: Mapping[str, Iterable[Sequence[str]]], name: str = "lexicon") -> None:
@@ -50,15 +50,15 @@ class Lexicon:
 
     @classmethod
     def from_file(cls, path: str | Path, keep_stress: bool = False, upper_case: bool = True) -> Lexicon:
-        """Reads CMUdict's `word(2) PH PH # comment` or Kaldi's `WORD PH PH`, blanks or tabs, plain, .gz or .xz.
+        """Reads a file with lines as in CMUdict (`word(2) PH PH # comment`) or Kaldi (`WORD PH PH`).
 
         Args:
-            path: the file; lines that start with `;;;` and text behind ` # ` are comments.
-            keep_stress: keep the digit of ARPAbet vowels (`AH0`) instead of dropping it (`AH`).
-            upper_case: words are written in upper case, as transcripts are; `<unk>` and its like stay as they are.
+            path: the file, plain, .gz or .xz. Lines that begin with `;;;`, and text after ` #`, are comments.
+            keep_stress: keep the stress marks of ARPAbet vowels (`AH0`) instead of removing them (`AH`).
+            upper_case: convert words to upper case, as in transcripts; words such as `<unk>` are not changed.
 
         Raises:
-            AsrError: the file is missing, not UTF-8, empty, or has a line without pronunciation.
+            AsrError: the file is missing, not UTF-8 or empty, or a line has no pronunciation.
         """
         path = Path(path)
         pronunciations: dict[str, list[Pronunciation]] = {}
@@ -94,7 +94,7 @@ class Lexicon:
 
     @classmethod
     def of_letters(cls, words: Iterable[str], name: str = "letters") -> Lexicon:
-        """A lexicon that spells: each word's one pronunciation is its characters."""
+        """A lexicon in which the pronunciation of each word is its characters."""
         return cls({word: [tuple(word)] for word in words}, name=name)
 
     @property
@@ -114,18 +114,18 @@ class Lexicon:
         return self.pronunciations[word]
 
     def restricted_to(self, words: Iterable[str]) -> tuple[Lexicon, list[str]]:
-        """The part for `words`, and those of them that it lacks (each once, in the order given)."""
+        """The lexicon of the given words, and those words that have no pronunciation, each once and in order."""
         wanted = dict.fromkeys(words)
         unknown = [word for word in wanted if word not in self.pronunciations]
         known = {word: self.pronunciations[word] for word in wanted if word in self.pronunciations}
         return Lexicon(known, name=self.name), unknown
 
     def merged_with(self, other: Lexicon) -> Lexicon:
-        """Ours, then the words that only `other` has: ours win."""
+        """This lexicon, and the words that only `other` has."""
         return Lexicon({**other.pronunciations, **self.pronunciations}, name=f"{self.name} and {other.name}")
 
     def save(self, path: str | Path) -> None:
-        """Writes Kaldi's form, one line a pronunciation; compressed where the path ends in .xz."""
+        """Writes the lexicon as Kaldi does, one pronunciation on each line; compressed if the path ends in .xz."""
         lines = [
             f"{word} {' '.join(phones)}\n" for word, variants in self.pronunciations.items() for phones in variants
         ]

@@ -41,26 +41,26 @@ _REPEATED_APOSTROPHE = re.compile(r"''+")
 
 
 def normalize_librispeech(text: str) -> str:
-    """LibriSpeech's transcripts are normalised already; case and white space are made sure of."""
+    """Normalizes case and white space; the rest of LibriSpeech's transcripts is normalized already."""
     return " ".join(text.upper().split())
 
 
 def normalize_an4(text: str) -> str:
-    """Removes `<s>`, `</s>` and a final `(utterance)`; fillers such as `++noise++` go with them."""
+    """Removes `<s>`, `</s>`, a final `(utterance)`, and fillers such as `++noise++`."""
     words = _AN4_MARKS.sub(" ", text).upper().split()
     return " ".join(word for word in words if not word.startswith("++"))
 
 
 def normalize_speechocean762(text: str) -> str:
-    """Upper case with plain apostrophes; punctuation goes."""
+    """Converts to upper case with plain apostrophes, and removes punctuation."""
     return normalize_english(text)
 
 
 def normalize_english(text: str) -> str:
-    """Any English text: compatibility forms and apostrophes unified, hyphens and punctuation to blanks, upper case.
+    """Normalizes any English text: compatibility characters, apostrophes, hyphens, punctuation and case.
 
-    An apostrophe stays where it touches a letter (`DON'T`, `BOYS'`, `'TIS`); a pair of them around words is quotation
-    and goes. Digits stay as they are: a lexicon reports them as unknown words rather than having them guessed at here.
+    An apostrophe next to a letter is kept (`DON'T`, `BOYS'`, `'TIS`), unless a pair of them quotes words. Digits are
+    kept: a lexicon then reports them as unknown words.
     """
     text = unicodedata.normalize("NFKC", text).translate(_APOSTROPHES)
     text = _REPEATED_APOSTROPHE.sub(" ", text)
@@ -69,7 +69,7 @@ def normalize_english(text: str) -> str:
     return " ".join(text.upper().split())
 
 
-# What reading a file may raise, a damaged archive's among them.
+# What reading a file, or unpacking a damaged one, may raise.
 READING_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error)
 
 
@@ -80,7 +80,11 @@ _BUFFER_BYTES = 1 << 20
 
 
 def open_text(path: Path, what: str = "file") -> IO[bytes]:
-    """Opens a plain, `.gz` or `.xz` file for reading its bytes, those behind a byte order mark; `what` names it.
+    """Opens a plain, `.gz` or `.xz` file and skips a byte order mark.
+
+    Args:
+        path: the file.
+        what: what error messages call it.
 
     Raises:
         AsrError: the file is missing or damaged.
@@ -95,7 +99,11 @@ def open_text(path: Path, what: str = "file") -> IO[bytes]:
 
 
 def read_text(path: str | Path, what: str = "file") -> str:
-    """All of such a file.
+    """Reads a plain, `.gz` or `.xz` file in UTF-8.
+
+    Args:
+        path: the file.
+        what: what error messages call it.
 
     Raises:
         AsrError: the file is missing, damaged or not UTF-8.
@@ -110,7 +118,7 @@ def read_text(path: str | Path, what: str = "file") -> str:
 
 
 def unreadable(path: str | Path, what: str, error: BaseException) -> AsrError:
-    """What to say of one of `READING_ERRORS`."""
+    """The error message for one of `READING_ERRORS`."""
     if isinstance(error, OSError) and error.strerror:
         return AsrError(f"{path}: the {what} cannot be read ({error.strerror}).")
     return AsrError(f"{path}: the {what} cannot be unpacked ({error}); fetch it again.")

@@ -1,6 +1,4 @@
-"""The word list that graphs and language models share.
-
-The acoustic model's output symbols."""
+"""The vocabulary that graphs and language models share, and the output symbols of acoustic models."""
 
 from __future__ import annotations
 
@@ -33,10 +31,10 @@ class Vocabulary:
 
     Args:
         words: the ordinary words, without the four special ones.
-        name: where the list came from; named in error messages.
+        name: where the list is from, for error messages.
 
     Raises:
-        AsrError: a word stands twice, is empty, contains white space or is one of the special ones.
+        AsrError: a word occurs twice, is empty, has white space in it or is a special one.
     """
 
     def __init__(self, words: Iterable[str], name: str = "vocabulary") -> None:
@@ -45,27 +43,27 @@ class Vocabulary:
         for word_id, word in enumerate(self.words):
             if not word or word.split() != [word]:
                 raise AsrError(
-                    f"{name}: entry {word_id} is {word!r}; a word is not empty and has no white space in it."
+                    f"{name}: entry {word_id} is {word!r}; words must not be empty or have white space in them."
                 )
             if word in self._id_of:
-                raise AsrError(f"{name}: the word {word!r} stands twice; remove one of the two entries.")
+                raise AsrError(f"{name}: the word {word!r} occurs twice; remove one of the two entries.")
             self._id_of[word] = word_id
 
     @classmethod
     def from_file(cls, path: str | Path) -> Vocabulary:
-        """Reads one word a line, or Kaldi's `word id` (ids are given anew; special words are skipped).
+        """Reads one word from each line, or Kaldi's `word id`; the ids and special words are ignored.
 
         Raises:
-            AsrError: the file is missing, empty, not UTF-8, or holds a word twice.
+            AsrError: the file is missing, empty or not UTF-8, or has a word twice.
         """
         words = [line.split()[0] for line in read_text(path, "word list").splitlines() if line.strip()]
         words = [word for word in words if word not in SPECIAL_WORDS]
         if not words:
-            raise AsrError(f"{path}: the word list is empty; it needs one word a line.")
+            raise AsrError(f"{path}: the word list is empty; it needs one word on each line.")
         return cls(words, name=str(path))
 
     def save(self, path: str | Path) -> None:
-        """Writes the ordinary words, one a line."""
+        """Writes the ordinary words, one on each line."""
         Path(path).write_text("".join(f"{word}\n" for word in self.words[len(SPECIAL_WORDS) :]), encoding="utf-8")
 
     def __len__(self) -> int:
@@ -81,7 +79,7 @@ class Vocabulary:
         return hash(self.words)
 
     def id_of(self, word: str) -> int:
-        """The word's id, or `UNK_ID` where the word is not listed."""
+        """The id of a word, or `UNK_ID` for an out-of-vocabulary word."""
         return self._id_of.get(word, UNK_ID)
 
     def ids_of(self, words: Sequence[str]) -> Tensor:
@@ -89,7 +87,7 @@ class Vocabulary:
         return torch.tensor([self.id_of(word) for word in words], dtype=torch.int64)
 
     def map_to(self, other: Vocabulary) -> Tensor:
-        """For each of our ids the id of the same word in `other`, `UNK_ID` where it has none; (V,) int64."""
+        """The ids of this vocabulary's words in another one, `UNK_ID` for those that it lacks; (V,) int64."""
         return other.ids_of(self.words)
 
 
@@ -103,11 +101,11 @@ class TokenTable:
     """Output symbols and their ids; id 0 is the blank.
 
     Args:
-        tokens: the symbols behind the blank: phones or characters (a leading `<blk>` is accepted).
-        name: where they came from; named in error messages.
+        tokens: the symbols after the blank: phones, characters or word pieces; a leading `<blk>` is accepted.
+        name: where they are from, for error messages.
 
     Raises:
-        AsrError: no symbol, one that stands twice, is empty or contains white space.
+        AsrError: there are no symbols, or one occurs twice, is empty or has white space in it.
     """
 
     def __init__(self, tokens: Iterable[str], name: str = "token table") -> None:
@@ -115,23 +113,25 @@ class TokenTable:
         if symbols[:1] == [BLANK]:
             symbols = symbols[1:]
         if not symbols:
-            raise AsrError(f"{name}: the token table is empty; it needs one symbol a line.")
+            raise AsrError(f"{name}: the token table is empty; it needs one symbol on each line.")
         self.name = name
         self.tokens: tuple[str, ...] = (BLANK, *symbols)
         self._id_of: dict[str, int] = {}
         for token_id, token in enumerate(self.tokens):
             if not token or token.split() != [token]:
-                raise AsrError(f"{name}: entry {token_id} is {token!r}; a token is not empty and has no white space.")
+                raise AsrError(
+                    f"{name}: entry {token_id} is {token!r}; tokens must not be empty or have white space in them."
+                )
             if token in self._id_of:
-                raise AsrError(f"{name}: the token {token!r} stands twice; remove one of the two entries.")
+                raise AsrError(f"{name}: the token {token!r} occurs twice; remove one of the two entries.")
             self._id_of[token] = token_id
 
     @classmethod
     def from_file(cls, path: str | Path) -> TokenTable:
-        """Reads one symbol a line, blank first (as `save` writes), or Kaldi's and k2's `symbol id`.
+        """Reads one symbol from each line, the blank first, as `save` writes them, or `symbol id` as in Kaldi and k2.
 
         Raises:
-            AsrError: the file is missing, empty, not UTF-8, or its ids are not 0, 1, 2, ... from the blank on.
+            AsrError: the file is missing, empty or not UTF-8, or its ids are not 0, 1, 2, ... from the blank on.
         """
         rows = [line.split() for line in read_text(path, "token table").splitlines() if line.strip()]
         if rows and rows[0][0] != BLANK:
@@ -144,7 +144,7 @@ class TokenTable:
         return cls((row[0] for row in rows), name=str(path))
 
     def save(self, path: str | Path) -> None:
-        """Writes one symbol a line, blank first."""
+        """Writes one symbol on each line, the blank first."""
         Path(path).write_text("".join(f"{token}\n" for token in self.tokens), encoding="utf-8")
 
     def __len__(self) -> int:
@@ -160,17 +160,15 @@ class TokenTable:
         return hash(self.tokens)
 
     def id_of(self, token: str) -> int:
-        """The token's id.
+        """The id of a token.
 
         Raises:
-            AsrError: the table does not list it.
+            AsrError: the table lacks it.
         """
         try:
             return self._id_of[token]
         except KeyError:
-            raise AsrError(
-                f"{self.name}: the token {token!r} is not listed; lexicon and token table do not fit."
-            ) from None
+            raise AsrError(f"{self.name}: the token {token!r} is not in the table; does the lexicon fit it?") from None
 
     def ids_of(self, tokens: Sequence[str]) -> list[int]:
         """The ids of several tokens."""

@@ -1,4 +1,4 @@
-"""Words of a transcript to the acoustic model's tokens."""
+"""Converts the words of a transcript to tokens of the acoustic model."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from asr.text.symbols import TokenTable
 
 
 class Tokenizer:
-    """Turns words into token ids by a lexicon (phones) or by spelling (`lexicon` None: characters).
+    """Converts words to token ids, by a lexicon (phones) or by spelling (characters).
 
     Args:
-        tokens: the table; every phone of the lexicon must be in it.
-        lexicon: pronunciations; None to spell.
+        tokens: the token table, with all phones of the lexicon.
+        lexicon: pronunciations; None for characters.
 
     Raises:
         AsrError: a phone of the lexicon is not in the table.
@@ -31,24 +31,32 @@ class Tokenizer:
     def from_files(
         cls, lexicons: Sequence[str | Path] = (), tokens: str | Path | None = None, keep_stress: bool = False
     ) -> Tokenizer:
-        """Reads lexicons, of which the first that has a word wins, and a token table, by default the phones, sorted.
+        """Reads lexicons, of which the first that has a word wins, and a token table.
+
+        Args:
+            lexicons: files of pronunciations; none for characters.
+            tokens: the token table; by default the phones of the lexicons, sorted.
+            keep_stress: keep the stress marks of vowels.
 
         Raises:
-            AsrError: a file cannot be used, or neither is given.
+            AsrError: a file cannot be used, or there are neither lexicons nor tokens.
         """
         lexicon = Lexicon.from_files(lexicons, keep_stress) if lexicons else None
         if tokens is not None:
             return cls(TokenTable.from_file(tokens), lexicon)
         if lexicon is None:
-            raise AsrError("data: give a lexicon to train on phones, or tokens with one character a line to spell.")
+            raise AsrError("data: give a lexicon to train on phones, or tokens with one character on each line.")
         return cls(TokenTable(lexicon.phones, name=lexicon.name), lexicon)
 
     def encode(self, words: Sequence[str], variants: Sequence[int] | None = None) -> tuple[list[int], list[str]]:
-        """The token ids of the words that can be written, and the words that cannot (unknown words), in order.
+        """The token ids of a transcript.
 
         Args:
-            words: the words of one transcript.
-            variants: for each word which of its pronunciations to take; the first of all words by default.
+            words: the words.
+            variants: for each word the number of its pronunciation; by default the first.
+
+        Returns:
+            the ids, and the words without tokens (unknown words), in order.
         """
         ids: list[int] = []
         unknown: list[str] = []

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from asr.audio.io import read_audio
 from asr.bundle import Bundle
+from asr.cli.compile import compiling_notice
 from asr.cli.options import bundle_folder, device_from
 from asr.cli.transcribe import audio_files, transcribe
 from asr.decoding.build import MODES, available_modes
@@ -42,6 +43,8 @@ def compare(args: argparse.Namespace) -> int:
     best = available_modes(bundle)[0]
     for mode in dict.fromkeys(("ngram", best)):
         recognizer = Recognizer(bundle, mode=mode).to(device)
+        with compiling_notice():
+            recognizer.prepare()
         print(f"\n== {MODES[mode]} ({recognizer.decoder_name})")
         times, cache, hypotheses, failed = StageTimes(), {}, {}, 0
         for outcome in transcribe(recognizer, files, read_audio):

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from asr.audio.cmvn import GlobalCmvn, UtteranceCmvn
+from asr.audio.cmvn import UtteranceCmvn
 from asr.audio.fbank import Splice
 from asr.datasets.augment import SpecAugment
-from asr.errors import AsrError
 
 LENGTHS = torch.tensor([7, 3, 1, 0])
 
@@ -19,31 +18,6 @@ LENGTHS = torch.tensor([7, 3, 1, 0])
 def batch(seed: int = 0) -> Tensor:
     """(4, 7, 5), rubbish behind each end."""
     return torch.randn(4, 7, 5, generator=torch.Generator().manual_seed(seed)) * 3 + 2
-
-
-def test_global_statistics_are_those_of_the_frames_inside() -> None:
-    features, more = batch(0), batch(1)
-    frames = torch.cat([each[i, :n] for each in (features, more) for i, n in enumerate(LENGTHS)])
-    cmvn = GlobalCmvn.from_batches([(features, LENGTHS), (more, LENGTHS)])
-    torch.testing.assert_close(cmvn.mean, frames.mean(dim=0))
-    torch.testing.assert_close(1 / cmvn.inverse_std, frames.std(dim=0, unbiased=False), atol=1e-5, rtol=1e-5)
-    normal = cmvn(features, LENGTHS)
-    torch.testing.assert_close(normal[0], (features[0] - frames.mean(dim=0)) / frames.std(dim=0, unbiased=False))
-    assert not normal[1, 3:].any()
-
-
-def test_global_statistics_travel_in_the_state_dict() -> None:
-    cmvn = GlobalCmvn(torch.arange(5.0), torch.full((5,), 2.0))
-    other = GlobalCmvn(feature_dim=5)
-    other.load_state_dict(cmvn.state_dict())
-    torch.testing.assert_close(other(batch(), LENGTHS), cmvn(batch(), LENGTHS))
-
-
-def test_statistics_of_nothing() -> None:
-    with pytest.raises(AsrError, match="no frame"):
-        GlobalCmvn.from_batches([])
-    with pytest.raises(AsrError, match="no frame"):
-        GlobalCmvn.from_batches([(batch(), torch.zeros(4, dtype=torch.int64))])
 
 
 @pytest.mark.parametrize("variance", [False, True])

@@ -92,8 +92,8 @@ def test_wrong_parts_are_one_sentence(parts, capsys):
     for changes, message in (
         ({"graph": parts / "none.safetensors"}, "none.safetensors"),
         ({"small-ngram": parts / "none.arpa"}, "none.arpa: the n-gram model cannot be read"),
-        ({"decoding": parts / "card.md"}, "holds no mapping"),
-        ({"decoding": decoding("a: [")}, "neither YAML nor JSON can be read there"),
+        ({"decoding": parts / "card.md"}, "has no mapping of names to values"),
+        ({"decoding": decoding("a: [")}, "this is neither YAML nor JSON"),
         ({"decoding": decoding("on_fly: {lm_scale: 1}")}, "there is no mode 'on_fly'; there are rnn"),
         ({"decoding": decoding("ngram: 3")}, "the decoding options of ngram are 3; give names and numbers"),
         ({"decoding": decoding("ngram: {search_beam: wide}")}, "search_beam is 'wide'; it must be a number"),
@@ -101,7 +101,7 @@ def test_wrong_parts_are_one_sentence(parts, capsys):
         ({"acoustic-model": parts / "none.ckpt"}, "none.ckpt: no Lightning checkpoint can be read there"),
         ({"acoustic-model": parts / "rnn"}, "bundle.json is missing"),
         # As many tokens, but others.
-        ({"acoustic-model": parts / "other.ckpt"}, "was built for other tokens: column 1 is 'K' to it and 'A' to the"),
+        ({"acoustic-model": parts / "other.ckpt"}, "was built for other tokens: token 1 is 'K' for it and 'A' for the"),
     ):
         assert main(arguments(parts, parts / "out", **changes)) == 2
         error = capsys.readouterr().err
@@ -113,7 +113,7 @@ def test_wrong_parts_are_one_sentence(parts, capsys):
         )
         == 2
     )
-    assert "other.ckpt: the checkpoint is for other tokens than" in capsys.readouterr().err
+    assert "other.ckpt: the checkpoint has other tokens than" in capsys.readouterr().err
     without_recipe = [
         text for text in arguments(parts, parts / "out") if text not in ("--recipe", str(parts / "am.yaml"))
     ]

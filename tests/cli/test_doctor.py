@@ -33,7 +33,7 @@ def test_missing_compiled_loops_are_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "numba", None)
     found = {finding.part: finding for finding in examine()}
     assert found["numba"].state == "no"
-    assert "compiled loops on CPUs: search, look-up, training: run scripts/setup" in found["numba"].text
+    assert "compiled loops on CPUs: search, lookup, training: run scripts/setup" in found["numba"].text
 
 
 def test_a_missing_package_that_is_needed_is_bad(monkeypatch, capsys):

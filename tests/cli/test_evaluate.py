@@ -59,7 +59,7 @@ def test_details_and_another_system(tmp_path, transcripts, evaluate):
     ("arguments", "message"),
     [
         ([], "there is nothing to score"),
-        (["hyp", "--cuts", "c.jsonl"], "--cuts brings its own reference"),
+        (["hyp", "--cuts", "c.jsonl"], "--cuts has its own reference"),
         (["nowhere", "--reference", "nowhere"], "nowhere: the transcript file cannot be read"),
     ],
 )
@@ -156,7 +156,7 @@ def test_an_interrupted_evaluation_goes_on_and_a_bad_recording_counts_as_deleted
     assert record["substitutions"] + record["deletions"] == words[0] + words[2]
     assert "error" in json.loads(output.read_text().splitlines()[-1])
     code, _, errors = evaluate("--cuts", cuts, "--bundle", tiny_bundle_folder, "--resume")
-    assert (code, "--resume goes on with what --output has" in errors) == (2, True)
+    assert (code, "--resume continues the file of --output" in errors) == (2, True)
 
 
 def test_a_users_own_language_models_take_the_place_of_the_bundles(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from asr.cli.main import main
 
-pytest.importorskip("pytorch_lightning")
+pl = pytest.importorskip("pytorch_lightning")
 pytest.importorskip("jsonargparse")
 
+OLD_RECIPE = Path(__file__).resolve().parents[1] / "assets" / "old_recipe.yaml"
 MODEL = "model:\n  class_path: asr.lm.rnn.training.LitRNNLM\n  init_args: {vocabulary: none.txt}\n"
 DATA = "data:\n  class_path: asr.lm.rnn.datamodule.TextDataModule\n  init_args: {vocabulary: none.txt}\n"
 
@@ -48,3 +51,38 @@ def test_the_command_line_brings_no_warning_of_lightnings(tmp_path):
     assert run.returncode == 2
     assert run.stderr.splitlines()[-1].startswith("asr: error: ")
     assert "LightningCLI" not in run.stderr
+
+
+def test_a_recipe_with_old_class_paths_still_makes_its_classes(tmp_path, capsys):
+    """The recipe for AN4 as it was before the packages were reorganized."""
+    from pytorch_lightning.cli import LightningCLI
+
+    from asr.cli.train import old_class_paths
+    from asr.models.conformer import Conformer
+    from asr.models.losses import TorchCtc
+
+    (tmp_path / "lexicon.txt").write_text("A AH0\n")
+    options = [f"--data.lexicon=[{tmp_path / 'lexicon.txt'}]", "--trainer.logger=false"]
+    with old_class_paths():
+        cli = LightningCLI(
+            pl.LightningModule,
+            pl.LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            run=False,
+            save_config_callback=None,
+            args=["--config", str(OLD_RECIPE), *options],
+        )
+    assert isinstance(cli.model.network, Conformer) and isinstance(cli.model.objective, TorchCtc)
+    assert type(cli.datamodule).__name__ == "AcousticDataModule" and len(cli.model.network.blocks) == 8
+    hints = [line for line in capsys.readouterr().err.splitlines() if line.startswith("asr: hint: ")]
+    assert "asr: hint: the class asr.am.conformer.Conformer is now asr.models.conformer.Conformer; " in "\n".join(hints)
+    assert len(hints) == len(set(hints)) == 5
+
+
+def test_every_old_class_path_names_a_class():
+    from asr.cli.train import _OLD_CLASS_PATHS
+
+    for path in _OLD_CLASS_PATHS.values():
+        module, name = path.rsplit(".", 1)
+        assert isinstance(getattr(importlib.import_module(module), name), type)

@@ -73,7 +73,7 @@ def test_a_full_disk_is_one_sentence():
     with open("/dev/full", "w") as full:  # noqa: PTH123
         run = subprocess.run([sys.executable, "-m", "asr", "--help"], stdout=full, stderr=subprocess.PIPE, check=False)
     assert run.returncode == 2
-    assert run.stderr == b"asr: error: the system refuses to read or write (No space left on device).\n"
+    assert run.stderr == b"asr: error: standard output cannot be written (No space left on device).\n"
 
 
 def test_the_package_runs_as_a_module():

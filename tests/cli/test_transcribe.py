@@ -151,7 +151,7 @@ def test_a_header_with_an_absurd_rate_is_named(tmp_path, transcribe):
 def test_a_folder_without_audio(tmp_path, transcribe):
     code, _, errors = transcribe(tmp_path)
     assert code == 2
-    assert "the folder holds no audio files" in errors
+    assert "there are no audio files in this folder" in errors
 
 
 def test_an_output_of_something_else_is_not_touched(tmp_path, transcribe):
@@ -159,7 +159,7 @@ def test_an_output_of_something_else_is_not_touched(tmp_path, transcribe):
     (tmp_path / "notes.txt").write_text("my notes\n")
     code, _, errors = transcribe(path, "--output", tmp_path / "notes.txt")
     assert code == 2
-    assert "notes.txt:1: this is no output of this command" in errors
+    assert "notes.txt:1: this is not output of this command" in errors
     assert (tmp_path / "notes.txt").read_text() == "my notes\n"
 
 
@@ -169,7 +169,7 @@ def test_no_other_file_is_taken_for_an_output(tmp_path, transcribe, content):
     (tmp_path / "notes").write_bytes(content)
     code, _, errors = transcribe(path, "--output", tmp_path / "notes")
     assert (code, (tmp_path / "notes").read_bytes()) == (2, content)
-    assert "notes:1: this is no output of this command; name another --output" in errors
+    assert "notes:1: this is not output of this command; choose another --output" in errors
 
 
 @pytest.mark.parametrize("options", [[], ["--stream"]])

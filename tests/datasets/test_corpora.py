@@ -138,7 +138,7 @@ def test_missing_empty_and_foreign_folders(tmp_path: Path, corpus: Corpus) -> No
         corpus.parts_in(tmp_path / "empty")
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "photo.jpg").touch()
-    with pytest.raises(AsrError, match="holds no"):
+    with pytest.raises(AsrError, match=r"this is not (AN4|speechocean762)|none of the parts"):
         corpus.parts_in(tmp_path / "foreign")
     with pytest.raises(AsrError, match="not a part"):
         corpus.list_part(tmp_path / "foreign", "validation")
@@ -148,7 +148,7 @@ def test_a_part_without_any_pair(tmp_path: Path) -> None:
     part = write_librispeech(tmp_path, num=1)
     for path in part.rglob("*.flac"):
         path.unlink()
-    with pytest.raises(AsrError, match="not one transcript has its audio file"):
+    with pytest.raises(AsrError, match="no transcript has an audio file"):
         LibriSpeech().list_part(tmp_path, "dev-clean-2")
     with pytest.raises(AsrError, match="there is no such folder"):
         LibriSpeech().list_part(tmp_path, "train-clean-100")

@@ -201,19 +201,6 @@ def test_noise_and_masks_change_training_only(corpus: dict[str, Any], tmp_path: 
     assert not torch.equal(batch["features"], clean["features"])
 
 
-def test_global_statistics_normalise_the_training_data(corpus: dict[str, Any]) -> None:
-    module = AcousticDataModule(**corpus)
-    module.setup("fit")
-    cmvn = module.global_cmvn()
-    frames = []
-    for batch in module.train_dataloader():
-        normal = cmvn(batch["features"], batch["num_frames"])
-        frames += [normal[row, :n] for row, n in enumerate(batch["num_frames"].tolist())]
-    normalised = torch.cat(frames)
-    torch.testing.assert_close(normalised.mean(dim=0), torch.zeros(80), atol=1e-3, rtol=0)
-    torch.testing.assert_close(normalised.std(dim=0), torch.ones(80), atol=1e-2, rtol=0)
-
-
 def test_characters(corpus: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "letters").write_text("<blk>\nA\nB\nY\n", encoding="utf-8")
     module = AcousticDataModule(**{**corpus, "lexicon": []}, tokens=str(tmp_path / "letters"))
@@ -231,10 +218,10 @@ def test_other_pronunciations_are_drawn(corpus: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"train_cuts": []}, "train_cuts: no manifest is given"),
+        ({"train_cuts": []}, "train_cuts: there is no manifest"),
         ({"train_cuts": ["absent.jsonl.gz"]}, "there is no such cut manifest"),
         ({"lexicon": []}, "give a lexicon"),
-        ({"min_duration": 50.0, "max_duration": 60.0}, "not one utterance can be used"),
+        ({"min_duration": 50.0, "max_duration": 60.0}, "no utterance can be used"),
     ],
 )
 def test_faulty_requests(corpus: dict[str, Any], change: dict[str, Any], message: str) -> None:
@@ -244,7 +231,7 @@ def test_faulty_requests(corpus: dict[str, Any], change: dict[str, Any], message
 
 def test_a_damaged_manifest_and_one_named_twice(corpus: dict[str, Any]) -> None:
     path = Path(corpus["train_cuts"][0])
-    with pytest.raises(AsrError, match="stands twice"):
+    with pytest.raises(AsrError, match="occurs twice"):
         AcousticDataModule(**{**corpus, "train_cuts": [str(path)] * 2}).setup("fit")
     path.write_bytes(path.read_bytes()[:60])
     with pytest.raises(AsrError, match="not a readable manifest"):

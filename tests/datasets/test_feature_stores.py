@@ -32,7 +32,7 @@ def test_a_folder_outlives_its_process(tmp_path: Path) -> None:
 
 def test_a_folder_of_other_features_is_refused(tmp_path: Path) -> None:
     FeatureFolder(tmp_path, CONFIG)
-    with pytest.raises(AsrError, match="holds features made with"):
+    with pytest.raises(AsrError, match="the features in it were computed with"):
         FeatureFolder(tmp_path, {**CONFIG, "high_freq": 5600.0})
 
 

@@ -54,5 +54,5 @@ def test_a_bad_noise_file_is_left_out_and_the_last_one_raises(tmp_path: Path) ->
 
 def test_a_folder_without_noise(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(AsrError, match="missing or holds no audio"):
+        with pytest.raises(AsrError, match="missing or has no audio"):
             NoiseMixer(folder)

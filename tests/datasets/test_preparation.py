@@ -136,7 +136,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main([*arguments, "--redo", "--parts", "dev-clean-2"]) == 1
     captured = capsys.readouterr()
     assert json.loads(captured.out)["skipped"][0]["item"] == "19-198-0001"
-    assert "1 left out" in captured.err and "0 bytes" in captured.err
+    assert "1 skipped" in captured.err and "0 bytes" in captured.err
     assert main(["prepare", "an4", "--corpus", str(tmp_path / "absent"), "--output", str(tmp_path / "out")]) == 2
     assert "there is no such folder" in capsys.readouterr().err
 

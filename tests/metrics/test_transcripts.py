@@ -22,10 +22,10 @@ def test_kaldi_and_json_lines_say_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"u1 A\nu1 B\n", r"text:2: the utterance 'u1' stands twice"),
+        (b"u1 A\nu1 B\n", r"text:2: the utterance 'u1' occurs twice"),
         (b"\xff\xfe", "not UTF-8"),
-        (b'{"id": "u1"', r"text:1: the line is no JSON object"),
-        (b'{"text": "A"}', "names no utterance"),
+        (b'{"id": "u1"', r"text:1: the line is not a JSON object"),
+        (b'{"text": "A"}', "has no id"),
         (b'{"id": "u1"}', "has no field 'text'"),
         (b'{"id": "u1", "text": null}', "text:1: the field 'text' is null"),
         (b'{"id": "u1", "text": 3}', "text:1: the field 'text' is 3"),

@@ -20,7 +20,7 @@ from asr.datasets.corpora.librispeech import LibriSpeech
 from asr.datasets.datamodule import AcousticDataModule
 from asr.datasets.prepare import prepare_part
 from asr.errors import AsrError
-from asr.models.checkpoint import averaged_weights, network_from_checkpoint, weights_and_tokens
+from asr.models.checkpoint import network_from_checkpoint, weights_and_tokens
 from asr.models.conformer import Conformer
 from asr.models.losses import CtcCrf, TorchCtc
 from asr.models.training import LitAcousticModel
@@ -75,6 +75,10 @@ def fit(folder: Path, data: dict[str, Any], max_epochs: int, resume: str | None 
     trainer.fit(model, datamodule=AcousticDataModule(**data), ckpt_path=resume)
     assert "val_token_error_rate" in trainer.callback_metrics
     return folder / f"epoch={max_epochs - 1}.ckpt"
+
+
+def averaged_weights(checkpoint: str | Path) -> dict[str, Tensor]:
+    return weights_and_tokens(checkpoint)[0]
 
 
 def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
@@ -173,10 +177,10 @@ def test_what_does_not_fit_is_named(tmp_path: Path, data_arguments: dict[str, An
     with pytest.raises(AsrError, match="no model"):
         network_from_checkpoint(checkpoint, recipe)
     torch.save({"state_dict": {"x": torch.zeros(1)}}, tmp_path / "other.ckpt")
-    with pytest.raises(AsrError, match="holds no averaged"):
+    with pytest.raises(AsrError, match="it has no averaged"):
         averaged_weights(tmp_path / "other.ckpt")
 
 
 def test_a_network_of_another_size_than_the_data_is_refused(tmp_path: Path, data_arguments: dict[str, Any]) -> None:
-    with pytest.raises(AsrError, match="expects 20 features and gives 4 tokens, the data have 30 and 4"):
+    with pytest.raises(AsrError, match="has num_features 20 and num_tokens 4, but the data have 30 and 4"):
         fit(tmp_path, {**data_arguments, "fbank": Fbank(num_mel_bins=30)}, max_epochs=1)

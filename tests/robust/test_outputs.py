@@ -98,7 +98,7 @@ def test_a_failure_is_written_once(folder: Path, tiny_bundle_folder: Path) -> No
 def test_two_processes_do_not_write_to_one_output(folder: Path, tiny_bundle_folder: Path, capsys) -> None:
     with ResultsFile(Path("out"), "audio") as other:
         assert transcribe(tiny_bundle_folder) == 2
-        assert "another process writes to this output" in capsys.readouterr().err
+        assert "another process is writing to this output" in capsys.readouterr().err
         other.add({"audio": "a.wav", "text": "MINE"})
     assert transcribe(tiny_bundle_folder) == 0
     assert [record["text"] for record in records()] == ["MINE", "PAT KIT"]

@@ -41,7 +41,7 @@ def test_kaldi_form(tmp_path: Path) -> None:
         ("<blk>\n", "is empty"),
         ("AH\n<blk>\n", "the first symbol is 'AH'"),
         ("<blk> 0\nAH 2\n", "line 2: expected `symbol` or `symbol 1`"),
-        ("<blk>\nAH\nAH\n", "'AH' stands twice"),
+        ("<blk>\nAH\nAH\n", "'AH' occurs twice"),
     ],
 )
 def test_faulty_tables(tmp_path: Path, text: str, message: str) -> None:
@@ -53,7 +53,7 @@ def test_faulty_tables(tmp_path: Path, text: str, message: str) -> None:
 
 
 def test_unknown_token_and_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(AsrError, match="'ZH' is not listed"):
+    with pytest.raises(AsrError, match="'ZH' is not in the table"):
         TokenTable(["AH"]).ids_of(["AH", "ZH"])
     with pytest.raises(AsrError, match="cannot be read"):
         TokenTable.from_file(tmp_path / "absent")
@@ -75,7 +75,7 @@ def test_words_become_characters() -> None:
 
 
 def test_a_lexicon_that_does_not_fit_the_table() -> None:
-    with pytest.raises(AsrError, match="'EY' is not listed; lexicon and token table do not fit"):
+    with pytest.raises(AsrError, match="'EY' is not in the table; does the lexicon fit it"):
         Tokenizer(TokenTable(["AH"]), Lexicon({"A": [("AH",), ("EY",)]}))
 
 

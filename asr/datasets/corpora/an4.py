@@ -17,11 +17,11 @@ _SPHINX_LINE = re.compile(r"^(?P<text>.*)\((?P<utterance>[^()\s]+)\)\s*$")
 
 
 class An4:
-    """Either CMU's own layout or the Kaldi-like one.
+    """AN4 in CMU's layout or in one like Kaldi's.
 
-    - CMU: `etc/an4_<part>.transcription` of `<s> WORDS </s> (utterance)` lines, audio in `wav/an4*_clstk/<speaker>/`
-      as NIST SPHERE (`.sph`); the headerless `.raw` edition is not read.
-    - Kaldi-like: `<part>.text` of `speaker/utterance WORDS` lines, audio in `wav/<part>/<speaker>/`.
+    - CMU: `etc/an4_<part>.transcription` with lines `<s> WORDS </s> (utterance)`, and audio in
+      `wav/an4*_clstk/<speaker>/` as NIST SPHERE (`.sph`). The headerless `.raw` edition is not supported.
+    - Kaldi: `<part>.text` with lines `speaker/utterance WORDS`, and audio in `wav/<part>/<speaker>/`.
     """
 
     @property
@@ -33,7 +33,7 @@ class An4:
         parts = [part for part in PARTS if self._transcript(corpus_dir, part) is not None]
         if not parts:
             raise AsrError(
-                f"{corpus_dir}: holds no AN4; expected train.text and test.text, or etc/an4_train.transcription."
+                f"{corpus_dir}: this is not AN4; expected train.text and test.text, or etc/an4_train.transcription."
             )
         return parts
 
@@ -43,7 +43,7 @@ class An4:
             raise AsrError(f"{part!r} is not a part of AN4; the parts are {', '.join(PARTS)}.")
         transcript = self._transcript(corpus_dir, part)
         if transcript is None:
-            raise AsrError(f"{corpus_dir}: holds no transcripts of AN4's part {part}; expected {part}.text.")
+            raise AsrError(f"{corpus_dir}: there are no transcripts of AN4's part {part}; expected {part}.text.")
         cmu = transcript.suffix == ".transcription"
         texts: dict[str, tuple[str, str]] = {}
         skipped: list[SkippedItem] = []
@@ -62,7 +62,7 @@ class An4:
             if utterance_id in texts:
                 skipped.append(SkippedItem(utterance_id, f"{transcript}: a second transcript; the first one is kept"))
                 continue
-            # Utterances are called an<number>-<speaker>-b.
+            # Utterance ids are an<number>-<speaker>-b.
             texts[utterance_id] = ("-".join(utterance_id.split("-")[1:-1]) or utterance_id, normalize_an4(text))
         folder = corpus_dir / "wav" / part
         if cmu:
@@ -78,7 +78,7 @@ class An4:
     def download(self, corpus_dir: Path, parts: Sequence[str]) -> None:
         if not corpus_dir.is_dir():
             raise AsrError(
-                f"{corpus_dir}: AN4 cannot be downloaded by this program; fetch an4_sphere.tar.gz from CMU yourself."
+                f"{corpus_dir}: AN4 cannot be downloaded by this program; download an4_sphere.tar.gz from CMU."
             )
 
     def _transcript(self, corpus_dir: Path, part: str) -> Path | None:

@@ -1,4 +1,4 @@
-"""What every corpus reader gives: utterances found, and what had to be left out and why."""
+"""The interface of corpora: utterances of a part, and what was skipped and why."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Utterance:
 
 @dataclass(frozen=True)
 class SkippedItem:
-    """Something that was left out, and one sentence that says why."""
+    """A file or utterance that was skipped, and the reason in one sentence."""
 
     item: str
     reason: str
@@ -32,54 +32,58 @@ class SkippedItem:
 
 @dataclass(frozen=True)
 class CorpusPart:
-    """The utterances of one part of a corpus, before any audio is opened."""
+    """The utterances of a part of a corpus, before any audio is opened."""
 
     utterances: list[Utterance]
     skipped: list[SkippedItem]
 
 
 class Corpus(Protocol):
-    """One corpus in any of its known folder layouts."""
+    """A corpus, in any of its known folder layouts."""
 
     @property
     def name(self) -> str:
         """The name on the command line."""
 
     def parts_in(self, corpus_dir: Path) -> list[str]:
-        """The parts that the folder holds.
+        """The parts that are in the folder.
 
         Raises:
-            AsrError: the folder is missing, empty, or holds no part of this corpus.
+            AsrError: the folder is missing or empty, or has no part of this corpus in it.
         """
 
     def list_part(self, corpus_dir: Path, part: str) -> CorpusPart:
-        """The utterances of one part, in order of their ids.
+        """The utterances of a part, sorted by id.
 
         Raises:
-            AsrError: the part is not there or holds not one utterance.
+            AsrError: the part is missing or has no utterances.
         """
 
     def lexicon(self, corpus_dir: Path) -> Path | None:
-        """The pronunciations that come with the corpus, or None."""
+        """The lexicon that comes with the corpus, or None."""
 
     def download(self, corpus_dir: Path, parts: Sequence[str]) -> None:
-        """Fetches parts that the folder lacks; parts that are there are left alone.
+        """Downloads those parts that are not in the folder.
 
         Raises:
-            AsrError: the corpus cannot be downloaded from here.
+            AsrError: the corpus cannot be downloaded.
         """
 
 
 def require_folder(corpus_dir: Path, corpus_name: str) -> None:
-    """Raises AsrError where the folder is missing or empty."""
+    """Checks that a folder exists and is not empty.
+
+    Raises:
+        AsrError: it does not exist, or is empty.
+    """
     if not corpus_dir.is_dir():
-        raise AsrError(f"{corpus_dir}: there is no such folder; give --corpus the folder that holds {corpus_name}.")
+        raise AsrError(f"{corpus_dir}: there is no such folder; give --corpus the folder of {corpus_name}.")
     if next(corpus_dir.iterdir(), None) is None:
-        raise AsrError(f"{corpus_dir}: the folder is empty; it should hold {corpus_name}.")
+        raise AsrError(f"{corpus_dir}: the folder is empty; it should be that of {corpus_name}.")
 
 
 def audio_by_stem(folder: Path) -> dict[str, Path]:
-    """All audio below a folder by file stem; of several with one stem the lossless one (FLAC first) is taken."""
+    """All audio files below a folder by stem; of several with the same stem the lossless one (FLAC first) wins."""
     rank = {suffix: position for position, suffix in enumerate(AUDIO_SUFFIXES)}
     found: dict[str, Path] = {}
     for path in find_audio_files(folder):
@@ -90,10 +94,10 @@ def audio_by_stem(folder: Path) -> dict[str, Path]:
 
 
 def read_transcript(path: Path) -> list[str]:
-    """The lines of a transcript file that are not blank.
+    """The lines of a transcript file without blank ones.
 
     Raises:
-        AsrError: it cannot be read or is not UTF-8.
+        AsrError: the file cannot be read or is not UTF-8.
     """
     return [line for line in read_text(path, "transcript").splitlines() if line.strip()]
 
@@ -101,16 +105,16 @@ def read_transcript(path: Path) -> list[str]:
 def join(
     texts: dict[str, tuple[str, str]], audio: dict[str, Path], skipped: Sequence[SkippedItem], where: Path
 ) -> CorpusPart:
-    """Pairs transcripts with audio by utterance id; what lacks its other half is reported.
+    """Matches transcripts and audio files by utterance id; those without a match are skipped.
 
     Args:
-        texts: utterance id to (speaker, normalised text).
-        audio: utterance id to file.
-        skipped: what was left out before.
-        where: the folder, for the error.
+        texts: utterance id -> (speaker, normalized text).
+        audio: utterance id -> file.
+        skipped: what was skipped before.
+        where: the folder, for error messages.
 
     Raises:
-        AsrError: no pair is left.
+        AsrError: nothing matches.
     """
     left_out = list(skipped)
     utterances = []
@@ -126,5 +130,5 @@ def join(
     for utterance_id in sorted(audio.keys() - texts.keys() - known):
         left_out.append(SkippedItem(utterance_id, f"there is an audio file ({audio[utterance_id]}) but no transcript"))
     if not utterances:
-        raise AsrError(f"{where}: not one transcript has its audio file there; check that the folder is complete.")
+        raise AsrError(f"{where}: no transcript has an audio file; check that the folder is complete.")
     return CorpusPart(utterances, left_out)

@@ -1,4 +1,4 @@
-"""LibriSpeech, every official part and mini LibriSpeech's, as FLAC or any other audio, from a folder or downloaded."""
+"""LibriSpeech and mini LibriSpeech, as FLAC or any other audio; the parts can be downloaded."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ MINI_LIBRISPEECH_PARTS = ("train-clean-5", "dev-clean-2")
 
 
 class LibriSpeech:
-    """`<part>/<speaker>/<chapter>/` with the audio and one `<speaker>-<chapter>.trans.txt` of `id WORDS` lines.
+    """LibriSpeech: `<part>/<speaker>/<chapter>/` has the audio, and `<speaker>-<chapter>.trans.txt` with `id WORDS`.
 
     Args:
         name: the name on the command line.
-        parts: the parts that it looks for in a folder.
-        default_download: the parts that are fetched where none are named.
+        parts: the parts to look for in a folder.
+        default_download: the parts to download if none are given.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class LibriSpeech:
         parts = [part for part in self._parts if (root / part).is_dir()]
         if not parts:
             raise AsrError(
-                f"{corpus_dir}: holds none of the parts {', '.join(self._parts)}; point at the folder above them."
+                f"{corpus_dir}: none of the parts {', '.join(self._parts)} is here; give the folder above them."
             )
         return parts
 
@@ -80,7 +80,7 @@ class LibriSpeech:
                 texts[utterance_id] = (utterance_id.split("-")[0], normalize_librispeech(text))
         if not texts:
             raise AsrError(
-                f"{folder}: holds no transcript; expected <speaker>/<chapter>/<speaker>-<chapter>.trans.txt files."
+                f"{folder}: there are no transcripts; expected <speaker>/<chapter>/<speaker>-<chapter>.trans.txt files."
             )
         return join(texts, audio_by_stem(folder), skipped, folder)
 
@@ -88,7 +88,7 @@ class LibriSpeech:
         return None
 
     def download(self, corpus_dir: Path, parts: Sequence[str]) -> None:
-        # lhotse clears a part's folder before it unpacks: it must never be asked for a part that is already there.
+        # lhotse deletes the folder of a part before it unpacks: never ask for a part that exists.
         missing = [part for part in parts or self._default_download if not (_root(corpus_dir) / part).is_dir()]
         if not missing:
             return
@@ -99,11 +99,11 @@ class LibriSpeech:
             download_librispeech(target, dataset_parts=missing)
         except Exception as error:  # urllib, tarfile and the disk each raise their own
             raise AsrError(
-                f"{target}: LibriSpeech's {', '.join(missing)} could not be downloaded ({error}); try again, or fetch "
-                "https://www.openslr.org/12 (mini: /31) and unpack it there."
+                f"{target}: LibriSpeech's {', '.join(missing)} could not be downloaded ({error}); try again, or "
+                "download https://www.openslr.org/12 (mini: /31) and unpack it there."
             ) from error
 
 
 def _root(corpus_dir: Path) -> Path:
-    """The folder that holds the parts: the one given, or `LibriSpeech` in it."""
+    """The folder of the parts: the given one, or `LibriSpeech` in it."""
     return corpus_dir / "LibriSpeech" if (corpus_dir / "LibriSpeech").is_dir() else corpus_dir

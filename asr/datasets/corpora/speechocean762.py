@@ -1,4 +1,4 @@
-"""speechocean762: 250 Mandarin-native speakers, half of them children, reading short English sentences."""
+"""speechocean762: short English sentences read by 250 native speakers of Mandarin, half of them children."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ PARTS = ("train", "test")
 
 
 class SpeechOcean762:
-    """Either the distribution's layout or one audio folder a part.
+    """speechocean762 in the layout of its distribution, or with one audio folder for each part.
 
-    - distribution: `<part>/text` of `utterance TEXT`, `<part>/wav.scp`, `<part>/utt2spk`, audio in `WAVE/SPEAKER<id>/`;
-    - audio folders: `<part>.text` of `speaker/utterance TEXT`, audio in `<any folder>/<part>/<speaker>/`.
+    - Distribution: `<part>/text` with lines `utterance TEXT`, `<part>/wav.scp`, `<part>/utt2spk`, and audio in
+      `WAVE/SPEAKER<id>/`.
+    - Audio folders: `<part>.text` with lines `speaker/utterance TEXT`, and audio in `<any folder>/<part>/<speaker>/`.
     """
 
     @property
@@ -28,7 +29,7 @@ class SpeechOcean762:
         parts = [part for part in PARTS if self._transcript(corpus_dir, part) is not None]
         if not parts:
             raise AsrError(
-                f"{corpus_dir}: holds no speechocean762; expected train/text with train/wav.scp, or train.text."
+                f"{corpus_dir}: this is not speechocean762; expected train/text with train/wav.scp, or train.text."
             )
         return parts
 
@@ -38,7 +39,9 @@ class SpeechOcean762:
             raise AsrError(f"{part!r} is not a part of speechocean762; the parts are {', '.join(PARTS)}.")
         transcript = self._transcript(corpus_dir, part)
         if transcript is None:
-            raise AsrError(f"{corpus_dir}: holds no transcripts of speechocean762's part {part}; expected {part}/text.")
+            raise AsrError(
+                f"{corpus_dir}: there are no transcripts of speechocean762's part {part}; expected {part}/text."
+            )
         official = transcript.name == "text"
         speakers = _two_columns(transcript.parent / "utt2spk") if official else {}
         texts: dict[str, tuple[str, str]] = {}
@@ -60,7 +63,7 @@ class SpeechOcean762:
             folders = [path for path in sorted(corpus_dir.glob(f"*/{part}")) if path.is_dir()]
             if not folders:
                 raise AsrError(
-                    f"{corpus_dir}: holds no audio of speechocean762's part {part}; expected a folder */{part}."
+                    f"{corpus_dir}: there is no audio of speechocean762's part {part}; expected a folder */{part}."
                 )
             audio = audio_by_stem(folders[0])
         return join(texts, audio, skipped, corpus_dir)
@@ -71,7 +74,7 @@ class SpeechOcean762:
     def download(self, corpus_dir: Path, parts: Sequence[str]) -> None:
         if not corpus_dir.is_dir():
             raise AsrError(
-                f"{corpus_dir}: speechocean762 is not downloaded for you; fetch https://www.openslr.org/101 first."
+                f"{corpus_dir}: speechocean762 cannot be downloaded by this program; download https://www.openslr.org/101."
             )
 
     def _transcript(self, corpus_dir: Path, part: str) -> Path | None:
@@ -82,6 +85,6 @@ class SpeechOcean762:
 
 
 def _two_columns(path: Path) -> dict[str, str]:
-    """Kaldi's `key value` lines."""
+    """The lines `key value` of a Kaldi file, as a mapping."""
     pairs = (line.split(maxsplit=1) for line in read_transcript(path))
     return {pair[0]: pair[1].strip() for pair in pairs if len(pair) == 2}

@@ -138,7 +138,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         results.append(json.loads(capsys.readouterr().out))
     assert results[0] == results[1]
     assert results[0]["words"] == 3
-    with pytest.raises(AsrError, match="Nothing to write"):
+    with pytest.raises(AsrError, match="there is nothing to write"):
         run(command)
     assert {lm_ngram.NAME, lm_perplexity.NAME, lm_vocabulary.NAME} == {"lm ngram", "lm perplexity", "lm vocabulary"}
 
@@ -149,7 +149,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (["--arpa", "none/a.arpa"], "none/a.arpa: the folder .*none is not there or not writable"),
         (["--arpa", "a", "--binary", "a"], "a: two results would go to this file"),
         (["--binary", "."], "this is a folder"),
-        (["--arpa", "a.arpa.gz"], "ARPA text is written plain; name it without .gz"),
+        (["--arpa", "a.arpa.gz"], "ARPA text is written uncompressed; leave out .gz"),
         (["--arpa", "a", "--entropy", "nan"], "--entropy nan: give a number of 0 or more"),
         (["--arpa", "a", "--entropy", "-1"], "--entropy -1.0: give a number of 0 or more"),
     ],

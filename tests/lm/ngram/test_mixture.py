@@ -111,7 +111,7 @@ def test_command_line_and_bad_weights(tmp_path: Path, capsys: pytest.CaptureFixt
     assert read_arpa(paths[2]).vocabulary.words[4:] == ("a", "b", "c", "d")
     with pytest.raises(AsrError, match="--by-history: it says how several models are mixed"):
         run(["lm", "ngram", "--from-arpa", paths[0], "--by-history", "--arpa", paths[2]])
-    with pytest.raises(AsrError, match="1 weights for 2 models; give one weight a model"):
+    with pytest.raises(AsrError, match="1 weights for 2 models; give one weight for each model"):
         run(command)
     with pytest.raises(AsrError, match="give a positive one each, of sum one"):
         run([*command, "--weights", "0.5", "0.6"])

@@ -204,7 +204,7 @@ def test_an_export_without_checksums_is_read(corpus: Path) -> None:
     path.write_text(json.dumps(description))
     load_network(corpus / "lm")
     (corpus / "lm" / "words.txt").write_text("THE\nA\nTHE\n")
-    with pytest.raises(AsrError, match="stands twice"):
+    with pytest.raises(AsrError, match="occurs twice"):
         load_network(corpus / "lm")
 
 
@@ -230,7 +230,7 @@ def test_bad_input_of_a_recipe_is_one_sentence(corpus: Path) -> None:
     words = str(corpus / "words.txt")
     command = ["fit", "--model", "asr.lm.rnn.training.LitRNNLM", "--model.vocabulary", words]
     command += ["--data", "asr.lm.rnn.datamodule.TextDataModule", "--data.cache_dir", str(corpus / "cache")]
-    with pytest.raises(AsrError, match=r"words\.txt: the word 'THE' stands twice"):
+    with pytest.raises(AsrError, match=r"words\.txt: the word 'THE' occurs twice"):
         train.run([*command, "--data.vocabulary", words, "--model.network.hidden_size", "8"])
 
 

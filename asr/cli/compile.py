@@ -1,0 +1,129 @@
+"""Compiles the loops that recognition needs on this machine, ahead of time, and knows whether that has been done.
+
+numba keeps the machine code beside the sources, or in the user's cache folder where that place is read-only. A small
+record lists its files and the sources that they were made from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+from asr.bundle import Bundle, all_bundle_folders
+from asr.decoding.build import available_modes
+from asr.kernels.code_cache import built_for, cached_code, watch_compiler
+from asr.kernels.jit import has_package
+from asr.recognizer import Recognizer
+from asr.streaming import StreamingRecognizer
+
+_RECORD = "asr-compiled.json"
+
+
+def record_folders() -> list[Path]:
+    """Where the record may be, most wanted first."""
+    if os.environ.get("NUMBA_CACHE_DIR"):
+        return [Path(os.environ["NUMBA_CACHE_DIR"])]
+    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return [Path(__file__).resolve().parents[1] / "__pycache__", user_cache / "asr"]
+
+
+def compile_loops(folders: Sequence[Path]) -> int:
+    """Compiles what all modes of some bundles need: offline, with lattices, with the fusion in the search, and streams.
+
+    Args:
+        folders: of bundles; empty for those of the checkout.
+
+    Returns:
+        the number of functions compiled; 0 where all of them were in numba's cache.
+    """
+    begin, num_compiled = time.perf_counter(), 0
+
+    def count(number: int) -> None:
+        nonlocal num_compiled
+        num_compiled = number
+
+    console = Console(stderr=True)
+    steps = [step for folder in folders or all_bundle_folders() for step in _steps(Bundle.load(folder))]
+    if not console.is_terminal:
+        print("asr: compiling the search's loops for this machine, once; this takes some minutes.", file=sys.stderr)
+    text = "compiling loops for this machine, once"
+    with watch_compiler(count):
+        for step in track(steps, text, console=console, disable=not console.is_terminal):
+            step()
+    _write_record()
+    print(f"asr: {num_compiled} functions compiled in {time.perf_counter() - begin:.0f} s.", file=sys.stderr)
+    return num_compiled
+
+
+def _steps(bundle: Bundle) -> list[Callable[[], object]]:
+    def prepare(mode: str, **arguments: Any) -> Callable[[], object]:
+        return lambda: Recognizer(bundle, mode, decoder="token-passing", **arguments).prepare()
+
+    def stream(mode: str) -> Callable[[], object]:
+        return lambda: StreamingRecognizer(Recognizer(bundle, mode, decoder="token-passing"))
+
+    steps: list[Callable[[], object]] = []
+    for mode in available_modes(bundle):
+        steps += [prepare(mode), prepare(mode, keep_lattices=True), prepare(mode, lm_fusion="search"), stream(mode)]
+    return steps
+
+
+def _write_record() -> None:
+    content = {"built_for": built_for(), **cached_code()}
+    for folder in record_folders():
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / _RECORD).write_text(json.dumps(content, indent=1), encoding="utf-8")
+            return
+
+
+def compiled_state() -> tuple[bool, str]:
+    """Whether the loops are compiled, and a phrase for users that says why not."""
+    if not has_package("numba"):
+        return False, "numba is not installed; slower tensor operations do the work"
+    record = next((folder / _RECORD for folder in record_folders() if (folder / _RECORD).is_file()), None)
+    if record is None:
+        return False, "not yet; 'asr doctor --compile' does it ahead of the first recording"
+    try:
+        content = json.loads(record.read_text(encoding="utf-8"))
+        missing = [path for path in content["files"] if not Path(path).is_file()]
+        changed = [path for path, time_ns in content["sources"].items() if Path(path).stat().st_mtime_ns != time_ns]
+        made_for = content["built_for"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False, f"unknown ({record} cannot be read); run 'asr doctor --compile'"
+    if missing:
+        return False, f"{len(missing)} of {len(content['files'])} are missing; run 'asr doctor --compile'"
+    if changed or made_for != built_for():
+        return False, "for other sources, or another numba, Python or CPU; run 'asr doctor --compile'"
+    return True, f"{len(content['files'])} functions in {Path(next(iter(content['files']), '.')).parents[1]}"
+
+
+@contextlib.contextmanager
+def compiling_notice() -> Iterator[None]:
+    """Tells on stderr, with a progress display on terminals, if loops have to be compiled inside."""
+    console = Console(stderr=True)
+    why = "compiling the search's loops for this machine; needed once, up to a minute"
+    with contextlib.ExitStack() as stack:
+        status: Any = None
+
+        def on_compile(number: int) -> None:
+            nonlocal status
+            if not console.is_terminal:
+                if number == 1:
+                    print(f"asr: {why}.", file=sys.stderr)
+                return
+            if status is None:
+                status = stack.enter_context(console.status(why))
+            status.update(f"{why} ({number} functions so far)")
+
+        with watch_compiler(on_compile):
+            yield

@@ -1,0 +1,169 @@
+"""Loops are compiled ahead: by `asr doctor --compile`, and once for all processes of a machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from asr.cli import compile as compiling
+from asr.cli.main import main
+from asr.decoding.warmup import made_up_log_prob
+from asr.graph.decoding_graph import DecodingGraph
+from asr.kernels.code_cache import built_for, watch_compiler
+
+pytest.importorskip("numba")
+
+RECOGNIZE = """
+import json, sys, time
+import torch
+import asr
+from asr.kernels.code_cache import watch_compiler
+from tests.tiny_bundle import TEXT, tones
+
+bundle, compiled, seconds = asr.Bundle.load(sys.argv[1]), [], {}
+waveforms = [tones(line.split()) for line in TEXT[:5]]
+with watch_compiler(compiled.append):
+    for mode in ("ngram", "rnn", "interpolated", "large_ngram"):
+        for keep_lattices in (False, True):
+            recognizer = asr.Recognizer(bundle, mode, decoder="token-passing", keep_lattices=keep_lattices)
+            recognizer.prepare()
+            compiled_before = len(compiled)
+            runs = [recognizer(waveforms) for _ in range(3)]
+            assert len(compiled) == compiled_before, (mode, keep_lattices, "compiled after prepare")
+            stages = [[result.times.stages for result in results] for results in runs]
+            seconds[f"{mode} {keep_lattices}"] = [
+                sum(times["search"] + times.get("language model", 0.0) for times in one) for one in stages
+            ]
+        streaming = asr.StreamingRecognizer(recognizer)
+        compiled_before = len(compiled)
+        stream = streaming.open()
+        streaming.push(stream, waveforms[0])
+        streaming.close(stream)
+        while streaming.is_ready:
+            streaming.step()
+        assert len(compiled) == compiled_before, (mode, "compiled by a stream")
+print(json.dumps({"compiled": len(compiled), "seconds": seconds}))
+"""
+
+
+def cache_files() -> set[str]:
+    """The files of numba's cache in the package."""
+    package = Path(compiling.__file__).resolve().parents[1]
+    return {str(path) for path in package.rglob("__pycache__/*.nb[ic]")}
+
+
+def test_a_fresh_process_compiles_nothing_and_its_first_search_is_as_fast(tiny_bundle_folder: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-m", "asr", "doctor", "--json", "--compile", "--bundle", str(tiny_bundle_folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    findings = {line["part"]: line for line in map(json.loads, done.stdout.splitlines())}
+    assert findings["compiled loops"]["state"] == "ok", done.stderr
+    assert "functions compiled in" in done.stderr
+    before = cache_files()
+    again = [sys.executable, "-c", RECOGNIZE, str(tiny_bundle_folder)]
+    done = subprocess.run(again, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["compiled"] == 0
+    assert cache_files() == before
+    for name, (first, *later) in report["seconds"].items():
+        # Compiling takes seconds; loading machine code takes some tenths.
+        assert first < 5 * max(later) + 0.3, (name, first, later)
+
+
+def test_what_a_cold_cache_lacks_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import numba
+
+    counts: list[int] = []
+    with watch_compiler(counts.append):
+        assert numba.njit(lambda x: x + 1)(1) == 2
+    assert counts[-1] >= 1
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    assert compiling.compiled_state() == (False, "not yet; 'asr doctor --compile' does it ahead of the first recording")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, None),
+        ({"files": ["/nowhere/loop.nbi"]}, "1 of 1 are missing"),
+        ({"sources": {__file__: 1}}, "for other sources"),
+        ({"built_for": ["0.1", "i386", "3.0"]}, "or another numba, Python or CPU"),
+        ({"sources": None}, "cannot be read"),
+    ],
+)
+def test_the_record_of_compiled_loops_is_checked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: dict[str, Any], reason: str | None
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    loop = tmp_path / "kernels" / "loop.nbi"
+    loop.parent.mkdir()
+    loop.touch()
+    sources = {__file__: Path(__file__).stat().st_mtime_ns}
+    record = {"built_for": built_for(), "files": [str(loop)], "sources": sources, **change}
+    (tmp_path / "asr-compiled.json").write_text(json.dumps(record))
+    is_compiled, text = compiling.compiled_state()
+    assert is_compiled == (reason is None)
+    assert reason is None or reason in text
+
+
+def test_a_record_goes_to_the_users_cache_where_the_package_is_read_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "asr").mkdir()
+    (tmp_path / "asr" / "__pycache__").touch()  # no folder can be made or written here, even by root
+    monkeypatch.setattr(compiling, "__file__", str(tmp_path / "asr" / "cli" / "compile.py"))
+    compiling._write_record()
+    assert (tmp_path / "cache" / "asr" / "asr-compiled.json").is_file()
+
+
+def test_made_up_utterances_follow_the_graph(tiny_bundle_folder: Path) -> None:
+    graph = DecodingGraph.load(tiny_bundle_folder / "graph.safetensors")
+    log_prob, num_frames = made_up_log_prob(graph)
+    assert log_prob.shape[0] == len(num_frames) and log_prob.shape[1] == int(num_frames.max())
+    assert torch.allclose(log_prob.exp().sum(-1), torch.ones(log_prob.shape[:2]))
+    assert torch.equal(log_prob, made_up_log_prob(graph)[0])
+    assert float(log_prob[0].exp().amax(-1).mean()) > 0.9
+
+
+def test_a_command_group_without_its_subcommand_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, code, is_error in ((["lm"], 2, True), (["lm", "--help"], 0, False), (["lm", "rnn"], 2, True)):
+        assert main(arguments) == code
+        output = capsys.readouterr()
+        text = output.err if is_error else output.out
+        assert "usage: asr lm" in text and not (output.out if is_error else output.err)
+    assert main(["lm", "nonsense"]) == 2
+    assert "there is no command 'lm nonsense'" in capsys.readouterr().err
+
+
+def test_old_spellings_work_with_a_hint(
+    capsys: pytest.CaptureFixture[str], tiny_bundle_folder: Path, tmp_path: Path
+) -> None:
+    import argparse
+
+    from asr.cli.options import add_recognizer_arguments
+
+    parser = argparse.ArgumentParser()
+    add_recognizer_arguments(parser)
+    for old, decoder, fusion in (
+        ("torch", "token-passing", "lattice"),
+        ("torch-search", "token-passing", "search"),
+        ("k2", "k2", "lattice"),
+        ("auto", "auto", "lattice"),
+    ):
+        args = parser.parse_args(["--first-pass", old, "--mode", "on_the_fly"])
+        assert (args.decoder, args.lm_fusion, args.mode) == (decoder, fusion, "rnn")
+        first, second = capsys.readouterr().err.splitlines()
+        assert first.startswith(f"asr: hint: --first-pass {old} is now --decoder {decoder}")
+        assert second.startswith("asr: hint: --mode on_the_fly is now --mode rnn")
+    assert "--first-pass" not in parser.format_help()

@@ -1,0 +1,193 @@
+"""What `import asr` offers: quick to import, recordings of every kind, and language models of the user's own."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from torch import Tensor
+
+import asr
+from asr.audio.waveform import as_recordings
+from asr.decoding.build import decoding_options
+from asr.text.symbols import Vocabulary
+from tests.tiny_bundle import RATE, tones
+
+PAT_TO_KIT = ["PAT", "TO", "KIT"]
+
+
+class PreferredWord(asr.LanguageModel):
+    """One word is likely everywhere, all others are not; words are numbered otherwise than in the bundle.
+
+    Args:
+        word: the likely one.
+    """
+
+    def __init__(self, word: str) -> None:
+        self._vocabulary = Vocabulary(["TWO", "SKIP", "TO", "KIT", "PAT", "SICK"])
+        self._word_id = self._vocabulary.words.index(word)
+        self.num_queries = 0
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self._vocabulary
+
+    def start(self, num_streams: int) -> Tensor:
+        return torch.zeros(num_streams, dtype=torch.int64)
+
+    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        self.num_queries += len(word_id)
+        likely = word_id == self._word_id
+        return torch.where(likely, math.log(0.9), math.log(0.02)), (context_idx + 1) % 4
+
+    def final(self, context_idx: Tensor) -> Tensor:
+        return torch.full(context_idx.shape, math.log(0.1))
+
+
+@pytest.fixture(scope="module")
+def recognizer(tiny_bundle_folder: Path) -> asr.Recognizer:
+    return asr.load(tiny_bundle_folder, mode="ngram")
+
+
+def test_importing_is_quick_and_names_resolve() -> None:
+    program = (
+        "import sys, asr\n"
+        "assert not {'torch', 'numpy', 'numba'} & set(sys.modules), 'imported too early'\n"
+        "for name in asr.__all__: getattr(asr, name)\n"
+        "assert set(asr.__all__) <= set(dir(asr)) and issubclass(asr.AsrError, Exception)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'Recogniser'"):
+        asr.Recogniser  # noqa: B018
+
+
+def test_an_unknown_bundle_is_one_sentence() -> None:
+    with pytest.raises(asr.AsrError, match=r"nowhere: there is no bundle here \(bundle.json is missing\)"):
+        asr.load("nowhere")
+
+
+@pytest.mark.parametrize("lm_fusion", ["lattice", "search"])
+def test_the_users_language_model_decides_between_homophones(tiny_bundle_folder: Path, lm_fusion: str) -> None:
+    waveform = tones(PAT_TO_KIT)
+    for word in ("TO", "TWO"):
+        model = PreferredWord(word)
+        recognizer = asr.load(tiny_bundle_folder, language_model=model, lm_fusion=lm_fusion, options={"lm_scale": 1.0})
+        assert recognizer(waveform)[0].text == f"PAT {word} KIT"
+        assert recognizer.mode == "external" and model.num_queries > 0
+
+
+def test_the_users_language_model_decides_in_streams(tiny_bundle_folder: Path) -> None:
+    for word in ("TO", "TWO"):
+        recognizer = asr.load(tiny_bundle_folder, language_model=PreferredWord(word), options={"lm_scale": 1.0})
+        streaming = asr.StreamingRecognizer(recognizer, asr.StreamingOptions(chunk_seconds=0.3, right_seconds=0.2))
+        stream = streaming.open()
+        streaming.push(stream, tones(PAT_TO_KIT))
+        streaming.close(stream)
+        results = []
+        while streaming.is_ready:
+            results += streaming.step()
+        assert results[-1].text == f"PAT {word} KIT"
+
+
+def test_scores_are_the_users_models_less_the_graphs(tiny_bundle_folder: Path) -> None:
+    recognizer = asr.load(tiny_bundle_folder, language_model=PreferredWord("TO"), options={"lm_scale": 1.0})
+    (result,) = recognizer(tones(PAT_TO_KIT))
+    small = recognizer.bundle.small_ngram
+    assert small is not None
+    context, graphs = small.start(1), 0.0
+    for word in result.text.split():
+        score, context = small.score(context, torch.tensor([small.vocabulary.words.index(word)]))
+        graphs += float(score)
+    graphs += float(small.final(context))
+    ours = math.log(0.02) + math.log(0.9) + math.log(0.02) + math.log(0.1)
+    assert result.lm_score == pytest.approx(ours - graphs, abs=1e-4)
+
+
+def test_what_a_users_model_excludes_is_refused(tiny_bundle_folder: Path) -> None:
+    model, bundle = PreferredWord("TO"), asr.Bundle.load(tiny_bundle_folder)
+    with pytest.raises(asr.AsrError, match="takes the place of the mode 'rnn'; leave out one of them"):
+        asr.Recognizer(bundle, "rnn", language_model=model)
+    with pytest.raises(asr.AsrError, match="num_workers is 2, but there is one language model"):
+        asr.Recognizer(bundle, language_model=model, resources=asr.ResourceOptions(num_workers=2))
+    bare = asr.Bundle(bundle.name, bundle.features, bundle.acoustic_model, bundle.graph)
+    with pytest.raises(asr.AsrError, match="does not have the n-gram model of its graph"):
+        asr.Recognizer(bare, language_model=model)
+
+
+def test_old_names_of_modes_still_work(tiny_bundle_folder: Path) -> None:
+    bundle = asr.Bundle.load(tiny_bundle_folder)
+    assert asr.Recognizer(bundle, "on_the_fly").mode == "rnn"
+    bundle.decoding = {"on_the_fly": {"lm_scale": 0.25}}
+    assert decoding_options(bundle, "rnn", {})[0].lm_scale == 0.25
+    assert decoding_options(bundle, "external", {})[0].lm_scale == 0.25
+
+
+def test_recordings_may_be_files_arrays_or_tensors(recognizer: asr.Recognizer, tmp_path: Path) -> None:
+    samples = tones(PAT_TO_KIT)
+    integers = (samples * 32767).to(torch.int16)
+    soundfile.write(tmp_path / "talk.wav", tones(PAT_TO_KIT, rate=8000).numpy(), 8000)
+    path = tmp_path / "talk.wav"
+    for audio in (
+        samples,
+        samples.double(),
+        integers,
+        integers.numpy(),
+        samples.numpy(),
+        samples.numpy()[::-1][::-1],
+        samples.numpy().astype(">f4"),
+        samples[None],
+        samples[None, None],
+        [samples],
+        [samples[None]],
+        [integers.numpy()],
+        str(path),
+        path,
+        [path],
+    ):
+        (result,) = recognizer(audio)
+        assert result.text.split() == PAT_TO_KIT
+    mixed = recognizer([path, tones(PAT_TO_KIT, rate=44100).numpy()], sampling_rate=44100)
+    assert [result.text.split() for result in mixed] == [PAT_TO_KIT] * 2
+
+
+def test_batches_have_lengths_and_channels_are_averaged() -> None:
+    rows = torch.arange(24.0).view(2, 3, 4)
+    first, second = as_recordings(rows, num_samples=torch.tensor([2, 4]))
+    assert first.tolist() == rows[0, :, :2].mean(0).tolist() and second.tolist() == rows[1].mean(0).tolist()
+    first, second = as_recordings(rows[0, :2], [1, 3])
+    assert (first.tolist(), second.tolist()) == ([0.0], [4.0, 5.0, 6.0])
+    (mono,) = as_recordings([rows[0]])
+    assert mono.tolist() == rows[0].mean(0).tolist()
+    padded = torch.tensor([[0.5, math.nan]])
+    assert as_recordings(padded, [1])[0].tolist() == [0.5]
+    whole = np.array([[-32768, 16384]], dtype=np.int16)
+    assert as_recordings(whole)[0].tolist() == [-1.0, 0.5]
+
+
+def test_a_recognizer_decodes_in_evaluation_mode(tiny_bundle_folder: Path) -> None:
+    recognizer = asr.load(tiny_bundle_folder, mode="ngram")
+    recognizer.acoustic_model.dropout.p = 0.9
+    before = recognizer(tones(PAT_TO_KIT))[0].total
+    assert not recognizer.train().training
+    recognizer.acoustic_model.train()
+    assert recognizer(tones(PAT_TO_KIT))[0].total == before
+    assert not any(module.training for module in recognizer.modules())
+
+
+def test_a_stream_takes_integers(recognizer: asr.Recognizer) -> None:
+    totals = []
+    for samples in (tones(PAT_TO_KIT), tones(PAT_TO_KIT).mul(32768).to(torch.int16).numpy()):
+        streaming = asr.StreamingRecognizer(recognizer)
+        stream = streaming.open(RATE)
+        streaming.push(stream, samples)
+        streaming.close(stream)
+        while streaming.is_ready:
+            last = streaming.step()
+        totals.append(last[-1].total)
+    assert totals[0] == pytest.approx(totals[1], abs=0.5)
