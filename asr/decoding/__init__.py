@@ -1,1 +1,1 @@
-"""First passes, on-the-fly rescoring, lattices and n-best lists."""
+"""Decoders: token passing and k2, on-the-fly rescoring, lattices, n-best lists."""

@@ -456,8 +456,8 @@ class LatticeRecords:
 
         Args:
             utt_idx, frame: (R,) of each new backpointer, in order, its utterance and the frames read before it.
-            losing_arcs: (L,) each, those of a frame side by side: the back-pointer before, the one that it lost, its
-                arc in the graph, and by how much it lost.
+            losing_arcs: (L,) each, those of a frame side by side: the back-pointer before, the back-pointer to which it
+                lost, its arc in the graph, and its score gap.
         """
         self._backpointers.append((utt_idx, frame))
         self._losing_arcs.append(tuple(losing_arcs))

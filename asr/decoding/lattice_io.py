@@ -1,32 +1,22 @@
-"""Lattices as other programs know them: links with at most one word, that read one frame or none.
+"""Lattices in the formats of other programs: HTK's SLF, Kaldi's compact lattices, k2's FSAs.
 
-An arc of ours reads a frame and has any number of words. Going out, all words but the last get links of their own that
-read nothing and come first; coming in, links that read nothing are followed until a frame is read.
+Other programs know links with at most one word, which read one frame or none; an arc of ours reads a frame and has any
+number of words. When writing, all words but the last get links of their own that come first and read nothing. When
+reading, links that read nothing are followed until one reads a frame.
+
+SLF: nodes have times, links have words and scores: `a` the acoustic score, `r` the graph's (HTK's place for
+pronunciations), `l` the language model's; natural logs, unscaled. The header has the weights `acscale`, `prscale`,
+`lmscale` and `wdpenalty`, so that HTK's total is ours. `d` gives a link's token and its seconds, `v` the decoding
+graph's arc.
+
+Kaldi's text archives: one line per arc, `from to word graph_cost,acoustic_cost,transition_ids`; one line per final
+state; an empty line after each utterance. Costs are negative scores. Here a word is its id in the vocabulary (0 is
+nothing, as in Kaldi's words.txt), a transition id is the acoustic token plus 1, and an arc has one or none. Of Kaldi's
+two costs the acoustic one is unscaled, and the graph cost holds the scaled scores of graph and language model and the
+word insertion penalty. So Kaldi's tools find the same paths with `--acoustic-scale` set to `am_scale`; how the graph
+cost was made up is not kept.
 
 Shapes: S states, A arcs, W words.
-
-
-HTK's standard lattice format (SLF).
-
-Nodes have times, links words and scores: `a` the acoustic score, `r` the graph's (HTK's place for pronunciations), `l`
-the language model's, natural logs, unscaled. The header has the weights, `acscale`, `prscale`, `lmscale` and
-`wdpenalty`, so that HTK's total is ours. `d` tells a link's token and its seconds, `v` the decoding graph's arc.
-
-
-Kaldi's text archives of compact lattices.
-
-A line an arc: `from to word graph_cost,acoustic_cost,transition_ids`; a line a final state; an empty line behind each
-utterance. Costs are negative scores. Here a word is its id in the vocabulary (0 is nothing, as in Kaldi's words.txt), a
-transition id is the acoustic token plus 1, and an arc has one or none.
-
-Kaldi knows two costs: the acoustic one is unscaled, and the graph cost has the graph's score, the language model's and
-the word insertion penalty in it, each scaled. So Kaldi's tools find the same paths with `--acoustic-scale` set to
-`am_scale`; the split of the graph cost is not kept.
-
-
-Our lattices as k2's FSAs, and back.
-
-Shapes: S states, A arcs.
 """
 
 from __future__ import annotations
@@ -55,7 +45,7 @@ NO_TOKEN = -1
 NO_ARC = -1
 
 
-# A small file may stand for many links: of silence told by its length, or of ways through links that read nothing.
+# A small file may describe many links: a long silence, or many paths through links that read nothing.
 _MAX_LINKS = 1_000_000
 _MAX_SCORE = 1e30
 
@@ -123,7 +113,7 @@ def links_of(lattice: Lattice) -> LatticeLinks:
 
 
 def _sorted(frame: Sequence[int], links: Sequence[Link], final: dict[int, tuple[float, float]]) -> LatticeLinks:
-    """States in the order of frames, those that were there first before those that were added."""
+    """States in the order of frames; of a frame, first those that were there, then those that were added."""
     order = sorted(range(len(frame)), key=lambda state: (frame[state], state))
     number = [0] * len(order)
     for new, old in enumerate(order):
@@ -200,7 +190,7 @@ def lattice_from_links(
 
 
 def _after(first: Link, second: Link) -> Link:
-    """A link that reads nothing, and one behind it, as one."""
+    """A link that reads nothing and the one after it, joined."""
     return replace(
         second,
         src_state=first.src_state,
@@ -430,7 +420,7 @@ class _Reader:
         if not frames:
             self._links.append(Link(src_state, dst_state, word_id, NO_TOKEN, *scores))
             return
-        # The whole link's scores stand on its first frame.
+        # All scores of the link go to its first frame.
         graph_arc = int(_number(row.get("v", "-1"), where)) if "d" in row else NO_ARC
         if not NO_ARC <= graph_arc < 1 << 62:
             raise AsrError(f"{where}: {graph_arc} (v=) is not an arc of a decoding graph.")
@@ -490,13 +480,13 @@ def write_kaldi_lattice(file: TextIO, utterance: str, lattice: Lattice, options:
     for state, (graph_score, lm_score) in links.final.items():
         score = options.graph_scale * graph_score + options.lm_scale * lm_score
         by_state.setdefault(state, []).append(f"{state}\t{-score:.9g},0,")
-    # Kaldi takes the state of the first line for the start.
+    # The state of the first line is Kaldi's start state.
     lines += [line for state in sorted(by_state) for line in by_state[state]]
     file.write("\n".join(lines) + "\n\n")
 
 
 def read_kaldi_lattices(path: str | Path, num_words: int) -> Iterator[tuple[str, Lattice]]:
-    """The utterances of an archive with their lattices; what is not in the file is 0, or -1 for arcs of the graph.
+    """The utterances of an archive and their lattices. What the file does not hold is 0, or -1 for graph arcs.
 
     Args:
         path: a text archive of compact lattices, from here or from Kaldi.
@@ -564,7 +554,7 @@ def _parsed(rows: Sequence[tuple[int, list[str]]], name: str, path: Path, num_wo
         if len(tokens) > 1:
             extra.append((len(links) - 1, dst_state, tokens[1:], number))
     num_states = len(state_of)
-    # A word of several frames becomes several arcs, all its scores on the first.
+    # A word of several frames becomes several arcs, with all its scores on the first.
     for position, dst_state, tokens, _ in extra:
         link = links[position]
         links[position] = Link(link.src_state, num_states, link.word_id, link.token_id, link.am_score, link.graph_score)
@@ -683,7 +673,7 @@ def _lattice_of_arcs(
 
 
 def save_k2_lattice(path: str | Path, lattice: Lattice, options: DecodingOptions) -> None:
-    """Writes what `k2.Fsa.from_dict(torch.load(path))` reads."""
+    """Writes a file for `k2.Fsa.from_dict(torch.load(path))`."""
     torch.save(lattice_to_k2(lattice, options).as_dict(), str(path))
 
 

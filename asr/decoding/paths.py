@@ -1,16 +1,11 @@
-"""From the arcs of one path to the hypothesis that users read.
+"""From the arcs of one path to the hypothesis that users read, and word times from pronunciations.
 
-Shapes: L arcs of a path.
+A decoding graph puts a word's label somewhere on its path: determinization moves it behind all phones that the word
+shares with others, so that the label is some phones late. The lexicon tells which phones belong to which word, because
+the path's phones are the pronunciations of its words one after another. Times remain inexact within phones: CTC spikes
+lie inside a phone, not at its edges.
 
-
-Where words begin and end, told by their pronunciations.
-
-A decoding graph writes a word somewhere on its way: determinisation moves it behind all phones that it shares with
-other words, so that the frame at which it is written is late by some phones. Which phones are whose follows from the
-lexicon alone: the path's phones are its words' pronunciations one after another. What is left is the acoustic model's
-own: CTC spikes lie within a phone, not at its edges.
-
-Shapes: P phones, W words.
+Shapes: L arcs of a path, P phones, W words.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The search's frame compiled by numba."""
+"""The search by numba loops on a CPU."""

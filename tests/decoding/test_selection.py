@@ -1,0 +1,131 @@
+"""Which backend a search gets, and that no two threads get the same one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from asr.decoding.backend import Backend, Chunk, ChunkBackend, SearchSink
+from asr.decoding.frame import FrameSearch, SplitFrameBackend, TorchFrameBackend
+from asr.decoding.interface import DecodingOptions
+from asr.decoding.lattice_graph import LatticeGraph
+from asr.decoding.search_graph import Searchable, SearchGraph
+from asr.decoding.selection import select_backend
+from asr.decoding.token_passing import TokenPassingDecoder
+from asr.decoding.tokens import ActiveTokens
+from asr.errors import AsrError
+from asr.lm.combine import Difference, RemappedLM
+from asr.lm.corpus import read_word_stream
+from asr.lm.interface import LanguageModel
+from asr.lm.ngram.estimate import estimate_kneser_ney
+from asr.lm.ngram.model import NgramLM
+from tests.decoding.random_graphs import random_graph, random_log_prob
+from tests.reference.ngram_oracle import toy_sentences
+from tests.reference.table_lm import TableLM
+
+OPTIONS = DecodingOptions(search_beam=6.0, output_beam=6.0)
+
+
+def _ngrams(folder: Path, graph_words: LanguageModel) -> Difference:
+    path = folder / "text"
+    path.write_text("\n".join(toy_sentences(0, 100, 9)))
+    stream = read_word_stream([path])
+    small, large = (NgramLM.from_trie(estimate_kneser_ney(stream, order).trie) for order in (2, 3))
+    words = graph_words.vocabulary
+    return Difference(RemappedLM(large, words), RemappedLM(small, words))
+
+
+def test_the_numba_backend_of_each_search(tmp_path: Path) -> None:
+    pytest.importorskip("numba")
+    from asr.decoding.cpu.chunk import NumbaChunkSearch
+    from asr.decoding.cpu.chunk_lm import NumbaChunkSearchWithLM
+    from asr.decoding.cpu.frame import NumbaFrameBackend
+    from asr.decoding.cpu.lattice_search import NumbaLatticeSearch
+
+    graph = random_graph(3, num_states=40, num_arcs=200)
+    searched, table_lm = SearchGraph(graph, OPTIONS), TableLM(graph.vocabulary)
+    ngrams = _ngrams(tmp_path, table_lm)
+    kinds: dict[str, type] = {
+        name: type(select_backend(searched, OPTIONS, lm, keep_lattice, "numba").chunk)
+        for name, lm, keep_lattice in [
+            ("no language model", None, False),
+            ("a lattice", None, True),
+            ("any language model", table_lm, False),
+            ("a lattice with a language model", table_lm, True),
+            ("n-grams", ngrams, False),
+        ]
+    }
+    assert kinds == {
+        "no language model": NumbaChunkSearch,
+        "a lattice": NumbaChunkSearch,
+        "any language model": NumbaChunkSearchWithLM,
+        "a lattice with a language model": type(None),
+        "n-grams": NumbaChunkSearchWithLM,
+    }
+    limited = DecodingOptions(max_contexts_per_state=2)
+    backend = select_backend(searched, limited, table_lm, name="numba")
+    assert isinstance(backend.frame, SplitFrameBackend) and backend.chunk is None
+    assert isinstance(select_backend(searched, limited, None, name="numba").frame, NumbaFrameBackend)
+    with_epsilons = SearchGraph(random_graph(3, epsilons=True), OPTIONS)
+    assert select_backend(with_epsilons, OPTIONS, None, name="numba").chunk is None
+    decoder = TokenPassingDecoder(graph, OPTIONS, backend="torch")
+    lattice = decoder.search(random_log_prob(3, 2, 5), torch.tensor([5, 4]), keep_lattice=True).lattice
+    assert lattice is not None
+    pushed = LatticeGraph(lattice, OPTIONS)
+    assert isinstance(select_backend(pushed, OPTIONS, ngrams, name="numba").chunk, NumbaLatticeSearch)
+
+
+def test_the_reference_runs_frame_by_frame() -> None:
+    backend = select_backend(SearchGraph(random_graph(0), OPTIONS), OPTIONS, None, name="torch")
+    assert isinstance(backend.frame, TorchFrameBackend) and backend.chunk is None
+
+
+def test_backends_that_do_not_exist_or_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(AsrError, match="no search backend 'loops'; choose one of auto, torch, numba, triton"):
+        TokenPassingDecoder(random_graph(0), backend="loops")
+    with pytest.raises(AsrError, match="'triton' needs triton and a GPU"):
+        TokenPassingDecoder(random_graph(0), backend="triton")
+    with pytest.raises(AsrError, match="no LM fusion 'lattices'"):
+        TokenPassingDecoder(random_graph(0), lm_fusion="lattices")
+    with pytest.raises(AsrError, match="without input epsilons"):
+        TokenPassingDecoder(random_graph(0, epsilons=True), lm_fusion="lattice")
+
+
+class ExclusiveSearch:
+    """A search that notices when two threads use it at the same time."""
+
+    def __init__(self, search: ChunkBackend) -> None:
+        self._search = search
+        self._lock = threading.Lock()
+
+    def search(self, tokens: ActiveTokens, chunk: Chunk, sink: SearchSink) -> ActiveTokens:
+        assert self._lock.acquire(blocking=False), "two threads use one backend"
+        try:
+            time.sleep(0.02)
+            return self._search.search(tokens, chunk, sink)
+        finally:
+            self._lock.release()
+
+
+def test_threads_share_a_decoder_but_no_backend() -> None:
+    made = []
+
+    def exclusive(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, _: bool) -> Backend:
+        frame = TorchFrameBackend(graph, options, lm is not None)
+        made.append(Backend(frame, ExclusiveSearch(FrameSearch(graph, options, lm, frame))))
+        return made[-1]
+
+    decoder = TokenPassingDecoder(random_graph(1), OPTIONS, backend=exclusive)
+    log_prob, num_frames = random_log_prob(1, 2, 5), torch.tensor([5, 3])
+    expected = decoder.decode(log_prob, num_frames)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: decoder.decode(log_prob, num_frames), range(24)))
+    assert all(results == expected for results in found)
+    # Idle backends are used again.
+    assert 1 < len(made) <= 5
