@@ -1,20 +1,14 @@
-"""The hash table's operations as loops over single keys: compiled by numba where it is installed, for tables on a CPU.
+"""A hash table held in tensors, that finds or inserts a whole batch of keys at once.
 
-The tensor form in `HashTable` finds and holds the same keys on any device, if in other slots. Uncompiled they are a
-slow oracle of it.
+Keys lie in buckets of `BUCKET_SIZE`, which fill one cache line, from the left. A full bucket passes keys on to the next
+one. Keys are never removed one by one, since a hole in a bucket would end a search; `keep` rebuilds the table.
 
-Shapes: Q queries, B buckets, W bucket size.
+On a CPU numba's loops do the work where it is installed, on a GPU Triton's kernels; tensor operations do it anywhere
+else, and put keys into other slots. `first_of_each`, `segment_max` and `distinct_values` work on batches with repeated
+keys.
 
-
-An open-addressing hash table held in tensors: a whole batch is found or inserted by a handful of tensor operations.
-
-Keys lie in buckets of `BUCKET_SIZE` (one cache line), filled from the left. A bucket that is full passes
-its keys on to the next one. Keys are never removed one by one (`keep` rebuilds): a bucket with a hole ends a search.
-
-Shapes: Q queries, B buckets, W = BUCKET_SIZE.
-
-
-One representative of each distinct key of a batch, and the largest value of each."""
+Shapes: Q queries, B buckets, W bucket size, D distinct keys.
+"""
 
 from __future__ import annotations
 

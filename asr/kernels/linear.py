@@ -1,21 +1,13 @@
-"""The product of few rows by weights that are float16 numbers, as a bundle's are, by a compiled loop.
+"""Linear layers whose weights do not change: packed once for a CPU instead of in every call.
 
-Such a product takes the time to read the weights. Here they are kept in 16 bits and widened on their way into the
-registers, which loses nothing: sums are float32.
+For many rows the weights are kept in the form that oneDNN's kernels read. Given plain weights, torch packs them anew in
+each call, or hands them to MKL, which does not use most vector instructions of other makers' processors.
+
+The product of few rows takes as long as reading the weights. `Float16Weights` keeps weights that are exact in float16,
+as those of a bundle are, in 16 bits, and widens them on the way into the registers. Sums are float32.
 
 Shapes: Q rows, I inputs, O outputs, P tiles of W outputs, P W at least O.
-
-
-The product of a linear layer whose weights stay as they are, without gradient.
-
-On a CPU the weights are kept in the form that oneDNN's kernels read, and, where few rows are multiplied, in one for a
-loop of our own (`half_product`). Given plain weights, torch arranges them anew at each call or leaves them to MKL,
-which on processors of other makers does without most of their instructions.
-
-Shapes: Q rows, I inputs, O outputs.
-
-
-The linear layer of acoustic models, and of what is behind recurrent layers."""
+"""
 
 from __future__ import annotations
 

@@ -1,19 +1,9 @@
-"""What the compiled loops do with a few rows of scores in the nearest cache: products, features, exponentials.
+"""Building blocks of compiled loops: matrix products held in registers, exponentials, n-gram features, tiled tables.
 
-Rows should begin at multiples of 64 bytes.
+Numbers of rows are multiples of ROWS and widths of NARROW. The padding of a factor may hold anything, and then so does
+the padding of the product. Rows should begin at multiples of 64 bytes.
 
-
-Products of float32 matrices, for the loops of training: blocks of them stay in registers, see `register_block`.
-
-Widths are multiples of NARROW and numbers of rows of ROWS; what stands in the padding of a factor is left to chance,
-and so is what stands in that of the product.
-
-Shapes: N rows, K inner dimension, M and W columns.
-
-
-What loops that sum over the vocabulary share: tables in tiles of words, queries in an order that suits the cache.
-
-Shapes: Q queries, H hidden, K inner dimension, M history words, R history lengths, V vocabulary, P tiles of it.
+Shapes: N rows, K inner dimension, M and W columns, R history lengths, V vocabulary, P tiles of it.
 """
 
 from __future__ import annotations

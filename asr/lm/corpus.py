@@ -1,11 +1,6 @@
-"""Text files to word ids, a block of sentences at a time: what n-gram counting and token files are made from.
+"""Text files to word ids: in blocks of sentences, and as one stream for n-gram counting.
 
-Shapes: L words of a block, `<s>` and `</s>` of each sentence among them.
-
-
-Text files to one stream of word ids, as n-gram counting wants them.
-
-Shapes: L words of the stream, `<s>` and `</s>` of each sentence among them.
+Shapes: L words of a block or stream, with the `<s>` and `</s>` of each sentence.
 """
 
 from __future__ import annotations

@@ -1,23 +1,9 @@
-"""The log probability of each word of a text, by a network or by anything behind the contract.
+"""Evaluation of language models: scores of each word of a text, perplexity, and weights for interpolation.
 
-Texts are as in a token file, `w1 .. wn </s>` for each sentence.
+Texts are sequences `w1 .. wn </s>` for each sentence, as in a token file; sentence ends count as words. Log-linear
+interpolation is normalized over whole distributions, so its weights are tuned on a short text.
 
-Shapes: L words of the text, Q of them at a time, H hidden, M history words.
-
-
-Perplexity of any language model behind the contract, sentence ends counted.
-
-Shapes: N sentences.
-
-
-Whole distributions over the vocabulary at each word of a short text: what log-linear interpolation must sum over.
-
-Shapes: L words of the text, V vocabulary.
-
-
-Weights of linear and log-linear interpolation that make a held-out text likeliest.
-
-Shapes: K models, L words of the text, V vocabulary.
+Shapes: L words of the text, Q of them at a time, N sentences, K models, H hidden, M history words, V vocabulary.
 """
 
 from __future__ import annotations

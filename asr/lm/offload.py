@@ -1,24 +1,13 @@
-"""Rows of a table too large for the accelerator: kept in host memory, fetched by the batch, cached on the device.
+"""Language models larger than the accelerator's memory: tables stay in host memory, rows are fetched and cached.
 
-A batch asks for each row once however often it is wanted, and what is missing comes in one block. The cache is
-direct-mapped: a key has one place, and the newcomer overwrites (host n-gram paper, section 2.3).
+A table is in one of three placements: all of it on the device, only what finds its rows, or only a cache of rows. A
+batch fetches each row that it lacks once, all in one block. The cache is direct-mapped: each key has one place, and the
+newest takes it. `HostNgramLM` keeps n-grams this way, as Fukunaga et al. (2019) do; `with_host_tables` does it for the
+big tables of a recurrent language model.
 
-Shapes: Q queries, K distinct rows fetched, C cache places, W columns of a row.
-
-
-Where a table larger than it should be lies: all on the device, only what finds its rows, or only a cache of rows.
-
-A table of the recurrent language model larger than it may be on the accelerator, in one of three placements.
-
-Shapes: Q queries, H hidden, M history words, R rows, W columns.
-
-
-An n-gram model larger than the accelerator's memory: arcs in host memory, the index on the device.
-
-Shapes: S states, A arcs, V words, Q queries.
-
-
-A recurrent language model whose big tables stay in host memory: the network on the device, within a budget."""
+Shapes: Q queries, K distinct rows fetched, C cache places, W columns, S states, A arcs, V words, H hidden, M history
+words, R rows.
+"""
 
 from __future__ import annotations
 

@@ -1,16 +1,10 @@
-"""What `CachedRNNLM.score` does without a run of the hidden layer, as loops for `jit`.
+"""The compiled side of a cached language model: loops that answer queries from its arrays, and add new edges to them.
 
-Shapes: Q queries, K contexts, M missing queries, R of them new, D distinct rows.
+`look_up_cached` is called by other loops, which cannot wait for the hidden layer: it answers if every history asked
+about has its hidden row. `NumbaEngine` lends the arrays to it, counts what it has added, and computes the rows that it
+lacked. `NumbaEngine.score` answers a call from Python by the same loops.
 
-
-Lends an engine's arrays to compiled loops, which look scores up and add new ones without a call for each.
-
-Shapes: Q queries, K contexts, V words.
-
-
-Answers an engine's calls by compiled loops, where `NumbaEngine` can lend them its arrays.
-
-Shapes: Q queries, M missing ones.
+Shapes: Q queries, K contexts, M missing queries, R of them new, D distinct rows, H hidden.
 """
 
 from __future__ import annotations

@@ -1,20 +1,13 @@
-"""Takes nodes and hidden rows out of a trie.
+"""A bound on the memory of a cached language model: what is forgotten when room is wanted.
 
-Nodes leave as leaves, the least frequently used first, and live contexts and the histories above them never. Hidden
-rows leave least recently used first; one that is asked for again is computed again, which costs time only.
+Nodes leave as leaves, the least used first; live contexts and the histories above them never leave. Hidden rows leave
+the least recently used first; a row that is asked for again is computed again, which costs time only.
+
+The bound holds as long as the contexts of the search, their nearest ancestors, those that a call asks for and a few
+hidden rows fit into it, because these are never forgotten. If they need more, hidden rows are dropped first. The
+working memory of a call comes on top.
 
 Shapes: Q contexts, R rows.
-
-
-How a bound on bytes is divided between the trie and the hidden rows.
-
-A query engine's bound on bytes: which contexts are live, and what is forgotten when room is wanted.
-
-The bound holds as long as the contexts that the search holds, their nearest ancestors and those that a call asks for
-fit into it by themselves, with a few hidden rows: these are never forgotten. What more they need is taken from the
-hidden rows first. The working memory of a call comes on top.
-
-Shapes: Q contexts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Output scores with what depends on less than (history, word) kept: caches 3 and 4 of four-caches.
+"""Scores of the output layer, with the parts kept that depend on less than history and word.
 
-These are the normalisers of a history and of a (history, class), and the partial sums along the paths of a tree.
+These are the normaliser of a history, the normaliser of a history and class, and sums along the paths of a tree (Huang
+et al. 2014 call the first two caches 3 and 4).
 
 Shapes: Q queries, H hidden, M history words, R hidden rows, K tree nodes.
 """

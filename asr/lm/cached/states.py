@@ -1,16 +1,9 @@
-"""Hidden state rows, kept in float32, float16, bfloat16 or int8 and read back as float32.
+"""Hidden rows of histories: where they are stored, how the hidden layer computes them, and which ones it computes.
 
-Shapes: R rows, S state width.
+`HiddenStore` keeps rows in float32, float16, bfloat16 or int8. `HiddenLayer` runs the network's step, at home, on
+another device or by several workers. `Expansion` gives histories their rows, those that lack them together.
 
-
-Runs a network's hidden layer where it lies: on the home device, on another one, or on several workers.
-
-Shapes: R rows, S state width.
-
-
-Sees to it that the nodes which are asked for a successor have their hidden rows.
-
-Shapes: R nodes, S state width.
+Shapes: R rows, S state width, Q queries.
 """
 
 from __future__ import annotations

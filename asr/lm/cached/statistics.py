@@ -1,6 +1,4 @@
-"""What a query engine did, as a typed record that the command line shows.
-
-The clock by which a query engine times its stages."""
+"""What a cached language model has done: counts, seconds of each stage, and the clock that measures them."""
 
 from __future__ import annotations
 

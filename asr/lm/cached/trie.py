@@ -1,10 +1,8 @@
-"""Hands out row numbers of growing arrays, freed ones first.
-
-The history trie: every word history that the search has met is a node, and a context index is a node's number.
+"""The history trie: every word history that has been asked about is a node, and a context index is a node's number.
 
 A node has a parent and a last word. An edge (context, word) holds the word's score and the node that it leads to: a
-node of its own, or, where contexts are shared, one that other edges lead to as well. All are tensors; a batch is
-looked up or added at once.
+node of its own or, where contexts are shared, one that other edges lead to as well. Everything is held in tensors, and
+a batch is looked up or added at once. `RowAllocator` hands out numbers, freed ones first.
 
 Shapes: Q queries, R new edges, M history words.
 """

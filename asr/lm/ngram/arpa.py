@@ -1,11 +1,8 @@
-"""ARPA files in: plain, gzip or xz, read in blocks of bounded memory. log10 becomes the natural logarithm here.
+"""Reads and writes ARPA files, plain, gzip or xz, in blocks of bounded memory.
 
-Shapes: M n-grams of one block, n their order.
+ARPA's base-10 logarithms become natural logarithms here and nowhere else.
 
-
-ARPA file to n-gram trie and back.
-
-Shapes: M n-grams of one order, V words.
+Shapes: M n-grams of one block or order, n their order, V words.
 """
 
 from __future__ import annotations

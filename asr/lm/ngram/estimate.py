@@ -1,11 +1,9 @@
-"""Counts all n-grams of a word stream, order by order, with sorts of packed int64 keys.
+"""Estimates an n-gram model from text: counts, and interpolated modified Kneser-Ney smoothing.
 
-Shapes: L words of the stream, M distinct n-grams of one order.
+The smoothing is that of Chen and Goodman (1998), with the conventions of KenLM's `lmplz` (Heafield et al. 2013). Counts
+come from sorting packed int64 keys, order by order.
 
-
-Interpolated modified Kneser-Ney smoothing (Chen and Goodman 1998), with the conventions of KenLM's `lmplz`.
-
-Shapes: M n-grams of one order.
+Shapes: L words of the text, M distinct n-grams of one order.
 """
 
 from __future__ import annotations

@@ -1,17 +1,13 @@
-"""Finds an arc of an n-gram model by (state, label) in one or two memory accesses: an exact compact hash table.
+"""Looks n-grams up on a CPU: a compact exact hash index, and one compiled loop over all queries.
 
-The key is mixed by a one-to-one map of its bits; the upper bits say where to look, the lower 31 are stored beside the
-arc's number and tell keys apart that share a neighbourhood, so 8 bytes a slot are exact.
+`ArcIndex` finds an arc by (state, label) in one or two memory accesses. Its keys are mixed by a one-to-one map of their
+bits: the upper bits give the place, and the lower 31, stored beside the arc's number, tell neighbours apart. So 8 bytes
+a slot are exact.
 
-Shapes: A arcs, B slots, Q queries.
+`score_words` follows backoffs for each query. Tensor operations in `NgramLM` give the same bits on any device and are
+several times slower on a CPU. Without numba the function is a slow reference for tests.
 
-
-n-gram look-up as a loop over single queries: compiled by numba where it is installed, for look-ups on a CPU.
-
-The tensor form in `NgramLM` and `ArcFinder` gives the same bits on any device; on a CPU this loop is several times
-faster, since a query leaves its block of registers only for the model's own memory. Uncompiled it is the slow oracle.
-
-Shapes: Q queries.
+Shapes: A arcs, B slots, Q queries, V words.
 """
 
 from __future__ import annotations

@@ -1,14 +1,7 @@
-"""The flat arrays of an n-gram model: states, their arcs, their backoffs.
+"""A backoff n-gram model of any size in flat arrays, queried in batches.
 
-Shapes: S states, A arcs, V words, Q queries.
-
-
-Which arc answers a query to an n-gram model, backoffs followed: what look-up needs of the model, and no more.
-
-Shapes: S states, A arcs, Q queries.
-
-
-A backoff n-gram model of any size in flat arrays, looked up in batches.
+`NgramArrays` holds states (word histories), their arcs (n-grams) and backoffs. `ArcFinder` finds the arc that answers a
+query, following backoffs. `NgramLM` is the language model.
 
 Shapes: S states, A arcs, V words, Q queries.
 """

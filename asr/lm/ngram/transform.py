@@ -1,11 +1,8 @@
-"""Entropy pruning (Stolcke 1998): makes a model small for a decoding graph, at the least loss for its size.
+"""Makes n-gram models smaller by entropy pruning (Stolcke 1998), and several into one by linear interpolation.
 
-Shapes: A n-grams of all orders, M of one order.
+Both serve the small model that a decoding graph holds.
 
-
-Linear interpolation of n-gram models once and for all: several models become one that a graph can hold.
-
-Shapes: M n-grams of one order, V words.
+Shapes: A n-grams of all orders, M of one order, V words.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The shape of a recurrent language model.
-
-The recurrent language model: word vectors, recurrent layers, output layer.
+"""The recurrent language model: word vectors, recurrent layers and an output layer; and its configuration.
 
 Shapes: T steps, B streams, Q queries, E embedding, H output width, S state, M history words.
 """

@@ -1,4 +1,4 @@
-"""What output layers do most on a CPU, as loops for `jit`: a query's sums stay in registers.
+"""Compiled loops of the output layers on a CPU; the sums of a query stay in registers.
 
 Shapes: Q queries, H hidden, V words or nodes, K words or nodes, R history lengths, W the MaxEnt table.
 """

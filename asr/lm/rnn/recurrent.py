@@ -1,25 +1,11 @@
-"""The element-wise part of a GRU's step in training, forward and backward: as written, or compiled.
+"""Recurrent layers whose state is reset where a sentence starts: GRU and simple (Elman), and dropout from a seed.
 
-Shapes: B streams, H hidden. Gate order r, z, n.
-
-
-A gated recurrent layer whose state is set back where a sentence starts.
-
-Shapes: T steps, B streams, E inputs, H hidden, Q queries. Gate order r, z, n and parameter names as in `torch.nn.GRU`.
-
-`torch.nn.GRU` cannot reset states inside a sequence, and the gradient of a plain loop multiplies out the recurrent
-weight's gradient once a step; here that is one product over all steps.
-
-
-A simple recurrent (Elman) layer, sigmoid or ReLU, whose state is set back where a sentence starts.
+`torch.nn.GRU` cannot reset states inside a sequence, and a plain loop multiplies out the gradient of the recurrent
+weight once a step; here that is one product over all steps. Parameter names and the gate order r, z, n are those of
+`torch.nn.GRU`. Dropout masks follow from a seed (MurmurHash3's finalizer), so they are the same on any device and need
+not be kept for the gradient.
 
 Shapes: T steps, B streams, E inputs, H hidden, Q queries.
-
-
-Dropout whose mask follows from a seed: the same on any device, and drawn again for the gradient instead of kept.
-
-Each place's number is mixed with the seed by MurmurHash3's last step, one pass where torch's generator takes a
-hundred times as long as the product by its mask.
 """
 
 from __future__ import annotations

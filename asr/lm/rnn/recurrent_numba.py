@@ -1,20 +1,11 @@
-"""Recurrent layers over sentences side by side, products and activations of a few states at a time in one loop.
+"""Recurrent layers as compiled loops, for scoring and for training.
 
-Shapes: Q rows, R states before them, L words, T steps, B sentences, H hidden, G gates (3, or 1 in a simple layer), D
-distinct inputs, P tiles of U hidden units.
+`run_sentences` scores sentences side by side, `fill_steps` takes a GRU network one step further for few histories, and
+`looped_sequence` is the layer in training, with its gradient. Products and activations of a few states at a time stay
+in the nearest cache. In training threads share the streams, and the results do not depend on their number.
 
-
-A recurrent layer's steps over streams in training, forward and backward, as compiled loops in float32.
-
-Threads share out the streams, each of which goes its own way, and then the rows of the weights' gradients, products
-over all steps and streams; so the results do not depend on the number of threads.
-
-Shapes: T steps, B streams, E inputs, H hidden, G sums of the gates (3H, or H in a simple layer).
-
-
-One step of a network of one GRU layer for few histories: a compiled loop instead of a dozen tensor operations.
-
-Shapes: Q queries, R states before them, S state, V words, E inputs, H hidden, D distinct values.
+Shapes: Q rows, R states before them, L words, T steps, B streams or sentences, S state, E inputs, H hidden, V words, G
+sums of the gates (3H; H in a simple layer), D distinct inputs, P tiles of U hidden units.
 """
 
 from __future__ import annotations

@@ -1,20 +1,11 @@
-"""The loss of a Huffman tree and its gradients by compiled loops: what `HuffmanOutput.loss` computes in tensors.
+"""Output layer with a binary decision at each inner node of a Huffman tree over the words (Mnih and Hinton 2008).
 
-Threads share out the words of the batch, and the columns of the nodes' vectors where sums go over the batch; so the
-results do not depend on the number of threads.
+A word's probability is the product of the decisions on its path, so it needs no normaliser. `PathPrefixCache` keeps the
+decisions that earlier queries of a history have made. In training on a CPU compiled loops compute loss and gradients;
+threads share the words of a batch, and the results do not depend on their number.
 
-Shapes: N words of a batch, H hidden, R history lengths, V vocabulary, L path nodes of all words together, D distinct
-ones among them, W the MaxEnt table.
-
-
-What is known of tree paths, in tensors: the beginnings of paths that earlier queries of a history have gone.
-
-Shapes: Q queries, L nodes of all their paths, O histories, K nodes held of each.
-
-
-Output layer with a binary decision at each inner node of a Huffman tree over the words: normalised by its making.
-
-Shapes: N words of a batch, Q queries, H hidden, M history words, V vocabulary, L path nodes of all queries together.
+Shapes: N words of a batch, Q queries, H hidden, M history words, R history lengths, V vocabulary, L path nodes of all
+words or queries, D distinct ones among them, O histories, K nodes kept of each, W the MaxEnt table.
 """
 
 from __future__ import annotations

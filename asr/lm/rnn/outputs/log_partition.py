@@ -1,17 +1,8 @@
-"""The normaliser of scores over the whole vocabulary: log of the sum of exp(row . hidden + bias + MaxEnt).
+"""log Z, the normaliser over the whole vocabulary: log of the sum of exp(row . hidden + bias + MaxEnt).
 
-Shapes: Q queries, H hidden, M history words, V vocabulary.
-
-
-log Z of many queries by one compiled loop in float32: scores never leave the nearest cache.
-
-Shapes: Q queries, H hidden, M history words, R history lengths, V vocabulary, P tiles of it, W the MaxEnt table.
-
-
-log Z of many queries from rough scores of all words, and exact ones of those that carry its mass.
-
-Rough scores are products of 8-bit integers. What they are off by hardly shows in a sum of thousands of small terms; a
-word that has a larger share of the sum is scored again in float32.
+On a CPU one compiled loop computes it in float32, tile by tile of the vocabulary, so that scores stay in the nearest
+cache. With precision int8 all words get rough scores from products of 8-bit integers, and those that carry a large
+share of the sum are scored again in float32.
 
 Shapes: Q queries, H hidden, M history words, R history lengths, V vocabulary, P tiles of it, W the MaxEnt table.
 """

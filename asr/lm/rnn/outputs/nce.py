@@ -1,20 +1,11 @@
-"""The NCE objective and its gradients by compiled loops in float32: what `NceOutput.loss` computes in tensors.
+"""Output layer trained by noise-contrastive estimation (Gutmann and Hyvarinen 2010; Chen et al. 2015).
 
-The scores of eight words of the batch at a time stay in the nearest cache. Threads share out the words, and the noise
-words where sums go over the batch; so the results do not depend on the number of threads.
+Neither training nor scoring needs a sum over the vocabulary: log Z is a constant. Every noise word of a batch is
+compared with every word of it. On a CPU compiled loops compute loss and gradients for eight words at a time; threads
+share the words, and the results do not depend on their number.
 
-Shapes: N words of a batch, K noise words, G of them with MaxEnt gradients, H hidden, R history lengths, V vocabulary,
-W the MaxEnt table.
-
-
-The noise half of NCE, every noise word against every word of the batch, with its gradients in closed form.
-
-Shapes: N words of a batch, K noise words, G of them with MaxEnt gradients, H hidden, R history lengths.
-
-
-Output layer trained by noise-contrastive estimation: no sum over the vocabulary, in training or in scoring.
-
-Shapes: N words of a batch, Q queries, H hidden, M history words, K noise words, V vocabulary.
+Shapes: N words of a batch, Q queries, K noise words, G of them with MaxEnt gradients, H hidden, M history words, R
+history lengths, V vocabulary, W the MaxEnt table.
 """
 
 from __future__ import annotations

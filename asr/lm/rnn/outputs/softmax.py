@@ -1,9 +1,4 @@
-"""Output layer with one softmax over the whole vocabulary.
-
-Shapes: N words of a batch, Q queries, H hidden, M history words, V vocabulary.
-
-
-Output layer with a softmax over frequency classes and one over the words of the class.
+"""Output layers with a full softmax, and with one over frequency classes and one over the words of a class.
 
 Shapes: N words of a batch, Q queries, H hidden, M history words, V vocabulary, C classes.
 """
