@@ -50,8 +50,8 @@ def insert_keys(
 ) -> int:
     """Puts in keys (Q,), duplicates allowed -> how many have been new, or -1 less that where `most_new` has stopped it.
 
-    Fills slot (Q,), and one (Q,) from `num_new` on with the position of each new key's first query. Begun anew in a
-    larger table with what it has returned, it goes on where it stopped.
+    Fills slot (Q,), and one (Q,) from `num_new` on with the position of each new key's first query. Called
+    again with a larger table and what it has returned, it goes on where it stopped.
     """
     width = table.shape[1]
     for query in range(len(key)):
@@ -281,7 +281,7 @@ class HashTable:
         return slot
 
     def reserve(self, num_new: int) -> None:
-        """Makes room for so many more keys; the table at least doubles where it has to grow."""
+        """Makes room for `num_new` more keys; a table that must grow at least doubles."""
         num_slots = self.num_slots
         while self.count + num_new > MAX_LOAD * num_slots:
             num_slots *= 2
@@ -293,7 +293,7 @@ class HashTable:
         self._rebuild(self.keys.shape[0], (is_kept & (self.keys.view(-1) != EMPTY)).nonzero().squeeze(1))
 
     def shrink(self, num_slots: int) -> None:
-        """Fewer slots, a power of two that the keys fit into."""
+        """Lowers the number of slots to a power of two that the keys fit into."""
         self._rebuild(num_slots // BUCKET_SIZE, (self.keys.view(-1) != EMPTY).nonzero().squeeze(1))
 
     def _rebuild(self, num_buckets: int, kept_slot: Tensor) -> None:

@@ -1,7 +1,7 @@
-"""The hash table's operations as Triton kernels, a lane a key: what `hash_kernel` has as loops for a CPU.
+"""The hash table's operations as Triton kernels, one lane for each key; see `hash_table` for the loops that a CPU runs.
 
 A search walks from the key's home bucket to its place or to the first free one; a new key takes a free place by
-compare-and-swap, so that buckets are filled from the left here, too.
+compare-and-swap, so that buckets are filled from the left here as well.
 
 Shapes: Q queries, P places of the table, L lanes of a tile.
 """

@@ -1,7 +1,7 @@
-"""What compiled loops say to the compiler in its own terms: a block of a product held in vector registers, and bits.
+"""Code that loops cannot express in Python, written as LLVM instructions: register-blocked products, bits, prefetches.
 
-A compiler left to itself keeps the sums of a product in memory; here a block of them, as large as the registers allow,
-stays in registers over all of the inner dimension. Imported by `jit` alone, since it needs numba.
+Left to itself the compiler keeps the sums of a product in memory. Here a block of sums, as large as the registers
+allow, stays in registers over the whole inner dimension. Only `jit` imports this module, since it needs numba.
 
 Shapes: K inner dimension, W columns.
 """

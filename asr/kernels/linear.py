@@ -45,10 +45,10 @@ class Float16Weights:
         return outputs[:num_rows, : self._num_outputs]
 
 
-def half_product(weight: Tensor, bias: Tensor) -> Float16Weights | None:
-    """What multiplies by weight (O, I) and adds bias (O,), float32 on a CPU.
+def float16_weights(weight: Tensor, bias: Tensor) -> Float16Weights | None:
+    """Weight (O, I) and bias (O,) kept in float16, for float32 products on a CPU.
 
-    None where a weight is no float16 number, where numba is missing, or the processor's instruction that widens these.
+    None if a weight is not exact in float16, without numba, or if the processor has no instruction to widen float16.
     """
     if not has_package("numba"):
         return None
@@ -85,19 +85,19 @@ _Product = Callable[[Tensor], Tensor]
 
 
 # Fewer rows are multiplied as fast by plain weights.
-_FEWEST_ROWS = 2
+_MIN_PACKED_ROWS = 2
 
 
-# Up to so many the loop is as fast as oneDNN or faster; torch 1.13 does not get at all that oneDNN can do.
-FEW_ROWS = 512 if torch.__version__.startswith("1.") else 16
+# Up to this many rows the loop is at least as fast as oneDNN; torch 1.13 does not use all of oneDNN.
+MAX_LOOP_ROWS = 512 if torch.__version__.startswith("1.") else 16
 
 
-# For so many rows it is worth to arrange weights anew at each call.
-_MANY_ROWS = 192
+# From this many rows on, packing the weights in each call is worth it.
+_MIN_LINEAR_ROWS = 192
 
 
 class PackedWeights:
-    """inputs W^T + bias, the weights given at each call and packed anew only where they have changed.
+    """inputs W^T + bias; the weights are given in each call and packed again only if they have changed.
 
     A copy of it packs its own, so that the module which holds it may be copied.
     """
@@ -107,15 +107,17 @@ class PackedWeights:
 
     def __call__(self, inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """inputs (Q, I), weight (O, I), bias (O,) -> (Q, O), in any memory order."""
-        if len(inputs) < _FEWEST_ROWS or weight.is_inference():  # which does not tell whether it has changed
+        if (
+            len(inputs) < _MIN_PACKED_ROWS or weight.is_inference()
+        ):  # an inference tensor has no version that tells whether it has changed
             return torch.addmm(bias, inputs, weight.t())
         return self._weights(weight, bias).product_for(len(inputs))(inputs)
 
     def small_batch_weights(self, weight: Tensor, bias: Tensor) -> tuple[Any, Any] | None:
-        """What a loop that multiplies few rows by itself reads, see `fill_products`; None where none is used."""
+        """The tables that a loop reads to multiply few rows itself, see `fill_products`; None if it cannot."""
         if weight.is_inference():
             return None
-        product = self._weights(weight, bias).product_for(_FEWEST_ROWS)
+        product = self._weights(weight, bias).product_for(_MIN_PACKED_ROWS)
         return product.tables if isinstance(product, Float16Weights) else None
 
     def _weights(self, weight: Tensor, bias: Tensor) -> _Weights:
@@ -139,18 +141,18 @@ class _Weights:
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         self._plain = weight, bias
         self._may_widen = weight.device.type == "cpu" and weight.dtype == torch.float32
-        self._of_few: _Product | None = None
-        self._of_many: _Product | None = None
+        self._for_few_rows: _Product | None = None
+        self._for_many_rows: _Product | None = None
 
     def product_for(self, num_rows: int) -> _Product:
-        """What multiplies so many rows. oneDNN shares them out between threads, the loop does not."""
-        if self._may_widen and num_rows <= FEW_ROWS and torch.get_num_threads() == 1:
-            self._of_few = self._of_few or half_product(*self._plain)
-            self._may_widen = self._of_few is not None
-            if self._of_few is not None:
-                return self._of_few
-        self._of_many = self._of_many or _product(*self._plain)
-        return self._of_many
+        """The product for this many rows. oneDNN divides them between threads, the loop does not."""
+        if self._may_widen and num_rows <= MAX_LOOP_ROWS and torch.get_num_threads() == 1:
+            self._for_few_rows = self._for_few_rows or float16_weights(*self._plain)
+            self._may_widen = self._for_few_rows is not None
+            if self._for_few_rows is not None:
+                return self._for_few_rows
+        self._for_many_rows = self._for_many_rows or _product(*self._plain)
+        return self._for_many_rows
 
 
 def _product(weight: Tensor, bias: Tensor) -> _Product:
@@ -187,7 +189,7 @@ def _convolution_product(weight: Tensor, bias: Tensor) -> _Product:
 
     def product(inputs: Tensor) -> Tensor:
         outputs: Tensor
-        if len(inputs) >= _MANY_ROWS:
+        if len(inputs) >= _MIN_LINEAR_ROWS:
             outputs = operators.mkldnn_linear(inputs.to_mkldnn(), plain, plain_bias).to_dense()
             return outputs
         pixels = inputs.t()[None, :, :, None]

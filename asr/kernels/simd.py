@@ -26,7 +26,7 @@ COLUMNS, NARROW = 48, 16  # its columns: as many of the first as fit, the rest i
 _LINE = 64  # bytes of a cache's line
 
 
-MUCH = 1e18  # of exponentials: far from float32's end, and far from where the smaller ones would be lost
+MAX_TERM = 1e18  # of a sum of exponentials: larger ones come near float32's end, or hide the smaller ones
 
 
 add_narrow_block: Any = Intrinsic("asr.kernels.intrinsics", "add_narrow_block")
@@ -144,6 +144,6 @@ def tiled(rows: Tensor, width: int = TILE) -> Tensor:
     return F.pad(rows, (0, 0, 0, -len(rows) % width)).view(-1, width, rows.shape[1]).transpose(1, 2).contiguous()
 
 
-def of_tiles(values: Tensor, padding: float = 0.0) -> Tensor:
+def in_tiles(values: Tensor, padding: float = 0.0) -> Tensor:
     """values (V,) -> (P, TILE)."""
     return F.pad(values, (0, -len(values) % TILE), value=padding).view(-1, TILE)

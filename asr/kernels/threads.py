@@ -1,4 +1,4 @@
-"""Work shared out between as many threads as torch has; compiled loops and tensor operations let each other run."""
+"""Divides the work of compiled loops between as many threads as torch uses."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Language models: the score contract, n-gram models and recurrent networks."""
+"""Language models: the interface, n-gram models, recurrent networks and combinations."""

@@ -55,7 +55,7 @@ class ContextTable:
         self._free = (~is_kept).nonzero().squeeze(1)
 
     def lookup_tables(self, room: int) -> NumberingTables:
-        """The arrays for a loop on a CPU, with room for so many new keys, or as many as the last loop lacked room for.
+        """The arrays for a loop on a CPU, with room for `room` new keys, or as many as the last loop lacked room for.
 
         `take` must follow before the table is used in another way.
         """
@@ -94,8 +94,8 @@ class ContextTable:
             self._free = torch.cat([self._free, torch.arange(num, 2 * num, device=self._free.device)])
 
 
-# Places in `NumberingTables.counts`: keys added by the loop, how many it may add, and how many it had no room for.
-_NEW, _MOST, _LACKING = range(3)
+# Places in `NumberingTables.counts`: keys added by the loop, how many it may add, and how many lacked room.
+_NEW, _MAX_NEW, _LACKING = range(3)
 _NUM_COUNTS = 3
 
 
@@ -120,10 +120,10 @@ class NumberingTables(NamedTuple):
 
 
 def has_room(numberings: Any, num: int) -> bool:
-    """Whether a loop may give each table so many new keys."""
+    """Whether a loop may add `num` new keys to each table."""
     for tables in numberings:
         counts = tables.counts
-        if counts[_NEW] + num > counts[_MOST]:
+        if counts[_NEW] + num > counts[_MAX_NEW]:
             counts[_LACKING] = num
             return False
     return True
@@ -158,7 +158,7 @@ class DenseContexts:
     Args:
         num_models: M, 2 or more.
         device: where contexts are packed.
-        forget_from: so many numbers may be in use before `retain` forgets any.
+        forget_from: how many numbers may be in use before `retain` forgets any.
     """
 
     def __init__(self, num_models: int, device: torch.device, forget_from: int = _FORGET_FROM) -> None:

@@ -73,7 +73,7 @@ def _blocks(path: Path, id_of: Mapping[str, int], has_id: bool) -> Iterator[npt.
 
 
 def _refuse_marks(path: Path, first_line: int, lines: list[str], ids: npt.NDArray[np.int32], num: int) -> None:
-    """Of the marks, so many sentences have one `<s>` and one `</s>` each."""
+    """How many of the words are sentence marks: `<s>` and `</s>` of each sentence."""
     for special, expected in ((EPSILON_ID, 0), (BOS_ID, num), (EOS_ID, num)):
         if (ids == special).sum() != expected:
             word = SPECIAL_WORDS[special]

@@ -176,7 +176,7 @@ _BIT = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class HostTable:
-    """Rows of a table by their number, the same bits wherever they lie.
+    """Rows of a table by their number, with the same bits in every placement.
 
     - `resident`: the table on the device.
     - `index`: (tables with `skips_zeros`) a bit a row on the device says whether it is other than zero; only such rows
@@ -243,7 +243,7 @@ class HostTable:
 
 
 class HostEmbedding(nn.Module):
-    """Word vectors in a `HostTable`, in the place of an `nn.Embedding` that is not trained any more."""
+    """Word vectors in a `HostTable`, replacing an `nn.Embedding` that is no longer trained."""
 
     def __init__(self, table: HostTable) -> None:
         super().__init__()
@@ -256,7 +256,7 @@ class HostEmbedding(nn.Module):
 
 
 class HostMaxEnt(nn.Module):
-    """n-gram features in a `HostTable` of one column, in the place of a `HashedMaxEnt` that is not trained any more.
+    """n-gram features in a `HostTable` of one column, replacing a `HashedMaxEnt` that is no longer trained.
 
     The hashes are computed where the queries are: only weights are fetched.
     """
@@ -293,7 +293,7 @@ _COLUMNS = 2
 
 
 class HostNgramLM(LanguageModel):
-    """Equal to `NgramLM` bit for bit, in as much device memory as it is given.
+    """An n-gram model that equals `NgramLM` bit for bit, within a budget of device memory.
 
     Three placements, the first that fits the budget:
 

@@ -1,4 +1,4 @@
-"""Language models of one's own, any torch module with a state, as networks that the query engine runs.
+"""Adapters for your own language model: any torch module with a state becomes a network for `CachedRNNLM`.
 
 Shapes: Q queries, V words, S state width, U tokens of a word's spelling.
 

@@ -1,1 +1,1 @@
-"""A recurrent language model behind the history trie: caches, batching, placement."""
+"""Cached recurrent language models: history trie, caches, batching, memory bound."""

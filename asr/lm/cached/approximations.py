@@ -46,7 +46,7 @@ class CacheOptions:
             this many rows: the weights are read once for all. Not used with a capacity or without `cache_hidden`.
         batching: "frame" runs the hidden layer once for each call, "query" once for each row (for comparison).
         compiled: answer by numba's loops on a CPU, where it is installed.
-        loop_room: so many new edges have room at least when a loop begins.
+        loop_room: the least number of new edges that have room when a loop begins.
     """
 
     hidden_dtype: str = "float32"

@@ -23,18 +23,18 @@ from asr.lm.cached.eviction import Capacity
 from asr.lm.cached.states import Expansion
 from asr.lm.rnn.output_numba import FLOATS_OF_LINE, mixed_with, row_product
 
-# Places in `counts`: nodes and edges that there are, edges that there is room for, how many were too many for that;
-# answers, queries and scored edges since it was last read.
-NODES, EDGES, MOST_EDGES, TOO_MANY, ANSWERS, QUERIES, SCORED = range(7)
+# Places in `counts`: the number of nodes and edges, the most edges that there is room for, and how many more were
+# wanted; then answers, queries and scored edges since the counts were last read.
+NODES, EDGES, MAX_EDGES, LACKING, ANSWERS, QUERIES, SCORED = range(7)
 
 
 NUM_COUNTS = 7
 
 
-_TAKEN = -2  # for a moment, in the place of the row that a node lacks
+_TAKEN = -2  # marks a node that is already in the list, in place of a row
 
 
-_AHEAD = 16  # queries whose places in the table are asked for early
+_AHEAD = 16  # how many queries ahead the table is prefetched
 
 
 prefetch: Any = Intrinsic("asr.kernels.intrinsics", "prefetch")
@@ -67,9 +67,9 @@ class CachedLMTables(NamedTuple):
 
 @compiled_lookup(CachedLMTables)
 def look_up_cached(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> bool:
-    """Fills log_prob (Q,) and next_idx (Q,) for context_idx, word_id (Q,) -> whether that could be done.
+    """Fills log_prob (Q,) and next_idx (Q,) for context_idx, word_id (Q,) -> whether it could.
 
-    It cannot where a history has no hidden row, or where there is no room for the new edges; then nothing is added.
+    It cannot if a history has no hidden row, or if there is no room for the new edges; then nothing is added.
 
     Args:
         tables: `CachedLMTables` of an engine; its arrays and counts are changed in place.
@@ -80,8 +80,8 @@ def look_up_cached(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, n
     for query in missing:
         if hidden_row[context_idx[query]] < 0:
             return False
-    if counts[EDGES] + len(missing) > counts[MOST_EDGES]:
-        counts[TOO_MANY] = len(missing)
+    if counts[EDGES] + len(missing) > counts[MAX_EDGES]:
+        counts[LACKING] = len(missing)
         return False
     if len(missing):
         new_slot = np.empty(len(missing), dtype=np.int64)
@@ -113,8 +113,8 @@ def answer_missing(
 ) -> bool:
     """Adds the edges of the missing queries (M,), which lead to nodes from `first` on -> whether all have had room.
 
-    Then log_prob (Q,) and next_idx (Q,) of these are filled; else, begun anew in a larger table, with the same first,
-    it goes on. new_slot (M,) is to work in. The contexts have their hidden rows.
+    If so, log_prob (Q,) and next_idx (Q,) of these are filled; if not, a second call with a larger table and the same
+    `first` goes on. new_slot (M,) is working memory. The contexts have their hidden rows.
     """
     table, multiplier, shift, edge_score, edge_node = tables.edges
     counts, width = tables.counts, table.shape[1]
@@ -126,7 +126,7 @@ def answer_missing(
         key = (context_idx[query] << 32) + word_id[query]
         slot = slot_of(table, key, multiplier, shift)
         if slot < 0:
-            if counts[EDGES] == counts[MOST_EDGES]:
+            if counts[EDGES] == counts[MAX_EDGES]:
                 return False
             slot = -1 - slot
             node = counts[NODES]
@@ -145,7 +145,7 @@ def answer_missing(
 
 
 def _ask_for(key: int, edges: Any) -> None:
-    """A key's bucket and what its slots hold lie anywhere in large tables: they are on their way into the cache."""
+    """Prefetches a key's bucket and its values, which lie anywhere in large tables."""
     table, multiplier, shift, edge_score, _ = edges
     bucket = home_bucket(key, multiplier, shift)
     prefetch(table[bucket], 0)
@@ -201,7 +201,7 @@ class NumbaEngine:
     Args:
         expansion: the engine's trie, hidden rows and hidden layer.
         capacity: the engine's bound on memory, or None.
-        room: so many new edges have room at least when a loop begins.
+        room: the least number of new edges that have room when a loop begins.
     """
 
     def __init__(self, expansion: Expansion, capacity: Capacity | None, room: int) -> None:
@@ -210,18 +210,17 @@ class NumbaEngine:
         self._room = room
         self._find = jit(find_edges)
         self._answer = jit(answer_missing)
-        self._lent: tuple[tuple[Tensor, ...], CachedLMTables] | None = None
+        self._arrays_of: tuple[tuple[Tensor, ...], CachedLMTables] | None = None
         self.num_words = len(expansion.layer.networks[0].vocabulary)
         self._counts = np.zeros(NUM_COUNTS, dtype=np.int64)
 
     def tables(self, most_new: int | None = None) -> CachedLMTables | None:
-        """The arrays with room for new edges in them.
+        """The arrays, with room for new edges; None if the engine's bound leaves none.
 
-        None where there cannot be room within the engine's bound. `most_new` edges are all that will be added, if that
-        is known.
+        At most `most_new` edges will be added, if that is known.
         """
         trie, counts = self._expansion.trie, self._counts
-        room = max(self._room, int(counts[TOO_MANY])) if most_new is None else min(self._room, most_new)
+        room = max(self._room, int(counts[LACKING])) if most_new is None else min(self._room, most_new)
         if self._capacity is not None and not self._capacity.has_room(room):
             return None
         if trie.edges.count + room > MAX_LOAD * trie.edges.num_slots:
@@ -230,14 +229,16 @@ class NumbaEngine:
             trie.reserve_nodes(room)
         counts[:] = 0
         counts[NODES], counts[EDGES] = trie.num_nodes, trie.edges.count
-        counts[MOST_EDGES] = min(int(MAX_LOAD * trie.edges.num_slots), trie.edges.count + trie.nodes.num_free)
-        return self.lent()
+        counts[MAX_EDGES] = min(int(MAX_LOAD * trie.edges.num_slots), trie.edges.count + trie.nodes.num_free)
+        return self.arrays()
 
-    def lent(self) -> CachedLMTables | None:
-        """The arrays as they are now; None where a word's score takes more than a loop."""
+    def arrays(self) -> CachedLMTables | None:
+        """The arrays as they are now; None if a word's score takes more than a loop."""
         trie, state = self._expansion.trie, self._expansion.hidden.state
         grown = trie.edges.keys, trie.parent, state
-        if self._lent is None or any(now is not before for now, before in zip(grown, self._lent[0], strict=True)):
+        if self._arrays_of is None or any(
+            now is not before for now, before in zip(grown, self._arrays_of[0], strict=True)
+        ):
             network = self._expansion.layer.networks[0]
             output = network.output_tables()
             if output is None or jit(look_up_cached) is None:
@@ -245,13 +246,16 @@ class NumbaEngine:
             hidden = state[:, network.state_size - network.hidden_size :]
             edges = *trie.edges.for_loop(), trie.edge_score.numpy(), trie.edge_node.numpy()
             parent, word, hidden_row = (column.numpy() for column in (trie.parent, trie.word, trie.hidden_row))
-            self._lent = grown, CachedLMTables(edges, parent, word, hidden_row, hidden.numpy(), self._counts, output)
-        return self._lent[1]
+            self._arrays_of = (
+                grown,
+                CachedLMTables(edges, parent, word, hidden_row, hidden.numpy(), self._counts, output),
+            )
+        return self._arrays_of[1]
 
     def take_in(self, context_idx: Tensor, held: Tensor) -> None:
-        """What the loop has added since `tables` is counted; those of contexts (K,) without a hidden row get theirs.
+        """Counts what a loop has added since `tables`, and computes the hidden rows that contexts (K,) lack.
 
-        The search holds the contexts (H,).
+        The search holds the contexts `held` (L,).
         """
         self.take_nodes()
         counts, statistics = self._counts, self._expansion.layer.statistics
@@ -264,7 +268,7 @@ class NumbaEngine:
             self.expand(context_idx)
 
     def take_nodes(self) -> None:
-        """The nodes and edges that a loop has added since `tables` become the trie's."""
+        """Registers with the trie the nodes and edges that a loop has added since `tables`."""
         trie, counts = self._expansion.trie, self._counts
         num_new = int(counts[NODES]) - trie.num_nodes
         if num_new:
@@ -276,7 +280,7 @@ class NumbaEngine:
 
     @torch.no_grad()
     def expand(self, context_idx: Tensor) -> bool:
-        """As `Expansion` does for contexts (K,), where all parents have their rows -> whether there was room for it."""
+        """Computes the rows that contexts (K,) lack; their parents all have rows -> whether there was room."""
         trie, hidden = self._expansion.trie, self._expansion.hidden
         loop = jit_required(waiting_nodes)
         nodes = (part.numpy() for part in (trie.parent, trie.word, trie.hidden_row))
@@ -298,16 +302,16 @@ class NumbaEngine:
 
     @torch.no_grad()
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor] | None:
-        """As `CachedRNNLM.score`; None where there may be no room within the engine's bound."""
+        """As `CachedRNNLM.score`; None if the engine's bound may leave no room."""
         begin = time.perf_counter()
-        lent = self.lent()
-        if lent is None or self._find is None or (self._capacity is not None and not self._capacity.has_room(0)):
+        arrays = self.arrays()
+        if arrays is None or self._find is None or (self._capacity is not None and not self._capacity.has_room(0)):
             return None
         log_prob, next_idx = torch.empty(len(word_id)), torch.empty_like(context_idx)
         missing = np.empty(len(word_id), dtype=np.int64)
         arrays = (tensor.contiguous().numpy() for tensor in (context_idx, word_id, log_prob, next_idx))
         contexts, words, *answers = arrays
-        missing = missing[: self._find(contexts, words, lent.edges, *answers, missing)]
+        missing = missing[: self._find(contexts, words, arrays.edges, *answers, missing)]
         counts = self._expansion.layer.statistics
         counts.seconds_find += time.perf_counter() - begin
         if len(missing) and not self._add(contexts, words, missing, answers):
@@ -318,7 +322,7 @@ class NumbaEngine:
         return log_prob, next_idx
 
     def _add(self, contexts: Any, words: Any, missing: Any, answers: list[Any]) -> bool:
-        """Adds and answers what is missing (M,) -> whether that, and hidden rows for it, had room."""
+        """Adds and answers missing queries (M,) -> whether there was room for them and their hidden rows."""
         trie, lacking = self._expansion.trie, torch.from_numpy(contexts[missing])
         trie.check(lacking, torch.from_numpy(words[missing]), self.num_words)
         trie.call += 1

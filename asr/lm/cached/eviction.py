@@ -97,7 +97,7 @@ def free_unused_rows(trie: HistoryTrie, hidden: HiddenStore) -> Tensor:
 
 
 def compact_rows(trie: HistoryTrie, hidden: HiddenStore, num_rows: int) -> None:
-    """Moves the rows in use together into a store of so many rows; nodes follow."""
+    """Moves the rows in use together into a store of `num_rows` rows, and points their nodes there."""
     new_row = torch.full((hidden.rows.capacity,), -1, dtype=torch.int32, device=trie.device)
     old_row = hidden.compact(num_rows)
     new_row[old_row] = torch.arange(old_row.numel(), dtype=torch.int32, device=trie.device)
@@ -120,10 +120,10 @@ def remove_nodes(trie: HistoryTrie, is_evicted: Tensor) -> None:
 _TRIE_SHARE = 0.5
 
 
-_FEWEST_SLOTS = 256
+_MIN_SLOTS = 256
 
 
-_FEWEST_ROWS = 16
+_MIN_ROWS = 16
 
 
 _FIXED_BYTES = 512
@@ -156,19 +156,19 @@ class Limits:
         """At most half of the bytes for the trie, as its table has a power of two of slots; what is left for rows.
 
         Args:
-            num_edges, num_nodes: there is room for so many in any case. Where half of the bytes is too little for
+            num_edges, num_nodes: there is room for these in any case. Where half of the bytes is too little for
                 them, the rows get less, and where all is too little, the bound is passed by what these take.
         """
         capacity_bytes -= _FIXED_BYTES
         bytes_per_slot = costs.per_slot + MAX_LOAD * costs.per_node
-        num_slots = _FEWEST_SLOTS
+        num_slots = _MIN_SLOTS
         while 2 * num_slots * bytes_per_slot <= capacity_bytes * _TRIE_SHARE:
             num_slots *= 2
         while MAX_LOAD * num_slots < num_edges:
             num_slots *= 2
         max_nodes = max(int(MAX_LOAD * num_slots) + START + 1, num_nodes)
         left = capacity_bytes - costs.per_slot * num_slots - costs.per_node * max_nodes
-        return cls(num_slots, max_nodes, max(left // costs.per_row, _FEWEST_ROWS))
+        return cls(num_slots, max_nodes, max(left // costs.per_row, _MIN_ROWS))
 
 
 class Capacity:
@@ -177,7 +177,7 @@ class Capacity:
     Args:
         capacity_bytes: the bound.
         costs: what the arrays of this engine take.
-        kept_levels: so many generations of the ancestors of live contexts stay; the state of the eldest is kept, so
+        kept_levels: how many generations of the ancestors of live contexts stay; the state of the eldest is kept, so
             that what a stream needs does not grow with its length.
     """
 
@@ -223,11 +223,11 @@ class Capacity:
         trie.last_given.index_fill_(0, node, trie.call)
 
     def has_room(self, num_new: int) -> bool:
-        """Whether so many more edges fit, and nothing has ever been forgotten or had no room."""
+        """Whether this many more edges fit, and nothing has been forgotten or lacked room so far."""
         return not self._is_tight and self._num_held() + num_new <= self.limits.max_edges
 
     def has_row_room(self, num_new: int) -> bool:
-        """Whether so many more hidden rows fit without others being dropped; where they do not, it is remembered."""
+        """Whether this many more hidden rows fit without dropping others; a no is remembered."""
         self._is_tight |= self.expansion.hidden.rows.num_used + num_new > self.limits.max_rows
         return not self._is_tight
 
@@ -262,7 +262,7 @@ class Capacity:
         return max(trie.edges.count, trie.num_nodes - START - 1)
 
     def _evict(self, live: Tensor, num_new: int) -> None:
-        """Forgets enough of what is neither live nor close above what is, for so many new nodes."""
+        """Forgets enough nodes that are neither live nor close ancestors of live ones, to make room for new ones."""
         trie = self.expansion.trie
         is_kept = with_ancestors(trie, live, self.kept_levels)
         self._pin(trunk_ends(trie, is_kept))
@@ -296,7 +296,7 @@ class Capacity:
         self.expansion.trie.parent[node] = node.int()
 
     def make_row_room(self, num_new: int, needed: Tensor) -> bool:
-        """Whether so many more hidden rows fit, after dropping others than those of contexts (Q,) where need be."""
+        """Whether this many more hidden rows fit, after dropping rows of other contexts than (Q,) if necessary."""
         rows, most = self.expansion.hidden.rows, self.limits.max_rows
         if rows.num_used + num_new > most:
             self._is_tight = True
@@ -315,7 +315,7 @@ class Capacity:
         return int(is_freed.sum())
 
     def _fit(self, num_edges: int, num_nodes: int) -> None:
-        """Divides the bytes anew so that there is room for so many edges and nodes."""
+        """Divides the bytes again, so that there is room for this many edges and nodes."""
         trie, hidden = self.expansion.trie, self.expansion.hidden
         limits = Limits.within(self.capacity_bytes, self.costs, num_edges, num_nodes)
         if trie.nodes.capacity > limits.max_nodes:

@@ -19,7 +19,7 @@ _BYTES_OF_GROUPS = 256
 
 
 _HELD_NODES = 32
-"""K: nearer the leaves, paths hardly meet again."""
+"""K: nearer the leaves paths hardly ever share nodes."""
 
 
 class OutputCache:
@@ -54,7 +54,7 @@ class OutputCache:
         self._held_paths = torch.empty(0, _HELD_NODES if self.cache_paths else 0, device=self.device)
 
     def limit_groups(self, num_histories: int) -> None:
-        """Keeps normalisers of groups in no more than `bytes_of_groups` for each of so many histories."""
+        """Bounds the normalisers of groups to `bytes_of_groups` for each of `num_histories` histories."""
         most_slots = num_histories * self.bytes_of_groups // BYTES_PER_SLOT
         # A table has a power of two of slots and is filled to MAX_LOAD.
         self._max_groups = int(MAX_LOAD * (1 << most_slots.bit_length() - 1)) if most_slots else 0
@@ -63,12 +63,12 @@ class OutputCache:
 
     @property
     def bytes_of_history(self) -> int:
-        """What is kept of each history, whether it is asked for or not."""
+        """Memory for each history, whether anything is kept of it or not."""
         return 4 * (self.cache_history + self._held_paths.shape[1])
 
     @property
     def bytes_of_groups(self) -> int:
-        """What may be kept of a history's groups where that is limited; its successors fall into few."""
+        """Memory for a history's groups if that is limited; its successors fall into few groups."""
         return _BYTES_OF_GROUPS if self.cache_group else 0
 
     @property
@@ -78,7 +78,7 @@ class OutputCache:
     def score(self, row: Tensor, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """row (Q,), hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,).
 
-        `row` is any number that stands for hidden and history: what is kept is kept under it.
+        `row` is any number that identifies hidden and history; results are kept under it.
         """
         network = self.network
         if self._terms == "none":
@@ -137,7 +137,7 @@ class OutputCache:
         return known
 
     def _keep_groups(self, key: Tensor, value: Tensor) -> None:
-        """Distinct absent keys (D,) and their normalisers (D,); where there is no room, all others are forgotten."""
+        """Keeps distinct absent keys (D,) and their normalisers (D,); if there is no room, all others are dropped."""
         if self._max_groups is not None and self._group_normalizer.count + key.numel() > self._max_groups:
             self._group_normalizer = HashTable(1, self.device)
             key, value = key[: self._max_groups], value[: self._max_groups]
@@ -145,7 +145,7 @@ class OutputCache:
         self._group_normalizer.values.view(torch.float32)[0::2][slot[one]] = value[one]
 
     def forget(self, is_dropped: Tensor) -> None:
-        """Drops what is kept of the rows marked in is_dropped (rows,): they are given back or overwritten."""
+        """Drops what is kept of the rows marked in is_dropped (rows,), which are freed or overwritten."""
         for held in (self._history_normalizer, self._held_paths):
             held[is_dropped[: len(held)].nonzero().squeeze(1)] = float("nan")
         if self._group_normalizer.count:

@@ -82,11 +82,11 @@ class HiddenStore:
         return state.mul_(self._scale.index_select(0, row).unsqueeze(1)) if self.dtype == torch.int8 else state
 
     def limit_rows(self, max_rows: int) -> None:
-        """Where more than so many rows are not in use, the arrays grow no further."""
+        """Lets the arrays grow beyond `max_rows` only if more rows are in use."""
         self.max_rows = self.rows.limit = max_rows
 
     def compact(self, capacity: int) -> Tensor:
-        """Moves the rows in use together, into arrays of so many rows if these suffice: their old numbers (R,)."""
+        """Moves the rows in use together, into arrays of `capacity` rows if these suffice -> their old numbers (R,)."""
         kept = self.rows.is_used().nonzero().squeeze(1)
         self.rows = RowAllocator(max(capacity, kept.numel()), self.device, self.max_rows)
         row = self.rows.take(kept.numel())
@@ -98,7 +98,7 @@ class HiddenStore:
         return kept
 
     def reserve(self, num_new: int) -> None:
-        """Makes room for so many more rows."""
+        """Makes room for `num_new` more rows."""
         capacity = self.rows.capacity_for(num_new)
         added = capacity - self.rows.capacity
         # Memory is touched where it is filled: a large array's pages come from the system then, not before.
@@ -115,7 +115,7 @@ BATCHINGS = ("frame", "query")
 
 
 class _Run(NamedTuple):
-    """What one run of a network came to: the next states (R, S) at home, and what it took to send rows to and fro."""
+    """The result of one run of a network: the next states (R, S) at home, and the cost of sending rows."""
 
     state: Tensor
     num_blocks: int = 0
@@ -124,7 +124,7 @@ class _Run(NamedTuple):
 
 
 class HiddenLayer:
-    """All rows of a call go out in one block, and come back in one.
+    """Runs the network's step; all rows of a call go out in one block and come back in one.
 
     Args:
         networks: whose `step` is run, each on the device of its own initial state; the rows of a call are divided among
@@ -153,7 +153,7 @@ class HiddenLayer:
         self._devices = [network.initial_state().device for network in self.networks]
         self._workers = ThreadPoolExecutor(len(self.networks)) if len(self.networks) > 1 else None
         is_at_home = self._workers is None and batching == "frame" and self._devices[0] == home
-        # On a GPU it costs a round trip to find equal states.
+        # On a GPU, finding equal states would cost a round trip.
         self.branches = is_at_home and home.type == "cpu"
 
     def step(self, state: Tensor, word_id: Tensor, before: Tensor | None = None) -> Tensor:
@@ -208,11 +208,11 @@ def _unpacked(block: Tensor) -> tuple[Tensor, Tensor]:
     return block[:, :-1], block[:, -1].contiguous().view(torch.int32).long()
 
 
-# So many of the newest nodes are looked through for those without a row.
+# How many of the newest nodes are searched for those without a row.
 _NEWEST = 256
 
 
-# From so many rows on it is worth to look for those that follow the same state.
+# From this many rows on, looking for rows that follow the same state is worth it.
 _ROWS_WORTH_BRANCHES = 16
 
 
@@ -253,13 +253,13 @@ class Expansion:
         self.trie.hidden_row.index_copy_(0, node, self._rows(*self.state_before(node)).int())
 
     def _newest_without_row(self, most: int, others: Tensor) -> Tensor:
-        """The newest nodes without a row, but for some others (R,) without one; at most so many.
+        """At most `most` of the newest nodes without a row, apart from `others` (R,).
 
         Nothing must have been forgotten: nodes are then numbered as they come, and all parents have their rows.
         """
         end = self.trie.num_nodes
         begin = max(START, end - _NEWEST)
-        self.trie.hidden_row.index_fill_(0, others, 0)  # for a moment, not to be found
+        self.trie.hidden_row.index_fill_(0, others, 0)  # so that they are not found below
         waiting = (self.trie.hidden_row[begin:end] < 0).nonzero().squeeze(1)
         self.trie.hidden_row.index_fill_(0, others, -1)
         return waiting[-most:].add_(begin)
@@ -316,10 +316,10 @@ class Expansion:
         return row
 
     def replace(self, node: Tensor, context_idx: Tensor) -> Tensor:
-        """Nodes (R,) come from other contexts (R,) from now on -> the rows that were computed anew."""
+        """Gives nodes (R,) other parent contexts (R,) -> the rows that were computed again."""
         row = self.trie.hidden_row.index_select(0, node).long()
         has_row = (row >= 0).nonzero().squeeze(1)
-        # A node with descendants keeps its parent, lest the way up became a circle.
+        # A node with descendants keeps its parent; otherwise the way up could become a cycle.
         is_parent = torch.zeros(self.trie.nodes.capacity, dtype=torch.bool, device=node.device)
         is_parent[self.trie.parent[self.trie.nodes.is_used()].long()] = True
         leaf = (~is_parent.index_select(0, node)).nonzero().squeeze(1)

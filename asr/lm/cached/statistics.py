@@ -60,17 +60,17 @@ class QueryStatistics:
 
     @property
     def edge_hit_ratio(self) -> float:
-        """Queries answered from a stored score, of all."""
+        """Share of queries answered from a stored score."""
         return self.num_edge_hits / max(self.num_queries, 1)
 
     @property
     def hit_ratio(self) -> float:
-        """The same, had they been asked one after the other: what a call asks twice counts as a hit (index-table)."""
+        """The same if queries came one by one, so that what a call asks twice counts as a hit (Lee et al. 2015)."""
         return 1.0 - self.num_edges / max(self.num_queries, 1)
 
     @property
     def answered_without_hidden(self) -> float:
-        """Queries answered without hidden-layer work, of all: each row that went through the layer is one query's."""
+        """Share of queries that needed no run of the hidden layer; each row that did belongs to one query."""
         return 1.0 - self.num_hidden_rows / max(self.num_queries, 1)
 
     @property
@@ -98,7 +98,7 @@ class QueryStatistics:
         return {**asdict(self), **{name: getattr(self, name) for name in ratios}}
 
     def __add__(self, other: QueryStatistics) -> QueryStatistics:
-        """Of two engines together."""
+        """The sum of two engines' counts."""
         summed = QueryStatistics(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
         summed.largest_hidden_batch = max(self.largest_hidden_batch, other.largest_hidden_batch)
         return summed

@@ -46,7 +46,7 @@ class RowAllocator:
         return is_used
 
     def capacity_for(self, num_new: int) -> int:
-        """The capacity to grow to for so many more rows: at least double, within the limit where that is enough."""
+        """The capacity to grow to for `num_new` more rows: at least double, within the limit if that is enough."""
         needed = self.num_used + num_new
         if needed <= self.capacity:
             return self.capacity
@@ -54,7 +54,7 @@ class RowAllocator:
         return doubled if self.limit is None else max(needed, min(doubled, self.limit))
 
     def take(self, num: int) -> Tensor:
-        """The numbers of so many free rows, (num,); the caller has seen to it that there are as many."""
+        """The numbers of `num` free rows, (num,); there must be as many."""
         if num > self.num_free:
             raise IndexError(f"{num} rows asked for, {self.num_free} of {self.capacity} free")
         reused, self._freed = self._freed[:num], self._freed[num:]
@@ -127,7 +127,7 @@ class HistoryTrie:
         self.new_nodes(start, torch.tensor([EPSILON_ID, BOS_ID], device=self.device))
 
     def limit_nodes(self, max_nodes: int) -> None:
-        """Where more than so many nodes are not in use, the arrays grow no further."""
+        """Lets the arrays grow beyond `max_nodes` only if more nodes are in use."""
         self.max_nodes = self.nodes.limit = max_nodes
 
     @property
@@ -154,7 +154,7 @@ class HistoryTrie:
         return slot, one
 
     def reserve_edges(self, num_new: int) -> None:
-        """Makes room for so many more edges."""
+        """Makes room for `num_new` more edges."""
         self.edges.reserve(num_new)
         self._view_edges()
 
@@ -164,7 +164,7 @@ class HistoryTrie:
         self._view_edges()
 
     def shrink_edges(self, num_slots: int) -> None:
-        """Fewer slots for the edges, which must fit into them."""
+        """Lowers the number of slots for edges, which must fit into them."""
         self.edges.shrink(num_slots)
         self._view_edges()
 
@@ -191,7 +191,7 @@ class HistoryTrie:
         return node
 
     def reserve_nodes(self, num_new: int) -> None:
-        """Makes room for so many more nodes."""
+        """Makes room for `num_new` more nodes."""
         capacity = self.nodes.capacity_for(num_new)
         added = torch.zeros(capacity - self.nodes.capacity, dtype=torch.int32, device=self.device)
         for name in _COLUMNS:
@@ -199,7 +199,7 @@ class HistoryTrie:
         self.nodes.capacity = capacity
 
     def trim_nodes(self, capacity: int) -> None:
-        """Gives back the memory above so many nodes, or above the highest in use."""
+        """Frees the memory above `capacity` nodes, or above the highest node in use."""
         highest = int(self.nodes.is_used().nonzero()[-1])
         capacity = max(capacity, highest + 1)
         for name in _COLUMNS:

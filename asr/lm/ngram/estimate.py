@@ -127,7 +127,7 @@ def estimate_kneser_ney(
         keep_unseen: whether words of the vocabulary that the text lacks are listed, each as probable as `<unk>`.
 
     Raises:
-        AsrError: `order` or `prune` make no sense, or discounts cannot be had.
+        AsrError: `order` or `prune` is invalid, or the text is too small to estimate discounts.
     """
     thresholds = _thresholds(order, prune)
     num_words = len(stream.vocabulary)

@@ -42,10 +42,10 @@ _TAG_BITS = 31
 _TAG_MASK = (1 << _TAG_BITS) - 1
 
 
-_WINDOW = 8  # slots looked at together once the first one holds another key
+_WINDOW = 8  # slots examined together if the first one holds another key
 
 
-_FEWEST_HOMES = 1 << 6  # of fewer each would take in more keys than 31 bits tell apart
+_MIN_HOMES = 1 << 6  # with fewer, 31 bits would not distinguish all keys of one home
 
 
 _BUILD_BLOCK = 1 << 22
@@ -91,7 +91,7 @@ class ArcIndex:
         word_bits = (num_words - 1).bit_length()
         state_bits = int(state[-1]).bit_length() if len(state) else 1
         key_bits = max(_PLACE_BITS, state_bits + word_bits)
-        num_homes = max(_FEWEST_HOMES, int(len(state) / load))
+        num_homes = max(_MIN_HOMES, int(len(state) / load))
         index = cls(torch.zeros(0, dtype=torch.int64), num_homes, word_bits, key_bits)
         home = np.empty(len(state), dtype=np.uint32)
         entry = np.empty(len(state), dtype=np.int64)
@@ -122,7 +122,7 @@ class ArcIndex:
         spread = (farthest + 1) * (((1 << _PLACE_BITS) // num_homes) + 1) << (key_bits - _PLACE_BITS)
         if spread >> _TAG_BITS:
             raise AsrError(
-                f"The n-gram model's {len(state)} arcs cannot be told apart by hashing; search without index."
+                f"The n-gram model's {len(state)} arcs cannot be distinguished by hashing; use no index."
             )
         return cls(torch.from_numpy(slot), num_homes, word_bits, key_bits)
 
@@ -173,7 +173,7 @@ def _high_word(packed: Tensor) -> Tensor:
     return packed.view(torch.int32)[1::2]
 
 
-_BLOCK = 128  # queries whose memory accesses are under way together
+_BLOCK = 128  # queries whose memory accesses overlap
 
 
 class NgramTables(NamedTuple):

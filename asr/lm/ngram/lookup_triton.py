@@ -1,4 +1,4 @@
-"""n-gram look-up as a Triton kernel, a lane a query: what `kernel.score_words` is as a loop, bit for bit.
+"""n-gram look-up as a Triton kernel, one lane for each query; equals `asr.lm.ngram.lookup.score_words` bit for bit.
 
 Shapes: Q queries, S states, A arcs, B slots of the hash index, L lanes of a tile.
 """

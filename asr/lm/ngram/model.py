@@ -30,7 +30,7 @@ ROOT_STATE = 0
 NUM_LEVELS = 256
 
 
-_NO_INDEX = ArcIndex(torch.zeros(0, dtype=torch.int64), 1, 1, 32)
+_EMPTY_INDEX = ArcIndex(torch.zeros(0, dtype=torch.int64), 1, 1, 32)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class NgramArrays:
 
     def lookup_tables(self) -> NgramTables:
         """The arrays, on the host, as compiled loops take them."""
-        index = self.index if self.index is not None else _NO_INDEX
+        index = self.index if self.index is not None else _EMPTY_INDEX
         is_mapped = bool(torch.any(torch.ne(self.word_map, torch.arange(len(self.word_map)))))
         names = ("arc_begin", "label", "backoff_state", "backoff_score", "score", "score_level", "dst_state")
         return NgramTables(
@@ -166,7 +166,7 @@ _NARROW_OFFSET = 1 << 15
 
 
 def is_narrow(num_words: int) -> bool:
-    """Whether labels of so many words fit 16 bits."""
+    """Whether the labels of a vocabulary of this size fit 16 bits."""
     return num_words <= 2 * _NARROW_OFFSET
 
 
@@ -249,7 +249,7 @@ class ArcFinder:
         return torch.where((low < end) & (at_low == word_id), low, torch.full_like(low, -1))
 
 
-_QUERIES_AT_ONCE = 1 << 16  # on a CPU, so that what is between two steps stays in its cache
+_QUERIES_AT_ONCE = 1 << 16  # on a CPU, so that intermediate results stay in its cache
 
 
 class NgramLM(LanguageModel):
@@ -330,12 +330,12 @@ class NgramLM(LanguageModel):
 
     @property
     def num_states(self) -> int:
-        """How many histories are told apart."""
+        """The number of distinct histories."""
         return len(self.arrays.backoff_state)
 
     @property
     def num_arcs(self) -> int:
-        """How many n-grams of all orders there are, one per word of the vocabulary among them."""
+        """The number of n-grams of all orders, unigrams of unlisted words included."""
         return len(self.arrays.label)
 
     def start(self, num_streams: int) -> Tensor:

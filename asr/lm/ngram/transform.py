@@ -29,7 +29,7 @@ _NUM_BISECTIONS = 50
 
 
 def prune_to_threshold(trie: NgramTrie, threshold: float, count: Int32Array | None = None) -> NgramTrie:
-    """Drops n-grams without which the relative entropy grows by less than `threshold`, and sets backoffs anew.
+    """Drops n-grams without which the relative entropy grows by less than `threshold`, and recomputes backoffs.
 
     Unigrams stay. An n-gram stays too where a longer one that begins with it does.
 
@@ -129,7 +129,7 @@ def _losses(trie: NgramTrie, count: Int32Array | None) -> DoubleArray:
 
 
 def _history_probabilities(trie: NgramTrie, count: Int32Array | None) -> DoubleArray:
-    """How much of a text's words follow each n-gram, (A,)."""
+    """The share of a text's words that follows each n-gram, (A,)."""
     if count is not None:
         in_text = count.astype(np.float64)
         total = in_text[: trie.order_begin[1]].sum() - in_text[BOS_ID]
@@ -167,7 +167,7 @@ def _keep(trie: NgramTrie, kept: npt.NDArray[np.bool_]) -> NgramTrie:
 def mix_linearly(tries: Sequence[NgramTrie], weights: Sequence[float], by_history: bool = False) -> NgramTrie:
     """The model of all n-grams that any of the models lists, with the weighted sum of the models' probabilities.
 
-    As SRILM's `-mix-lm`: the n-grams listed are exactly interpolated, backoff weights are set anew so that every
+    As SRILM's `-mix-lm`: the n-grams listed are exactly interpolated, backoff weights are recomputed so that every
     history sums to one. A word that a model does not list has no probability there; as history it is that model's
     `<unk>`.
 
@@ -178,7 +178,7 @@ def mix_linearly(tries: Sequence[NgramTrie], weights: Sequence[float], by_histor
             (and normalised), so that the model that explains the words so far decides the next one; SRILM's `-bayes`.
 
     Raises:
-        AsrError: the vocabularies differ, or the weights make no sense.
+        AsrError: the vocabularies differ, or the weights are invalid.
     """
     if len(tries) != len(weights) or not min(weights, default=0.0) > 0.0 or not abs(sum(weights) - 1.0) < 1e-6:
         raise AsrError(f"weights: {tuple(weights)} for {len(tries)} models; give a positive one each, of sum one.")

@@ -70,7 +70,7 @@ class RNNLMConfig:
     carry_state: bool = False
 
     def __post_init__(self) -> None:
-        """Refuses what no network can be made of, which an edited description may say."""
+        """Checks values, which an edited configuration file may have wrong."""
         for name in ("embedding_size", "hidden_size", "num_layers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
@@ -80,8 +80,8 @@ class RNNLMConfig:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {get_args(kinds[name])}")
 
 
-# From so many histories on, those that end in the same word share its part of the gates.
-_MANY_ROWS = 64
+# From this many histories on, those that end in the same word share its part of the gates.
+_MIN_ROWS_TO_SHARE = 64
 
 
 class RNNLanguageModel(nn.Module, StatefulNetwork):
@@ -219,7 +219,7 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
                 return following
         width = self.config.hidden_size
         which = None
-        if len(word_id) >= _MANY_ROWS and state.device.type == "cpu":
+        if len(word_id) >= _MIN_ROWS_TO_SHARE and state.device.type == "cpu":
             # Many histories of a batch end in the same word; on a GPU it would cost a round trip to find them.
             word_id, which = torch.unique(word_id, return_inverse=True)
         inputs = self.embedding(word_id)

@@ -1,4 +1,4 @@
-"""One optimiser for a network most of whose parameters are tables of which a batch touches a few rows."""
+"""An optimiser for networks whose parameters are mostly tables, of which a batch touches few rows."""
 
 from __future__ import annotations
 

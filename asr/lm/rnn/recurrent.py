@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from asr.kernels.jit import arrays_of, jit_for
-from asr.kernels.linear import FEW_ROWS, PackedLinear, PackedWeights
+from asr.kernels.linear import MAX_LOOP_ROWS, PackedLinear, PackedWeights
 from asr.lm.rnn.recurrent_numba import (
-    _NO_PROJECTION,
+    _EMPTY_PROJECTION,
     GRU,
+    MIN_ROWS_FOR_TILES,
     RELU,
-    ROWS_WORTH_TILES,
     SIGMOID,
     add_next_states,
     add_sentences,
@@ -157,7 +157,7 @@ class GruLayer(nn.Module):
             outputs (L, H), and the last step's.
         """
         size = self.hidden_size
-        loop = jit_for(add_sentences, state.detach()) if len(input_idx) >= ROWS_WORTH_TILES else None
+        loop = jit_for(add_sentences, state.detach()) if len(input_idx) >= MIN_ROWS_FOR_TILES else None
         if loop is not None:
             gates = gates + F.pad(self.bias_hh[: 2 * size], (0, size))
             return run_sentences(loop, GRU, gates, input_idx, sizes, state, self.weight_hh, self.bias_hh[2 * size :])
@@ -322,7 +322,7 @@ class SimpleRnnLayer(nn.Module):
 
     def packed(self, gates: Tensor, input_idx: Tensor, sizes: list[int], state: Tensor) -> tuple[Tensor, Tensor]:
         """Steps of fewer and fewer sequences side by side, as `GruLayer.packed`: gates (D, H), state (B, H)."""
-        loop = jit_for(add_sentences, state.detach()) if len(input_idx) >= ROWS_WORTH_TILES else None
+        loop = jit_for(add_sentences, state.detach()) if len(input_idx) >= MIN_ROWS_FOR_TILES else None
         if loop is not None:
             return run_sentences(loop, self._cell, gates, input_idx, sizes, state, self.weight_hh, self.bias)
         return self._packed_by_tensors(gates.index_select(0, input_idx), sizes, state)
@@ -405,14 +405,14 @@ def gru_step(
 ) -> Tensor | None:
     """What follows state (R, S)[before (Q,)] and the words word_id (Q,), whose vectors stand in rows (V, E): (Q, S).
 
-    None where weights are not multiplied by `half_product`, as for many rows, or without numba.
+    None if the weights are not kept in float16 (`float16_weights`), for many rows, or without numba.
     """
     loop = jit_for(fill_steps, state)
-    if loop is None or len(word_id) > FEW_ROWS or torch.is_grad_enabled():
+    if loop is None or len(word_id) > MAX_LOOP_ROWS or torch.is_grad_enabled():
         return None
     products = [
         *layer.small_batch_weights(),
-        _NO_PROJECTION if projection is None else projection.small_batch_weights(),
+        _EMPTY_PROJECTION if projection is None else projection.small_batch_weights(),
     ]
     if None in products:
         return None

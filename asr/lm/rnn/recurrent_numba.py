@@ -34,13 +34,13 @@ from asr.kernels.simd import (
 )
 from asr.kernels.threads import in_threads
 
-_MAX_UNITS = 128  # a tile of a wide layer's weights should leave a core's second cache room for more
+_MAX_UNITS = 128  # a tile of a wide layer's weights should not fill a core's second cache
 
 
 _ROWS_AT_LEAST = 256  # of a thread's part
 
 
-ROWS_WORTH_TILES = 512  # to lay out the weights in tiles costs as much as so many words, or fewer
+MIN_ROWS_FOR_TILES = 512  # laying out the weights in tiles costs as much as this many words at most
 
 
 GRU, SIGMOID, RELU = 0, 1, 2
@@ -86,7 +86,7 @@ def add_sentences(
             first = tile * units
             count = min(units, size - first)
             for begin in range(0, end, ROWS):
-                # Where fewer sentences are left, the last is computed again in their place.
+                # If fewer sentences are left, the last one is computed several times.
                 for i in range(ROWS):
                     sentence = min(begin + i, end - 1)
                     _copy(left[i], states[before + sentence], size)
@@ -346,7 +346,7 @@ def _simple_backward(grad: Any, saved: Any, gates: Any) -> None:
         gates[j] = grad[j] * saved[j]
 
 
-_NO_PROJECTION = np.empty((0, 0, COLUMNS), dtype=np.int16), np.empty(0, dtype=np.float32)
+_EMPTY_PROJECTION = np.empty((0, 0, COLUMNS), dtype=np.int16), np.empty(0, dtype=np.float32)
 
 
 def fill_steps(

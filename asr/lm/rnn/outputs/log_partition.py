@@ -22,14 +22,14 @@ from torch.nn import functional as F
 from asr.kernels.jit import Intrinsic, jit_for
 from asr.kernels.simd import (
     COLUMNS,
-    MUCH,
+    MAX_TERM,
     ROWS,
     TILE,
     add_features,
     add_products,
     ask_for_features,
     exponential,
-    of_tiles,
+    in_tiles,
     tiled,
 )
 from asr.kernels.threads import in_threads
@@ -152,7 +152,7 @@ class Float32LogZ:
         self._maxent, self._loop = maxent, loop
         weight = bias.new_zeros(0) if maxent is None else maxent.weight.detach()
         # A tile may reach beyond the last word.
-        self._tables = tiled(rows), of_tiles(bias, -math.inf), F.pad(weight, (0, TILE))
+        self._tables = tiled(rows), in_tiles(bias, -math.inf), F.pad(weight, (0, TILE))
 
     def __call__(self, hidden: Tensor, history: Tensor) -> Tensor:
         """hidden (Q, H), history (Q, M) -> (Q,)."""
@@ -190,7 +190,7 @@ def _sum_exponentials(scores: Any, query: int, top: Any, total: Any) -> Any:
     Where there is no top yet, -inf, or the sum would be large, top[query] becomes the largest score.
     """
     part = _exponentials(scores, top[query])
-    if top[query] == -np.inf or part > MUCH:
+    if top[query] == -np.inf or part > MAX_TERM:
         largest = scores[0]
         for v in range(1, len(scores)):
             largest = max(largest, scores[v])
@@ -263,8 +263,8 @@ class Int8LogZ:
             return
         # A tile may reach beyond the last word.
         self._tables = (
-            tiled(_quads(rounded.char())), of_tiles((-_UNSIGNED * rounded.sum(dim=1)).int()),
-            of_tiles(self._word_step), of_tiles(_LOG2_E * bias, -math.inf), F.pad(features.char(), (0, TILE)),
+            tiled(_quads(rounded.char())), in_tiles((-_UNSIGNED * rounded.sum(dim=1)).int()),
+            in_tiles(self._word_step), in_tiles(_LOG2_E * bias, -math.inf), F.pad(features.char(), (0, TILE)),
             np.float32(_LOG2_E * feature_step.item()), rows.contiguous(), self._weight,
         )  # fmt: skip
 
@@ -376,7 +376,7 @@ def _sum_powers(powers: Any, scores: Any, query: int, top: Any, total: Any) -> A
     part = np.float32(np.inf)
     if top[query] > -np.inf:
         part = _powers(powers, scores, np.float32(_LOG2_E) * top[query])
-    if part > MUCH:
+    if part > MAX_TERM:
         largest = _rough_score(scores, 0)
         for v in range(1, TILE):
             largest = max(largest, _rough_score(scores, v))

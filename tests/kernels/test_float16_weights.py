@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from asr.kernels import linear
-from asr.kernels.linear import PackedWeights, half_product
+from asr.kernels.linear import PackedWeights, float16_weights
 
 pytest.importorskip("numba")
 
@@ -24,7 +24,7 @@ def test_equal_to_the_plain_product(
 ) -> None:
     torch.manual_seed(seed)
     weight, bias = torch.randn(num_outputs, num_inputs).half().float(), torch.randn(num_outputs)
-    product = half_product(weight, bias)
+    product = float16_weights(weight, bias)
     if product is None:
         pytest.skip("the processor has no instruction that widens float16")
     inputs = torch.randn(num_rows, 2 * num_inputs)[:, ::2] if is_strided else torch.randn(num_rows, num_inputs)
@@ -33,29 +33,29 @@ def test_equal_to_the_plain_product(
 
 def test_small_and_large_weights_are_widened_exactly() -> None:
     weight = torch.tensor([[6e-8, -65504.0, 0.0], [2.0**-14, 1.0, -0.0]])
-    product = half_product(weight.half().float(), torch.zeros(2))
+    product = float16_weights(weight.half().float(), torch.zeros(2))
     if product is None:
         pytest.skip("the processor has no instruction that widens float16")
     assert torch.equal(product(torch.eye(3)), weight.half().float().t())
 
 
 def test_other_weights_are_left_to_others() -> None:
-    assert half_product(torch.tensor([[1.0 + 2.0**-12]]), torch.zeros(1)) is None
-    assert half_product(torch.tensor([[1e6]]), torch.zeros(1)) is None
+    assert float16_weights(torch.tensor([[1.0 + 2.0**-12]]), torch.zeros(1)) is None
+    assert float16_weights(torch.tensor([[1e6]]), torch.zeros(1)) is None
 
 
 def test_few_rows_take_it_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     def recorded(weight: torch.Tensor, bias: torch.Tensor) -> linear._Product:
-        product = half_product(weight, bias) or (lambda inputs: F.linear(inputs, weight, bias))
+        product = float16_weights(weight, bias) or (lambda inputs: F.linear(inputs, weight, bias))
         return lambda inputs: (asked.append(len(inputs)), product(inputs))[1]
 
-    monkeypatch.setattr(linear, "half_product", recorded)
+    monkeypatch.setattr(linear, "float16_weights", recorded)
     fixed, weight, bias = PackedWeights(), torch.randn(5, 7).half().float(), torch.randn(5)
     before = torch.get_num_threads()
     try:
-        for num_threads, num_rows in ((1, 8), (2, 9), (1, linear.FEW_ROWS + 1), (1, 1), (1, 3)):
+        for num_threads, num_rows in ((1, 8), (2, 9), (1, linear.MAX_LOOP_ROWS + 1), (1, 1), (1, 3)):
             torch.set_num_threads(num_threads)
             inputs = torch.randn(num_rows, 7)
             torch.testing.assert_close(fixed(inputs, weight, bias), F.linear(inputs, weight, bias))
