@@ -319,7 +319,7 @@ warnings.filterwarnings("ignore", message=r"scatter_reduce\(\) is in beta")
 
 
 def first_of_each(key: Tensor) -> tuple[Tensor, Tensor]:
-    """key (Q,) -> the position of one query of each distinct key (D,), ascending by key, and which one each is (Q,)."""
+    """key (Q,) -> the position of one query of each distinct key (D,), ascending, and the index of each query (Q,)."""
     distinct, which = torch.unique(key, return_inverse=True)
     position = torch.arange(key.numel(), device=key.device)
     return torch.empty_like(distinct).index_copy_(0, which, position), which
@@ -334,7 +334,7 @@ def segment_max(values: Tensor, index: Tensor, num: int) -> Tensor:
 
 
 def distinct_values(values: Any) -> Any:
-    """The distinct ones among values (Q,), in the order of their coming, (D,), and which one each is, (Q,)."""
+    """The distinct values among values (Q,), in order of first occurrence (D,), and the index of each (Q,)."""
     num_slots = 16
     while num_slots < 2 * len(values):
         num_slots *= 2

@@ -78,7 +78,7 @@ def add_features(score: Any, features: Any, places: Any) -> None:
 def exponential(x: Any) -> Any:
     """exp(x) = 2^n 2^f, f within half a unit of 0: 2^n by its bits, 2^f by its series, to float32's last digit."""
     x = np.float32(1.442695041) * x
-    # Below, 2^n has no bits; above, f grows, and its series beyond all bounds. What is not a number stays so.
+    # Below, 2^n is not a normal number; above, f and its series would grow without bound. NaN stays NaN.
     x = np.float32(-126.0) if x < np.float32(-126.0) else x
     n = np.rint(x)
     n = np.float32(127.0) if n > np.float32(127.0) else n

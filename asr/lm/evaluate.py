@@ -24,18 +24,18 @@ from asr.lm.rnn.data import PackedSentences, TokenStreams, pack_sentences
 from asr.lm.rnn.model import RNNLanguageModel
 from asr.text.symbols import BOS_ID, EOS_ID, UNK_ID
 
-# What the output layer reads at each word (Q, H), its history (Q, M), the word and its place in the text (Q,).
+# hidden (Q, H), history (Q, M), the word (Q,) and its position in the text (Q,).
 Queries = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-_WORDS_AT_ONCE = 1 << 14  # what is between two layers stays small enough for a CPU's cache
+_WORDS_AT_ONCE = 1 << 14  # the values between two layers fit a CPU's cache
 
 
 _STREAM_WINDOW = 1 << 10
 
 
-# A text's sentences are shared out in groups of as many words each, the same whatever the number of threads: of about
-# so many words at least, since each group costs the weights' arrangement for the loops, and at most so many groups.
+# The sentences of a text are divided into groups of equal size, the same for any number of threads. A group has about
+# this many words at least, since each one lays out the weights for the loops, and there are at most this many groups.
 _WORDS_OF_GROUP, _NUM_GROUPS, _MOST_SENTENCES = 1 << 13, 16, 1024
 
 
@@ -43,7 +43,7 @@ _WORDS_OF_GROUP, _NUM_GROUPS, _MOST_SENTENCES = 1 << 13, 16, 1024
 def network_word_scores(
     network: StatefulNetwork, token_id: NDArray[np.int32], *, normalized: bool = False, sentences_at_once: int = 0
 ) -> tuple[Tensor, Tensor | None]:
-    """Runs the network over each sentence from its initial state; one that carries states, over the whole text.
+    """Runs the network over each sentence from its initial state, or over the whole text if it carries states.
 
     On a CPU an RNNLanguageModel runs in as many threads as torch has.
 
@@ -87,7 +87,7 @@ def network_word_scores(
 
 @torch.no_grad()
 def language_model_word_scores(lm: LanguageModel, token_id: NDArray[np.int32], sentences_at_once: int = 4096) -> Tensor:
-    """The same for a language model behind the contract: log_prob (L,)."""
+    """The same for any `LanguageModel`: log_prob (L,)."""
     log_prob = torch.empty(len(token_id))
     for sentences in pack_sentences(token_id, 0, sentences_at_once):
         context_idx = lm.start(sentences.sizes[0])
@@ -99,7 +99,7 @@ def language_model_word_scores(lm: LanguageModel, token_id: NDArray[np.int32], s
 
 
 def perplexity(log_prob: Tensor) -> float:
-    """Of normalised log probabilities, sentence ends among them."""
+    """The perplexity of normalised log probabilities, sentence ends included."""
     return float(torch.exp(-log_prob.double().mean()))
 
 
@@ -113,14 +113,14 @@ def network_queries(network: StatefulNetwork, token_id: NDArray[np.int32], sente
 
 
 def sentence_queries(network: StatefulNetwork, sentences: PackedSentences) -> Iterator[Queries]:
-    """The queries of these sentences' words, each sentence from the initial state on."""
+    """The queries of these sentences' words; each sentence starts from the initial state."""
     initial = network.initial_state()
     states: list[Tensor] | None = None
     state = initial.expand(sentences.sizes[0], -1)
     input_id = sentences.input_id.to(initial.device)
     if isinstance(network, RNNLanguageModel):
         gates, input_idx = network.input_gates(input_id)
-    # A network of one's own may have a hidden layer as wide as the vocabulary: it goes step by step.
+    # The hidden layer of an adapted module may be as wide as the vocabulary, so it runs step by step.
     for sizes, words in sentences.chunks(_WORDS_AT_ONCE if isinstance(network, RNNLanguageModel) else 1):
         if isinstance(network, RNNLanguageModel):
             hidden, states = network.hidden_packed(gates, input_idx[words], sizes, states)
@@ -132,7 +132,7 @@ def sentence_queries(network: StatefulNetwork, sentences: PackedSentences) -> It
 
 
 def _carried_queries(network: RNNLanguageModel, token_id: NDArray[np.int32]) -> Iterator[Queries]:
-    """The same over the text as one stream, in windows, by what training runs."""
+    """The same over the text as one stream, in windows, as in training."""
     device = network.initial_state().device
     num_windows = -(-len(token_id) // _STREAM_WINDOW)
     padding = np.full(num_windows * _STREAM_WINDOW - len(token_id), EOS_ID, dtype=np.int32)
@@ -153,7 +153,7 @@ _SENTENCES_AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class Perplexity:
-    """What a model makes of a text.
+    """The perplexity of a text.
 
     Attributes:
         num_sentences: sentences, each with its `</s>`.
@@ -176,7 +176,7 @@ class Perplexity:
 
     @property
     def perplexity_listed(self) -> float:
-        """Words outside the vocabulary left out (as history they still count, as `<unk>`)."""
+        """Words outside the vocabulary left out; in histories they count as `<unk>`."""
         return math.exp(-self.log_prob_listed / (self.num_words - self.num_unlisted + self.num_sentences))
 
 
@@ -232,7 +232,7 @@ def network_distributions(network: StatefulNetwork, token_id: NDArray[np.int32])
 
 @torch.no_grad()
 def language_model_distributions(lm: LanguageModel, token_id: NDArray[np.int32]) -> Tensor:
-    """The same for a language model behind the contract, as it scores: not normalised where its scores are not."""
+    """The same for any `LanguageModel`; not normalised if its scores are not."""
     log_prob = torch.empty(len(token_id), len(lm.vocabulary))
     for sentences in pack_sentences(token_id, 0, sentences_at_once=64):
         context_idx = lm.start(sentences.sizes[0])
@@ -307,7 +307,7 @@ def tune_log_linear_weights(log_prob: Tensor, word_id: Tensor, num_iterations: i
 
 
 def of_words(values: Tensor, word_id: Tensor) -> Tensor:
-    """What stands at each place's own word: values (K, L, V), word_id (L,) -> (K, L)."""
+    """The value at each position's own word: values (K, L, V), word_id (L,) -> (K, L)."""
     return values.gather(2, word_id.expand(len(values), -1)[:, :, None])[:, :, 0]
 
 

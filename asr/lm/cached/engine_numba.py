@@ -210,7 +210,7 @@ class NumbaEngine:
         self._room = room
         self._find = jit(find_edges)
         self._answer = jit(answer_missing)
-        self._arrays_of: tuple[tuple[Tensor, ...], CachedLMTables] | None = None
+        self._current: tuple[tuple[Tensor, ...], CachedLMTables] | None = None
         self.num_words = len(expansion.layer.networks[0].vocabulary)
         self._counts = np.zeros(NUM_COUNTS, dtype=np.int64)
 
@@ -230,15 +230,13 @@ class NumbaEngine:
         counts[:] = 0
         counts[NODES], counts[EDGES] = trie.num_nodes, trie.edges.count
         counts[MAX_EDGES] = min(int(MAX_LOAD * trie.edges.num_slots), trie.edges.count + trie.nodes.num_free)
-        return self.arrays()
+        return self.current_tables()
 
-    def arrays(self) -> CachedLMTables | None:
+    def current_tables(self) -> CachedLMTables | None:
         """The arrays as they are now; None if a word's score takes more than a loop."""
         trie, state = self._expansion.trie, self._expansion.hidden.state
         grown = trie.edges.keys, trie.parent, state
-        if self._arrays_of is None or any(
-            now is not before for now, before in zip(grown, self._arrays_of[0], strict=True)
-        ):
+        if self._current is None or any(now is not before for now, before in zip(grown, self._current[0], strict=True)):
             network = self._expansion.layer.networks[0]
             output = network.output_tables()
             if output is None or jit(look_up_cached) is None:
@@ -246,11 +244,11 @@ class NumbaEngine:
             hidden = state[:, network.state_size - network.hidden_size :]
             edges = *trie.edges.for_loop(), trie.edge_score.numpy(), trie.edge_node.numpy()
             parent, word, hidden_row = (column.numpy() for column in (trie.parent, trie.word, trie.hidden_row))
-            self._arrays_of = (
+            self._current = (
                 grown,
                 CachedLMTables(edges, parent, word, hidden_row, hidden.numpy(), self._counts, output),
             )
-        return self._arrays_of[1]
+        return self._current[1]
 
     def take_in(self, context_idx: Tensor, held: Tensor) -> None:
         """Counts what a loop has added since `tables`, and computes the hidden rows that contexts (K,) lack.
@@ -304,14 +302,14 @@ class NumbaEngine:
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor] | None:
         """As `CachedRNNLM.score`; None if the engine's bound may leave no room."""
         begin = time.perf_counter()
-        arrays = self.arrays()
-        if arrays is None or self._find is None or (self._capacity is not None and not self._capacity.has_room(0)):
+        tables = self.current_tables()
+        if tables is None or self._find is None or (self._capacity is not None and not self._capacity.has_room(0)):
             return None
         log_prob, next_idx = torch.empty(len(word_id)), torch.empty_like(context_idx)
         missing = np.empty(len(word_id), dtype=np.int64)
         arrays = (tensor.contiguous().numpy() for tensor in (context_idx, word_id, log_prob, next_idx))
         contexts, words, *answers = arrays
-        missing = missing[: self._find(contexts, words, arrays.edges, *answers, missing)]
+        missing = missing[: self._find(contexts, words, tables.edges, *answers, missing)]
         counts = self._expansion.layer.statistics
         counts.seconds_find += time.perf_counter() - begin
         if len(missing) and not self._add(contexts, words, missing, answers):

@@ -121,9 +121,7 @@ class ArcIndex:
             slot[place] = entry[by_home]
         spread = (farthest + 1) * (((1 << _PLACE_BITS) // num_homes) + 1) << (key_bits - _PLACE_BITS)
         if spread >> _TAG_BITS:
-            raise AsrError(
-                f"The n-gram model's {len(state)} arcs cannot be distinguished by hashing; use no index."
-            )
+            raise AsrError(f"The n-gram model's {len(state)} arcs cannot be distinguished by hashing; use no index.")
         return cls(torch.from_numpy(slot), num_homes, word_bits, key_bits)
 
     def find(self, state: Tensor, label: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from asr.kernels.jit import jit_for
 from asr.lm.rnn.output_numba import add_gathered, add_slices
 
 if hasattr(torch.sparse, "check_sparse_tensor_invariants"):
-    # Says what is so anyway; unsaid, torch warns at the first sparse gradient.
+    # This is the default; if it is not stated, torch warns at the first sparse gradient.
     torch.sparse.check_sparse_tensor_invariants.disable()
 
 
@@ -114,7 +114,7 @@ class HashedMaxEnt(nn.Module):
 
 
 def places_and_weight(maxent: HashedMaxEnt | None, history: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-    """What loops read of the features after history (Q, M): places (Q, R), weight (W,); none without features."""
+    """Places (Q, R) and weight (W,) of the features after history (Q, M), for loops; empty without features."""
     if maxent is None:
         return history.new_empty(len(history), 0), like.new_empty(0)
     return maxent.places(history), maxent.weight

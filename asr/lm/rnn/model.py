@@ -126,7 +126,7 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
 
     @property
     def maxent(self) -> HashedMaxEnt | None:
-        """The n-gram features, where there are any."""
+        """The n-gram features, or None."""
         return self.output.maxent
 
     @property
@@ -171,7 +171,7 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
         return self._project(inputs), next_states
 
     def input_gates(self, input_id: Tensor) -> tuple[Tensor, Tensor]:
-        """What the first layer makes of the distinct ones among words (L,), (D, G), and which one each is, (L,)."""
+        """The first layer's gates of the distinct words among input_id (L,): (D, G), and which of them each is (L,)."""
         occurs = torch.zeros(len(self.vocabulary), dtype=torch.int64, device=input_id.device)
         occurs[input_id] = 1
         first = self.layers[0]
@@ -220,7 +220,7 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
         width = self.config.hidden_size
         which = None
         if len(word_id) >= _MIN_ROWS_TO_SHARE and state.device.type == "cpu":
-            # Many histories of a batch end in the same word; on a GPU it would cost a round trip to find them.
+            # Many histories of a batch end in the same word; on a GPU finding them would cost a round trip.
             word_id, which = torch.unique(word_id, return_inverse=True)
         inputs = self.embedding(word_id)
         columns = []
@@ -264,7 +264,7 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
         return self.output.output_tables()
 
     def exact_log_z(self, num_queries: int) -> LogZ | None:
-        """The true log Z of an output layer that sums over the vocabulary for it, see `log_z_of`."""
+        """The function for the true log Z, see `log_z_of`; None for output layers that need no sum."""
         return self.output.exact_log_z(num_queries) if isinstance(self.output, (NceOutput, FullSoftmaxOutput)) else None
 
     def normalized_log_prob(

@@ -13,10 +13,10 @@ from torch import Tensor
 from asr.kernels.jit import Intrinsic, arrays_of, jit_for
 from asr.kernels.threads import in_threads
 
-_AHEAD = 16  # entries that are asked for before they are needed
+_AHEAD = 16  # entries that are prefetched
 
 
-_PLACES_AT_LEAST = 4096  # of a thread's part of a table
+_MIN_PLACES = 4096  # of a table, for each thread
 
 
 prefetch: Any = Intrinsic("asr.kernels.intrinsics", "prefetch")
@@ -94,7 +94,7 @@ class AdamWithSparseRows(torch.optim.Optimizer):
             by_row = (rows,) if param.dim() == 1 else rows.sort(stable=True)
             arrays = arrays_of(param, state["square"], *by_row, values)
             # Each thread goes through all gradients, and updates its part of the table.
-            at_least = _PLACES_AT_LEAST if param.dim() == 1 else len(param)
+            at_least = _MIN_PLACES if param.dim() == 1 else len(param)
             in_threads(lambda begin, end: loop(begin, end, *arrays, lr), len(param), at_least)
             return
         if param.dim() == 2:
@@ -114,7 +114,7 @@ def adagrad_entries(begin: int, end: int, param: Any, square: Any, entry: Any, g
     for i in range(len(entry)):
         mine[num] = i
         num += begin <= entry[i] < end
-    mine[num:] = 0  # what is asked for after the last
+    mine[num:] = 0  # prefetched after the last one
     for at in range(num):
         prefetch(square, entry[mine[at + _AHEAD]])
         prefetch(param, entry[mine[at + _AHEAD]])

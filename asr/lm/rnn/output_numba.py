@@ -13,13 +13,13 @@ import numpy as np
 from asr.kernels.jit import Intrinsic
 from asr.kernels.simd import exponential
 
-FLOATS_OF_LINE = 16  # of a cache
+FLOATS_OF_LINE = 16  # of a cache line
 
 
-_NODES_AT_ONCE = 16  # of a path, whose exponentials are computed side by side
+_NODES_AT_ONCE = 16  # nodes of a path whose exponentials are computed together
 
 
-_TOO_LARGE = 30.0  # an exponent whose power and one more are the power to float32's last digit
+_TOO_LARGE = 30.0  # from here on 1 + exp(x) equals exp(x) in float32
 
 
 prefetch: Any = Intrinsic("asr.kernels.intrinsics", "prefetch")
@@ -52,7 +52,7 @@ def add_path_log_prob(
         last = begin
         while last + 1 < end and root - path_node[last + 1] < num_held:
             last += 1
-        # Of the product of all 1 + exp(-+logit) one logarithm is taken, before it overflows more than one.
+        # One logarithm of the product of all 1 + exp(-+logit), taken before the product can overflow.
         total, product = 0.0, 1.0
         at = last
         while at > begin:
@@ -91,7 +91,7 @@ def ask_for_path(
     query: int, word_before: int, hidden: Any, places: Any, word: int, path_begin: Any, path_node: Any,
     rows: Any, weight: Any,
 ) -> None:  # fmt: skip
-    """A path's features lie all over a table that no near cache holds, and what it multiplies far apart as well."""
+    """Prefetches a path's features and rows, which lie far apart in large tables."""
     for i in range(0, hidden.shape[1], FLOATS_OF_LINE):
         prefetch(hidden[query], i)
     for at in range(path_begin[word], path_begin[word + 1]):
@@ -120,7 +120,7 @@ def add_word_scores(
 
 
 def mixed_with(mixed: int, word: int, age: int, multipliers: Any) -> int:
-    """The hash of `hashed_places` of one word more, of which that of the newer ones is known."""
+    """The hash of `hashed_places` with one more word, from the hash of the newer ones."""
     mixed = (mixed ^ word) * multipliers[age % len(multipliers)] + age + 1
     return mixed ^ (mixed >> 29)
 

@@ -79,7 +79,7 @@ def cell_backward(
 
 @dataclass(frozen=True)
 class GruCell:
-    """The element-wise part of a step, as written or compiled into one loop each."""
+    """The element-wise part of a step, plain or compiled."""
 
     forward: Callable[..., None]
     backward: Callable[..., None]
@@ -114,7 +114,7 @@ class GruLayer(nn.Module):
         nn.init.uniform_(self.weight_hh, -bound, bound)
 
     def forward(self, inputs: Tensor, state: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-        """inputs (T, B, E), state (B, H), keep (T, B, 1), 0 where the state is set back -> (T, B, H), last (B, H)."""
+        """inputs (T, B, E), state (B, H), keep (T, B, 1), 0 where the state is reset -> (T, B, H), last (B, H)."""
         parameters = self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh
         outputs = None
         if self.compute_dtype == torch.float32 and not self.compile_cell:
@@ -139,16 +139,16 @@ class GruLayer(nn.Module):
         return torch.gru_cell(inputs, state, self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
 
     def input_gates(self, inputs: Tensor) -> Tensor:
-        """The part of the gates that inputs (L, E) alone decide, (L, 3H), without gradient."""
+        """The inputs' part of the gates: inputs (L, E) -> (L, 3H), without gradient."""
         return self._from_input(inputs, self.weight_ih, self.bias_ih)
 
     def small_batch_weights(self) -> tuple[tuple[Any, Any] | None, tuple[Any, Any] | None]:
-        """What a loop for few rows reads of the products with inputs and states, as of `PackedWeights`."""
+        """The packed weights for inputs and for states, see `PackedWeights.small_batch_weights`."""
         from_input = self._from_input.small_batch_weights(self.weight_ih, self.bias_ih)
         return from_input, self._from_state.small_batch_weights(self.weight_hh, self.bias_hh)
 
     def packed(self, gates: Tensor, input_idx: Tensor, sizes: list[int], state: Tensor) -> tuple[Tensor, Tensor]:
-        """Steps of fewer and fewer sequences side by side, without gradient.
+        """Steps of sequences side by side, the longest first, without gradient.
 
         gates (D, 3H) of the distinct inputs, input_idx (L,) the input of each step's sequences one step after the
         other, state (B, H); step t has the first sizes[t] of the sequences.
@@ -186,7 +186,7 @@ class GruLayer(nn.Module):
             from_state, state = from_state.index_select(0, before), state.index_select(0, before)
         rz = torch.add(gates[:, : 2 * size], from_state[:, : 2 * size]).sigmoid_()
         n = torch.addcmul(gates[:, 2 * size :], rz[:, :size], from_state[:, 2 * size :]).tanh_()
-        # As torch.lerp, whose loop torch 1.13 has not made fast.
+        # As torch.lerp, which is slow in torch 1.13.
         return torch.addcmul(n, rz[:, size:], state - n)
 
 
@@ -283,7 +283,7 @@ class SimpleRnnLayer(nn.Module):
             nn.init.uniform_(self.weight_hh, -bound, bound)
 
     def forward(self, inputs: Tensor, state: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-        """inputs (T, B, E), state (B, H), keep (T, B, 1), 0 where the state is set back -> (T, B, H), last (B, H)."""
+        """inputs (T, B, E), state (B, H), keep (T, B, 1), 0 where the state is reset -> (T, B, H), last (B, H)."""
         dtype = self.compute_dtype
         if dtype == torch.float32:
             no_bias = torch.zeros_like(self.bias)
@@ -317,11 +317,11 @@ class SimpleRnnLayer(nn.Module):
         return _ACTIVATIONS[self.activation](gates + from_state)
 
     def input_gates(self, inputs: Tensor) -> Tensor:
-        """The part of the sum that inputs (L, E) alone decide, (L, H)."""
+        """The inputs' part of the sum: inputs (L, E) -> (L, H)."""
         return F.linear(inputs, self.weight_ih, self.bias)
 
     def packed(self, gates: Tensor, input_idx: Tensor, sizes: list[int], state: Tensor) -> tuple[Tensor, Tensor]:
-        """Steps of fewer and fewer sequences side by side, as `GruLayer.packed`: gates (D, H), state (B, H)."""
+        """Steps of sequences side by side, as `GruLayer.packed`: gates (D, H), state (B, H)."""
         loop = jit_for(add_sentences, state.detach()) if len(input_idx) >= MIN_ROWS_FOR_TILES else None
         if loop is not None:
             return run_sentences(loop, self._cell, gates, input_idx, sizes, state, self.weight_hh, self.bias)
@@ -347,7 +347,7 @@ _FIRST, _SECOND = 0x85EBCA6B, 0xC2B2AE35
 
 
 def seeded_dropout(inputs: Tensor, probability: float, seed: int) -> Tensor:
-    """inputs, of any shape, each set to zero with that probability, and the others divided by what it leaves."""
+    """inputs, of any shape, each set to zero with this probability; the others are divided by its complement."""
     outputs: Tensor = _SeededDropout.apply(inputs, probability, seed)  # type: ignore[no-untyped-call]
     return outputs
 
@@ -403,7 +403,7 @@ def gru_step(
     before: Tensor | None,
     word_id: Tensor,
 ) -> Tensor | None:
-    """What follows state (R, S)[before (Q,)] and the words word_id (Q,), whose vectors stand in rows (V, E): (Q, S).
+    """One step of a GRU network: state (R, S)[before (Q,)] and word_id (Q,), with vectors rows (V, E) -> (Q, S).
 
     None if the weights are not kept in float16 (`float16_weights`), for many rows, or without numba.
     """

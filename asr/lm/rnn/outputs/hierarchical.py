@@ -28,15 +28,15 @@ from asr.lm.rnn.output_numba import add_path_log_prob, ask_for_path
 from asr.lm.rnn.outputs.base import OutputLayer
 from asr.text.symbols import BOS_ID, EPSILON_ID
 
-_WORDS_AT_LEAST, _COLUMNS_AT_LEAST = 128, 32  # of a thread's part
+_MIN_WORDS, _MIN_COLUMNS = 128, 32  # for each thread
 
 
 row_product: Any = Intrinsic("asr.kernels.intrinsics", "row_product")
 
 
 class TreeBatch(NamedTuple):
-    """What is given of a batch: places of the MaxEnt slices (N, R), R being 0 without features, and word_id (N,); and
-    of the tree: a word's path is path_begin[word] .. path_begin[word + 1] - 1 of path_node and path_sign."""
+    """The inputs that have no gradient: places of the MaxEnt slices (N, R), with R = 0 without features, and word_id
+    (N,); and the tree: a word's path is path_begin[word] .. path_begin[word + 1] - 1 of path_node and path_sign."""
 
     places: Tensor
     word_id: Tensor
@@ -63,13 +63,13 @@ class LoopedTreeLoss(torch.autograd.Function):
         tensors = places, batch.path_sign, rows, bias[:, 0], weight, losses, residual, slots, grad_hidden
         arrays = arrays_of(hidden, *paths, *tensors)
         loop = jit_required(fill_paths)
-        in_threads(lambda begin, end: loop(begin, end, *arrays), num_words, _WORDS_AT_LEAST)
+        in_threads(lambda begin, end: loop(begin, end, *arrays), num_words, _MIN_WORDS)
         which, node = torch.empty(num_nodes, dtype=torch.int64), torch.empty(num_nodes, dtype=torch.int64)
         num_distinct = jit_required(number_nodes)(*arrays_of(*paths[:3], which, node), np.full(num_rows, -1))
         grad_rows, grad_bias = torch.zeros(num_distinct, size), torch.zeros(num_distinct, 1)
         sums = arrays_of(hidden, first, which, residual, grad_rows, grad_bias)
         loop_of_sums = jit_required(add_row_gradients)
-        in_threads(lambda begin, end: loop_of_sums(begin, end, *sums), size, _COLUMNS_AT_LEAST)
+        in_threads(lambda begin, end: loop_of_sums(begin, end, *sums), size, _MIN_COLUMNS)
         ctx.save_for_backward(grad_hidden, node[:num_distinct], grad_rows, grad_bias, slots, residual)
         ctx.sizes = rows.shape, bias.shape, weight.shape
         return losses.sum()
@@ -121,8 +121,8 @@ def fill_paths(
 
 
 def number_nodes(word_id: Any, path_begin: Any, path_node: Any, which: Any, node: Any, number_of: Any) -> int:
-    """Numbers the nodes of all words' paths as they come: which one each is, (L,), and the node of each number, (D, or
-    more,) -> D. number_of (V,), at first -1, has the number of each."""
+    """Numbers the distinct nodes of all words' paths: the number of each (L,), and the node of each number (D or more,)
+    -> D. number_of (V,), at first -1, gets each node's number."""
     at = num = 0
     for query in range(len(word_id)):
         word = word_id[query]
@@ -152,11 +152,11 @@ def add_row_gradients(
 
 
 _LARGEST = math.log(1e30)
-"""A float32 holds somewhat more."""
+"""Somewhat below float32's maximum."""
 
 
 class PathPrefixCache:
-    """The part of some paths that has to be computed, and the sums over their nodes.
+    """Keeps the decisions that are known: which part of some paths is left to compute, and sums over their nodes.
 
     Args:
         query: the query of each node, path after path from the root down, (L,).
@@ -175,7 +175,7 @@ class PathPrefixCache:
         is_held = column < num_held
         value = self._held[place.clamp(max=len(self._held) - 1)].masked_fill(~is_held, torch.nan)
         value = value.masked_fill(column == 0, 1.0)
-        # Above a node that is known all are, so that their number says where to go on.
+        # If a node is known, so are all above it; their count tells where to continue.
         num_known = torch.zeros_like(owner).index_add_(0, query, (~value.isnan()).long())
         length = torch.zeros_like(owner).index_add_(0, query, torch.ones_like(query))
         begin = length.cumsum(0) - length + num_known - 1
@@ -184,7 +184,7 @@ class PathPrefixCache:
         start = (at == begin[query]).nonzero().squeeze(1)
         self._known = held.new_zeros(len(owner)).index_add_(0, query[start], value[start].log())
         self._query = query[self.rest]
-        # A decision leads to the node after it on the path.
+        # A decision leads to the next node of the path.
         following = (self.rest + 1).clamp(max=max(len(query) - 1, 0))
         is_on_path = (following > self.rest) & (query[following] == self._query) & is_held[following]
         self._place = place[following]
@@ -192,7 +192,7 @@ class PathPrefixCache:
 
     def total(self, against: Tensor) -> Tensor:
         """-log P of each decision of `rest` (R,) -> -log P of each path, (Q,)."""
-        # In double precision: the sums run over all queries.
+        # Double precision, since the sums run over all queries.
         sums = torch.zeros_like(self._known, dtype=torch.float64).index_add_(0, self._query, against.double())
         total = self._known + sums.float()
         before = sums.cumsum(0) - sums
@@ -230,7 +230,7 @@ class HuffmanOutput(OutputLayer):
 
     @property
     def cacheable_terms(self) -> CacheableTerms:
-        """The decisions at the inner nodes."""
+        """`tree`: the decisions at the inner nodes."""
         return "tree"
 
     def set_unigram(self, counts: Tensor, *, reset_bias: bool) -> None:
@@ -268,7 +268,7 @@ class HuffmanOutput(OutputLayer):
         held (O, K) belongs to the histories owner (Q,): of the K likeliest nodes by the counts, the root first,
         1 / P(node | history), NaN where it is not known. It is read and filled.
         """
-        # The loops read the rows in one array, which a table in host memory is not.
+        # The loops need the rows as one array, which a table in host memory is not.
         is_whole = isinstance(self.rows, nn.Embedding) and not torch.is_grad_enabled()
         loop = jit_for(add_path_log_prob, hidden.detach()) if is_whole else None
         if loop is None:
@@ -301,7 +301,7 @@ class HuffmanOutput(OutputLayer):
             hidden, places, word_id, self.path_begin, self.path_node, self.path_sign,
             self.rows.weight, self.bias.weight[:, 0], weight, owner,
         )  # fmt: skip
-        # Queries of a word one after the other: the second finds the path's nodes in the cache.
+        # Queries of one word side by side: the second finds the path's nodes in the cache.
         order = np.argsort(word_id.numpy())
         num_computed = loop(order, *arrays, held.numpy(), self._root, log_prob.numpy())
         return log_prob, num_computed
@@ -343,7 +343,7 @@ def huffman_paths(
     words = np.setdiff1d(np.arange(len(counts)), left_out)
     leaves = words[np.argsort(counts[words], kind="stable")]
     num_leaves = len(leaves)
-    # Two queues: leaves by count, and inner nodes, which come into being by count.
+    # Two queues: leaves by count, and inner nodes, which are created in order of count.
     weight = np.concatenate((counts[leaves], np.zeros(max(0, num_leaves - 1), dtype=np.int64))).tolist()
     parent = [-1] * len(weight)
     side = [0.0] * len(weight)

@@ -43,14 +43,14 @@ LogZ = Callable[[Tensor, Tensor], Tensor]
 """hidden (Q, H), history (Q, M) -> log Z (Q,)."""
 
 
-# Sums over the vocabulary are made in blocks that stay in a CPU's cache.
+# Sums over the vocabulary are computed in blocks that fit a CPU's cache.
 _QUERIES_AT_ONCE = 256
 
 
 _WORDS_AT_ONCE = 4096
 
 
-# The compiled loops want the word vectors in tiles, words along rows; to lay them out so costs this many queries.
+# The compiled loops need the word vectors in tiles, words along rows; that layout costs as much as this many queries.
 _QUERIES_WORTH_TILES = 512
 
 
@@ -118,10 +118,10 @@ def log_sums(
     num_queries = len(history)
     places = history.new_zeros(num_queries, 0) if maxent is None else maxent.places(history)
     order = torch.arange(num_queries)
-    # Histories that end alike one after the other: the second finds its features in the cache.
+    # Histories with the same end side by side: the second finds its features in the cache.
     for column in places[:, :2].t().flip(0):
         order = order[column[order].argsort(stable=True)]
-    # The last query again to fill the last rows.
+    # Repeats the last query to fill the last rows.
     order = order[torch.arange(-(-num_queries // ROWS) * ROWS).clamp(max=num_queries - 1)]
     columns = [values[order].contiguous().numpy() for values in (*queries, places)]
     arrays = [table.numpy() if isinstance(table, Tensor) else table for table in tables]
@@ -140,7 +140,7 @@ def log_sums(
 
 
 class Float32LogZ:
-    """log Z by the compiled loop, for which the word vectors are laid out once.
+    """log Z by the compiled loop; the word vectors are laid out once.
 
     Args:
         rows, bias: (V, H) and (V,), -inf for what is never predicted.
@@ -185,7 +185,7 @@ def add_exponentials_float32(
 
 
 def _sum_exponentials(scores: Any, query: int, top: Any, total: Any) -> Any:
-    """Sum of exp(scores (W,) - top[query]), for which total[query] is of the same top.
+    """The sum of exp(scores (W,) - top[query]); total[query] is relative to the same top.
 
     Where there is no top yet, -inf, or the sum would be large, top[query] becomes the largest score.
     """
@@ -207,7 +207,7 @@ def _exponentials(scores: Any, top: Any) -> Any:
     return total
 
 
-EXACT_SHARE = 1 / 256  # of the sum so far: words of more are scored again
+EXACT_SHARE = 1 / 256  # words with a larger share of the sum so far are scored again
 
 
 _LARGEST = 127
@@ -241,7 +241,7 @@ row_product: Any = Intrinsic("asr.kernels.intrinsics", "row_product")
 
 
 class Int8LogZ:
-    """log Z from rough and exact scores, for which the tables are rounded and laid out once.
+    """log Z from rough and exact scores; the tables are rounded and laid out once.
 
     A word's vector and a hidden vector are rounded to 255 steps of their own, MaxEnt weights to 255 steps of the table.
 
@@ -341,7 +341,7 @@ def add_exponentials_int8(
                         bits &= bits - 1
                         chosen[num_chosen] = v
                         num_chosen += 1
-                        # They are far apart: all are asked for before the first is read.
+                        # They are far apart, so all are prefetched before the first is read.
                         for length in range(places.shape[1]):
                             prefetch(weight, places[query, length] + first + v)
                 for at in range(num_chosen):
@@ -369,7 +369,7 @@ def _sum_features(sums: Any, features: Any, places: Any) -> None:
 
 
 def _sum_powers(powers: Any, scores: Any, query: int, top: Any, total: Any) -> Any:
-    """powers (TILE,) = exp(rough scores - top[query]) -> their sum, for which total[query] is of the same top.
+    """powers (TILE,) = exp(rough scores - top[query]) -> their sum; total[query] is relative to the same top.
 
     Where there is no top yet, -inf, or the sum would be large, top[query] becomes the largest score.
     """
@@ -403,7 +403,7 @@ def _rough_score(scores: Any, v: int) -> Any:
 
 
 def _rough_power_of_2(x: Any) -> Any:
-    """2^x to 1.7e-3 of it, as often too much as too little: as `exponential`, with a series of three terms."""
+    """2^x with a relative error of 1.7e-3 and no bias: as `exponential`, with a series of three terms."""
     x = np.float32(-126.0) if x < np.float32(-126.0) else x
     n = np.rint(x)
     n = np.float32(127.0) if n > np.float32(127.0) else n

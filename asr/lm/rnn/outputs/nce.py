@@ -31,10 +31,10 @@ from asr.lm.rnn.outputs.base import OutputLayer
 from asr.lm.rnn.outputs.log_partition import LogZ, Precision, log_z_of
 from asr.text.symbols import BOS_ID, EPSILON_ID
 
-_PRODUCT_OF = 512  # factors below two, which overflows no float64
+_PRODUCT_OF = 512  # factors below 2: their product does not overflow a float64
 
 
-_BLOCKS_AT_LEAST = 16  # of a thread's part
+_MIN_BLOCKS = 16  # for each thread
 
 
 prefetch: Any = Intrinsic("asr.kernels.intrinsics", "prefetch")
@@ -44,7 +44,7 @@ row_product: Any = Intrinsic("asr.kernels.intrinsics", "row_product")
 
 
 class NceBatch(NamedTuple):
-    """What is given of a batch.
+    """The inputs of a batch that have no gradient.
 
     Attributes:
         places: of the MaxEnt slices, (N, R); R is 0 without features.
@@ -121,14 +121,14 @@ class LoopedNceLoss(torch.autograd.Function):
 
 
 def _over_words(function: Callable[..., None], tensors: list[Tensor], *more: Any) -> None:
-    """function(begin, end, arrays, more) on parts of the words; the first array's rows are a multiple of ROWS."""
+    """Calls function(begin, end, arrays, more) on parts of the words; the first array's rows are a multiple of ROWS."""
     loop = jit_required(function)
     arrays = arrays_of(*tensors)
 
     def work(begin: int, end: int) -> None:
         loop(ROWS * begin, ROWS * end, *arrays, *more)
 
-    in_threads(work, len(arrays[0]) // ROWS, rows_at_least=_BLOCKS_AT_LEAST)
+    in_threads(work, len(arrays[0]) // ROWS, rows_at_least=_MIN_BLOCKS)
 
 
 def fill_probabilities(
@@ -158,7 +158,7 @@ def fill_probabilities(
 
 
 def _add_features(score: Any, weight: Any, places: Any, following: Any, noise_id: Any) -> None:
-    """score (K or more,) += the features of noise_id (K,) at places (R,); asks for those of the places that follow."""
+    """score (K or more,) += the features of noise_id (K,) at places (R,); prefetches those of the next places."""
     for length in range(len(places)):
         features, ahead = weight[places[length] :], following[length]
         for k in range(len(noise_id)):
@@ -170,7 +170,7 @@ def _fill_sigmoids(prob: Any, score: Any, num: int) -> float:
     """prob = sigmoid(score), the first num of them, and returns the sum of log(1 + exp(score))."""
     one, zero, total = np.float32(1.0), np.float32(0.0), 0.0
     for begin in range(0, num, _PRODUCT_OF):
-        # Of the product of all 1 + exp(-|score|) one logarithm is taken.
+        # One logarithm of the product of all 1 + exp(-|score|).
         product = 1.0
         for k in range(begin, min(begin + _PRODUCT_OF, num)):
             power = exponential(-abs(score[k]))
@@ -210,7 +210,7 @@ def fill_feature_gradients(
 
 @dataclass(frozen=True)
 class SharedNoise:
-    """Noise words that a batch shares.
+    """The noise words that all words of a batch share.
 
     MaxEnt weights get their gradient only through `grad_columns` (G,) of the K noise words, scaled by K / G: an
     unbiased estimate at a fraction of the cost of updating N * K weights.
@@ -280,7 +280,7 @@ def noise_terms(
 def _terms_by_indexing(
     products: Tensor, offset: Tensor, weight: Tensor | None, places: Tensor | None, noise_id: Tensor
 ) -> tuple[Tensor, Tensor]:
-    # What `noise_terms` computes, written for the compiler; weight (W,).
+    # Written for torch.compile: `noise_terms` on plain tensors; weight (W,).
     odds = products.float() + offset
     if weight is not None and places is not None:
         for column in range(places.shape[1]):
@@ -292,11 +292,11 @@ def _terms_by_indexing(
 
 @lru_cache(maxsize=1)
 def compiled_terms() -> Callable[..., tuple[Tensor, Tensor]]:
-    """The same in one loop over memory; needs torch 2 and a C++ compiler."""
+    """The same as one compiled loop; needs torch 2 and a C++ compiler."""
     return torch.compile(_terms_by_indexing, dynamic=False)
 
 
-_WORDS_AT_LEAST = 2048  # of a thread's part
+_MIN_WORDS = 2048  # for each thread
 
 
 class NceOutput(OutputLayer):
@@ -351,7 +351,7 @@ class NceOutput(OutputLayer):
 
     @property
     def cacheable_terms(self) -> CacheableTerms:
-        """`history` where each history has a log Z of its own; a constant one is not worth keeping."""
+        """`history` if each history has a log Z of its own; a constant needs no cache."""
         return "history" if self.normalized else "none"
 
     def set_unigram(self, counts: Tensor, *, reset_bias: bool) -> None:
@@ -400,7 +400,7 @@ class NceOutput(OutputLayer):
 
     def word_score(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """hidden (Q, H), history (Q, M), word_id (Q,) -> unnormalised score (Q,)."""
-        # Tables in host memory are not one array each, and rows chosen before have a gradient of their own.
+        # Tables in host memory are not plain arrays, and gathered rows have a gradient of their own.
         is_whole = isinstance(self.rows, nn.Embedding) and isinstance(self.maxent, HashedMaxEnt | None)
         if is_whole and not torch.is_grad_enabled():
             rows, bias = self.rows.weight, self.bias.weight[:, 0]
@@ -409,7 +409,7 @@ class NceOutput(OutputLayer):
         return scores if self.maxent is None else scores + self.maxent.score(history, word_id)
 
     def output_tables(self) -> tuple[Any, ...] | None:
-        """What `add_word_scores` reads, rows and all behind them, and log Z; None where a word's score takes more."""
+        """The arguments of `add_word_scores` from `rows` on, and log Z; None if scores need more than that."""
         is_whole = isinstance(self.rows, nn.Embedding) and isinstance(self.maxent, HashedMaxEnt | None)
         if not is_whole or self.normalized or self.rows.weight.device.type != "cpu":
             return None
@@ -424,11 +424,11 @@ class NceOutput(OutputLayer):
         return self.exact_log_z(len(hidden))(hidden, history)
 
     def exact_log_z(self, num_queries: int) -> LogZ:
-        """log of the scores' sum over the vocabulary, see `log_z_of`, with the weights as they are now."""
+        """The true log Z with the present weights, see `log_z_of`."""
         return log_z_of(self.rows.weight, self.bias.weight[:, 0], self.maxent, self.normalizer_precision, num_queries)
 
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
-        """Score less log Z, (Q,); not `normalized`, it is as close to a probability as NCE has brought it."""
+        """Score less log Z, (Q,); unless `normalized`, only as close to a probability as training has brought it."""
         return self.word_score(hidden, history, word_id) - self.history_normalizer(hidden, history)
 
 
@@ -450,7 +450,7 @@ def scores_by_rows(
         queries = (array[begin:end] for array in arrays[:4])
         loop(*queries, *arrays[4:], order, table_size, HASH_MULTIPLIERS, scores[begin:end].numpy())
 
-    in_threads(work, len(word_id), rows_at_least=_WORDS_AT_LEAST)
+    in_threads(work, len(word_id), rows_at_least=_MIN_WORDS)
     return scores
 
 
