@@ -34,7 +34,8 @@ from asr.decoding.build import (
     decoding_options,
     language_models,
 )
-from asr.decoding.interface import Decoder
+from asr.decoding.interface import Decoder, DecodeResult, Hypothesis
+from asr.decoding.nbest import n_best
 from asr.decoding.paths import WordAligner, can_align
 from asr.decoding.warmup import made_up_log_prob, needs_warm_up
 from asr.errors import AsrError
@@ -314,7 +315,7 @@ class Recognizer(nn.Module):
         if bundle.lexicon is not None and can_align(bundle.graph):
             self.aligner = WordAligner(bundle.lexicon, bundle.graph)
         # Built on first use, for the device that the weights are on by then.
-        self._decoder: Decoder | None = None
+        self._decoders: dict[bool, Decoder] = {}  # by whether lattices are kept
         self._engines = self._new_pool()
         self.eval()
 
@@ -372,7 +373,11 @@ class Recognizer(nn.Module):
 
     @torch.no_grad()
     def forward(
-        self, audio: Any, sampling_rate: int | None = None, num_samples: Tensor | Sequence[int] | None = None
+        self,
+        audio: Any,
+        sampling_rate: int | None = None,
+        num_samples: Tensor | Sequence[int] | None = None,
+        nbest: int = 1,
     ) -> list[RecognitionResult]:
         """Recognizes one recording or several.
 
@@ -382,14 +387,17 @@ class Recognizer(nn.Module):
                 numbers in [-1, 1], int16 or int32. Channels are averaged.
             sampling_rate: of arrays, in Hz; the bundle's own if None. Files bring their own.
             num_samples: (N,) length of each recording of a padded batch.
+            nbest: the maximum number of `hypotheses` of each result. More than 1 makes lattices, which take time.
 
         Returns:
             A list with one result for each recording, in order; also for a single recording.
 
         Raises:
             AsrError: a file cannot be read; a recording is empty, of another shape or type, or has samples that are not
-                finite; or the sampling rate is out of range.
+                finite; or the sampling rate or `nbest` is out of range.
         """
+        if nbest < 1:
+            raise AsrError(f"nbest is {nbest}; ask for 1 hypothesis or more.")
         self.eval()  # the acoustic model may be trained elsewhere
         rate = self.sampling_rate
         recordings = self._recordings(audio, rate if sampling_rate is None else sampling_rate, num_samples)
@@ -402,9 +410,9 @@ class Recognizer(nn.Module):
         batches = batches_of_similar_length([end - begin for _, begin, end in segments], max_padded)
         samples = ([recordings[segments[i][0]][segments[i][1] : segments[i][2]] for i in batch] for batch in batches)
         found: dict[int, RecognitionResult] = {}
-        decoder = self._prepared_decoder()
+        decoder = self._prepared_decoder(self.keep_lattices or nbest > 1)
         with self._engines.lend(self._new_engines) as engines:
-            decode = partial(self._decode, decoder, engines)
+            decode = partial(self._decode, decoder, engines, nbest)
             batch_results = pipelined(samples, self._score, decode, self.resources.num_workers, self.device)
             for batch, results in zip(batches, batch_results, strict=True):
                 found.update(zip(batch, results, strict=True))
@@ -457,13 +465,16 @@ class Recognizer(nn.Module):
         lengths = [len(row) / self.sampling_rate for row in samples]
         return _Scored(*self.log_prob(samples, times), lengths, times)
 
-    def _decode(self, decoder: Decoder, engines: _Engines, worker: int, scored: _Scored) -> list[RecognitionResult]:
+    def _decode(
+        self, decoder: Decoder, engines: _Engines, nbest: int, worker: int, scored: _Scored
+    ) -> list[RecognitionResult]:
         """The second stage of a batch: decoder and language model."""
         log_prob, num_frames, lengths, times = scored
         models = engines[worker]
         before = dict(models.engine.statistics().as_dict()) if models.engine is not None else {}
         with times.measure("search", self.device):
             decoded = decoder.decode(log_prob, num_frames, models.model)
+            lists = [self._hypotheses(result, nbest) for result in decoded]
         if models.model is not None:
             # No history is held from one batch to the next.
             models.model.retain(num_frames.new_empty(0, dtype=torch.int64))
@@ -477,11 +488,17 @@ class Recognizer(nn.Module):
         samples_per_frame: Any = self.features.frame_shift * self.acoustic_model.subsampling_factor  # type: ignore[operator]
         step = float(samples_per_frame) / self.sampling_rate
         results = []
-        for result, length in zip(decoded, lengths, strict=True):
+        for result, hypotheses, length in zip(decoded, lists, lengths, strict=True):
             share = times.scaled(length / sum(lengths))
             share.audio_seconds = length
-            results.append(as_result(result, step, share, self.options, self.aligner, cache))
+            recognized = as_result(result, step, share, self.options, self.aligner, cache, hypotheses)
+            results.append(recognized if self.keep_lattices else replace(recognized, lattices=()))
         return results
+
+    def _hypotheses(self, decoded: DecodeResult, nbest: int) -> tuple[Hypothesis, ...]:
+        if nbest == 1 or decoded.lattice is None:
+            return ()
+        return n_best(decoded.lattice, self.bundle.graph, self.options, nbest, decoded.original_frame)
 
     def prepare(self) -> None:
         """Builds the decoder and the language models now, instead of when the first recording comes.
@@ -491,23 +508,22 @@ class Recognizer(nn.Module):
         Raises:
             AsrError: the decoder cannot run here, or the budget of device memory is too small.
         """
-        self._prepared_decoder()
+        self._prepared_decoder(self.keep_lattices)
         self._engines.fill(self._new_engines)
 
-    def _prepared_decoder(self) -> Decoder:
+    def _prepared_decoder(self, keep_lattices: bool) -> Decoder:
         with self._engines.lock:
-            if self._decoder is None:
+            if keep_lattices not in self._decoders:
                 graph = self.bundle.graph.to(self.device)
-                keep_lattices = self.keep_lattices
                 decoder = build_decoder(self.decoder_name, self.lm_fusion, graph, self.options, keep_lattices)
-                self._warm_up(decoder)
-                self._decoder = decoder
-            return self._decoder
+                self._warm_up(decoder, keep_lattices)
+                self._decoders[keep_lattices] = decoder
+            return self._decoders[keep_lattices]
 
     @torch.no_grad()
-    def _warm_up(self, decoder: Decoder) -> None:
+    def _warm_up(self, decoder: Decoder, keep_lattices: bool) -> None:
         """Compiles what recognition needs, so that the times of the first recording do not include it."""
-        kind = (self.decoder_name, self.lm_fusion, self.keep_lattices)
+        kind = (self.decoder_name, self.lm_fusion, keep_lattices)
         if self.language_model is not None or not needs_warm_up(self.bundle, self.mode, self.device, kind):
             return
         # Language models of its own: caches and statistics start with the first real recording.
@@ -515,7 +531,7 @@ class Recognizer(nn.Module):
         noise = torch.randn(2 * self.sampling_rate, generator=torch.Generator().manual_seed(0)) * 0.01
         self._score([noise, noise[: self.sampling_rate // 3]])
         log_prob, num_frames = made_up_log_prob(self.bundle.graph)
-        self._decode(decoder, engines, 0, _Scored(log_prob, num_frames, num_frames.tolist(), StageTimes()))
+        self._decode(decoder, engines, 2, 0, _Scored(log_prob, num_frames, num_frames.tolist(), StageTimes()))
 
     def _new_pool(self) -> EnginePool:
         return EnginePool(is_exclusive=self.language_model is not None)
@@ -539,11 +555,11 @@ class Recognizer(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and other processes, which build a decoder and caches of their own."""
-        return {**self.__dict__, "_decoder": None, "_engines": self._new_pool()}
+        return {**self.__dict__, "_decoders": {}, "_engines": self._new_pool()}
 
     def _apply(self: _Self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> _Self:
         """Follows `.to(device)`: decoder and caches are built again where the weights are."""
-        self._decoder = None
+        self._decoders = {}
         self._engines = self._new_pool()
         super()._apply(fn, *args, **kwargs)
         return self

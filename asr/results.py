@@ -93,6 +93,41 @@ class Word:
         return record if self.confidence is None else {**record, "confidence": round(self.confidence, 4)}
 
 
+@dataclass(frozen=True)
+class Alternative:
+    """One of the best sentences of a recording.
+
+    Args:
+        words: in order.
+        am_score, graph_score, lm_score, total: as in `RecognitionResult`.
+    """
+
+    words: tuple[Word, ...]
+    am_score: float
+    graph_score: float
+    lm_score: float
+    total: float
+
+    @property
+    def text(self) -> str:
+        return " ".join(word.text for word in self.words)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The sentence as JSON values."""
+        return {"text": self.text, "scores": _scores_as_dict(self)}
+
+    def followed_by(self, other: Alternative, offset: float) -> Alternative:
+        """This sentence and then another one, whose times begin at `offset` seconds."""
+        words = tuple(replace(word, start=word.start + offset, end=word.end + offset) for word in other.words)
+        return Alternative(
+            self.words + words,
+            self.am_score + other.am_score,
+            self.graph_score + other.graph_score,
+            self.lm_score + other.lm_score,
+            self.total + other.total,
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class PieceLattice:
     """The lattice of a segment of a recording.
@@ -123,6 +158,7 @@ class RecognitionResult:
         cache: counts of the recurrent model's caches since they were created, up to the batch of this recording; empty
             without a recurrent model. Each worker counts for itself.
         lattices: one for each segment, if lattices are kept; segments without a complete sentence have none.
+        hypotheses: the best distinct sentences, best first, if more than one was asked for.
     """
 
     words: tuple[Word, ...]
@@ -134,6 +170,7 @@ class RecognitionResult:
     times: StageTimes
     cache: dict[str, int | float] = field(default_factory=dict)
     lattices: tuple[PieceLattice, ...] = ()
+    hypotheses: tuple[Alternative, ...] = ()
 
     @property
     def text(self) -> str:
@@ -146,19 +183,22 @@ class RecognitionResult:
 
     def as_dict(self) -> dict[str, Any]:
         """The result as JSON values, for a line of output."""
-        return {
+        record: dict[str, Any] = {
             "text": self.text,
             "duration": round(self.duration, 3),
             "words": [word.as_dict() for word in self.words],
-            "scores": {
-                "am": round(self.am_score, 4),
-                "graph": round(self.graph_score, 4),
-                "lm": round(self.lm_score, 4),
-                "total": round(self.total, 4),
-            },
+            "scores": _scores_as_dict(self),
             "complete": self.is_complete,
             "seconds": {stage: round(seconds, 4) for stage, seconds in self.times.stages.items()},
         }
+        if self.hypotheses:
+            record["nbest"] = [hypothesis.as_dict() for hypothesis in self.hypotheses]
+        return record
+
+
+def _scores_as_dict(scored: Alternative | RecognitionResult | StreamResult) -> dict[str, float]:
+    scores = {"am": scored.am_score, "graph": scored.graph_score, "lm": scored.lm_score, "total": scored.total}
+    return {name: round(score, 4) for name, score in scores.items()}
 
 
 def words_in_time(
@@ -202,6 +242,7 @@ def as_result(
     options: DecodingOptions,
     aligner: WordAligner | None,
     cache: dict[str, int | float],
+    hypotheses: Sequence[Hypothesis] = (),
 ) -> RecognitionResult:
     """Makes a result of what a decoder found in a segment.
 
@@ -212,6 +253,7 @@ def as_result(
         options: those of the decoder.
         aligner: gives words the times of their phones; without it, their times are where the graph outputs them.
         cache: counts of the recurrent model's caches.
+        hypotheses: the n best sentences of the segment.
     """
     best = decoded.best
     if best is None:
@@ -227,8 +269,15 @@ def as_result(
     if aligner is not None:
         best = aligner.aligned(best)
     words = words_in_time(best, frame_seconds, duration, confidences=confidences)
+    alternatives = tuple(
+        Alternative(
+            words_in_time(one if aligner is None else aligner.aligned(one), frame_seconds, duration),
+            *(one.am_score, one.graph_score, one.lm_score, one.total),
+        )
+        for one in hypotheses
+    )
     scores = (best.am_score, best.graph_score, best.lm_score, best.total)
-    return RecognitionResult(words, *scores, decoded.reached_final, times, cache, lattices)
+    return RecognitionResult(words, *scores, decoded.reached_final, times, cache, lattices, alternatives)
 
 
 def later_cache(*caches: dict[str, int | float]) -> dict[str, int | float]:
@@ -264,7 +313,29 @@ def joined(pieces: Sequence[RecognitionResult], offsets: Sequence[float]) -> Rec
             for piece, offset in zip(pieces, offsets, strict=True)
             for one in piece.lattices
         ),
+        hypotheses=_joined_alternatives(pieces, offsets),
     )
+
+
+def _joined_alternatives(pieces: Sequence[RecognitionResult], offsets: Sequence[float]) -> tuple[Alternative, ...]:
+    """The best sequences of one sentence a segment, as many as the longest list has."""
+    num = max(len(piece.hypotheses) for piece in pieces)
+    if num == 0:
+        return ()
+    best = [Alternative((), 0.0, 0.0, 0.0, 0.0)]
+    for piece, offset in zip(pieces, offsets, strict=True):
+        # A segment without a complete sentence has no list, but its best path.
+        own = piece.hypotheses or (
+            Alternative(piece.words, piece.am_score, piece.graph_score, piece.lm_score, piece.total),
+        )
+        # At least (i + 1) (j + 1) pairs are as good as the pair of the i-th and the j-th sentence.
+        pairs = [
+            before.followed_by(after, offset)
+            for i, before in enumerate(best)
+            for after in own[: max(1, num // (i + 1))]
+        ]
+        best = sorted(pairs, key=lambda pair: -pair.total)[:num]
+    return tuple(best)
 
 
 @dataclass(frozen=True)
@@ -311,13 +382,7 @@ class StreamResult:
         }
         if not self.is_final:
             return {**record, "settled": self.num_stable}
-        scores = {"am": self.am_score, "graph": self.graph_score, "lm": self.lm_score, "total": self.total}
-        return {
-            **record,
-            "reason": self.reason,
-            "complete": self.is_complete,
-            "scores": {name: round(score, 4) for name, score in scores.items()},
-        }
+        return {**record, "reason": self.reason, "complete": self.is_complete, "scores": _scores_as_dict(self)}
 
 
 def num_equal(one: Sequence[object], other: Sequence[object]) -> int:

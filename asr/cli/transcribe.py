@@ -74,6 +74,7 @@ def transcribe(
     names: Sequence[_Name],
     read: Callable[[_Name, int], Tensor],
     batch_seconds: float = 60.0,
+    nbest: int = 1,
 ) -> Iterator[Outcome[_Name]]:
     """Recognizes recordings in order, several at a time, and yields each as soon as it is done.
 
@@ -82,6 +83,7 @@ def transcribe(
         names: names of the recordings.
         read: returns the samples (L,) of a recording by name and sampling rate; its `AsrError` becomes the outcome.
         batch_seconds: how much audio is read for each worker before it is recognized together.
+        nbest: as of `Recognizer`.
     """
     # With fewer than several batches for each worker the stages could not overlap.
     batch_seconds *= 1 + 4 * recognizer.resources.num_workers
@@ -99,14 +101,16 @@ def transcribe(
         waiting.append((name, waveform))
         num_samples += len(waveform)
         if num_samples >= batch_seconds * recognizer.sampling_rate:
-            yield from _recognized(recognizer, waiting)
+            yield from _recognized(recognizer, waiting, nbest)
             waiting, num_samples = [], 0
-    yield from _recognized(recognizer, waiting)
+    yield from _recognized(recognizer, waiting, nbest)
 
 
-def _recognized(recognizer: Recognizer, waiting: Sequence[tuple[_Name, Tensor | str]]) -> Iterator[Outcome[_Name]]:
+def _recognized(
+    recognizer: Recognizer, waiting: Sequence[tuple[_Name, Tensor | str]], nbest: int
+) -> Iterator[Outcome[_Name]]:
     waveforms = [content for _, content in waiting if not isinstance(content, str)]
-    results = iter(_all_or_each(recognizer, waveforms))
+    results = iter(_all_or_each(recognizer, waveforms, nbest))
     for name, content in waiting:
         if isinstance(content, str):
             yield Outcome(name, error=content)
@@ -118,19 +122,19 @@ def _recognized(recognizer: Recognizer, waiting: Sequence[tuple[_Name, Tensor | 
             yield Outcome(name, result)
 
 
-def _all_or_each(recognizer: Recognizer, waveforms: list[Tensor]) -> list[RecognitionResult | AsrError]:
+def _all_or_each(recognizer: Recognizer, waveforms: list[Tensor], nbest: int) -> list[RecognitionResult | AsrError]:
     """All together; should that fail, each by itself, so that the others are done."""
     if not waveforms:
         return []
     try:
-        return list(recognizer(waveforms))
+        return list(recognizer(waveforms, nbest=nbest))
     except AsrError as error:
         if len(waveforms) == 1:
             return [error]
     except Exception as error:  # memory, that of a GPU as well, for one
         if len(waveforms) == 1:
             return [AsrError(f"it cannot be recognized ({_in_one_line(error)}).")]
-    return [result for waveform in waveforms for result in _all_or_each(recognizer, [waveform])]
+    return [result for waveform in waveforms for result in _all_or_each(recognizer, [waveform], nbest)]
 
 
 def _in_one_line(error: Exception) -> str:
@@ -153,6 +157,7 @@ A JSON line has these fields:
   words      each with 'word', 'start' and 'end' in seconds and, with --lattices, 'confidence' from 0 to 1
   scores     of the best path, natural logarithms: 'am', 'graph' and 'lm' unweighted; 'total' is their weighted sum
              plus the word insertion penalties
+  nbest      with --nbest, the best distinct sentences, best first, each with 'text' and 'scores'
   complete   false if no complete sentence survived the beam
   seconds    of computing, by stage
 A file that failed has 'audio' and 'error' only. With --stream a line has 'type' (partial or final), 'begin' and 'end'
@@ -167,6 +172,7 @@ examples:
   asr transcribe talk.mp3
   asr transcribe recordings/ --jsonl --output words.jsonl
   asr transcribe talk.wav --ngram-only --statistics
+  asr transcribe talk.wav --nbest 10 --jsonl
   asr transcribe recordings/ --lattices lattices/ --lattice-format kaldi --jsonl
   arecord -f S16_LE -r 16000 -t raw | asr transcribe --stream --raw-rate 16000 --jsonl -"""
 
@@ -186,12 +192,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--statistics", action="store_true", help="print the times of all stages and cache counts to stderr"
     )
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
+    parser.add_argument(
+        "--nbest",
+        type=int,
+        default=1,
+        metavar="N",
+        help="the N best sentences of each file, in the JSON field 'nbest'; needs --jsonl or --output (default: 1)",
+    )
     add_lattice_arguments(parser)
     add_stream_arguments(parser)
     add_recognizer_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.nbest < 1:
+        raise AsrError(f"--nbest {args.nbest}: ask for 1 sentence or more.")
+    if args.nbest > 1 and args.stream:
+        raise AsrError("--nbest and --stream exclude each other; transcribe the recording afterwards.")
+    if args.nbest > 1 and not args.jsonl and args.output is None:
+        raise AsrError("--nbest needs --jsonl or --output: the further sentences are a JSON field.")
     if args.stream and args.lattices:
         raise AsrError("--lattices and --stream exclude each other; transcribe the recording afterwards.")
     if args.stream:
@@ -234,7 +253,7 @@ def _transcribe(args: argparse.Namespace, files: list[Path], output: ResultsFile
     lattices = None
     if args.lattices is not None:
         lattices = LatticeWriter(args.lattices, args.lattice_format, recognizer, list(map(Path, done)))
-    outcomes = transcribe(recognizer, todo, read_audio)
+    outcomes = transcribe(recognizer, todo, read_audio, nbest=args.nbest)
     console = Console(stderr=True)
     if not args.no_progress and console.is_terminal:
         outcomes = iter(track(outcomes, "transcribing", total=len(todo), console=console))

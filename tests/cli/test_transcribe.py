@@ -87,6 +87,19 @@ def test_json_has_times_and_scores(tmp_path, transcribe):
     assert record["scores"]["lm"] != 0.0
 
 
+def test_the_n_best_sentences_are_a_field(tmp_path, transcribe):
+    path = write(tmp_path / "a.wav", tones(WORDS))
+    code, (line,), _ = transcribe(path, "--jsonl", "--mode", "rnn", "--nbest", "4", "--output-beam", "30")
+    record = json.loads(line)
+    assert code == 0
+    assert 1 < len(record["nbest"]) <= 4
+    assert record["nbest"][0]["text"] == record["text"]
+    assert record["nbest"][0]["scores"] == pytest.approx(record["scores"], abs=1e-2)
+    for wrong, reason in {("--nbest", "4"): "needs --jsonl", ("--nbest", "0", "--jsonl"): "1 sentence or more"}.items():
+        code, _, errors = transcribe(path, *wrong)
+        assert code != 0 and reason in errors
+
+
 def test_an_interrupted_run_goes_on(tmp_path, transcribe):
     for index in range(3):
         write(tmp_path / "in" / f"{index}.wav", tones(["PAT", "TWO"], seed=index))

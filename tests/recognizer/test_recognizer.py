@@ -15,6 +15,7 @@ from asr.decoding.build import MODES, available_modes
 from asr.errors import AsrError
 from asr.lm import offload
 from asr.recognizer import Recognizer, ResourceOptions
+from asr.results import Alternative, RecognitionResult, StageTimes, Word, joined
 from asr.streaming import StreamingRecognizer
 from tests.tiny_bundle import RATE, TEXT, tones
 
@@ -137,6 +138,42 @@ def test_any_sampling_rate_and_stereo(recognizer):
     assert from_44k.text.split() == words
     stereo = torch.stack([tones(words, seed=1), tones(words, seed=2)])
     assert words_of(recognizer([stereo])) == [words]
+
+
+@pytest.mark.parametrize("mode", ["rnn", "ngram"])
+def test_the_best_of_n_sentences_is_the_result(bundle, mode):
+    options = {"search_beam": 40.0, "output_beam": 30.0}
+    recognizer = Recognizer(bundle, mode=mode, decoder="token-passing", options=options)
+    waveforms = [tones(words, seed=9) for words in SENTENCES[:3]]
+    plain = recognizer(waveforms)
+    for result, alone in zip(recognizer(waveforms, nbest=8), plain, strict=True):
+        assert alone.hypotheses == () and result.lattices == ()
+        assert 1 < len(result.hypotheses) <= 8
+        first, totals = result.hypotheses[0], [one.total for one in result.hypotheses]
+        assert first.text == result.text == alone.text
+        assert first.total == pytest.approx(alone.total, abs=1e-3)
+        assert totals == sorted(totals, reverse=True)
+        assert len({one.text for one in result.hypotheses}) == len(totals)
+    with pytest.raises(AsrError, match="nbest is 0; ask for 1"):
+        recognizer(waveforms, nbest=0)
+
+
+def test_segments_join_to_the_best_sentences_of_the_recording():
+    """Two lists of three: the best five of nine pairs, times of the second segment moved."""
+
+    def segment(text, totals):
+        sentences = tuple(Alternative((Word(f"{text}{i}", 0.5, 1.0),), t, 0.0, 0.0, t) for i, t in enumerate(totals))
+        return RecognitionResult(sentences[0].words, 0.0, 0.0, 0.0, totals[0], True, StageTimes(), hypotheses=sentences)
+
+    one, other = segment("a", [-1.0, -2.0, -4.0, -9.0, -9.5]), segment("b", [-1.0, -1.5, -4.0, -9.0, -9.5])
+    whole = joined([one, other], [0.0, 10.0])
+    pairs = {
+        f"a{i} b{j}": x.total + y.total for i, x in enumerate(one.hypotheses) for j, y in enumerate(other.hypotheses)
+    }
+    assert [found.text for found in whole.hypotheses] == sorted(pairs, key=pairs.__getitem__, reverse=True)[:5]
+    assert [word.start for word in whole.hypotheses[0].words] == [0.5, 10.5]
+    unfinished = RecognitionResult((Word("c", 0.0, 1.0),), 0.0, 0.0, 0.0, -3.0, False, StageTimes())
+    assert [found.text for found in joined([one, unfinished], [0.0, 10.0]).hypotheses] == [f"a{i} c" for i in range(5)]
 
 
 def test_long_recordings_are_cut_at_pauses(bundle):
@@ -268,6 +305,7 @@ for name in ("pytorch_lightning", "lightning", "lhotse", "k2", "torchaudio", "js
     sys.modules[name] = None
 import torch
 from asr.recognizer import Recognizer, ResourceOptions
+from asr.results import Alternative, RecognitionResult, StageTimes, Word, joined
 print(repr(Recognizer.from_folder({str(tiny_bundle_folder)!r})(torch.zeros(8000))[0].text))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
