@@ -32,7 +32,7 @@ PAGES = sorted(
         *ROOT.glob("*.md"),
         *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "recipes").rglob("*.md"),
-        *(page for page in (ROOT / "scripts").rglob("*.md") if not page.name.startswith("BENCH_")),
+        *(ROOT / "scripts").rglob("*.md"),
         *(ROOT / "checkpoints").glob("*/*.md"),
     ]
 )

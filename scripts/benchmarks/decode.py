@@ -153,6 +153,15 @@ def quick(bundle: Bundle, workload: Workload, sampled: int) -> dict[str, Any]:
         report["torch_rnnlm_ms_per_frame" + suffix] = 1e3 * seconds / workload.num_frames
         report["hidden_rows_per_word" + suffix] = counts.num_hidden_rows / workload.num_words
         report["options" + suffix] = beams or asdict(rnn_options)
+        if beams:
+            # What the network adds: both searches have the same beams and weigh the frames alike.
+            narrow, _ = decoding_options(bundle, "ngram", {"am_scale": rnn_options.am_scale, **beams})
+            for name, decoder, with_rnn in (
+                ("rnnlm", best_first_pass(bundle.graph, narrow), report["rnnlm_over_ngram_time"] * ngram_seconds),
+                ("torch_rnnlm", TokenPassingDecoder(bundle.graph, narrow), seconds),
+            ):
+                _, alone = lesser(partial(decode_all, decoder, workload.frames))
+                report[f"{name}_over_ngram_time_same_beams"] = with_rnn / alone
     report |= measure_n_best(bundle, middle_sized(workload.frames), sampled)
     report["chunked_equals_whole"] = chunked_equals_whole(bundle, workload.frames[:3])
     return report
