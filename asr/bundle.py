@@ -1,9 +1,7 @@
-"""`bundle.json`: what is in a bundle, and whether its files are whole.
+"""Bundles: a trained recognizer as a folder with `bundle.json`, safetensors files and a card.
 
-A trained recognizer as a folder: `bundle.json`, safetensors files and a card.
-
-`bundle.json` names for each part a class of the registry, the arguments that it was made with, and its file; and for
-each file its size and SHA-256. Numbers may be stored in half precision; they are loaded as float32.
+For each part `bundle.json` has the name of a class of the registry, the arguments of its constructor, and its file; for
+each file it has size and SHA-256. Weights may be stored in half precision; they are loaded as float32.
 """
 
 from __future__ import annotations
@@ -59,10 +57,10 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Reads `bundle.json` and checks every file that it names.
+    """Reads `bundle.json` and checks all files that it names.
 
     Raises:
-        AsrError: there is none, it is of another format or version, or a file is missing or damaged.
+        AsrError: it is missing or of another format or version, or a file is missing or damaged.
     """
     path = folder / FILE_NAME
     if not path.is_file():
@@ -166,15 +164,15 @@ class Bundle:
 
     @property
     def sampling_rate(self) -> int:
-        """What the features expect, in Hz."""
+        """The sampling rate that the features expect, in Hz."""
         return int(self.features.network.sampling_rate)  # type: ignore[arg-type]
 
     def check(self) -> None:
-        """Refuses parts that do not belong together.
+        """Checks that the parts fit each other.
 
         Raises:
-            AsrError: the acoustic model has another number of outputs than the graph reads, its input is another than
-                the features, or a language model has none of the graph's words.
+            AsrError: the acoustic model has another number of outputs than the graph has tokens, or another number of
+                inputs than there are features, or a language model has none of the graph's words.
         """
         rnn_lm: Any = None if self.rnn_lm is None else self.rnn_lm.network
         for model in (self.small_ngram, self.large_ngram, rnn_lm):
@@ -195,15 +193,15 @@ class Bundle:
             )
 
     def with_language_models(self, large_ngram: str | Path | None = None, rnn_lm: str | Path | None = None) -> Bundle:
-        """The same bundle with a user's own models in the place of its own.
+        """A copy of the bundle with other language models.
 
         Args:
-            large_ngram: n-gram model to act on the fly, binary or ARPA.
-            rnn_lm: recurrent model, as `read_rnn_lm` takes it.
+            large_ngram: file of an n-gram model, binary or ARPA, instead of the large one of the bundle.
+            rnn_lm: recurrent model, as `read_rnn_lm` takes it, instead of the bundle's.
 
         Raises:
             AsrError: a file cannot be read, a model has none of the graph's words, or the bundle lacks the n-gram model
-                of its graph, which they replace.
+                of its graph, whose scores they replace.
         """
         if large_ngram is None and rnn_lm is None:
             return self
@@ -226,13 +224,13 @@ class Bundle:
         """Writes the bundle beside its folder, and renames it when it is complete.
 
         Args:
-            folder: made where it is missing; a bundle that is there is replaced.
-            half_precision: store network weights as float16; n-gram and graph scores stay as they are.
-            graph_file: copied as it is, since a graph that was saved before its topology was applied is several times
-                smaller than a finished one; None writes `graph`.
+            folder: created if it does not exist; an existing bundle is replaced.
+            half_precision: store the weights of networks as float16; scores of n-grams and graph are not changed.
+            graph_file: file to copy as the graph. A graph without its topology, as `asr graph` writes it, is several
+                times smaller than the finished one that is written otherwise.
 
         Raises:
-            AsrError: the parts do not belong together, or the folder cannot be written; an earlier bundle then stays.
+            AsrError: the parts do not fit each other, or the folder cannot be written; an existing bundle is kept then.
         """
         self.check()
         with atomic_folder(Path(folder)) as partial:
@@ -272,7 +270,7 @@ class Bundle:
         """Reads and checks a bundle.
 
         Raises:
-            AsrError: a file is missing, damaged, of another format or version, or the parts do not belong together.
+            AsrError: a file is missing, damaged, or of another format or version, or the parts do not fit each other.
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
@@ -299,10 +297,10 @@ class Bundle:
 
 
 def read_rnn_lm(path: str | Path) -> ModelSpec:
-    """A recurrent language model from its exported folder, from a checkpoint of 'asr fit', or from another bundle.
+    """Reads a recurrent language model from an exported folder, a checkpoint of 'asr fit', or a bundle.
 
     Raises:
-        AsrError: there is none, or it is damaged.
+        AsrError: there is no such model, or it is damaged.
     """
     if (Path(path) / FILE_NAME).is_file():
         rnn_lm = Bundle.load(path).rnn_lm
@@ -318,7 +316,7 @@ def _description(registered: ModelSpec, **files: str) -> dict[str, Any]:
 
 
 def _load_lexicon(path: Path) -> Lexicon:
-    """As it was written: the words and phones are those of the graph already."""
+    """Reads a lexicon without changing words and phones, which are those of the graph already."""
     return Lexicon.from_file(path, keep_stress=True, upper_case=False)
 
 

@@ -1,10 +1,7 @@
-"""Networks that files may name: a class of a fixed registry, its arguments, and its weights; never a pickled object.
+"""Files: networks by a fixed registry of classes, weights, checksums, atomic writes, and checkpoints of Lightning.
 
-Sizes and SHA-256 of a folder's files, kept in its description: a damaged file is told from a whole one.
-
-Files that are written whole or not at all.
-
-Lightning's checkpoints read without Lightning, and without running code from them."""
+Files name classes of the registry and never hold pickled objects; reading a checkpoint runs no code from it.
+"""
 
 from __future__ import annotations
 
@@ -40,19 +37,19 @@ LANGUAGE_MODEL_CLASSES = {"RnnLm": ("asr.lm.rnn.model", "RNNLanguageModel", "RNN
 
 
 def registered_name(class_path: str, classes: Mapping[str, tuple[str, ...]]) -> str:
-    """The registry's name of the class that a recipe names by its path; the path's last part where it has none."""
+    """The name in the registry of a class path in a recipe; the last part of the path if it is not registered."""
     class_name = class_path.rsplit(".", 1)[-1]
     return next((name for name, (_, known, *_) in classes.items() if known == class_name), class_name)
 
 
 @dataclass
 class ModelSpec:
-    """A network with what it takes to build it again.
+    """A network, and what is needed to build it again.
 
     Args:
-        class_name: a name of the registry.
+        class_name: its name in the registry.
         arguments: of its constructor, JSON values only.
-        network: the network itself.
+        network: the network.
     """
 
     class_name: str
@@ -67,17 +64,17 @@ def build_network(
     where: str,
     vocabulary: Vocabulary | None = None,
 ) -> ModelSpec:
-    """Makes a network of the registry from its arguments; weights are as its constructor leaves them.
+    """Builds a network of the registry; its weights are those that the constructor sets.
 
     Args:
         class_name: a key of `classes`.
-        arguments: of its constructor, or of its configuration where the registry names one.
-        classes: the part of the registry that may be named here.
-        where: the file that names it, for error messages.
+        arguments: of its constructor, or of its configuration if the registry has one.
+        classes: the part of the registry that is allowed here.
+        where: the file with these values, for error messages.
         vocabulary: the words of a language model.
 
     Raises:
-        AsrError: the class is not of the registry, or does not take these arguments.
+        AsrError: the class is not in the registry, or does not accept these arguments.
     """
     if not isinstance(class_name, str) or class_name not in classes:
         raise AsrError(f"{where}: the class {class_name!r} is not one that files may name ({', '.join(classes)}).")
@@ -93,7 +90,7 @@ def build_network(
 
 
 def save_weights(network: nn.Module, path: Path, half_precision: bool) -> None:
-    """Writes a state dict as safetensors; tied weights, one tensor under several names, once."""
+    """Writes a state dict as safetensors; tied weights are stored once."""
     state: dict[str, Tensor] = {}
     stored: set[int] = set()
     for name, tensor in network.state_dict().items():
@@ -102,14 +99,14 @@ def save_weights(network: nn.Module, path: Path, half_precision: bool) -> None:
         stored.add(tensor.data_ptr())
         halved = half_precision and tensor.dtype == torch.float32
         state[name] = tensor.detach().cpu().to(torch.float16 if halved else tensor.dtype).contiguous()
-    path.write_bytes(save(state))  # what `save_file` writes can be read by its owner only
+    path.write_bytes(save(state))  # files of `save_file` can only be read by their owner
 
 
 def load_weights(network: nn.Module, path: Path) -> None:
-    """Loads what `save_weights` wrote; numbers take the network's own precision.
+    """Loads a file of `save_weights`; weights get the precision of the network.
 
     Raises:
-        AsrError: the file cannot be read, has numbers that are none, or does not fit the network.
+        AsrError: the file cannot be read, has weights that are not finite, or does not fit the network.
     """
     try:
         state = load_file(str(path))
@@ -128,7 +125,7 @@ def load_weights(network: nn.Module, path: Path) -> None:
 
 
 def require_finite(state: dict[str, Tensor], path: Path) -> None:
-    """Refuses weights with which nothing can be computed.
+    """Checks that weights are finite.
 
     Raises:
         AsrError: a weight is infinite or not a number.
@@ -146,7 +143,7 @@ def _misfit(path: Path, reason: str) -> AsrError:
 
 
 def checksums(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """File name -> its size and checksum."""
+    """File name -> size and checksum."""
     return {name: {"num_bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)} for name in names}
 
 
@@ -156,10 +153,10 @@ def require_intact(path: Path, expected: dict[str, Any], what: str) -> None:
     Args:
         path: the file.
         expected: its entry.
-        what: whose file it is, `bundle` or such.
+        what: what it is part of, such as `bundle`, for error messages.
 
     Raises:
-        AsrError: the file is missing, or another one.
+        AsrError: the file is missing or differs.
     """
     if not isinstance(expected, dict):
         raise AsrError(f"{path}: the {what} does not say what this file's checksum is; fetch the {what} again.")
@@ -178,15 +175,15 @@ def require_intact(path: Path, expected: dict[str, Any], what: str) -> None:
 
 
 def sealed(description: dict[str, Any]) -> dict[str, Any]:
-    """A JSON description with a checksum of its own, for `read_description`."""
+    """Adds a checksum to a JSON object, which `read_description` compares."""
     return {**description, _SEAL: fingerprint_of_description(description)}
 
 
 def read_description(path: Path, what: str) -> dict[str, Any]:
-    """A JSON object from a file; its checksum is compared where it has one, and taken out.
+    """Reads a JSON object; a checksum in it is compared and removed.
 
     Raises:
-        AsrError: the file is missing, damaged, or no JSON object.
+        AsrError: the file is missing, damaged, or not a JSON object.
     """
     try:
         if path.stat().st_size > _MAX_DESCRIPTION_BYTES:
@@ -212,12 +209,12 @@ _MAX_DESCRIPTION_BYTES = 1 << 26
 
 
 def fingerprint_of_description(description: dict[str, Any]) -> str:
-    """SHA-256 of a JSON object, whatever the order of its fields."""
+    """SHA-256 of a JSON object; the order of its fields does not matter."""
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
 
 
 def fingerprint_of(path: Path) -> str:
-    """SHA-256 of a file, or of the files of a folder; empty where it cannot be read."""
+    """SHA-256 of a file, or of the files of a folder; empty if it cannot be read."""
     files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
     try:
         digests = [_sha256(file) for file in files]
@@ -227,7 +224,7 @@ def fingerprint_of(path: Path) -> str:
 
 
 def checksum_of_tensors(header: str, tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of a text and of tensors with their names, types and shapes, whatever their order."""
+    """SHA-256 of a text and of tensors with names, types and shapes; the order of tensors does not matter."""
     digest = hashlib.sha256(header.encode("utf-8", "surrogatepass"))
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
@@ -249,18 +246,18 @@ _BUFFER_BYTES = 1 << 20
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A name to write to, which becomes `path` once the block has ended well; nothing is left of it otherwise.
+    """Gives a temporary path to write to, which is renamed to `path` if the block succeeds and deleted if not.
 
-    Where `path` is a link, the file that it leads to is meant. A device or a pipe has no other name: it is written to.
+    Links are followed. Devices and pipes are written to directly.
 
     Raises:
-        AsrError: it cannot be written, for want of space for instance.
+        AsrError: the file cannot be written, for instance because the disk is full.
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file() and not target.is_dir():
         partial = target
     else:
-        # The process id comes first: some libraries go by the suffix.
+        # The suffix stays, since some libraries depend on it.
         partial = target.with_name(f".{os.getpid()}.{target.name}")
     try:
         yield partial
@@ -275,13 +272,12 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill, which takes the place of `folder` once the block has ended well.
+    """Gives a temporary folder to fill, which replaces `folder` if the block succeeds and is deleted if not.
 
-    Nothing is left of it otherwise, and what was there before is as it was. Entries of the earlier folder that the new
-    one does not have move there.
+    Entries of the existing folder that the new one lacks are kept.
 
     Raises:
-        AsrError: it cannot be written, for want of space for instance.
+        AsrError: the folder cannot be written, for instance because the disk is full.
     """
     target = Path(os.path.realpath(folder))
     partial, earlier = (target.with_name(f".{os.getpid()}.{kind}.{target.name}") for kind in ("new", "old"))
@@ -314,15 +310,15 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 def require_writable(*paths: Path, inputs: Iterable[str | Path | None] = ()) -> None:
-    """Refuses what cannot be written, or would destroy what is read, before long work begins.
+    """Checks before long work that outputs can be written and overwrite no input.
 
     Args:
         paths: outputs.
-        inputs: files that the same command reads; None stands for one that is not given.
+        inputs: files that the same command reads; None for inputs that are not given.
 
     Raises:
-        AsrError: a path's folder is missing or not writable, the path is a folder, two are the same, or one is an
-            input, be it by way of a link.
+        AsrError: the folder of a path is missing or not writable, a path is a folder, two paths are the same, or one is
+            an input, also through links.
     """
     read = {_identity(path): path for path in inputs if path is not None and Path(path).is_file()}
     seen: set[str] = set()
@@ -343,7 +339,7 @@ def require_writable(*paths: Path, inputs: Iterable[str | Path | None] = ()) -> 
 
 
 def _identity(path: str | Path) -> tuple[int, int]:
-    """The same for all names of a file: links are followed, and hard links are one file."""
+    """The same value for all names of a file, including symbolic and hard links."""
     status = os.stat(path)  # noqa: PTH116
     return status.st_dev, status.st_ino
 
@@ -360,7 +356,7 @@ def _cure(error: OSError) -> str:
 
 @contextmanager
 def open_atomic(path: Path) -> Iterator[BinaryIO]:
-    """A stream to write to; the file has its name only once it is complete and on the disk.
+    """Opens a file for writing that gets its name when it is complete and on the disk.
 
     Raises:
         AsrError: as `atomic_path`.
@@ -373,10 +369,10 @@ def open_atomic(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """A checkpoint's content on the CPU: tensors, numbers, strings and containers of them, nothing else.
+    """Reads a checkpoint to the CPU: tensors, numbers, strings and containers of them, and nothing else.
 
     Raises:
-        AsrError: the file is missing or damaged, is no checkpoint, or holds objects of other classes.
+        AsrError: the file is missing, damaged or not a checkpoint, or has objects of other classes in it.
     """
     try:
         content = load_tensors(path)

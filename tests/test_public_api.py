@@ -72,6 +72,7 @@ def test_an_unknown_bundle_is_one_sentence() -> None:
         asr.load("nowhere")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lm_fusion", ["lattice", "search"])
 def test_the_users_language_model_decides_between_homophones(tiny_bundle_folder: Path, lm_fusion: str) -> None:
     waveform = tones(PAT_TO_KIT)
@@ -82,6 +83,7 @@ def test_the_users_language_model_decides_between_homophones(tiny_bundle_folder:
         assert recognizer.mode == "external" and model.num_queries > 0
 
 
+@pytest.mark.slow
 def test_the_users_language_model_decides_in_streams(tiny_bundle_folder: Path) -> None:
     for word in ("TO", "TWO"):
         recognizer = asr.load(tiny_bundle_folder, language_model=PreferredWord(word), options={"lm_scale": 1.0})
@@ -180,6 +182,7 @@ def test_a_recognizer_decodes_in_evaluation_mode(tiny_bundle_folder: Path) -> No
     assert not any(module.training for module in recognizer.modules())
 
 
+@pytest.mark.slow
 def test_a_stream_takes_integers(recognizer: asr.Recognizer) -> None:
     totals = []
     for samples in (tones(PAT_TO_KIT), tones(PAT_TO_KIT).mul(32768).to(torch.int16).numpy()):

@@ -1,6 +1,4 @@
-"""Audio files to mono waveforms at one sampling rate, with a clear word on each file that cannot be used.
-
-Audio in pieces, as it comes: from a file of any format, or from bytes that cannot be read twice.
+"""Reads audio: whole files as mono waveforms at one sampling rate, and files or byte streams piece by piece.
 
 Shapes: L samples.
 """
@@ -25,31 +23,31 @@ from asr.audio.resample import checked_rate, resample
 from asr.errors import AsrError
 
 AUDIO_SUFFIXES = (".flac", ".wav", ".mp3", ".sph", ".ogg", ".opus", ".aiff", ".aif", ".au")
-"""In order of preference where one utterance has several files."""
+"""In order of preference, for utterances with several files."""
 
 
 _SHORTER_THAN_HEADER = re.compile(r"(data|RIFF) : (\d+) \(should be \d+\)|should be \d+")
 _MAX_DECODED_BYTES = 1 << 32
 _BLOCK_VALUES = 1 << 20
-# A mix this much weaker than its channels means that they cancel each other.
+# The channels cancel each other if the power of their mean is below this fraction of theirs.
 _CANCELLED = 1e-4
 
 
 def read_audio(path: str | Path, sampling_rate: int = 16000) -> Tensor:
-    """A file's samples (L,) float32 in [-1, 1]: channels averaged, brought to `sampling_rate`.
+    """Reads a file: samples (L,) float32 in [-1, 1], with channels averaged and resampled to `sampling_rate`.
 
-    Of channels that cancel each other, such as left = -right, the first is taken.
+    If the channels cancel each other, such as left = -right, the first one is used.
 
     Raises:
-        AsrError: the file is missing, cannot be decoded, is cut short, has no samples, some that are not numbers, or
-            more than fit into 4 GiB.
+        AsrError: the file is missing, cannot be decoded, is cut short, has no samples, has samples that are not finite,
+            or is larger than 4 GiB when decoded.
     """
     samples, file_rate, _ = _decode(Path(path))
     return resample(samples, file_rate, sampling_rate)
 
 
 def inspect_audio(path: str | Path) -> tuple[int, int, int]:
-    """Decodes a whole file and gives (samples, sampling rate, channels); raises what `read_audio` raises."""
+    """Decodes a whole file: number of samples, sampling rate and number of channels; raises as `read_audio` does."""
     samples, rate, num_channels = _decode(Path(path))
     return len(samples), rate, num_channels
 
@@ -64,9 +62,9 @@ def find_audio_files(folder: Path) -> list[Path]:
 
 
 def is_cut_short(file: soundfile.SoundFile) -> bool:
-    """Whether a WAV header announces more samples than there are: libsndfile silently believes the file's size.
+    """Whether a WAV header announces more samples than there are; libsndfile silently uses the size of the file.
 
-    A header written to a pipe, before the length was known, announces nothing.
+    A header that was written to a pipe announces nothing, since the length was not known.
     """
     if file.format not in ("WAV", "WAVEX", "NIST"):
         return False
@@ -75,29 +73,29 @@ def is_cut_short(file: soundfile.SoundFile) -> bool:
 
 
 def to_int16(waveform: Tensor) -> Tensor:
-    """[-1, 1] float to int16, what lies outside is clipped: half the memory, nothing lost of 16-bit audio."""
+    """Floating-point samples in [-1, 1] to int16 with clipping; lossless for 16-bit audio, in half the memory."""
     return (waveform * 32768.0).round_().clamp_(-32768, 32767).to(torch.int16)
 
 
 def from_int16(samples: Tensor) -> Tensor:
-    """int16 to float32 in [-1, 1]."""
+    """Samples of type int16 to float32 in [-1, 1]."""
     return samples.float() / 32768.0
 
 
 class _SequentialFile(soundfile.SoundFile):
-    """A file read in blocks without seeking in between.
+    """A file that is read in blocks without seeking.
 
-    soundfile seeks after each block to where it is already. This costs MP3's decoder the bits that a frame borrows
-    from those before it: samples at each block's beginning are wrong, and libmpg123 complains on stderr. And formats
-    in which nothing can be sought, such as GSM 6.10, cannot be read at all.
+    soundfile seeks to the current position after each block. An MP3 decoder then loses the bit reservoir: samples at
+    the beginning of the next block are wrong, and libmpg123 writes warnings to stderr. Formats without seeking, such as
+    GSM 6.10, could not be read at all.
     """
 
     def seekable(self) -> bool:
-        """Never."""
+        """Always false."""
         return False
 
     def blocks_to_end(self, size: int) -> Iterator[np.ndarray[Any, Any]]:
-        """The rest in blocks of float32 (at most `size`, channels); what the header announces does not matter."""
+        """The rest in float32 blocks (at most `size`, channels), whatever length the header announces."""
         while len(block := self.read(size, dtype="float32", always_2d=True)):
             yield block
 
@@ -114,7 +112,7 @@ def _open(path: Path) -> _SequentialFile:
 
 
 def _decode(path: Path, first_channel_only: bool = False) -> tuple[Tensor, int, int]:
-    """One channel (L,), the sampling rate and the number of channels."""
+    """Decodes a file to one channel (L,); also returns the sampling rate and the number of channels."""
     try:
         with _open(path) as file:
             rate, num_channels, announced = int(file.samplerate), int(file.channels), file.frames
@@ -153,7 +151,7 @@ def _decode(path: Path, first_channel_only: bool = False) -> tuple[Tensor, int, 
 
 
 class _Mix:
-    """Blocks averaged over channels as they come, so that memory holds one channel only."""
+    """Averages the channels of blocks as they come, so that only one channel is kept in memory."""
 
     def __init__(self, path: Path, first_channel_only: bool) -> None:
         self._path = path
@@ -163,7 +161,7 @@ class _Mix:
         self.num_samples = self.num_not_finite = 0
 
     def add(self, block: np.ndarray[Any, Any]) -> None:
-        """(L, channels) float32."""
+        """Adds a block (L, channels) float32."""
         self.num_samples += len(block)
         if 4 * self.num_samples > _MAX_DECODED_BYTES:
             raise AsrError(
@@ -186,7 +184,7 @@ class _Mix:
         return self._power < _CANCELLED * self._power_of_channels
 
     def waveform(self) -> Tensor:
-        """(L,) float32; the blocks are given up."""
+        """The waveform (L,) float32; the blocks are deleted."""
         whole = torch.empty(self.num_samples)
         position = 0
         while self._blocks:
@@ -197,7 +195,7 @@ class _Mix:
 
 
 def _unannounced(path: Path, rate: int) -> Iterator[Tensor]:
-    """What stands behind the header of a WAV file that announces nothing, since it was written to a pipe."""
+    """The samples after the header of a WAV file that announces no length, since it was written to a pipe."""
     with path.open("rb") as stream:
         if stream.read(4) != b"RIFF":
             return
@@ -213,7 +211,7 @@ def _unannounced(path: Path, rate: int) -> Iterator[Tensor]:
 
 
 def _reason(error: Exception) -> str:
-    """libsndfile's own words in brackets, where they say something that is true and not said already."""
+    """libsndfile's message in brackets, if it is true and adds something."""
     words = str(error).rsplit(": ", 1)[-1].strip().rstrip(".")
     return "" if not words or "does not exist" in words or "internal error" in words else f" ({words})"
 
@@ -240,12 +238,12 @@ def _is_unknown_length(length: int) -> bool:
 
 @dataclass(frozen=True)
 class PcmFormat:
-    """How samples stand in bytes.
+    """The format of raw samples.
 
     Args:
         sampling_rate: in Hz.
-        encoding: a value of `RAW_FORMATS`, or `s24` for three bytes a sample.
-        num_channels: interleaved; they are averaged.
+        encoding: a value of `RAW_FORMATS`, or `s24` for samples of three bytes.
+        num_channels: number of interleaved channels, which are averaged.
     """
 
     sampling_rate: int
@@ -254,11 +252,11 @@ class PcmFormat:
 
     @property
     def bytes_per_frame(self) -> int:
-        """Bytes of one sample of each channel."""
+        """Number of bytes for one sample of all channels."""
         return (3 if self.encoding == "s24" else np.dtype(self.encoding).itemsize) * self.num_channels
 
     def decode(self, block: bytes) -> Tensor:
-        """Whole frames of bytes -> (L,) float32 in [-1, 1]."""
+        """Decodes whole frames to samples (L,) float32 in [-1, 1]."""
         if self.encoding == "s24":
             triples = np.frombuffer(block, dtype=np.uint8).reshape(-1, 3)
             padded = np.concatenate([np.zeros((len(triples), 1), dtype=np.uint8), triples], axis=1)
@@ -273,10 +271,13 @@ class PcmFormat:
 
 
 def file_pieces(path: str | Path, seconds: float) -> tuple[int, Iterator[Tensor]]:
-    """A file's sampling rate, and its samples in pieces (L,) float32, channels averaged.
+    """Reads a file piece by piece.
+
+    Returns:
+        the sampling rate, and pieces (L,) float32 of at most `seconds`, with channels averaged.
 
     Raises:
-        AsrError: the file is missing or cannot be decoded; while iterating: it is damaged further on.
+        AsrError: the file is missing or cannot be decoded; while iterating, if it is damaged further on.
     """
     path = Path(path)
     file = _open(path)
@@ -303,15 +304,18 @@ def _decoded(path: Path, file: _SequentialFile, size: int) -> Iterator[Tensor]:
 
 
 def byte_pieces(stream: BinaryIO, seconds: float, raw: PcmFormat | None = None) -> tuple[int, Iterator[Tensor]]:
-    """The sampling rate of a stream of bytes, and its samples in pieces (L,) float32 of at most `seconds`.
+    """Reads a stream of bytes piece by piece, as soon as there are samples.
 
     Args:
-        stream: WAV, or raw samples; read as they come.
-        seconds: a piece is given as soon as there is anything.
-        raw: how raw samples stand in bytes; None for WAV.
+        stream: WAV or raw samples.
+        seconds: maximum length of a piece.
+        raw: the format of raw samples; None for WAV.
+
+    Returns:
+        the sampling rate, and pieces (L,) float32, with channels averaged.
 
     Raises:
-        AsrError: a WAV header was wanted and is not there, or tells of samples that are not plain numbers.
+        AsrError: the WAV header is missing, or its format is neither PCM nor floating point.
     """
     length = None
     if raw is None:
@@ -340,7 +344,7 @@ def _samples(stream: BinaryIO, pcm: PcmFormat, length: int | None, size: int) ->
 
 
 def _read_wav_header(stream: BinaryIO) -> tuple[PcmFormat, int | None]:
-    """Reads up to the samples: their format, and their bytes where they are known."""
+    """Reads the header up to the samples: their format, and their number of bytes if it is known."""
     head = _read_exactly(stream, 12)
     if head[:4] != b"RIFF" or head[8:12] != b"WAVE":
         raise AsrError("standard input does not begin as a WAV file; for samples without a header give --raw-rate.")

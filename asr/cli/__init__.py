@@ -1,1 +1,1 @@
-"""The `asr` command line: one file a command."""
+"""The `asr` command line: one module for each command."""

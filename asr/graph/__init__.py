@@ -1,1 +1,1 @@
-"""Decoding graphs: H, L, G, their composition and the artefact that both first passes load."""
+"""Decoding graphs: H, L and G, their composition, and the graph that decoders load."""

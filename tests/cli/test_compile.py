@@ -59,6 +59,7 @@ def cache_files() -> set[str]:
     return {str(path) for path in package.rglob("__pycache__/*.nb[ic]")}
 
 
+@pytest.mark.slow
 def test_a_fresh_process_compiles_nothing_and_its_first_search_is_as_fast(tiny_bundle_folder: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     environment.pop("TRITON_INTERPRET", None)
