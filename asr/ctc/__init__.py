@@ -1,0 +1,9 @@
+"""A decoder for any CTC network: log-probabilities of letters, word pieces or phones in, words out."""
+
+from asr.ctc.config import CTCDecodingConfig
+from asr.ctc.decoder import CTCDecoder
+from asr.ctc.hypothesis import CTCHypothesis, CTCToken, CTCWord
+from asr.ctc.stream import CTCStream
+from asr.ctc.tokens import CTCTokens
+
+__all__ = ["CTCDecoder", "CTCDecodingConfig", "CTCHypothesis", "CTCStream", "CTCToken", "CTCTokens", "CTCWord"]

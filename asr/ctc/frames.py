@@ -1,0 +1,212 @@
+"""Log-probabilities as users have them: arrays or tensors, one utterance or a batch, checked before any search.
+
+Shapes: N utterances, T frames, C tokens.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from asr.ctc.tokens import CTCTokens
+from asr.errors import AsrError
+
+FrameInput = Literal["log_probs", "logits", "probabilities", "scores"]
+FRAME_INPUTS = ("log_probs", "logits", "probabilities", "scores")
+# Sums of rounded probabilities: half precision, thousands of tokens.
+_TOLERANCE = 0.1
+_FRAMES_LOOKED_AT = 64
+_SHARE_OF_A_BLANK = 0.5
+
+
+class Frames(NamedTuple):
+    """A batch as the searches read it.
+
+    Attributes:
+        log_prob: (N, T, C) float32 natural logs, the blank in column 0.
+        num_frames: (N,) int64, on the host.
+        is_single: whether one utterance without a batch was given.
+    """
+
+    log_prob: Tensor
+    num_frames: Tensor
+    is_single: bool
+
+
+def as_frames(
+    log_probs: Any, lengths: Any, tokens: CTCTokens, kind: FrameInput, device: torch.device, checks_blank: bool = True
+) -> Frames:
+    """Brings log-probabilities into the form that the searches read.
+
+    Args:
+        log_probs: (N, T, C) or (T, C), a tensor on any device, with gradients or without, or anything numpy reads; or a
+            list of (T, C), one an utterance.
+        lengths: (N,) frames of each utterance; None for all.
+        tokens: what the columns are.
+        kind: what the values are: `log_probs`; `logits`, which are normalized here; `probabilities`; or `scores`, taken
+            as they are, unchecked.
+        device: where the search runs.
+        checks_blank: whether to warn where some other column looks like the blank.
+
+    Raises:
+        AsrError: wrong shape or width, NaN, no numbers, or values that are not what `kind` says.
+    """
+    if isinstance(log_probs, (list, tuple)) and log_probs and not _is_nested_numbers(log_probs):
+        log_probs, lengths = _padded([_as_tensor(each) for each in log_probs], lengths)
+    log_prob = _as_tensor(log_probs).detach()
+    is_single = log_prob.dim() == 2
+    if is_single:
+        log_prob = log_prob.unsqueeze(0)
+    if log_prob.dim() != 3:
+        raise AsrError(
+            f"the log-probabilities have the shape {tuple(log_probs.shape)}; give (utterances, frames, tokens) or "
+            "(frames, tokens)."
+        )
+    num_frames = _lengths(lengths, *log_prob.shape[:2])
+    if log_prob.shape[2] != len(tokens):
+        raise AsrError(
+            f"the log-probabilities have {log_prob.shape[2]} columns but there are {len(tokens)} tokens; "
+            f"{_width_advice(log_prob.shape[2], len(tokens))}"
+        )
+    log_prob = log_prob.to(torch.float32)
+    if kind == "logits":
+        _refuse_nan(log_prob, num_frames)
+        log_prob = torch.log_softmax(log_prob, dim=2)
+    elif kind == "probabilities":
+        _require_probabilities(log_prob, num_frames)
+        log_prob = log_prob.log()
+    else:
+        _refuse_nan(log_prob, num_frames)
+        if kind == "log_probs":
+            _require_log_probs(log_prob, num_frames)
+    if checks_blank:
+        _warn_of_other_blank(log_prob, num_frames, tokens)
+    if not tokens.is_identity:
+        log_prob = log_prob.index_select(2, torch.tensor(tokens.columns, device=log_prob.device))
+    return Frames(log_prob.to(device), num_frames, is_single)
+
+
+def _is_nested_numbers(value: Any) -> bool:
+    """Whether a list is of numbers and lists alone, which is one utterance or a batch by itself."""
+    while isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    return isinstance(value, (int, float))
+
+
+def _as_tensor(value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise AsrError(
+            f"log-probabilities of type {type(value).__name__} cannot be read; give a tensor or an array of numbers."
+        ) from error
+
+
+def _padded(utterances: list[Tensor], lengths: Any) -> tuple[Tensor, Tensor]:
+    """Utterances of different lengths as one batch."""
+    shapes = {tuple(each.shape[1:]) for each in utterances}
+    if lengths is not None or len(shapes) > 1 or any(each.dim() != 2 for each in utterances):
+        raise AsrError("a list of utterances holds arrays of (frames, tokens), of one width and without lengths.")
+    num_frames = torch.tensor([len(each) for each in utterances])
+    padded = torch.nn.utils.rnn.pad_sequence([each.detach().float() for each in utterances], batch_first=True)
+    return padded, num_frames
+
+
+def _lengths(lengths: Any, num_utts: int, max_frames: int) -> Tensor:
+    if lengths is None:
+        return torch.full((num_utts,), max_frames, dtype=torch.int64)
+    num_frames = _as_tensor(lengths).detach().reshape(-1).cpu()
+    if num_frames.is_floating_point() and not bool((num_frames == num_frames.round()).all()):
+        raise AsrError("the lengths are not whole numbers; give frames, not the share of the longest utterance.")
+    num_frames = num_frames.to(torch.int64)
+    if len(num_frames) != num_utts:
+        raise AsrError(f"there are {len(num_frames)} lengths for {num_utts} utterances; give one an utterance.")
+    if num_utts and (int(num_frames.min()) < 0 or int(num_frames.max()) > max_frames):
+        raise AsrError(
+            f"the lengths run from {int(num_frames.min())} to {int(num_frames.max())}, but the log-probabilities have "
+            f"{max_frames} frames; lengths are counted in frames of the network's output."
+        )
+    return num_frames
+
+
+def _width_advice(num_columns: int, num_tokens: int) -> str:
+    if num_columns == num_tokens + 1:
+        return f"where the list leaves out a blank at the end, say blank={num_tokens}."
+    return "give the token list of this network."
+
+
+def _refuse_nan(log_prob: Tensor, num_frames: Tensor) -> None:
+    # -inf is a log-probability of 0, +inf and NaN are none: either makes this sum one.
+    if bool(torch.isfinite(torch.clamp(log_prob, min=-1e20).sum())):
+        return
+    bad = torch.isnan(log_prob) | (log_prob == torch.inf)
+    used = torch.arange(log_prob.shape[1], device=log_prob.device) < num_frames.to(log_prob.device).unsqueeze(1)
+    where = (bad.any(2) & used).nonzero()
+    if len(where):
+        utt_idx, frame = where[0].tolist()
+        raise AsrError(
+            f"utterance {utt_idx}, frame {frame}: the network gave NaN or infinity instead of a log-probability; "
+            "check its input and its weights."
+        )
+
+
+def _sampled(log_prob: Tensor, num_frames: Tensor) -> Tensor:
+    """Some used frames of all utterances, (S, C)."""
+    used = torch.arange(log_prob.shape[1]) < num_frames.unsqueeze(1)
+    utt_idx, frame = used.nonzero(as_tuple=True)
+    if len(frame) > _FRAMES_LOOKED_AT:
+        chosen = torch.linspace(0, len(frame) - 1, _FRAMES_LOOKED_AT).long()
+        utt_idx, frame = utt_idx[chosen], frame[chosen]
+    return log_prob[utt_idx.to(log_prob.device), frame.to(log_prob.device)]
+
+
+def _require_log_probs(log_prob: Tensor, num_frames: Tensor) -> None:
+    row = _sampled(log_prob, num_frames)
+    if not len(row):
+        return
+    excess = float(torch.logsumexp(row, dim=1).abs().max())
+    if excess <= _TOLERANCE:
+        return
+    if float(row.min()) >= 0.0 and float((row.sum(1) - 1.0).abs().max()) <= _TOLERANCE:
+        raise AsrError(
+            'the values are probabilities, not log-probabilities: give their logarithm, or say inputs="probabilities".'
+        )
+    raise AsrError(
+        f"the values are no log-probabilities (the probabilities of a frame sum to {_shown_sum(row)}, not to 1); if "
+        'they are logits, give log_softmax of them or say inputs="logits"; "scores" takes them as they are.'
+    )
+
+
+def _shown_sum(row: Tensor) -> str:
+    total = torch.logsumexp(row.double(), dim=1)
+    return f"{float(total[total.abs().argmax()].exp()):.3g}"
+
+
+def _require_probabilities(prob: Tensor, num_frames: Tensor) -> None:
+    _refuse_nan(prob, num_frames)
+    row = _sampled(prob, num_frames)
+    if len(row) and (float(row.min()) < 0.0 or float((row.sum(1) - 1.0).abs().max()) > _TOLERANCE):
+        raise AsrError("the values are said to be probabilities, but those of a frame are negative or do not sum to 1.")
+
+
+def _warn_of_other_blank(log_prob: Tensor, num_frames: Tensor, tokens: CTCTokens) -> None:
+    """A CTC network's blank is the best token of many frames; one that never is stands probably elsewhere."""
+    row = _sampled(log_prob, num_frames)
+    if len(row) < _FRAMES_LOOKED_AT:
+        return
+    share = torch.bincount(row.argmax(1), minlength=len(tokens)).double() / len(row)
+    column = int(share.argmax())
+    if float(share[tokens.blank_id]) == 0.0 and float(share[column]) > _SHARE_OF_A_BLANK:
+        symbol = tokens.symbols[column]
+        if symbol in (tokens.word_boundary, " "):
+            return
+        warnings.warn(
+            f"column {column} ({symbol!r}) is the best of {share[column]:.0%} of the frames and the blank, said to be "
+            f"column {tokens.blank_id}, of none: is the blank elsewhere?",
+            stacklevel=4,
+        )

@@ -1,0 +1,151 @@
+"""CTC decoding over a graph of words: from frames to hypotheses with words, tokens and times.
+
+Shapes: N utterances, T frames, C tokens.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from asr.ctc.config import CTCDecodingConfig
+from asr.ctc.frames import Frames
+from asr.ctc.graphs import WordGraph
+from asr.ctc.hypothesis import CTCHypothesis, CTCToken, CTCWord
+from asr.ctc.language_models import LentModels
+from asr.ctc.tokens import CTCTokens
+from asr.decoding.interface import DecodeResult, Hypothesis
+from asr.decoding.lattice import with_confidences
+from asr.decoding.nbest import n_best
+from asr.decoding.online import StreamingDecoder
+from asr.decoding.paths import WordAligner
+from asr.decoding.token_passing import RescoringPass, TokenPassingDecoder
+from asr.text.symbols import UNK_ID
+
+# Of words that are spelled in different ways, n-best lists hold each text once: so many more are asked for.
+_MORE_FOR_EQUAL_TEXTS = 2
+
+
+class GraphSearch:
+    """Searches a graph of words.
+
+    Args:
+        word_graph: what is searched, on the device where that shall run.
+        tokens: the network's.
+        config: scales and beams.
+        models: language models minus that of the graph.
+        frame_shift: seconds from one frame to the next, or None.
+        confidences: whether words get their posterior probabilities.
+    """
+
+    def __init__(
+        self,
+        word_graph: WordGraph,
+        tokens: CTCTokens,
+        config: CTCDecodingConfig,
+        models: LentModels,
+        frame_shift: float | None,
+        confidences: bool,
+    ) -> None:
+        self.word_graph = word_graph
+        self._tokens = tokens
+        self._config = config
+        self._options = config.options()
+        self._models = models
+        self._frame_shift = frame_shift
+        self._confidences = confidences
+        graph = word_graph.graph
+        self.graph = graph
+        self._has_words_in_tokens = tokens.kind == "pieces" or tokens.word_boundary is not None
+        self._aligner = None if self._has_words_in_tokens else WordAligner(word_graph.lexicon, graph)
+        in_search = config.lm_fusion == "search"
+        make = TokenPassingDecoder if in_search else RescoringPass
+        self._plain, self._with_lattice = make(graph, self._options), make(graph, self._options, keep_lattice=True)
+
+    def decode(self, frames: Frames, nbest: int) -> list[list[CTCHypothesis]]:
+        """The best hypotheses of each utterance, best first, each text once."""
+        log_prob, num_frames = self.with_last_boundary(frames.log_prob, frames.num_frames)
+        keeps = nbest > 1 or self._confidences
+        decoder = self._with_lattice if keeps else self._plain
+        with self._models.lent() as lm:
+            results = decoder.decode(log_prob, num_frames, lm)
+        return [
+            self._hypotheses(result, nbest, int(num)) for result, num in zip(results, frames.num_frames, strict=True)
+        ]
+
+    def stream(self, commit_frames: int | None) -> tuple[StreamingDecoder, int]:
+        """A decoder of one open stream, and the stream's number."""
+        decoder = StreamingDecoder(self.graph, self._options, self._models.for_good(), commit_frames=commit_frames)
+        return decoder, decoder.start()[0]
+
+    def with_last_boundary(self, log_prob: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
+        """One more frame, in which the boundary between words and the blank cost nothing: (N, T + 1, C), (N,)."""
+        boundary = self._tokens.boundary_id
+        if boundary is None:
+            return log_prob, num_frames
+        log_prob = torch.nn.functional.pad(log_prob, (0, 0, 0, 1), value=-math.inf)
+        row = torch.arange(len(num_frames), device=log_prob.device)
+        last = num_frames.to(log_prob.device)
+        log_prob[row, last] = -math.inf
+        log_prob[row, last, 0] = 0.0
+        log_prob[row, last, boundary] = 0.0
+        return log_prob, num_frames + 1
+
+    def as_ctc_hypothesis(self, hypothesis: Hypothesis, num_frames: int, is_complete: bool = True) -> CTCHypothesis:
+        """A path through the graph as users read it; num_frames ends the utterance."""
+        runs = [run for run in hypothesis.phones if run[1] < num_frames]
+        symbols = self._tokens.table.tokens
+        tokens = tuple(CTCToken(symbols[entry], first, min(end, num_frames)) for entry, first, end in runs)
+        spans = self._tokens.group([entry for entry, _, _ in runs]) if self._has_words_in_tokens else None
+        if self._aligner is not None:
+            hypothesis = self._aligner.aligned(hypothesis)
+        words = []
+        for position, (word_id, text) in enumerate(zip(hypothesis.word_ids, hypothesis.words, strict=True)):
+            start_frame, end_frame = hypothesis.start_frames[position], hypothesis.end_frames[position]
+            if spans is not None and position < len(spans):
+                begin, end = spans[position]
+                start_frame, end_frame = tokens[begin].start_frame, tokens[end - 1].end_frame
+                if word_id == UNK_ID:
+                    text = "".join(self._tokens.text_of(runs[at][0]) for at in range(begin, end))
+            confidence = hypothesis.confidences[position] if hypothesis.confidences else None
+            words.append(self._word(text, start_frame, min(end_frame, num_frames), confidence, word_id == UNK_ID))
+        return CTCHypothesis(
+            tuple(words),
+            tokens,
+            hypothesis.total,
+            hypothesis.am_score,
+            hypothesis.graph_score + hypothesis.lm_score,
+            is_complete,
+        )
+
+    def _word(self, text: str, start_frame: int, end_frame: int, confidence: float | None, spelled: bool) -> CTCWord:
+        shift = self._frame_shift
+        start, end = (None, None) if shift is None else (start_frame * shift, end_frame * shift)
+        return CTCWord(text, start_frame, end_frame, start, end, confidence, spelled)
+
+    def _hypotheses(self, result: DecodeResult, nbest: int, num_frames: int) -> list[CTCHypothesis]:
+        found = result.hypotheses
+        lattice = result.lattice
+        if lattice is not None:
+            options, original = self._options, result.original_frame
+            if nbest > 1:
+                wanted = nbest if not self.word_graph.spells else _MORE_FOR_EQUAL_TEXTS * nbest
+                found = n_best(lattice, self.graph, options, wanted, original)
+            if self._confidences:
+                # Posteriors at a scale at which the acoustic model's log-probabilities count once or less.
+                scale = 1.0 / max(1.0, options.lm_scale)
+                found = tuple(
+                    with_confidences(each, lattice, options, scale, original_frame=original) for each in found
+                )
+        distinct: dict[str, CTCHypothesis] = {}
+        for each in found:
+            hypothesis = self.as_ctc_hypothesis(each, num_frames, result.reached_final)
+            distinct.setdefault(hypothesis.text, hypothesis)
+        return list(distinct.values())[:nbest] or [no_hypothesis()]
+
+
+def no_hypothesis() -> CTCHypothesis:
+    """What is answered where nothing survived the beam."""
+    return CTCHypothesis((), (), -math.inf, -math.inf, 0.0, is_complete=False)

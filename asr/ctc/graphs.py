@@ -1,0 +1,216 @@
+"""From tokens, words and an n-gram model to the graph that a CTC decoder searches.
+
+Where letters have a boundary token between words, a word is spelled with it at its end. Networks write it as often as
+they like, before the first word too, and leave it out behind the last: the graph reads any number of them wherever one
+may stand, and `asr.ctc.decoder` adds a frame in which the boundary costs nothing behind the last.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from asr.ctc.spelled_words import SPELLING, SpellingModel, splice_spellings
+from asr.ctc.tokens import CTCTokens
+from asr.ctc.word_models import graph_ngram, without_unknown_histories
+from asr.errors import AsrError
+from asr.graph.build import build_phone_graph
+from asr.graph.decoding_graph import DecodingGraph, graph_from_arrays
+from asr.graph.epsilon_removal import remove_epsilons
+from asr.graph.fst import GraphArrays, Words
+from asr.graph.topology import compose_topology, topology_named
+from asr.lm.ngram.model import NgramLM
+from asr.text.lexicon import Lexicon
+from asr.text.normalize import read_text
+from asr.text.symbols import SPECIAL_WORDS, TokenTable
+
+_LOGGER = logging.getLogger(__name__)
+_SILENCES = ("SIL", "sil", "<sil>", "SP", "sp")
+_MOST_GRAPHS_KEPT = 4
+_kept_graphs: OrderedDict[Hashable, WordGraph] = OrderedDict()
+_kept_lock = threading.Lock()
+
+
+@dataclass(frozen=True, eq=False)
+class WordGraph:
+    """A compiled graph and what it was compiled from.
+
+    Attributes:
+        graph: reads tokens of `CTCTokens.table`, writes words.
+        ngram: the model inside it, which a larger one may replace while the search runs.
+        lexicon: how its words are spelled.
+        spells: whether words outside the lexicon are spelled.
+    """
+
+    graph: DecodingGraph
+    ngram: NgramLM
+    lexicon: Lexicon
+    spells: bool
+
+
+def read_lexicon(source: str | Path | Lexicon | Mapping[str, Any], tokens: CTCTokens) -> Lexicon:
+    """A lexicon from a file, or from a mapping of words to one spelling or several; each must be of the tokens.
+
+    A spelling is a sequence of tokens, or a text of tokens with blanks between them. Of a file, words and tokens keep
+    their case, and digits of stress are dropped where the tokens have none.
+
+    Raises:
+        AsrError: the file cannot be read, or a spelling has tokens that the network does not have.
+    """
+    if isinstance(source, Lexicon):
+        lexicon = source
+    elif isinstance(source, Mapping):
+        lexicon = Lexicon({word: _spellings(given) for word, given in source.items()})
+    else:
+        has_stress = any(token[-1:] in "012" and token[:-1].isalpha() for token in tokens.table.tokens if token)
+        lexicon = Lexicon.from_file(source, keep_stress=has_stress or tokens.kind != "phones", upper_case=False)
+    lacking = [phone for phone in lexicon.phones if phone not in tokens.table or phone == tokens.table.tokens[0]]
+    if lacking:
+        raise AsrError(
+            f"{lexicon.name}: {len(lacking)} symbols of its spellings are no tokens of the network "
+            f"({' '.join(lacking[:5])}{' ...' if len(lacking) > 5 else ''}); give the lexicon that fits these tokens."
+        )
+    return lexicon
+
+
+def read_words(source: str | Path | Iterable[str]) -> list[str]:
+    """Words from a file, one a line, or from any collection; each once.
+
+    Raises:
+        AsrError: the file cannot be read, there is no word, or one has white space in it.
+    """
+    name = "word list"
+    if isinstance(source, (str, Path)):
+        name = str(source)
+        source = [line.split()[0] for line in read_text(source, "word list").splitlines() if line.strip()]
+    words = [word for word in dict.fromkeys(source) if word not in SPECIAL_WORDS]
+    if not words:
+        raise AsrError(f"{name}: there is no word in it; give one a line.")
+    wrong = next((word for word in words if not isinstance(word, str) or word.split() != [word]), None)
+    if wrong is not None:
+        raise AsrError(f"{name}: {wrong!r} is no word; a word is a text without white space.")
+    return words
+
+
+def spelled_lexicon(words: Sequence[str], tokens: CTCTokens) -> tuple[Lexicon, list[str]]:
+    """The words spelled in tokens, and those that cannot be.
+
+    Raises:
+        AsrError: none of them can be spelled, or most cannot for their case.
+    """
+    spellings = {word: tokens.spell(word) for word in words}
+    left_out = [word for word, spelling in spellings.items() if not spelling]
+    if len(left_out) > len(words) // 2:
+        for change in (str.upper, str.lower):
+            if sum(bool(tokens.spell(change(word))) for word in left_out[:1000]) > min(1000, len(left_out)) // 2:
+                has = "upper" if change is str.upper else "lower"
+                raise AsrError(
+                    f"{tokens.name}: the words ({left_out[0]!r}, ...) cannot be spelled in these tokens, which are in "
+                    f"{has} case; bring words and language model to that case."
+                )
+    if len(left_out) == len(words):
+        raise AsrError(f"{tokens.name}: none of the {len(words)} words ({left_out[0]!r}, ...) can be spelled in these.")
+    if left_out:
+        _LOGGER.warning(
+            "%s: %d of %d words cannot be spelled in these tokens and are left out (%s%s).",
+            *(tokens.name, len(left_out), len(words), ", ".join(left_out[:5]), ", ..." if len(left_out) > 5 else ""),
+        )
+    return Lexicon({word: ways for word, ways in spellings.items() if ways}, name="spelled words"), left_out
+
+
+def compile_graph(
+    tokens: CTCTokens,
+    lexicon: Lexicon,
+    ngram: NgramLM,
+    max_ngrams: int,
+    spelling: SpellingModel | None = None,
+    progress: Callable[[str], None] = lambda step: None,
+) -> WordGraph:
+    """Compiles the graph, or takes it from those compiled last in this process.
+
+    Args:
+        tokens: the network's.
+        lexicon: the words that the graph shall write, spelled in tokens.
+        ngram: their language model, of any size; the graph gets at most `max_ngrams` of its n-grams.
+        max_ngrams: see there.
+        spelling: how words outside the lexicon are spelled; None for none of them.
+        progress: called with the name of each step.
+    """
+    spelled = None if spelling is None else (spelling.key, spelling.penalty)
+    key = (tokens.table, tokens.word_boundary, _content_of(lexicon), ngram, max_ngrams, spelled)
+    with _kept_lock:
+        kept = _kept_graphs.get(key)
+        if kept is not None:
+            _kept_graphs.move_to_end(key)
+            return kept
+    compiled = _compiled(tokens, lexicon, ngram, max_ngrams, spelling, progress)
+    with _kept_lock:
+        _kept_graphs[key] = compiled
+        while len(_kept_graphs) > _MOST_GRAPHS_KEPT:
+            _kept_graphs.popitem(last=False)
+    return compiled
+
+
+def add_boundary_loops(graph: GraphArrays, boundary: int) -> GraphArrays:
+    """Lets the graph read any number of boundary labels at its start and behind each boundary; no epsilons in it."""
+    after = graph.label == boundary
+    states = np.unique(np.concatenate([[0], graph.dst_state[after]]))
+    loops = np.zeros(len(states))
+    words = Words.concatenate([graph.words, Words.empty(len(states))])
+    return GraphArrays.from_arcs(
+        np.concatenate([graph.src_state(), states]),
+        np.concatenate([graph.dst_state, states]),
+        np.concatenate([graph.label, np.full(len(states), boundary)]),
+        np.concatenate([graph.score, loops]),
+        words,
+        graph.final_score,
+    )
+
+
+def _compiled(
+    tokens: CTCTokens,
+    lexicon: Lexicon,
+    ngram: NgramLM,
+    max_ngrams: int,
+    spelling: SpellingModel | None,
+    progress: Callable[[str], None],
+) -> WordGraph:
+    small = graph_ngram(ngram, list(lexicon.pronunciations), max_ngrams)
+    table, in_graph, entries = tokens.table, small, lexicon
+    if spelling is not None:
+        table = TokenTable((*table.tokens[1:], SPELLING), name=table.name)
+        in_graph = without_unknown_histories(small)
+        entries = Lexicon({**lexicon.pronunciations, "<unk>": [(SPELLING,)]}, name=lexicon.name)
+    silence = next((name for name in _SILENCES if name in table), None) if tokens.kind == "phones" else None
+    phone_graph, _ = build_phone_graph(entries, in_graph, table, silence=silence, progress=progress)
+    arrays, symbols = phone_graph.arrays, phone_graph.phones
+    progress("topology")
+    if spelling is not None:
+        arrays, symbols = splice_spellings(arrays, symbols, spelling)
+    arrays = remove_epsilons(arrays)
+    if tokens.word_boundary is not None and (boundary := tokens.table.tokens[tokens.boundary_id or 0]) in symbols:
+        arrays = add_boundary_loops(arrays, symbols.index(boundary))
+    topology = topology_named("ctc")
+    finished = compose_topology(topology, topology.token_ids(symbols, tokens.table), arrays)
+    graph = graph_from_arrays(finished, tokens.table, phone_graph.vocabulary, phone_graph.meta)
+    return WordGraph(graph, small, lexicon, spelling is not None)
+
+
+def _content_of(lexicon: Lexicon) -> Hashable:
+    return hash(tuple((word, tuple(ways)) for word, ways in lexicon.pronunciations.items()))
+
+
+def _spellings(given: Any) -> list[tuple[str, ...]]:
+    if isinstance(given, str):
+        return [tuple(given.split())]
+    ways = list(given)
+    if ways and all(isinstance(way, str) and " " not in way for way in ways):
+        return [tuple(ways)]
+    return [tuple(way.split()) if isinstance(way, str) else tuple(way) for way in ways]

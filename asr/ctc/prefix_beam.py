@@ -1,0 +1,291 @@
+"""The prefix beam search of one utterance or stream: its arrays, its language model, its hypotheses.
+
+Shapes: T frames, C tokens, A prefixes asked about, P prefixes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from asr.ctc import prefix_kernel
+from asr.ctc.prefix_kernel import (
+    ASKS,
+    CHUNK_BEGIN,
+    FRAME,
+    FREE,
+    NEEDS_ROOM,
+    NUM_ALIVE,
+    NUM_ASKED,
+    NUM_PREFIXES,
+    ROOM_WANTED,
+    Prefixes,
+    Rules,
+)
+from asr.kernels.jit import jit
+from asr.lm.combine import mark_live
+from asr.lm.interface import LanguageModel
+from asr.lm.ngram.model import NgramLM
+
+FrameArray = npt.NDArray[np.float32]
+_FIRST_ROOM = 1 << 12
+_COMPACT_AT = 1 << 18
+_ROUNDS_BETWEEN_MARKS = 16
+_PREFIX_DTYPES = {
+    "parent": np.int32,
+    "char": np.int32,
+    "context": np.int64,
+    "lm_score": np.float64,
+    "bonus": np.float64,
+    "guess": np.float64,
+    "place": np.int32,
+    "length": np.int32,
+    "begin": np.int32,
+    "end": np.int32,
+    "peak": np.float64,
+}
+
+
+class Alive(NamedTuple):
+    """A prefix that is alive at the end of what was read.
+
+    Attributes:
+        prefix: its number.
+        am_score: sum over its paths, natural log.
+        lm_score: unscaled.
+        total: the two scaled and summed, with the bonuses of its words.
+        context: the language model's.
+        length: characters of the word that is not complete.
+    """
+
+    prefix: int
+    am_score: float
+    lm_score: float
+    total: float
+    context: int
+    length: int
+
+
+class PrefixBeam:
+    """The search of one utterance or stream.
+
+    Args:
+        rules: what tokens and words are.
+        context: the language model's start.
+        compiled: whether to run numba's loops where it is installed; the answers are the same.
+    """
+
+    def __init__(self, rules: Rules, context: int = 0, compiled: bool = True) -> None:
+        self.rules = rules
+        self._loops = _compiled_loops() if compiled else _plain_loops()
+        self.prefixes = _empty(_FIRST_ROOM, _FIRST_ROOM, rules.beam_size)
+        self.prefixes.count[[NUM_PREFIXES, NUM_ALIVE]] = 1
+        self.prefixes.context[0] = context
+        for values in (self.prefixes.parent, self.prefixes.char, self.prefixes.last, self.prefixes.node):
+            values[0] = 0
+        for values in (self.prefixes.lm_score, self.prefixes.bonus, self.prefixes.guess, self.prefixes.score):
+            values[0] = 0.0
+        self.prefixes.place[0] = self.prefixes.length[0] = 0
+
+    @property
+    def num_frames(self) -> int:
+        """How many frames were read."""
+        return int(self.prefixes.count[FRAME])
+
+    def begin(self) -> None:
+        """Before each chunk: its first frame follows those that were read."""
+        self.prefixes.count[CHUNK_BEGIN] = self.prefixes.count[FRAME]
+        if self.prefixes.count[NUM_PREFIXES] > _COMPACT_AT:
+            self._compact()
+
+    def advance(self, log_prob: npt.NDArray[np.float32]) -> bool:
+        """Reads a chunk (T, C), until it is read or words are asked for; whether they are."""
+        while True:
+            outcome = self._loops.advance(log_prob, self.prefixes, self.rules)
+            if outcome != NEEDS_ROOM:
+                return bool(outcome == ASKS)
+            self._grow()
+
+    def advance_with_ngram(self, log_prob: npt.NDArray[np.float32], word_map: Any, model: Any) -> None:
+        """Reads a chunk (T, C) with an n-gram model that answers inside the loop."""
+        while self._loops.advance_with_ngram(log_prob, self.prefixes, self.rules, word_map, model) == NEEDS_ROOM:
+            self._grow()
+
+    def asked(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """What the language model is asked: contexts and words, (A,) each."""
+        num = int(self.prefixes.count[NUM_ASKED])
+        return self.prefixes.asked_context[:num], self.prefixes.asked_word[:num]
+
+    def answer(self, log_prob: npt.NDArray[np.float32], next_context: npt.NDArray[np.int64]) -> None:
+        """Takes in the answers, (A,) each."""
+        self._loops.settle(log_prob, next_context, self.prefixes, self.rules)
+
+    def contexts(self) -> npt.NDArray[np.int64]:
+        """The language model's contexts of what is alive."""
+        alive = self.prefixes.node[: int(self.prefixes.count[NUM_ALIVE])]
+        return cast("npt.NDArray[np.int64]", self.prefixes.context[alive])
+
+    def alive(self) -> list[Alive]:
+        """The prefixes that are alive, each once, best first."""
+        prefixes = self.prefixes
+        num = int(prefixes.count[NUM_ALIVE])
+        sums: dict[int, float] = {}
+        for prefix, score in zip(prefixes.node[:num].tolist(), prefixes.score[:num].tolist(), strict=True):
+            sums[prefix] = float(np.logaddexp(sums[prefix], score)) if prefix in sums else score
+        found = [
+            Alive(
+                prefix,
+                score,
+                float(prefixes.lm_score[prefix]),
+                score + float(prefixes.bonus[prefix]),
+                int(prefixes.context[prefix]),
+                int(prefixes.length[prefix]),
+            )
+            for prefix, score in sums.items()
+        ]
+        return sorted(found, key=lambda each: -(each.total + float(prefixes.guess[each.prefix])))
+
+    def characters(self, prefix: int) -> list[tuple[int, int, int]]:
+        """A prefix as its characters, each with its first frame and the one after its last."""
+        prefixes = self.prefixes
+        found = []
+        while prefix:
+            found.append((int(prefixes.char[prefix]), int(prefixes.begin[prefix]), int(prefixes.end[prefix])))
+            prefix = int(prefixes.parent[prefix])
+        return found[::-1]
+
+    def _grow(self) -> None:
+        """Makes room for what the next frame may need."""
+        count, old = self.prefixes.count, self.prefixes
+        num, wanted = int(count[NUM_PREFIXES]), int(count[ROOM_WANTED])
+        room, slots = len(old.parent), len(old.slot_node)
+        while room < num + wanted:
+            room *= 2
+        while slots < wanted:
+            slots *= 2
+        new = _empty(room, slots, self.rules.beam_size)
+        new.count[:] = count
+        for name in _PREFIX_DTYPES:
+            getattr(new, name)[:num] = getattr(old, name)[:num]
+        alive = int(count[NUM_ALIVE])
+        for name in ("node", "last", "score"):
+            getattr(new, name)[:alive] = getattr(old, name)[:alive]
+        self._loops.fill_table(new)
+        self.prefixes = new
+
+    def _compact(self) -> None:
+        """Forgets the prefixes from which nothing alive comes."""
+        prefixes, count = self.prefixes, self.prefixes.count
+        num, alive = int(count[NUM_PREFIXES]), int(count[NUM_ALIVE])
+        kept = np.zeros(num, dtype=bool)
+        kept[0] = True
+        newest = np.unique(prefixes.node[:alive])
+        while len(newest):
+            newest = newest[~kept[newest]]
+            kept[newest] = True
+            newest = np.unique(prefixes.parent[newest])
+        chosen = np.flatnonzero(kept)
+        number = np.cumsum(kept) - 1
+        for name in _PREFIX_DTYPES:
+            values = getattr(prefixes, name)
+            values[: len(chosen)] = values[chosen]
+        prefixes.parent[: len(chosen)] = number[prefixes.parent[: len(chosen)]]
+        prefixes.node[:alive] = number[prefixes.node[:alive]]
+        count[NUM_PREFIXES] = len(chosen)
+        prefixes.table[:] = FREE
+        self._loops.fill_table(prefixes)
+
+
+def read_chunks(beams: Sequence[PrefixBeam], chunks: Sequence[FrameArray], lm: LanguageModel | None) -> None:
+    """Reads a chunk (T, C) of each utterance; the language model is asked for all of them together.
+
+    Args:
+        beams: of N utterances, different ones.
+        chunks: N.
+        lm: None where the rules ask none.
+    """
+    for beam in beams:
+        beam.begin()
+    tables = lm.for_loop() if isinstance(lm, NgramLM) else None
+    if tables is not None and not len(tables[1]):
+        for beam, chunk in zip(beams, chunks, strict=True):
+            beam.advance_with_ngram(chunk, tables[0], tables[2])
+        return
+    reading = list(zip(beams, chunks, strict=True))
+    num_rounds = 0
+    while reading:
+        reading = [(beam, chunk) for beam, chunk in reading if beam.advance(chunk)]
+        if not reading:
+            return
+        assert lm is not None
+        if num_rounds % _ROUNDS_BETWEEN_MARKS == 0:
+            mark_live(lm, torch.from_numpy(np.concatenate([beam.contexts() for beam in beams])))
+        num_rounds += 1
+        asked = [beam.asked() for beam, _ in reading]
+        context, word = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*asked, strict=True))
+        log_prob, following = ask(lm, context, word)
+        begin = 0
+        for (beam, _), (own, _) in zip(reading, asked, strict=True):
+            end = begin + len(own)
+            beam.answer(log_prob[begin:end], following[begin:end])
+            begin = end
+
+
+def ask(lm: LanguageModel, context: Tensor, word: Tensor) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """The model's answers (Q,) and (Q,) on the host, wherever it is."""
+    device = lm.start(0).device
+    log_prob, following = lm.score(context.to(device), word.to(device))
+    return log_prob.detach().float().cpu().numpy(), following.cpu().numpy()
+
+
+class _Loops(NamedTuple):
+    advance: Callable[..., int]
+    advance_with_ngram: Callable[..., int]
+    settle: Callable[..., None]
+    fill_table: Callable[..., None]
+
+
+def _plain_loops() -> _Loops:
+    def quiet(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            with np.errstate(over="ignore"):  # hashing wraps around
+                return function(*arguments)
+
+        return run
+
+    return _Loops(*(quiet(getattr(prefix_kernel, name)) for name in _Loops._fields))
+
+
+def _compiled_loops() -> _Loops:
+    loops = [jit(getattr(prefix_kernel, name), reorders_sums=False) for name in _Loops._fields]
+    return _plain_loops() if None in loops else _Loops(*cast("list[Callable[..., Any]]", loops))
+
+
+def _empty(room: int, slots: int, beam_size: int) -> Prefixes:
+    arrays: dict[str, Any] = {name: np.empty(room, dtype=dtype) for name, dtype in _PREFIX_DTYPES.items()}
+    return Prefixes(
+        count=np.zeros(8, dtype=np.int64),
+        **arrays,
+        table=np.full(4 * room, FREE, dtype=np.int32),
+        node=np.empty(beam_size, dtype=np.int32),
+        last=np.empty(beam_size, dtype=np.int32),
+        score=np.empty(beam_size, dtype=np.float64),
+        asked=np.empty(room, dtype=np.int32),
+        asked_context=np.empty(room, dtype=np.int64),
+        asked_word=np.empty(room, dtype=np.int64),
+        slot_node=np.empty(slots, dtype=np.int32),
+        slot_last=np.empty(slots, dtype=np.int32),
+        slot_score=np.empty(slots, dtype=np.float64),
+        slot_context=np.empty(slots, dtype=np.int64),
+        slot_lm_score=np.empty(slots, dtype=np.float64),
+        slot_bonus=np.empty(slots, dtype=np.float64),
+        slot_guess=np.empty(slots, dtype=np.float64),
+        slot_place=np.empty(slots, dtype=np.int32),
+        slot_length=np.empty(slots, dtype=np.int32),
+        slot_table=np.zeros(4 * slots, dtype=np.int64),
+    )

@@ -1,0 +1,480 @@
+"""Prefix beam search as loops, for `jit`; uncompiled the same functions run in plain Python.
+
+A hypothesis is a prefix (a node of a tree of characters) together with what was read last: a token, or the blank. Its
+score is the sum over all its paths. A frame extends every hypothesis by every token that is likely enough, joins what
+is equal, asks the language model about prefixes that are new, and keeps the best (Hannun et al. 2014).
+
+Characters are numbers; 0 is the boundary between words, which closes a word and begins none, so that several in a row
+are one. Where words are not told apart each token is a character of its own, and each is a word to the language model.
+
+Shapes: K hypotheses, S slots, C tokens, A new prefixes of a frame, P prefixes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from asr.lm.ngram.lookup import score_words
+
+BOUNDARY = 0
+FREE = -1
+_FIRST_MULTIPLIER = 0x1E3779B97F4A7C15
+_SECOND_MULTIPLIER = 0x3F58476D1CE4E5B9
+# What `advance` says.
+DONE, NEEDS_ROOM, ASKS = 0, 1, 2
+# Places in `Prefixes.count`.
+NUM_PREFIXES, NUM_ALIVE, FRAME, NUM_ASKED, FIRST_NEW, NUM_SLOTS, ROOM_WANTED, CHUNK_BEGIN = range(8)
+
+
+class Prefixes(NamedTuple):
+    """The tree of characters, and which of its nodes are alive. P is room, not use; `count` says how much is used.
+
+    Attributes:
+        count: (8,) int64, see `NUM_PREFIXES` and its like.
+        parent, char: (P,) int32.
+        context: (P,) int64, the language model's.
+        lm_score: (P,) float64, of all words so far, unscaled.
+        bonus: (P,) float64, everything that is added to the acoustic score and stays.
+        guess: (P,) float64, what is added for the word that is not complete.
+        place: (P,) int32, node of the words' trie: 0 at a word's begin, -1 outside of it.
+        length: (P,) int32, characters of the word so far.
+        begin, end, peak: (P,) int32, int32, float64: frames in which the character stands, and how probable it was.
+        table: (H,) int32 prefixes by (parent, char), -1 where free; H is a power of two.
+        node, last, score: (K,) int32, int32, float64, the hypotheses alive.
+        asked, asked_context, asked_word: (A,) who needs an answer, a slot or ~prefix, and of what.
+        slot_node, slot_last, slot_score: (S,) hypotheses of the frame that is read; a node that is not there yet is
+            ~parent, and has its own in the next.
+        slot_context, slot_lm_score, slot_bonus, slot_guess, slot_place, slot_length: (S,) as of prefixes.
+        slot_table: (2^n,) int64, slots by (node, last), with the frame that they are of.
+    """
+
+    count: Any
+    parent: Any
+    char: Any
+    context: Any
+    lm_score: Any
+    bonus: Any
+    guess: Any
+    place: Any
+    length: Any
+    begin: Any
+    end: Any
+    peak: Any
+    table: Any
+    node: Any
+    last: Any
+    score: Any
+    asked: Any
+    asked_context: Any
+    asked_word: Any
+    slot_node: Any
+    slot_last: Any
+    slot_score: Any
+    slot_context: Any
+    slot_lm_score: Any
+    slot_bonus: Any
+    slot_guess: Any
+    slot_place: Any
+    slot_length: Any
+    slot_table: Any
+
+
+class Rules(NamedTuple):
+    """What tokens are, and how a word is scored.
+
+    Attributes:
+        char_begin, char: (C + 1,), (...) the characters of each token.
+        word_of: (number of characters,) int64: where words are not told apart, the word that a character is.
+        has_words: whether words are told apart.
+        trie_begin, trie_char, trie_next: the words' trie: a node's arcs `trie_begin[n] : trie_begin[n + 1]`, sorted.
+        trie_word: (nodes,) int64, the language model's word that ends at a node, <unk>'s where it has none.
+        trie_end: (nodes,) float64, what is added where a word ends at a node.
+        trie_guess: (nodes,) float64, what is added while a word stands at a node.
+        outside_end: added where a word ends outside the trie.
+        outside_guess: added while it stands there.
+        most_inside, most_at_end: what a token adds at most besides a language model's score, a boundary and another.
+        long_word: words longer than this get `outside_guess` in proportion to their length.
+        unk: the language model's word for what is outside the trie.
+        has_lm: whether a language model is asked.
+        lm_scale: weight of its scores.
+        insertion: added for each word.
+        beam: what falls this far behind the best is dropped.
+        beam_size: so many hypotheses survive at most.
+        token_min: tokens below this are not followed, a frame's best excepted.
+    """
+
+    char_begin: Any
+    char: Any
+    word_of: Any
+    has_words: bool
+    trie_begin: Any
+    trie_char: Any
+    trie_next: Any
+    trie_word: Any
+    trie_end: Any
+    trie_guess: Any
+    outside_end: float
+    outside_guess: float
+    most_inside: float
+    most_at_end: float
+    long_word: float
+    unk: int
+    has_lm: bool
+    lm_scale: float
+    insertion: float
+    beam: float
+    beam_size: int
+    token_min: float
+
+
+def advance(log_prob: Any, prefixes: Prefixes, rules: Rules) -> int:
+    """Reads frames, log_prob (T, C), of which the first is `count[CHUNK_BEGIN]` and the next one `count[FRAME]`.
+
+    It stops when all are read, room is needed or words are asked for.
+
+    Returns:
+        `DONE`; `NEEDS_ROOM`: the arrays must hold `count[ROOM_WANTED]` more prefixes and slots; or `ASKS`: the answers
+        go to `settle`.
+    """
+    count = prefixes.count
+    while count[FRAME] - count[CHUNK_BEGIN] < len(log_prob):
+        if not expand(log_prob, prefixes, rules):
+            return NEEDS_ROOM
+        if count[NUM_ASKED] > 0:
+            return ASKS
+        settle(np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.int64), prefixes, rules)
+    return DONE
+
+
+def advance_with_ngram(log_prob: Any, prefixes: Prefixes, rules: Rules, word_map: Any, model: Any) -> int:
+    """The same with an n-gram model that answers at once: its word map (V,) and arrays (`NgramLM.for_loop`)."""
+    count = prefixes.count
+    while count[FRAME] - count[CHUNK_BEGIN] < len(log_prob):
+        if not expand(log_prob, prefixes, rules):
+            return NEEDS_ROOM
+        num = count[NUM_ASKED]
+        answer, following = np.empty(num, dtype=np.float32), np.empty(num, dtype=np.int64)
+        if num:
+            word = prefixes.asked_word[:num]
+            mapped = np.empty(num, dtype=np.int64)
+            for i in range(num):
+                mapped[i] = word_map[word[i]]
+            score_words(prefixes.asked_context[:num], mapped, model, answer, following)
+        settle(answer, following, prefixes, rules)
+    return DONE
+
+
+def expand(log_prob: Any, prefixes: Prefixes, rules: Rules) -> bool:
+    """Extends all hypotheses by the next frame's tokens; False where there is no room for what may come of it."""
+    # Fields are fetched once: in compiled loops each look at one of a tuple's arrays counts references.
+    count, row = prefixes.count, log_prob[prefixes.count[FRAME] - prefixes.count[CHUNK_BEGIN]]
+    alive_node, alive_last, alive_score = prefixes.node, prefixes.last, prefixes.score
+    parent, char_of, table, length_of, place_of = (
+        prefixes.parent, prefixes.char, prefixes.table, prefixes.length, prefixes.place
+    )  # fmt: skip
+    bonus_of, guess_of, context_of, lm_score_of = prefixes.bonus, prefixes.guess, prefixes.context, prefixes.lm_score
+    begin_of, end_of, peak_of = prefixes.begin, prefixes.end, prefixes.peak
+    slot_table, slot_node, slot_last, slot_score = (
+        prefixes.slot_table, prefixes.slot_node, prefixes.slot_last, prefixes.slot_score
+    )  # fmt: skip
+    slot_context, slot_lm_score, slot_bonus = prefixes.slot_context, prefixes.slot_lm_score, prefixes.slot_bonus
+    slot_guess, slot_place, slot_length = prefixes.slot_guess, prefixes.slot_place, prefixes.slot_length
+    char_begin, chars, word_of, has_words, has_lm = (
+        rules.char_begin, rules.char, rules.word_of, rules.has_words, rules.has_lm
+    )  # fmt: skip
+    num_tokens = len(row)
+    best_token = 0
+    for token in range(1, num_tokens):
+        if row[token] > row[best_token]:
+            best_token = token
+    allowed = np.empty(num_tokens, dtype=np.int64)
+    num_allowed, num_chars = 0, 0
+    for token in range(num_tokens):
+        if row[token] >= rules.token_min or token == best_token:
+            allowed[num_allowed] = token
+            num_allowed += 1
+            num_chars += char_begin[token + 1] - char_begin[token]
+    num_alive = count[NUM_ALIVE]
+    wanted = num_alive * max(num_allowed, num_chars)
+    # Half of a table stays free, so that looking up ends.
+    is_full = count[NUM_PREFIXES] + wanted > min(len(parent), len(table) // 2)
+    if is_full or num_alive * num_allowed > min(len(slot_node), len(slot_table) // 2):
+        count[ROOM_WANTED] = max(wanted, num_alive * num_allowed)
+        return False
+    count[NUM_ASKED], count[FIRST_NEW] = 0, count[NUM_PREFIXES]
+    frame, stamp, num_slots = count[FRAME], np.int64(count[FRAME] + 1) << 32, np.int64(0)
+    # Nothing that stays below this bound, whatever its own word adds to it, can survive.
+    bound = -np.inf
+    for i in range(num_alive):
+        stay = row[0]
+        if alive_last[i] > 0:
+            stay = max(stay, row[alive_last[i]])
+        if rules.token_min <= stay or stay == row[best_token]:
+            node = alive_node[i]
+            bound = max(bound, alive_score[i] + stay + bonus_of[node] + guess_of[node])
+    bound -= rules.beam
+    for i in range(num_alive):
+        node, last, score = np.int64(alive_node[i]), alive_last[i], alive_score[i]
+        for j in range(num_allowed):
+            token = allowed[j]
+            added = score + row[token]
+            if token == 0 or token == last:
+                slot = _add(node, token, added, stamp, num_slots, slot_table, slot_node, slot_last, slot_score)
+                num_slots = max(num_slots, slot + 1)
+                if token > 0 and token == best_token:
+                    end_of[node] = frame + 1
+                continue
+            begin, end = char_begin[token], char_begin[token + 1]
+            gain = rules.most_inside
+            if not has_words or chars[begin] == BOUNDARY:
+                gain = rules.most_at_end
+            if added + bonus_of[node] + gain < bound:
+                continue
+            char = chars[begin]
+            child = node
+            if end != begin + 1:
+                for position in range(begin, end):
+                    child = _child(child, chars[position], prefixes, rules)
+            elif not (has_words and char == BOUNDARY and length_of[node] == 0):
+                child = np.int64(table[_place(node, char, table, parent, char_of)])
+            if child >= 0:
+                slot = _add(child, token, added, stamp, num_slots, slot_table, slot_node, slot_last, slot_score)
+                num_slots = max(num_slots, slot + 1)
+                if added > peak_of[child]:
+                    peak_of[child] = added
+                    begin_of[child], end_of[child] = frame, frame + 1
+                continue
+            # A child that is not there yet is made only if it survives the frame.
+            slot = _add(~node, token, added, stamp, num_slots, slot_table, slot_node, slot_last, slot_score)
+            if slot < num_slots:
+                continue
+            num_slots += 1
+            slot_lm_score[slot], slot_context[slot] = lm_score_of[node], context_of[node]
+            word = np.int64(-1)
+            if has_words:
+                place, length, bonus, guess, word = _extended(place_of[node], length_of[node], char, rules)
+                slot_place[slot], slot_length[slot] = place, length
+                slot_bonus[slot], slot_guess[slot] = bonus_of[node] + bonus, guess
+            else:
+                slot_place[slot], slot_length[slot], slot_guess[slot] = 0, 0, 0.0
+                slot_bonus[slot] = bonus_of[node] + rules.insertion
+                word = word_of[char]
+            if has_lm and word >= 0:
+                _ask(slot, context_of[node], word, prefixes)
+    count[NUM_SLOTS] = num_slots
+    return True
+
+
+def settle(answer: Any, following: Any, prefixes: Prefixes, rules: Rules) -> None:
+    """Takes in the answers for what was asked, (A,) and (A,), and keeps the best hypotheses of the frame."""
+    count = prefixes.count
+    num_asked = count[NUM_ASKED]
+    asked = 0
+    for node in range(count[FIRST_NEW], count[NUM_PREFIXES]):
+        parent = prefixes.parent[node]
+        prefixes.bonus[node] += prefixes.bonus[parent]
+        prefixes.lm_score[node] = prefixes.lm_score[parent]
+        prefixes.context[node] = prefixes.context[parent]
+        while asked < num_asked and prefixes.asked[asked] >= 0:
+            asked += 1
+        if asked < num_asked and ~prefixes.asked[asked] == node:
+            prefixes.lm_score[node] += answer[asked]
+            prefixes.bonus[node] += rules.lm_scale * answer[asked]
+            prefixes.context[node] = following[asked]
+            asked += 1
+    who, slot_lm_score, slot_context = prefixes.asked, prefixes.slot_lm_score, prefixes.slot_context
+    slot_bonus, lm_scale = prefixes.slot_bonus, rules.lm_scale
+    for asked in range(num_asked):
+        slot = who[asked]
+        if slot >= 0:
+            slot_lm_score[slot] += answer[asked]
+            slot_bonus[slot] += lm_scale * answer[asked]
+            slot_context[slot] = following[asked]
+    num = count[NUM_SLOTS]
+    bonus_of, guess_of = prefixes.bonus, prefixes.guess
+    slot_node, slot_last, slot_score = prefixes.slot_node, prefixes.slot_last, prefixes.slot_score
+    slot_guess = prefixes.slot_guess
+    rank = np.empty(num, dtype=np.float64)
+    best = -np.inf
+    for slot in range(num):
+        node = slot_node[slot]
+        if node >= 0:
+            rank[slot] = slot_score[slot] + bonus_of[node] + guess_of[node]
+        else:
+            rank[slot] = slot_score[slot] + slot_bonus[slot] + slot_guess[slot]
+        best = max(best, rank[slot])
+    threshold = best - rules.beam
+    inside = np.empty(num, dtype=np.float64)
+    num_inside = 0
+    for slot in range(num):
+        if rank[slot] >= threshold:
+            inside[num_inside] = rank[slot]
+            num_inside += 1
+    num_ties = num_inside
+    if num_inside > rules.beam_size:
+        threshold = _kth_best(inside[:num_inside], rules.beam_size)
+        # Of equally good ones the first come stay.
+        num_ties = rules.beam_size
+        for slot in range(num):
+            if rank[slot] > threshold:
+                num_ties -= 1
+    alive_node, alive_last, alive_score = prefixes.node, prefixes.last, prefixes.score
+    num_alive = 0
+    for slot in range(num):
+        is_tie = rank[slot] == threshold
+        if rank[slot] > threshold or (is_tie and num_ties > 0):
+            if is_tie:
+                num_ties -= 1
+            node = np.int64(slot_node[slot])
+            alive_node[num_alive] = node if node >= 0 else _take_in(slot, prefixes, rules)
+            alive_last[num_alive], alive_score[num_alive] = slot_last[slot], slot_score[slot]
+            num_alive += 1
+    count[NUM_ALIVE] = num_alive
+    count[NUM_ASKED] = 0
+    count[FRAME] += 1
+
+
+def _kth_best(value: Any, k: int) -> float:
+    """The k-th largest of some values (S,), which are reordered: quickselect."""
+    low, high = 0, len(value) - 1
+    while low < high:
+        pivot = value[(low + high) >> 1]
+        left, right = low, high
+        while left <= right:
+            while value[left] > pivot:
+                left += 1
+            while value[right] < pivot:
+                right -= 1
+            if left <= right:
+                value[left], value[right] = value[right], value[left]
+                left += 1
+                right -= 1
+        if k - 1 <= right:
+            high = right
+        elif k - 1 >= left:
+            low = left
+        else:
+            break
+    return float(value[k - 1])
+
+
+def fill_table(prefixes: Prefixes) -> None:
+    """Enters all prefixes but the first into the table, which is free all over."""
+    parent, char_of, table = prefixes.parent, prefixes.char, prefixes.table
+    for prefix in range(1, prefixes.count[NUM_PREFIXES]):
+        table[_place(np.int64(parent[prefix]), np.int64(char_of[prefix]), table, parent, char_of)] = prefix
+
+
+def _add(
+    node: int, last: int, score: float, stamp: int, num_slots: int,
+    slot_table: Any, slot_node: Any, slot_last: Any, slot_score: Any,
+) -> int:  # fmt: skip
+    """Adds a path's score to the frame's hypothesis (node, last); its slot, `num_slots` where it is new."""
+    mask = len(slot_table) - 1
+    key = (np.int64(node) * _FIRST_MULTIPLIER) ^ (np.int64(last) * _SECOND_MULTIPLIER)
+    place = (key ^ (key >> 29)) & mask
+    # Slots of earlier frames, which have another stamp, count as free.
+    while (slot_table[place] >> 32) << 32 == stamp:
+        slot = slot_table[place] - stamp
+        if slot_node[slot] == node and slot_last[slot] == last:
+            other = slot_score[slot]
+            high, low = max(other, score), min(other, score)
+            if low > -np.inf:
+                high += math.log1p(math.exp(low - high))
+            slot_score[slot] = high
+            return np.int64(slot)
+        place = (place + 1) & mask
+    slot_table[place] = stamp + num_slots
+    slot_node[num_slots], slot_last[num_slots], slot_score[num_slots] = node, last, score
+    return np.int64(num_slots)
+
+
+def _take_in(slot: int, prefixes: Prefixes, rules: Rules) -> int:
+    """Makes the node of a slot that has survived."""
+    count = prefixes.count
+    parent = ~np.int64(prefixes.slot_node[slot])
+    char = rules.char[rules.char_begin[prefixes.slot_last[slot]]]
+    new = count[NUM_PREFIXES]
+    count[NUM_PREFIXES] = new + 1
+    prefixes.table[_place(parent, char, prefixes.table, prefixes.parent, prefixes.char)] = new
+    prefixes.parent[new], prefixes.char[new] = parent, char
+    prefixes.begin[new], prefixes.end[new] = count[FRAME], count[FRAME] + 1
+    prefixes.peak[new] = prefixes.slot_score[slot]
+    prefixes.place[new], prefixes.length[new] = prefixes.slot_place[slot], prefixes.slot_length[slot]
+    prefixes.bonus[new], prefixes.guess[new] = prefixes.slot_bonus[slot], prefixes.slot_guess[slot]
+    prefixes.lm_score[new], prefixes.context[new] = prefixes.slot_lm_score[slot], prefixes.slot_context[slot]
+    return np.int64(new)
+
+
+def _child(node: int, char: int, prefixes: Prefixes, rules: Rules) -> int:
+    """The prefix with one more character, made where it is new; its bonus is its own alone until `settle`."""
+    if rules.has_words and char == BOUNDARY and prefixes.length[node] == 0:
+        return node
+    table_place = _place(node, char, prefixes.table, prefixes.parent, prefixes.char)
+    if prefixes.table[table_place] != FREE:
+        return np.int64(prefixes.table[table_place])
+    count = prefixes.count
+    new = count[NUM_PREFIXES]
+    count[NUM_PREFIXES] = new + 1
+    prefixes.table[table_place] = new
+    prefixes.parent[new], prefixes.char[new] = node, char
+    prefixes.begin[new], prefixes.end[new], prefixes.peak[new] = count[FRAME], count[FRAME] + 1, -np.inf
+    place, length, bonus, guess, word = _extended(prefixes.place[node], prefixes.length[node], char, rules)
+    prefixes.place[new], prefixes.length[new] = place, length
+    prefixes.bonus[new], prefixes.guess[new] = bonus, guess
+    if rules.has_lm and word >= 0:
+        _ask(~new, prefixes.context[node], word, prefixes)
+    return np.int64(new)
+
+
+def _place(node: int, char: int, table: Any, parent: Any, char_of: Any) -> int:
+    """Where in the table the prefix (node, char) stands or would stand."""
+    mask = len(table) - 1
+    key = (np.int64(node) * _FIRST_MULTIPLIER) ^ (np.int64(char) * _SECOND_MULTIPLIER)
+    place = (key ^ (key >> 29)) & mask
+    while table[place] != FREE and (parent[table[place]] != node or char_of[table[place]] != char):
+        place = (place + 1) & mask
+    return np.int64(place)
+
+
+def _ask(who: int, context: int, word: int, prefixes: Prefixes) -> None:
+    asked = prefixes.count[NUM_ASKED]
+    prefixes.asked[asked], prefixes.asked_context[asked], prefixes.asked_word[asked] = who, context, word
+    prefixes.count[NUM_ASKED] = asked + 1
+
+
+def _extended(place: int, length: int, char: int, rules: Rules) -> tuple[int, int, float, float, int]:
+    """What one more character makes of a word: its place in the trie, its length, what is added for good and while it
+    lasts, and the word that the language model is asked about, -1 for none."""
+    trie_node = np.int64(place)
+    if not rules.has_words:
+        return np.int64(0), np.int64(0), rules.insertion, 0.0, np.int64(rules.word_of[char])
+    if char == BOUNDARY:
+        if trie_node >= 0:
+            bonus = rules.insertion + rules.trie_end[trie_node]
+            return np.int64(0), np.int64(0), bonus, 0.0, np.int64(rules.trie_word[trie_node])
+        return np.int64(0), np.int64(0), rules.insertion + rules.outside_end, 0.0, np.int64(rules.unk)
+    longer = np.int64(length) + 1
+    if trie_node >= 0:
+        trie_node = _trie_step(trie_node, char, rules.trie_begin, rules.trie_char, rules.trie_next)
+    if trie_node >= 0:
+        return trie_node, longer, 0.0, rules.trie_guess[trie_node], np.int64(-1)
+    return trie_node, longer, 0.0, rules.outside_guess * max(1.0, longer / rules.long_word), np.int64(-1)
+
+
+def _trie_step(trie_node: int, char: int, trie_begin: Any, trie_char: Any, trie_next: Any) -> int:
+    """The trie's node behind a character; -1 where there is none."""
+    low, end = np.int64(trie_begin[trie_node]), np.int64(trie_begin[trie_node + 1])
+    high = end
+    while low < high:
+        middle = (low + high) >> 1
+        if trie_char[middle] < char:
+            low = middle + 1
+        else:
+            high = middle
+    if low < end and trie_char[low] == char:
+        return np.int64(trie_next[low])
+    return np.int64(-1)

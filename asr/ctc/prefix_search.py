@@ -1,0 +1,159 @@
+"""CTC decoding without a word list: any sequence of tokens, with a language model of tokens or without one.
+
+Shapes: N utterances, T frames, C tokens.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from asr.ctc.config import CTCDecodingConfig
+from asr.ctc.frames import Frames
+from asr.ctc.graph_search import no_hypothesis
+from asr.ctc.hypothesis import CTCHypothesis, CTCToken, CTCWord
+from asr.ctc.language_models import LentModels
+from asr.ctc.prefix_beam import Alive, PrefixBeam, read_chunks
+from asr.ctc.prefix_kernel import Rules
+from asr.ctc.tokens import CTCTokens
+from asr.errors import AsrError
+from asr.lm.interface import LanguageModel
+from asr.text.symbols import UNK_ID, Vocabulary
+
+
+class TokenSearch:
+    """Prefix beam search over tokens.
+
+    Args:
+        tokens: the network's.
+        config: scales and beams.
+        models: language models of tokens, or none.
+        frame_shift: seconds from one frame to the next, or None.
+        device: of the log-probabilities; the search itself runs on the CPU.
+        compiled: whether to run numba's loops where it is installed.
+
+    Raises:
+        AsrError: the language model has none of the tokens.
+    """
+
+    def __init__(
+        self,
+        tokens: CTCTokens,
+        config: CTCDecodingConfig,
+        models: LentModels,
+        frame_shift: float | None,
+        device: torch.device,
+        compiled: bool = True,
+    ) -> None:
+        self.tokens = tokens
+        self._config = config
+        self._models = models
+        self._frame_shift = frame_shift
+        self._compiled = compiled
+        with models.lent() as lm:
+            self._rules = token_rules(tokens, config, None if lm is None else lm.vocabulary)
+
+    def decode(self, frames: Frames, nbest: int) -> list[list[CTCHypothesis]]:
+        """The best hypotheses of each utterance, best first, each text once."""
+        log_prob = frames.log_prob.cpu().numpy()
+        chunks = [
+            np.ascontiguousarray(utterance[:num])
+            for utterance, num in zip(log_prob, frames.num_frames.tolist(), strict=True)
+        ]
+        with self._models.lent() as lm:
+            beams = [self.start(lm) for _ in chunks]
+            read_chunks(beams, chunks, lm)
+            return [self.hypotheses(beam, lm, nbest) for beam in beams]
+
+    def start(self, lm: LanguageModel | None) -> PrefixBeam:
+        """The search of an utterance before its first frame."""
+        return PrefixBeam(self._rules, 0 if lm is None else int(lm.start(1)), self._compiled)
+
+    def model_for_good(self) -> LanguageModel | None:
+        """A language model for a stream."""
+        return self._models.for_good()
+
+    def hypotheses(
+        self, beam: PrefixBeam, lm: LanguageModel | None, nbest: int, is_end: bool = True
+    ) -> list[CTCHypothesis]:
+        """The best texts of what is alive; is_end says whether the utterance ends here."""
+        alive = beam.alive()
+        final = np.zeros(len(alive), dtype=np.float64)
+        if lm is not None and is_end and alive:
+            device = lm.start(0).device
+            context = torch.tensor([each.context for each in alive], dtype=torch.int64, device=device)
+            final = lm.final(context).double().cpu().numpy()
+        total = np.array([each.total for each in alive]) + self._config.lm_scale * final
+        distinct: dict[str, CTCHypothesis] = {}
+        for position in np.argsort(-total, kind="stable").tolist():
+            if total[position] == -math.inf or len(distinct) == nbest:
+                break
+            hypothesis = self._hypothesis(beam, alive[position], float(total[position]), float(final[position]), is_end)
+            distinct.setdefault(hypothesis.text, hypothesis)
+        return list(distinct.values()) or [no_hypothesis()]
+
+    def _hypothesis(
+        self, beam: PrefixBeam, alive: Alive, total: float, final: float, is_complete: bool
+    ) -> CTCHypothesis:
+        runs = beam.characters(alive.prefix)
+        symbols, shift = self.tokens.table.tokens, self._frame_shift
+        tokens = tuple(CTCToken(symbols[entry], first, end) for entry, first, end in runs)
+        entries = [entry for entry, _, _ in runs]
+        if self.tokens.kind == "phones":
+            spans = [(position, position + 1) for position in range(len(entries))]
+        else:
+            spans = self.tokens.group(entries)
+        words = []
+        for begin, end in spans:
+            text = "".join(self.tokens.text_of(entry) for entry in entries[begin:end])
+            first, last = tokens[begin].start_frame, tokens[end - 1].end_frame
+            seconds = (None, None) if shift is None else (first * shift, last * shift)
+            words.append(CTCWord(text, first, last, *seconds))
+        return CTCHypothesis(tuple(words), tokens, total, alive.am_score, alive.lm_score + final, is_complete)
+
+
+def token_rules(tokens: CTCTokens, config: CTCDecodingConfig, vocabulary: Vocabulary | None) -> Rules:
+    """The rules where each token is a word to the language model, whose words `vocabulary` numbers.
+
+    Raises:
+        AsrError: the model lists none of the tokens.
+    """
+    symbols = tokens.table.tokens
+    # Entries that are no text (<s>, <unk>) are no characters either: nothing may follow them.
+    num = len(symbols)
+    word_of = np.full(num, UNK_ID, dtype=np.int64)
+    if vocabulary is not None:
+        known = [entry for entry in range(1, num) if symbols[entry] in vocabulary]
+        if not known:
+            raise AsrError(
+                f"{tokens.name}: the language model lists none of the {num - 1} tokens ({symbols[1]!r}, ...); "
+                "estimate it from text that is split into these tokens."
+            )
+        word_of[known] = [vocabulary.id_of(symbols[entry]) for entry in known]
+    nothing = np.zeros(1, dtype=np.int64)
+    return Rules(
+        char_begin=np.arange(-1, num).clip(0).astype(np.int64),
+        char=np.arange(1, num, dtype=np.int64),
+        word_of=word_of,
+        has_words=False,
+        trie_begin=nothing,
+        trie_char=nothing,
+        trie_next=nothing,
+        trie_word=nothing,
+        trie_end=np.zeros(1),
+        trie_guess=np.zeros(1),
+        outside_end=0.0,
+        outside_guess=0.0,
+        most_inside=0.0,
+        most_at_end=float(config.word_insertion_penalty),
+        long_word=1.0,
+        unk=UNK_ID,
+        has_lm=vocabulary is not None,
+        lm_scale=float(config.lm_scale),
+        insertion=float(config.word_insertion_penalty),
+        beam=float(config.search_beam),
+        beam_size=int(config.beam_size),
+        token_min=float(config.token_min_log_prob),
+    )

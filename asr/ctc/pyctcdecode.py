@@ -1,0 +1,571 @@
+"""A drop-in for pyctcdecode: the same functions, arguments and results, on the compiled prefix beam search.
+
+    from asr.ctc.pyctcdecode import build_ctcdecoder
+
+Hypotheses, scores and hot words are as pyctcdecode 0.5.0 has them: sums over paths, any word at all, words outside the
+unigrams at `unk_score_offset`. What is different:
+
+- A text that ends in a space is not scored as if an empty, unknown word followed.
+- Word times are where a letter was most probable, not where a path that was merged first had it.
+- `prune_history` has no effect: what it saves costs nothing here.
+- A multiprocessing pool is not needed and not used: a batch is decoded together.
+- `kenlm_model_path` may be ARPA text (.gz and .xz too) or our binary; KenLM's own binary needs `unigrams`.
+- `language_model` takes any other model of words, a recurrent one too.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import shutil
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from asr.ctc.kenlm import KenLanguageModel
+from asr.ctc.language_models import LentModels, model_maker
+from asr.ctc.prefix_beam import Alive, PrefixBeam, ask, read_chunks
+from asr.ctc.prefix_kernel import BOUNDARY, Rules
+from asr.ctc.word_models import is_kenlm_binary, listed_words, read_ngram
+from asr.ctc.word_trie import WordTrie
+from asr.errors import AsrError
+from asr.lm.interface import LanguageModel
+from asr.lm.ngram.model import NgramLM
+from asr.text.symbols import UNK_ID
+
+_LOGGER = logging.getLogger(__name__)
+
+DEFAULT_ALPHA = 0.5
+DEFAULT_BETA = 1.5
+DEFAULT_UNK_LOGP_OFFSET = -10.0
+DEFAULT_BEAM_WIDTH = 100
+DEFAULT_HOTWORD_WEIGHT = 10.0
+DEFAULT_PRUNE_LOGP = -10.0
+DEFAULT_MIN_TOKEN_LOGP = -5.0
+_LONG_WORD = 6.0
+_LEAST_LOG_PROB = math.log(1e-15)
+_LN_10 = math.log(10.0)
+_PIECE_PREFIX = "▁"
+_MOST_TRIES_KEPT = 4
+
+WordFrames = tuple[str, tuple[int, int]]
+OutputBeam = tuple[str, "LMState | None", list[WordFrames], float, float]
+OutputBeamMPSafe = tuple[str, list[WordFrames], float, float]
+
+
+@dataclass(frozen=True)
+class LMState:
+    """Where a language model stands behind a text: given back as `lm_start_state`, the next text goes on from there."""
+
+    context_idx: int
+
+
+@dataclass(frozen=True)
+class Alphabet:
+    """The labels as the decoder reads them: the blank is "", a word boundary " " or the prefix `▁`."""
+
+    labels: list[str]
+    is_bpe: bool
+
+    @classmethod
+    def build_alphabet(cls, labels: Sequence[str]) -> Alphabet:
+        """Brings labels to that form: `|`, `_`, `<pad>`, `[PAD]`, `##` and their like; a missing blank is appended.
+
+        Raises:
+            AsrError: a label stands twice, or a space among word pieces.
+        """
+        found = list(labels)
+        twice = next((label for position, label in enumerate(found) if label in found[:position]), None)
+        if twice is not None:
+            raise AsrError(f"the label {twice!r} stands twice among the labels, which is not allowed.")
+        is_bpe = any(label.startswith(("##", _PIECE_PREFIX)) for label in found)
+        if is_bpe and any(" " in label for label in found):
+            raise AsrError("a label has a space in it although the labels look like word pieces.")
+        if any(label.startswith("##") for label in found):
+            found = [_from_wordpiece(label) for label in found]
+        if not is_bpe and "|" in found and " " not in found:
+            found[found.index("|")] = " "
+        found = ["" if label.lower() in ("<pad>", "[pad]") else label for label in found]
+        if not is_bpe and "_" in found and "" not in found:
+            found[found.index("_")] = ""
+        if "" not in found:
+            found.append("")
+        unknown = "▁⁇▁" if is_bpe else "⁇"
+        found = [unknown if label.lower() in ("<unk>", "[unk]") else label for label in found]
+        return cls(found, is_bpe)
+
+
+class LanguageModelSettings:
+    """What `reset_params` changes: `alpha`, `beta`, `unk_score_offset`, `score_boundary`."""
+
+    def __init__(self, alpha: float, beta: float, unk_score_offset: float, score_boundary: bool) -> None:
+        self.alpha = alpha
+        self.beta = beta
+        self.unk_score_offset = unk_score_offset
+        self.score_boundary = score_boundary
+
+
+class BeamSearchDecoderCTC:
+    """Decodes logits of a CTC network, as pyctcdecode's class of this name does; made by `build_ctcdecoder`.
+
+    Args:
+        alphabet: the labels.
+        models: language models of words, or none.
+        unigrams: the words that are known; () for all that the language model lists.
+        settings: weights.
+        source: the file of the language model, for `save_to_dir`.
+    """
+
+    def __init__(
+        self,
+        alphabet: Alphabet,
+        models: LentModels | None = None,
+        unigrams: Collection[str] = (),
+        settings: LanguageModelSettings | None = None,
+        source: str | Path | None = None,
+    ) -> None:
+        self._alphabet = alphabet
+        self._models = models if models is not None else LentModels(None, False)
+        self._settings = settings
+        self._unigrams = list(dict.fromkeys(unigrams))
+        self._source = source
+        chars = sorted({char for label in alphabet.labels for char in label} - {" "})
+        self._chars = ["", *chars]
+        self._char_of = {char: number for number, char in enumerate(self._chars)}
+        pieces = [self._characters(label) for label in alphabet.labels]
+        self._blank = alphabet.labels.index("")
+        # The search has the blank first.
+        self._columns = [self._blank, *(column for column in range(len(pieces)) if column != self._blank)]
+        lengths = [len(pieces[column]) for column in self._columns]
+        self._char_begin = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        self._token_chars = np.array([char for column in self._columns for char in pieces[column]], dtype=np.int64)
+        self._tries: dict[Any, _ScoredWords] = {}
+        with self._models.lent() as lm:
+            self._vocabulary = None if lm is None else lm.vocabulary
+            self._listed = _listed_words(lm)
+
+    def reset_params(
+        self,
+        alpha: float | None = None,
+        beta: float | None = None,
+        unk_score_offset: float | None = None,
+        lm_score_boundary: bool | None = None,
+    ) -> None:
+        """Changes weights; what is None stays."""
+        if self._settings is None:
+            return
+        given = {
+            "alpha": alpha,
+            "beta": beta,
+            "unk_score_offset": unk_score_offset,
+            "score_boundary": lm_score_boundary,
+        }
+        for name, value in given.items():
+            if value is not None:
+                setattr(self._settings, name, value)
+
+    def decode(
+        self,
+        logits: Any,
+        beam_width: int = DEFAULT_BEAM_WIDTH,
+        beam_prune_logp: float = DEFAULT_PRUNE_LOGP,
+        token_min_logp: float = DEFAULT_MIN_TOKEN_LOGP,
+        hotwords: Iterable[str] | None = None,
+        hotword_weight: float = DEFAULT_HOTWORD_WEIGHT,
+        lm_start_state: LMState | None = None,
+    ) -> str:
+        """The best text of one utterance, logits (T, C); arguments as of `decode_beams`."""
+        beams = self.decode_beams(
+            logits,
+            beam_width,
+            beam_prune_logp,
+            token_min_logp,
+            hotwords=hotwords,
+            hotword_weight=hotword_weight,
+            lm_start_state=lm_start_state,
+        )
+        return beams[0][0]
+
+    def decode_beams(
+        self,
+        logits: Any,
+        beam_width: int = DEFAULT_BEAM_WIDTH,
+        beam_prune_logp: float = DEFAULT_PRUNE_LOGP,
+        token_min_logp: float = DEFAULT_MIN_TOKEN_LOGP,
+        prune_history: bool = False,
+        hotwords: Iterable[str] | None = None,
+        hotword_weight: float = DEFAULT_HOTWORD_WEIGHT,
+        lm_start_state: LMState | None = None,
+    ) -> list[OutputBeam]:
+        """The texts of one utterance that survive, best first.
+
+        Args:
+            logits: (T, C) logits, log-probabilities or probabilities, an array or a tensor.
+            beam_width: so many hypotheses survive a frame at most.
+            beam_prune_logp: those that fall this far behind the best do not (a negative number).
+            token_min_logp: labels below this log-probability are left out, a frame's best excepted.
+            prune_history: has no effect.
+            hotwords: words that are wanted, known or not.
+            hotword_weight: natural log, added for each of them.
+            lm_start_state: what a call before has returned, to go on from there; None begins a sentence.
+
+        Returns:
+            For each text the text, the language model's state behind it, its words with their frames, the network's
+            score and the sum of all.
+
+        Raises:
+            AsrError: wrong shape or NaN.
+        """
+        return self._decode(
+            [logits], beam_width, beam_prune_logp, token_min_logp, hotwords, hotword_weight, lm_start_state
+        )[0]
+
+    def decode_beams_batch(
+        self,
+        pool: Any,
+        logits_list: Iterable[Any],
+        beam_width: int = DEFAULT_BEAM_WIDTH,
+        beam_prune_logp: float = DEFAULT_PRUNE_LOGP,
+        token_min_logp: float = DEFAULT_MIN_TOKEN_LOGP,
+        prune_history: bool = False,
+        hotwords: Iterable[str] | None = None,
+        hotword_weight: float = DEFAULT_HOTWORD_WEIGHT,
+    ) -> list[list[OutputBeamMPSafe]]:
+        """`decode_beams` of several utterances, without the states; `pool` is not used."""
+        found = self._decode(
+            list(logits_list), beam_width, beam_prune_logp, token_min_logp, hotwords, hotword_weight, None
+        )
+        return [[(text, frames, am_score, total) for text, _, frames, am_score, total in beams] for beams in found]
+
+    def decode_batch(
+        self,
+        pool: Any,
+        logits_list: Iterable[Any],
+        beam_width: int = DEFAULT_BEAM_WIDTH,
+        beam_prune_logp: float = DEFAULT_PRUNE_LOGP,
+        token_min_logp: float = DEFAULT_MIN_TOKEN_LOGP,
+        hotwords: Iterable[str] | None = None,
+        hotword_weight: float = DEFAULT_HOTWORD_WEIGHT,
+    ) -> list[str]:
+        """`decode` of several utterances; `pool` is not used."""
+        found = self._decode(
+            list(logits_list), beam_width, beam_prune_logp, token_min_logp, hotwords, hotword_weight, None
+        )
+        return [beams[0][0] for beams in found]
+
+    def save_to_dir(self, filepath: str | Path) -> None:
+        """Writes the labels, and the language model's file, unigrams and weights, for `load_from_dir`.
+
+        Raises:
+            AsrError: the language model was not read from a file.
+        """
+        folder = Path(filepath)
+        content = {"labels": self._alphabet.labels, "is_bpe": self._alphabet.is_bpe}
+        (folder / "alphabet.json").write_text(json.dumps(content), encoding="utf-8")
+        if self._settings is None:
+            return
+        if self._source is None:
+            raise AsrError("the decoder's language model was not read from a file and cannot be saved with it.")
+        target = folder / "language_model"
+        target.mkdir(parents=True, exist_ok=True)
+        (target / "attrs.json").write_text(json.dumps(vars(self._settings)), encoding="utf-8")
+        lines = "".join(f"{word}\n" for word in sorted(self._unigrams))
+        (target / "unigrams.txt").write_text(lines, encoding="utf-8")
+        shutil.copyfile(self._source, target / Path(self._source).name)
+
+    @classmethod
+    def load_from_dir(cls, filepath: str | Path, unigram_encoding: str | None = None) -> BeamSearchDecoderCTC:
+        """Reads what `save_to_dir` wrote, ours or pyctcdecode's.
+
+        Raises:
+            AsrError: a file is missing or damaged.
+        """
+        folder = Path(filepath)
+        model_folder = folder / "language_model"
+        try:
+            content = json.loads((folder / "alphabet.json").read_text(encoding="utf-8"))
+            if not model_folder.is_dir():
+                return cls(Alphabet(list(content["labels"]), bool(content["is_bpe"])))
+            attributes = json.loads((model_folder / "attrs.json").read_text(encoding="utf-8"))
+            unigrams = (model_folder / "unigrams.txt").read_text(encoding=unigram_encoding or "utf-8").split("\n")
+            (source,) = (path for path in model_folder.iterdir() if path.name not in ("attrs.json", "unigrams.txt"))
+        except (OSError, ValueError, KeyError) as error:
+            raise AsrError(f"{folder}: this is no folder of a saved decoder ({error}).") from error
+        decoder = build_ctcdecoder(
+            content["labels"],
+            str(source),
+            [word for word in unigrams if word] or None,
+            attributes["alpha"],
+            attributes["beta"],
+            attributes["unk_score_offset"],
+            attributes["score_boundary"],
+        )
+        decoder._alphabet = Alphabet(list(content["labels"]), bool(content["is_bpe"]))
+        return decoder
+
+    @property
+    def _language_model(self) -> LanguageModelSettings | None:
+        return self._settings
+
+    def _decode(
+        self,
+        utterances: list[Any],
+        beam_width: int,
+        beam_prune_logp: float,
+        token_min_logp: float,
+        hotwords: Iterable[str] | None,
+        hotword_weight: float,
+        lm_start_state: LMState | None,
+    ) -> list[list[OutputBeam]]:
+        chunks = [self._log_probs(logits) for logits in utterances]
+        words = self._scored_words(hotwords, hotword_weight)
+        rules = self._rules(words, beam_width, beam_prune_logp, token_min_logp)
+        with torch.no_grad(), self._models.lent() as lm:
+            context = 0
+            if lm_start_state is not None:
+                context = lm_start_state.context_idx
+            elif lm is not None:
+                context = self._start(lm)
+            beams = [PrefixBeam(rules, context) for _ in chunks]
+            read_chunks(beams, chunks, lm)
+            return [self._outputs(beam, words, lm) for beam in beams]
+
+    def _start(self, lm: LanguageModel) -> int:
+        settings = self._settings
+        if settings is not None and not settings.score_boundary and isinstance(lm, NgramLM):
+            return 0  # no history at all
+        return int(lm.start(1))
+
+    def _log_probs(self, logits: Any) -> npt.NDArray[np.float32]:
+        values = logits.detach().cpu().numpy() if isinstance(logits, Tensor) else np.asarray(logits)
+        if values.ndim != 2 or values.shape[1] != len(self._columns):
+            raise AsrError(
+                f"the logits have the shape {values.shape}; give (frames, {len(self._columns)}), one column a label."
+            )
+        values = values.astype(np.float64)
+        if np.isnan(values).any() or (values == np.inf).any():
+            raise AsrError("the logits have NaN or infinity in them; check the network's input and weights.")
+        if len(values) and math.isclose(values.sum(axis=1).mean(), 1):
+            values = np.log(np.clip(values, 1e-15, 1))
+        elif len(values):
+            values = values - values.max(axis=1, keepdims=True)
+            values = np.clip(values - np.log(np.exp(values).sum(axis=1, keepdims=True)), _LEAST_LOG_PROB, 0)
+        return np.ascontiguousarray(values[:, self._columns].astype(np.float32))
+
+    def _characters(self, label: str) -> list[int]:
+        """A label as characters of the search; 0 is the boundary between words."""
+        if self._alphabet.is_bpe:
+            begins, ends = label.startswith(_PIECE_PREFIX), label.endswith(_PIECE_PREFIX) and len(label) > 1
+            inside = [self._char_of[char] for char in label[int(begins) : len(label) - int(ends)]]
+            return [BOUNDARY] * begins + inside + [BOUNDARY] * ends
+        if label == " ":
+            return [BOUNDARY]
+        return [self._char_of[char] for char in label if char != " "]
+
+    def _scored_words(self, hotwords: Iterable[str] | None, hotword_weight: float) -> _ScoredWords:
+        given = [hotwords] if isinstance(hotwords, str) else list(hotwords or ())
+        hot = list(dict.fromkeys(word for phrase in given for word in phrase.split()))
+        settings = self._settings
+        weights = None if settings is None else (settings.alpha, settings.unk_score_offset)
+        key = (tuple(hot), hotword_weight, weights)
+        found = self._tries.get(key)
+        if found is None:
+            found = _ScoredWords.build(self, hot, hotword_weight)
+            if len(self._tries) >= _MOST_TRIES_KEPT:
+                self._tries.clear()
+            self._tries[key] = found
+        return found
+
+    def _rules(self, words: _ScoredWords, beam_width: int, beam_prune_logp: float, token_min_logp: float) -> Rules:
+        if beam_width < 1 or beam_prune_logp > 0:
+            raise AsrError(f"beam_width is {beam_width} and beam_prune_logp {beam_prune_logp}; give >= 1 and <= 0.")
+        settings = self._settings
+        trie = words.trie
+        insertion = 0.0 if settings is None else float(settings.beta)
+        most_inside = max(0.0, float(words.guess.max()))
+        most_at_end = insertion + max(0.0, float(words.end.max())) + (most_inside if self._alphabet.is_bpe else 0.0)
+        return Rules(
+            char_begin=self._char_begin,
+            char=self._token_chars,
+            word_of=np.zeros(1, dtype=np.int64),
+            has_words=True,
+            trie_begin=trie.begin,
+            trie_char=trie.char,
+            trie_next=trie.next,
+            trie_word=words.word,
+            trie_end=words.end,
+            trie_guess=words.guess,
+            outside_end=words.outside_end,
+            outside_guess=words.outside_guess,
+            most_inside=most_inside,
+            most_at_end=most_at_end,
+            long_word=_LONG_WORD,
+            unk=UNK_ID,
+            has_lm=settings is not None,
+            lm_scale=0.0 if settings is None else float(settings.alpha),
+            insertion=insertion,
+            beam=-float(beam_prune_logp),
+            beam_size=int(beam_width),
+            token_min=float(token_min_logp),
+        )
+
+    def _outputs(self, beam: PrefixBeam, words: _ScoredWords, lm: LanguageModel | None) -> list[OutputBeam]:
+        """The texts of what is alive, the last words complete."""
+        merged: dict[str, tuple[Alive, float, list[WordFrames]]] = {}
+        for alive in beam.alive():
+            spelled = self._spelled(beam, alive.prefix)
+            text = " ".join(word for word, _ in spelled)
+            other = merged.get(text)
+            # Of equal texts the one whose last word is not scored yet stands for both.
+            score = alive.am_score if other is None else float(np.logaddexp(other[1], alive.am_score))
+            if other is None or (other[0].length == 0 and alive.length > 0):
+                merged[text] = (alive, score, spelled)
+            else:
+                merged[text] = (other[0], score, other[2])
+        texts, entries = list(merged), list(merged.values())
+        bonus = np.array([alive.total - alive.am_score for alive, _, _ in entries])
+        context = np.array([alive.context for alive, _, _ in entries], dtype=np.int64)
+        open_words = [position for position, (alive, _, _) in enumerate(entries) if alive.length > 0]
+        rules = beam.rules
+        if open_words:
+            place = np.array([beam.prefixes.place[entries[position][0].prefix] for position in open_words])
+            word = np.where(place >= 0, words.word[place.clip(0)], rules.unk)
+            bonus[open_words] += rules.insertion + np.where(place >= 0, words.end[place.clip(0)], rules.outside_end)
+            if lm is not None:
+                score, following = ask(lm, torch.from_numpy(context[open_words]), torch.from_numpy(word))
+                bonus[open_words] += rules.lm_scale * score
+                context[open_words] = following
+        if lm is not None and self._settings is not None and self._settings.score_boundary and len(entries):
+            device = lm.start(0).device
+            final = lm.final(torch.from_numpy(context).to(device)).double().cpu().numpy()
+            bonus += rules.lm_scale * final
+        outputs: list[OutputBeam] = []
+        for position, (text, (_, am_score, spelled)) in enumerate(zip(texts, entries, strict=True)):
+            state = None if lm is None else LMState(int(context[position]))
+            outputs.append((text, state, spelled, am_score, am_score + float(bonus[position])))
+        outputs.sort(key=lambda output: -output[-1])
+        return [output for output in outputs if output[-1] >= outputs[0][-1] - rules.beam][: rules.beam_size]
+
+    def _spelled(self, beam: PrefixBeam, prefix: int) -> list[WordFrames]:
+        words: list[WordFrames] = []
+        is_open = False
+        for char, begin, end in beam.characters(prefix):
+            if char == BOUNDARY:
+                is_open = False
+            elif is_open:
+                text, (first, _) = words[-1]
+                words[-1] = (text + self._chars[char], (first, end))
+            else:
+                words.append((self._chars[char], (begin, end)))
+                is_open = True
+        return words
+
+
+@dataclass(frozen=True, eq=False)
+class _ScoredWords:
+    """The trie of known and hot words, and what they add to a score; see `Rules`."""
+
+    trie: WordTrie
+    word: npt.NDArray[np.int64]
+    end: npt.NDArray[np.float64]
+    guess: npt.NDArray[np.float64]
+    outside_end: float
+    outside_guess: float
+
+    @classmethod
+    def build(cls, decoder: BeamSearchDecoderCTC, hot: list[str], hotword_weight: float) -> _ScoredWords:
+        """The words that the language model lists, the unigrams and the hot words in one trie."""
+        settings, char_of = decoder._settings, decoder._char_of
+        known = decoder._unigrams or list(decoder._listed)
+        every = list(dict.fromkeys([*known, *decoder._listed, *hot]))
+        every = [word for word in every if all(char in char_of for char in word)]
+        position = {word: number for number, word in enumerate(every)}
+        trie = WordTrie.build([[char_of[char] for char in word] for word in every])
+        word = np.full(trie.num_nodes, UNK_ID, dtype=np.int64)
+        end, guess = np.zeros(trie.num_nodes), np.zeros(trie.num_nodes)
+        outside_end = outside_guess = 0.0
+        if settings is not None and decoder._vocabulary is not None:
+            outside_end, outside_guess = settings.alpha * settings.unk_score_offset * _LN_10, settings.unk_score_offset
+            listed = decoder._listed
+            ids = [decoder._vocabulary.id_of(each) if each in listed else UNK_ID for each in every]
+            word[trie.word_node] = ids
+            usable = [position[each] for each in known if each in position and each in listed]
+            end[:] = outside_end
+            end[trie.word_node[usable]] = 0.0
+            inside = trie.is_prefix_of(usable)
+            guess = np.where(inside, 0.0, outside_guess * np.maximum(1.0, trie.depth / _LONG_WORD))
+        hot_positions = [position[each] for each in hot if each in position]
+        if hot_positions:
+            shortest = trie.shortest_of(hot_positions)
+            guess = np.where(shortest > 0, hotword_weight * trie.depth / np.maximum(shortest, 1), guess)
+            end[trie.word_node[hot_positions]] += hotword_weight
+        return cls(trie, word, end, guess, outside_end, outside_guess)
+
+
+def build_ctcdecoder(
+    labels: Sequence[str],
+    kenlm_model_path: str | Path | None = None,
+    unigrams: Collection[str] | None = None,
+    alpha: float = DEFAULT_ALPHA,
+    beta: float = DEFAULT_BETA,
+    unk_score_offset: float = DEFAULT_UNK_LOGP_OFFSET,
+    lm_score_boundary: bool = True,
+    *,
+    language_model: str | Path | nn.Module | LanguageModel | None = None,
+) -> BeamSearchDecoderCTC:
+    """Builds a decoder as pyctcdecode's function of this name does.
+
+    Args:
+        labels: one a column of the logits.
+        kenlm_model_path: an n-gram model of words: ARPA text, our binary, or with `unigrams` KenLM's binary.
+        unigrams: the words that are known; by default all that the model lists.
+        alpha: weight of the language model.
+        beta: natural log, added for each word.
+        unk_score_offset: log10, added for each unknown word (scaled by `alpha`), and while one is being spelled.
+        lm_score_boundary: whether sentences begin with `<s>` and end with `</s>` to the language model.
+        language_model: any other language model of words, in the place of the n-gram's.
+
+    Raises:
+        AsrError: a model cannot be read, or the labels are not usable.
+    """
+    alphabet = Alphabet.build_alphabet(labels)
+    if kenlm_model_path is not None and language_model is not None:
+        raise AsrError("give either kenlm_model_path or language_model, not both.")
+    if kenlm_model_path is None and language_model is None:
+        return BeamSearchDecoderCTC(alphabet)
+    settings = LanguageModelSettings(alpha, beta, unk_score_offset, lm_score_boundary)
+    if language_model is not None:
+        models = LentModels(*model_maker(language_model, list(unigrams or ())))
+    elif is_kenlm_binary(str(kenlm_model_path)):
+        if unigrams is None:
+            raise AsrError(
+                f"{kenlm_model_path}: a binary file of KenLM does not list its words; give unigrams, or the ARPA file."
+            )
+        known = KenLanguageModel(str(kenlm_model_path), list(dict.fromkeys(unigrams)))
+        models = LentModels(lambda: known, True)
+    else:
+        ngram = read_ngram(str(kenlm_model_path))
+        models = LentModels(lambda: ngram, False)
+    return BeamSearchDecoderCTC(alphabet, models, unigrams or (), settings, kenlm_model_path)
+
+
+def _listed_words(lm: LanguageModel | None) -> frozenset[str]:
+    if lm is None:
+        return frozenset()
+    if isinstance(lm, NgramLM):
+        return frozenset(listed_words(lm))
+    return frozenset(lm.vocabulary.words[UNK_ID + 1 :])
+
+
+def _from_wordpiece(label: str) -> str:
+    if label.startswith("##"):
+        return label[2:]
+    is_special = len(label) > 2 and label[0] in "<[" and label[-1] in ">]"
+    return label if is_special or label in ("", _PIECE_PREFIX) else _PIECE_PREFIX + label

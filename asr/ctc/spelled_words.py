@@ -1,0 +1,166 @@
+"""Words outside the list: where the n-gram model allows `<unk>`, the graph spells any word, symbol by symbol.
+
+The score of such a word is log P(<unk> | history) of the word model plus log P(spelling) of a model of symbols, whose
+n-grams are estimated from the spellings of the listed words. The graph has one copy of the symbols' model, entered
+where the word model writes `<unk>` as a unigram and left to the history `<unk>` (the unknown-word model of Kaldi's
+`make_unk_lm`; Bazzi and Glass, Modeling out-of-vocabulary words for robust speech recognition, 2000).
+
+Shapes: A arcs, S states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from asr.graph.fst import INPUT_EPSILON, GraphArrays, Words, expand
+from asr.lm.ngram.model import ROOT_STATE, NgramLM
+from asr.text.symbols import BOS_ID, EOS_ID, UNK_ID
+
+SPELLING = "#spelling"
+"""The symbol that stands for any spelled word while the graph is composed."""
+_SPLICED = -2
+
+
+@dataclass(frozen=True, eq=False)
+class SpellingModel:
+    """How words outside the list are spelled.
+
+    Attributes:
+        ngram: over symbols; a sentence of it is the spelling of a word without the boundary behind it.
+        boundary: the symbol that ends a word, or None.
+        penalty: natural log, added to each spelled word.
+        beginnings: the symbols with which words begin, and which stand nowhere else in them; None where any may.
+        key: equal for models that are equal given the same lexicon.
+    """
+
+    ngram: NgramLM
+    boundary: str | None
+    penalty: float = 0.0
+    beginnings: frozenset[str] | None = None
+    key: Hashable = None
+
+
+def splice_spellings(
+    graph: GraphArrays, symbols: Sequence[str], model: SpellingModel
+) -> tuple[GraphArrays, tuple[str, ...]]:
+    """Puts the spelling model in the place of each arc labelled `SPELLING`.
+
+    Args:
+        graph: composed of lexicon and word model, epsilons still in it.
+        symbols: what its labels number, `SPELLING` among them.
+        model: the spelling model.
+
+    Returns:
+        The graph and what its labels number, `SPELLING` no more among them.
+    """
+    wanted = [*(symbol for symbol in symbols if symbol != SPELLING)]
+    spelled = [symbol for symbol in model.ngram.vocabulary.words[UNK_ID + 1 :] if symbol not in wanted]
+    names = (*wanted, *spelled)
+    place = {symbol: position for position, symbol in enumerate(names)}
+    number = np.array([place.get(symbol, _SPLICED) for symbol in symbols], dtype=np.int32)
+    label = np.where(graph.label >= 0, number[graph.label], INPUT_EPSILON)
+    src_state = graph.src_state()
+    entry = np.flatnonzero(label == _SPLICED)
+    kept = np.flatnonzero(label != _SPLICED)
+    inner = _inner_graph(model, names)
+    num_states, num_inner = graph.num_states, len(inner.final_score)
+
+    # One copy for each state that spelled words lead to; with <unk> as a unigram only there is one.
+    targets, copy_of_entry = np.unique(graph.dst_state[entry], return_inverse=True)
+    parts = [(src_state[kept], graph.dst_state[kept], label[kept], graph.score[kept], graph.words.take(kept))]
+    for copy, target in enumerate(targets):
+        first = num_states + copy * num_inner
+        inside = np.flatnonzero(~inner.is_first)
+        no_words = Words.empty(len(inside))
+        parts.append(
+            (first + inner.src[inside], first + inner.dst[inside], inner.label[inside], inner.score[inside], no_words)
+        )
+        ends = np.flatnonzero(inner.final_score > -np.inf)
+        boundary = INPUT_EPSILON if model.boundary is None else place[model.boundary]
+        parts.append(
+            (
+                first + ends,
+                np.full(len(ends), target),
+                np.full(len(ends), boundary),
+                inner.final_score[ends],
+                Words.empty(len(ends)),
+            )
+        )
+    # The word is written where its first symbol is read.
+    leaving = np.flatnonzero(inner.is_first)
+    arc, owner = expand(np.zeros(len(entry), dtype=np.int64), np.full(len(entry), len(leaving)))
+    chosen = leaving[arc]
+    begin = num_states + copy_of_entry[owner] * num_inner
+    parts.append(
+        (
+            src_state[entry[owner]],
+            begin + inner.dst[chosen],
+            inner.label[chosen],
+            graph.score[entry[owner]] + inner.score[chosen] + np.float32(model.penalty),
+            graph.words.take(entry[owner]),
+        )
+    )
+    final_score = np.concatenate([graph.final_score, np.full(len(targets) * num_inner, -np.inf, dtype=np.float32)])
+    src, dst, labels, score = (np.concatenate([part[column] for part in parts]) for column in range(4))
+    words = Words.concatenate([part[4] for part in parts])
+    return GraphArrays.from_arcs(src, dst, labels, score, words, final_score), names
+
+
+@dataclass(frozen=True)
+class _Inner:
+    """The spelling model as arcs.
+
+    Attributes:
+        src, dst, label, score: (A,) the arcs; a label of -1 backs off.
+        is_first: (A,) whether an arc reads the first symbol of a word.
+        final_score: (S,) log P(end of word), -inf where a word cannot end.
+    """
+
+    src: np.ndarray  # type: ignore[type-arg]
+    dst: np.ndarray  # type: ignore[type-arg]
+    label: np.ndarray  # type: ignore[type-arg]
+    score: np.ndarray  # type: ignore[type-arg]
+    is_first: np.ndarray  # type: ignore[type-arg]
+    final_score: np.ndarray  # type: ignore[type-arg]
+
+
+def _inner_graph(model: SpellingModel, names: Sequence[str]) -> _Inner:
+    """Symbols by their numbers in `names`. From the start all symbols are scored outright: it has no backoff."""
+    ngram = model.ngram
+    arrays = ngram.arrays
+    words = ngram.vocabulary.words
+    place = {symbol: position for position, symbol in enumerate(names)}
+    number = np.array([place.get(symbol, -1) for symbol in words], dtype=np.int64)
+    may_begin = np.array([model.beginnings is None or symbol in model.beginnings for symbol in words])
+    may_follow = np.array([model.beginnings is None or symbol not in model.beginnings for symbol in words])
+    label = arrays.label.cpu().numpy()
+    score = arrays.arc_score(torch.arange(len(label), device=arrays.label.device)).cpu().numpy()
+    arc_begin, dst_state = arrays.arc_begin.cpu().numpy(), arrays.dst_state.cpu().numpy()
+    num_states = len(arc_begin) - 1
+    src = np.repeat(np.arange(num_states), np.diff(arc_begin))
+    possible = score > -np.inf
+    final_score = np.full(num_states, -np.inf, dtype=np.float32)
+    ends = possible & (label == EOS_ID)
+    final_score[src[ends]] = score[ends]
+    start = int(dst_state[BOS_ID])
+    usable = possible & (label > UNK_ID) & (number[label] >= 0) & may_follow[label]
+    kept = np.flatnonzero(usable)
+    backing = np.arange(num_states)
+    backing = backing[backing != ROOT_STATE]
+    # First symbols: what the model says after <s>, backed off or not.
+    symbol_id = np.arange(UNK_ID + 1, len(words))
+    first_words = symbol_id[(number >= 0)[symbol_id] & may_begin[symbol_id] & (score[symbol_id] > -np.inf)]
+    first_score, first_dst = ngram.score(torch.full((len(first_words),), start), torch.from_numpy(first_words))
+    num_arcs = len(kept) + len(backing)
+    return _Inner(
+        np.concatenate([src[kept], backing, np.zeros(len(first_words), dtype=np.int64)]),
+        np.concatenate([dst_state[kept], arrays.backoff_state.cpu().numpy()[backing], first_dst.cpu().numpy()]),
+        np.concatenate([number[label[kept]], np.full(len(backing), INPUT_EPSILON), number[first_words]]),
+        np.concatenate([score[kept], arrays.backoff_score.cpu().numpy()[backing], first_score.cpu().numpy()]),
+        np.concatenate([np.zeros(num_arcs, dtype=bool), np.ones(len(first_words), dtype=bool)]),
+        final_score,
+    )

@@ -1,0 +1,148 @@
+"""Decoding while the frames still come.
+
+Shapes: T frames of a chunk, C tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from asr.ctc.frames import FrameInput, as_frames
+from asr.ctc.graph_search import GraphSearch, no_hypothesis
+from asr.ctc.hypothesis import CTCHypothesis
+from asr.ctc.prefix_beam import read_chunks
+from asr.ctc.prefix_search import TokenSearch
+from asr.ctc.tokens import CTCTokens
+from asr.errors import AsrError
+
+
+class CTCStream:
+    """One utterance in chunks of any size; made by `CTCDecoder.stream`.
+
+    With a word list a second language model acts inside the search here, where for whole utterances it acts over the
+    lattice unless `lm_fusion="search"`.
+
+    Args:
+        search: of the decoder.
+        tokens, inputs, device: as of the decoder.
+        commit_frames: see `CTCDecoder.stream`.
+    """
+
+    def __init__(
+        self,
+        search: GraphSearch | TokenSearch,
+        tokens: CTCTokens,
+        inputs: FrameInput,
+        device: torch.device,
+        commit_frames: int | None,
+    ) -> None:
+        self._tokens, self._inputs, self._device = tokens, inputs, device
+        self._num_frames = 0
+        self._is_open = True
+        self._reader: _GraphStream | _TokenStream
+        if isinstance(search, GraphSearch):
+            self._reader = _GraphStream(search, commit_frames)
+        else:
+            self._reader = _TokenStream(search)
+
+    @property
+    def num_frames(self) -> int:
+        """How many frames were read."""
+        return self._num_frames
+
+    def accept(self, log_probs: Any) -> None:
+        """Reads the next frames, (T, C), given as to a call of the decoder; T may be 0.
+
+        Raises:
+            AsrError: wrong width, values that are not log-probabilities, or a stream that has ended.
+        """
+        self._require_open()
+        frames = as_frames(log_probs, None, self._tokens, self._inputs, self._device, checks_blank=False)
+        if not frames.is_single:
+            raise AsrError("a stream reads one utterance; give (frames, tokens), and open a stream for each utterance.")
+        if len(frames.log_prob[0]):
+            with torch.no_grad():
+                self._reader.accept(frames.log_prob)
+        self._num_frames += len(frames.log_prob[0])
+
+    def partial(self) -> CTCHypothesis:
+        """The best hypothesis so far."""
+        self._require_open()
+        with torch.no_grad():
+            return self._reader.partial(self._num_frames)
+
+    @property
+    def num_stable_words(self) -> int:
+        """How many words at the beginning of `partial` can no longer change."""
+        self._require_open()
+        return self._reader.num_stable_words()
+
+    def finish(self) -> CTCHypothesis:
+        """Ends the stream: the best complete hypothesis."""
+        self._require_open()
+        self._is_open = False
+        with torch.no_grad():
+            return self._reader.finish(self._num_frames)
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            raise AsrError("the stream has ended; open another one.")
+
+
+class _GraphStream:
+    def __init__(self, search: GraphSearch, commit_frames: int | None) -> None:
+        self._search = search
+        self._decoder, self._number = search.stream(commit_frames)
+
+    def accept(self, log_prob: torch.Tensor) -> None:
+        self._decoder.advance([self._number], log_prob, torch.tensor([log_prob.shape[1]]))
+
+    def partial(self, num_frames: int) -> CTCHypothesis:
+        hypothesis = self._decoder.partial(self._number)
+        if hypothesis is None:
+            return no_hypothesis()
+        return self._search.as_ctc_hypothesis(hypothesis, num_frames, is_complete=False)
+
+    def num_stable_words(self) -> int:
+        return self._decoder.num_settled_words(self._number)
+
+    def finish(self, num_frames: int) -> CTCHypothesis:
+        graph = self._search.graph
+        no_frames = torch.zeros((1, 0, len(graph.tokens)), device=graph.device)
+        last, num = self._search.with_last_boundary(no_frames, torch.zeros(1, dtype=torch.int64))
+        if int(num[0]):
+            self._decoder.advance([self._number], last, num)
+        result = self._decoder.finalize(self._number)
+        if result.best is None:
+            return no_hypothesis()
+        return self._search.as_ctc_hypothesis(result.best, num_frames, result.reached_final)
+
+
+class _TokenStream:
+    def __init__(self, search: TokenSearch) -> None:
+        self._search = search
+        self._lm = search.model_for_good()
+        self._beam = search.start(self._lm)
+
+    def accept(self, log_prob: torch.Tensor) -> None:
+        read_chunks([self._beam], [np.ascontiguousarray(log_prob[0].cpu().numpy())], self._lm)
+
+    def partial(self, num_frames: int) -> CTCHypothesis:
+        return self._search.hypotheses(self._beam, self._lm, 1, is_end=False)[0]
+
+    def num_stable_words(self) -> int:
+        alive = [self._beam.characters(each.prefix) for each in self._beam.alive()]
+        shared = 0
+        while all(len(each) > shared for each in alive) and len({each[shared][0] for each in alive}) == 1:
+            shared += 1
+        if not alive:
+            return 0
+        # The last of the shared words may still grow.
+        tokens = self._search.tokens
+        return max(0, len(tokens.group([char for char, _, _ in alive[0][:shared]])) - 1)
+
+    def finish(self, num_frames: int) -> CTCHypothesis:
+        return self._search.hypotheses(self._beam, self._lm, 1)[0]

@@ -1,0 +1,311 @@
+"""The output symbols of a CTC network: which is the blank, how words begin and end in them, how a word is spelled.
+
+Three kinds are told apart by the symbols themselves. `letters`: one symbol is a character, and one more, `|` or a
+space, stands between words (wav2vec 2.0). `pieces`: a piece that begins a word has the prefix `▁` (SentencePiece), or
+one that goes on has the prefix `##` (WordPiece). `phones`: anything else; words need a lexicon.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol, cast
+
+from asr.errors import AsrError
+from asr.text.normalize import read_text
+from asr.text.symbols import BLANK, TokenTable
+
+TokenKind = Literal["letters", "pieces", "phones"]
+
+PIECE_PREFIX = "▁"
+CONTINUATION_PREFIX = "##"
+LETTER_BOUNDARIES = ("|", " ")
+_UNAMBIGUOUS_BLANKS = ("<blk>", "<blank>", "[blank]", "<ctc_blank>", "<ctc>", "<pad>", "[PAD]", "<eps>", "")
+_OTHER_BLANKS = ("-", "_")
+_SPECIAL = frozenset(
+    ("<s>", "</s>", "<unk>", "<pad>", "<sos/eos>", "<sos>", "<eos>", "<bos>", "[UNK]", "[PAD]", "[CLS]", "[SEP]", "⁇")
+)
+# In the place of symbols that a `TokenTable` cannot hold; never read as text.
+_PLACEHOLDER = "<unused-{}>"
+
+
+class PieceModel(Protocol):
+    """What is asked of a `sentencepiece.SentencePieceProcessor`."""
+
+    def encode(self, text: str, out_type: type[str]) -> list[str]:
+        """The pieces of a text."""
+
+
+class CTCTokens:
+    """The columns of a CTC network.
+
+    Args:
+        symbols: one symbol a column; a mapping from symbols to columns; or a file: one symbol a line, `symbol id` lines
+            (`tokens.txt` of icefall and sherpa-onnx), or JSON of either form (`vocab.json` of transformers).
+        blank: the blank, as a column or as a symbol. `len(symbols)` says that the list leaves out a blank behind its
+            last symbol (NeMo). None looks for a symbol that can be nothing else.
+        word_boundary: the symbol between words, or "" for none; None looks for `|` or a space.
+        kind: `letters`, `pieces` or `phones`; None goes by the symbols.
+        piece_model: a SentencePiece model, as a file or loaded, to spell words; without it a word is spelled by as few
+            pieces as possible.
+
+    Attributes:
+        symbols: one a column.
+        blank_id: the blank's column.
+        kind: see above.
+        word_boundary: the symbol between words, None where pieces tell or nothing does.
+        table: the same symbols with the blank first, as graphs number them.
+        columns: (C,) for each entry of `table` its column.
+        name: where the symbols came from, for messages.
+
+    Raises:
+        AsrError: a symbol stands twice, the blank is not found or not where it is said to be, a file cannot be read,
+            or the SentencePiece model has pieces that are no symbols.
+    """
+
+    def __init__(
+        self,
+        symbols: Sequence[str] | Mapping[str, int] | str | Path,
+        *,
+        blank: int | str | None = None,
+        word_boundary: str | None = None,
+        kind: TokenKind | None = None,
+        piece_model: str | Path | PieceModel | None = None,
+    ) -> None:
+        self.name = str(symbols) if isinstance(symbols, (str, Path)) else "tokens"
+        listed = _symbols_of(symbols, self.name)
+        self.blank_id = _blank_column(listed, blank, self.name)
+        if self.blank_id == len(listed):
+            listed.append(BLANK)
+        self.symbols: tuple[str, ...] = tuple(listed)
+        _refuse_duplicates(self.symbols, self.name)
+        self.kind: TokenKind = kind if kind is not None else _kind_of(self.symbols, self.blank_id)
+        if self.kind not in ("letters", "pieces", "phones"):
+            raise AsrError(f"{self.name}: there is no kind of tokens {kind!r}; it is letters, pieces or phones.")
+        self.word_boundary = self._boundary(word_boundary)
+        self.uses_continuations = self.kind == "pieces" and not any(
+            symbol.startswith(PIECE_PREFIX) for symbol in self.symbols
+        )
+        self.columns = [self.blank_id, *(column for column in range(len(self.symbols)) if column != self.blank_id)]
+        self.table = TokenTable((self._table_name(column) for column in self.columns[1:]), name=self.name)
+        self._longest = max(len(symbol) for symbol in self.symbols)
+        self._text_symbols = frozenset(self.table.tokens[1:]) - _SPECIAL
+        self.piece_model: PieceModel | None = None
+        if piece_model is not None:
+            self.piece_model = self._checked_model(piece_model)
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether `table` numbers the symbols as the network does."""
+        return self.blank_id == 0
+
+    @property
+    def boundary_id(self) -> int | None:
+        """The entry of `table` between words, or None."""
+        return None if self.word_boundary is None else self.table.id_of(_as_entry(self.word_boundary))
+
+    def __len__(self) -> int:
+        return len(self.symbols)
+
+    def is_text(self, entry: int) -> bool:
+        """Whether an entry of `table` may be part of a text: neither the blank nor `<s>`, `<unk>` and their like."""
+        return entry > 0 and self.table.tokens[entry] in self._text_symbols
+
+    def begins_word(self, entry: int) -> bool:
+        """Whether an entry of `table` is a piece with which a word begins."""
+        symbol = self.table.tokens[entry]
+        return symbol.startswith(CONTINUATION_PREFIX) is False if self.uses_continuations else symbol[0] == PIECE_PREFIX
+
+    def text_of(self, entry: int) -> str:
+        """What an entry of `table` adds to the text of its word: marks of word boundaries are left out."""
+        symbol = self.table.tokens[entry]
+        if not self.is_text(entry) or symbol == _as_entry(self.word_boundary or ""):
+            return ""
+        if self.kind == "pieces":
+            prefix = CONTINUATION_PREFIX if self.uses_continuations else PIECE_PREFIX
+            return symbol[len(prefix) :] if symbol.startswith(prefix) else symbol
+        return symbol
+
+    def spell(self, word: str) -> list[tuple[str, ...]]:
+        """The ways in which a word is written in these symbols, the boundary behind it included; none where it cannot.
+
+        Raises:
+            AsrError: the symbols are phones: a lexicon says how words are pronounced.
+        """
+        if self.kind == "phones":
+            raise AsrError(f"{self.name}: these tokens are phones, in which words cannot be spelled; give a lexicon.")
+        if self.piece_model is not None:
+            pieces = tuple(self.piece_model.encode(word, out_type=str))
+            return [pieces] if all(piece in self._text_symbols for piece in pieces) else []
+        pieces = self._fewest_pieces(word)
+        if not pieces:
+            return []
+        return [(*pieces, _as_entry(self.word_boundary)) if self.word_boundary is not None else pieces]
+
+    def group(self, entries: Sequence[int]) -> list[tuple[int, int]]:
+        """The words of a sequence of entries of `table`, as (first position, position behind the last).
+
+        Positions that are only boundaries belong to no word. Not for phones.
+        """
+        words: list[tuple[int, int]] = []
+        boundary, is_open = self.boundary_id, False
+        for position, entry in enumerate(entries):
+            if entry == boundary or not self.is_text(entry):
+                is_open = is_open and entry != boundary
+                continue
+            begins = self.kind == "pieces" and self.begins_word(entry)
+            if is_open and not begins:
+                words[-1] = (words[-1][0], position + 1)
+            else:
+                words.append((position, position + 1))
+                is_open = True
+        # A lone `▁` is a boundary and no word.
+        return [span for span in words if any(self.text_of(entries[at]) for at in range(*span))]
+
+    def _fewest_pieces(self, word: str) -> tuple[str, ...]:
+        """As few symbols as possible, of these the ones whose first is longest; () where there are none."""
+        prefix = PIECE_PREFIX if self.kind == "pieces" and not self.uses_continuations else ""
+        text = prefix + word
+        best: list[tuple[str, ...] | None] = [None] * len(text) + [()]
+        for begin in range(len(text) - 1, -1, -1):
+            mark = CONTINUATION_PREFIX if self.uses_continuations and begin else ""
+            for end in range(min(len(text), begin + self._longest), begin, -1):
+                rest, piece = best[end], mark + text[begin:end]
+                if rest is None or piece not in self._text_symbols or piece == self.word_boundary:
+                    continue
+                found = best[begin]
+                if found is None or len(rest) + 1 < len(found):
+                    best[begin] = (piece, *rest)
+        return best[0] or ()
+
+    def _boundary(self, word_boundary: str | None) -> str | None:
+        if word_boundary is not None and word_boundary not in ("", *self.symbols):
+            raise AsrError(f"{self.name}: the word boundary {word_boundary!r} is not one of the tokens.")
+        if word_boundary is not None:
+            return word_boundary or None
+        if self.kind != "letters":
+            return None
+        return next((symbol for symbol in LETTER_BOUNDARIES if symbol in self.symbols), None)
+
+    def _table_name(self, column: int) -> str:
+        symbol = _as_entry(self.symbols[column])
+        return symbol if symbol.split() == [symbol] and symbol != BLANK else _PLACEHOLDER.format(column)
+
+    def _checked_model(self, piece_model: str | Path | PieceModel) -> PieceModel:
+        if isinstance(piece_model, (str, Path)):
+            piece_model = load_piece_model(piece_model)
+        model: Any = piece_model
+        if not hasattr(model, "get_piece_size"):
+            return cast(PieceModel, model)
+        pieces = [str(model.id_to_piece(number)) for number in range(int(model.get_piece_size()))]
+        missing = [piece for piece in pieces if piece not in self._text_symbols and piece not in _SPECIAL]
+        if missing:
+            raise AsrError(
+                f"{self.name}: the SentencePiece model has {len(missing)} pieces that are no tokens of the network "
+                f"({' '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}); give the model it was trained with."
+            )
+        return cast(PieceModel, model)
+
+
+def load_piece_model(path: str | Path) -> PieceModel:
+    """Reads a SentencePiece model.
+
+    Raises:
+        AsrError: the package `sentencepiece` is missing, or the file is not such a model.
+    """
+    try:
+        import sentencepiece
+    except ImportError as error:
+        raise AsrError(f"{path}: a SentencePiece model needs the package; `pip install sentencepiece`.") from error
+    try:
+        return cast(PieceModel, sentencepiece.SentencePieceProcessor(model_file=str(path)))
+    except (OSError, RuntimeError) as error:
+        raise AsrError(f"{path}: this is no SentencePiece model that can be read.") from error
+
+
+def _as_entry(symbol: str) -> str:
+    """A space as the letter boundary that can stand in a file."""
+    return "|" if symbol == " " else symbol
+
+
+def _symbols_of(symbols: Sequence[str] | Mapping[str, int] | str | Path, name: str) -> list[str]:
+    if isinstance(symbols, (str, Path)):
+        symbols = _read_symbols(Path(symbols))
+    if isinstance(symbols, Mapping):
+        ordered = sorted(symbols.items(), key=lambda item: item[1])
+        if [column for _, column in ordered] != list(range(len(ordered))):
+            raise AsrError(f"{name}: the tokens' ids are not 0, 1, 2, ... without gaps; give one token a column.")
+        return [symbol for symbol, _ in ordered]
+    listed = list(symbols)
+    if len(listed) < 2:
+        raise AsrError(f"{name}: there are {len(listed)} tokens; a network has a blank and one symbol at least.")
+    wrong = next((symbol for symbol in listed if not isinstance(symbol, str)), None)
+    if wrong is not None:
+        raise AsrError(f"{name}: {wrong!r} is no token; each is a text.")
+    return listed
+
+
+def _read_symbols(path: Path) -> list[str] | dict[str, int]:
+    text = read_text(path, "token list")
+    if path.suffix == ".json":
+        try:
+            content = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise AsrError(f"{path}: the token list is no valid JSON ({error.msg}, line {error.lineno}).") from error
+        if isinstance(content, dict) and all(isinstance(column, int) for column in content.values()):
+            return cast("dict[str, int]", content)
+        if isinstance(content, list):
+            return [str(symbol) for symbol in content]
+        raise AsrError(f"{path}: the token list is neither a JSON list nor a JSON object of symbols and columns.")
+    lines = [line for line in text.split("\n") if line.strip("\r\n")]
+    rows = [line.rstrip("\r").rsplit(None, 1) for line in lines]
+    if rows and all(len(row) <= 2 and row[-1].isdigit() for row in rows) and any(len(row) == 2 for row in rows):
+        # `symbol id`; of a line whose symbol is a space only the id is left.
+        return {row[0] if len(row) == 2 else " ": int(row[-1]) for row in rows}
+    return [line.rstrip("\r") if not line.strip() else line.strip() for line in lines]
+
+
+def _blank_column(symbols: list[str], blank: int | str | None, name: str) -> int:
+    if isinstance(blank, str):
+        if blank not in symbols:
+            raise AsrError(f"{name}: the blank {blank!r} is not one of the {len(symbols)} tokens.")
+        return symbols.index(blank)
+    known = next((symbol for symbol in _UNAMBIGUOUS_BLANKS if symbol in symbols), None)
+    if blank is not None:
+        if isinstance(blank, bool) or not -1 <= blank <= len(symbols):
+            raise AsrError(f"{name}: the blank's column is {blank}, but the columns are 0 to {len(symbols) - 1}.")
+        column = len(symbols) - 1 if blank == -1 else int(blank)
+        if known in _UNAMBIGUOUS_BLANKS[:5] and column != symbols.index(str(known)):
+            raise AsrError(
+                f"{name}: the blank is said to be column {column}, but column {symbols.index(str(known))} is {known!r}."
+            )
+        return column
+    if known is None:
+        # A hyphen or an underscore may be a letter; at either end of the list it hardly is.
+        known = next((symbol for symbol in _OTHER_BLANKS if symbol in (symbols[0], symbols[-1])), None)
+    if known is None:
+        raise AsrError(
+            f"{name}: none of the {len(symbols)} tokens is named like a blank (<blk>, <pad>, ...); say which column it "
+            f"is (blank=0), or blank={len(symbols)} where the list leaves it out at the end."
+        )
+    return symbols.index(known)
+
+
+def _refuse_duplicates(symbols: Iterable[str], name: str) -> None:
+    seen: dict[str, int] = {}
+    for column, symbol in enumerate(symbols):
+        first = seen.setdefault(_as_entry(symbol), column)
+        if first != column:
+            raise AsrError(f"{name}: the token {symbol!r} stands twice, as columns {first} and {column}; rename one.")
+
+
+def _kind_of(symbols: Sequence[str], blank_id: int) -> TokenKind:
+    text = [symbol for column, symbol in enumerate(symbols) if column != blank_id and symbol not in _SPECIAL]
+    if any(symbol.startswith((PIECE_PREFIX, CONTINUATION_PREFIX)) for symbol in text):
+        return "pieces"
+    if all(len(symbol) == 1 for symbol in text):
+        return "letters"
+    has_boundary = any(symbol in LETTER_BOUNDARIES for symbol in text)
+    # Some networks of letters have a digraph or two.
+    return "letters" if has_boundary and sum(len(symbol) == 1 for symbol in text) > len(text) // 2 else "phones"

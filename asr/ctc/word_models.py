@@ -1,0 +1,196 @@
+"""n-gram models on their way into a decoder: read from any file, cut down to what a graph holds, filled up with words.
+
+Shapes: A n-grams of all orders, S states, V words.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from asr.errors import AsrError
+from asr.lm.corpus import WordStream
+from asr.lm.ngram.estimate import estimate_kneser_ney
+from asr.lm.ngram.io import read_ngram_lm
+from asr.lm.ngram.model import NgramArrays, NgramLM
+from asr.lm.ngram.transform import prune_to_size
+from asr.lm.ngram.trie import ROOT, NgramTrie
+from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID, SPECIAL_WORDS, UNK_ID, Vocabulary
+
+_KENLM_MAGIC = b"mmap lm http://kheafield.com/code"
+
+
+def read_ngram(source: str | Path | NgramLM) -> NgramLM:
+    """A model from ARPA text or our binary file, or the model itself.
+
+    Raises:
+        AsrError: the file is missing or damaged, or KenLM's binary, which cannot be turned into a graph.
+    """
+    if isinstance(source, NgramLM):
+        return source
+    if is_kenlm_binary(source):
+        raise AsrError(
+            f"{source}: a binary file of KenLM does not list its n-grams, so that no graph can be made of it; give the "
+            "ARPA file that it was built from, or pass this file as lm= beside a word list."
+        )
+    path = Path(source).resolve()
+    stat = path.stat()
+    return _read_once(path, stat.st_mtime_ns, stat.st_size)
+
+
+@functools.lru_cache(maxsize=4)
+def _read_once(path: Path, modified: int, size: int) -> NgramLM:
+    """Of a file that has not changed, the same model, so that graphs made of it are found again."""
+    return read_ngram_lm(path)
+
+
+def is_kenlm_binary(path: str | Path) -> bool:
+    """Whether a file is one that KenLM's `build_binary` wrote.
+
+    Raises:
+        AsrError: it cannot be read.
+    """
+    try:
+        with Path(path).open("rb") as stream:
+            return stream.read(len(_KENLM_MAGIC)) == _KENLM_MAGIC
+    except OSError as error:
+        raise AsrError(f"{path}: the language model cannot be read ({error.strerror}).") from error
+
+
+def listed_words(ngram: NgramLM) -> list[str]:
+    """The words that a model lists, the special ones left out, in its order."""
+    num_words = len(ngram.vocabulary)
+    score = ngram.arrays.arc_score(torch.arange(num_words, device=ngram.device)).cpu().tolist()
+    words = ngram.vocabulary.words
+    return [words[word_id] for word_id in range(len(SPECIAL_WORDS), num_words) if score[word_id] > -math.inf]
+
+
+def uniform_ngram(words: Sequence[str], name: str = "word list") -> NgramLM:
+    """A model in which all words, the end of the sentence and `<unk>` are equally likely, whatever came before."""
+    vocabulary = Vocabulary(words, name=name)
+    num_words = len(vocabulary)
+    score = np.full(num_words, -math.log(num_words - 2), dtype=np.float32)
+    score[[EPSILON_ID, BOS_ID]] = -np.inf
+    no_parent = np.full(num_words, ROOT, dtype=np.int32)
+    word_id = np.arange(num_words, dtype=np.int32)
+    backoff = np.zeros(num_words, dtype=np.float32)
+    return NgramLM.from_trie(NgramTrie(vocabulary, (0, num_words), no_parent, word_id, score, backoff), name)
+
+
+def ngram_of_spellings(spellings: Collection[Sequence[str]], symbols: Sequence[str], order: int) -> NgramLM:
+    """A model of the symbols of words, one word being one sentence (modified Kneser-Ney).
+
+    Args:
+        spellings: of each word.
+        symbols: all symbols that a word may have.
+        order: of the n-grams.
+    """
+    vocabulary = Vocabulary(symbols, name="spellings")
+    id_of = {symbol: number for number, symbol in enumerate(vocabulary.words)}
+    stream = [number for each in spellings for number in (BOS_ID, *(id_of[symbol] for symbol in each), EOS_ID)]
+    words = WordStream(np.array(stream, dtype=np.int32), vocabulary, len(vocabulary))
+    return NgramLM.from_trie(estimate_kneser_ney(words, order, keep_unseen=True).trie, "spellings")
+
+
+def graph_ngram(ngram: NgramLM, words: Sequence[str], max_ngrams: int) -> NgramLM:
+    """What of a model goes into the graph: all words of a list, and the n-grams that matter most.
+
+    Words that the model does not list share its `<unk>` evenly, as in `RemappedLM`, so that the larger model can take
+    the smaller one's place while the search runs.
+
+    Args:
+        ngram: the model, of any size.
+        words: what the graph is to write.
+        max_ngrams: so many n-grams of all orders at most; more are pruned by entropy.
+
+    Raises:
+        AsrError: the model has none of the words.
+    """
+    known = set(listed_words(ngram))
+    missing = [word for word in dict.fromkeys(words) if word not in known]
+    if words and len(missing) == len(set(words)):
+        raise AsrError(f"{ngram.name}: {_none_of_words(words, known)}")
+    num_ngrams = len(ngram.arrays.label)
+    if not missing and num_ngrams <= max_ngrams and not len(ngram.arrays.score_level):
+        return ngram
+    trie = trie_of(ngram)
+    if missing:
+        trie = _with_words(trie, missing)
+    if num_ngrams > max_ngrams:
+        trie = prune_to_size(trie, max(max_ngrams, trie.order_begin[1]))
+    return NgramLM.from_trie(trie, ngram.name)
+
+
+def without_unknown_histories(ngram: NgramLM) -> NgramLM:
+    """The model with `<unk>` as a unigram only: one place in the graph is left from which words are spelled."""
+    arrays = ngram.arrays
+    score = arrays.arc_score(torch.arange(len(arrays.label), device=arrays.label.device)).clone()
+    is_longer = torch.arange(len(arrays.label), device=score.device) >= len(ngram.vocabulary)
+    score[is_longer & (arrays.label == UNK_ID)] = -math.inf
+    plain = replace(arrays, score=score, score_level=torch.zeros(0), index=None)
+    return NgramLM(ngram.vocabulary, plain, ngram.order, ngram.name)
+
+
+def trie_of(ngram: NgramLM) -> NgramTrie:
+    """The n-grams of a model: the inverse of `NgramArrays.from_trie`."""
+    arrays: NgramArrays = ngram.arrays.to("cpu")
+    dst_state = arrays.dst_state.numpy()
+    num_arcs, num_words = len(dst_state), len(ngram.vocabulary)
+    # States are numbered in the order of their n-grams; what is no state leads to a shorter one, of a lower number.
+    highest = np.maximum.accumulate(np.concatenate([[0], dst_state]))
+    is_state = dst_state > highest[:-1]
+    of_state = np.concatenate([[ROOT], np.flatnonzero(is_state)]).astype(np.int32)
+    parent = np.repeat(of_state, np.diff(arrays.arc_begin.numpy()))
+    order_begin = [0, num_words]
+    while order_begin[-1] < num_arcs:
+        longer = parent[order_begin[-1] :] >= order_begin[-1]
+        order_begin.append(order_begin[-1] + (int(longer.argmax()) if longer.any() else len(longer)))
+    backoff = np.zeros(num_arcs, dtype=np.float32)
+    backoff[of_state[1:]] = arrays.backoff_score.numpy()[1:]
+    score = arrays.arc_score(torch.arange(num_arcs)).numpy().copy()
+    return NgramTrie(ngram.vocabulary, tuple(order_begin), parent, arrays.label.numpy(), score, backoff)
+
+
+def _with_words(trie: NgramTrie, words: Sequence[str]) -> NgramTrie:
+    """The model with more words, which share the probability of `<unk>`."""
+    num_before, num_new = trie.order_begin[1], len(words)
+    vocabulary = Vocabulary((*trie.vocabulary.words[len(SPECIAL_WORDS) :], *words), name=trie.vocabulary.words[0])
+    share = trie.score[UNK_ID] - np.float32(math.log(num_new))
+    order_begin = (0, *(begin + num_new for begin in trie.order_begin[1:]))
+    parent = np.where(trie.parent >= num_before, trie.parent + num_new, trie.parent)
+
+    def widened(values: np.ndarray, added: float) -> np.ndarray:  # type: ignore[type-arg]
+        new = np.full(num_new, added, dtype=values.dtype)
+        return np.concatenate([values[:num_before], new, values[num_before:]])
+
+    score = widened(trie.score, float(share))
+    word_id = np.concatenate(
+        [trie.word_id[:num_before], np.arange(num_before, num_before + num_new), trie.word_id[num_before:]]
+    )
+    return NgramTrie(
+        vocabulary,
+        order_begin,
+        widened(parent, ROOT).astype(np.int32),
+        word_id.astype(np.int32),
+        score,
+        widened(trie.backoff, 0.0),
+        trie.lists_bos,
+    )
+
+
+def _none_of_words(words: Sequence[str], known: Collection[str]) -> str:
+    """Why a model knows none of the words."""
+    sample = words[0]
+    for change in (str.lower, str.upper):
+        if any(change(word) in known for word in words[:1000]):
+            has = "lower" if change is str.lower else "upper"
+            return (
+                f"the model is written in {has} case and the words ({sample!r}, ...) are not; bring both to one case."
+            )
+    return f"the model lists none of the {len(words)} words ({sample!r}, ...); both must be of one language."

@@ -1,0 +1,93 @@
+"""The words of an open-vocabulary search as a trie of characters, with what each of them adds to a score.
+
+Shapes: W words, N nodes of the trie, A its arcs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class WordTrie:
+    """A trie in arrays: node 0 is its root, a node's arcs stand together, sorted by character.
+
+    Attributes:
+        begin: (N + 1,) int64, the first arc of each node.
+        char: (A,) int64.
+        next: (A,) int64, the node that an arc leads to.
+        depth: (N,) int64, how many characters lead to a node.
+        parent: (N,) int64, -1 for the root.
+        word_node: (W,) int64, the node at which each word ends.
+    """
+
+    begin: IntArray
+    char: IntArray
+    next: IntArray
+    depth: IntArray
+    parent: IntArray
+    word_node: IntArray
+
+    @classmethod
+    def build(cls, words: Sequence[Sequence[int]]) -> WordTrie:
+        """The trie of words, each a sequence of character numbers from 1 on."""
+        num_words = len(words)
+        length = np.fromiter(map(len, words), np.int64, num_words)
+        longest = int(length.max(initial=0))
+        matrix = np.zeros((num_words, longest), dtype=np.int64)
+        if num_words:
+            rows = np.repeat(np.arange(num_words), length)
+            columns = np.arange(int(length.sum())) - np.repeat(np.cumsum(length) - length, length)
+            matrix[rows, columns] = np.fromiter((char for word in words for char in word), np.int64, len(rows))
+        node = np.zeros(num_words, dtype=np.int64)
+        parents, chars, depths = [np.array([-1])], [np.array([0])], [np.array([0])]
+        num_nodes = 1
+        width = int(matrix.max(initial=0)) + 1
+        for depth in range(longest):
+            longer = np.flatnonzero(length > depth)
+            key, number = np.unique(node[longer] * width + matrix[longer, depth], return_inverse=True)
+            parents.append(key // width)
+            chars.append(key % width)
+            depths.append(np.full(len(key), depth + 1))
+            node[longer] = num_nodes + number.reshape(-1)
+            num_nodes += len(key)
+        parent, char, depth_of = np.concatenate(parents), np.concatenate(chars), np.concatenate(depths)
+        # Nodes of one parent follow each other in the order of their characters.
+        counts = np.bincount(parent[1:], minlength=num_nodes)
+        order = np.argsort(parent[1:], kind="stable")
+        begin = np.concatenate([[0], np.cumsum(counts)])
+        return cls(begin, char[1:][order], 1 + order, depth_of, parent, node)
+
+    @property
+    def num_nodes(self) -> int:
+        """N."""
+        return len(self.depth)
+
+    def is_prefix_of(self, words: Iterable[int]) -> npt.NDArray[np.bool_]:
+        """Which nodes lie on the way to one of the words, given by their positions; (N,)."""
+        lies = np.zeros(self.num_nodes, dtype=bool)
+        node: npt.NDArray[Any] = np.unique(self.word_node[np.fromiter(words, np.int64)])
+        while len(node):
+            lies[node] = True
+            node = np.unique(self.parent[node])
+            node = node[node >= 0]
+            node = node[~lies[node]]
+        return lies
+
+    def shortest_of(self, words: Iterable[int]) -> IntArray:
+        """For each node the length of the shortest of the words that it leads to, 0 where it leads to none; (N,)."""
+        shortest = np.full(self.num_nodes, np.iinfo(np.int64).max)
+        node = self.word_node[np.fromiter(words, np.int64)]
+        np.minimum.at(shortest, node, self.depth[node])
+        # Children are numbered after their parents: from the deepest up each tells its parent.
+        for level in range(int(self.depth.max()), 0, -1):
+            at_level = np.flatnonzero(self.depth == level)
+            np.minimum.at(shortest, self.parent[at_level], shortest[at_level])
+        return np.where(shortest == np.iinfo(np.int64).max, 0, shortest)

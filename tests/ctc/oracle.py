@@ -1,0 +1,86 @@
+"""CTC decoding by enumeration: every path of a few frames, every word sequence of a few words.
+
+Shapes: T frames, C tokens, the blank being column 0.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+Score = Callable[[Sequence[int]], float]
+
+
+def collapsed(path: Sequence[int]) -> tuple[int, ...]:
+    """A path's tokens: runs of equal ones once, without blanks."""
+    return tuple(token for token, _ in itertools.groupby(path) if token)
+
+
+def sum_of_paths(log_prob: np.ndarray) -> dict[tuple[int, ...], float]:
+    """For each sequence of tokens the log of the sum over all its paths."""
+    num_frames, num_tokens = log_prob.shape
+    found: dict[tuple[int, ...], float] = {}
+    for path in itertools.product(range(num_tokens), repeat=num_frames):
+        score = float(sum(log_prob[frame, token] for frame, token in enumerate(path)))
+        tokens = collapsed(path)
+        found[tokens] = float(np.logaddexp(found[tokens], score)) if tokens in found else score
+    return found
+
+
+def best_of_paths(log_prob: np.ndarray) -> dict[tuple[int, ...], float]:
+    """For each sequence of tokens the score of its best path."""
+    num_frames, num_tokens = log_prob.shape
+    found: dict[tuple[int, ...], float] = {}
+    for path in itertools.product(range(num_tokens), repeat=num_frames):
+        score = float(sum(log_prob[frame, token] for frame, token in enumerate(path)))
+        found[collapsed(path)] = max(score, found.get(collapsed(path), -math.inf))
+    return found
+
+
+def best_token_sequences(
+    log_prob: np.ndarray, lm_score: Score, lm_scale: float, insertion: float
+) -> list[tuple[float, tuple[int, ...]]]:
+    """All sequences by the sum of their paths and a language model's score of the whole sequence, best first."""
+    scored = [
+        (score + lm_scale * lm_score(tokens) + insertion * len(tokens), tokens)
+        for tokens, score in sum_of_paths(log_prob).items()
+    ]
+    return sorted(scored, reverse=True)
+
+
+def best_word_sequences(
+    log_prob: np.ndarray,
+    spellings: Mapping[str, Sequence[tuple[int, ...]]],
+    lm_score: Callable[[Sequence[str]], float],
+    lm_scale: float,
+    insertion: float,
+    boundary: int | None,
+    max_words: int,
+) -> list[tuple[float, tuple[str, ...]]]:
+    """All word sequences by their best path, best first.
+
+    Spellings do not hold the boundary. Between words it stands once or more often, at the beginning and at the end any
+    number of times.
+    """
+    by_tokens = best_of_paths(log_prob)
+    by_core: dict[tuple[int, ...], float] = {}
+    for tokens, score in by_tokens.items():
+        core = tokens
+        if boundary is not None:
+            runs = [list(group) for is_boundary, group in itertools.groupby(tokens, lambda t: t == boundary) if True]
+            words = [tuple(run) for run in runs if run[0] != boundary]
+            core = tuple(itertools.chain.from_iterable((*word, boundary) for word in words))
+        by_core[core] = max(score, by_core.get(core, -math.inf))
+    found: list[tuple[float, tuple[str, ...]]] = []
+    for num_words in range(max_words + 1):
+        for words in itertools.product(spellings, repeat=num_words):
+            best = -math.inf
+            for ways in itertools.product(*(spellings[word] for word in words)):
+                end = () if boundary is None else (boundary,)
+                best = max(best, by_core.get(tuple(itertools.chain.from_iterable((*w, *end) for w in ways)), -math.inf))
+            if best > -math.inf:
+                found.append((best + lm_scale * lm_score(words) + insertion * num_words, words))
+    return sorted(found, reverse=True)

@@ -1,0 +1,148 @@
+"""Prefix beam search against the enumeration of all paths."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from asr.ctc import CTCDecoder, CTCDecodingConfig, CTCTokens
+from asr.ctc.frames import as_frames
+from asr.ctc.language_models import LentModels
+from asr.ctc.prefix_beam import PrefixBeam, read_chunks
+from asr.ctc.prefix_search import TokenSearch, token_rules
+from asr.lm.ngram.model import NgramLM
+from tests.ctc.oracle import best_token_sequences
+
+SYMBOLS = ["-", "a", "b", "|"]
+OPEN = {"search_beam": 1e9, "beam_size": 10_000, "token_min_log_prob": -1e9}
+
+
+def random_frames(num_frames: int, seed: int, num_tokens: int = 4) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (2.0 * torch.randn((num_frames, num_tokens), generator=generator)).log_softmax(1)
+
+
+def search(lm: NgramLM | None, compiled: bool, **settings: float) -> TokenSearch:
+    models = LentModels(None if lm is None else lambda: lm, False)
+    config = CTCDecodingConfig(**(OPEN | settings))  # type: ignore[arg-type]
+    return TokenSearch(CTCTokens(SYMBOLS), config, models, None, torch.device("cpu"), compiled)
+
+
+def token_model(ngram_of: Callable[..., NgramLM]) -> NgramLM:
+    return ngram_of(["a b |", "a | b b", "b a", "b | a a |"], ["a", "b", "|"], order=3)
+
+
+def score_of(lm: NgramLM) -> Callable[[tuple[int, ...]], float]:
+    return lambda tokens: float(lm.score_sentence([SYMBOLS[token] for token in tokens]).double().sum())
+
+
+class NoTables:
+    """The same model as one that only answers calls."""
+
+    def __init__(self, lm: NgramLM) -> None:
+        self._lm = lm
+        self.vocabulary = lm.vocabulary
+        self.start, self.score, self.final = lm.start, lm.score, lm.final
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_sums_of_paths_without_a_language_model(compiled: bool, seed: int) -> None:
+    log_prob = random_frames(5, seed)
+    wanted = best_token_sequences(log_prob.double().numpy(), lambda tokens: 0.0, 0.0, 0.0)
+    beam = PrefixBeam(search(None, compiled)._rules, 0, compiled)
+    read_chunks([beam], [log_prob.numpy()], None)
+    found = {tuple(char for char, _, _ in beam.characters(each.prefix)): each.total for each in beam.alive()}
+    assert found == pytest.approx({tokens: score for score, tokens in wanted}, abs=1e-4)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_language_model_and_insertion(compiled: bool, seed: int, ngram_of: Callable[..., NgramLM]) -> None:
+    log_prob, lm = random_frames(5, seed), token_model(ngram_of)
+    wanted = best_token_sequences(log_prob.double().numpy(), score_of(lm), 0.7, 0.3)
+    for model in (lm, NoTables(lm)):
+        searcher = search(model, compiled, lm_scale=0.7, word_insertion_penalty=0.3)  # type: ignore[arg-type]
+        frames = as_frames(log_prob, None, searcher.tokens, "log_probs", torch.device("cpu"))
+        best = searcher.decode(frames, 5)[0][0]
+        assert [SYMBOLS.index(token.text) for token in best.tokens] == list(wanted[0][1])
+        assert best.score == pytest.approx(wanted[0][0], abs=1e-4)
+        assert best.lm_score == pytest.approx(score_of(lm)(wanted[0][1]), abs=1e-4)
+        assert best.score == pytest.approx(best.am_score + 0.7 * best.lm_score + 0.3 * len(best.tokens), abs=1e-6)
+
+
+def test_bounded_beams_agree_between_forms(ngram_of: Callable[..., NgramLM]) -> None:
+    lm = token_model(ngram_of)
+    for seed, (beam_size, search_beam) in enumerate(itertools.product((1, 3, 8), (1.0, 4.0, 50.0))):
+        log_prob = random_frames(30, seed)
+        answers = []
+        for compiled, model in itertools.product((False, True), (lm, NoTables(lm))):
+            searcher = search(
+                model, compiled, beam_size=beam_size, search_beam=search_beam, token_min_log_prob=-6.0
+            )  # type: ignore[arg-type]
+            frames = as_frames(log_prob, None, searcher.tokens, "log_probs", torch.device("cpu"))
+            answers.append(searcher.decode(frames, 3)[0])
+        texts = [[(hyp.text, hyp.tokens) for hyp in hyps] for hyps in answers]
+        assert texts.count(texts[0]) == len(texts)
+        assert all(len(hyps) <= 3 for hyps in answers)
+
+
+def test_never_more_alive_than_the_beam_allows() -> None:
+    rules = token_rules(CTCTokens(SYMBOLS), CTCDecodingConfig(beam_size=4, search_beam=3.0), None)
+    beam = PrefixBeam(rules)
+    for frame in random_frames(20, 7).split(1):
+        read_chunks([beam], [frame.numpy()], None)
+        alive = beam.prefixes.count[1]
+        scores = beam.prefixes.score[:alive]
+        assert 1 <= alive <= 4
+        assert scores.max() - scores.min() <= 3.0
+
+
+def test_room_grows_and_old_prefixes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    from asr.ctc import prefix_beam
+
+    log_prob = random_frames(60, 3).numpy()
+    rules = token_rules(CTCTokens(SYMBOLS), CTCDecodingConfig(beam_size=20, token_min_log_prob=-1e9), None)
+    whole = PrefixBeam(rules)
+    read_chunks([whole], [log_prob], None)
+    monkeypatch.setattr(prefix_beam, "_FIRST_ROOM", 128)
+    monkeypatch.setattr(prefix_beam, "_COMPACT_AT", 150)
+    pieces = PrefixBeam(rules)
+    for begin in range(0, 60, 7):
+        read_chunks([pieces], [log_prob[begin : begin + 7]], None)
+    assert len(pieces.prefixes.parent) > 128
+    assert pieces.prefixes.count[0] < whole.prefixes.count[0]
+    told = [[(beam.characters(each.prefix), each.total) for each in beam.alive()] for beam in (whole, pieces)]
+    assert told[0] == told[1]
+
+
+def test_batch_and_stream_equal_single(ngram_of: Callable[..., NgramLM]) -> None:
+    lm = token_model(ngram_of)
+    for model in (lm, NoTables(lm)):
+        decoder = CTCDecoder(SYMBOLS, token_lm=model, warm_up=False, frame_shift=0.02)  # type: ignore[arg-type]
+        log_probs = torch.stack([random_frames(20, seed) for seed in range(4)])
+        lengths = torch.tensor([20, 7, 0, 13])
+        batch = decoder(log_probs, lengths, nbest=2)
+        for utterance, length, hypotheses in zip(log_probs, lengths, batch, strict=True):
+            assert decoder(utterance[:length], nbest=2) == hypotheses
+            stream = decoder.stream()
+            for chunk in utterance[:length].split(3):
+                stream.accept(chunk)
+                stream.partial()
+            assert stream.finish() == hypotheses[0]
+
+
+def test_words_and_times_of_a_clear_text(frames_of: Callable[..., torch.Tensor]) -> None:
+    symbols = ["-", "|", *"ehlotw"]
+    decoder = CTCDecoder(symbols, warm_up=False, frame_shift=0.5)
+    best = decoder(frames_of(symbols, list("hello|two"), strength=12.0))[0]
+    assert best.text == "hello two"
+    assert [(word.start_frame, word.end_frame, word.start, word.end) for word in best.words] == [
+        (0, 9, 0.0, 4.5),
+        (12, 17, 6.0, 8.5),
+    ]
+    assert np.isclose(best.score, best.am_score)
