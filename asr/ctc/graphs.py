@@ -58,8 +58,8 @@ class WordGraph:
 def read_lexicon(source: str | Path | Lexicon | Mapping[str, Any], tokens: CTCTokens) -> Lexicon:
     """A lexicon from a file, or from a mapping of words to one spelling or several; each must be of the tokens.
 
-    A spelling is a sequence of tokens, or a text of tokens with blanks between them. Of a file, words and tokens keep
-    their case, and digits of stress are dropped where the tokens have none.
+    A spelling is a tuple of tokens, or a text of tokens with blanks between them; several stand in a list. Of a file,
+    words and tokens keep their case, and digits of stress are dropped where the tokens have none.
 
     Raises:
         AsrError: the file cannot be read, or a spelling has tokens that the network does not have.
@@ -208,9 +208,6 @@ def _content_of(lexicon: Lexicon) -> Hashable:
 
 
 def _spellings(given: Any) -> list[tuple[str, ...]]:
-    if isinstance(given, str):
-        return [tuple(given.split())]
-    ways = list(given)
-    if ways and all(isinstance(way, str) and " " not in way for way in ways):
-        return [tuple(ways)]
+    """A text or a tuple is one spelling, any other collection holds several."""
+    ways = [given] if isinstance(given, (str, tuple)) else list(given)
     return [tuple(way.split()) if isinstance(way, str) else tuple(way) for way in ways]

@@ -23,6 +23,8 @@ BOUNDARY = 0
 FREE = -1
 _FIRST_MULTIPLIER = 0x1E3779B97F4A7C15
 _SECOND_MULTIPLIER = 0x3F58476D1CE4E5B9
+# Of a hypothesis' sum so little may be left out: exp(-5) of what is about to be pruned.
+_MARGIN = 5.0
 # What `advance` says.
 DONE, NEEDS_ROOM, ASKS = 0, 1, 2
 # Places in `Prefixes.count`.
@@ -206,7 +208,7 @@ def expand(log_prob: Any, prefixes: Prefixes, rules: Rules) -> bool:
         return False
     count[NUM_ASKED], count[FIRST_NEW] = 0, count[NUM_PREFIXES]
     frame, stamp, num_slots = count[FRAME], np.int64(count[FRAME] + 1) << 32, np.int64(0)
-    # Nothing that stays below this bound, whatever its own word adds to it, can survive.
+    # What begins far below this bound, whatever its own word adds to it, cannot survive, nor add to what does.
     bound = -np.inf
     for i in range(num_alive):
         stay = row[0]
@@ -215,7 +217,7 @@ def expand(log_prob: Any, prefixes: Prefixes, rules: Rules) -> bool:
         if rules.token_min <= stay or stay == row[best_token]:
             node = alive_node[i]
             bound = max(bound, alive_score[i] + stay + bonus_of[node] + guess_of[node])
-    bound -= rules.beam
+    bound -= rules.beam + _MARGIN
     for i in range(num_alive):
         node, last, score = np.int64(alive_node[i]), alive_last[i], alive_score[i]
         for j in range(num_allowed):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from asr.lm.corpus import WordStream
 from asr.lm.ngram.estimate import estimate_kneser_ney
 from asr.lm.ngram.model import NgramLM
-from asr.lm.corpus import WordStream
 from asr.text.symbols import BOS_ID, EOS_ID, Vocabulary
 
 

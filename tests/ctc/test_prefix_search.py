@@ -81,9 +81,7 @@ def test_bounded_beams_agree_between_forms(ngram_of: Callable[..., NgramLM]) -> 
         log_prob = random_frames(30, seed)
         answers = []
         for compiled, model in itertools.product((False, True), (lm, NoTables(lm))):
-            searcher = search(
-                model, compiled, beam_size=beam_size, search_beam=search_beam, token_min_log_prob=-6.0
-            )  # type: ignore[arg-type]
+            searcher = search(model, compiled, beam_size=beam_size, search_beam=search_beam, token_min_log_prob=-6.0)  # type: ignore[arg-type]
             frames = as_frames(log_prob, None, searcher.tokens, "log_probs", torch.device("cpu"))
             answers.append(searcher.decode(frames, 3)[0])
         texts = [[(hyp.text, hyp.tokens) for hyp in hyps] for hyps in answers]

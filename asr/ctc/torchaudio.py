@@ -1,0 +1,249 @@
+"""A drop-in for torchaudio's CTC decoder: the same function, arguments and results, on the compiled searches.
+
+    from asr.ctc.torchaudio import ctc_decoder
+
+What is different:
+
+- With a lexicon, words are searched over a compiled graph: `beam_size` counts partial paths that survive a frame,
+  `beam_threshold` is how far behind the best they may be, and `beam_size_token` has no effect. The best path counts;
+  `log_add=True` is refused. Without a lexicon the sum over paths counts, whatever `log_add` says.
+- `unk_score` above -inf spells words outside the lexicon, each with this score added, where torchaudio writes the
+  unknown word in their place.
+- `tokens` and `timesteps` are of the path itself: no silence is put before the first or behind the last token, and
+  frames are counted from 0.
+- Words that the language model does not list share the probability of its `<unk>` evenly.
+- `emissions` may be on any device, of any float type, with gradients or without.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from asr.ctc.decoder import CTCDecoder as WordDecoder
+from asr.ctc.graphs import read_lexicon, read_words
+from asr.ctc.hypothesis import CTCHypothesis as Found
+from asr.ctc.language_models import is_ngram_file
+from asr.ctc.stream import CTCStream
+from asr.ctc.tokens import CTCTokens
+from asr.ctc.word_models import is_kenlm_binary
+from asr.errors import AsrError
+from asr.lm.interface import LanguageModel
+from asr.text.symbols import Vocabulary
+
+
+class CTCHypothesis(NamedTuple):
+    """What the decoder has found.
+
+    Attributes:
+        tokens: (L,) int64, the columns of its tokens.
+        words: its words; empty without a lexicon.
+        score: the sum that hypotheses are ranked by.
+        timesteps: (L,) int32, the first frame of each token.
+    """
+
+    tokens: Tensor
+    words: list[str]
+    score: float
+    timesteps: Tensor
+
+
+class CTCDecoder:
+    """As torchaudio's class of this name; made by `ctc_decoder`.
+
+    Args:
+        decoder: what decodes.
+        nbest: hypotheses of an utterance at most.
+        has_words: whether there is a lexicon.
+        sil_score: natural log, added to each frame in which the silence is read.
+        silence: the silence's column, or None.
+    """
+
+    def __init__(
+        self, decoder: WordDecoder, nbest: int, has_words: bool, sil_score: float, silence: int | None
+    ) -> None:
+        self._decoder = decoder
+        self._nbest = nbest
+        self._has_words = has_words
+        self._sil_score = sil_score
+        self._silence = silence
+        self._stream: CTCStream | None = None
+
+    def __call__(self, emissions: Tensor, lengths: Tensor | None = None) -> list[list[CTCHypothesis]]:
+        """Decodes a batch, emissions (N, T, C) and lengths (N,), into the best hypotheses of each utterance."""
+        if emissions.dim() != 3:
+            raise AsrError(f"the emissions have the shape {tuple(emissions.shape)}; give (batch, frames, tokens).")
+        found = self._decoder(self._scored(emissions), lengths, nbest=self._nbest)
+        return [[self._as_theirs(hypothesis) for hypothesis in each] for each in found if isinstance(each, list)]
+
+    def decode_begin(self) -> None:
+        """Begins an utterance that comes in chunks."""
+        self._stream = self._decoder.stream()
+
+    def decode_step(self, emissions: Tensor) -> None:
+        """Reads the next frames of it, (T, C)."""
+        self._open().accept(self._scored(emissions))
+
+    def decode_end(self) -> None:
+        """Ends it."""
+        self._last = self._open().finish()
+        self._stream = None
+
+    def get_final_hypothesis(self) -> list[CTCHypothesis]:
+        """What was found in it, its best hypothesis alone.
+
+        Raises:
+            AsrError: no utterance was ended.
+        """
+        if not hasattr(self, "_last"):
+            raise AsrError("no utterance has ended yet; call decode_begin, decode_step and decode_end first.")
+        return [self._as_theirs(self._last)]
+
+    def idxs_to_tokens(self, idxs: Tensor) -> list[str]:
+        """The symbols of some columns, (L,)."""
+        return [self._decoder.tokens.symbols[int(column)] for column in idxs]
+
+    def _open(self) -> CTCStream:
+        if self._stream is None:
+            raise AsrError("no utterance is open; call decode_begin first.")
+        return self._stream
+
+    def _scored(self, emissions: Tensor) -> Tensor:
+        if self._sil_score == 0.0 or self._silence is None:
+            return emissions
+        emissions = emissions.detach().clone()
+        emissions[..., self._silence] += self._sil_score
+        return emissions
+
+    def _as_theirs(self, found: Found) -> CTCHypothesis:
+        tokens = self._decoder.tokens
+        columns = [tokens.columns[tokens.table.id_of(token.text)] for token in found.tokens]
+        words = [word.text for word in found.words] if self._has_words else []
+        frames = [token.start_frame for token in found.tokens]
+        return CTCHypothesis(
+            torch.tensor(columns, dtype=torch.int64), words, found.score, torch.tensor(frames, dtype=torch.int32)
+        )
+
+
+class CustomLanguageModel:
+    """A model with torchaudio's `CTCDecoderLM` interface (`start`, `score`, `finish`) behind ours.
+
+    Args:
+        model: the model; its scores are natural logs.
+        words: the words that it numbers, in the order of its numbers.
+    """
+
+    def __init__(self, model: Any, words: Sequence[str]) -> None:
+        self._model = model
+        ordinary = [word for word in words if word != "<unk>"]
+        self.vocabulary = Vocabulary(ordinary, name="lm_dict")
+        number_of = {word: number for number, word in enumerate(words)}
+        self._number = [number_of.get(word, number_of.get("<unk>", -1)) for word in self.vocabulary.words]
+        self._states: list[Any] = [model.start(False)]
+        self._edges: dict[tuple[int, int], tuple[float, int]] = {}
+
+    def start(self, num_streams: int) -> Tensor:
+        """The first state, (num_streams,)."""
+        return torch.zeros(num_streams, dtype=torch.int64)
+
+    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        """What the model says, and the next states, (Q,) each."""
+        answers = [self._edge(*query) for query in zip(context_idx.tolist(), word_id.tolist(), strict=True)]
+        next_idx = torch.tensor([state for _, state in answers], dtype=torch.int64)
+        return torch.tensor([score for score, _ in answers], dtype=torch.float32), next_idx
+
+    def final(self, context_idx: Tensor) -> Tensor:
+        """What the model says of the end, (Q,)."""
+        scores = [float(self._model.finish(self._states[idx])[1]) for idx in context_idx.tolist()]
+        return torch.tensor(scores, dtype=torch.float32)
+
+    def _edge(self, context_idx: int, word_id: int) -> tuple[float, int]:
+        known = self._edges.get((context_idx, word_id))
+        if known is None:
+            if self._number[word_id] < 0:
+                return -math.inf, context_idx
+            state, score = self._model.score(self._states[context_idx], self._number[word_id])
+            known = float(score), len(self._states)
+            self._states.append(state)
+            self._edges[context_idx, word_id] = known
+        return known
+
+
+def ctc_decoder(
+    lexicon: str | Path | Mapping[str, Any] | None,
+    tokens: str | Path | Sequence[str],
+    lm: str | Path | nn.Module | LanguageModel | Any | None = None,
+    lm_dict: str | Path | None = None,
+    nbest: int = 1,
+    beam_size: int = 50,
+    beam_size_token: int | None = None,
+    beam_threshold: float = 50,
+    lm_weight: float = 2,
+    word_score: float = 0,
+    unk_score: float = -math.inf,
+    sil_score: float = 0,
+    log_add: bool = False,
+    blank_token: str = "-",
+    sil_token: str = "|",
+    unk_word: str = "<unk>",
+) -> CTCDecoder:
+    """Builds a decoder as torchaudio's function of this name does.
+
+    Args:
+        lexicon: a file (`word TOKEN TOKEN ...`) or a mapping; None decodes tokens.
+        tokens: a file with one token a line, or a list.
+        lm: an n-gram model (of words with a lexicon, of tokens without): ARPA text, our binary, KenLM's binary; a model
+            with the interface of torchaudio's `CTCDecoderLM`; or any other that `asr.ctc.CTCDecoder` takes.
+        lm_dict: with such a model a file of the words that it numbers, one a line; by default the lexicon's.
+        nbest, beam_size, beam_size_token, beam_threshold: see the module for what they mean here.
+        lm_weight: weight of the language model.
+        word_score: added for each word.
+        unk_score: see the module.
+        sil_score: added to each frame in which the silence is read.
+        log_add: see the module.
+        blank_token, sil_token: as they stand among the tokens.
+        unk_word: what lexicon or dictionary call the unknown word.
+
+    Raises:
+        AsrError: something cannot be read or does not fit the rest.
+    """
+    has_boundary = sil_token in (tokens if not isinstance(tokens, (str, Path)) else CTCTokens(tokens, blank=0).symbols)
+    table = CTCTokens(tokens, blank=blank_token, word_boundary=sil_token if has_boundary else "")
+    settings: dict[str, Any] = {
+        "lm_scale": float(lm_weight),
+        "word_insertion_penalty": float(word_score),
+        "search_beam": float(beam_threshold),
+        "inputs": "scores",
+    }
+    if lexicon is None:
+        model = None if lm is None else _as_model(lm, lm_dict, table.table.tokens[1:])
+        decoder = WordDecoder(table, token_lm=model, beam_size=beam_size, token_min_log_prob=-math.inf, **settings)
+    else:
+        if log_add:
+            raise AsrError("log_add=True is not there for words: the best path counts; leave it out.")
+        spelled = read_lexicon(lexicon, table)
+        words = [word for word in spelled.pronunciations if word != unk_word]
+        spelled, _ = spelled.restricted_to(words)
+        settings |= {"max_active_states": beam_size, "output_beam": min(float(beam_threshold), 20.0)}
+        if unk_score > -math.inf:
+            settings |= {"spell_unknown": True, "spelling_penalty": float(unk_score)}
+        if lm is not None and isinstance(lm, (str, Path)) and is_ngram_file(lm) and not is_kenlm_binary(lm):
+            decoder = WordDecoder(table, lexicon=spelled, words=words, ngram=lm, **settings)
+        elif lm is not None:
+            decoder = WordDecoder(table, lexicon=spelled, words=words, lm=_as_model(lm, lm_dict, words), **settings)
+        else:
+            decoder = WordDecoder(table, lexicon=spelled, words=words, **(settings | {"lm_scale": 0.0}))
+    silence = table.symbols.index(sil_token) if has_boundary else None
+    return CTCDecoder(decoder, nbest, lexicon is not None, float(sil_score), silence)
+
+
+def _as_model(lm: Any, lm_dict: str | Path | None, words: Sequence[str]) -> Any:
+    """The model itself, or one of torchaudio's interface wrapped in ours."""
+    if isinstance(lm, (str, Path, LanguageModel)) or not hasattr(lm, "finish"):
+        return lm
+    return CustomLanguageModel(lm, words if lm_dict is None else read_words(lm_dict))

@@ -1,0 +1,173 @@
+"""What every network from elsewhere offers, and how one is named.
+
+Shapes: N utterances, L samples, T frames, C tokens.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from asr.audio.resample import resample
+from asr.ctc.tokens import CTCTokens
+from asr.errors import AsrError
+
+# What a row of log-probabilities may sum to instead of 1.
+_TOLERANCE = 0.05
+
+KINDS = {
+    "torchaudio": "a CTC pipeline of torchaudio.pipelines, such as torchaudio:WAV2VEC2_ASR_BASE_960H",
+    "transformers": "an AutoModelForCTC of transformers, a hub name or a local folder",
+    "onnx": "an ONNX file, or a folder with model.onnx and tokens.txt",
+    "torchscript": "a TorchScript file, with tokens.txt in it or beside it",
+}
+"""What may stand before the colon of a name, and what stands behind it."""
+
+
+class ExternalModel(ABC):
+    """A CTC network: waveforms in, log-probabilities out.
+
+    Attributes:
+        name: shown to users.
+        tokens: its output symbols.
+        sampling_rate: of the waveforms that it reads, in Hz.
+        frame_shift: seconds from one frame of its output to the next.
+    """
+
+    name: str
+    tokens: CTCTokens
+    sampling_rate: int
+    frame_shift: float
+
+    @abstractmethod
+    def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, L) float in [-1, 1] at `sampling_rate` and (N,) -> log-probabilities (N, T, C) and frames (N,) int64."""
+
+    def __call__(self, waveform: Tensor | Sequence[Tensor], sampling_rate: int | None = None) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of one utterance or several.
+
+        Args:
+            waveform: (L,), (N, L), or a list of (L,), float in [-1, 1].
+            sampling_rate: of the samples; the network's own if None.
+
+        Returns:
+            (N, T, C) natural logs and (N,) int64 frames.
+
+        Raises:
+            AsrError: a waveform is empty or of another shape, or the network's output does not fit its tokens.
+        """
+        utterances = _as_list(waveform)
+        if sampling_rate is not None and sampling_rate != self.sampling_rate:
+            utterances = [resample(each, sampling_rate, self.sampling_rate) for each in utterances]
+        num_samples = torch.tensor([len(each) for each in utterances])
+        padded = torch.nn.utils.rnn.pad_sequence(utterances, batch_first=True)
+        with torch.no_grad():
+            log_prob, num_frames = self.forward(padded, num_samples)
+        return self.checked(log_prob), num_frames.to(torch.int64).cpu()
+
+    def checked(self, log_prob: Tensor) -> Tensor:
+        """Log-probabilities (N, T, C) of the right width; logits are normalized.
+
+        Raises:
+            AsrError: another number of columns than tokens.
+        """
+        if log_prob.dim() != 3 or log_prob.shape[2] != len(self.tokens):
+            raise AsrError(
+                f"{self.name}: the network's output has the shape {tuple(log_prob.shape)}, but it has "
+                f"{len(self.tokens)} tokens; give the token list of this network."
+            )
+        log_prob = log_prob.detach().float()
+        if log_prob.numel() and float(log_prob[:, :1].logsumexp(2).abs().max()) > _TOLERANCE:
+            log_prob = log_prob.log_softmax(2)
+        return log_prob
+
+
+class StreamingModel(ABC):
+    """A network that reads an utterance in chunks of features and keeps states between them."""
+
+    tokens: CTCTokens
+    sampling_rate: int
+    frame_shift: float
+
+    @abstractmethod
+    def accept(self, waveform: Tensor, is_last: bool = False) -> Tensor:
+        """The next samples, (L,) float in [-1, 1] -> log-probabilities (T, C) of the frames that they complete."""
+
+
+class CallableModel(ExternalModel):
+    """A network that any Python function runs.
+
+    Args:
+        function: waveform (N, L), num_samples (N,) -> log-probabilities or logits (N, T, C), or these and frames (N,).
+        tokens: its output symbols.
+        sampling_rate: in Hz.
+        frame_shift: in seconds.
+        name: shown to users.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Tensor, Tensor], Tensor | tuple[Tensor, Tensor]],
+        tokens: CTCTokens | Sequence[str],
+        sampling_rate: int,
+        frame_shift: float,
+        name: str = "callable",
+    ) -> None:
+        self.name = name
+        self._function = function
+        self.tokens = tokens if isinstance(tokens, CTCTokens) else CTCTokens(tokens)
+        self.sampling_rate = sampling_rate
+        self.frame_shift = frame_shift
+
+    def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
+        """As `ExternalModel.forward`."""
+        output = self._function(waveform, num_samples)
+        if isinstance(output, tuple):
+            return output[0], output[1]
+        return output, frames_by_share(num_samples, waveform.shape[1], output.shape[1])
+
+
+def load_acoustic_model(name: str, **options: Any) -> ExternalModel:
+    """The network of a name `KIND:NAME`, see `KINDS`; options go to its class.
+
+    Raises:
+        AsrError: there is no such kind, its package is missing, or the network cannot be read.
+    """
+    kind, _, rest = name.partition(":")
+    if kind not in KINDS or not rest:
+        listed = "; ".join(f"{each}: {what}" for each, what in KINDS.items())
+        raise AsrError(f"{name}: an acoustic model is named KIND:NAME, where KIND is one of {listed}.")
+    module = importlib.import_module(f"asr.models.external.{kind}")
+    return cast(ExternalModel, module.load(rest, **options))
+
+
+def frames_by_share(num_samples: Tensor, max_samples: int, max_frames: int) -> Tensor:
+    """Frames of each utterance where a network does not tell them: its share of the longest one's, rounded up."""
+    share = num_samples.double() / max(1, max_samples) * max_frames
+    return share.ceil().long().clamp(max=max_frames)
+
+
+def package(name: str, what: str) -> Any:
+    """An optional package.
+
+    Raises:
+        AsrError: it is missing or does not import.
+    """
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError) as error:
+        raise AsrError(f"{what} needs the package {name}, which cannot be imported here ({error}).") from error
+
+
+def _as_list(waveform: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    if isinstance(waveform, Tensor) and waveform.dim() == 1:
+        waveform = [waveform]
+    utterances = [torch.as_tensor(each).float() for each in waveform]
+    if not utterances or any(each.dim() != 1 or not len(each) for each in utterances):
+        raise AsrError("give waveforms of shape (samples,) or (utterances, samples), none of them empty.")
+    return utterances

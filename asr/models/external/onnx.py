@@ -1,0 +1,275 @@
+"""CTC networks in ONNX files, run by onnxruntime: exports of icefall, NeMo, sherpa-onnx and transformers.
+
+What a file expects is read from the names of its inputs and from its metadata:
+
+| input | is |
+| --- | --- |
+| `x`, `x_lens` (or `speech`, `feats`, ...) | filterbanks (N, T, F) as icefall makes them, and frames |
+| `audio_signal`, `length` | filterbanks (N, F, T) as NeMo makes them, normalized as `normalize_type` says, and frames |
+| `input_values`, `waveform`, `audio` | samples (N, L) |
+| `x` and states | chunks of `T` frames, the next one `decode_chunk_len` frames later: a streaming network |
+
+Shapes: N utterances, L samples, T frames, F features, C tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asr.audio.fbank import INT16_SCALE, Fbank, FeatureStream
+from asr.ctc.tokens import CTCTokens
+from asr.errors import AsrError
+from asr.models.external.base import ExternalModel, StreamingModel, frames_by_share, package
+from asr.models.external.nemo_features import NemoFeatures
+
+_WAVEFORM_INPUTS = ("input_values", "waveform", "audio", "wav", "samples")
+_TRANSPOSED_INPUTS = ("audio_signal", "processed_signal")
+_LENGTH_INPUTS = ("x_lens", "length", "lengths", "x_length", "speech_lengths", "feats_lengths", "num_frames", "len")
+_DEFAULT_SAMPLING_RATE = 16000
+_FBANK_SHIFT = 0.01
+
+
+class OnnxModel(ExternalModel):
+    """A network in an ONNX file that reads whole utterances, or a streaming one, chunk by chunk.
+
+    Args:
+        path: the file.
+        tokens: its output symbols: a list or a file; None for `tokens.txt` beside it.
+        num_threads: of onnxruntime; 0 leaves it to that.
+        frame_shift: in seconds; None goes by the metadata `subsampling_factor`, or what comes out of ten seconds.
+        blank: as of `CTCTokens`.
+
+    Raises:
+        AsrError: onnxruntime is missing, the file cannot be read, its inputs are none of those above, or there are no
+            tokens.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        tokens: Any = None,
+        num_threads: int = 0,
+        frame_shift: float | None = None,
+        blank: int | str | None = None,
+    ) -> None:
+        path = Path(path)
+        self.name = f"onnx:{path}"
+        runtime = package("onnxruntime", self.name)
+        if not path.is_file():
+            raise AsrError(f"{self.name}: there is no such file.")
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = num_threads
+        options.log_severity_level = 3
+        try:
+            self._session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime's own classes derive from Exception alone
+            raise AsrError(
+                f"{self.name}: this is no ONNX file that can be read ({str(error).splitlines()[0]})."
+            ) from error
+        self.metadata: dict[str, str] = dict(self._session.get_modelmeta().custom_metadata_map)
+        self._inputs = {each.name: each for each in self._session.get_inputs()}
+        self._outputs = [each.name for each in self._session.get_outputs()]
+        self.tokens = CTCTokens(_tokens_beside(path, tokens, self.name), blank=blank)
+        self.sampling_rate = int(self.metadata.get("sample_rate", _DEFAULT_SAMPLING_RATE))
+        self._signal, self._length, self._states = self._sorted_inputs()
+        self._kind = _input_kind(self._signal, len(self._inputs[self._signal].shape), self.name)
+        self._features = self._feature_extractor()
+        self.frame_shift = frame_shift if frame_shift is not None else self._shift()
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether the network keeps states between chunks."""
+        return bool(self._states)
+
+    def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
+        """As `ExternalModel.forward`."""
+        if self.is_streaming:
+            parts = []
+            for each, num in zip(waveform, num_samples.tolist(), strict=True):
+                stream = self.stream()
+                parts.append(stream.accept(each[:num], is_last=True))
+            return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True), torch.tensor([len(x) for x in parts])
+        signal, lengths = self._signal_of(waveform, num_samples)
+        feed: dict[str, Any] = {self._signal: signal.numpy().astype(np.float32)}
+        if self._length is not None:
+            feed[self._length] = lengths.numpy().astype(self._dtype(self._length))
+        outputs = self._run(feed)
+        log_prob = torch.from_numpy(outputs[0]).float()
+        if len(outputs) > 1 and outputs[1].ndim == 1 and np.issubdtype(outputs[1].dtype, np.integer):
+            return log_prob, torch.from_numpy(outputs[1]).long()
+        longest = signal.shape[2] if self._kind == "transposed" else signal.shape[1]
+        return log_prob, frames_by_share(lengths, longest, log_prob.shape[1])
+
+    def stream(self) -> OnnxStream:
+        """A new utterance in chunks.
+
+        Raises:
+            AsrError: the network reads whole utterances.
+        """
+        if not self.is_streaming:
+            raise AsrError(f"{self.name}: this network has no states and reads whole utterances; it cannot stream.")
+        return OnnxStream(self)
+
+    def initial_states(self) -> dict[str, Any]:
+        """Zeros for every state."""
+        states = {}
+        for name in self._states:
+            shape = [size if isinstance(size, int) and size > 0 else 1 for size in self._inputs[name].shape]
+            states[name] = np.zeros(shape, dtype=self._dtype(name))
+        return states
+
+    def step(self, chunk: Tensor, states: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        """A chunk of features (T, F) and the states before it -> log-probabilities (T', C) and the states behind."""
+        feed = {self._signal: chunk.unsqueeze(0).numpy().astype(np.float32), **states}
+        if self._length is not None:
+            feed[self._length] = np.array([len(chunk)], dtype=self._dtype(self._length))
+        outputs = self._run(feed)
+        following = dict(zip(self._states, outputs[len(outputs) - len(self._states) :], strict=True))
+        return self.checked(torch.from_numpy(outputs[0]))[0], following
+
+    def chunk_sizes(self) -> tuple[int, int]:
+        """Frames of a chunk, and from one chunk to the next.
+
+        Raises:
+            AsrError: the metadata do not tell.
+        """
+        try:
+            return int(self.metadata["T"]), int(self.metadata["decode_chunk_len"])
+        except (KeyError, ValueError) as error:
+            raise AsrError(
+                f"{self.name}: a streaming network's metadata must say T and decode_chunk_len, the frames of a chunk "
+                "and from one to the next; export it again with them."
+            ) from error
+
+    def _run(self, feed: dict[str, Any]) -> list[Any]:
+        try:
+            outputs: list[Any] = self._session.run(None, feed)
+        except Exception as error:  # as above
+            raise AsrError(f"{self.name}: onnxruntime cannot run it ({str(error).splitlines()[0]}).") from error
+        return outputs
+
+    def _sorted_inputs(self) -> tuple[str, str | None, list[str]]:
+        names = list(self._inputs)
+        length = next((name for name in names if name in _LENGTH_INPUTS), None)
+        signals = [name for name in names if name != length]
+        if not signals:
+            raise AsrError(f"{self.name}: it has the inputs {', '.join(names)}, none of which is a signal.")
+        states = signals[1:]
+        if states and len(self._outputs) < 1 + len(states):
+            raise AsrError(
+                f"{self.name}: its inputs {', '.join(names)} are neither a signal and its lengths nor a signal and "
+                f"states that come back among the outputs ({', '.join(self._outputs)})."
+            )
+        return signals[0], length, states
+
+    def _feature_extractor(self) -> Any:
+        if self._kind == "waveform":
+            return None
+        axis = 1 if self._kind == "transposed" else 2
+        size = self._inputs[self._signal].shape[axis]
+        num_mel_bins = size if isinstance(size, int) and size > 0 else int(self.metadata.get("feat_dim", 80))
+        if self._kind == "transposed":
+            return NemoFeatures(num_mel_bins, self.sampling_rate, self.metadata.get("normalize_type", "per_feature"))
+        return Fbank(num_mel_bins=num_mel_bins, high_freq=-400.0, sampling_rate=self.sampling_rate)
+
+    def _signal_of(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
+        if self._features is None:
+            return waveform, num_samples
+        features, lengths = self._features(waveform, num_samples)
+        if self._kind == "transposed":
+            return features.transpose(1, 2).contiguous(), lengths
+        return in_unit_range(features), lengths
+
+    def _shift(self) -> float:
+        if self.is_streaming or "subsampling_factor" in self.metadata:
+            factor = int(self.metadata.get("subsampling_factor", 4))
+            return factor * _FBANK_SHIFT
+        seconds = 10
+        num = seconds * self.sampling_rate
+        noise = 0.01 * torch.randn(1, num, generator=torch.Generator().manual_seed(0))
+        log_prob, _ = self.forward(noise, torch.tensor([num]))
+        return round(seconds / max(1, log_prob.shape[1]), 3)
+
+    def _dtype(self, name: str) -> Any:
+        return {"tensor(int64)": np.int64, "tensor(int32)": np.int32}.get(self._inputs[name].type, np.float32)
+
+
+class OnnxStream(StreamingModel):
+    """One utterance through a streaming network.
+
+    Args:
+        model: with states.
+    """
+
+    def __init__(self, model: OnnxModel) -> None:
+        self.tokens, self.sampling_rate, self.frame_shift = model.tokens, model.sampling_rate, model.frame_shift
+        self._model = model
+        self._states = model.initial_states()
+        self._size, self._shift = model.chunk_sizes()
+        self._fbank = FeatureStream(model._features)
+        self._waiting = torch.zeros((0, model._features.feature_dim))
+
+    def accept(self, waveform: Tensor, is_last: bool = False) -> Tensor:
+        """As `StreamingModel.accept`; at the end the last chunk is filled up with silence."""
+        features = in_unit_range(self._fbank.push(waveform.float(), is_last))
+        self._waiting = torch.cat([self._waiting, features])
+        if is_last and len(self._waiting):
+            num_chunks = max(1, math.ceil((len(self._waiting) - self._size) / self._shift) + 1)
+            missing = self._size + (num_chunks - 1) * self._shift - len(self._waiting)
+            silence = torch.full((missing, self._waiting.shape[1]), float(self._waiting.min()))
+            self._waiting = torch.cat([self._waiting, silence])
+        found = [torch.zeros((0, len(self.tokens)))]
+        while len(self._waiting) >= self._size:
+            log_prob, self._states = self._model.step(self._waiting[: self._size], self._states)
+            found.append(log_prob)
+            self._waiting = self._waiting[self._shift :]
+        return torch.cat(found)
+
+
+def in_unit_range(features: Tensor) -> Tensor:
+    """Log energies of samples in [-1, 1], as icefall and sherpa-onnx have them, from those of 16-bit integers."""
+    return features - 2.0 * math.log(INT16_SCALE)
+
+
+def load(path: str, **options: Any) -> OnnxModel:
+    """The network of a file, or of a folder with one ONNX file or `model.onnx`.
+
+    Raises:
+        AsrError: there is none, or it cannot be used.
+    """
+    place = Path(path)
+    if place.is_dir():
+        files = sorted(place.glob("*.onnx"))
+        chosen = [file for file in files if file.name == "model.onnx"] or files
+        if len(chosen) != 1:
+            raise AsrError(f"onnx:{path}: the folder has {len(files)} ONNX files; name the one that is meant.")
+        place = chosen[0]
+    return OnnxModel(place, **options)
+
+
+def _input_kind(name: str, num_dims: int, model: str) -> str:
+    if name in _TRANSPOSED_INPUTS and num_dims == 3:
+        return "transposed"
+    if num_dims == 2 and name in _WAVEFORM_INPUTS:
+        return "waveform"
+    if num_dims == 3:
+        return "features"
+    raise AsrError(
+        f"{model}: its input {name!r} has {num_dims} dimensions and is neither features (N, T, F) nor samples, which "
+        f"are called {', '.join(_WAVEFORM_INPUTS)}."
+    )
+
+
+def _tokens_beside(path: Path, tokens: Any, name: str) -> Any:
+    if tokens is not None:
+        return tokens
+    beside = path.with_name("tokens.txt")
+    if not beside.is_file():
+        raise AsrError(f"{name}: its tokens are not told; put tokens.txt beside it, or give tokens=.")
+    return beside

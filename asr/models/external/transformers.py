@@ -1,0 +1,115 @@
+"""Any `AutoModelForCTC` of transformers with its feature extractor and tokenizer: hub name or local folder.
+
+Shapes: N utterances, L samples, T frames, C tokens.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from asr.ctc.tokens import CTCTokens
+from asr.errors import AsrError
+from asr.models.external.base import ExternalModel, frames_by_share, package
+
+_FILES = "config.json, model.safetensors, preprocessor_config.json, tokenizer_config.json and vocab.json"
+
+
+class TransformersModel(ExternalModel):
+    """A CTC network of transformers.
+
+    Args:
+        network: an `AutoModelForCTC`.
+        feature_extractor: of the same checkpoint.
+        tokenizer: of the same checkpoint.
+        name: shown to users.
+
+    Raises:
+        AsrError: the tokenizer's ids do not fit the network's columns.
+    """
+
+    def __init__(self, network: nn.Module, feature_extractor: Any, tokenizer: Any, name: str = "") -> None:
+        self.name = name or type(network).__name__
+        self.network = network.eval()
+        self._extractor = feature_extractor
+        config: Any = network.config
+        self.tokens = tokens_of(tokenizer, int(config.vocab_size), getattr(config, "pad_token_id", None))
+        self.sampling_rate = int(feature_extractor.sampling_rate)
+        ratio = getattr(config, "inputs_to_logits_ratio", None)
+        self.frame_shift = float(ratio) / self.sampling_rate if ratio else self._measured_shift()
+
+    def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
+        """As `ExternalModel.forward`."""
+        utterances = [each[:num].cpu().numpy() for each, num in zip(waveform, num_samples.tolist(), strict=True)]
+        if getattr(self._extractor, "return_attention_mask", True):
+            return self._logits(utterances)
+        # Networks without a mask would hear the zeros behind the shorter ones.
+        parts = [self._logits([each])[0][0] for each in utterances]
+        num_frames = torch.tensor([len(each) for each in parts])
+        return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True), num_frames
+
+    def _logits(self, utterances: list[Any]) -> tuple[Tensor, Tensor]:
+        device = next(self.network.parameters()).device
+        inputs = self._extractor(utterances, sampling_rate=self.sampling_rate, padding=True, return_tensors="pt").to(
+            device
+        )
+        logits = self.network(**inputs).logits.log_softmax(-1)
+        mask = inputs.get("attention_mask")
+        num_frames = torch.full((len(utterances),), logits.shape[1], dtype=torch.int64)
+        if mask is not None and len(utterances) > 1:
+            num_inputs = mask.sum(-1)
+            lengths = getattr(self.network, "_get_feat_extract_output_lengths", None)
+            if lengths is not None and mask.shape[1] > logits.shape[1]:
+                num_frames = lengths(num_inputs).long().cpu().clamp(max=logits.shape[1])
+            else:
+                num_frames = frames_by_share(num_inputs.cpu(), mask.shape[1], logits.shape[1])
+        return logits.cpu(), num_frames
+
+    def _measured_shift(self) -> float:
+        """Where the configuration does not tell it: how many frames ten seconds have."""
+        seconds = 10
+        silence = torch.zeros(1, seconds * self.sampling_rate)
+        with torch.no_grad():
+            logits, _ = self.forward(silence, torch.tensor([silence.shape[1]]))
+        return round(seconds / logits.shape[1], 3)
+
+
+def tokens_of(tokenizer: Any, num_columns: int, blank: int | None) -> CTCTokens:
+    """A tokenizer's symbols as the columns of a network; columns without a symbol are never read as text.
+
+    Raises:
+        AsrError: a symbol's id is beyond the columns.
+    """
+    symbols = [f"<unused-{column}>" for column in range(num_columns)]
+    for symbol, column in tokenizer.get_vocab().items():
+        if 0 <= column < num_columns:
+            symbols[column] = symbol
+        elif symbol not in getattr(tokenizer, "all_special_tokens", ()):
+            raise AsrError(
+                f"the tokenizer's symbol {symbol!r} has the id {column}; the network has {num_columns} columns."
+            )
+    if blank is None:
+        blank = tokenizer.pad_token_id
+    boundary = getattr(tokenizer, "word_delimiter_token", None)
+    return CTCTokens(symbols, blank=blank, word_boundary=boundary if boundary in symbols else None)
+
+
+def load(name: str, **options: Any) -> TransformersModel:
+    """The network of a hub name or a local folder; options go to `from_pretrained`.
+
+    Raises:
+        AsrError: it is neither here nor to be had, or it is no CTC network.
+    """
+    transformers = package("transformers", f"transformers:{name}")
+    try:
+        network = transformers.AutoModelForCTC.from_pretrained(name, **options)
+        extractor = transformers.AutoFeatureExtractor.from_pretrained(name)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        where = "the folder holds" if Path(name).is_dir() else "where there is no network, give a folder with"
+        raise AsrError(f"transformers:{name}: the network cannot be loaded ({reason}); {where} {_FILES}.") from error
+    return TransformersModel(network, extractor, tokenizer, f"transformers:{name}")

@@ -1,0 +1,286 @@
+"""`CTCDecoder` with words: against enumeration, whole and in chunks, and what is said of what does not fit."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("kaldifst", reason="compiling graphs needs kaldifst")
+
+from asr.ctc import CTCDecoder, CTCHypothesis, CTCTokens
+from asr.ctc.graphs import compile_graph, spelled_lexicon
+from asr.ctc.word_models import graph_ngram, trie_of, uniform_ngram
+from asr.errors import AsrError
+from asr.lm.ngram.model import NgramLM
+from tests.ctc.oracle import best_word_sequences
+
+SYMBOLS = ["-", "a", "b", "|"]
+WORDS = ["a", "ab", "b", "ba"]
+SPELLED = {"a": [(1,)], "ab": [(1, 2)], "b": [(2,)], "ba": [(2, 1)]}
+OPEN = {"search_beam": 1e9, "max_active_states": 1_000_000, "output_beam": 50.0, "context_beam": None}
+
+
+def random_frames(num_frames: int, seed: int, num_tokens: int = 4) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (2.0 * torch.randn((num_frames, num_tokens), generator=generator)).log_softmax(1)
+
+
+@pytest.fixture
+def word_model(ngram_of: Callable[..., NgramLM]) -> NgramLM:
+    return ngram_of(["a ab b", "ba a", "b b ab a", "ab"], WORDS, order=3)
+
+
+def sentence_score(lm: NgramLM) -> Callable[[Sequence[str]], float]:
+    return lambda words: float(lm.score_sentence(list(words)).double().sum())
+
+
+def close(found: Sequence[CTCHypothesis], wanted: list[tuple[float, tuple[str, ...]]]) -> bool:
+    """Whether a list has the best texts with their scores; n-grams are rounded in graphs."""
+    scores = {" ".join(words): score for score, words in wanted}
+    return all(
+        math.isclose(hypothesis.score, scores[hypothesis.text], abs_tol=3e-3)
+        and math.isclose(hypothesis.score, score, abs_tol=3e-3)
+        for hypothesis, (score, _) in zip(found, wanted, strict=False)
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_letters_against_enumeration(seed: int, word_model: NgramLM) -> None:
+    decoder = CTCDecoder(SYMBOLS, ngram=word_model, warm_up=False, lm_scale=0.8, word_insertion_penalty=0.4, **OPEN)
+    log_prob = random_frames(5, seed)
+    wanted = best_word_sequences(
+        log_prob.double().numpy(), SPELLED, sentence_score(word_model), 0.8, 0.4, boundary=3, max_words=3
+    )
+    found = decoder(log_prob, nbest=4)
+    assert len(found) == 4
+    assert close(found, wanted)
+    for hypothesis in found:
+        parts = hypothesis.am_score + 0.8 * hypothesis.lm_score + 0.4 * len(hypothesis.words)
+        assert hypothesis.score == pytest.approx(parts, abs=1e-4)
+        assert hypothesis.lm_score == pytest.approx(sentence_score(word_model)(hypothesis.text.split()), abs=1e-3)
+    assert close(decoder(log_prob), wanted)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_pieces_against_enumeration(seed: int, word_model: NgramLM) -> None:
+    symbols = ["▁a", "▁b", "a", "b", "<blk>"]
+    decoder = CTCDecoder(symbols, ngram=word_model, warm_up=False, lm_scale=1.0, **OPEN)
+    log_prob = random_frames(4, seed, 5)
+    spelled = {"a": [(1,)], "ab": [(1, 4)], "b": [(2,)], "ba": [(2, 3)]}
+    blank_first = log_prob[:, [4, 0, 1, 2, 3]].double().numpy()
+    wanted = best_word_sequences(blank_first, spelled, sentence_score(word_model), 1.0, 0.0, boundary=None, max_words=4)
+    assert close(decoder(log_prob, nbest=3), wanted)
+
+
+def test_phones_of_a_lexicon_with_several_pronunciations(word_model: NgramLM) -> None:
+    lexicon = {"a": ["AA", "EY"], "ab": ["AA B"], "b": ["B"], "ba": ["B AA"]}
+    decoder = CTCDecoder(
+        ["<blk>", "AA", "EY", "B"], lexicon=lexicon, ngram=word_model, warm_up=False, lm_scale=1.0, **OPEN
+    )
+    spelled = {"a": [(1,), (2,)], "ab": [(1, 3)], "b": [(3,)], "ba": [(3, 1)]}
+    for seed in range(3):
+        log_prob = random_frames(5, seed)
+        wanted = best_word_sequences(
+            log_prob.double().numpy(), spelled, sentence_score(word_model), 1.0, 0.0, boundary=None, max_words=5
+        )
+        assert close(decoder(log_prob, nbest=3), wanted)
+
+
+def test_language_model_in_the_place_of_the_graphs(word_model: NgramLM) -> None:
+    log_prob = random_frames(5, 11)
+    wanted = best_word_sequences(
+        log_prob.double().numpy(), SPELLED, sentence_score(word_model), 0.9, 0.0, boundary=3, max_words=3
+    )
+    for fusion in ("lattice", "search"):
+        decoder = CTCDecoder(SYMBOLS, words=WORDS, lm=word_model, warm_up=False, lm_scale=0.9, lm_fusion=fusion, **OPEN)
+        assert decoder.word_graph is not None
+        assert decoder.word_graph.ngram.order == 1
+        assert close(decoder(log_prob), wanted), fusion
+        assert decoder(log_prob)[0].lm_score == pytest.approx(
+            sentence_score(word_model)(decoder(log_prob)[0].text.split()), abs=1e-3
+        )
+
+
+def test_large_model_acts_beside_its_pruned_self(word_model: NgramLM) -> None:
+    small = len(word_model.vocabulary) + 4
+    decoder = CTCDecoder(SYMBOLS, ngram=word_model, graph_ngrams=small, warm_up=False, lm_scale=0.9, **OPEN)
+    assert decoder.word_graph is not None
+    assert decoder.word_graph.ngram.num_arcs < word_model.num_arcs
+    for seed in range(3):
+        log_prob = random_frames(5, seed)
+        wanted = best_word_sequences(
+            log_prob.double().numpy(), SPELLED, sentence_score(word_model), 0.9, 0.0, boundary=3, max_words=3
+        )
+        assert close(decoder(log_prob), wanted)
+
+
+def test_boundaries_are_read_anywhere_and_any_number_of_times(frames_of: Callable[..., torch.Tensor]) -> None:
+    decoder = CTCDecoder(SYMBOLS, words=WORDS, warm_up=False, frame_shift=0.1)
+    for text in ("ab|ba", "|ab|ba|", "||ab|||ba||", "ab||ba"):
+        best = decoder(frames_of(SYMBOLS, list(text), strength=10.0))[0]
+        assert best.text == "ab ba", text
+        assert best.is_complete
+        assert [token.text for token in best.tokens] == list(text)
+        begin = text.index("ab")
+        assert best.words[0].start_frame == 2 * begin
+        assert best.words[0].start == pytest.approx(0.2 * begin)
+        assert best.words[1].end_frame <= 2 * len(text)
+
+
+def test_batches_streams_and_threads_agree(word_model: NgramLM) -> None:
+    other = uniform_ngram(WORDS)
+    for models in ({"ngram": word_model}, {"ngram": word_model, "lm": other, "lm_weight": 0.5, "lm_fusion": "search"}):
+        decoder = CTCDecoder(SYMBOLS, warm_up=False, confidences=True, frame_shift=0.01, **models)  # type: ignore[arg-type]
+        batch = torch.stack([random_frames(30, seed) for seed in range(4)])
+        lengths = torch.tensor([30, 12, 0, 25])
+        wanted = decoder(batch, lengths, nbest=3)
+        for utterance, length, hypotheses in zip(batch, lengths, wanted, strict=True):
+            single = decoder(utterance[:length].numpy(), nbest=3)
+            assert [each.text for each in single] == [each.text for each in hypotheses]
+            assert [each.score for each in single] == pytest.approx([each.score for each in hypotheses], abs=1e-3)
+            for hypothesis in hypotheses:
+                assert all(0.0 <= word.confidence <= 1.0 for word in hypothesis.words)  # type: ignore[operator]
+            stream = decoder.stream()
+            for chunk in utterance[:length].split(4):
+                stream.accept(chunk)
+                stream.partial()
+            assert stream.finish().text == hypotheses[0].text
+        answers: list[object] = [None] * 4
+
+        def work(position: int, decoder: CTCDecoder, given: tuple[torch.Tensor, ...], answers: list[object]) -> None:
+            answers[position] = decoder(*given, nbest=3)
+
+        threads = [
+            threading.Thread(target=work, args=(position, decoder, (batch, lengths), answers)) for position in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert answers == [wanted] * 4
+
+
+def test_nothing_to_read_is_the_empty_text() -> None:
+    decoder = CTCDecoder(SYMBOLS, words=WORDS, warm_up=False)
+    assert decoder(torch.zeros(0, 4))[0].text == ""
+    assert decoder(torch.zeros(0, 5, 4)) == []
+    silence = torch.tensor([[0.0, -50.0, -50.0, -50.0]] * 9)
+    assert decoder(silence)[0].text == ""
+    assert CTCDecoder(SYMBOLS, warm_up=False)(torch.zeros(0, 4))[0].text == ""
+
+
+def test_same_graph_is_compiled_once(word_model: NgramLM, arpa_file: Callable[[NgramLM], Path]) -> None:
+    path = arpa_file(word_model)
+    graphs = [CTCDecoder(SYMBOLS, ngram=path, warm_up=False).word_graph for _ in range(2)]
+    assert graphs[0] is graphs[1]
+    other = CTCDecoder(SYMBOLS, ngram=path, words=["a", "b"], warm_up=False)
+    assert other.word_graph is not graphs[0]
+    assert other.word_graph is not None
+    assert set(other.word_graph.lexicon.pronunciations) == {"a", "b"}
+
+
+def test_words_that_the_model_lacks_share_its_unknown(word_model: NgramLM) -> None:
+    small = graph_ngram(word_model, [*WORDS, "bb", "aab"], 10**9)
+    unknown = float(word_model.score_sentence(["zzz"])[0])
+    for word in ("bb", "aab"):
+        assert float(small.score_sentence([word])[0]) == pytest.approx(unknown - math.log(2), abs=1e-5)
+    for sentence in (["a", "ab"], ["b", "b", "ab"]):
+        assert torch.equal(small.score_sentence(sentence), word_model.score_sentence(sentence))
+
+
+def test_trie_of_a_model_is_the_one_it_was_made_of(word_model: NgramLM) -> None:
+    again = NgramLM.from_trie(trie_of(word_model))
+    for name, tensor in word_model.arrays.tensors().items():
+        assert torch.equal(tensor, getattr(again.arrays, name)), name
+
+
+def test_spelled_lexicon_leaves_out_what_cannot_be_spelled() -> None:
+    tokens = CTCTokens(SYMBOLS)
+    lexicon, left_out = spelled_lexicon(["ab", "abc", "b"], tokens)
+    assert lexicon.pronunciations == {"ab": [("a", "b", "|")], "b": [("b", "|")]}
+    assert left_out == ["abc"]
+    graph = compile_graph(tokens, lexicon, uniform_ngram(["ab", "b"]), 1000)
+    assert graph.graph.tokens == tokens.table
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"words": ["AB", "BA"]}, "which are in lower case"),
+        ({"words": ["xyz"]}, "none of the 1 words ('xyz', ...) can be spelled"),
+        ({"words": []}, "there is no word in it"),
+        ({"words": ["a b"]}, "'a b' is no word"),
+        ({"lexicon": {"ab": "a c |"}}, "1 symbols of its spellings are no tokens of the network (c)"),
+        ({"words": ["ab"], "token_lm": uniform_ngram(["a"])}, "token_lm is for tokens without a word list"),
+        ({"spell_unknown": True}, "spell_unknown adds words to a list"),
+        ({"words": ["ab"], "inputs": "energies"}, "inputs is 'energies'"),
+        ({"words": ["ab"], "frame_shift": -1.0}, "the frame shift is -1.0"),
+        ({"words": ["ab"], "lm_weight": 2.0}, "lm_weight is 2.0"),
+        ({"words": ["ab"], "beam": 3.0}, "no argument or setting 'beam'"),
+        ({"words": ["ab"], "search_beam": 0.0}, "search_beam is 0.0"),
+        ({"words": ["ab"], "beam_size": 0}, "beam_size is 0"),
+        ({"words": ["ab"], "lm_scale": -1.0}, "lm_scale is -1.0"),
+        ({"ngram": "nowhere.arpa"}, "nowhere.arpa: the language model cannot be read"),
+        ({"words": ["ab"], "lm": "nowhere"}, "nowhere: there is no such language model"),
+        ({"words": ["ab"], "lm": object()}, "object is no language model"),
+        ({"words": ["a"], "ngram": uniform_ngram(["x", "y"])}, "the model lists none of the 1 words"),
+        ({"words": ["a", "b"], "ngram": uniform_ngram(["A", "B"])}, "the model is written in upper case"),
+        ({"token_lm": uniform_ngram(["x"])}, "the language model lists none of the 3 tokens"),
+    ],
+)
+def test_bad_arguments_are_told(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(AsrError) as error:
+        CTCDecoder(SYMBOLS, warm_up=False, **arguments)  # type: ignore[arg-type]
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_bad_calls_are_told() -> None:
+    decoder = CTCDecoder(SYMBOLS, words=WORDS, warm_up=False)
+    log_prob = random_frames(5, 0)
+    for call, message in [
+        (lambda: decoder(log_prob, nbest=0), "nbest is 0"),
+        (lambda: decoder(log_prob.exp()), "are probabilities"),
+        (lambda: decoder.stream(commit_seconds=1.0), "needs to know the frame shift"),
+        (lambda: decoder.stream().accept(log_prob.unsqueeze(0)), "a stream reads one utterance"),
+    ]:
+        with pytest.raises(AsrError, match=message):
+            call()
+    stream = decoder.stream()
+    stream.finish()
+    with pytest.raises(AsrError, match="the stream has ended"):
+        stream.accept(log_prob)
+
+
+def test_phones_without_a_lexicon_are_told() -> None:
+    with pytest.raises(AsrError, match="give a lexicon that says how words sound"):
+        CTCDecoder(["<blk>", "AA", "B"], words=["ab"], warm_up=False)
+
+
+def test_kenlm_binary_is_told_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "model.bin"
+    path.write_bytes(b"mmap lm http://kheafield.com/code format version 5\n\0" + bytes(100))
+    with pytest.raises(AsrError, match="does not list its n-grams"):
+        CTCDecoder(SYMBOLS, ngram=path, warm_up=False)
+    with pytest.raises(AsrError, match="KenLM"):
+        CTCDecoder(SYMBOLS, words=WORDS, lm=path, warm_up=False)
+
+
+def test_scores_of_kenlm(word_model: NgramLM, arpa_file: Callable[[NgramLM], Path]) -> None:
+    pytest.importorskip("kenlm")
+    from asr.ctc.kenlm import KenLanguageModel
+
+    theirs = KenLanguageModel(arpa_file(word_model), WORDS)
+    context = theirs.start(1)
+    total = 0.0
+    for word in ("a", "ab", "zzz", "b"):
+        score, context = theirs.score(context, theirs.vocabulary.ids_of([word]))
+        total += float(score)
+    total += float(theirs.final(context))
+    assert np.isclose(total, sentence_score(word_model)(["a", "ab", "zzz", "b"]), atol=1e-4)

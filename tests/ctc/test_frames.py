@@ -1,0 +1,95 @@
+"""Log-probabilities in every form that users have them, and what is said of those that are none."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from asr.ctc import CTCTokens
+from asr.ctc.frames import as_frames
+from asr.errors import AsrError
+
+TOKENS = CTCTokens(["a", "b", "-"])
+CPU = torch.device("cpu")
+
+
+def log_probs(*shape: int) -> torch.Tensor:
+    return torch.randn((*shape, 3), generator=torch.Generator().manual_seed(0)).log_softmax(-1)
+
+
+def test_forms_of_the_same() -> None:
+    wanted = log_probs(2, 5)[:, :, [2, 0, 1]]
+    given = log_probs(2, 5)
+    for form in (given, given.numpy(), given.requires_grad_(), given.detach().double(), given.tolist()):
+        frames = as_frames(form, None, TOKENS, "log_probs", CPU)
+        assert torch.allclose(frames.log_prob, wanted, atol=1e-6)
+        assert frames.num_frames.tolist() == [5, 5]
+        assert not frames.log_prob.requires_grad
+    single = as_frames(given[0], None, TOKENS, "log_probs", CPU)
+    assert single.is_single
+    assert torch.equal(single.log_prob[0], wanted[0])
+    listed = as_frames([given[0], given[1][:2]], None, TOKENS, "log_probs", CPU)
+    assert listed.num_frames.tolist() == [5, 2]
+    assert torch.equal(listed.log_prob[1, :2], wanted[1, :2])
+
+
+def test_other_kinds_of_values() -> None:
+    logits = torch.randn((1, 4, 3), generator=torch.Generator().manual_seed(1))
+    wanted = logits.log_softmax(2)[:, :, [2, 0, 1]]
+    assert torch.allclose(as_frames(logits, None, TOKENS, "logits", CPU).log_prob, wanted)
+    prob = as_frames(logits.softmax(2), None, TOKENS, "probabilities", CPU).log_prob
+    assert torch.allclose(prob, wanted, atol=1e-5)
+    assert torch.equal(as_frames(logits, None, TOKENS, "scores", CPU).log_prob, logits[:, :, [2, 0, 1]])
+    half = logits.log_softmax(2).half()
+    assert as_frames(half, None, TOKENS, "log_probs", CPU).log_prob.dtype == torch.float32
+
+
+def with_nan(where: tuple[int, int]) -> torch.Tensor:
+    given = log_probs(2, 5)
+    given[where] = float("nan")
+    return given
+
+
+@pytest.mark.parametrize(
+    ("given", "lengths", "kind", "message"),
+    [
+        (log_probs(2, 5).exp(), None, "log_probs", "are probabilities, not log-probabilities"),
+        (10.0 * log_probs(2, 5) + 3.0, None, "log_probs", "no log-probabilities"),
+        (log_probs(2, 5), None, "probabilities", "said to be probabilities"),
+        (log_probs(2, 5)[:, :, :2], None, "log_probs", "have 2 columns but there are 3 tokens"),
+        (torch.zeros(2, 5, 4), None, "log_probs", "say blank=3"),
+        (torch.zeros(3), None, "log_probs", "give (utterances, frames, tokens)"),
+        (with_nan((1, 2)), None, "log_probs", "utterance 1, frame 2: the network gave NaN"),
+        (with_nan((1, 2)), [5, 5], "logits", "utterance 1, frame 2: the network gave NaN"),
+        (log_probs(2, 5), [5], "log_probs", "1 lengths for 2 utterances"),
+        (log_probs(2, 5), [5, 6], "log_probs", "run from 5 to 6"),
+        (log_probs(2, 5), [-1, 2], "log_probs", "run from -1 to 2"),
+        (log_probs(2, 5), [0.5, 1.0], "log_probs", "not whole numbers"),
+        ("frames", None, "log_probs", "type str cannot be read"),
+    ],
+)
+def test_bad_values_are_told(given: object, lengths: object, kind: str, message: str) -> None:
+    with pytest.raises(AsrError) as error:
+        as_frames(given, lengths, TOKENS, kind, CPU)  # type: ignore[arg-type]
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_frames_that_are_not_used_may_be_anything() -> None:
+    frames = as_frames(with_nan((1, 4)), [5, 4], TOKENS, "log_probs", CPU)
+    assert frames.num_frames.tolist() == [5, 4]
+    minus_infinity = torch.tensor([[0.0, -np.inf, -np.inf]]).log_softmax(1)
+    assert as_frames(minus_infinity, None, TOKENS, "log_probs", CPU).is_single
+
+
+def test_blank_elsewhere_is_warned_of() -> None:
+    given = torch.full((1, 100, 3), -5.0)
+    given[:, :, 0] = 3.0
+    with pytest.warns(UserWarning, match="column 0 \\('a'\\) is the best of 100% of the frames"):
+        as_frames(given.log_softmax(2), None, TOKENS, "log_probs", CPU)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        as_frames(given.roll(2, 2).log_softmax(2), None, TOKENS, "log_probs", CPU)

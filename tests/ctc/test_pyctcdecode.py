@@ -1,0 +1,229 @@
+"""The drop-in for pyctcdecode: a plain Python search with its rules, and the package itself where it is installed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from asr.ctc.pyctcdecode import Alphabet, BeamSearchDecoderCTC, build_ctcdecoder
+from asr.errors import AsrError
+from asr.lm.ngram.model import NgramLM
+
+LABELS = ["", " ", *"abcde"]
+WORDS = ["bad", "bead", "cab", "dead", "ace"]
+
+
+@pytest.fixture
+def word_model(ngram_of: Callable[..., NgramLM]) -> NgramLM:
+    return ngram_of(["bad cab", "dead bead ace", "ace bad", "cab dead", "bead"], WORDS, order=2)
+
+
+def random_logits(num_frames: int, seed: int, num_labels: int = len(LABELS)) -> np.ndarray:
+    return 3.0 * np.random.default_rng(seed).normal(size=(num_frames, num_labels))
+
+
+def plain_search(
+    log_prob: np.ndarray,
+    lm: NgramLM | None,
+    *,
+    alpha: float = 0.5,
+    beta: float = 1.5,
+    offset: float = -10.0,
+    beam_width: int = 100,
+    prune: float = -10.0,
+    least: float = -5.0,
+    hot: tuple[str, ...] = (),
+    weight: float = 10.0,
+) -> dict[str, float]:
+    """The rules of pyctcdecode, written anew over (words, partial word, last label): texts and their totals."""
+
+    def words_score(words: tuple[str, ...], ends: bool) -> float:
+        total = weight * sum(word in hot for word in words)
+        if lm is not None:
+            known = lm.score_sentence([*words]).double()
+            total += alpha * float(known[: len(words)].sum()) + beta * len(words)
+            total += sum(alpha * offset * math.log(10) for word in words if word not in WORDS)
+            if ends:
+                total += alpha * float(known[-1])
+        return total
+
+    def partial_score(partial: str) -> float:
+        if not partial:
+            return 0.0
+        lengths = [len(word) for word in hot if word.startswith(partial)]
+        if lengths:
+            return weight * len(partial) / min(lengths)
+        if lm is None or any(word.startswith(partial) for word in WORDS):
+            return 0.0
+        return offset * max(1.0, len(partial) / 6)
+
+    alive: dict[tuple[tuple[str, ...], str, int], float] = {((), "", -1): 0.0}
+    for row in log_prob:
+        following: dict[tuple[tuple[str, ...], str, int], float] = {}
+        for label in set(np.flatnonzero(row >= least).tolist()) | {int(row.argmax())}:
+            for (words, partial, last), score in alive.items():
+                if label in (0, last):
+                    key = (words, partial, label)
+                elif LABELS[label] == " ":
+                    key = ((*words, partial) if partial else words, "", label)
+                else:
+                    key = (words, partial + LABELS[label], label)
+                added = score + float(row[label])
+                following[key] = float(np.logaddexp(following[key], added)) if key in following else added
+        ranked = {key: score + words_score(key[0], False) + partial_score(key[1]) for key, score in following.items()}
+        best = max(ranked.values())
+        kept = sorted((key for key in ranked if ranked[key] >= best + prune), key=lambda key: -ranked[key])
+        alive = {key: following[key] for key in kept[:beam_width]}
+    merged: dict[tuple[str, ...], float] = {}
+    for (words, partial, _), score in alive.items():
+        text = (*words, partial) if partial else words
+        merged[text] = float(np.logaddexp(merged[text], score)) if text in merged else score
+    return {" ".join(words): score + words_score(words, True) for words, score in merged.items()}
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"beam_width": 7},
+        {"beam_prune_logp": -4.0, "token_min_logp": -3.0},
+        {"hotwords": ["dab", "cab ace"], "hotword_weight": 4.0},
+    ],
+)
+@pytest.mark.parametrize("with_lm", [False, True])
+def test_same_as_a_plain_search(
+    seed: int, settings: dict[str, object], with_lm: bool, word_model: NgramLM, arpa_file: Callable[[NgramLM], Path]
+) -> None:
+    decoder = build_ctcdecoder(LABELS, str(arpa_file(word_model)) if with_lm else None)
+    logits = random_logits(14, seed)
+    log_prob = torch.from_numpy(logits).log_softmax(1).numpy()
+    names = {"beam_width": "beam_width", "beam_prune_logp": "prune", "token_min_logp": "least"}
+    plain = {names[name]: value for name, value in settings.items() if name in names}
+    if "hotwords" in settings:
+        plain |= {"hot": ("dab", "cab", "ace"), "weight": settings["hotword_weight"]}
+    wanted = plain_search(log_prob, word_model if with_lm else None, **plain)  # type: ignore[arg-type]
+    found = decoder.decode_beams(logits, **settings)  # type: ignore[arg-type]
+    best = max(wanted.values())
+    # What falls behind the beam at the end is left out there.
+    inside = {
+        text: score for text, score in wanted.items() if score >= best + float(settings.get("beam_prune_logp", -10.0))
+    }  # type: ignore[arg-type]
+    assert {beam[0]: beam[-1] for beam in found} == pytest.approx(inside, abs=1e-2)
+    totals = [beam[-1] for beam in found]
+    assert totals == sorted(totals, reverse=True)
+    assert decoder.decode(logits, **settings) == found[0][0]  # type: ignore[arg-type]
+
+
+def test_pieces_merge_however_a_word_is_split() -> None:
+    decoder = build_ctcdecoder(["", "▁b", "▁ba", "ad", "d", "▁"])
+    sure = np.full((4, 6), -20.0)
+    sure[0, [1, 2]], sure[1, [3, 4]], sure[2, 0], sure[3, 5] = 0.0, 0.0, 0.0, 0.0
+    beams = decoder.decode_beams(sure)
+    # b + ad and ba + d are one text, twice as probable as b + d and ba + ad.
+    assert beams[0][0] == "bad"
+    assert beams[0][3] == pytest.approx(math.log(0.5), abs=1e-3)
+    assert {beam[0] for beam in beams} >= {"bd", "baad"}
+
+
+def test_frames_of_words() -> None:
+    decoder = build_ctcdecoder(LABELS)
+    rows = [1, 2, 2, 0, 3, 1, 1, 0, 4, 4, 0]
+    logits = np.full((len(rows), len(LABELS)), -20.0)
+    logits[np.arange(len(rows)), rows] = 0.0
+    text, state, frames, _, _ = decoder.decode_beams(logits)[0]
+    assert (text, state) == ("ab c", None)
+    assert frames == [("ab", (1, 5)), ("c", (8, 10))]
+
+
+def test_batches_and_states(word_model: NgramLM, arpa_file: Callable[[NgramLM], Path]) -> None:
+    decoder = build_ctcdecoder(LABELS, arpa_file(word_model), WORDS)
+    utterances = [random_logits(length, length) for length in (12, 1, 30)]
+    batch = decoder.decode_beams_batch(None, utterances)
+    for logits, beams in zip(utterances, batch, strict=True):
+        single = decoder.decode_beams(logits)
+        assert [(text, frames, score, total) for text, _, frames, score, total in single] == beams
+    assert decoder.decode_batch(None, utterances) == [beams[0][0] for beams in batch]
+    first = decoder.decode_beams(utterances[0])[0]
+    assert first[1] is not None
+    going_on = decoder.decode_beams(utterances[1], lm_start_state=first[1])[0]
+    text = first[0].split()
+    plain = word_model.score_sentence([*text, *going_on[0].split()])
+    expected = 0.5 * float(plain[len(text) :].sum()) + 1.5 * len(going_on[0].split())
+    unknown = sum(word not in WORDS for word in going_on[0].split())
+    assert going_on[4] - going_on[3] == pytest.approx(expected - 0.5 * 10 * math.log(10) * unknown, abs=1e-3)
+
+
+def test_parameters_can_be_reset(word_model: NgramLM, arpa_file: Callable[[NgramLM], Path]) -> None:
+    path = arpa_file(word_model)
+    decoder = build_ctcdecoder(LABELS, path)
+    logits = random_logits(12, 1)
+    decoder.reset_params(alpha=0.1, beta=-2.0, unk_score_offset=-1.0, lm_score_boundary=False)
+    other = build_ctcdecoder(LABELS, path, alpha=0.1, beta=-2.0, unk_score_offset=-1.0, lm_score_boundary=False)
+    assert decoder.decode_beams(logits) == other.decode_beams(logits)
+    assert decoder.decode_beams(logits) != build_ctcdecoder(LABELS, path).decode_beams(logits)
+
+
+def test_saved_and_loaded(tmp_path: Path, word_model: NgramLM, arpa_file: Callable[[NgramLM], Path]) -> None:
+    decoder = build_ctcdecoder(LABELS, arpa_file(word_model), WORDS, alpha=0.7)
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    decoder.save_to_dir(folder)
+    assert json.loads((folder / "language_model" / "attrs.json").read_text())["alpha"] == 0.7
+    logits = random_logits(15, 2)
+    assert BeamSearchDecoderCTC.load_from_dir(folder).decode_beams(logits) == decoder.decode_beams(logits)
+    with pytest.raises(AsrError, match="no folder of a saved decoder"):
+        BeamSearchDecoderCTC.load_from_dir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("labels", "wanted"),
+    [
+        (["_", "|", "a"], ["", " ", "a"]),
+        (["a", "|"], ["a", " ", ""]),
+        (["<pad>", "<unk>", "|", "a"], ["", "⁇", " ", "a"]),
+        (["[PAD]", "the", "##re"], ["", "▁the", "re"]),
+        (["<unk>", "▁a"], ["▁⁇▁", "▁a", ""]),
+    ],
+)
+def test_alphabets(labels: list[str], wanted: list[str]) -> None:
+    assert Alphabet.build_alphabet(labels).labels == wanted
+
+
+def test_bad_input_is_told(tmp_path: Path) -> None:
+    decoder = build_ctcdecoder(LABELS)
+    with pytest.raises(AsrError, match="give \\(frames, 7\\)"):
+        decoder.decode(np.zeros((3, 4)))
+    with pytest.raises(AsrError, match="NaN"):
+        decoder.decode(np.full((3, 7), np.nan))
+    with pytest.raises(AsrError, match="stands twice"):
+        build_ctcdecoder(["a", "a"])
+    with pytest.raises(AsrError, match="beam_width is 0"):
+        decoder.decode(np.zeros((3, 7)), beam_width=0)
+    binary = tmp_path / "model.bin"
+    binary.write_bytes(b"mmap lm http://kheafield.com/code format version 5\n\0")
+    with pytest.raises(AsrError, match="give unigrams"):
+        build_ctcdecoder(LABELS, binary)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_same_as_the_package(seed: int, word_model: NgramLM, arpa_file: Callable[[NgramLM], Path]) -> None:
+    theirs_module = pytest.importorskip("pyctcdecode")
+    importlib.import_module("kenlm")
+    path = str(arpa_file(word_model))
+    theirs = theirs_module.build_ctcdecoder(LABELS, path, WORDS)
+    ours = build_ctcdecoder(LABELS, path, WORDS)
+    logits = random_logits(40, seed)
+    # The package scores an empty word behind a last space.
+    logits[-2:, 1] = -30.0
+    for settings in ({}, {"hotwords": ["dab", "ace"]}, {"beam_width": 10}):
+        wanted, found = theirs.decode_beams(logits, **settings), ours.decode_beams(logits, **settings)
+        assert [beam[0] for beam in found[:3]] == [beam[0] for beam in wanted[:3]]
+        assert [beam[-1] for beam in found[:3]] == pytest.approx([beam[-1] for beam in wanted[:3]], abs=1e-3)

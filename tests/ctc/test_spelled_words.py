@@ -1,0 +1,99 @@
+"""Words outside the list, spelled: scores joined from the word model's `<unk>` and the spelling model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+pytest.importorskip("kaldifst", reason="compiling graphs needs kaldifst")
+
+from asr.ctc import CTCDecoder
+from asr.ctc.word_models import ngram_of_spellings, without_unknown_histories
+from asr.errors import AsrError
+from asr.lm.ngram.model import NgramLM
+
+SYMBOLS = ["-", "|", *"abcdeo"]
+WORDS = ["abode", "bead", "code", "decode"]
+
+
+@pytest.fixture
+def word_model(ngram_of: Callable[..., NgramLM]) -> NgramLM:
+    return ngram_of(["bead code", "decode bead <unk> abode", "<unk> code", "abode"], WORDS, order=2)
+
+
+@pytest.mark.parametrize("kind", ["letters", "pieces"])
+def test_unknown_words_are_spelled_and_known_ones_are_not(
+    kind: str, word_model: NgramLM, frames_of: Callable[..., torch.Tensor]
+) -> None:
+    symbols = SYMBOLS if kind == "letters" else ["-", *(f"▁{x}" for x in "abcdeo"), *"abcdeo"]
+
+    def tokens_of(text: str) -> list[str]:
+        if kind == "letters":
+            return list(text.replace(" ", "|"))
+        return [symbol for word in text.split() for symbol in (f"▁{word[0]}", *word[1:])]
+
+    decoder = CTCDecoder(symbols, ngram=word_model, spell_unknown=True, warm_up=False, frame_shift=1.0)
+    closed = CTCDecoder(symbols, ngram=word_model, warm_up=False)
+    for text in ("bead code", "bead dodo code", "cab", "adobe adobe", "abode dabbed"):
+        log_prob = frames_of(symbols, tokens_of(text), strength=12.0)
+        best = decoder(log_prob)[0]
+        assert best.text == text
+        assert [word.is_spelled for word in best.words] == [word not in WORDS for word in text.split()]
+        starts = [word.start_frame for word in best.words]
+        ahead = [tokens_of(" ".join([*text.split()[:n], "x"])) for n in range(len(text.split()))]
+        assert starts == [2 * (len(tokens) - 1) for tokens in ahead]
+        stream = decoder.stream()
+        for chunk in log_prob.split(5):
+            stream.accept(chunk)
+        assert stream.finish().text == text
+        if any(word not in WORDS for word in text.split()):
+            assert closed(log_prob)[0].text != text
+
+
+def test_score_is_that_of_the_word_model_and_of_the_spelling(
+    word_model: NgramLM, frames_of: Callable[..., torch.Tensor]
+) -> None:
+    decoder = CTCDecoder(
+        SYMBOLS, ngram=word_model, spell_unknown=True, spelling_penalty=-0.5, warm_up=False, lm_scale=1.0
+    )
+    best = decoder(frames_of(SYMBOLS, list("bead|cab|code"), strength=14.0))[0]
+    assert best.text == "bead cab code"
+    words = without_unknown_histories(word_model).score_sentence(["bead", "<unk>", "code"])
+    spelling = ngram_of_spellings([list(word) for word in WORDS], list("abcdeo"), 4).score_sentence(list("cab"))
+    assert best.lm_score == pytest.approx(float(words.sum() + spelling.sum()) - 0.5, abs=2e-3)
+
+
+def test_penalty_decides_how_often(word_model: NgramLM, frames_of: Callable[..., torch.Tensor]) -> None:
+    log_prob = frames_of(SYMBOLS, list("bead|coded|code"), strength=5.0)
+    texts = []
+    for penalty in (20.0, -60.0):
+        decoder = CTCDecoder(SYMBOLS, ngram=word_model, spell_unknown=True, spelling_penalty=penalty, warm_up=False)
+        texts.append([word.is_spelled for word in decoder(log_prob)[0].words])
+    assert all(texts[0])
+    assert not any(texts[1])
+
+
+def test_own_model_of_spellings(
+    word_model: NgramLM, ngram_of: Callable[..., NgramLM], frames_of: Callable[..., torch.Tensor]
+) -> None:
+    letters = ngram_of(["d o d o", "c a b"], list("abcdeo"), order=2)
+    decoder = CTCDecoder(SYMBOLS, ngram=word_model, spell_unknown=True, token_lm=letters, warm_up=False)
+    assert decoder(frames_of(SYMBOLS, list("bead|dodo"), strength=12.0))[0].text == "bead dodo"
+
+
+def test_unknown_histories_are_left_out_and_nothing_else(word_model: NgramLM) -> None:
+    plain = without_unknown_histories(word_model)
+    for sentence in (["bead", "code"], ["<unk>"], ["abode", "zzz"]):
+        expected = word_model.score_sentence(sentence)
+        if "<unk>" not in sentence and "zzz" not in sentence:
+            assert torch.equal(plain.score_sentence(sentence), expected)
+    finder = plain.arrays.score[len(plain.vocabulary) :][plain.arrays.label[len(plain.vocabulary) :] == 3]
+    assert bool((finder == -math.inf).all())
+
+
+def test_phones_cannot_be_spelled() -> None:
+    with pytest.raises(AsrError, match="words cannot be spelled in phones"):
+        CTCDecoder(["<blk>", "AA", "B"], lexicon={"ba": "B AA"}, spell_unknown=True, warm_up=False)

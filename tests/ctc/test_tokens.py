@@ -1,0 +1,146 @@
+"""What the symbols of a network are taken for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from asr.ctc import CTCTokens
+from asr.errors import AsrError
+
+LETTERS = ["<pad>", "<s>", "</s>", "<unk>", "|", *"ETAON'"]
+PIECES = ["<blk>", "▁", "▁the", "▁th", "e", "r", "▁he", "s", "t", "he"]
+
+
+def test_letters_of_wav2vec() -> None:
+    tokens = CTCTokens(LETTERS)
+    assert (tokens.kind, tokens.blank_id, tokens.word_boundary, tokens.is_identity) == ("letters", 0, "|", True)
+    assert tokens.spell("NOT") == [("N", "O", "T", "|")]
+    assert tokens.spell("NOB") == []
+    # `<s>` is no text, and a boundary no letter.
+    assert tokens.spell("|") == []
+    assert not tokens.is_text(tokens.table.id_of("<s>"))
+
+
+@pytest.mark.parametrize(
+    ("symbols", "blank", "column"),
+    [
+        (["-", "|", "A"], None, 0),
+        (["A", "|", "-"], None, 2),
+        (["A", "|", ""], None, 2),
+        (["A", "B", " "], 3, 3),
+        (["A", "<blank>", "B"], None, 1),
+        (["A", "B", "|", "x"], "x", 3),
+        (["A", "B", "|", "x"], -1, 3),
+    ],
+)
+def test_blank_anywhere(symbols: list[str], blank: int | str | None, column: int) -> None:
+    tokens = CTCTokens(symbols, blank=blank)
+    assert tokens.blank_id == column
+    assert tokens.columns[0] == column
+    assert sorted(tokens.columns) == list(range(len(tokens)))
+    names = [symbols[at] if at < len(symbols) else "" for at in tokens.columns[1:]]
+    assert [name.replace(" ", "|") for name in names] == list(tokens.table.tokens[1:])
+
+
+def test_pieces_are_spelled_by_as_few_as_possible() -> None:
+    tokens = CTCTokens(PIECES)
+    assert tokens.kind == "pieces"
+    assert tokens.spell("there") == [("▁the", "r", "e")]
+    assert tokens.spell("hes") == [("▁he", "s")]
+    assert tokens.spell("x") == []
+    entries = [tokens.table.id_of(piece) for piece in ("▁the", "r", "e", "▁", "he", "▁", "▁he")]
+    assert tokens.group(entries) == [(0, 3), (3, 5), (6, 7)]
+
+
+def test_wordpieces_with_continuation_marks() -> None:
+    tokens = CTCTokens(["[PAD]", "the", "##re", "##r", "th", "##e"])
+    assert tokens.spell("there") == [("the", "##re")]
+    entries = [tokens.table.id_of(piece) for piece in ("th", "##e", "the", "##re")]
+    assert tokens.group(entries) == [(0, 2), (2, 4)]
+    assert "".join(tokens.text_of(entry) for entry in entries[2:]) == "there"
+
+
+def test_groups_of_letters() -> None:
+    tokens = CTCTokens(["-", "|", "a", "b"])
+    assert tokens.group([1, 2, 3, 1, 1, 2]) == [(1, 3), (5, 6)]
+    assert tokens.group([1, 1]) == []
+    assert CTCTokens(["-", "a", "b", " "]).boundary_id == 3
+
+
+def test_phones_need_a_lexicon() -> None:
+    tokens = CTCTokens(["<blk>", "AA", "B"])
+    assert tokens.kind == "phones"
+    with pytest.raises(AsrError, match="give a lexicon"):
+        tokens.spell("BA")
+
+
+def test_files(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.txt"
+    path.write_text("<blk> 0\n▁a 1\nb 2\n", encoding="utf-8")
+    assert CTCTokens(path).symbols == ("<blk>", "▁a", "b")
+    path.write_text("a 0\n  1\n<blk> 2\n", encoding="utf-8")
+    assert CTCTokens(path).symbols == ("a", " ", "<blk>")
+    path.write_text("-\n|\nA\n", encoding="utf-8")
+    assert CTCTokens(path).symbols == ("-", "|", "A")
+    vocabulary = tmp_path / "vocab.json"
+    vocabulary.write_text(json.dumps({"<pad>": 0, "|": 1, "A": 2}), encoding="utf-8")
+    assert CTCTokens(vocabulary).symbols == ("<pad>", "|", "A")
+    vocabulary.write_text("{", encoding="utf-8")
+    with pytest.raises(AsrError, match="no valid JSON"):
+        CTCTokens(vocabulary)
+
+
+@pytest.mark.parametrize(
+    ("symbols", "options", "message"),
+    [
+        (["A", "B", "|"], {}, "none of the 3 tokens is named like a blank"),
+        (["-", "A", "A"], {}, "'A' stands twice, as columns 1 and 2"),
+        (["-", "|", " "], {}, "stands twice"),
+        (["<blk>", "A"], {"blank": 1}, "said to be column 1, but column 0 is '<blk>'"),
+        (["<blk>", "A"], {"blank": 7}, "column is 7, but the columns are 0 to 1"),
+        (["<blk>", "A"], {"blank": "-"}, "blank '-' is not one of the 2 tokens"),
+        (["<blk>", "A"], {"word_boundary": "|"}, "word boundary '|' is not one of the tokens"),
+        ({"<blk>": 0, "A": 2}, {}, "not 0, 1, 2, ..."),
+        (["<blk>"], {}, "there are 1 tokens"),
+        (["<blk>", "A"], {"kind": "sounds"}, "no kind of tokens 'sounds'"),
+    ],
+)
+def test_bad_symbols_are_told(symbols: object, options: dict[str, object], message: str) -> None:
+    with pytest.raises(AsrError) as error:
+        CTCTokens(symbols, **options)  # type: ignore[arg-type]
+    assert message in str(error.value)
+
+
+class Pieces:
+    """As a loaded SentencePiece model."""
+
+    def __init__(self, pieces: list[str]) -> None:
+        self._pieces = pieces
+
+    def get_piece_size(self) -> int:
+        return len(self._pieces)
+
+    def id_to_piece(self, number: int) -> str:
+        return self._pieces[number]
+
+    def encode(self, text: str, out_type: type[str]) -> list[str]:
+        return ["▁th", "e"] if text == "the" else ["⁇"]
+
+
+def test_piece_model_decides_how_words_are_written() -> None:
+    tokens = CTCTokens(PIECES, piece_model=Pieces(["<unk>", "▁th", "e"]))
+    assert tokens.spell("the") == [("▁th", "e")]
+    assert tokens.spell("xyz") == []
+    with pytest.raises(AsrError, match="2 pieces that are no tokens of the network"):
+        CTCTokens(PIECES, piece_model=Pieces(["▁foo", "bar", "e"]))
+
+
+def test_sentencepiece_file_that_is_none(tmp_path: Path) -> None:
+    pytest.importorskip("sentencepiece")
+    path = tmp_path / "pieces.model"
+    path.write_bytes(b"no model")
+    with pytest.raises(AsrError, match="no SentencePiece model"):
+        CTCTokens(PIECES, piece_model=path)

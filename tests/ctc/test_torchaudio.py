@@ -1,0 +1,150 @@
+"""The drop-in for torchaudio's decoder, beside torchaudio's own where that is installed."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("kaldifst", reason="compiling graphs needs kaldifst")
+
+from asr.ctc.torchaudio import ctc_decoder
+from asr.errors import AsrError
+from asr.lm.ngram.model import NgramLM
+
+TOKENS = ["-", "|", *"abcde"]
+WORDS = ["bad", "bead", "cab", "dead", "ace"]
+
+
+@pytest.fixture
+def files(tmp_path: Path, ngram_of: Callable[..., NgramLM], arpa_file: Callable[[NgramLM], Path]) -> dict[str, str]:
+    """A lexicon, a token list and language models of words and of tokens, as torchaudio reads them."""
+    lexicon = tmp_path / "lexicon.txt"
+    lexicon.write_text("".join(f"{word} {' '.join(word)} |\n" for word in WORDS))
+    tokens = tmp_path / "tokens.txt"
+    tokens.write_text("".join(f"{token}\n" for token in TOKENS))
+    lm = ngram_of(["bad cab", "dead bead ace", "ace bad", "cab dead", "bead"], WORDS, order=2)
+    return {"lexicon": str(lexicon), "tokens": str(tokens), "lm": str(arpa_file(lm))}
+
+
+def emissions(text: str, strength: float = 7.0, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    columns = [column for symbol in text for column in (TOKENS.index(symbol), 0)]
+    logits = torch.randn((1, len(columns), len(TOKENS)), generator=generator)
+    logits[0, torch.arange(len(columns)), torch.tensor(columns)] += strength
+    return logits.log_softmax(2)
+
+
+def test_words(files: dict[str, str]) -> None:
+    decoder = ctc_decoder(**files, nbest=3, beam_size=500)
+    ((best, *others),) = decoder(emissions("|bad|cab|"))
+    assert best.words == ["bad", "cab"]
+    assert decoder.idxs_to_tokens(best.tokens) == list("|bad|cab|")
+    assert best.timesteps.tolist() == [2 * position for position in range(9)]
+    assert [other.score for other in others] == sorted((other.score for other in others), reverse=True)
+    assert all(other.score < best.score and other.words != best.words for other in others)
+
+
+def test_weights_change_what_is_found(files: dict[str, str]) -> None:
+    given = emissions("bad|cab", strength=3.0, seed=3)
+    one = ctc_decoder(**files, lm_weight=1.0, beam_size=500)(given)[0][0]
+    more = ctc_decoder(**files, lm_weight=1.0, word_score=2.0, sil_score=0.5, beam_size=500)(given)[0][0]
+    silences = sum(1 for token in decoder_tokens(files, more) if token == "|")
+    assert more.words == one.words == ["bad", "cab"]
+    assert more.score >= one.score + 2 * 2.0 + 0.5 * min(1, silences) - 1e-3
+
+
+def decoder_tokens(files: dict[str, str], hypothesis: Any) -> list[str]:
+    return [TOKENS[int(token)] for token in hypothesis.tokens]
+
+
+def test_lists_and_mappings_in_the_place_of_files(files: dict[str, str]) -> None:
+    lexicon = {word: [" ".join([*word, "|"])] for word in WORDS}
+    given = emissions("dead|ace|")
+    wanted = ctc_decoder(**files, beam_size=500)(given)[0][0]
+    found = ctc_decoder(lexicon, TOKENS, files["lm"], beam_size=500)(given)[0][0]
+    assert (found.words, found.score) == (wanted.words, pytest.approx(wanted.score, abs=1e-4))
+    without = ctc_decoder(lexicon, TOKENS, beam_size=500)(given)[0][0]
+    assert without.words == ["dead", "ace"]
+
+
+def test_tokens_without_a_lexicon(files: dict[str, str], ngram_of: Callable[..., NgramLM]) -> None:
+    decoder = ctc_decoder(None, TOKENS, nbest=2)
+    found = decoder(emissions("eab|c", strength=9.0))[0]
+    assert len(found) == 2
+    assert decoder.idxs_to_tokens(found[0].tokens) == list("eab|c")
+    assert found[0].words == []
+    lm = ngram_of(["c a b | c a b"], TOKENS[1:], order=2)
+    with_lm = ctc_decoder(None, TOKENS, lm, lm_weight=3.0)
+    assert decoder.idxs_to_tokens(with_lm(emissions("cab|cab"))[0][0].tokens) == list("cab|cab")
+
+
+def test_chunks(files: dict[str, str]) -> None:
+    decoder = ctc_decoder(**files, beam_size=500)
+    given = emissions("|bad|dead|cab")
+    wanted = decoder(given)[0][0]
+    decoder.decode_begin()
+    for chunk in given[0].split(4):
+        decoder.decode_step(chunk)
+    decoder.decode_end()
+    (found,) = decoder.get_final_hypothesis()
+    assert found.words == wanted.words == ["bad", "dead", "cab"]
+    assert found.score == pytest.approx(wanted.score, abs=1e-3)
+    with pytest.raises(AsrError, match="no utterance is open"):
+        decoder.decode_step(given[0])
+    with pytest.raises(AsrError, match="no utterance has ended"):
+        ctc_decoder(**files).get_final_hypothesis()
+
+
+class Counting:
+    """A language model with torchaudio's interface: it likes its words in turn."""
+
+    def start(self, start_with_nothing: bool) -> int:
+        return 0
+
+    def score(self, state: int, number: int) -> tuple[int, float]:
+        return state + 1, 0.0 if number == state % len(WORDS) else -5.0
+
+    def finish(self, state: int) -> tuple[int, float]:
+        return state, -1.0
+
+
+def test_custom_language_model(files: dict[str, str]) -> None:
+    decoder = ctc_decoder(files["lexicon"], TOKENS, Counting(), lm_weight=1.0, beam_size=500)
+    assert decoder(emissions("bad|bead|cab|", strength=9.0))[0][0].words == ["bad", "bead", "cab"]
+    liked = decoder(emissions("bad|bead|cab|", strength=12.0))[0][0].score
+    disliked = decoder(emissions("cab|bead|bad|", strength=12.0))[0][0].score
+    assert liked - disliked == pytest.approx(10.0, abs=1.5)
+
+
+def test_what_is_refused(files: dict[str, str]) -> None:
+    with pytest.raises(AsrError, match="log_add=True is not there"):
+        ctc_decoder(**files, log_add=True)
+    with pytest.raises(AsrError, match="give \\(batch, frames, tokens\\)"):
+        ctc_decoder(**files)(torch.zeros(3, 7))
+    with pytest.raises(AsrError, match="blank '#' is not one of the 7 tokens"):
+        ctc_decoder(files["lexicon"], TOKENS, blank_token="#")
+
+
+def test_unknown_words_are_spelled(files: dict[str, str]) -> None:
+    decoder = ctc_decoder(**files, beam_size=2000, unk_score=-1.0, lm_weight=1.0)
+    assert decoder(emissions("bad|ecce|cab", strength=12.0))[0][0].words == ["bad", "ecce", "cab"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_same_words_as_torchaudio(seed: int, files: dict[str, str]) -> None:
+    try:
+        theirs = importlib.import_module("torchaudio.models.decoder")
+        theirs_decoder = theirs.ctc_decoder(**files, beam_size=500, lm_weight=1.5, word_score=-0.3)
+    except (ImportError, OSError, RuntimeError, AttributeError):
+        pytest.skip("torchaudio has no decoder here")
+    given = emissions("|bad|cab|dead|ace|", strength=4.0, seed=seed)
+    wanted = theirs_decoder(given)[0][0]
+    found = ctc_decoder(**files, beam_size=5000, lm_weight=1.5, word_score=-0.3)(given)[0][0]
+    assert found.words == wanted.words
+    assert math.isfinite(found.score)
