@@ -1,0 +1,391 @@
+"""Networks of other toolkits, each a tiny random one in that toolkit's own format."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from asr.audio.fbank import Fbank
+from asr.ctc import CTCDecoder, CTCTokens
+from asr.errors import AsrError
+from asr.models.external import CallableModel, load_acoustic_model
+from asr.models.external.nemo_features import NemoFeatures
+from asr.models.external.onnx import OnnxModel, in_unit_range
+from asr.models.external.torchscript import save
+
+SYMBOLS = ["<blk>", "|", *"abc"]
+
+
+def noise(seconds: float, seed: int = 0) -> Tensor:
+    return 0.1 * torch.randn(int(16000 * seconds), generator=torch.Generator().manual_seed(seed))
+
+
+class Windows(nn.Module):
+    """Samples to logits of windows of 320 samples, as scripted networks are."""
+
+    def __init__(self, num_tokens: int = len(SYMBOLS)) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(320, num_tokens)
+
+    def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
+        num_frames = waveform.shape[1] // 320
+        frames = waveform[:, : num_frames * 320].reshape(waveform.shape[0], num_frames, 320)
+        return 10.0 * self.linear(frames), torch.div(num_samples, 320, rounding_mode="floor")
+
+
+def test_any_function() -> None:
+    model = CallableModel(Windows(), SYMBOLS, sampling_rate=16000, frame_shift=0.02)
+    log_prob, num_frames = model([noise(0.4), noise(0.2, 1)])
+    assert log_prob.shape == (2, 20, 5)
+    assert num_frames.tolist() == [20, 10]
+    assert torch.allclose(log_prob.exp().sum(2), torch.ones(2, 20))
+    decoder = CTCDecoder(model.tokens, frame_shift=model.frame_shift, warm_up=False)
+    assert len(decoder(log_prob, num_frames)) == 2
+    slower, _ = model(noise(0.4)[::2], sampling_rate=8000)
+    assert slower.shape[1] == 20
+    without_lengths = CallableModel(lambda x, n: Windows()(x, n)[0], SYMBOLS, 16000, 0.02)
+    assert without_lengths([noise(0.4), noise(0.2)])[1].tolist() == [20, 10]
+    with pytest.raises(AsrError, match="it has 4 tokens"):
+        CallableModel(Windows(), SYMBOLS[:4], 16000, 0.02)(noise(0.1))
+    with pytest.raises(AsrError, match="none of them empty"):
+        model(torch.zeros(0))
+
+
+def test_torchscript(tmp_path: Path) -> None:
+    network = torch.jit.script(Windows())
+    path = tmp_path / "network.pt"
+    save(network, path, CTCTokens(SYMBOLS), sampling_rate=16000, frame_shift=0.02)
+    model = load_acoustic_model(f"torchscript:{path}")
+    wanted = CallableModel(Windows(), SYMBOLS, 16000, 0.02)
+    batch = [noise(0.4), noise(0.2)]
+    for found, expected in zip(model(batch), wanted(batch), strict=True):
+        assert torch.equal(found, expected)
+    assert (model.tokens.symbols, model.frame_shift) == (tuple(SYMBOLS), 0.02)
+
+
+def test_torchscript_with_tokens_beside(tmp_path: Path) -> None:
+    path = tmp_path / "network.pt"
+    torch.jit.script(Windows()).save(str(path))
+    with pytest.raises(AsrError, match=r"put tokens\.txt beside it"):
+        load_acoustic_model(f"torchscript:{path}")
+    (tmp_path / "tokens.txt").write_text("".join(f"{symbol}\n" for symbol in SYMBOLS))
+    with pytest.raises(AsrError, match="does not say the frame_shift"):
+        load_acoustic_model(f"torchscript:{path}")
+    assert load_acoustic_model(f"torchscript:{path}", frame_shift=0.02).frame_shift == 0.02
+    path.write_bytes(b"nothing")
+    with pytest.raises(AsrError, match="no TorchScript file"):
+        load_acoustic_model(f"torchscript:{path}")
+
+
+@pytest.mark.parametrize("name", ["", "onnx", "kaldi:model", "onnx:"])
+def test_names(name: str) -> None:
+    with pytest.raises(AsrError, match="is named KIND:NAME"):
+        load_acoustic_model(name)
+
+
+# --- ONNX
+
+
+def onnx_file(path: Path, kind: str, metadata: dict[str, str], num_tokens: int = len(SYMBOLS)) -> np.ndarray:
+    """A file in the form of icefall (`x`), of NeMo (`audio_signal`) or of transformers (`input_values`)."""
+    onnx = pytest.importorskip("onnx")
+    from onnx import TensorProto, helper, numpy_helper
+
+    rng = np.random.default_rng(0)
+    width = 320 if kind == "input_values" else 80
+    weight = rng.normal(size=(width, num_tokens)).astype(np.float32) / np.float32(np.sqrt(width))
+    constants = [numpy_helper.from_array(weight, "weight")]
+    make = helper.make_node
+    outputs = [helper.make_tensor_value_info("log_probs", TensorProto.FLOAT, ["N", "S", num_tokens])]
+    if kind == "input_values":
+        inputs = [helper.make_tensor_value_info(kind, TensorProto.FLOAT, ["N", "L"])]
+        constants.append(numpy_helper.from_array(np.array([0, -1, 320], dtype=np.int64), "shape"))
+        nodes = [make("Reshape", [kind, "shape"], ["frames"]), make("MatMul", ["frames", "weight"], ["log_probs"])]
+    elif kind == "audio_signal":
+        lengths = helper.make_tensor_value_info("length", TensorProto.INT64, ["N"])
+        inputs = [helper.make_tensor_value_info(kind, TensorProto.FLOAT, ["N", 80, "T"]), lengths]
+        nodes = [
+            make("Transpose", [kind], ["frames"], perm=[0, 2, 1]),
+            make("MatMul", ["frames", "weight"], ["logits"]),
+            make("LogSoftmax", ["logits"], ["log_probs"], axis=2),
+        ]
+    else:
+        lengths = helper.make_tensor_value_info("x_lens", TensorProto.INT64, ["N"])
+        inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", "T", 80]), lengths]
+        outputs.append(helper.make_tensor_value_info("log_probs_len", TensorProto.INT64, ["N"]))
+        nodes = [
+            make("MatMul", ["x", "weight"], ["logits"]),
+            make("LogSoftmax", ["logits"], ["log_probs"], axis=2),
+            make("Identity", ["x_lens"], ["log_probs_len"]),
+        ]
+    write_onnx(path, nodes, inputs, outputs, constants, metadata)
+    assert onnx
+    return weight
+
+
+def streaming_file(path: Path, metadata: dict[str, str]) -> np.ndarray:
+    """A network whose state is the sum of all features so far, 4 frames at a time."""
+    pytest.importorskip("onnx")
+    from onnx import TensorProto, helper, numpy_helper
+
+    rng = np.random.default_rng(0)
+    weight = (rng.normal(size=(80, len(SYMBOLS))) / 80).astype(np.float32)
+    make, info = helper.make_node, helper.make_tensor_value_info
+    constants = [numpy_helper.from_array(weight, "weight"), numpy_helper.from_array(np.array([1]), "axis")]
+    nodes = [
+        make("ReduceSum", ["x", "axis"], ["sum"], keepdims=1),
+        make("Add", ["sum", "cached"], ["new_cached"]),
+        make("MatMul", ["new_cached", "weight"], ["logits"]),
+        make("LogSoftmax", ["logits"], ["log_probs"], axis=2),
+    ]
+    inputs = [info("x", TensorProto.FLOAT, [1, 4, 80]), info("cached", TensorProto.FLOAT, [1, 1, 80])]
+    outputs = [
+        info("log_probs", TensorProto.FLOAT, [1, 1, len(SYMBOLS)]),
+        info("new_cached", TensorProto.FLOAT, [1, 1, 80]),
+    ]
+    write_onnx(path, nodes, inputs, outputs, constants, metadata)
+    return weight
+
+
+def write_onnx(path: Path, nodes: Any, inputs: Any, outputs: Any, constants: Any, metadata: dict[str, str]) -> None:
+    import onnx
+    from onnx import helper
+
+    graph = helper.make_graph(nodes, "tiny", inputs, outputs, constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    helper.set_model_props(model, metadata)
+    onnx.save(model, str(path))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    pytest.importorskip("onnxruntime")
+    (tmp_path / "tokens.txt").write_text("".join(f"{symbol} {n}\n" for n, symbol in enumerate(SYMBOLS)))
+    return tmp_path
+
+
+def test_onnx_of_icefall(folder: Path) -> None:
+    weight = onnx_file(folder / "model.onnx", "x", {"subsampling_factor": "1"})
+    model = load_acoustic_model(f"onnx:{folder}")
+    assert (model.frame_shift, model.tokens.symbols) == (0.01, tuple(SYMBOLS))
+    batch = [noise(0.3), noise(0.2, 1)]
+    log_prob, num_frames = model(batch)
+    assert num_frames.tolist() == [30, 20]
+    fbank = Fbank(high_freq=-400.0)
+    for utterance, found in zip(batch, log_prob, strict=True):
+        features = in_unit_range(fbank(utterance.unsqueeze(0), torch.tensor([len(utterance)]))[0])[0]
+        wanted = (features @ torch.from_numpy(weight)).log_softmax(1)
+        assert torch.allclose(found[: len(wanted)], wanted, atol=1e-4)
+
+
+def test_onnx_of_nemo(folder: Path) -> None:
+    weight = onnx_file(
+        folder / "model.onnx", "audio_signal", {"subsampling_factor": "1", "normalize_type": "per_feature"}
+    )
+    model = load_acoustic_model(f"onnx:{folder / 'model.onnx'}")
+    log_prob, num_frames = model(noise(0.3))
+    features, lengths = NemoFeatures(80, 16000, "per_feature")(noise(0.3).unsqueeze(0), torch.tensor([4800]))
+    assert num_frames.tolist() == lengths.tolist() == [31]
+    assert torch.allclose(features.mean(1), torch.zeros(80), atol=1e-4)
+    assert torch.allclose(log_prob[0], (features[0] @ torch.from_numpy(weight)).log_softmax(1), atol=1e-4)
+
+
+def test_onnx_of_transformers(folder: Path) -> None:
+    onnx_file(folder / "model.onnx", "input_values", {})
+    model = load_acoustic_model(f"onnx:{folder}")
+    assert model.frame_shift == 0.02
+    log_prob, num_frames = model([noise(0.32), noise(0.16)])
+    assert num_frames.tolist() == [16, 8]
+    assert torch.allclose(log_prob.exp().sum(2), torch.ones(2, 16), atol=1e-5)
+
+
+def test_onnx_in_chunks(folder: Path) -> None:
+    weight = streaming_file(folder / "model.onnx", {"T": "4", "decode_chunk_len": "4", "subsampling_factor": "4"})
+    model = load_acoustic_model(f"onnx:{folder}")
+    assert isinstance(model, OnnxModel)
+    assert model.is_streaming
+    assert model.frame_shift == 0.04
+    waveform = noise(0.32)
+    whole, num_frames = model(waveform)
+    assert num_frames.tolist() == [8]
+    features = in_unit_range(Fbank(high_freq=-400.0)(waveform.unsqueeze(0), torch.tensor([len(waveform)]))[0])[0]
+    sums = features.reshape(8, 4, 80).sum(1).cumsum(0)
+    assert torch.allclose(whole[0], (sums @ torch.from_numpy(weight)).log_softmax(1), atol=1e-3)
+    decoder = CTCDecoder(model.tokens, frame_shift=model.frame_shift, warm_up=False)
+    wanted = decoder(whole)[0][0]
+    for size in (700, 1600, 5120):
+        stream, words = model.stream(), decoder.stream()
+        pieces = waveform.split(size)
+        for number, piece in enumerate(pieces):
+            words.accept(stream.accept(piece, is_last=number == len(pieces) - 1))
+        found = words.finish()
+        assert found.text == wanted.text
+        assert found.score == pytest.approx(wanted.score, abs=1e-3)
+
+
+def test_bad_onnx_is_told(folder: Path) -> None:
+    path = folder / "model.onnx"
+    with pytest.raises(AsrError, match="0 ONNX files"):
+        load_acoustic_model(f"onnx:{folder}")
+    path.write_bytes(b"nothing")
+    with pytest.raises(AsrError, match="no ONNX file that can be read"):
+        load_acoustic_model(f"onnx:{folder}")
+    streaming_file(path, {})
+    model = load_acoustic_model(f"onnx:{folder}")
+    with pytest.raises(AsrError, match="metadata must say T and decode_chunk_len"):
+        model(noise(0.1))
+    onnx_file(path, "x", {"subsampling_factor": "1"}, num_tokens=9)
+    with pytest.raises(AsrError, match="it has 5 tokens"):
+        load_acoustic_model(f"onnx:{folder}")(noise(0.1))
+    onnx_file(path, "x", {"subsampling_factor": "1"})
+    model = load_acoustic_model(f"onnx:{folder}")
+    assert isinstance(model, OnnxModel)
+    with pytest.raises(AsrError, match="cannot stream"):
+        model.stream()
+    (folder / "tokens.txt").unlink()
+    with pytest.raises(AsrError, match=r"put tokens\.txt beside it"):
+        load_acoustic_model(f"onnx:{folder}")
+
+
+def test_onnx_with_other_inputs_is_told(folder: Path) -> None:
+    pytest.importorskip("onnx")
+    from onnx import TensorProto, helper
+
+    info = helper.make_tensor_value_info
+    path = folder / "model.onnx"
+    node = helper.make_node("Add", ["picture", "mask"], ["out"])
+    shape = [1, 3, 8, 8]
+    inputs = [info("picture", TensorProto.FLOAT, shape), info("mask", TensorProto.FLOAT, shape)]
+    write_onnx(path, [node], inputs, [info("out", TensorProto.FLOAT, shape)], [], {})
+    with pytest.raises(AsrError, match="neither a signal and its lengths nor a signal and states"):
+        load_acoustic_model(f"onnx:{folder}")
+    node = helper.make_node("Identity", ["picture"], ["out"])
+    write_onnx(path, [node], inputs[:1], [info("out", TensorProto.FLOAT, shape)], [], {})
+    with pytest.raises(AsrError, match="'picture' has 4 dimensions"):
+        load_acoustic_model(f"onnx:{folder}")
+
+
+def test_filterbanks_of_nemo_are_those_of_kaldi_native_fbank() -> None:
+    knf = pytest.importorskip("kaldi_native_fbank")
+    options = knf.FbankOptions()
+    options.frame_opts.dither, options.frame_opts.window_type = 0.0, "hann"
+    options.frame_opts.remove_dc_offset, options.frame_opts.snip_edges = False, False
+    options.frame_opts.preemph_coeff = 0.97
+    options.mel_opts.num_bins, options.mel_opts.low_freq, options.mel_opts.high_freq = 80, 0.0, 0.0
+    options.mel_opts.is_librosa = True
+    theirs = knf.OnlineFbank(options)
+    waveform = noise(0.5)
+    theirs.accept_waveform(16000, waveform.tolist())
+    theirs.input_finished()
+    wanted = np.stack([theirs.get_frame(frame) for frame in range(theirs.num_frames_ready)])
+    found = NemoFeatures(80, 16000, "")(waveform.unsqueeze(0), torch.tensor([len(waveform)]))[0][0].numpy()
+    # The two cut windows a few samples apart; their averages agree.
+    assert np.abs(found[2:-3].mean(0) - wanted[2 : len(found) - 3].mean(0)).mean() < 0.1
+
+
+# --- torchaudio and transformers
+
+
+def tiny_wav2vec2(torchaudio_models: Any, num_tokens: int) -> Any:
+    torch.manual_seed(0)
+    return torchaudio_models.wav2vec2_model(
+        extractor_mode="layer_norm", extractor_conv_layer_config=[(8, 10, 5), (8, 8, 4), (8, 4, 4)],
+        extractor_conv_bias=True, encoder_embed_dim=16, encoder_projection_dropout=0.0, encoder_pos_conv_kernel=4,
+        encoder_pos_conv_groups=2, encoder_num_layers=1, encoder_num_heads=2, encoder_attention_dropout=0.0,
+        encoder_ff_interm_features=16, encoder_ff_interm_dropout=0.0, encoder_dropout=0.0,
+        encoder_layer_norm_first=False, encoder_layer_drop=0.0, aux_num_out=num_tokens,
+    ).eval()  # fmt: skip
+
+
+def test_torchaudio_network() -> None:
+    try:
+        models = importlib.import_module("torchaudio.models")
+    except (ImportError, OSError) as error:
+        pytest.skip(f"no torchaudio: {error}")
+    from asr.models.external.torchaudio import TorchaudioModel
+
+    labels = ("-", "|", "A", "B", "C")
+    model = TorchaudioModel(tiny_wav2vec2(models, 5), labels)
+    assert model.frame_shift == pytest.approx(80 / 16000)
+    batch = [noise(0.2), noise(0.1)]
+    log_prob, num_frames = model(batch)
+    for utterance, found, num in zip(batch, log_prob, num_frames, strict=True):
+        single, _ = model(utterance)
+        assert torch.allclose(found[:num], single[0][:num], atol=1e-4)
+    decoder = CTCDecoder(model.tokens, words=["AB", "CAB"], frame_shift=model.frame_shift, warm_up=False)
+    assert len(decoder(log_prob, num_frames)) == 2
+
+
+def test_torchaudio_names() -> None:
+    try:
+        importlib.import_module("torchaudio.pipelines")
+    except (ImportError, OSError) as error:
+        pytest.skip(f"no torchaudio: {error}")
+    with pytest.raises(AsrError, match=r"no such CTC pipeline; there are .*WAV2VEC2_ASR_BASE_960H"):
+        load_acoustic_model("torchaudio:WAV2VEC2_BASE")
+
+
+def test_torchaudio_without_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    try:
+        importlib.import_module("torchaudio.pipelines")
+    except (ImportError, OSError) as error:
+        pytest.skip(f"no torchaudio: {error}")
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+
+    def no_network(*args: object, **kwargs: object) -> None:
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", no_network)
+    for module in ("torchaudio._internal", "torchaudio._internal.module_utils", "torchaudio.pipelines._wav2vec2.utils"):
+        try:
+            loaded = importlib.import_module(module)
+        except ImportError:
+            continue
+        if hasattr(loaded, "load_state_dict_from_url"):
+            monkeypatch.setattr(loaded, "load_state_dict_from_url", no_network)
+    with pytest.raises(AsrError, match=r"put the file \S+\.pth into .*checkpoints"):
+        load_acoustic_model("torchaudio:WAV2VEC2_ASR_BASE_10M")
+
+
+def test_transformers_network(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    vocabulary = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3, "|": 4, "A": 5, "B": 6, "C": 7}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    folder = tmp_path / "network"
+    torch.manual_seed(0)
+    config = transformers.Wav2Vec2Config(
+        vocab_size=9, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, conv_dim=(8, 8),
+        conv_stride=(10, 8), conv_kernel=(10, 8), num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
+        pad_token_id=0, feat_extract_norm="layer", do_stable_layer_norm=True,
+    )  # fmt: skip
+    network = transformers.Wav2Vec2ForCTC(config).eval()
+    network.save_pretrained(folder)
+    transformers.Wav2Vec2CTCTokenizer(str(tmp_path / "vocab.json")).save_pretrained(folder)
+    batch = [noise(0.2), noise(0.1)]
+    for masked in (True, False):
+        transformers.Wav2Vec2FeatureExtractor(
+            feature_size=1, sampling_rate=16000, padding_value=0.0, return_attention_mask=masked
+        ).save_pretrained(folder)
+        model = load_acoustic_model(f"transformers:{folder}")
+        assert model.frame_shift == pytest.approx(80 / 16000)
+        # The network has a column more than the tokenizer has symbols.
+        assert model.tokens.symbols == (*vocabulary, "<unused-8>")
+        assert (model.tokens.blank_id, model.tokens.word_boundary) == (0, "|")
+        log_prob, num_frames = model(batch)
+        for utterance, found, num in zip(batch, log_prob, num_frames, strict=True):
+            single, _ = model(utterance)
+            assert torch.allclose(found[:num], single[0][:num], atol=1e-3)
+    decoder = CTCDecoder(model.tokens, words=["AB", "CAB"], frame_shift=model.frame_shift, warm_up=False)
+    assert len(decoder(log_prob, num_frames)) == 2
+    with pytest.raises(AsrError, match="where there is no network, give a folder with"):
+        load_acoustic_model("transformers:nobody/nothing", local_files_only=True)
+    with pytest.raises(AsrError, match="the folder holds"):
+        load_acoustic_model(f"transformers:{tmp_path}")
