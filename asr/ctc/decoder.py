@@ -22,7 +22,7 @@ from asr.ctc.stream import CTCStream
 from asr.ctc.tokens import CTCTokens, PieceModel, TokenKind
 from asr.ctc.word_models import listed_words, ngram_of_spellings, read_ngram, uniform_ngram
 from asr.errors import AsrError
-from asr.lm.combine import RemappedLM, difference_lm, interpolated_difference_lm, interpolated_lm
+from asr.lm.combine import Difference, Interpolated, RemappedLM
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
 from asr.text.lexicon import Lexicon
@@ -52,7 +52,7 @@ class CTCDecoder:
         ngram: an n-gram model of words: ARPA text (.gz, .xz too), our binary, or an `NgramLM`, of any size: what the
             graph cannot hold acts while the search runs.
         lm: another language model of words for the search: a folder or bundle of a recurrent network, its network, a
-            binary of KenLM, or anything that satisfies `asr.lm.interface.LanguageModel`.
+            binary of KenLM, or any `asr.lm.interface.LanguageModel`.
         lm_weight: how much of `lm` there is in its linear interpolation with `ngram`, 0 to 1; 1 where there is no
             `ngram`.
         token_lm: a language model of tokens, as `ngram` or `lm` are given; with it words are not listed, unless they
@@ -225,18 +225,18 @@ class CTCDecoder:
             if small.vocabulary == large.vocabulary and small.num_arcs == large.num_arcs:
                 return graph, LentModels(None, False)
             on_device = large.to(self.device)
-            return graph, LentModels(lambda: difference_lm(_mapped(on_device, small), small), False)
+            return graph, LentModels(lambda: Difference(_mapped(on_device, small), small), False)
         make, is_shared = model_maker(lm, small.vocabulary.words[4:])
         on_device = large.to(self.device)
 
         def combined() -> LanguageModel:
             other = _mapped(make(), small)
             if lm_weight == 1.0:
-                return difference_lm(other, small)
+                return Difference(other, small)
             if large.num_arcs == small.num_arcs:
-                return interpolated_difference_lm(other, small, lm_weight)
-            mixed = interpolated_lm([other, _mapped(on_device, small)], [lm_weight, 1.0 - lm_weight])
-            return difference_lm(mixed, small)
+                return Difference(Interpolated([other, small], [lm_weight, 1.0 - lm_weight]), small)
+            mixed = Interpolated([other, _mapped(on_device, small)], [lm_weight, 1.0 - lm_weight])
+            return Difference(mixed, small)
 
         return graph, LentModels(combined, is_shared)
 

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from asr.errors import AsrError
+from asr.lm.interface import LanguageModel
 from asr.text.symbols import UNK_ID, Vocabulary
 
 _LN_10 = math.log(10.0)
 
 
-class KenLanguageModel:
+class KenLanguageModel(LanguageModel):
     """A model that KenLM answers for, one query at a time; each (history, word) is asked once.
 
     Several times slower than an ARPA file or our own binary read by `NgramLM`, which answers in batches.
@@ -47,12 +48,17 @@ class KenLanguageModel:
             raise AsrError(f"{path}: KenLM cannot read this model ({str(error).splitlines()[0]}).") from error
         if not any(word in self._model for word in words):
             raise AsrError(f"{path}: the model lists none of the {len(words)} words; check their case.")
-        self.vocabulary = Vocabulary(words, name=str(path))
+        self._vocabulary = Vocabulary(words, name=str(path))
         start = self._kenlm.State()
         self._model.BeginSentenceWrite(start)
         self._states: list[Any] = [start]
         self._edges: dict[tuple[int, int], tuple[float, int]] = {}
         self._lock = threading.Lock()
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The words that `word_id` numbers."""
+        return self._vocabulary
 
     def start(self, num_streams: int) -> Tensor:
         """The history `<s>` for each stream, (num_streams,)."""
@@ -76,7 +82,7 @@ class KenLanguageModel:
         known = self._edges.get((context_idx, word_id))
         if known is None:
             state = self._kenlm.State()
-            word = "<unk>" if word_id == UNK_ID else self.vocabulary.words[word_id]
+            word = "<unk>" if word_id == UNK_ID else self._vocabulary.words[word_id]
             score = self._model.BaseScore(self._states[context_idx], word, state) * _LN_10
             known = score, len(self._states)
             self._states.append(state)

@@ -28,9 +28,7 @@ from asr.ctc.prefix_kernel import (
     Rules,
 )
 from asr.kernels.jit import jit
-from asr.lm.combine import mark_live
 from asr.lm.interface import LanguageModel
-from asr.lm.ngram.model import NgramLM
 
 FrameArray = npt.NDArray[np.float32]
 _FIRST_ROOM = 1 << 12
@@ -111,9 +109,9 @@ class PrefixBeam:
                 return bool(outcome == ASKS)
             self._grow()
 
-    def advance_with_ngram(self, log_prob: npt.NDArray[np.float32], word_map: Any, model: Any) -> None:
-        """Reads a chunk (T, C) with an n-gram model that answers inside the loop."""
-        while self._loops.advance_with_ngram(log_prob, self.prefixes, self.rules, word_map, model) == NEEDS_ROOM:
+    def advance_with_tables(self, log_prob: npt.NDArray[np.float32], tables: Any) -> None:
+        """Reads a chunk (T, C) with a language model whose tables answer inside the loop."""
+        while self._loops.advance_with_tables(log_prob, self.prefixes, self.rules, tables) == NEEDS_ROOM:
             self._grow()
 
     def asked(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -211,10 +209,10 @@ def read_chunks(beams: Sequence[PrefixBeam], chunks: Sequence[FrameArray], lm: L
     """
     for beam in beams:
         beam.begin()
-    tables = lm.for_loop() if isinstance(lm, NgramLM) else None
-    if tables is not None and not len(tables[1]):
+    tables = None if lm is None else lm.lookup_tables()
+    if tables is not None and tables.always_answers:
         for beam, chunk in zip(beams, chunks, strict=True):
-            beam.advance_with_ngram(chunk, tables[0], tables[2])
+            beam.advance_with_tables(chunk, tables)
         return
     reading = list(zip(beams, chunks, strict=True))
     num_rounds = 0
@@ -224,7 +222,7 @@ def read_chunks(beams: Sequence[PrefixBeam], chunks: Sequence[FrameArray], lm: L
             return
         assert lm is not None
         if num_rounds % _ROUNDS_BETWEEN_MARKS == 0:
-            mark_live(lm, torch.from_numpy(np.concatenate([beam.contexts() for beam in beams])))
+            lm.retain(torch.from_numpy(np.concatenate([beam.contexts() for beam in beams])))
         num_rounds += 1
         asked = [beam.asked() for beam, _ in reading]
         context, word = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*asked, strict=True))
@@ -245,7 +243,7 @@ def ask(lm: LanguageModel, context: Tensor, word: Tensor) -> tuple[npt.NDArray[n
 
 class _Loops(NamedTuple):
     advance: Callable[..., int]
-    advance_with_ngram: Callable[..., int]
+    advance_with_tables: Callable[..., int]
     settle: Callable[..., None]
     fill_table: Callable[..., None]
 
@@ -262,7 +260,7 @@ def _plain_loops() -> _Loops:
 
 
 def _compiled_loops() -> _Loops:
-    loops = [jit(getattr(prefix_kernel, name), reorders_sums=False) for name in _Loops._fields]
+    loops = [jit(getattr(prefix_kernel, name)) for name in _Loops._fields]
     return _plain_loops() if None in loops else _Loops(*cast("list[Callable[..., Any]]", loops))
 
 

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asr.lm.ngram.lookup import score_words
+from asr.kernels.jit import kernel
+from asr.kernels.lookup import look_up
 
 BOUNDARY = 0
 FREE = -1
@@ -132,6 +133,7 @@ class Rules(NamedTuple):
     token_min: float
 
 
+@kernel(fastmath=False)
 def advance(log_prob: Any, prefixes: Prefixes, rules: Rules) -> int:
     """Reads frames, log_prob (T, C), of which the first is `count[CHUNK_BEGIN]` and the next one `count[FRAME]`.
 
@@ -151,8 +153,9 @@ def advance(log_prob: Any, prefixes: Prefixes, rules: Rules) -> int:
     return DONE
 
 
-def advance_with_ngram(log_prob: Any, prefixes: Prefixes, rules: Rules, word_map: Any, model: Any) -> int:
-    """The same with an n-gram model that answers at once: its word map (V,) and arrays (`NgramLM.for_loop`)."""
+@kernel(fastmath=False)
+def advance_with_tables(log_prob: Any, prefixes: Prefixes, rules: Rules, tables: Any) -> int:
+    """The same with a language model whose tables always answer (`LanguageModel.lookup_tables`)."""
     count = prefixes.count
     while count[FRAME] - count[CHUNK_BEGIN] < len(log_prob):
         if not expand(log_prob, prefixes, rules):
@@ -160,11 +163,7 @@ def advance_with_ngram(log_prob: Any, prefixes: Prefixes, rules: Rules, word_map
         num = count[NUM_ASKED]
         answer, following = np.empty(num, dtype=np.float32), np.empty(num, dtype=np.int64)
         if num:
-            word = prefixes.asked_word[:num]
-            mapped = np.empty(num, dtype=np.int64)
-            for i in range(num):
-                mapped[i] = word_map[word[i]]
-            score_words(prefixes.asked_context[:num], mapped, model, answer, following)
+            look_up(prefixes.asked_context[:num], prefixes.asked_word[:num], tables, answer, following)
         settle(answer, following, prefixes, rules)
     return DONE
 
@@ -270,6 +269,7 @@ def expand(log_prob: Any, prefixes: Prefixes, rules: Rules) -> bool:
     return True
 
 
+@kernel(fastmath=False)
 def settle(answer: Any, following: Any, prefixes: Prefixes, rules: Rules) -> None:
     """Takes in the answers for what was asked, (A,) and (A,), and keeps the best hypotheses of the frame."""
     count = prefixes.count
@@ -363,6 +363,7 @@ def _kth_best(value: Any, k: int) -> float:
     return float(value[k - 1])
 
 
+@kernel(fastmath=False)
 def fill_table(prefixes: Prefixes) -> None:
     """Enters all prefixes but the first into the table, which is free all over."""
     parent, char_of, table = prefixes.parent, prefixes.char, prefixes.table

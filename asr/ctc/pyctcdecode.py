@@ -439,8 +439,8 @@ class BeamSearchDecoderCTC:
             word = np.where(place >= 0, words.word[place.clip(0)], rules.unk)
             bonus[open_words] += rules.insertion + np.where(place >= 0, words.end[place.clip(0)], rules.outside_end)
             if lm is not None:
-                score, following = ask(lm, torch.from_numpy(context[open_words]), torch.from_numpy(word))
-                bonus[open_words] += rules.lm_scale * score
+                log_prob, following = ask(lm, torch.from_numpy(context[open_words]), torch.from_numpy(word))
+                bonus[open_words] += rules.lm_scale * log_prob
                 context[open_words] = following
         if lm is not None and self._settings is not None and self._settings.score_boundary and len(entries):
             device = lm.start(0).device

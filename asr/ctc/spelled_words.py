@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,7 +72,9 @@ def splice_spellings(
 
     # One copy for each state that spelled words lead to; with <unk> as a unigram only there is one.
     targets, copy_of_entry = np.unique(graph.dst_state[entry], return_inverse=True)
-    parts = [(src_state[kept], graph.dst_state[kept], label[kept], graph.score[kept], graph.words.take(kept))]
+    parts: list[tuple[Any, Any, Any, Any, Words]] = [
+        (src_state[kept], graph.dst_state[kept], label[kept], graph.score[kept], graph.words.take(kept))
+    ]
     for copy, target in enumerate(targets):
         first = num_states + copy * num_inner
         inside = np.flatnonzero(~inner.is_first)

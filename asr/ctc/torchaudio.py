@@ -130,7 +130,7 @@ class CTCDecoder:
         )
 
 
-class CustomLanguageModel:
+class CustomLanguageModel(LanguageModel):
     """A model with torchaudio's `CTCDecoderLM` interface (`start`, `score`, `finish`) behind ours.
 
     Args:
@@ -141,11 +141,16 @@ class CustomLanguageModel:
     def __init__(self, model: Any, words: Sequence[str]) -> None:
         self._model = model
         ordinary = [word for word in words if word != "<unk>"]
-        self.vocabulary = Vocabulary(ordinary, name="lm_dict")
+        self._vocabulary = Vocabulary(ordinary, name="lm_dict")
         number_of = {word: number for number, word in enumerate(words)}
-        self._number = [number_of.get(word, number_of.get("<unk>", -1)) for word in self.vocabulary.words]
+        self._number = [number_of.get(word, number_of.get("<unk>", -1)) for word in self._vocabulary.words]
         self._states: list[Any] = [model.start(False)]
         self._edges: dict[tuple[int, int], tuple[float, int]] = {}
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The words that `word_id` numbers."""
+        return self._vocabulary
 
     def start(self, num_streams: int) -> Tensor:
         """The first state, (num_streams,)."""

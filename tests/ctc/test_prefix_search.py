@@ -14,7 +14,9 @@ from asr.ctc.frames import as_frames
 from asr.ctc.language_models import LentModels
 from asr.ctc.prefix_beam import PrefixBeam, read_chunks
 from asr.ctc.prefix_search import TokenSearch, token_rules
+from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
+from asr.text.symbols import Vocabulary
 from tests.ctc.oracle import best_token_sequences
 
 SYMBOLS = ["-", "a", "b", "|"]
@@ -40,13 +42,24 @@ def score_of(lm: NgramLM) -> Callable[[tuple[int, ...]], float]:
     return lambda tokens: float(lm.score_sentence([SYMBOLS[token] for token in tokens]).double().sum())
 
 
-class NoTables:
+class NoTables(LanguageModel):
     """The same model as one that only answers calls."""
 
     def __init__(self, lm: NgramLM) -> None:
         self._lm = lm
-        self.vocabulary = lm.vocabulary
-        self.start, self.score, self.final = lm.start, lm.score, lm.final
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self._lm.vocabulary
+
+    def start(self, num_streams: int) -> torch.Tensor:
+        return self._lm.start(num_streams)
+
+    def score(self, context_idx: torch.Tensor, word_id: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._lm.score(context_idx, word_id)
+
+    def final(self, context_idx: torch.Tensor) -> torch.Tensor:
+        return self._lm.final(context_idx)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

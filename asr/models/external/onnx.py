@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.audio.fbank import INT16_SCALE, Fbank, FeatureStream
+from asr.audio.fbank import INT16_SCALE, Fbank
+from asr.audio.resample import FeatureStream
 from asr.ctc.tokens import CTCTokens
 from asr.errors import AsrError
 from asr.models.external.base import ExternalModel, StreamingModel, frames_by_share, package
