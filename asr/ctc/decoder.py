@@ -66,6 +66,7 @@ class CTCDecoder:
         confidences: whether words get confidences, which takes a little longer.
         config: scales and beams; keywords of `CTCDecodingConfig` may be given instead, as in `lm_scale=2.0`.
         graph_ngrams: so many n-grams of `ngram` go into the graph at most.
+        graph_folder: where compiled graphs are kept, so that the next process loads them; None for memory alone.
         device: where the search runs; log-probabilities may come from any.
         warm_up: whether to try the search once here, since its loops are compiled when they are first run on a machine.
         progress: called with the name of each step of compiling the graph.
@@ -95,6 +96,7 @@ class CTCDecoder:
         confidences: bool = False,
         config: CTCDecodingConfig | None = None,
         graph_ngrams: int = 300_000,
+        graph_folder: str | Path | None = None,
         device: torch.device | str = "cpu",
         warm_up: bool = True,
         progress: Callable[[str], None] = lambda step: None,
@@ -122,7 +124,17 @@ class CTCDecoder:
             if token_lm is not None and not spell_unknown:
                 raise AsrError("token_lm is for tokens without a word list; leave out the words or say spell_unknown.")
             self.word_graph, models = self._words(
-                lexicon, words, ngram, lm, lm_weight, spell_unknown, token_lm, spelling_penalty, graph_ngrams, progress
+                lexicon,
+                words,
+                ngram,
+                lm,
+                lm_weight,
+                spell_unknown,
+                token_lm,
+                spelling_penalty,
+                graph_ngrams,
+                graph_folder,
+                progress,
             )
             self._search = GraphSearch(self.word_graph, tokens, self.config, models, frame_shift, confidences)
         if warm_up:
@@ -182,6 +194,7 @@ class CTCDecoder:
         token_lm: str | Path | nn.Module | LanguageModel | None,
         spelling_penalty: float,
         graph_ngrams: int,
+        graph_folder: str | Path | None,
         progress: Callable[[str], None],
     ) -> tuple[WordGraph, LentModels]:
         """The compiled graph, and the language models that act beside it."""
@@ -217,7 +230,7 @@ class CTCDecoder:
             large = uniform_ngram(list(spellings.pronunciations))
             lm_weight = 1.0
         spelling = self._spelling_model(spellings, token_lm, spelling_penalty) if spell_unknown else None
-        graph = compile_graph(tokens, spellings, large, graph_ngrams, spelling, progress)
+        graph = compile_graph(tokens, spellings, large, graph_ngrams, spelling, progress, graph_folder)
         if self.device.type != "cpu":
             graph = WordGraph(graph.graph.to(self.device), graph.ngram.to(self.device), graph.lexicon, graph.spells)
         small = graph.ngram

@@ -7,6 +7,8 @@ may stand, and `asr.ctc.decoder` adds a frame in which the boundary costs nothin
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import threading
 from collections import OrderedDict
@@ -27,6 +29,7 @@ from asr.graph.epsilon_removal import remove_epsilons
 from asr.graph.fst import GraphArrays, Words
 from asr.graph.topology import compose_topology, topology_named
 from asr.lm.ngram.model import NgramLM
+from asr.serialization import atomic_path
 from asr.text.lexicon import Lexicon
 from asr.text.normalize import read_text
 from asr.text.symbols import SPECIAL_WORDS, TokenTable
@@ -132,8 +135,9 @@ def compile_graph(
     max_ngrams: int,
     spelling: SpellingModel | None = None,
     progress: Callable[[str], None] = lambda step: None,
+    folder: str | Path | None = None,
 ) -> WordGraph:
-    """Compiles the graph, or takes it from those compiled last in this process.
+    """Compiles the graph, or takes it from those compiled last in this process or kept in a folder.
 
     Args:
         tokens: the network's.
@@ -142,6 +146,11 @@ def compile_graph(
         max_ngrams: see there.
         spelling: how words outside the lexicon are spelled; None for none of them.
         progress: called with the name of each step.
+        folder: where compiled graphs are kept for other processes, named by a checksum of all that they are made of;
+            made where it is missing. None keeps them in memory alone.
+
+    Raises:
+        AsrError: what is given does not fit together, or the folder cannot be written to.
     """
     spelled = None if spelling is None else (spelling.key, spelling.penalty)
     key = (tokens.table, tokens.word_boundary, _content_of(lexicon), ngram, max_ngrams, spelled)
@@ -150,7 +159,15 @@ def compile_graph(
         if kept is not None:
             _kept_graphs.move_to_end(key)
             return kept
-    compiled = _compiled(tokens, lexicon, ngram, max_ngrams, spelling, progress)
+    small = graph_ngram(ngram, list(lexicon.pronunciations), max_ngrams)
+    path = None if folder is None else Path(folder) / f"{_checksum(tokens, lexicon, small, spelling)}.safetensors"
+    if path is not None and path.is_file():
+        graph = DecodingGraph.load(path, tokens.table)
+        compiled = WordGraph(graph, small, lexicon, spelling is not None)
+    else:
+        compiled = _compiled(tokens, lexicon, small, spelling, progress)
+        if path is not None:
+            _keep(compiled.graph, path)
     with _kept_lock:
         _kept_graphs[key] = compiled
         while len(_kept_graphs) > _MOST_GRAPHS_KEPT:
@@ -177,12 +194,10 @@ def add_boundary_loops(graph: GraphArrays, boundary: int) -> GraphArrays:
 def _compiled(
     tokens: CTCTokens,
     lexicon: Lexicon,
-    ngram: NgramLM,
-    max_ngrams: int,
+    small: NgramLM,
     spelling: SpellingModel | None,
     progress: Callable[[str], None],
 ) -> WordGraph:
-    small = graph_ngram(ngram, list(lexicon.pronunciations), max_ngrams)
     table, in_graph, entries = tokens.table, small, lexicon
     if spelling is not None:
         table = TokenTable((*table.tokens[1:], SPELLING), name=table.name)
@@ -201,6 +216,31 @@ def _compiled(
     finished = compose_topology(topology, topology.token_ids(symbols, tokens.table), arrays)
     graph = graph_from_arrays(finished, tokens.table, phone_graph.vocabulary, phone_graph.meta)
     return WordGraph(graph, small, lexicon, spelling is not None)
+
+
+def _checksum(tokens: CTCTokens, lexicon: Lexicon, small: NgramLM, spelling: SpellingModel | None) -> str:
+    """A name for a graph by all that it is made of."""
+    digest = hashlib.sha256()
+    described = [tokens.table.tokens, tokens.word_boundary, list(lexicon.pronunciations.items()), small.order]
+    models = [small]
+    if spelling is not None:
+        models.append(spelling.ngram)
+        described += [spelling.boundary, spelling.penalty, sorted(spelling.beginnings or ())]
+    digest.update(json.dumps(described, ensure_ascii=False).encode())
+    for model in models:
+        digest.update("\n".join(model.vocabulary.words).encode())
+        for tensor in model.arrays.tensors().values():
+            digest.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
+    return digest.hexdigest()[:32]
+
+
+def _keep(graph: DecodingGraph, path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AsrError(f"{path.parent}: the folder for graphs cannot be made ({error.strerror}).") from error
+    with atomic_path(path) as partial:
+        graph.save(partial)
 
 
 def _content_of(lexicon: Lexicon) -> Hashable:

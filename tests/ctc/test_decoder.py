@@ -284,3 +284,18 @@ def test_scores_of_kenlm(word_model: NgramLM, arpa_file: Callable[[NgramLM], Pat
         total += float(score)
     total += float(theirs.final(context))
     assert np.isclose(total, sentence_score(word_model)(["a", "ab", "zzz", "b"]), atol=1e-4)
+
+
+def test_graphs_are_kept_in_a_folder(tmp_path: Path, word_model: NgramLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    from asr.ctc import graphs
+
+    log_prob = random_frames(12, 5)
+    wanted = CTCDecoder(SYMBOLS, ngram=word_model, warm_up=False, graph_folder=tmp_path / "graphs")(log_prob)
+    monkeypatch.setattr(graphs, "_kept_graphs", graphs.OrderedDict())
+    monkeypatch.setattr(graphs, "_compiled", None)
+    again = CTCDecoder(SYMBOLS, ngram=word_model, warm_up=False, graph_folder=tmp_path / "graphs")
+    assert again(log_prob) == wanted
+    assert len(list((tmp_path / "graphs").iterdir())) == 1
+    monkeypatch.undo()
+    CTCDecoder(SYMBOLS, ngram=word_model, words=["a", "b"], warm_up=False, graph_folder=tmp_path / "graphs")
+    assert len(list((tmp_path / "graphs").iterdir())) == 2

@@ -1,0 +1,202 @@
+"""`CTCDecoder` beside pyctcdecode and flashlight-text: the same frames, n-gram, lexicon and scales, beams swept.
+
+    scripts/bench ctc --quick
+    scripts/bench ctc --utterances 60 --kinds letters phones
+
+For letters, pieces (both simulated) and phones (the bundle's network on real speech) each decoder's beam is swept. All
+run one utterance at a time on one thread; CPU seconds of this process are counted. The neural model is the bundle's,
+interpolated with the n-gram. Peers that are not installed are left out. The last line is one JSON object; for each kind
+of tokens
+
+- `wer_ours`, `wer_best_peer`, `wer_ours_neural`: the lowest word error rates in % over the beams;
+- `time_over_best_peer_at_equal_wer`: the time of our fastest beam that is no worse than the best peer, divided by the
+  time in which that peer reached it; null where ours does not reach it or there is no peer;
+- `time_over_pyctcdecode`, `time_over_flashlight`: the same with each peer alone;
+- `neural_time_over_pyctcdecode`: our time with the neural model over that of pyctcdecode's fastest beam.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from asr.bundle import Bundle
+from asr.ctc import CTCDecoder
+from asr.ctc.graphs import spelled_lexicon
+from asr.ctc.word_models import listed_words, trie_of
+from asr.lm.ngram.arpa import write_arpa
+from asr.lm.ngram.model import NgramLM
+from asr.metrics import NO_ERRORS, count_errors, read_transcripts
+from asr.text.lexicon import Lexicon
+from scripts.benchmarks.ctc_workload import CTCWorkload, phones, simulated
+from scripts.benchmarks.inputs import LIBRISPEECH_BUNDLE, argument_parser, cache_folder, default_corpora
+from scripts.benchmarks.peers import ctc as peers
+from scripts.benchmarks.report import table
+
+KINDS = ("letters", "pieces", "phones")
+# Scales of each kind, the same for all decoders.
+LM_SCALE = {"letters": 1.0, "pieces": 1.0, "phones": 1.25}
+OUR_BEAMS = ((8.0, 300), (11.0, 600), (14.0, 1500), (18.0, 3000))
+PEER_BEAMS = {"pyctcdecode": (10, 30, 100), "flashlight": (20, 60, 200, 600)}
+Decode = Callable[[Tensor], list[str]]
+
+
+def main(arguments: list[str]) -> int:
+    parser = argument_parser("ctc", __doc__)
+    parser.add_argument("--quick", action="store_true", help="few utterances and beams, under a minute once set up")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="kinds of tokens (default: all)")
+    parser.add_argument("--utterances", type=int, help="of each kind (default: 40, with --quick 6)")
+    parser.add_argument("--corpora", type=Path, default=default_corpora(), help="the folder that holds librispeech/")
+    options = parser.parse_args(arguments)
+    num_utts = options.utterances or (6 if options.quick else 40)
+    bundle = Bundle.load(LIBRISPEECH_BUNDLE)
+    assert bundle.small_ngram is not None
+    arpa = cache_folder() / "librispeech_small.arpa"
+    if not arpa.is_file():
+        arpa.parent.mkdir(parents=True, exist_ok=True)
+        write_arpa(trie_of(bundle.small_ngram), arpa)
+    results: dict[str, Any] = {}
+    for kind in options.kinds:
+        results[kind] = measure(kind, bundle, arpa, options.corpora, num_utts, options.quick)
+    print(json.dumps(results))
+    return 0
+
+
+def measure(
+    kind: str, bundle: Bundle, arpa: Path, corpora: Path | None, num_utts: int, quick: bool
+) -> dict[str, float | int | str | None]:
+    """The figures of one kind of tokens."""
+    ngram = bundle.small_ngram
+    assert ngram is not None
+    workload = workload_of(kind, bundle, ngram, corpora, num_utts)
+    words, scale = listed_words(ngram), LM_SCALE[kind]
+    lexicon = bundle.lexicon if kind == "phones" else spelled_lexicon(words, workload.tokens)[0]
+    assert lexicon is not None
+    systems = our_systems(workload, ngram, lexicon, scale, quick)
+    systems += peer_systems(kind, workload, words, lexicon, arpa, scale, quick)
+    rnn = bundle.rnn_lm
+    if rnn is not None:
+        systems.append(("ours, neural", 14.0, ours(workload, ngram, lexicon, scale, 14.0, 1500, lm=rnn.network)))
+    rows = [{"system": name, "beam": beam, **run(decode, workload)} for name, beam, decode in systems]
+    table(f"{workload.name}: {len(workload.frames)} utterances, {workload.num_frames} frames", rows)
+    return summary(rows, workload)
+
+
+def workload_of(kind: str, bundle: Bundle, ngram: NgramLM, corpora: Path | None, num_utts: int) -> CTCWorkload:
+    """The utterances of a kind."""
+    if kind == "phones":
+        return phones(bundle, corpora, num_utts)
+    texts = Path(corpora or ".") / "text" / "dev-clean.text.xz"
+    known = set(listed_words(ngram))
+    if texts.is_file():
+        sentences = [list(words) for words in read_transcripts(texts).values() if known.issuperset(words)]
+    else:
+        sentences = [["THE", "MAN", "WAS", "NOT", "THERE"], ["IT", "WAS", "A", "GOOD", "BOOK"]]
+    step = max(1, len(sentences) // num_utts)
+    return simulated(kind, sentences[::step][:num_utts], list(ngram.vocabulary.words[4:]))
+
+
+def ours(
+    workload: CTCWorkload, ngram: NgramLM, lexicon: Lexicon, scale: float, beam: float, most: int, lm: Any = None
+) -> Decode:
+    """Our decoder, one utterance a call."""
+    decoder = CTCDecoder(
+        workload.tokens,
+        lexicon=lexicon,
+        ngram=ngram,
+        lm=lm,
+        lm_scale=scale,
+        search_beam=beam,
+        max_active_states=most,
+        graph_folder=cache_folder() / "ctc_graphs",
+    )
+
+    def decode(log_prob: Tensor) -> list[str]:
+        (best,) = decoder(log_prob)
+        return best.text.split()  # type: ignore[union-attr]
+
+    return decode
+
+
+def our_systems(
+    workload: CTCWorkload, ngram: NgramLM, lexicon: Lexicon, scale: float, quick: bool
+) -> list[tuple[str, float, Decode]]:
+    """Our decoder at each beam."""
+    beams = OUR_BEAMS[1:3] if quick else OUR_BEAMS
+    return [("ours", beam, ours(workload, ngram, lexicon, scale, beam, most)) for beam, most in beams]
+
+
+def peer_systems(
+    kind: str,
+    workload: CTCWorkload,
+    words: Sequence[str],
+    lexicon: Lexicon,
+    arpa: Path,
+    scale: float,
+    quick: bool,
+) -> list[tuple[str, float, Decode]]:
+    """Those of the others that are installed, at each beam."""
+    systems: list[tuple[str, float, Decode]] = []
+    for name, beams in PEER_BEAMS.items():
+        for beam in beams[1:2] if quick else beams:
+            try:
+                if name == "flashlight":
+                    ways = {word: lexicon[word] for word in words if word in lexicon}
+                    decode = peers.flashlight(workload.tokens, ways, arpa, scale, 0.0, beam)
+                elif kind != "phones":
+                    decode = peers.pyctcdecode(workload.tokens, words, arpa, scale, 0.0, beam)
+                else:
+                    continue
+            except ImportError:
+                break
+            systems.append((name, float(beam), decode))
+    return systems
+
+
+def run(decode: Decode, workload: CTCWorkload) -> dict[str, float]:
+    """Word error rate in %, and CPU milliseconds a frame."""
+    counts, seconds = NO_ERRORS, 0.0
+    decode(workload.frames[0][:20])
+    for log_prob, words in zip(workload.frames, workload.references, strict=True):
+        begin = time.process_time()
+        found = decode(log_prob)
+        seconds += time.process_time() - begin
+        counts += count_errors(words, tuple(found))
+    return {"wer": 100.0 * counts.rate, "ms_per_frame": 1000.0 * seconds / workload.num_frames}
+
+
+def summary(rows: Sequence[dict[str, Any]], workload: CTCWorkload) -> dict[str, float | int | str | None]:
+    """What the JSON says of one kind of tokens."""
+    by_system: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_system.setdefault(row["system"], []).append(row)
+    own, neural = by_system["ours"], by_system.get("ours, neural", [])
+    best_peer = min((row["wer"] for name in PEER_BEAMS for row in by_system.get(name, [])), default=None)
+    peer_rows = [row for name in PEER_BEAMS for row in by_system.get(name, [])]
+
+    def ratio(others: Sequence[dict[str, Any]]) -> float | None:
+        if not others:
+            return None
+        wer = min(row["wer"] for row in others)
+        theirs = min(row["ms_per_frame"] for row in others if row["wer"] == wer)
+        good = [row["ms_per_frame"] for row in own if row["wer"] <= wer]
+        return round(min(good) / theirs, 4) if good else None
+
+    pyctc = by_system.get("pyctcdecode", [])
+    fastest = min((row["ms_per_frame"] for row in pyctc), default=None)
+    return {
+        "data": workload.name,
+        "num_frames": workload.num_frames,
+        "wer_ours": round(min(row["wer"] for row in own), 3),
+        "wer_best_peer": None if best_peer is None else round(best_peer, 3),
+        "time_over_best_peer_at_equal_wer": ratio(peer_rows),
+        "wer_ours_neural": round(min(row["wer"] for row in neural), 3) if neural else None,
+        "time_over_pyctcdecode": ratio(pyctc),
+        "time_over_flashlight": ratio(by_system.get("flashlight", [])),
+        "neural_time_over_pyctcdecode": round(neural[0]["ms_per_frame"] / fastest, 4) if neural and fastest else None,
+    }
