@@ -19,7 +19,6 @@ from asr.lm.interface import LanguageModel
 from asr.lm.ngram.io import MAGIC
 from asr.lm.ngram.model import NgramLM
 
-_ROWS_AHEAD = 8
 _CACHE_BYTES = 1 << 30
 
 
@@ -94,8 +93,8 @@ def model_maker(source: Any, words: Sequence[str]) -> tuple[Callable[[], Languag
         return lambda: source, False
     if isinstance(source, nn.Module) and hasattr(source, "initial_state"):
         network: Any = source.eval()
-        ahead = _ROWS_AHEAD if network.initial_state().device.type == "cpu" else 0
-        return lambda: CachedRNNLM(network, rows_ahead=ahead, capacity_bytes=None), False
+        # Histories stay from one utterance to the next, the least used ones making room.
+        return lambda: CachedRNNLM(network, capacity_bytes=_CACHE_BYTES), False
     if isinstance(source, LanguageModel):
         return lambda: source, True
     raise AsrError(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from asr.audio.fbank import Fbank
 from asr.ctc import CTCDecoder, CTCTokens
+from asr.ctc.recognizer import CTCRecognizer
 from asr.errors import AsrError
 from asr.models.external import CallableModel, load_acoustic_model
 from asr.models.external.nemo_features import NemoFeatures
@@ -57,6 +58,22 @@ def test_any_function() -> None:
         CallableModel(Windows(), SYMBOLS[:4], 16000, 0.02)(noise(0.1))
     with pytest.raises(AsrError, match="none of them empty"):
         model(torch.zeros(0))
+
+
+def test_recordings_of_any_length() -> None:
+    model = CallableModel(Windows(), SYMBOLS, sampling_rate=16000, frame_shift=0.02)
+    decoder = CTCDecoder(model.tokens, frame_shift=model.frame_shift, warm_up=False)
+    recordings = [noise(0.5), noise(3.0, 1)]
+    found = CTCRecognizer(model, decoder, max_segment_seconds=1.0)(recordings)
+    whole = CTCRecognizer(model, decoder)(recordings)
+    assert found[0].text == whole[0].text == decoder(*model(recordings[0]))[0][0].text  # type: ignore[index]
+    assert found[1].duration == pytest.approx(3.0)
+    times = [(word.start, word.end) for word in found[1].words]
+    assert times == sorted(times)
+    assert times[-1][1] <= 3.0
+    assert times[-1][0] > 1.0
+    with pytest.raises(AsrError, match="other ones than the 2 of the decoder"):
+        CTCRecognizer(model, CTCDecoder(["-", "a"], warm_up=False))
 
 
 def test_torchscript(tmp_path: Path) -> None:

@@ -1,0 +1,88 @@
+"""Waveforms to words with a network from elsewhere and `CTCDecoder`.
+
+Shapes: L samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from asr.audio.waveform import at_rate, split_at_pauses
+from asr.ctc.decoder import CTCDecoder
+from asr.ctc.hypothesis import CTCHypothesis
+from asr.errors import AsrError
+from asr.models.external import ExternalModel
+from asr.results import RecognitionResult, StageTimes, Word, joined
+
+
+class CTCRecognizer:
+    """Recognizes recordings of any length.
+
+        model = load_acoustic_model("torchaudio:WAV2VEC2_ASR_BASE_960H")
+        recognizer = CTCRecognizer(model, CTCDecoder(model.tokens, ngram="3gram.arpa", frame_shift=model.frame_shift))
+        print(recognizer(waveform, 16000)[0].text)
+
+    Args:
+        model: the network.
+        decoder: for its tokens.
+        max_segment_seconds: longer recordings are cut at pauses into pieces of at most this length.
+
+    Raises:
+        AsrError: the decoder was built for other tokens.
+    """
+
+    def __init__(self, model: ExternalModel, decoder: CTCDecoder, max_segment_seconds: float = 25.0) -> None:
+        if model.tokens.symbols != decoder.tokens.symbols:
+            raise AsrError(
+                f"{model.name}: the network has {len(model.tokens)} tokens ({model.tokens.symbols[1]!r}, ...), other "
+                f"ones than the {len(decoder.tokens)} of the decoder; build the decoder with tokens=model.tokens."
+            )
+        self.model = model
+        self.decoder = decoder
+        self.max_segment_seconds = max_segment_seconds
+
+    def __call__(
+        self, waveform: Tensor | Sequence[Tensor], sampling_rate: int | None = None
+    ) -> list[RecognitionResult]:
+        """Recognizes one recording or several.
+
+        Args:
+            waveform: float samples in [-1, 1]: (L,), or a list of (L,).
+            sampling_rate: of the samples, in Hz; the network's own if None.
+
+        Returns:
+            A result a recording, in order.
+        """
+        recordings = [waveform] if isinstance(waveform, Tensor) and waveform.dim() == 1 else list(waveform)
+        return [self._recognize(torch.as_tensor(each).float(), sampling_rate) for each in recordings]
+
+    def _recognize(self, waveform: Tensor, sampling_rate: int | None) -> RecognitionResult:
+        rate = self.model.sampling_rate
+        waveform = at_rate(waveform, rate if sampling_rate is None else sampling_rate, rate)
+        pieces, offsets = [], []
+        for begin, end in split_at_pauses(waveform, rate, self.max_segment_seconds):
+            times = StageTimes((end - begin) / rate)
+            with times.measure("acoustic model"):
+                log_probs, lengths = self.model(waveform[begin:end])
+            with times.measure("search"):
+                (found,) = self.decoder(log_probs, lengths)
+            assert isinstance(found, list)
+            pieces.append(self._result(found[0], times))
+            offsets.append(begin / rate)
+        return joined(pieces, offsets)
+
+    def _result(self, found: CTCHypothesis, times: StageTimes) -> RecognitionResult:
+        shift, duration = self.model.frame_shift, times.audio_seconds
+        words = tuple(
+            Word(
+                word.text,
+                min(word.start_frame * shift, duration),
+                min(word.end_frame * shift, duration),
+                word.confidence,
+            )
+            for word in found.words
+        )
+        return RecognitionResult(words, found.am_score, 0.0, found.lm_score, found.score, found.is_complete, times)
