@@ -13,6 +13,8 @@ of tokens
   time in which that peer reached it; null where ours does not reach it or there is no peer;
 - `time_over_pyctcdecode`, `time_over_flashlight`: the same with each peer alone;
 - `neural_time_over_pyctcdecode`: our time with the neural model over that of pyctcdecode's fastest beam.
+
+With `--spelled` the key `spelled` says what spelling words outside a list of 5,000 does; see `measure_spelled`.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ KINDS = ("letters", "pieces", "phones")
 LM_SCALE = {"letters": 1.0, "pieces": 1.0, "phones": 1.25}
 OUR_BEAMS = ((8.0, 300), (11.0, 600), (14.0, 1500), (18.0, 3000))
 PEER_BEAMS = {"pyctcdecode": (10, 30, 100), "flashlight": (20, 60, 200, 600)}
+NUM_FREQUENT = 5000
 Decode = Callable[[Tensor], list[str]]
 
 
@@ -52,6 +55,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="kinds of tokens (default: all)")
     parser.add_argument("--utterances", type=int, help="of each kind (default: 40, with --quick 6)")
     parser.add_argument("--corpora", type=Path, default=default_corpora(), help="the folder that holds librispeech/")
+    parser.add_argument("--spelled", action="store_true", help="also words outside a list of the 5,000 most frequent")
     options = parser.parse_args(arguments)
     num_utts = options.utterances or (6 if options.quick else 40)
     bundle = Bundle.load(LIBRISPEECH_BUNDLE)
@@ -63,6 +67,8 @@ def main(arguments: list[str]) -> int:
     results: dict[str, Any] = {}
     for kind in options.kinds:
         results[kind] = measure(kind, bundle, arpa, options.corpora, num_utts, options.quick)
+    if options.spelled:
+        results["spelled"] = measure_spelled(bundle, options.corpora, num_utts)
     print(json.dumps(results))
     return 0
 
@@ -121,6 +127,42 @@ def ours(
         return best.text.split()  # type: ignore[union-attr]
 
     return decode
+
+
+def measure_spelled(bundle: Bundle, corpora: Path | None, num_utts: int) -> dict[str, float]:
+    """Simulated letters with a list of the most frequent words: with the others spelled, and without.
+
+    Recall is of the words outside the list, false alarms are spelled words that were not said, for each word that was
+    said and is in the list; both in %.
+    """
+    ngram = bundle.small_ngram
+    assert ngram is not None
+    workload = workload_of("letters", bundle, ngram, corpora, num_utts)
+    words = listed_words(ngram)[:NUM_FREQUENT]
+    known, num_out, num_in = set(words), 0, 0
+    figures: dict[str, float] = {}
+    for spells in (False, True):
+        decoder = CTCDecoder(
+            workload.tokens,
+            words=words,
+            ngram=ngram,
+            lm_scale=LM_SCALE["letters"],
+            spell_unknown=spells,
+            graph_folder=cache_folder() / "ctc_graphs",
+        )
+        counts, num_found, num_false, num_out, num_in = NO_ERRORS, 0, 0, 0, 0
+        for log_prob, reference in zip(workload.frames, workload.references, strict=True):
+            (best,) = decoder(log_prob)
+            outside = [word for word in reference if word not in known]
+            spelled = [word.text for word in best.words if word.is_spelled]  # type: ignore[union-attr]
+            right = sum(min(outside.count(word), spelled.count(word)) for word in set(outside))
+            num_found, num_false = num_found + right, num_false + len(spelled) - right
+            num_out, num_in = num_out + len(outside), num_in + len(reference) - len(outside)
+            counts += count_errors(reference, tuple(best.text.split()))  # type: ignore[union-attr]
+        figures["wer_spelled" if spells else "wer_closed"] = round(100.0 * counts.rate, 3)
+        figures |= {"oov_recall": round(100.0 * num_found / max(1, num_out), 2)}
+        figures |= {"false_alarms": round(100.0 * num_false / max(1, num_in), 2)}
+    return figures | {"oov_rate": round(100.0 * num_out / max(1, num_out + num_in), 2)}
 
 
 def our_systems(
