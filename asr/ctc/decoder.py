@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,17 +19,30 @@ from asr.ctc.language_models import LentModels, is_ngram_file, model_maker
 from asr.ctc.prefix_search import TokenSearch
 from asr.ctc.spelled_words import SpellingModel
 from asr.ctc.stream import CTCStream
-from asr.ctc.tokens import CTCTokens, PieceModel, TokenKind
 from asr.ctc.word_models import listed_words, ngram_of_spellings, read_ngram, uniform_ngram
 from asr.errors import AsrError
 from asr.lm.combine import Difference, Interpolated, RemappedLM
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
+from asr.text.ctc_tokens import CTCTokens, PieceModel, TokenKind
 from asr.text.lexicon import Lexicon
 
 _LOGGER = logging.getLogger(__name__)
 _SPELLING_ORDER = {"letters": 4, "pieces": 2, "phones": 3}
 _ROWS_AHEAD = 8
+
+
+class _Sources(NamedTuple):
+    """What words and their language models are made of; see `CTCDecoder`."""
+
+    lexicon: str | Path | Lexicon | Mapping[str, Any] | None
+    words: str | Path | Iterable[str] | None
+    ngram: str | Path | NgramLM | None
+    lm: str | Path | nn.Module | LanguageModel | None
+    lm_weight: float
+    token_lm: str | Path | nn.Module | LanguageModel | None
+    spell_unknown: bool
+    spelling_penalty: float
 
 
 class CTCDecoder:
@@ -123,19 +136,8 @@ class CTCDecoder:
         else:
             if token_lm is not None and not spell_unknown:
                 raise AsrError("token_lm is for tokens without a word list; leave out the words or say spell_unknown.")
-            self.word_graph, models = self._words(
-                lexicon,
-                words,
-                ngram,
-                lm,
-                lm_weight,
-                spell_unknown,
-                token_lm,
-                spelling_penalty,
-                graph_ngrams,
-                graph_folder,
-                progress,
-            )
+            sources = _Sources(lexicon, words, ngram, lm, lm_weight, token_lm, spell_unknown, spelling_penalty)
+            self.word_graph, models = self._words(sources, graph_ngrams, graph_folder, progress)
             self._search = GraphSearch(self.word_graph, tokens, self.config, models, frame_shift, confidences)
         if warm_up:
             self._warm_up()
@@ -185,19 +187,13 @@ class CTCDecoder:
 
     def _words(
         self,
-        lexicon: str | Path | Lexicon | Mapping[str, Any] | None,
-        words: str | Path | Iterable[str] | None,
-        ngram: str | Path | NgramLM | None,
-        lm: str | Path | nn.Module | LanguageModel | None,
-        lm_weight: float,
-        spell_unknown: bool,
-        token_lm: str | Path | nn.Module | LanguageModel | None,
-        spelling_penalty: float,
+        sources: _Sources,
         graph_ngrams: int,
         graph_folder: str | Path | None,
         progress: Callable[[str], None],
     ) -> tuple[WordGraph, LentModels]:
         """The compiled graph, and the language models that act beside it."""
+        lexicon, words, ngram, lm, lm_weight, token_lm, spell_unknown, spelling_penalty = sources
         tokens = self.tokens
         spellings = None if lexicon is None else read_lexicon(lexicon, tokens)
         listed = None if words is None else read_words(words)

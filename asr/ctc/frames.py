@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from asr.ctc.tokens import CTCTokens
 from asr.errors import AsrError
+from asr.text.ctc_tokens import CTCTokens
 
 FrameInput = Literal["log_probs", "logits", "probabilities", "scores"]
 FRAME_INPUTS = ("log_probs", "logits", "probabilities", "scores")

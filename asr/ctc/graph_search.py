@@ -15,13 +15,13 @@ from asr.ctc.frames import Frames
 from asr.ctc.graphs import WordGraph
 from asr.ctc.hypothesis import CTCHypothesis, CTCToken, CTCWord
 from asr.ctc.language_models import LentModels
-from asr.ctc.tokens import CTCTokens
 from asr.decoding.interface import DecodeResult, Hypothesis
 from asr.decoding.lattice import with_confidences
 from asr.decoding.nbest import n_best
 from asr.decoding.online import StreamingDecoder
 from asr.decoding.paths import WordAligner
-from asr.decoding.token_passing import RescoringPass, TokenPassingDecoder
+from asr.decoding.token_passing import TokenPassingDecoder
+from asr.text.ctc_tokens import CTCTokens
 from asr.text.symbols import UNK_ID
 
 # Of words that are spelled in different ways, n-best lists hold each text once: so many more are asked for.
@@ -60,9 +60,9 @@ class GraphSearch:
         self.graph = graph
         self._has_words_in_tokens = tokens.kind == "pieces" or tokens.word_boundary is not None
         self._aligner = None if self._has_words_in_tokens else WordAligner(word_graph.lexicon, graph)
-        in_search = config.lm_fusion == "search"
-        make = TokenPassingDecoder if in_search else RescoringPass
-        self._plain, self._with_lattice = make(graph, self._options), make(graph, self._options, keep_lattice=True)
+        fusion = config.lm_fusion
+        self._plain = TokenPassingDecoder(graph, self._options, lm_fusion=fusion)
+        self._with_lattice = TokenPassingDecoder(graph, self._options, lm_fusion=fusion, keep_lattice=True)
 
     def decode(self, frames: Frames, nbest: int) -> list[list[CTCHypothesis]]:
         """The best hypotheses of each utterance, best first, each text once."""

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from asr.ctc.spelled_words import SPELLING, SpellingModel, splice_spellings
-from asr.ctc.tokens import CTCTokens
 from asr.ctc.word_models import graph_ngram, without_unknown_histories
 from asr.errors import AsrError
 from asr.graph.build import build_phone_graph
@@ -30,6 +29,7 @@ from asr.graph.fst import GraphArrays, Words
 from asr.graph.topology import compose_topology, topology_named
 from asr.lm.ngram.model import NgramLM
 from asr.serialization import atomic_path
+from asr.text.ctc_tokens import CTCTokens
 from asr.text.lexicon import Lexicon
 from asr.text.normalize import read_text
 from asr.text.symbols import SPECIAL_WORDS, TokenTable

@@ -14,6 +14,7 @@ from asr.bundle import read_rnn_lm
 from asr.ctc.kenlm import KenLanguageModel
 from asr.ctc.word_models import is_kenlm_binary, read_ngram
 from asr.errors import AsrError
+from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.io import MAGIC
@@ -94,7 +95,7 @@ def model_maker(source: Any, words: Sequence[str]) -> tuple[Callable[[], Languag
     if isinstance(source, nn.Module) and hasattr(source, "initial_state"):
         network: Any = source.eval()
         # Histories stay from one utterance to the next, the least used ones making room.
-        return lambda: CachedRNNLM(network, capacity_bytes=_CACHE_BYTES), False
+        return lambda: CachedRNNLM(network, CacheOptions(capacity_bytes=_CACHE_BYTES)), False
     if isinstance(source, LanguageModel):
         return lambda: source, True
     raise AsrError(

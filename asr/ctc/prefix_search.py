@@ -17,9 +17,9 @@ from asr.ctc.hypothesis import CTCHypothesis, CTCToken, CTCWord
 from asr.ctc.language_models import LentModels
 from asr.ctc.prefix_beam import Alive, PrefixBeam, read_chunks
 from asr.ctc.prefix_kernel import Rules
-from asr.ctc.tokens import CTCTokens
 from asr.errors import AsrError
 from asr.lm.interface import LanguageModel
+from asr.text.ctc_tokens import CTCTokens
 from asr.text.symbols import UNK_ID, Vocabulary
 
 

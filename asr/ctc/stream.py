@@ -15,8 +15,8 @@ from asr.ctc.graph_search import GraphSearch, no_hypothesis
 from asr.ctc.hypothesis import CTCHypothesis
 from asr.ctc.prefix_beam import read_chunks
 from asr.ctc.prefix_search import TokenSearch
-from asr.ctc.tokens import CTCTokens
 from asr.errors import AsrError
+from asr.text.ctc_tokens import CTCTokens
 
 
 class CTCStream:

@@ -30,10 +30,10 @@ from asr.ctc.graphs import read_lexicon, read_words
 from asr.ctc.hypothesis import CTCHypothesis as Found
 from asr.ctc.language_models import is_ngram_file
 from asr.ctc.stream import CTCStream
-from asr.ctc.tokens import CTCTokens
 from asr.ctc.word_models import is_kenlm_binary
 from asr.errors import AsrError
 from asr.lm.interface import LanguageModel
+from asr.text.ctc_tokens import CTCTokens
 from asr.text.symbols import Vocabulary
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from asr.audio.resample import resample
-from asr.ctc.tokens import CTCTokens
 from asr.errors import AsrError
+from asr.text.ctc_tokens import CTCTokens
 
 # What a row of log-probabilities may sum to instead of 1.
 _TOLERANCE = 0.05

@@ -24,10 +24,10 @@ from torch import Tensor
 
 from asr.audio.fbank import INT16_SCALE, Fbank
 from asr.audio.resample import FeatureStream
-from asr.ctc.tokens import CTCTokens
 from asr.errors import AsrError
 from asr.models.external.base import ExternalModel, StreamingModel, frames_by_share, package
 from asr.models.external.nemo_features import NemoFeatures
+from asr.text.ctc_tokens import CTCTokens
 
 _WAVEFORM_INPUTS = ("input_values", "waveform", "audio", "wav", "samples")
 _TRANSPOSED_INPUTS = ("audio_signal", "processed_signal")

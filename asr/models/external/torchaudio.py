@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asr.ctc.tokens import CTCTokens
 from asr.errors import AsrError
 from asr.models.external.base import ExternalModel, package
+from asr.text.ctc_tokens import CTCTokens
 
 
 class TorchaudioModel(ExternalModel):

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from asr.audio.fbank import Fbank
-from asr.ctc.tokens import CTCTokens
 from asr.errors import AsrError
 from asr.models.external.base import ExternalModel, frames_by_share
+from asr.text.ctc_tokens import CTCTokens
 
 METADATA = "metadata.json"
 TOKENS = "tokens.txt"

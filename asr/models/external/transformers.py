@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asr.ctc.tokens import CTCTokens
 from asr.errors import AsrError
 from asr.models.external.base import ExternalModel, frames_by_share, package
+from asr.text.ctc_tokens import CTCTokens
 
 _FILES = "config.json, model.safetensors, preprocessor_config.json, tokenizer_config.json and vocab.json"
 
