@@ -19,7 +19,9 @@ With `--spelled` the key `spelled` says what spelling words outside a list of 5,
 
 from __future__ import annotations
 
+import functools
 import json
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -47,6 +49,7 @@ OUR_BEAMS = ((8.0, 300), (11.0, 600), (14.0, 1500), (18.0, 3000))
 PEER_BEAMS = {"pyctcdecode": (10, 30, 100), "flashlight": (20, 60, 200, 600)}
 NUM_FREQUENT = 5000
 Decode = Callable[[Tensor], list[str]]
+Make = Callable[[], Decode]
 
 
 def main(arguments: list[str]) -> int:
@@ -55,6 +58,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="kinds of tokens (default: all)")
     parser.add_argument("--utterances", type=int, help="of each kind (default: 40, with --quick 6)")
     parser.add_argument("--corpora", type=Path, default=default_corpora(), help="the folder that holds librispeech/")
+    parser.add_argument("--no-neural", action="store_true", help="without the recurrent language model")
     parser.add_argument("--spelled", action="store_true", help="also words outside a list of the 5,000 most frequent")
     options = parser.parse_args(arguments)
     num_utts = options.utterances or (6 if options.quick else 40)
@@ -66,7 +70,7 @@ def main(arguments: list[str]) -> int:
         write_arpa(trie_of(bundle.small_ngram), arpa)
     results: dict[str, Any] = {}
     for kind in options.kinds:
-        results[kind] = measure(kind, bundle, arpa, options.corpora, num_utts, options.quick)
+        results[kind] = measure(kind, bundle, arpa, options.corpora, num_utts, options.quick, not options.no_neural)
     if options.spelled:
         results["spelled"] = measure_spelled(bundle, options.corpora, num_utts)
     print(json.dumps(results))
@@ -74,7 +78,7 @@ def main(arguments: list[str]) -> int:
 
 
 def measure(
-    kind: str, bundle: Bundle, arpa: Path, corpora: Path | None, num_utts: int, quick: bool
+    kind: str, bundle: Bundle, arpa: Path, corpora: Path | None, num_utts: int, quick: bool, neural: bool
 ) -> dict[str, float | int | str | None]:
     """The figures of one kind of tokens."""
     ngram = bundle.small_ngram
@@ -86,9 +90,16 @@ def measure(
     systems = our_systems(workload, ngram, lexicon, scale, quick)
     systems += peer_systems(kind, workload, words, lexicon, arpa, scale, quick)
     rnn = bundle.rnn_lm
-    if rnn is not None:
-        systems.append(("ours, neural", 14.0, ours(workload, ngram, lexicon, scale, 14.0, 1500, lm=rnn.network)))
-    rows = [{"system": name, "beam": beam, **run(decode, workload)} for name, beam, decode in systems]
+    if rnn is not None and neural:
+        make = functools.partial(ours, workload, ngram, lexicon, scale, 14.0, 1500, lm=rnn.network)
+        systems.append(("ours, neural", 14.0, make))
+    rows = []
+    for name, beam, make in systems:
+        try:
+            rows.append({"system": name, "beam": beam, **run(make(), workload)})
+        except ImportError:
+            continue
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     table(f"{workload.name}: {len(workload.frames)} utterances, {workload.num_frames} frames", rows)
     return summary(rows, workload)
 
@@ -120,6 +131,7 @@ def ours(
         search_beam=beam,
         max_active_states=most,
         graph_folder=cache_folder() / "ctc_graphs",
+        warm_up=False,
     )
 
     def decode(log_prob: Tensor) -> list[str]:
@@ -167,10 +179,12 @@ def measure_spelled(bundle: Bundle, corpora: Path | None, num_utts: int) -> dict
 
 def our_systems(
     workload: CTCWorkload, ngram: NgramLM, lexicon: Lexicon, scale: float, quick: bool
-) -> list[tuple[str, float, Decode]]:
+) -> list[tuple[str, float, Make]]:
     """Our decoder at each beam."""
     beams = OUR_BEAMS[1:3] if quick else OUR_BEAMS
-    return [("ours", beam, ours(workload, ngram, lexicon, scale, beam, most)) for beam, most in beams]
+    return [
+        ("ours", beam, functools.partial(ours, workload, ngram, lexicon, scale, beam, most)) for beam, most in beams
+    ]
 
 
 def peer_systems(
@@ -181,22 +195,19 @@ def peer_systems(
     arpa: Path,
     scale: float,
     quick: bool,
-) -> list[tuple[str, float, Decode]]:
-    """Those of the others that are installed, at each beam."""
-    systems: list[tuple[str, float, Decode]] = []
+) -> list[tuple[str, float, Make]]:
+    """Those of the others, at each beam."""
+    systems: list[tuple[str, float, Make]] = []
     for name, beams in PEER_BEAMS.items():
         for beam in beams[1:2] if quick else beams:
-            try:
-                if name == "flashlight":
-                    ways = {word: lexicon[word] for word in words if word in lexicon}
-                    decode = peers.flashlight(workload.tokens, ways, arpa, scale, 0.0, beam)
-                elif kind != "phones":
-                    decode = peers.pyctcdecode(workload.tokens, words, arpa, scale, 0.0, beam)
-                else:
-                    continue
-            except ImportError:
-                break
-            systems.append((name, float(beam), decode))
+            if name == "flashlight":
+                ways = {word: lexicon[word] for word in words if word in lexicon}
+                make: Make = functools.partial(peers.flashlight, workload.tokens, ways, arpa, scale, 0.0, beam)
+            elif kind != "phones":
+                make = functools.partial(peers.pyctcdecode, workload.tokens, words, arpa, scale, 0.0, beam)
+            else:
+                continue
+            systems.append((name, float(beam), make))
     return systems
 
 
