@@ -221,7 +221,12 @@ def _compiled(
 def _checksum(tokens: CTCTokens, lexicon: Lexicon, small: NgramLM, spelling: SpellingModel | None) -> str:
     """A name for a graph by all that it is made of."""
     digest = hashlib.sha256()
-    described = [tokens.table.tokens, tokens.word_boundary, list(lexicon.pronunciations.items()), small.order]
+    described: list[Any] = [
+        tokens.table.tokens,
+        tokens.word_boundary,
+        list(lexicon.pronunciations.items()),
+        small.order,
+    ]
     models = [small]
     if spelling is not None:
         models.append(spelling.ngram)
