@@ -20,6 +20,8 @@ from asr.errors import AsrError
 from asr.lm.ngram.model import NgramLM
 from tests.ctc.oracle import best_word_sequences
 
+pytestmark = pytest.mark.slow
+
 SYMBOLS = ["-", "a", "b", "|"]
 WORDS = ["a", "ab", "b", "ba"]
 SPELLED = {"a": [(1,)], "ab": [(1, 2)], "b": [(2,)], "ba": [(2, 1)]}

@@ -16,6 +16,8 @@ from asr.ctc.pyctcdecode import Alphabet, BeamSearchDecoderCTC, build_ctcdecoder
 from asr.errors import AsrError
 from asr.lm.ngram.model import NgramLM
 
+pytestmark = pytest.mark.slow
+
 LABELS = ["", " ", *"abcde"]
 WORDS = ["bad", "bead", "cab", "dead", "ace"]
 

@@ -15,6 +15,8 @@ from asr.ctc.word_models import ngram_of_spellings, without_unknown_histories
 from asr.errors import AsrError
 from asr.lm.ngram.model import NgramLM
 
+pytestmark = pytest.mark.slow
+
 SYMBOLS = ["-", "|", *"abcdeo"]
 WORDS = ["abode", "bead", "code", "decode"]
 

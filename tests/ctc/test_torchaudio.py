@@ -17,6 +17,8 @@ from asr.ctc.torchaudio import ctc_decoder
 from asr.errors import AsrError
 from asr.lm.ngram.model import NgramLM
 
+pytestmark = pytest.mark.slow
+
 TOKENS = ["-", "|", *"abcde"]
 WORDS = ["bad", "bead", "cab", "dead", "ace"]
 

@@ -16,6 +16,8 @@ from asr.ctc.transformers import CTCProcessorWithLM, decoder_for_tokenizer, labe
 from asr.errors import AsrError
 from asr.lm.ngram.model import NgramLM
 
+pytestmark = pytest.mark.slow
+
 transformers = pytest.importorskip("transformers")
 
 WORDS = ["BAD", "BEAD", "CAB"]

@@ -21,6 +21,8 @@ from asr.models.external.nemo_features import NemoFeatures
 from asr.models.external.onnx import OnnxModel, in_unit_range
 from asr.models.external.torchscript import save
 
+pytestmark = pytest.mark.slow
+
 SYMBOLS = ["<blk>", "|", *"abc"]
 
 
