@@ -43,7 +43,9 @@ from scripts.benchmarks.peers import ctc as peers
 from scripts.benchmarks.report import table
 
 KINDS = ("letters", "pieces", "phones")
-# Scales of each kind, the same for all decoders.
+# pyctcdecode's own defaults: at the scales of the others it merges words, since it adds nothing for a word.
+PYCTCDECODE_SCALES = (0.5, 1.5)
+# Scales of each kind, the same for the other decoders.
 LM_SCALE = {"letters": 1.0, "pieces": 1.0, "phones": 1.25}
 OUR_BEAMS = ((8.0, 300), (11.0, 600), (14.0, 1500), (18.0, 3000))
 PEER_BEAMS = {"pyctcdecode": (10, 30, 100), "flashlight": (20, 60, 200, 600)}
@@ -204,7 +206,7 @@ def peer_systems(
                 ways = {word: lexicon[word] for word in words if word in lexicon}
                 make: Make = functools.partial(peers.flashlight, workload.tokens, ways, arpa, scale, 0.0, beam)
             elif kind != "phones":
-                make = functools.partial(peers.pyctcdecode, workload.tokens, words, arpa, scale, 0.0, beam)
+                make = functools.partial(peers.pyctcdecode, workload.tokens, words, arpa, *PYCTCDECODE_SCALES, beam)
             else:
                 continue
             systems.append((name, float(beam), make))
