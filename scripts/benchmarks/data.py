@@ -46,3 +46,4 @@ def main(argv: Sequence[str]) -> int:
             "batches_a_cpu_s": round(len(frames) / cpu_s, 1),
         }
         print(json.dumps(report), flush=True)
+    return 0

@@ -15,8 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from asr.bundle import Bundle
-from asr.cli.options import bundle_folder
+from asr.bundle import Bundle, bundle_folder
 from asr.decoding.build import OLD_FIRST_PASSES, available_modes, default_decoder
 from asr.lm.cached.engine import CachedRNNLM
 from asr.recognizer import Recognizer, ResourceOptions

@@ -10,9 +10,9 @@ import time
 from collections.abc import Sequence
 
 from asr.audio.io import read_audio
-from asr.bundle import Bundle
+from asr.bundle import Bundle, bundle_folder
 from asr.cli.compile import compiling_notice
-from asr.cli.options import bundle_folder, device_from
+from asr.cli.options import device_from
 from asr.cli.transcribe import audio_files, transcribe
 from asr.decoding.build import MODES, available_modes
 from asr.metrics import read_transcripts, score_transcripts

@@ -25,8 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asr.bundle import Bundle
-from asr.cli.options import bundle_folder
+from asr.bundle import Bundle, bundle_folder
 from asr.datasets.cuts import cut_text, cut_waveform, read_cuts
 from asr.decoding.build import OLD_FIRST_PASSES, build_decoder, decoding_options, language_models
 from asr.decoding.interface import Decoder, DecodingOptions

@@ -36,7 +36,8 @@ from asr.lm.ngram.trie import NgramTrie
 from asr.text.normalize import open_text
 from asr.text.symbols import UNK_ID, Vocabulary
 from scripts.benchmarks.inputs import argument_parser
-from scripts.benchmarks.ngram import budgets, copy_text, kenlm_programs, rates, sizes, walk
+from scripts.benchmarks.ngram import budgets, copy_text, rates, sizes, walk
+from scripts.benchmarks.peers.kenlm import kenlm_programs
 
 CHECKED_SENTENCES = 3000
 CHECKED_BY_TEXT = 500

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from asr.audio.io import read_audio
-from asr.cli.options import bundle_folder
+from asr.bundle import bundle_folder
 from asr.cli.transcribe import audio_files
 from asr.decoding.build import OLD_FIRST_PASSES
 from asr.recognizer import Recognizer, ResourceOptions
@@ -69,3 +69,4 @@ def main(argv: Sequence[str]) -> int:
             summary[f"{name}_{number}_workers_s"] = round(took, 2)
             summary[f"{name}_{number}_workers_same"] = is_same
     print(json.dumps(summary))
+    return 0

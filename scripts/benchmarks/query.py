@@ -20,8 +20,7 @@ from typing import Any
 
 import torch
 
-from asr.bundle import Bundle
-from asr.cli.options import bundle_folder
+from asr.bundle import Bundle, bundle_folder
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.interface import StatefulNetwork
 from asr.lm.rnn.export import load_network
@@ -148,3 +147,4 @@ def main(argv: Sequence[str]) -> int:
         for name in names:
             tables[name]()
     print(json.dumps(quick(network, streams, args.engines, args.workers, args.seconds)))
+    return 0

@@ -106,3 +106,4 @@ def main(argv: Sequence[str]) -> int:
     for name, histories in WatchedBackend.histories.items():
         share = 1 - len(histories) / counts.num_queries
         print(f"{name}: {len(histories):,} histories in the frames; {share:.2%} without hidden were these all")
+    return 0

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from asr.cli.options import bundle_folder
+from asr.bundle import bundle_folder
 from asr.datasets.cuts import cut_text, cut_waveform, read_cuts
 from asr.metrics import NO_ERRORS, ErrorCounts, count_errors
 from asr.recognizer import Recognizer
@@ -149,3 +149,4 @@ def main(argv: Sequence[str]) -> int:
             print(f"| {level:g} | {seconds:g} | {alone.num_errors} | {at_once.num_errors} | {streamed.num_errors} |")
             summary[f"errors_{level:g}_{seconds:g}"] = at_once.num_errors
     print(json.dumps({name: round(value, 4) for name, value in summary.items()}))
+    return 0
