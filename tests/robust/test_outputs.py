@@ -56,7 +56,7 @@ def test_no_output_destroys_an_input(folder: Path, tiny_bundle_folder: Path, com
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert main([part.format(bundle=tiny_bundle_folder) for part in command]) == 2
     error = capsys.readouterr().err
-    assert "is an input of the same command" in error or "is no output of this command" in error
+    assert "is an input of the same command" in error or "is not output of this command" in error
     assert error.count("\n") == 1
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -112,7 +112,7 @@ def test_an_unfinished_line_goes(tmp_path: Path) -> None:
         output.add({"audio": "b", "text": "Y"})
     assert path.read_text() == '{"audio": "a", "text": "X"}\n{"audio": "b", "text": "Y"}\n'
     path.write_text("my thesis")
-    with pytest.raises(AsrError, match="this is no output"):
+    with pytest.raises(AsrError, match="this is not output"):
         ResultsFile(path, "audio")
     assert path.read_text() == "my thesis"
 
