@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from asr.lm.rnn.recurrent import GruLayer, SimpleRnnLayer
-from asr.lm.rnn.recurrent_numba import ROWS_WORTH_TILES
+from asr.lm.rnn.recurrent_numba import MIN_ROWS_FOR_TILES
 
 
 def _pair() -> tuple[GruLayer, torch.nn.GRU]:
@@ -82,7 +82,7 @@ def test_sentences_side_by_side_equal_steps(cell: str, size: int, monkeypatch: p
         state = layer.step(words[rows], state[: len(rows)])
         expected.append(state)
     gates, num_threads = layer.input_gates(words), torch.get_num_threads()
-    assert len(input_idx) >= ROWS_WORTH_TILES
+    assert len(input_idx) >= MIN_ROWS_FOR_TILES
     for threads in (1, 2):
         torch.set_num_threads(threads)
         outputs, last = layer.packed(gates, input_idx, sizes, initial)
