@@ -20,6 +20,8 @@ import numpy as np
 from asr.kernels.jit import kernel
 from asr.kernels.lookup import look_up
 
+_int64: Any = np.int64  # untyped: to mypy, numpy 1's integers are not of the type int
+
 BOUNDARY = 0
 FREE = -1
 _FIRST_MULTIPLIER = 0x1E3779B97F4A7C15
@@ -206,7 +208,7 @@ def expand(log_prob: Any, prefixes: Prefixes, rules: Rules) -> bool:
         count[ROOM_WANTED] = max(wanted, num_alive * num_allowed)
         return False
     count[NUM_ASKED], count[FIRST_NEW] = 0, count[NUM_PREFIXES]
-    frame, stamp, num_slots = count[FRAME], np.int64(count[FRAME] + 1) << 32, np.int64(0)
+    frame, stamp, num_slots = count[FRAME], _int64(count[FRAME] + 1) << 32, _int64(0)
     # What begins far below this bound, whatever its own word adds to it, cannot survive, nor add to what does.
     bound = -np.inf
     for i in range(num_alive):
@@ -218,7 +220,7 @@ def expand(log_prob: Any, prefixes: Prefixes, rules: Rules) -> bool:
             bound = max(bound, alive_score[i] + stay + bonus_of[node] + guess_of[node])
     bound -= rules.beam + _MARGIN
     for i in range(num_alive):
-        node, last, score = np.int64(alive_node[i]), alive_last[i], alive_score[i]
+        node, last, score = _int64(alive_node[i]), alive_last[i], alive_score[i]
         for j in range(num_allowed):
             token = allowed[j]
             added = score + row[token]
@@ -240,7 +242,7 @@ def expand(log_prob: Any, prefixes: Prefixes, rules: Rules) -> bool:
                 for position in range(begin, end):
                     child = _child(child, chars[position], prefixes, rules)
             elif not (has_words and char == BOUNDARY and length_of[node] == 0):
-                child = np.int64(table[_place(node, char, table, parent, char_of)])
+                child = _int64(table[_place(node, char, table, parent, char_of)])
             if child >= 0:
                 slot = _add(child, token, added, stamp, num_slots, slot_table, slot_node, slot_last, slot_score)
                 num_slots = max(num_slots, slot + 1)
@@ -254,7 +256,7 @@ def expand(log_prob: Any, prefixes: Prefixes, rules: Rules) -> bool:
                 continue
             num_slots += 1
             slot_lm_score[slot], slot_context[slot] = lm_score_of[node], context_of[node]
-            word = np.int64(-1)
+            word = _int64(-1)
             if has_words:
                 place, length, bonus, guess, word = _extended(place_of[node], length_of[node], char, rules)
                 slot_place[slot], slot_length[slot] = place, length
@@ -330,7 +332,7 @@ def settle(answer: Any, following: Any, prefixes: Prefixes, rules: Rules) -> Non
         if rank[slot] > threshold or (is_tie and num_ties > 0):
             if is_tie:
                 num_ties -= 1
-            node = np.int64(slot_node[slot])
+            node = _int64(slot_node[slot])
             alive_node[num_alive] = node if node >= 0 else _take_in(slot, prefixes, rules)
             alive_last[num_alive], alive_score[num_alive] = slot_last[slot], slot_score[slot]
             num_alive += 1
@@ -368,7 +370,7 @@ def fill_table(prefixes: Prefixes) -> None:
     """Enters all prefixes but the first into the table, which is free all over."""
     parent, char_of, table = prefixes.parent, prefixes.char, prefixes.table
     for prefix in range(1, prefixes.count[NUM_PREFIXES]):
-        table[_place(np.int64(parent[prefix]), np.int64(char_of[prefix]), table, parent, char_of)] = prefix
+        table[_place(_int64(parent[prefix]), _int64(char_of[prefix]), table, parent, char_of)] = prefix
 
 
 def _add(
@@ -377,7 +379,7 @@ def _add(
 ) -> int:  # fmt: skip
     """Adds a path's score to the frame's hypothesis (node, last); its slot, `num_slots` where it is new."""
     mask = len(slot_table) - 1
-    key = (np.int64(node) * _FIRST_MULTIPLIER) ^ (np.int64(last) * _SECOND_MULTIPLIER)
+    key = (_int64(node) * _FIRST_MULTIPLIER) ^ (_int64(last) * _SECOND_MULTIPLIER)
     place = (key ^ (key >> 29)) & mask
     # Slots of earlier frames, which have another stamp, count as free.
     while (slot_table[place] >> 32) << 32 == stamp:
@@ -388,17 +390,17 @@ def _add(
             if low > -np.inf:
                 high += math.log1p(math.exp(low - high))
             slot_score[slot] = high
-            return np.int64(slot)
+            return _int64(slot)
         place = (place + 1) & mask
     slot_table[place] = stamp + num_slots
     slot_node[num_slots], slot_last[num_slots], slot_score[num_slots] = node, last, score
-    return np.int64(num_slots)
+    return _int64(num_slots)
 
 
 def _take_in(slot: int, prefixes: Prefixes, rules: Rules) -> int:
     """Makes the node of a slot that has survived."""
     count = prefixes.count
-    parent = ~np.int64(prefixes.slot_node[slot])
+    parent = ~_int64(prefixes.slot_node[slot])
     char = rules.char[rules.char_begin[prefixes.slot_last[slot]]]
     new = count[NUM_PREFIXES]
     count[NUM_PREFIXES] = new + 1
@@ -409,7 +411,7 @@ def _take_in(slot: int, prefixes: Prefixes, rules: Rules) -> int:
     prefixes.place[new], prefixes.length[new] = prefixes.slot_place[slot], prefixes.slot_length[slot]
     prefixes.bonus[new], prefixes.guess[new] = prefixes.slot_bonus[slot], prefixes.slot_guess[slot]
     prefixes.lm_score[new], prefixes.context[new] = prefixes.slot_lm_score[slot], prefixes.slot_context[slot]
-    return np.int64(new)
+    return _int64(new)
 
 
 def _child(node: int, char: int, prefixes: Prefixes, rules: Rules) -> int:
@@ -418,7 +420,7 @@ def _child(node: int, char: int, prefixes: Prefixes, rules: Rules) -> int:
         return node
     table_place = _place(node, char, prefixes.table, prefixes.parent, prefixes.char)
     if prefixes.table[table_place] != FREE:
-        return np.int64(prefixes.table[table_place])
+        return _int64(prefixes.table[table_place])
     count = prefixes.count
     new = count[NUM_PREFIXES]
     count[NUM_PREFIXES] = new + 1
@@ -430,17 +432,17 @@ def _child(node: int, char: int, prefixes: Prefixes, rules: Rules) -> int:
     prefixes.bonus[new], prefixes.guess[new] = bonus, guess
     if rules.has_lm and word >= 0:
         _ask(~new, prefixes.context[node], word, prefixes)
-    return np.int64(new)
+    return _int64(new)
 
 
 def _place(node: int, char: int, table: Any, parent: Any, char_of: Any) -> int:
     """Where in the table the prefix (node, char) stands or would stand."""
     mask = len(table) - 1
-    key = (np.int64(node) * _FIRST_MULTIPLIER) ^ (np.int64(char) * _SECOND_MULTIPLIER)
+    key = (_int64(node) * _FIRST_MULTIPLIER) ^ (_int64(char) * _SECOND_MULTIPLIER)
     place = (key ^ (key >> 29)) & mask
     while table[place] != FREE and (parent[table[place]] != node or char_of[table[place]] != char):
         place = (place + 1) & mask
-    return np.int64(place)
+    return _int64(place)
 
 
 def _ask(who: int, context: int, word: int, prefixes: Prefixes) -> None:
@@ -452,25 +454,25 @@ def _ask(who: int, context: int, word: int, prefixes: Prefixes) -> None:
 def _extended(place: int, length: int, char: int, rules: Rules) -> tuple[int, int, float, float, int]:
     """What one more character makes of a word: its place in the trie, its length, what is added for good and while it
     lasts, and the word that the language model is asked about, -1 for none."""
-    trie_node = np.int64(place)
+    trie_node = _int64(place)
     if not rules.has_words:
-        return np.int64(0), np.int64(0), rules.insertion, 0.0, np.int64(rules.word_of[char])
+        return _int64(0), _int64(0), rules.insertion, 0.0, _int64(rules.word_of[char])
     if char == BOUNDARY:
         if trie_node >= 0:
             bonus = rules.insertion + rules.trie_end[trie_node]
-            return np.int64(0), np.int64(0), bonus, 0.0, np.int64(rules.trie_word[trie_node])
-        return np.int64(0), np.int64(0), rules.insertion + rules.outside_end, 0.0, np.int64(rules.unk)
-    longer = np.int64(length) + 1
+            return _int64(0), _int64(0), bonus, 0.0, _int64(rules.trie_word[trie_node])
+        return _int64(0), _int64(0), rules.insertion + rules.outside_end, 0.0, _int64(rules.unk)
+    longer = _int64(length) + 1
     if trie_node >= 0:
         trie_node = _trie_step(trie_node, char, rules.trie_begin, rules.trie_char, rules.trie_next)
     if trie_node >= 0:
-        return trie_node, longer, 0.0, rules.trie_guess[trie_node], np.int64(-1)
-    return trie_node, longer, 0.0, rules.outside_guess * max(1.0, longer / rules.long_word), np.int64(-1)
+        return trie_node, longer, 0.0, rules.trie_guess[trie_node], _int64(-1)
+    return trie_node, longer, 0.0, rules.outside_guess * max(1.0, longer / rules.long_word), _int64(-1)
 
 
 def _trie_step(trie_node: int, char: int, trie_begin: Any, trie_char: Any, trie_next: Any) -> int:
     """The trie's node behind a character; -1 where there is none."""
-    low, end = np.int64(trie_begin[trie_node]), np.int64(trie_begin[trie_node + 1])
+    low, end = _int64(trie_begin[trie_node]), _int64(trie_begin[trie_node + 1])
     high = end
     while low < high:
         middle = (low + high) >> 1
@@ -479,5 +481,5 @@ def _trie_step(trie_node: int, char: int, trie_begin: Any, trie_char: Any, trie_
         else:
             high = middle
     if low < end and trie_char[low] == char:
-        return np.int64(trie_next[low])
-    return np.int64(-1)
+        return _int64(trie_next[low])
+    return _int64(-1)
