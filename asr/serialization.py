@@ -32,6 +32,7 @@ FEATURE_CLASSES = {"Fbank": ("asr.audio.fbank", "Fbank")}
 ACOUSTIC_MODEL_CLASSES = {
     "Conformer": ("asr.models.conformer", "Conformer"),
     "SplicedDnn": ("asr.models.feedforward", "FeedForwardNetwork"),
+    "Tdnnf": ("asr.models.tdnnf", "Tdnnf"),
 }
 LANGUAGE_MODEL_CLASSES = {"RnnLm": ("asr.lm.rnn.model", "RNNLanguageModel", "RNNLMConfig")}
 

@@ -14,11 +14,13 @@ from rich.console import Console
 
 from asr.bundle import Bundle
 from asr.errors import AsrError
-from asr.graph.build import BuildReport, build_phone_graph
+from asr.graph.build import BuildReport, OptionalSilence, build_phone_graph
+from asr.graph.context import BIPHONE_TOPOLOGY, TiedStates
 from asr.graph.topology import TOPOLOGIES
 from asr.lm.ngram.model import NgramLM
 from asr.serialization import atomic_path, require_writable
 from asr.text.lexicon import Lexicon
+from asr.text.normalize import read_text
 from asr.text.symbols import TokenTable
 
 NAME = "graph"
@@ -67,10 +69,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="file for the graph")
     parser.add_argument(
         "--topology",
-        choices=list(TOPOLOGIES),
+        choices=[*TOPOLOGIES, BIPHONE_TOPOLOGY],
         default="ctc",
         help="how phones are spread over frames (default: %(default)s); ctc-modified needs no blank between equal "
-        "phones, hmm-N has N states for each phone, with the tokens PHONE_1 to PHONE_N",
+        "phones, hmm-N has N states for each phone, with the tokens PHONE_1 to PHONE_N, chain-biphone has the tokens "
+        "of --tied-states",
+    )
+    parser.add_argument(
+        "--tied-states",
+        type=Path,
+        metavar="FILE",
+        help="for chain-biphone: the tied states (states.json) that 'asr chain' wrote; also gives the tokens",
+    )
+    parser.add_argument(
+        "--pronunciation-scores",
+        type=Path,
+        metavar="FILE",
+        help="log probabilities of the pronunciations of each word (JSON), as 'asr chain' writes them",
     )
     parser.add_argument("--silence", metavar="PHONE", help="optional phone between words; not needed with ctc")
     parser.add_argument(
@@ -103,16 +118,17 @@ def run(args: argparse.Namespace) -> int:
     begin, cpu_begin = time.perf_counter(), time.process_time()
     with Console(file=sys.stderr).status("reading") as status:
         lexicon = Lexicon.from_files(args.lexicon, args.keep_stress)
-        tokens = _tokens(args.tokens, lexicon)
+        states = TiedStates.from_file(args.tied_states) if args.tied_states is not None else None
+        tokens = _tokens(args.tokens, lexicon) if states is None else TokenTable(states.column_names())
         model = NgramLM.from_arpa(args.arpa)
         phone_graph, report = build_phone_graph(
             lexicon,
             model,
             tokens,
-            args.topology,
-            args.silence,
-            args.silence_probability,
+            args.topology if states is None else states,
+            OptionalSilence(args.silence, args.silence_probability) if args.silence is not None else None,
             2.0**-args.score_bits,
+            _pronunciation_scores(args.pronunciation_scores, lexicon),
             status.update,
         )
         status.update("finishing")
@@ -141,8 +157,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Checks the options before the long part begins."""
-    read = [*args.lexicon, args.arpa, args.tokens]
+    read = [*args.lexicon, args.arpa, args.tokens, args.tied_states, args.pronunciation_scores]
     require_writable(args.output, _list_file(args.output), inputs=read)
+    if (args.topology == BIPHONE_TOPOLOGY) != (args.tied_states is not None):
+        raise AsrError(f"--topology {BIPHONE_TOPOLOGY} and --tied-states go together; give both or neither.")
     if not 0 < args.silence_probability < 1 or math.isnan(args.silence_probability):
         raise AsrError(f"--silence-probability {args.silence_probability}: give a number between 0 and 1.")
     if not 1 <= args.score_bits <= _MAX_BITS:
@@ -153,6 +171,28 @@ def _tokens(source: Path | None, lexicon: Lexicon) -> TokenTable:
     if source is None:
         return TokenTable(lexicon.phones, name=lexicon.name)
     return Bundle.load(source).graph.tokens if source.is_dir() else TokenTable.from_file(source)
+
+
+def _pronunciation_scores(path: Path | None, lexicon: Lexicon) -> dict[str, list[float]] | None:
+    """The scores of the words that are in the lexicon.
+
+    Raises:
+        AsrError: the file cannot be read, or a word has another number of pronunciations there.
+    """
+    if path is None:
+        return None
+    try:
+        scores = json.loads(read_text(path, "pronunciation scores"))
+        own = {word: [float(score) for score in scores[word]] for word in scores if word in lexicon}
+    except (ValueError, TypeError, KeyError) as error:
+        raise AsrError(f"{path}: the file has no valid pronunciation scores ({error}).") from error
+    for word, values in own.items():
+        if len(values) != len(lexicon[word]):
+            raise AsrError(
+                f"{path}: {word!r} has {len(values)} pronunciations there and {len(lexicon[word])} in the lexicon; "
+                "give the lexicons in the same order as for 'asr chain'."
+            )
+    return own
 
 
 def _list_file(output: Path) -> Path:

@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "lm rnn": ("asr.cli.lm_rnn", "export a trained recurrent language model, or measure one"),
     "lm perplexity": ("asr.cli.lm_perplexity", "measure how well an n-gram model predicts a text"),
     "graph": ("asr.cli.graph", "compile lexicon and small n-gram into a decoding graph"),
+    "chain": ("asr.cli.chain", "align corpora and prepare training by lattice-free MMI"),
     "fit": ("asr.cli.train", "train an acoustic or a language model from a YAML recipe"),
     "validate": ("asr.cli.train", "run the validation of a recipe"),
     "test": ("asr.cli.train", "run the test of a recipe"),

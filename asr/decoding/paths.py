@@ -10,7 +10,6 @@ Shapes: L arcs of a path, P phones, W words.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -20,8 +19,9 @@ from torch import Tensor
 from asr.decoding.interface import DecodingOptions, Hypothesis
 from asr.decoding.tokens import expand
 from asr.errors import AsrError
+from asr.graph.context import BIPHONE_TOPOLOGY, TiedStates
 from asr.graph.decoding_graph import DecodingGraph
-from asr.text.lexicon import Lexicon
+from asr.text.lexicon import Lexicon, word_ends
 
 _Runs = tuple[tuple[int, int, int], ...]
 
@@ -267,7 +267,7 @@ _TOPOLOGY = "ctc"
 
 def can_align(graph: DecodingGraph) -> bool:
     """Whether the runs of tokens along a path of the graph are its phones."""
-    return bool(graph.meta.get("topology", _TOPOLOGY) == _TOPOLOGY)
+    return graph.meta.get("topology", _TOPOLOGY) in (_TOPOLOGY, BIPHONE_TOPOLOGY)
 
 
 class WordAligner:
@@ -275,7 +275,8 @@ class WordAligner:
 
     Args:
         lexicon: that the graph was built from, or one with more.
-        graph: the decoding graph; its topology must be `ctc`, where each phone is a run of equal tokens.
+        graph: the decoding graph; its topology must be `ctc`, where each phone is a run of equal tokens, or
+            `chain-biphone`, whose tied states determine the phones.
 
     Raises:
         AsrError: the topology is another.
@@ -285,7 +286,10 @@ class WordAligner:
         if not can_align(graph):
             topology = graph.meta["topology"]
             raise AsrError(f"word times from the lexicon need a graph of the topology {_TOPOLOGY}, not {topology}.")
-        token_id = {token: position for position, token in enumerate(graph.tokens.tokens)}
+        is_biphone = graph.meta.get("topology", _TOPOLOGY) == BIPHONE_TOPOLOGY
+        self._states = TiedStates.from_json(graph.meta["tied_states"]) if is_biphone else None
+        names = graph.tokens.tokens if self._states is None else self._states.phones
+        token_id = {token: position for position, token in enumerate(names)}
         silence = graph.meta.get("silence")
         self._silence = token_id.get(silence) if silence is not None else None
         self._variants: dict[str, list[tuple[int, ...]]] = {}
@@ -294,7 +298,8 @@ class WordAligner:
 
     def aligned(self, hypothesis: Hypothesis) -> Hypothesis:
         """The hypothesis with the times of its words' phones; unchanged where the lexicon does not explain them."""
-        phones = [run for run in hypothesis.phones if run[0] != self._silence]
+        runs = hypothesis.phones if self._states is None else self._states.phones_of_runs(hypothesis.phones)
+        phones = [run for run in runs if run[0] != self._silence]
         variants = [self._variants_of(word) for word in hypothesis.words]
         ends = word_ends([token for token, _, _ in phones], variants)
         if ends is None:
@@ -314,37 +319,3 @@ class WordAligner:
                 tuple(known[phone] for phone in phones) for phones in spelled if all(phone in known for phone in phones)
             ]
         return self._variants[word]
-
-
-def word_ends(phones: Sequence[int], variants: Sequence[Sequence[tuple[int, ...]]]) -> list[int] | None:
-    """After how many phones each word ends.
-
-    Args:
-        phones: (P,) tokens.
-        variants: for each of W words its pronunciations.
-
-    Returns:
-        (W,) ascending, the last being P unless phones of a word that has not been written yet follow; the last word
-        may lack phones. None where the words do not explain the phones.
-    """
-    # For each number of words, the numbers of phones that they can take, and what the words before took.
-    reached: list[dict[int, int]] = [{0: -1}]
-    for position, choices in enumerate(variants):
-        is_last = position == len(variants) - 1
-        after: dict[int, int] = {}
-        for begin in reached[-1]:
-            for choice in choices:
-                end = begin + len(choice)
-                if tuple(phones[begin:end]) == choice:
-                    after.setdefault(end, begin)
-                elif is_last and begin < len(phones) < end and tuple(phones[begin:]) == choice[: len(phones) - begin]:
-                    after.setdefault(len(phones), begin)
-        reached.append(after)
-    if not variants or not reached[-1]:
-        return None
-    end = len(phones) if len(phones) in reached[-1] else max(reached[-1])
-    ends: list[int] = []
-    for before in reversed(reached[1:]):
-        ends.append(end)
-        end = before[end]
-    return ends[::-1]

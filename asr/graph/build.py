@@ -13,12 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from asr.errors import AsrError
+from asr.graph.context import BIPHONE_TOPOLOGY, TiedStates
 from asr.graph.decoding_graph import DecodingGraph, PhoneGraph
 from asr.graph.fst import (
     EPSILON,
@@ -83,6 +84,7 @@ def build_grammar_transducer(
 
 
 LOOP_STATE = 0
+_NO_SCORES: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,7 @@ def build_lexicon_transducer(
     silence: int | None = None,
     silence_probability: float = 0.5,
     score_step: float = 2.0**-14,
+    pronunciation_scores: Mapping[int, Sequence[float]] | None = None,
 ) -> LexiconTransducer:
     """Builds L. A word is output at its first phone, so that composition adds the language model's score there.
 
@@ -117,6 +120,7 @@ def build_lexicon_transducer(
         silence: phone that may occur at the start and after each word; None for no silence.
         silence_probability: its probability at each of these places.
         score_step: scores are multiples of it.
+        pronunciation_scores: for some word ids the score of each pronunciation; 0 for all others.
     """
     backoff_input, backoff_output = num_phones + 1, num_words
     markers = _disambiguation(pronunciations)
@@ -138,7 +142,7 @@ def build_lexicon_transducer(
     else:
         start = LOOP_STATE
 
-    def add_arc(src_state: int, labels: tuple[int, ...], word_id: int) -> None:
+    def add_arc(src_state: int, labels: tuple[int, ...], word_id: int, first_score: float) -> None:
         """Adds arcs for `labels`, sharing the states of a suffix with other words that end the same way."""
         nonlocal num_states
         while len(labels) > 1:
@@ -147,16 +151,19 @@ def build_lexicon_transducer(
             if not known:
                 states[rest] = num_states
                 num_states += 1
-            arcs.append((src_state, labels[0], word_id, 0.0, states[rest]))
+            arcs.append((src_state, labels[0], word_id, first_score, states[rest]))
             if known:
                 return
-            src_state, labels, word_id = states[rest], rest, EPSILON
-        arcs.extend((src_state, labels[0], word_id, score, state) for state, score in endings)
+            src_state, labels, word_id, first_score = states[rest], rest, EPSILON, 0.0
+        arcs.extend((src_state, labels[0], word_id, first_score + score, state) for state, score in endings)
 
+    all_scores = pronunciation_scores or {}
     for word_id, variants in pronunciations.items():
+        word_scores = all_scores.get(word_id, _NO_SCORES)
         for variant_idx, phones in enumerate(variants):
             marker = markers.get((word_id, variant_idx), 0)
-            add_arc(LOOP_STATE, (*phones, backoff_input + marker) if marker else tuple(phones), word_id)
+            labels = (*phones, backoff_input + marker) if marker else tuple(phones)
+            add_arc(LOOP_STATE, labels, word_id, word_scores[variant_idx] if word_scores else 0.0)
     arcs.append((LOOP_STATE, backoff_input, backoff_output, 0.0, LOOP_STATE))
 
     src_state, input_label, output_label, score, dst_state = (np.array(column) for column in zip(*arcs, strict=True))
@@ -213,14 +220,21 @@ class BuildReport:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
+class OptionalSilence(NamedTuple):
+    """A phone that may occur at the start and after each word, and its probability there."""
+
+    phone: str
+    probability: float = 0.5
+
+
 def build_phone_graph(
     lexicon: Lexicon,
     language_model: NgramLM,
     tokens: TokenTable,
-    topology: str = "ctc",
-    silence: str | None = None,
-    silence_probability: float = 0.5,
+    topology: str | TiedStates = "ctc",
+    silence: OptionalSilence | None = None,
     score_step: float = EXACT_STEP,
+    pronunciation_scores: Mapping[str, Sequence[float]] | None = None,
     progress: Callable[[str], None] = lambda step: None,
 ) -> tuple[PhoneGraph, BuildReport]:
     """Composes lexicon and language model, and determinizes and minimizes the result.
@@ -229,22 +243,29 @@ def build_phone_graph(
         lexicon: pronunciations.
         language_model: the small n-gram model; its vocabulary becomes the graph's.
         tokens: the acoustic model's outputs.
-        topology: see `asr.graph.topology.TOPOLOGIES`; kept with the result, applied when the graph is finished.
-        silence: phone that may occur between words; None where blanks stand for silence.
-        silence_probability: its probability at each place.
+        topology: see `asr.graph.topology.TOPOLOGIES`, or the tied states of an acoustic model of left biphones; kept
+            with the result, applied when the graph is finished.
+        silence: between words; None where blanks stand for silence.
         score_step: every score of the language model is rounded to a multiple of it, a power of two, so that all
             further arithmetic is exact. With 2^-11 a score fits into 16 bits on disk and changes by at most 0.00025.
+        pronunciation_scores: word -> the score of each of its pronunciations, natural log; other words have 0.
         progress: called with the name of each step as it begins.
 
     Raises:
-        AsrError: the lexicon has phones that are not tokens, or shares no word with the language model.
+        AsrError: the tokens are not those of the tied states, or the lexicon has phones that are not tokens or shares
+            no word with the language model.
     """
     report = BuildReport()
     clock = _Clock(report, progress)
     vocabulary = language_model.vocabulary
     with clock.step("lexicon"):
         pronunciations, phones = _pronunciations(lexicon, language_model, report, silence)
-        topology_named(topology).token_ids(phones, tokens)
+        if isinstance(topology, TiedStates):
+            topology.require_tokens(tokens)
+        else:
+            topology_named(topology).token_ids(phones, tokens)
+        word_ids = [word_id for word_id, _ in pronunciations]
+        scores = pronunciation_scores or {}
         number = {phone: label for label, phone in enumerate(phones, start=1)}
         lexicon_part = build_lexicon_transducer(
             {
@@ -253,37 +274,39 @@ def build_phone_graph(
             },
             len(phones),
             len(vocabulary),
-            number[silence] if silence is not None else None,
-            silence_probability,
+            number[silence.phone] if silence is not None else None,
+            silence.probability if silence is not None else 0.5,
             score_step,
+            {word_id: scores[word] for word_id in word_ids if (word := vocabulary.words[word_id]) in scores},
         )
     with clock.step("grammar"):
-        usable = [word_id for word_id, _ in pronunciations]
-        grammar = build_grammar_transducer(language_model.arrays, usable, lexicon_part.backoff_output, score_step)
+        grammar = build_grammar_transducer(language_model.arrays, word_ids, lexicon_part.backoff_output, score_step)
         report.sizes["grammar"] = (len(grammar.final_score), len(grammar.dst_state))
     combined = _composed(lexicon_part, grammar, score_step, clock)
     report.sizes["phone graph"] = (len(combined.final_score), len(combined.dst_state))
-    meta = {
-        "topology": topology,
+    meta: dict[str, Any] = {
+        "topology": BIPHONE_TOPOLOGY if isinstance(topology, TiedStates) else topology,
         "language_model_order": language_model.order,
         "language_model_ngrams": len(language_model.arrays.label),
         "num_words": report.num_words,
         "score_step": score_step,
-        "silence": silence,
-        "silence_probability": silence_probability if silence is not None else None,
+        "silence": silence.phone if silence is not None else None,
+        "silence_probability": silence.probability if silence is not None else None,
     }
+    if isinstance(topology, TiedStates):
+        meta["tied_states"] = topology.to_json()
     return PhoneGraph(_phone_arrays(combined, len(phones)), tuple(phones), tokens, vocabulary, meta), report
 
 
 def build_graph(
-    lexicon: Lexicon, language_model: NgramLM, tokens: TokenTable, topology: str = "ctc", **options: Any
+    lexicon: Lexicon, language_model: NgramLM, tokens: TokenTable, topology: str | TiedStates = "ctc", **options: Any
 ) -> DecodingGraph:
     """Builds a finished graph; `options` are those of `build_phone_graph`."""
     return build_phone_graph(lexicon, language_model, tokens, topology, **options)[0].finish()
 
 
 def _pronunciations(
-    lexicon: Lexicon, language_model: NgramLM, report: BuildReport, silence: str | None
+    lexicon: Lexicon, language_model: NgramLM, report: BuildReport, silence: OptionalSilence | None
 ) -> tuple[list[tuple[int, list[tuple[str, ...]]]], list[str]]:
     """The words that are in both model and lexicon with their pronunciations, and the phones, sorted."""
     vocabulary, arrays = language_model.vocabulary, language_model.arrays
@@ -306,7 +329,7 @@ def _pronunciations(
     report.num_words = len(pronunciations)
     report.num_lexicon_words_outside_model = len(lexicon) - len(pronunciations)
     phones = {phone for _, variants in pronunciations for phones in variants for phone in phones}
-    return pronunciations, sorted(phones | ({silence} if silence is not None else set()))
+    return pronunciations, sorted(phones | ({silence.phone} if silence is not None else set()))
 
 
 def _composed(lexicon_part: LexiconTransducer, grammar: Transducer, score_step: float, clock: _Clock) -> Transducer:

@@ -21,6 +21,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from asr.errors import AsrError
+from asr.graph.context import BIPHONE_TOPOLOGY, TiedStates, compose_biphones
 from asr.graph.epsilon_removal import remove_epsilons
 from asr.graph.fst import INPUT_EPSILON, GraphArrays, offsets
 from asr.graph.topology import compose_topology, topology_named
@@ -30,8 +31,23 @@ from asr.text.symbols import SPECIAL_WORDS, TokenTable, Vocabulary
 FIELDS = ("arc_count", "label", "dst_state", "score", "word_arc", "word_count", "word_id", "final_state", "final_score")
 
 
-def finish(graph: GraphArrays, phones: Sequence[str], topology_name: str, tokens: TokenTable) -> GraphArrays:
-    """Removes epsilons and composes the topology; labels become columns of the acoustic model."""
+def finish(graph: GraphArrays, phones: Sequence[str], meta: Mapping[str, Any], tokens: TokenTable) -> GraphArrays:
+    """Removes epsilons and composes the topology; labels become columns of the acoustic model.
+
+    Args:
+        graph: the graph of phones.
+        phones: what its labels stand for.
+        meta: of the graph; holds `topology` and, for left biphones, `tied_states`.
+        tokens: output symbols of the acoustic model.
+
+    Raises:
+        AsrError: the tokens do not fit the phones or the tied states.
+    """
+    topology_name = meta["topology"]
+    if topology_name == BIPHONE_TOPOLOGY:
+        states = TiedStates.from_json(meta["tied_states"])
+        states.require_tokens(tokens)
+        return compose_biphones(states, phones, remove_epsilons(graph))
     topology = topology_named(topology_name)
     return compose_topology(topology, topology.token_ids(phones, tokens), remove_epsilons(graph))
 
@@ -319,7 +335,7 @@ class DecodingGraph:
         table = TokenTable(header["tokens"], name=name)
         if header["kind"] == "phones":
             phones = unpack(tensors, header["meta"]["score_step"], name)
-            tensors |= tensors_of(finish(phones, header["phones"], header["meta"]["topology"], table))
+            tensors |= tensors_of(finish(phones, header["phones"], header["meta"], table))
         missing = [field for field in (*TENSOR_DTYPES, "words") if field not in tensors]
         if missing:
             raise AsrError(f"{name}: the graph file lacks the field {missing[0]!r}; build the graph again.")
@@ -412,7 +428,7 @@ class PhoneGraph:
         phones: the phones of the lexicon.
         tokens: output symbols of the acoustic model.
         vocabulary: the words.
-        meta: how it was built; `topology` and `score_step` are needed to finish it.
+        meta: how it was built; `topology`, `score_step` and, for left biphones, `tied_states` are needed to finish it.
     """
 
     arrays: GraphArrays
@@ -423,7 +439,7 @@ class PhoneGraph:
 
     def finish(self) -> DecodingGraph:
         """The graph that decoders search: without epsilons, composed with the topology."""
-        arrays = finish(self.arrays, self.phones, self.meta["topology"], self.tokens)
+        arrays = finish(self.arrays, self.phones, self.meta, self.tokens)
         return graph_from_arrays(arrays, self.tokens, self.vocabulary, self.meta)
 
     def save(self, path: str | Path) -> None:

@@ -32,13 +32,20 @@ def network_from_checkpoint(
     """
     class_name, arguments = _network_section(Path(recipe))
     registered = build_network(class_name, arguments, ACOUSTIC_MODEL_CLASSES, str(recipe))
+    # Parts of the network that only training needs are left out.
+    reduced = getattr(registered.network, "inference_arguments", None)
+    if reduced is not None:
+        registered = build_network(class_name, reduced(arguments), ACOUSTIC_MODEL_CLASSES, str(recipe))
+    wanted = registered.network.state_dict().keys()
     checkpoints = [checkpoint] if isinstance(checkpoint, (str, Path)) else checkpoint
     mean: dict[str, Tensor] = {}
     tables: list[TokenTable] = []
     for path in checkpoints:
         content = read_checkpoint(path)
         try:
-            registered.network.load_state_dict(_averaged_weights(content, path))
+            weights = _averaged_weights(content, path)
+            kept = weights if reduced is None else {name: weights[name] for name in wanted & weights.keys()}
+            registered.network.load_state_dict(kept)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1].strip()
             raise AsrError(f"{path}: the weights do not fit the network of {recipe} ({reason}).") from error

@@ -136,3 +136,37 @@ class Lexicon:
 @functools.lru_cache(maxsize=4096)
 def _without_stress(phone: str) -> str:
     return _STRESSED_VOWEL.sub(r"\g<phone>", phone)
+
+
+def word_ends(phones: Sequence[int], variants: Sequence[Sequence[tuple[int, ...]]]) -> list[int] | None:
+    """After how many phones each word ends.
+
+    Args:
+        phones: (P,) tokens.
+        variants: for each of W words its pronunciations.
+
+    Returns:
+        (W,) ascending, the last being P unless phones of a word that has not been written yet follow; the last word
+        may lack phones. None where the words do not explain the phones.
+    """
+    # For each number of words, the numbers of phones that they can take, and what the words before took.
+    reached: list[dict[int, int]] = [{0: -1}]
+    for position, choices in enumerate(variants):
+        is_last = position == len(variants) - 1
+        after: dict[int, int] = {}
+        for begin in reached[-1]:
+            for choice in choices:
+                end = begin + len(choice)
+                if tuple(phones[begin:end]) == choice:
+                    after.setdefault(end, begin)
+                elif is_last and begin < len(phones) < end and tuple(phones[begin:]) == choice[: len(phones) - begin]:
+                    after.setdefault(len(phones), begin)
+        reached.append(after)
+    if not variants or not reached[-1]:
+        return None
+    end = len(phones) if len(phones) in reached[-1] else max(reached[-1])
+    ends: list[int] = []
+    for before in reversed(reached[1:]):
+        ends.append(end)
+        end = before[end]
+    return ends[::-1]

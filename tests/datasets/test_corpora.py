@@ -10,6 +10,7 @@ from asr.audio.io import inspect_audio
 from asr.datasets.corpora.an4 import An4
 from asr.datasets.corpora.base import Corpus
 from asr.datasets.corpora.librispeech import LIBRISPEECH_PARTS, MINI_LIBRISPEECH_PARTS, LibriSpeech
+from asr.datasets.corpora.ljspeech import LJSpeech
 from asr.datasets.corpora.speechocean762 import SpeechOcean762
 from asr.errors import AsrError
 from tests.datasets.toy_corpora import write_audio, write_librispeech
@@ -129,7 +130,23 @@ def test_speechocean_layouts(tmp_path: Path, official: bool) -> None:
     assert listing.skipped == []
 
 
-@pytest.mark.parametrize("corpus", [LibriSpeech(), An4(), SpeechOcean762()], ids=lambda corpus: corpus.name)
+def test_ljspeech(tmp_path: Path) -> None:
+    (tmp_path / "wavs").mkdir()
+    for name in ("LJ001-0001", "LJ001-0002"):
+        (tmp_path / "wavs" / f"{name}.flac").touch()
+    lines = ["LJ001-0002\tin being comparatively modern", "LJ001-0001 PRINTING", "LJ001-0001 TWICE", "LJ001-0003 GONE"]
+    (tmp_path / "text").write_text("\n".join(lines), encoding="utf-8")
+    assert LJSpeech().parts_in(tmp_path) == ["train"]
+    part = LJSpeech().list_part(tmp_path, "train")
+    assert [(each.utterance_id, each.text) for each in part.utterances] == [
+        ("LJ001-0001", "PRINTING"),
+        ("LJ001-0002", "IN BEING COMPARATIVELY MODERN"),
+    ]
+    assert {each.speaker for each in part.utterances} == {"ljspeech"}
+    assert [item.item for item in part.skipped] == ["LJ001-0001", "LJ001-0003"]
+
+
+@pytest.mark.parametrize("corpus", [LibriSpeech(), An4(), SpeechOcean762(), LJSpeech()], ids=lambda corpus: corpus.name)
 def test_missing_empty_and_foreign_folders(tmp_path: Path, corpus: Corpus) -> None:
     with pytest.raises(AsrError, match="there is no such folder"):
         corpus.parts_in(tmp_path / "absent")
@@ -138,7 +155,7 @@ def test_missing_empty_and_foreign_folders(tmp_path: Path, corpus: Corpus) -> No
         corpus.parts_in(tmp_path / "empty")
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "photo.jpg").touch()
-    with pytest.raises(AsrError, match=r"this is not (AN4|speechocean762)|none of the parts"):
+    with pytest.raises(AsrError, match=r"this is not (AN4|speechocean762|LJ Speech)|none of the parts"):
         corpus.parts_in(tmp_path / "foreign")
     with pytest.raises(AsrError, match="not a part"):
         corpus.list_part(tmp_path / "foreign", "validation")

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asr.decoding.interface import DecodingOptions
-from asr.decoding.paths import WordAligner, hypothesis_of_path, word_ends
+from asr.decoding.paths import WordAligner, hypothesis_of_path
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
-from asr.text.lexicon import Lexicon
+from asr.text.lexicon import Lexicon, word_ends
 from tests.decoding.random_graphs import random_graph
 from tests.tiny_bundle import PRONUNCIATIONS, tones
 

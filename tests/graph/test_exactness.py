@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from asr.graph.build import build_graph, build_phone_graph
+from asr.graph.build import OptionalSilence, build_graph, build_phone_graph
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.corpus import read_word_stream
 from asr.lm.ngram.estimate import estimate_kneser_ney
@@ -110,7 +110,7 @@ def test_any_lexicon_and_any_text(
 def test_optional_silence(topology: str, lexicon: dict[str, list[str]], tmp_path: Path) -> None:
     tokens = TokenTable(PHONES)
     model = language_model(tmp_path, [" ".join(pair) for pair in itertools.product(lexicon, repeat=2)], 2)
-    graph = build_graph(lexicon_of(lexicon), model, tokens, topology, silence="s", silence_probability=0.3)
+    graph = build_graph(lexicon_of(lexicon), model, tokens, topology, silence=OptionalSilence("s", 0.3))
     log_prob = random_frames(4, len(tokens))
     expected = enumerated(log_prob, lexicon_of(lexicon), model, tokens, topology, "s", 0.3)
     assert_same(word_sequence_scores(graph, log_prob), expected)

@@ -17,7 +17,9 @@ from asr.models.training import LitAcousticModel
 
 pytestmark = pytest.mark.slow
 
-RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*/am*.yaml"))
+ALL_RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*/am*.yaml"))
+RECIPES = [recipe for recipe in ALL_RECIPES if "asr.models.training.LitAcousticModel" in recipe.read_text("utf-8")]
+CHAIN_RECIPES = [recipe for recipe in ALL_RECIPES if recipe not in RECIPES]
 
 
 def load_class(path: str) -> type[Any]:
@@ -66,3 +68,21 @@ def test_a_recipe_is_complete(recipe: Path, tmp_path: Path) -> None:
     logger = config["trainer"]["logger"]
     build({**logger, "init_args": {**logger["init_args"], "save_dir": str(tmp_path)}}).log_metrics({"loss": 1.0})
     assert list(tmp_path.rglob("events.out.tfevents.*"))
+
+
+@pytest.mark.parametrize("recipe", CHAIN_RECIPES, ids=lambda recipe: f"{recipe.parent.name}/{recipe.stem}")
+def test_a_recipe_of_lattice_free_mmi_is_complete(recipe: Path) -> None:
+    config = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    model, data = config["model"], config["data"]
+    assert model["class_path"] == "asr.models.chain_training.LitChainModel"
+    assert data["class_path"] == "asr.models.chain_training.ChainDataModule"
+    network = build(model["init_args"]["network"]).eval()
+    load_class(model["class_path"])(**{**model["init_args"], "network": network})
+    inspect.signature(load_class(data["class_path"])).bind(**data["init_args"])
+    build(data["init_args"]["spec_augment"])
+    assert network.num_features == build(data["init_args"]["fbank"]).feature_dim
+    with torch.inference_mode():
+        log_prob, num_frames = network(torch.randn(1, 30, network.num_features), torch.tensor([30]))
+    assert log_prob.shape == (1, 10, network.num_tokens) and num_frames.tolist() == [10]
+    for section in config["trainer"]["callbacks"]:
+        inspect.signature(load_class(section["class_path"])).bind(**section.get("init_args", {}))

@@ -1,0 +1,159 @@
+"""`asr chain`: prepares training by lattice-free MMI, from corpora and a first network."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from asr.audio.fbank import Fbank
+from asr.datasets.corpora.base import Utterance
+from asr.errors import AsrError
+from asr.serialization import require_writable
+from asr.text.lexicon import Lexicon
+
+NAME = "chain"
+HELP = """\
+Prepares the training of an acoustic model by lattice-free MMI (TDNN-F, recipes/librispeech/am_chain.yaml):
+
+  prepared/    filterbanks of all utterances at three speeds, and their alignments: the first from a bundle's CTC
+               network, better ones from small classifiers that are trained on it (--passes)
+  states/      tied states of left biphones and the denominator graph, and pronunciation-scores.json for 'asr graph'
+
+Features and alignments that exist already are kept. Put the more careful lexicon first: all pronunciations of a word
+come from the first file that has the word.
+
+example:
+  asr chain --corpus librispeech:train-clean-5=LibriSpeech an4:train=an4 --lexicon cmudict.dict lexicon.txt \\
+      --bundle checkpoints/librispeech --held-out librispeech-1988 librispeech-2902 --output data/chain
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options."""
+    parser.add_argument(
+        "--corpus",
+        nargs="+",
+        required=True,
+        metavar="NAME:PART=DIR",
+        help="a corpus of 'asr prepare', one of its parts, and its folder",
+    )
+    parser.add_argument("--lexicon", nargs="+", type=Path, required=True, metavar="FILE", help="pronunciations")
+    parser.add_argument("--bundle", required=True, help="bundle whose CTC network of phones makes the first alignment")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for the results")
+    parser.add_argument(
+        "--held-out",
+        nargs="*",
+        default=[],
+        metavar="SPEAKER",
+        help="speakers (CORPUS-SPEAKER) to leave out of training",
+    )
+    parser.add_argument(
+        "--high-freq",
+        type=float,
+        default=5600.0,
+        metavar="HZ",
+        help="highest frequency of the filterbanks (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--passes",
+        type=int,
+        default=2,
+        metavar="N",
+        help="number of times that a classifier is trained and aligns again (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-columns",
+        type=int,
+        default=2000,
+        metavar="N",
+        help="at most this many tied states (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--long-histories",
+        type=int,
+        default=1200,
+        metavar="N",
+        help="number of histories of three phones in the phone model (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--min-score",
+        nargs="*",
+        default=[],
+        metavar="CORPUS=SCORE",
+        help="leave out utterances whose alignment has a lower mean score per frame",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prepares the training.
+
+    Returns:
+        0, or 1 where utterances were left out.
+    """
+    from asr.models.chain_corpus import Alignment, PreparedCorpus, write_corpus
+    from asr.models.chain_preparation import prepare_chain, usable_utterances
+    from asr.models.hybrid_alignment import align_with_bundle, refine_alignment
+    from asr.models.pronunciations import pronunciation_scores
+
+    prepared, states_folder = args.output / "prepared", args.output / "states"
+    min_score = dict(_scores(args.min_score))
+    lexicon = Lexicon.from_files(args.lexicon)
+    left_out: list[str] = []
+    if not (prepared / "utterances.json").is_file():
+        args.output.mkdir(parents=True, exist_ok=True)
+        require_writable(args.output / "utterances.json")
+        left_out = write_corpus(prepared, _utterances(args.corpus), lexicon, Fbank(high_freq=args.high_freq))
+    corpus = PreparedCorpus(prepared)
+    if not (prepared / "alignment-ctc.npz").is_file():
+        align_with_bundle(corpus, lexicon, args.bundle).save(prepared / "alignment-ctc.npz")
+    alignment = Alignment.load(prepared / "alignment-ctc.npz")
+    for number in range(1, args.passes + 1):
+        path = prepared / f"alignment-{number}.npz"
+        if not path.is_file():
+            refine_alignment(corpus, lexicon, alignment, seed=number, report=_say).save(path)
+        alignment = Alignment.load(path)
+    train, _ = usable_utterances(corpus, alignment, min_score, args.held_out)
+    states, graph = prepare_chain(corpus, alignment, train, args.max_columns, args.long_histories, states_folder)
+    scores = pronunciation_scores(corpus, alignment, train, lexicon)
+    (states_folder / "pronunciation-scores.json").write_text(json.dumps(scores), encoding="utf-8")
+    for reason in left_out[:5]:
+        _say(f"left out: {reason}")
+    summary = {
+        "utterances": len(corpus),
+        "trained_on": len(train),
+        "left_out": len(left_out),
+        "alignment": f"alignment-{args.passes}.npz" if args.passes else "alignment-ctc.npz",
+        "num_tokens": states.num_columns,
+        "denominator": {"states": graph.num_states, "arcs": len(graph.source)},
+    }
+    print(json.dumps(summary))
+    return int(bool(left_out))
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _utterances(wanted: list[str]) -> Iterator[tuple[str, Utterance]]:
+    from asr.datasets.corpora import CORPORA
+
+    for each in wanted:
+        where, _, folder = each.partition("=")
+        name, _, part = where.partition(":")
+        if name not in CORPORA or not part or not folder:
+            raise AsrError(f"--corpus {each}: give NAME:PART=DIR, NAME being one of {', '.join(sorted(CORPORA))}.")
+        corpus = CORPORA[name]
+        for utterance in corpus.list_part(Path(folder), part).utterances:
+            yield corpus.name, utterance
+
+
+def _scores(pairs: list[str]) -> Iterator[tuple[str, float]]:
+    for pair in pairs:
+        corpus, _, score = pair.partition("=")
+        try:
+            yield corpus, float(score)
+        except ValueError as error:
+            raise AsrError(f"--min-score {pair}: give CORPUS=SCORE, such as librispeech=1.7.") from error

@@ -1,0 +1,197 @@
+"""Utterances prepared for frame-level training: filterbanks at several speeds, phones, and where each phone begins.
+
+A prepared folder holds `utterances.json`, one `features-<speed>.npy` a speed (all utterances one behind the other,
+float16 log energies, not normalised), and alignments (`write_alignment`). Everything is memory-mapped.
+
+Shapes: U utterances, T frames of all of them together, F features, P phones of all utterances together.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from asr.audio.fbank import Fbank
+from asr.audio.io import read_audio
+from asr.audio.resample import change_speed
+from asr.datasets.corpora.base import Utterance
+from asr.errors import AsrError
+from asr.text.lexicon import Lexicon
+
+SILENCE = "SIL"
+FRAME_SECONDS = 0.01
+_LIST = "utterances.json"
+
+
+@dataclass(frozen=True)
+class PreparedUtterance:
+    """One utterance of a prepared folder.
+
+    Attributes:
+        utterance_id: the corpus's.
+        corpus: its name.
+        speaker: unique over all corpora.
+        text: normalised words.
+        num_frames: at each speed, in the order of `PreparedCorpus.speeds`.
+    """
+
+    utterance_id: str
+    corpus: str
+    speaker: str
+    text: str
+    num_frames: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """The phones of all utterances, silence included, and the seconds at which they begin at speed 1.
+
+    Attributes:
+        phones: the symbols.
+        begin: (U + 1,) int64; utterance u has the entries `begin[u] : begin[u + 1]`, none where it has no alignment.
+        phone: (P,) int64, indices of `phones`.
+        start: (P,) float64 seconds.
+        score: (U,) float64, the mean log-probability a frame; higher is better, -inf without alignment.
+    """
+
+    phones: tuple[str, ...]
+    begin: npt.NDArray[np.int64]
+    phone: npt.NDArray[np.int64]
+    start: npt.NDArray[np.float64]
+    score: npt.NDArray[np.float64]
+
+    @classmethod
+    def from_lists(
+        cls, phones: Sequence[str], utterances: Sequence[tuple[Sequence[int], Sequence[float], float]]
+    ) -> Alignment:
+        """From (phones, seconds, score) of each utterance."""
+        begin = np.zeros(len(utterances) + 1, dtype=np.int64)
+        np.cumsum([len(each[0]) for each in utterances], out=begin[1:])
+        return cls(
+            tuple(phones),
+            begin,
+            np.array([phone for each in utterances for phone in each[0]], dtype=np.int64),
+            np.array([second for each in utterances for second in each[1]], dtype=np.float64),
+            np.array([each[2] for each in utterances], dtype=np.float64),
+        )
+
+    def of(self, utterance: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """The phones of an utterance and their seconds."""
+        span = slice(self.begin[utterance], self.begin[utterance + 1])
+        return self.phone[span], self.start[span]
+
+    def save(self, path: Path) -> None:
+        """Writes an `.npz`."""
+        phones = np.array(self.phones)
+        np.savez(path, phones=phones, begin=self.begin, phone=self.phone, start=self.start, score=self.score)
+
+    @classmethod
+    def load(cls, path: Path) -> Alignment:
+        """Reads what `save` wrote.
+
+        Raises:
+            AsrError: there is no such file.
+        """
+        if not path.is_file():
+            raise AsrError(f"{path}: there is no such alignment; make it first.")
+        with np.load(path) as file:
+            phones = tuple(str(phone) for phone in file["phones"])
+            return cls(phones, *(file[name] for name in ("begin", "phone", "start", "score")))
+
+
+class PreparedCorpus:
+    """A prepared folder, read lazily.
+
+    Args:
+        folder: what `write_corpus` filled.
+
+    Raises:
+        AsrError: it was not.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        if not (self.folder / _LIST).is_file():
+            raise AsrError(f"{folder}: there is no prepared corpus; prepare it first.")
+        listing: dict[str, Any] = json.loads((self.folder / _LIST).read_text(encoding="utf-8"))
+        self.speeds: tuple[float, ...] = tuple(listing["speeds"])
+        self.fbank_arguments: dict[str, Any] = listing["fbank"]
+        self.utterances = [
+            PreparedUtterance(**{**row, "num_frames": tuple(row["num_frames"])}) for row in listing["utterances"]
+        ]
+        counts = np.array([each.num_frames for each in self.utterances]).reshape(-1, len(self.speeds))
+        self._offset = np.concatenate([np.zeros((1, len(self.speeds)), dtype=np.int64), counts.cumsum(0)])
+        self._features = [np.load(self.folder / f"features-{speed:g}.npy", mmap_mode="r") for speed in self.speeds]
+
+    def __len__(self) -> int:
+        return len(self.utterances)
+
+    @property
+    def num_features(self) -> int:
+        """F."""
+        return int(self._features[0].shape[1])
+
+    def features(self, utterance: int, speed_idx: int) -> npt.NDArray[np.float16]:
+        """(T, F) float16 of one utterance at one speed."""
+        begin, end = self._offset[utterance : utterance + 2, speed_idx]
+        return self._features[speed_idx][begin:end]
+
+
+def write_corpus(
+    folder: str | Path,
+    utterances: Iterable[tuple[str, Utterance]],
+    lexicon: Lexicon,
+    fbank: Fbank,
+    speeds: Sequence[float] = (1.0, 0.9, 1.1),
+) -> list[str]:
+    """Decodes all audio and writes a prepared folder.
+
+    Args:
+        folder: made if it is missing.
+        utterances: (corpus name, utterance).
+        lexicon: utterances with a word that it lacks are left out.
+        fbank: the features.
+        speeds: tempo and pitch change together (Ko et al. 2015).
+
+    Returns:
+        one sentence for each utterance that was left out.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    left_out: list[str] = []
+    rows: list[PreparedUtterance] = []
+    kept: list[list[npt.NDArray[np.float16]]] = [[] for _ in speeds]
+    for corpus, utterance in utterances:
+        unknown = [word for word in utterance.text.split() if word not in lexicon]
+        if unknown:
+            left_out.append(f"{utterance.utterance_id}: no pronunciation of {' '.join(unknown)}")
+            continue
+        try:
+            waveform = read_audio(utterance.audio, fbank.sampling_rate)
+        except AsrError as error:
+            left_out.append(str(error))
+            continue
+        lengths = []
+        for speed_idx, speed in enumerate(speeds):
+            changed = waveform if speed == 1.0 else change_speed(waveform, speed)
+            with torch.no_grad():
+                features = fbank(changed[None], torch.tensor([len(changed)]))[0][0]
+            kept[speed_idx].append(features.numpy().astype(np.float16))
+            lengths.append(len(features))
+        rows.append(
+            PreparedUtterance(
+                utterance.utterance_id, corpus, f"{corpus}-{utterance.speaker}", utterance.text, tuple(lengths)
+            )
+        )
+    for speed, arrays in zip(speeds, kept, strict=True):
+        np.save(folder / f"features-{speed:g}.npy", np.concatenate(arrays))
+    listing = {"speeds": list(speeds), "fbank": fbank.arguments, "utterances": [asdict(row) for row in rows]}
+    (folder / _LIST).write_text(json.dumps(listing), encoding="utf-8")
+    return left_out

@@ -1,0 +1,299 @@
+"""Training of a network by lattice-free MMI with Lightning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from asr.audio.fbank import Fbank
+from asr.datasets.augment import SpecAugment
+from asr.errors import AsrError
+from asr.models.chain_corpus import FRAME_SECONDS, Alignment, PreparedCorpus
+from asr.models.chain_preparation import load_chain, usable_utterances
+from asr.models.checkpoint import weights_and_tokens
+from asr.models.chunks import ChunkBatch, ChunkLoader
+from asr.models.lfmmi import LfMmi, NumeratorPiece, numerator_piece
+from asr.models.tdnnf import Tdnnf
+from asr.models.training import WeightAverage, adamw
+
+
+class ChainDataModule(pl.LightningDataModule):
+    """Pieces of prepared utterances in batches.
+
+    Args:
+        corpus: a prepared folder.
+        alignment: a file in it.
+        chain: the folder with tied states and denominator graph.
+        held_out: speakers for validation.
+        train_on_held_out: train on them as well, as a last run does once everything has been chosen.
+        min_score: corpus -> lowest alignment score of an utterance to train on.
+        lengths: output frames that a piece may have.
+        frames_per_batch: output frames.
+        max_warp: of vocal tract length perturbation.
+        spec_augment: masks, or None.
+        seed: of the order.
+        fbank: that the corpus was prepared with; what a bundle is made with.
+
+    Raises:
+        AsrError: a file is missing, or the corpus was prepared with other filterbanks.
+    """
+
+    def __init__(
+        self,
+        corpus: str,
+        alignment: str,
+        chain: str,
+        held_out: Sequence[str] = (),
+        train_on_held_out: bool = False,
+        min_score: dict[str, float] | None = None,
+        lengths: Sequence[int] = (30, 50, 75, 100, 130),
+        frames_per_batch: int = 2400,
+        max_warp: float = 0.1,
+        spec_augment: SpecAugment | None = None,
+        seed: int = 1,
+        fbank: Fbank | None = None,
+    ) -> None:
+        super().__init__()
+        self.corpus = PreparedCorpus(corpus)
+        if fbank is not None and fbank.arguments != self.corpus.fbank_arguments:
+            raise AsrError(f"{corpus}: it was prepared with other filterbanks than fbank says; prepare it again.")
+        self.alignment = Alignment.load(Path(corpus) / alignment)
+        self.states, self.graph = load_chain(Path(chain))
+        self.seed = seed
+        self._train, self._valid = usable_utterances(self.corpus, self.alignment, min_score or {}, held_out)
+        if train_on_held_out:
+            self._train = sorted(self._train + self._valid)
+        self._lengths, self._frames_per_batch = tuple(lengths), frames_per_batch
+        self._max_warp, self._spec_augment = max_warp, spec_augment
+        self.train_chunks: ChunkLoader | None = None
+        self.valid_chunks: ChunkLoader | None = None
+
+    def open(self, network: Tdnnf) -> None:
+        """Makes the loaders for a network's context and frame rate."""
+        shape: dict[str, Any] = {
+            "left_context": network.left_context,
+            "right_context": network.right_context,
+            "factor": network.subsampling_factor,
+            "lengths": self._lengths,
+            "frames_per_batch": self._frames_per_batch,
+        }
+        speeds = range(len(self.corpus.speeds))
+        self.train_chunks = ChunkLoader(
+            self.corpus, self._train, speeds, max_warp=self._max_warp, spec_augment=self._spec_augment, **shape
+        )
+        self.valid_chunks = ChunkLoader(self.corpus, self._valid, (0,), **shape)
+
+    def num_train_batches(self) -> int:
+        """Of the first epoch; others differ a little."""
+        assert self.train_chunks is not None
+        return len(self.train_chunks.plan(self.seed))
+
+    def train_dataloader(self) -> Any:
+        """Batches of the current epoch, other pieces in each."""
+        trainer: Any = self.trainer
+        return DataLoader(_Epochs(self.train_chunks, self.seed, trainer), batch_size=None)
+
+    def val_dataloader(self) -> Any:
+        """Batches of the speakers set aside, the same each time."""
+        return DataLoader(_Epochs(self.valid_chunks, 0, None), batch_size=None)
+
+    def pieces(self, batch: ChunkBatch, chunks: ChunkLoader, tolerance: float) -> list[NumeratorPiece]:
+        """The numerators of a batch."""
+        factor_seconds = chunks.factor * FRAME_SECONDS
+        found = []
+        for chunk in batch.chunks:
+            phone, start = self.alignment.of(chunk.utterance)
+            before = np.concatenate(([0], phone[:-1]))
+            speed = self.corpus.speeds[chunk.speed_idx]
+            begin = start / (factor_seconds * speed) - chunk.first_output
+            end = np.append(begin[1:], max(begin[-1] + 1, batch.num_outputs))
+            columns = (self.states.entry[before, phone], self.states.loop[before, phone])
+            found.append(numerator_piece(*columns, begin, end, batch.num_outputs, tolerance))
+        return found
+
+
+class _Epochs(IterableDataset):  # type: ignore[type-arg]
+    """The batches of the trainer's current epoch, or always those of one seed."""
+
+    def __init__(self, chunks: ChunkLoader | None, seed: int, trainer: Any) -> None:
+        if chunks is None:
+            raise AsrError("The data module has no loaders yet; it is for `LitChainModel`.")
+        self._chunks, self._seed, self._trainer = chunks, seed, trainer
+
+    def __iter__(self) -> Iterator[ChunkBatch]:
+        epoch = 0 if self._trainer is None else int(self._trainer.current_epoch)
+        return self._chunks.epoch(self._seed + epoch)
+
+
+class NormalizedAverage(WeightAverage):
+    """A moving average that takes in the statistics of the norms as well."""
+
+    @torch.no_grad()
+    def update(self, network: nn.Module) -> None:
+        """Takes in weights and statistics after an optimiser step."""
+        own = {name: buffer.clone() for name, buffer in self.network.named_buffers()}
+        super().update(network)
+        num_updates = int(self.num_updates)
+        decay = min(self.decay, (1 + num_updates) / (10 + num_updates))
+        for name, buffer in self.network.named_buffers():
+            if buffer.is_floating_point():
+                buffer.copy_(own[name].lerp(buffer, 1.0 - decay))
+
+
+class LitChainModel(pl.LightningModule):
+    """TDNN-F by lattice-free MMI with cross-entropy regularisation (Povey et al. 2016, 2018).
+
+    Args:
+        network: with an auxiliary branch; `num_tokens` must be the number of tied states.
+        peak_lr: learning rate after the warm-up.
+        final_lr: at the end; the fall between is exponential.
+        warmup_fraction: of all steps.
+        weight_decay: of matrices.
+        max_gradient_norm: larger gradients are scaled down to it.
+        xent_weight: of the cross-entropy of the auxiliary branch against the numerator's posteriors.
+        score_l2: of the squared scores.
+        leak: see `LfMmi`.
+        tolerance: output frames by which a phone may begin earlier or end later than aligned.
+        dropout: its highest probability; it rises after a fifth of the training and falls to 0 from the middle on.
+        average_decay: of the moving average of weights, which validation uses.
+        total_steps: of the schedule; None for those that the trainer will make.
+        initial_checkpoint: start from the averaged weights of this checkpoint.
+    """
+
+    def __init__(
+        self,
+        network: Tdnnf,
+        peak_lr: float = 1.5e-3,
+        final_lr: float = 1e-4,
+        warmup_fraction: float = 0.04,
+        weight_decay: float = 0.02,
+        max_gradient_norm: float = 5.0,
+        xent_weight: float = 0.1,
+        score_l2: float = 5e-5,
+        leak: float = 0.1,
+        tolerance: float = 2.5,
+        dropout: float = 0.2,
+        average_decay: float = 0.998,
+        total_steps: int | None = None,
+        initial_checkpoint: str | None = None,
+    ) -> None:
+        super().__init__()
+        if network.auxiliary is None:
+            raise AsrError("LitChainModel: the network needs has_auxiliary: true.")
+        self.network = network
+        self.average = NormalizedAverage(network, average_decay)
+        self.peak_lr, self.final_lr, self.warmup_fraction = peak_lr, final_lr, warmup_fraction
+        self.weight_decay, self.max_gradient_norm = weight_decay, max_gradient_norm
+        self.xent_weight, self.score_l2, self.leak, self.tolerance = xent_weight, score_l2, leak, tolerance
+        self.dropout = dropout
+        self.total_steps = total_steps
+        self.initial_checkpoint = initial_checkpoint
+        self._objective: LfMmi | None = None
+
+    def setup(self, stage: str) -> None:
+        """Checks network against data and opens the loaders."""
+        data = self._data()
+        if self.network.num_tokens != data.states.num_columns or self.network.num_features != data.corpus.num_features:
+            raise AsrError(
+                f"The network has {self.network.num_tokens} outputs and {self.network.num_features} features, the data "
+                f"{data.states.num_columns} and {data.corpus.num_features}; set num_tokens and num_features."
+            )
+        data.open(self.network)
+        self._objective = LfMmi(data.graph, self.leak)
+        if self.initial_checkpoint is not None and stage == "fit":
+            weights, _ = weights_and_tokens(self.initial_checkpoint)
+            self.network.load_state_dict(weights)
+            self.average.network.load_state_dict(weights)
+
+    def training_step(self, batch: ChunkBatch, batch_idx: int) -> Tensor:
+        """Objective a frame."""
+        self.network.set_dropout(self._dropout_now())
+        data = self._data()
+        assert data.train_chunks is not None and self._objective is not None and self.network.auxiliary is not None
+        hidden = self.network.encode(batch.features)
+        score = self.network.branch(hidden).float()
+        auxiliary = self.network.auxiliary(hidden).float()
+        loss, posterior = self._objective(score, data.pieces(batch, data.train_chunks, self.tolerance))
+        num_frames = score.shape[0] * score.shape[1]
+        xent = -(posterior * F.log_softmax(auxiliary, dim=2)).sum() / num_frames
+        mmi = loss.sum() / num_frames
+        self.log_dict({"mmi": mmi.detach(), "xent": xent.detach()}, prog_bar=True, on_step=True, on_epoch=False)
+        return mmi + self.xent_weight * xent + 0.5 * self.score_l2 * score.square().sum() / num_frames
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Clips gradients; a step whose gradient is not finite is left out."""
+        parameters = [parameter for parameter in self.network.parameters() if parameter.grad is not None]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.max_gradient_norm)
+        if not torch.isfinite(norm):
+            for parameter in parameters:
+                parameter.grad = None
+        self.log("gradient_norm", norm)
+
+    def on_train_batch_end(self, outputs: Any, batch: ChunkBatch, batch_idx: int) -> None:
+        """The semi-orthogonal constraint, every fourth step, and the moving average."""
+        if self.global_step % 4 == 0:
+            self.network.semi_orthogonal_step()
+        self.average.update(self.network)
+
+    def validation_step(self, batch: ChunkBatch, batch_idx: int) -> None:
+        """The objective a frame, with averaged weights."""
+        data = self._data()
+        assert data.valid_chunks is not None and self._objective is not None
+        network: Any = self.average.network
+        hidden = network.encode(batch.features)
+        score = network.branch(hidden).float()
+        loss, posterior = self._objective(score, data.pieces(batch, data.valid_chunks, self.tolerance))
+        num_frames = score.shape[0] * score.shape[1]
+        xent = -(posterior * F.log_softmax(network.auxiliary(hidden).float(), dim=2)).sum() / num_frames
+        values = {"val_mmi": loss.sum() / num_frames, "val_xent": xent}
+        self.log_dict(values, on_epoch=True, on_step=False, prog_bar=True, batch_size=num_frames)
+
+    def configure_optimizers(self) -> Any:
+        """AdamW with a short rise and an exponential fall."""
+        optimizer = adamw(self.network, self.peak_lr, self.weight_decay)
+        total = self._num_steps()
+        warmup = max(1, round(self.warmup_fraction * total))
+
+        def factor(step: int) -> float:
+            if step < warmup:
+                return (step + 1) / (warmup + 1)
+            progress = min(1.0, (step - warmup) / max(1, total - warmup))
+            return float((self.final_lr / self.peak_lr) ** progress)
+
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keeps the columns' names and the tied states."""
+        states = self._data().states
+        checkpoint["tokens"] = states.column_names()
+        checkpoint["tied_states"] = states.to_json()
+
+    def transfer_batch_to_device(self, batch: ChunkBatch, device: torch.device, dataloader_idx: int) -> ChunkBatch:
+        """Only the features go."""
+        return batch._replace(features=batch.features.to(device))
+
+    def _data(self) -> ChainDataModule:
+        data: ChainDataModule = self.trainer.datamodule  # type: ignore[attr-defined]
+        return data
+
+    def _num_steps(self) -> int:
+        if self.total_steps is not None:
+            return self.total_steps
+        if self.trainer.max_steps is not None and self.trainer.max_steps > 0:
+            return int(self.trainer.max_steps)
+        return self._data().num_train_batches() * max(1, self.trainer.max_epochs or 1)
+
+    def _dropout_now(self) -> float:
+        done = self.global_step / max(1, self._num_steps())
+        if done < 0.2:
+            return 0.0
+        return self.dropout * ((done - 0.2) / 0.3 if done < 0.5 else max(0.0, (1.0 - done) / 0.5))

@@ -1,0 +1,166 @@
+"""Training batches of pieces of utterances, all pieces of a batch of one length (Povey et al. 2016).
+
+Shapes: N pieces of a batch, T frames of features with their context, F features, L output frames of a piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from asr.audio.cmvn import UtteranceCmvn
+from asr.audio.fbank import Fbank
+from asr.datasets.augment import SpecAugment, VocalTractPerturbation
+from asr.models.chain_corpus import FRAME_SECONDS, PreparedCorpus
+
+
+class Chunk(NamedTuple):
+    """A piece of an utterance: L output frames from `first_output` on."""
+
+    utterance: int
+    speed_idx: int
+    first_output: int
+
+
+class ChunkBatch(NamedTuple):
+    """What a training step reads.
+
+    Attributes:
+        features: (N, T, F) float32, normalised, with the network's context on both sides.
+        chunks: where each piece comes from.
+        num_outputs: L.
+    """
+
+    features: Tensor
+    chunks: list[Chunk]
+    num_outputs: int
+
+
+class ChunkLoader:
+    """Cuts utterances into pieces, anew in each epoch, and loads batches of them.
+
+    Args:
+        corpus: prepared features.
+        utterances: which of them.
+        speeds: indices of `corpus.speeds`; one is drawn for every utterance and epoch.
+        lengths: output frames that a piece may have, ascending.
+        frames_per_batch: output frames of a batch, about.
+        left_context: feature frames in front of a piece.
+        right_context: feature frames behind it.
+        factor: feature frames of an output frame.
+        max_warp: of vocal tract length perturbation; 0 for none.
+        spec_augment: masks of bands of frames and features, or None.
+    """
+
+    def __init__(
+        self,
+        corpus: PreparedCorpus,
+        utterances: Sequence[int],
+        speeds: Sequence[int] = (0,),
+        lengths: Sequence[int] = (30, 50, 75, 100, 130),
+        frames_per_batch: int = 3200,
+        left_context: int = 0,
+        right_context: int = 0,
+        factor: int = 3,
+        max_warp: float = 0.0,
+        spec_augment: SpecAugment | None = None,
+    ) -> None:
+        self.corpus = corpus
+        self.utterances = list(utterances)
+        self.speeds = tuple(speeds)
+        self.lengths = tuple(lengths)
+        self.frames_per_batch = frames_per_batch
+        self.left_context = left_context
+        self.right_context = right_context
+        self.factor = factor
+        self.spec_augment = spec_augment
+        self._warp = VocalTractPerturbation(max_warp, Fbank(**corpus.fbank_arguments)) if max_warp else None
+        self._cmvn = UtteranceCmvn()
+        self._statistics: dict[tuple[int, int], tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]] = {}
+
+    def plan(self, seed: int) -> list[tuple[int, list[Chunk]]]:
+        """The batches of an epoch in random order: (L, pieces); the same for the same seed."""
+        rng = np.random.default_rng(seed)
+        by_length: dict[int, list[Chunk]] = {length: [] for length in self.lengths}
+        for utterance in self.utterances:
+            speed_idx = self.speeds[int(rng.integers(len(self.speeds)))]
+            num_outputs = self.corpus.utterances[utterance].num_frames[speed_idx] // self.factor
+            if num_outputs < self.lengths[0]:
+                continue
+            pieces = -(-num_outputs // self.lengths[-1])
+            longest_fit = max(length for length in self.lengths if length * pieces <= max(num_outputs, self.lengths[0]))
+            cover = min((length for length in self.lengths if length * pieces >= num_outputs), default=longest_fit)
+            # Pieces overlap a little, or leave a little out, whichever is less.
+            length = cover if cover * pieces - num_outputs < num_outputs - longest_fit * pieces else longest_fit
+            if length > num_outputs:
+                length = longest_fit
+            room = num_outputs - length
+            if pieces == 1:
+                starts = [int(rng.integers(room + 1))]
+            else:
+                slack = max(0, num_outputs - length * pieces)
+                shift = int(rng.integers(slack + 1))
+                starts = [min(room, shift + round(piece * (room - slack) / (pieces - 1))) for piece in range(pieces)]
+            by_length[length] += [Chunk(utterance, speed_idx, start) for start in starts]
+        batches: list[tuple[int, list[Chunk]]] = []
+        for length, chunks in by_length.items():
+            size = max(1, self.frames_per_batch // length)
+            order = rng.permutation(len(chunks))
+            for begin in range(0, len(order), size):
+                batches.append((length, [chunks[index] for index in order[begin : begin + size]]))
+        # A small rest would have poor statistics for the norms.
+        batches = [batch for batch in batches if 2 * batch[0] * len(batch[1]) >= self.frames_per_batch]
+        return [batches[index] for index in rng.permutation(len(batches))]
+
+    def load(self, length: int, chunks: Sequence[Chunk]) -> ChunkBatch:
+        """Features of a batch; random masks and warps are drawn from torch's generator."""
+        num_frames = self.left_context + length * self.factor + self.right_context
+        features = np.zeros((len(chunks), num_frames, self.corpus.num_features), dtype=np.float32)
+        inside = np.zeros((len(chunks), num_frames), dtype=bool)
+        for row, chunk in enumerate(chunks):
+            utterance = self.corpus.features(chunk.utterance, chunk.speed_idx)
+            mean, inverse_std = self._normal(chunk.utterance, chunk.speed_idx)
+            first = chunk.first_output * self.factor - self.left_context
+            begin, end = max(0, first), min(len(utterance), first + num_frames)
+            features[row, begin - first : end - first] = (utterance[begin:end] - mean) * inverse_std
+            inside[row, begin - first : end - first] = True
+        batch = torch.from_numpy(features)
+        if self._warp is not None:
+            # The warp is linear in the features: as a matrix it is a tenth of the time.
+            one = torch.eye(self.corpus.num_features)
+            batch = batch @ self._warp(one.expand(len(chunks), -1, -1))
+        if self.spec_augment is not None:
+            batch = self.spec_augment(batch, torch.full((len(chunks),), num_frames))
+        batch = batch * torch.from_numpy(inside)[:, :, None]
+        return ChunkBatch(batch, list(chunks), length)
+
+    def epoch(self, seed: int) -> Iterator[ChunkBatch]:
+        """All batches of an epoch."""
+        for length, chunks in self.plan(seed):
+            yield self.load(length, chunks)
+
+    def output_seconds(self, chunk: Chunk, length: int) -> npt.NDArray[np.float64]:
+        """The middle of each output frame of a piece, in seconds of the utterance at speed 1, (L,)."""
+        frame = (chunk.first_output + np.arange(length, dtype=np.float64) + 0.5) * self.factor
+        seconds: npt.NDArray[np.float64] = frame * (FRAME_SECONDS * self.corpus.speeds[chunk.speed_idx])
+        return seconds
+
+    def _normal(self, utterance: int, speed_idx: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """What `UtteranceCmvn` takes off the whole utterance and multiplies it with, (F,) each."""
+        key = (utterance, speed_idx)
+        if key not in self._statistics:
+            features = torch.from_numpy(self.corpus.features(utterance, speed_idx).astype(np.float32))
+            num_frames = torch.tensor([len(features)])
+            # The normalisation is affine in each feature: two frames tell it, the lowest and the highest value.
+            normal = self._cmvn(features[None], num_frames)[0]
+            low, high = features.min(0), features.max(0)
+            span = (high.values - low.values).clamp(min=1e-5)
+            inverse_std = (normal.gather(0, high.indices[None]) - normal.gather(0, low.indices[None]))[0] / span
+            mean = low.values - normal.gather(0, low.indices[None])[0] / inverse_std.clamp(min=1e-5)
+            self._statistics[key] = (mean.numpy(), inverse_std.numpy())
+        return self._statistics[key]

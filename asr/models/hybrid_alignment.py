@@ -1,0 +1,167 @@
+"""A small phone classifier trained on a first alignment, and the better alignment that it finds.
+
+Shapes: N pieces, L output frames, C phones, silence first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+
+from asr.bundle import Bundle
+from asr.errors import AsrError
+from asr.models.chain_corpus import FRAME_SECONDS, SILENCE, Alignment, PreparedCorpus
+from asr.models.chunks import Chunk, ChunkLoader
+from asr.models.phone_alignment import align_transcript, phones_from_ctc, transcript_graph
+from asr.models.tdnnf import Tdnnf
+from asr.text.lexicon import Lexicon
+
+_LEFT_OUT = 0.1  # of the utterances: those whose readers may have said something else
+
+
+def align_with_bundle(corpus: PreparedCorpus, lexicon: Lexicon, folder: str | Path) -> Alignment:
+    """A first alignment by the CTC network of a bundle.
+
+    Args:
+        corpus: prepared with the bundle's filterbanks.
+        lexicon: the first pronunciation of each word is taken.
+        folder: the bundle's.
+
+    Raises:
+        AsrError: the bundle lacks a phone or takes other features.
+    """
+    bundle = Bundle.load(folder)
+    network: Any = bundle.acoustic_model.network.eval()
+    if network.num_features != corpus.num_features:
+        raise AsrError(f"{folder}: its network takes {network.num_features} features, not {corpus.num_features}.")
+    tokens = bundle.graph.tokens
+    seconds: float = network.subsampling_factor * FRAME_SECONDS
+    found: list[tuple[Sequence[int], Sequence[float], float]] = []
+    for index, utterance in enumerate(corpus.utterances):
+        features = torch.from_numpy(corpus.features(index, 0).astype(np.float32))
+        with torch.no_grad():
+            log_prob = network(features[None], torch.tensor([len(features)]))[0][0]
+        wanted = [token for word in utterance.text.split() for token in tokens.ids_of(lexicon[word][0])]
+        path = phones_from_ctc(log_prob, wanted, seconds, len(features) * FRAME_SECONDS)
+        found.append(([], [], -np.inf) if path is None else path)
+    return Alignment.from_lists((SILENCE, *tokens.tokens[1:]), found)
+
+
+def refine_alignment(
+    corpus: PreparedCorpus,
+    lexicon: Lexicon,
+    alignment: Alignment,
+    num_epochs: int = 3,
+    seed: int = 0,
+    report: Callable[[str], None] = print,
+) -> Alignment:
+    """Trains a classifier on the utterances that were aligned best, nine of ten, and aligns all by it.
+
+    Args:
+        corpus: prepared.
+        lexicon: all pronunciations of a word take part.
+        alignment: the one before.
+        num_epochs: of the classifier.
+        seed: of its training.
+        report: told after each epoch.
+    """
+    aligned = [index for index in range(len(corpus)) if np.isfinite(alignment.score[index])]
+    threshold = np.quantile(alignment.score[aligned], _LEFT_OUT)
+    best = [index for index in aligned if alignment.score[index] >= threshold]
+    network, log_prior = train_phone_classifier(corpus, alignment, best, num_epochs, seed=seed, report=report)
+    return realign(corpus, lexicon, alignment.phones, network, log_prior)
+
+
+def frame_labels(alignment: Alignment, loader: ChunkLoader, chunk: Chunk, length: int) -> npt.NDArray[np.int64]:
+    """The phone of each output frame of a piece, (L,)."""
+    phone, start = alignment.of(chunk.utterance)
+    seconds = loader.output_seconds(chunk, length)
+    return phone[np.searchsorted(start, seconds, side="right").clip(1) - 1]
+
+
+def train_phone_classifier(
+    corpus: PreparedCorpus,
+    alignment: Alignment,
+    utterances: Sequence[int],
+    num_epochs: int = 3,
+    peak_lr: float = 2e-3,
+    seed: int = 0,
+    report: Callable[[str], None] = print,
+) -> tuple[Tdnnf, torch.Tensor]:
+    """A small network trained by cross-entropy.
+
+    Returns:
+        the network in evaluation mode, and the log prior of each phone (C,).
+    """
+    torch.manual_seed(seed)
+    network = Tdnnf(
+        corpus.num_features, len(alignment.phones), dim=256, bottleneck_dim=64, num_layers=5, prefinal_dim=128,
+        small_dim=128,
+    )  # fmt: skip
+    loader = ChunkLoader(corpus, utterances, left_context=network.left_context, right_context=network.right_context)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=peak_lr, weight_decay=0.02)
+    total = num_epochs * len(loader.plan(0))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, peak_lr, total_steps=total + num_epochs * 4, pct_start=0.1
+    )
+    frames = torch.ones(len(alignment.phones))
+    for epoch in range(num_epochs):
+        right = count = 0
+        for step, batch in enumerate(loader.epoch(seed + epoch)):
+            labels = [frame_labels(alignment, loader, chunk, batch.num_outputs) for chunk in batch.chunks]
+            target = torch.from_numpy(np.stack(labels))
+            frames += target.flatten().bincount(minlength=len(frames))
+            with torch.autocast("cpu", torch.bfloat16):
+                logits = network.branch(network.encode(batch.features))
+            loss = F.cross_entropy(logits.float().flatten(0, 1), target.flatten())
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(network.parameters(), 5.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+            if step % 4 == 0:
+                network.semi_orthogonal_step()
+            right += int((logits.argmax(2) == target).sum())
+            count += target.numel()
+        report(f"epoch {epoch}: {right / max(1, count):.3f} of the frames right")
+    return network.eval(), (frames / frames.sum()).log()
+
+
+def realign(
+    corpus: PreparedCorpus, lexicon: Lexicon, phones: Sequence[str], network: Tdnnf, log_prior: torch.Tensor
+) -> Alignment:
+    """The best path of every transcript through the scaled likelihoods of a phone classifier.
+
+    Args:
+        corpus: prepared features.
+        lexicon: all pronunciations of a word take part.
+        phones: the columns of the network, silence first.
+        network: the classifier.
+        log_prior: (C,).
+
+    Raises:
+        AsrError: the phones do not begin with silence.
+    """
+    if phones[0] != SILENCE:
+        raise AsrError(f"The first phone must be {SILENCE}, not {phones[0]}.")
+    number = {phone: index for index, phone in enumerate(phones)}
+    frame_seconds = network.subsampling_factor * FRAME_SECONDS
+    found: list[tuple[Sequence[int], Sequence[float], float]] = []
+    for index, utterance in enumerate(corpus.utterances):
+        features = torch.from_numpy(corpus.features(index, 0).astype(np.float32))
+        with torch.no_grad():
+            log_prob = network(features[None], torch.tensor([len(features)]))[0][0]
+        words = [[[number[phone] for phone in variant] for variant in lexicon[w]] for w in utterance.text.split()]
+        path = align_transcript(transcript_graph(words), (log_prob - log_prior).numpy())
+        if path is None:
+            found.append(([], [], -np.inf))
+            continue
+        path_phones, frames, score = path
+        found.append((path_phones, [frame * frame_seconds for frame in frames], score))
+    return Alignment.from_lists(phones, found)

@@ -1,0 +1,256 @@
+"""Factorised time-delay network (TDNN-F): the acoustic model of lattice-free MMI (Povey et al. 2018).
+
+Shapes: N utterances, T frames, F features, T' output frames, D channels, B channels of a bottleneck, C tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asr.audio.cmvn import UtteranceCmvn
+from asr.kernels.linear import PackedLinear
+
+_BYPASS_SCALE = 0.66
+
+
+class SharedDropout(nn.Module):
+    """Dropout with one mask for all frames of an utterance, uniform in 1 - 2p .. 1 + 2p (Povey et al. 2018).
+
+    Attributes:
+        probability: p, 0 for none; a schedule may change it during training.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.probability = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, T, D) -> (N, T, D)."""
+        if not self.training or self.probability == 0.0:
+            return x
+        width = 2.0 * self.probability
+        mask = torch.empty(x.shape[0], 1, x.shape[2], device=x.device).uniform_(1.0 - width, 1.0 + width)
+        return x * mask.to(x.dtype)
+
+
+class FrameNorm(nn.BatchNorm1d):
+    """Batch normalisation over utterances and frames, without scale and shift; (N, T, D) -> (N, T, D)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, affine=False, eps=1e-3)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalises each channel."""
+        return super().forward(input.reshape(-1, input.shape[-1])).view_as(input)
+
+
+class FactorizedLayer(nn.Module):
+    """A convolution over three frames as the product of two over two frames each, then ReLU, norm and a bypass.
+
+    The first factor, D to B channels over frames t and t + 1, is held semi-orthogonal (`semi_orthogonal_step`); the
+    second goes back from B to D. The input, scaled, is added to the output.
+
+    Args:
+        dim: D.
+        bottleneck_dim: B.
+        stride: output frames between the frames that a factor sees; 0 makes it a linear layer of one frame.
+    """
+
+    def __init__(self, dim: int, bottleneck_dim: int, stride: int = 1) -> None:
+        super().__init__()
+        self.stride = stride
+        taps = 2 if stride else 1
+        # Each tap's rows in turn: the product is taken once a frame, and summed where frames meet.
+        self.factor = PackedLinear(dim, taps * bottleneck_dim)
+        self.expand = PackedLinear(taps * bottleneck_dim, dim)
+        nn.init.zeros_(self.factor.bias)
+        self.norm = FrameNorm(dim)
+        self.dropout = SharedDropout()
+
+    @property
+    def context(self) -> int:
+        """Output frames that are lost on each side."""
+        return self.stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, T, D) -> (N, T - 2 * stride, D)."""
+        hidden = self.factor(x)
+        stride = self.stride
+        if stride:
+            before, after = hidden.chunk(2, dim=2)
+            hidden = before[:, :-stride] + after[:, stride:]
+            hidden = torch.cat((hidden[:, :-stride], hidden[:, stride:]), dim=2)
+            x = x[:, stride:-stride]
+        hidden = self.dropout(self.norm(F.relu(self.expand(hidden))))
+        return torch.add(hidden, x, alpha=_BYPASS_SCALE)
+
+    @torch.no_grad()
+    def semi_orthogonal_step(self) -> None:
+        """Moves the first factor towards the nearest multiple of a semi-orthogonal matrix (Povey et al. 2018, 2.3)."""
+        weight = self.factor.weight
+        taps = 2 if self.stride else 1
+        matrix = torch.cat(weight.chunk(taps, dim=0), dim=1)  # (B, taps * D)
+        product = matrix @ matrix.T
+        trace = product.trace()
+        trace_of_square = product.square().sum()
+        scale_square = trace_of_square / trace
+        # Beyond a ratio of 1.02 a full step could diverge.
+        speed = 0.125
+        ratio = trace_of_square * len(product) / trace.square()
+        if ratio > 1.02:
+            speed *= 0.5
+            if ratio > 1.1:
+                speed *= 0.5
+        product.diagonal().sub_(scale_square)
+        matrix = matrix - (4.0 * speed / scale_square) * (product @ matrix)
+        weight.copy_(torch.cat(matrix.chunk(taps, dim=1), dim=0))
+
+
+class ConvFrontEnd(nn.Module):
+    """Two small convolutions over time and frequency that leave a third of the frames, then a linear layer.
+
+    Args:
+        num_features: F.
+        dim: D.
+        first_channels: at the full frame rate and half of the bins.
+        second_channels: at a third of the frames and a quarter of the bins.
+    """
+
+    factor = 3
+    left_context = 3
+    right_context = 3
+
+    def __init__(self, num_features: int, dim: int, first_channels: int = 16, second_channels: int = 48) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, first_channels, kernel_size=3, stride=(1, 2), padding=(0, 1))
+        self.second = nn.Conv2d(first_channels, second_channels, kernel_size=(5, 3), stride=(3, 2), padding=(0, 1))
+        self.out = PackedLinear(second_channels * ((num_features + 3) // 4), dim)
+        self.norm = FrameNorm(dim)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(N, 3 T' + 4, F) -> (N, T', D); output t is centred on input frame 3 t + 3."""
+        hidden = F.relu(self.first(features.unsqueeze(1)))
+        hidden = F.relu(self.second(hidden))
+        hidden = F.relu(self.out(hidden.transpose(1, 2).flatten(2)))
+        normal: Tensor = self.norm(hidden)
+        return normal
+
+
+class OutputBranch(nn.Module):
+    """Linear, ReLU, norm, small linear, norm, linear to the outputs."""
+
+    def __init__(self, in_dim: int, dim: int, small_dim: int, num_outputs: int) -> None:
+        super().__init__()
+        self.expand = PackedLinear(in_dim, dim)
+        self.expand_norm = FrameNorm(dim)
+        self.contract = PackedLinear(dim, small_dim)
+        self.contract_norm = FrameNorm(small_dim)
+        self.out = PackedLinear(small_dim, num_outputs)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, T', in_dim) -> (N, T', C)."""
+        hidden = self.expand_norm(F.relu(self.expand(x)))
+        outputs: Tensor = self.out(self.contract_norm(self.contract(hidden)))
+        return outputs
+
+
+class Tdnnf(nn.Module):
+    """Filterbanks in, one vector of scores of HMM states every 30 ms out.
+
+    Its context is bounded: `context` output frames on each side. Inputs beyond an utterance's ends are zeros, which
+    are the mean after normalisation.
+
+    The scores are normalised over the outputs of each frame. Lattice-free MMI does not see that, and search neither.
+
+    Args:
+        num_features: F.
+        num_tokens: C; column 0 is silence.
+        dim: D.
+        bottleneck_dim: B of each layer.
+        num_layers: factorised layers.
+        prefinal_dim: channels between the layers and an output branch.
+        small_dim: channels in front of the outputs.
+        has_auxiliary: a second output branch for the regularisation by cross-entropy; only training needs it.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        num_tokens: int,
+        dim: int = 768,
+        bottleneck_dim: int = 96,
+        num_layers: int = 11,
+        prefinal_dim: int = 192,
+        small_dim: int = 192,
+        has_auxiliary: bool = False,
+    ) -> None:
+        super().__init__()
+        self.num_features = num_features
+        self.num_tokens = num_tokens
+        self.subsampling_factor = ConvFrontEnd.factor
+        self.input_norm = UtteranceCmvn()
+        self.front_end = ConvFrontEnd(num_features, dim)
+        self.layers = nn.ModuleList(FactorizedLayer(dim, bottleneck_dim) for _ in range(num_layers))
+        self.prefinal = PackedLinear(dim, prefinal_dim)
+        self.branch = OutputBranch(prefinal_dim, dim, small_dim, num_tokens)
+        self.auxiliary = OutputBranch(prefinal_dim, dim, small_dim, num_tokens) if has_auxiliary else None
+        self.context = sum(layer.context for layer in self._factorized())
+
+    def _factorized(self) -> list[FactorizedLayer]:
+        return [layer for layer in self.layers if isinstance(layer, FactorizedLayer)]
+
+    @property
+    def left_context(self) -> int:
+        """Feature frames in front of those of the first output that it sees."""
+        return self.context * self.subsampling_factor + 2
+
+    @property
+    def right_context(self) -> int:
+        """Feature frames behind those of the last output that it sees."""
+        return self.context * self.subsampling_factor + 2
+
+    @classmethod
+    def inference_arguments(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The constructor's arguments without what only training needs."""
+        return {name: value for name, value in arguments.items() if name != "has_auxiliary"}
+
+    def set_dropout(self, probability: float) -> None:
+        """Of all factorised layers."""
+        for layer in self._factorized():
+            layer.dropout.probability = probability
+
+    def semi_orthogonal_step(self) -> None:
+        """See `FactorizedLayer.semi_orthogonal_step`; to be called every few training steps."""
+        for layer in self._factorized():
+            layer.semi_orthogonal_step()
+
+    def encode(self, padded: Tensor) -> Tensor:
+        """Normalised features with their context, (N, left + 3 T' + right, F) -> (N, T', prefinal_dim)."""
+        x = self.front_end(padded)
+        for layer in self.layers:
+            x = layer(x)
+        hidden: Tensor = self.prefinal(x)
+        return hidden
+
+    def forward(self, features: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
+        """features (N, T, F), num_frames (N,) -> natural log-probabilities (N, T', C) float32, num_frames' (N,)."""
+        outputs, num_frames = self.forward_all_layers(features, num_frames)
+        return outputs[-1], num_frames
+
+    def forward_all_layers(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
+        """The one output as a list, as networks with intermediate outputs give them."""
+        return self.forward_normalized(self.input_norm(features, num_frames), num_frames)
+
+    def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
+        """As `forward_all_layers`, of features that the caller has normalised; padding must be zero."""
+        factor = self.subsampling_factor
+        behind = -features.shape[1] % factor + self.right_context
+        hidden = self.encode(F.pad(features, (0, 0, self.left_context, behind)))
+        num_outputs = torch.div(num_frames + factor - 1, factor, rounding_mode="floor")
+        return [F.log_softmax(self.branch(hidden).float(), dim=-1)], num_outputs

@@ -1,0 +1,125 @@
+"""Biphones composed with a graph of phones, against every path written out frame by frame."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from asr.errors import AsrError
+from asr.graph.context import TiedStates, compose_biphones
+from asr.graph.fst import GraphArrays, Words
+from asr.text.symbols import TokenTable
+
+PHONES = ("SIL", "a", "b")
+
+
+def tied_states() -> TiedStates:
+    # Behind `a` its own columns; behind silence and `b` tied ones, but for the first frame of `b`.
+    entry = np.array([[0, 1, 4], [0, 2, 5], [0, 1, 6]])
+    loop = np.array([[0, 3, 7], [0, 8, 7], [0, 3, 7]])
+    return TiedStates(PHONES, entry, loop)
+
+
+def random_graph(seed: int, num_states: int = 4, num_arcs: int = 9) -> GraphArrays:
+    rng = np.random.default_rng(seed)
+    final = np.where(rng.random(num_states) < 0.6, rng.normal(size=num_states), -np.inf)
+    final[-1] = 0.5
+    return GraphArrays.from_arcs(
+        rng.integers(num_states, size=num_arcs),
+        rng.integers(num_states, size=num_arcs),
+        rng.integers(3, size=num_arcs),
+        rng.normal(size=num_arcs),
+        Words.single(rng.integers(0, 4, size=num_arcs)),
+        final,
+    )
+
+
+def best_of_every_path(graph: GraphArrays, phones: list[str], states: TiedStates, score: np.ndarray) -> float:
+    """Tries every phone for every number of frames, remembering the one before."""
+    number = [states.phones.index(phone) for phone in phones]
+
+    def best(state: int, before: int, frame: int) -> float:
+        total = float(graph.final_score[state]) if frame == len(score) else -np.inf
+        for arc in range(graph.arc_begin[state], graph.arc_begin[state + 1]):
+            phone = number[graph.label[arc]]
+            so_far = float(graph.score[arc])
+            for end in range(frame + 1, len(score) + 1):
+                table = states.entry if end == frame + 1 else states.loop
+                so_far += score[end - 1, table[before, phone]]
+                total = max(total, so_far + best(int(graph.dst_state[arc]), phone, end))
+        return total
+
+    return best(0, 0, 0)
+
+
+def best_path(graph: GraphArrays, score: np.ndarray) -> float:
+    total = np.full(graph.num_states, -np.inf)
+    total[0] = 0.0
+    for frame in score:
+        following = np.full(graph.num_states, -np.inf)
+        np.maximum.at(following, graph.dst_state, total[graph.src_state()] + graph.score + frame[graph.label])
+        total = following
+    return float((total + graph.final_score).max())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_composition_equals_every_path_written_out(seed: int) -> None:
+    graph, states = random_graph(seed), tied_states()
+    phones = ["b", "SIL", "a"]
+    score = np.random.default_rng(seed + 100).normal(size=(4, states.num_columns))
+    expected = best_of_every_path(graph, phones, states, score)
+    assert best_path(compose_biphones(states, phones, graph), score) == pytest.approx(expected, abs=1e-5)
+
+
+def test_contexts_whose_columns_are_tied_share_a_state() -> None:
+    # SIL and b lead to state 1; a follows, whose loop columns behind the two are one.
+    graph = GraphArrays.from_arcs(
+        np.array([0, 0, 1]), np.array([1, 1, 2]), np.array([0, 2, 1]), np.zeros(3), Words.empty(3),
+        np.array([-np.inf, -np.inf, 0.0]),
+    )  # fmt: skip
+    composed = compose_biphones(tied_states(), PHONES, graph)
+    assert composed.num_states == 1 + 2 + 1
+    assert composed.num_arcs == 2 + 2 + 3  # two entries, two arcs to a, three self-loops
+
+
+def test_words_stay_on_the_arc_that_enters_a_phone() -> None:
+    graph = GraphArrays.from_arcs(
+        np.array([0]),
+        np.array([1]),
+        np.array([1]),
+        np.array([-1.5]),
+        Words.single(np.array([7])),
+        np.array([-np.inf, 0]),
+    )
+    composed = compose_biphones(tied_states(), PHONES, graph)
+    entering = int(np.flatnonzero(composed.words.counts)[0])
+    assert composed.label[entering] == 1 and composed.score[entering] == np.float32(-1.5)
+    assert composed.word_id.tolist() == [7]
+
+
+def test_tied_states_survive_json_and_name_their_columns() -> None:
+    states = TiedStates.from_json(tied_states().to_json())
+    assert states.column_names() == ["<blk>", "a_1_0", "a_1_1", "a_2_0", "b_1_0", "b_1_1", "b_1_2", "b_2_0", "a_2_1"]
+    states.require_tokens(TokenTable(states.column_names()))
+    with pytest.raises(AsrError, match="tokens"):
+        states.require_tokens(TokenTable(["a", "b"]))
+
+
+def test_phones_that_share_a_column_are_refused() -> None:
+    values = tied_states().to_json()
+    values["entry"][1][2] = 1
+    with pytest.raises(AsrError, match="share"):
+        TiedStates.from_json(values)
+
+
+def test_a_phone_without_columns_is_refused() -> None:
+    with pytest.raises(AsrError, match="'x'"):
+        compose_biphones(tied_states(), ["a", "x"], random_graph(0))
+
+
+def test_runs_of_columns_become_phones() -> None:
+    # a in frames 2 to 4, b in frame 5, b again in 6 and 7, then after silence a in frame 10.
+    runs = [(1, 2, 3), (3, 3, 5), (5, 5, 6), (6, 6, 7), (7, 7, 8), (1, 10, 11)]
+    assert tied_states().phones_of_runs(runs) == [(1, 2, 5), (2, 5, 6), (2, 6, 8), (1, 10, 11)]
+    # One column twice: the phone was said twice, a frame each time.
+    assert tied_states().phones_of_runs([(6, 4, 6)]) == [(2, 4, 5), (2, 5, 6)]

@@ -1,0 +1,132 @@
+"""A whole small training by lattice-free MMI: corpus to network, and what a bundle takes from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from asr.audio.fbank import Fbank
+from asr.datasets.corpora.base import Utterance
+from asr.errors import AsrError
+from asr.graph.context import TiedStates
+from asr.models.chain_corpus import Alignment, PreparedCorpus, write_corpus
+from asr.models.chain_preparation import prepare_chain, usable_utterances
+from asr.text.lexicon import Lexicon
+
+pl = pytest.importorskip("pytorch_lightning")
+
+NETWORK = {
+    "num_features": 20,
+    "dim": 16,
+    "bottleneck_dim": 4,
+    "num_layers": 2,
+    "prefinal_dim": 8,
+    "small_dim": 8,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six utterances of two tones, one a phone, in turn with silence."""
+    folder = tmp_path_factory.mktemp("chain")
+    rng = np.random.default_rng(0)
+    time = np.arange(16000) / 16000
+    sounds = {"SIL": 0.0 * time, "a": np.sin(2 * np.pi * 500 * time), "b": np.sin(2 * np.pi * 2500 * time)}
+    utterances, aligned = [], []
+    for number in range(6):
+        phones = ["SIL", *rng.choice(["a", "b"], size=6).tolist(), "SIL"]
+        samples = 0.1 * np.concatenate([sounds[phone][:4800] for phone in phones]) + 0.001 * rng.normal(size=38400)
+        soundfile.write(folder / f"{number}.wav", samples, 16000)
+        utterances.append(("toy", Utterance(str(number), folder / f"{number}.wav", "A", f"speaker{number % 3}")))
+        indices = [("SIL", "a", "b").index(phone) for phone in phones]
+        aligned.append((indices, [0.3 * place for place in range(len(phones))], float(number)))
+    write_corpus(folder / "prepared", utterances, Lexicon({"A": [("a",)]}), Fbank(num_mel_bins=20), speeds=(1.0, 1.1))
+    Alignment.from_lists(("SIL", "a", "b"), aligned).save(folder / "prepared" / "alignment.npz")
+    return folder
+
+
+def fit(folder: Path, states: TiedStates, max_epochs: int, initial_checkpoint: str | None = None) -> object:
+    from asr.models.chain_training import ChainDataModule, LitChainModel
+    from asr.models.tdnnf import Tdnnf
+
+    torch.manual_seed(0)
+    network = Tdnnf(**NETWORK, num_tokens=states.num_columns, has_auxiliary=True)  # type: ignore[arg-type]
+    data = ChainDataModule(
+        str(folder / "prepared"),
+        "alignment.npz",
+        str(folder / "states"),
+        held_out=["toy-speaker2"],
+        lengths=(20, 40),
+        frames_per_batch=80,
+        fbank=Fbank(num_mel_bins=20),
+    )
+    model = LitChainModel(
+        network, peak_lr=5e-3, final_lr=5e-3, average_decay=0.5, dropout=0.0, initial_checkpoint=initial_checkpoint
+    )
+    trainer = pl.Trainer(
+        max_epochs=max_epochs, accelerator="cpu", devices=1, logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False, use_distributed_sampler=False, num_sanity_val_steps=0,
+    )  # fmt: skip
+    trainer.fit(model, data)
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def states(folder: Path) -> TiedStates:
+    corpus = PreparedCorpus(folder / "prepared")
+    alignment = Alignment.load(folder / "prepared" / "alignment.npz")
+    train, _ = usable_utterances(corpus, alignment, {}, ["toy-speaker2"])
+    states, graph = prepare_chain(corpus, alignment, train, 9, 5, folder / "states")
+    assert states.phones == ("SIL", "a", "b") and graph.num_states > 3
+    return states
+
+
+def test_training_lowers_the_loss_of_speakers_set_aside(folder: Path, states: TiedStates) -> None:
+    early = fit(folder, states, 1)
+    later = fit(folder, states, 15)
+    assert later.callback_metrics["val_mmi"] < early.callback_metrics["val_mmi"] - 0.2  # type: ignore[attr-defined]
+
+
+def test_a_checkpoint_becomes_a_network_without_the_auxiliary_branch(
+    folder: Path, states: TiedStates, tmp_path: Path
+) -> None:
+    from asr.models.checkpoint import network_from_checkpoint
+
+    trainer = fit(folder, states, 1)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")  # type: ignore[attr-defined]
+    arguments = "\n".join(f"        {name}: {value}" for name, value in {**NETWORK, "has_auxiliary": True}.items())
+    (tmp_path / "recipe.yaml").write_text(
+        "model:\n  init_args:\n    network:\n      class_path: asr.models.tdnnf.Tdnnf\n      init_args:\n"
+        f"{arguments}\n        num_tokens: {states.num_columns}\n"
+    )
+    registered, tokens = network_from_checkpoint(tmp_path / "last.ckpt", tmp_path / "recipe.yaml")
+    assert registered.class_name == "Tdnnf" and "has_auxiliary" not in registered.arguments
+    assert list(tokens.tokens) == states.column_names()
+    average = trainer.lightning_module.average.network  # type: ignore[attr-defined]
+    features, num_frames = torch.randn(1, 50, 20), torch.tensor([50])
+    torch.testing.assert_close(registered.network(features, num_frames)[0], average(features, num_frames)[0])
+
+
+def test_a_training_starts_from_the_averaged_weights_of_another(
+    folder: Path, states: TiedStates, tmp_path: Path
+) -> None:
+    first = fit(folder, states, 1)
+    first.save_checkpoint(tmp_path / "first.ckpt")  # type: ignore[attr-defined]
+    second = fit(folder, states, 0, str(tmp_path / "first.ckpt"))
+    expected = first.lightning_module.average.network.state_dict()  # type: ignore[attr-defined]
+    model = second.lightning_module  # type: ignore[attr-defined]
+    for network in (model.network, model.average.network):
+        torch.testing.assert_close(network.state_dict(), expected, rtol=0, atol=0)
+
+
+def test_utterances_are_chosen_by_speaker_and_score(folder: Path) -> None:
+    corpus = PreparedCorpus(folder / "prepared")
+    alignment = Alignment.load(folder / "prepared" / "alignment.npz")
+    train, aside = usable_utterances(corpus, alignment, {"toy": 2.5}, ["toy-speaker2"])
+    assert train == [3, 4] and aside == [2, 5]
+    with pytest.raises(AsrError, match="nobody"):
+        usable_utterances(corpus, alignment, {}, ["nobody"])

@@ -1,0 +1,80 @@
+"""Pieces of prepared utterances."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from asr.audio.cmvn import UtteranceCmvn
+from asr.audio.fbank import Fbank
+from asr.datasets.corpora.base import Utterance
+from asr.models.chain_corpus import Alignment, PreparedCorpus, write_corpus
+from asr.models.chunks import Chunk, ChunkLoader
+from asr.text.lexicon import Lexicon
+
+SECONDS = (2.0, 5.0, 0.5)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> PreparedCorpus:
+    folder = tmp_path_factory.mktemp("corpus")
+    rng = np.random.default_rng(0)
+    utterances = []
+    for number, seconds in enumerate(SECONDS):
+        samples = rng.normal(size=int(16000 * seconds)) * 0.05 * (1 + np.sin(np.arange(int(16000 * seconds)) / 3000))
+        soundfile.write(folder / f"{number}.wav", samples, 16000)
+        utterances.append(("toy", Utterance(str(number), folder / f"{number}.wav", "A B", "one")))
+    utterances.append(("toy", Utterance("strange", folder / "0.wav", "A UNKNOWN", "one")))
+    lexicon = Lexicon({"A": [("a",)], "B": [("b",)]})
+    left_out = write_corpus(folder / "prepared", utterances, lexicon, Fbank(num_mel_bins=20), speeds=(1.0, 1.1))
+    assert left_out == ["strange: no pronunciation of UNKNOWN"]
+    return PreparedCorpus(folder / "prepared")
+
+
+def test_what_was_written_is_read(corpus: PreparedCorpus) -> None:
+    assert len(corpus) == 3 and corpus.speeds == (1.0, 1.1) and corpus.num_features == 20
+    for utterance, seconds in enumerate(SECONDS):
+        assert len(corpus.features(utterance, 0)) == pytest.approx(100 * seconds, abs=1)
+        assert len(corpus.features(utterance, 1)) == pytest.approx(100 * seconds / 1.1, abs=2)
+
+
+def test_pieces_lie_inside_and_are_the_same_for_the_same_seed(corpus: PreparedCorpus) -> None:
+    loader = ChunkLoader(corpus, range(3), (0, 1), lengths=(20, 40, 60), frames_per_batch=60)
+    for seed in range(20):
+        assert loader.plan(seed) == loader.plan(seed)
+        seen = set()
+        for length, chunks in loader.plan(seed):
+            for utterance, speed_idx, first in chunks:
+                num_outputs = corpus.utterances[utterance].num_frames[speed_idx] // 3
+                assert 0 <= first <= num_outputs - length
+                seen.add(utterance)
+        assert 2 not in seen  # too short for the shortest piece
+
+
+def test_a_piece_is_the_normalised_utterance_with_zeros_around(corpus: PreparedCorpus) -> None:
+    loader = ChunkLoader(corpus, range(3), lengths=(20, 60), left_context=7, right_context=8)
+    batch = loader.load(60, [Chunk(0, 0, 0), Chunk(0, 0, 6)])
+    assert batch.features.shape == (2, 7 + 180 + 8, 20)
+    raw = torch.from_numpy(corpus.features(0, 0).astype(np.float32))
+    normal = UtteranceCmvn()(raw[None], torch.tensor([len(raw)]))[0]
+    padded = torch.nn.functional.pad(normal, (0, 0, 7, 30))
+    torch.testing.assert_close(batch.features[0], padded[:195], atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(batch.features[1], padded[18 : 18 + 195], atol=1e-3, rtol=1e-3)
+    assert not batch.features[0, :7].any()
+
+
+def test_seconds_are_those_of_the_recording_whatever_the_speed(corpus: PreparedCorpus) -> None:
+    loader = ChunkLoader(corpus, range(3), (0, 1))
+    assert loader.output_seconds(Chunk(0, 1, 10), 2) == pytest.approx([0.315 * 1.1, 0.345 * 1.1])
+
+
+def test_alignments_survive_the_disk(tmp_path: Path) -> None:
+    alignment = Alignment.from_lists(("SIL", "a"), [([0, 1], [0.0, 0.3], -1.0), ([], [], -np.inf)])
+    alignment.save(tmp_path / "alignment.npz")
+    again = Alignment.load(tmp_path / "alignment.npz")
+    assert again.phones == ("SIL", "a") and again.of(0)[0].tolist() == [0, 1] and len(again.of(1)[0]) == 0
+    assert again.of(0)[1].tolist() == [0.0, 0.3] and again.score.tolist() == [-1.0, -np.inf]
