@@ -85,6 +85,7 @@ def states(folder: Path) -> TiedStates:
     return states
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_of_speakers_set_aside(folder: Path, states: TiedStates) -> None:
     early = fit(folder, states, 1)
     later = fit(folder, states, 15)

@@ -199,6 +199,7 @@ def mutated(name: str, change: tuple[str, str]) -> types.FunctionType:
     return function
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "change"),
     [("_denominator", change) for change in DENOMINATOR_MUTANTS.values()]
