@@ -22,7 +22,7 @@ import numpy as np
 from asr.ctc.spelled_words import SPELLING, SpellingModel, splice_spellings
 from asr.ctc.word_models import graph_ngram, without_unknown_histories
 from asr.errors import AsrError
-from asr.graph.build import build_phone_graph
+from asr.graph.build import OptionalSilence, build_phone_graph
 from asr.graph.decoding_graph import DecodingGraph, graph_from_arrays
 from asr.graph.epsilon_removal import remove_epsilons
 from asr.graph.fst import GraphArrays, Words
@@ -204,7 +204,8 @@ def _compiled(
         in_graph = without_unknown_histories(small)
         entries = Lexicon({**lexicon.pronunciations, "<unk>": [(SPELLING,)]}, name=lexicon.name)
     silence = next((name for name in _SILENCES if name in table), None) if tokens.kind == "phones" else None
-    phone_graph, _ = build_phone_graph(entries, in_graph, table, silence=silence, progress=progress)
+    optional = OptionalSilence(silence) if silence is not None else None
+    phone_graph, _ = build_phone_graph(entries, in_graph, table, silence=optional, progress=progress)
     arrays, symbols = phone_graph.arrays, phone_graph.phones
     progress("topology")
     if spelling is not None:
