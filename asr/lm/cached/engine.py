@@ -267,8 +267,18 @@ class CachedRNNLM(LanguageModel):
         return torch.full((num_streams,), START, dtype=torch.int64, device=self.search_device)
 
     def retain(self, live: Tensor) -> None:
-        """See `LanguageModel.retain`. Only an engine with a capacity forgets, and nothing before the first call."""
-        if self.capacity is not None:
+        """See `LanguageModel.retain`. Only an engine with a capacity forgets, and nothing before the first call.
+
+        If nothing is live and half of the capacity is used, everything is forgotten: compiled loops serve only while
+        there is room, and they save more than the histories of earlier utterances do.
+        """
+        if self.capacity is None:
+            return
+        if live.numel() == 0 and self._numba_engine is not None and self.capacity.is_half_used():
+            self._counts.num_evictions += 1
+            self._counts.num_evicted_contexts += self.trie.num_nodes
+            self.reset()
+        else:
             self.capacity.retain(live.to(self.device))
 
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:

@@ -231,6 +231,12 @@ class Capacity:
         self._is_tight |= self.expansion.hidden.rows.num_used + num_new > self.limits.max_rows
         return not self._is_tight
 
+    def is_half_used(self) -> bool:
+        """Whether half of the edges or hidden rows that fit are in use, or something has been forgotten."""
+        num_rows = self.expansion.hidden.rows.num_used
+        is_half_used = 2 * num_rows > self.limits.max_rows or 2 * self._num_held() > self.limits.max_edges
+        return self._is_tight or is_half_used
+
     def make_edge_room(self, key: Tensor, missing: Tensor) -> None:
         """Evicts nodes to make room for the edges of key (Q,) at the positions missing (R,), as far as need be."""
         trie = self.expansion.trie

@@ -152,3 +152,23 @@ def test_a_call_may_take_the_last_edges_that_a_capacity_has_room_for():
         num_asked += num
     assert bounded.trie.edges.count == most and not bounded.capacity.has_room(1)
     assert bounded.statistics().num_evictions == 0
+
+
+def test_loops_serve_again_once_nothing_is_live():
+    made = network()
+    plain, bounded = CachedRNNLM(made), CachedRNNLM(made, CacheOptions(capacity_bytes=20_000, loop_room=8))
+    words = torch.arange(3, len(VOCABULARY))
+    for _ in range(3):
+        context_idx = own_idx = bounded.start(len(words))
+        for _ in range(8):
+            expected, context_idx = plain.score(context_idx, words)
+            found, own_idx = bounded.score(own_idx, words)
+            torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+            bounded.retain(own_idx)
+        assert bounded.lookup_tables() is None
+        bounded.retain(own_idx[:0])
+        assert bounded.lookup_tables() is not None and bounded.trie.num_nodes == 2
+    # With room to spare nothing is forgotten.
+    _, context_idx = bounded.score(bounded.start(1), words[:1])
+    bounded.retain(context_idx[:0])
+    assert bounded.trie.num_nodes == 3
