@@ -21,7 +21,7 @@ def check_chunks(streams: Sequence[int], num_frames: Tensor) -> None:
         AsrError: a stream is named twice, or there are more or fewer chunks than streams.
     """
     if len(set(streams)) != len(streams) or len(streams) != len(num_frames):
-        raise AsrError(f"Streams {list(streams)} with {len(num_frames)} chunks: give each stream one chunk.")
+        raise AsrError(f"streams {list(streams)} with {len(num_frames)} chunks: give each stream one chunk.")
 
 
 def check_log_prob(log_prob: Tensor, num_frames: Tensor, num_tokens: int) -> None:

@@ -75,5 +75,5 @@ def test_no_final_state_is_an_outcome() -> None:
 
 
 def test_a_graph_with_input_epsilons_is_refused() -> None:
-    with pytest.raises(AsrError, match="use the torch pass"):
+    with pytest.raises(AsrError, match="use the decoder token-passing"):
         K2Decoder(random_graph(0, epsilons=True))

@@ -136,7 +136,7 @@ def test_streams_endpoints_and_bad_input():
     blanks = torch.tensor([5.0, 0.0, 0.0, 0.0]).log_softmax(0).expand(1, 51, 4)
     decoder.advance([0], blanks, torch.tensor([51]))
     assert decoder.is_endpoint(0)
-    with pytest.raises(AsrError, match="use the torch pass"):
+    with pytest.raises(AsrError, match="use the decoder token-passing"):
         K2StreamingDecoder(random_graph(0, epsilons=True))
 
 
