@@ -7,15 +7,19 @@ import logging
 import warnings
 from argparse import ArgumentError
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import pytorch_lightning as pl
 import yaml
 from jsonargparse import get_loader, set_loader
 from pytorch_lightning.cli import LightningCLI
+from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 from asr.cli.options import hint
 from asr.errors import AsrError
+from asr.serialization import read_checkpoint
 
 _SUBCOMMANDS = ("fit", "validate", "test", "predict")
 
@@ -41,6 +45,20 @@ _OLD_CLASS_PATHS = {
 }
 
 
+class _CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
+    """Reads the checkpoint of `--ckpt_path` with our own reader, so that no code runs from it."""
+
+    def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
+        return read_checkpoint(path)
+
+
+class _CLI(LightningCLI):  # type: ignore[misc]
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        trainer = super().instantiate_trainer(**kwargs)
+        trainer.strategy.checkpoint_io = _CheckpointIO()
+        return trainer
+
+
 def run(arguments: Sequence[str]) -> int:
     """Runs one of Lightning's subcommands; the model and the data are the classes that the YAML names.
 
@@ -58,9 +76,10 @@ def run(arguments: Sequence[str]) -> int:
     # The arguments are those of the command line without the program's name.
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
     logging.getLogger("pytorch_lightning.utilities.rank_zero").setLevel(logging.INFO)
+    _check_checkpoint(arguments)
     try:
         with old_class_paths():
-            LightningCLI(
+            _CLI(
                 pl.LightningModule,
                 pl.LightningDataModule,
                 subclass_mode_model=True,
@@ -72,6 +91,11 @@ def run(arguments: Sequence[str]) -> int:
     except (ArgumentError, UnicodeDecodeError) as error:
         raise AsrError(
             f"{' '.join(arguments)}: {_sentence(str(error))}; 'asr {arguments[0]} --help' lists all options."
+        ) from error
+    except UnpicklingError as error:
+        reason = str(error).partition("\n")[0]
+        raise AsrError(
+            f"{' '.join(arguments)}: the checkpoint is damaged or holds other objects ({reason})."
         ) from error
     except ValueError as error:
         # What the classes of the YAML say about their input comes wrapped in a page about types.
@@ -85,6 +109,14 @@ def run(arguments: Sequence[str]) -> int:
 
 
 @contextlib.contextmanager
+def _check_checkpoint(arguments: Sequence[str]) -> None:
+    """Refuses a checkpoint on the command line that `read_checkpoint` refuses: Lightning looks into it first."""
+    for option, value in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, _, attached = option.partition("=")
+        if name == "--ckpt_path" and Path(attached or value).is_file():
+            read_checkpoint(attached or value)
+
+
 def old_class_paths() -> Iterator[None]:
     """Replaces old class paths wherever jsonargparse reads YAML inside, with one hint for each."""
     load, hinted = get_loader("yaml"), set[str]()

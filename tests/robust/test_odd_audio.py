@@ -110,7 +110,7 @@ class Recognizer:
     sampling_rate = 16000
     resources = ResourceOptions()
 
-    def __call__(self, waveforms: list[torch.Tensor]) -> list[float]:
+    def __call__(self, waveforms: list[torch.Tensor], nbest: int = 1) -> list[float]:
         if any(float(waveform.max()) > 1 for waveform in waveforms):
             raise RuntimeError("CUDA out of memory")
         return [float(waveform.sum()) for waveform in waveforms]

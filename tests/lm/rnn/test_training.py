@@ -160,7 +160,7 @@ def test_pruned_half_precision_file_scores_alike(corpus: Path) -> None:
         ("network.safetensors", lambda content: content[:-50] + b"?" + content[-49:], "the checksum is not the one"),
         ("words.txt", lambda content: b"THE\nA\n", "bytes where the language model names"),
         ("network.json", lambda content: b"{}", "description of a language model"),
-        ("network.json", lambda content: b"\xff", "description of a language model"),
+        ("network.json", lambda content: b"\xff", "language model's description is damaged"),
         ("network.json", lambda content: content.replace(b'"RnnLm"', b'"os"'), "not one that files may name"),
         ("network.json", lambda content: content.replace(b'"RnnLm"', b"{}"), "not one that files may name"),
         ("network.json", lambda content: content.replace(b'_size": 8', b'_size": 9'), "do not fit"),
