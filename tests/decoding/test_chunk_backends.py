@@ -233,6 +233,26 @@ def test_streams_ask_together() -> None:
     assert lm.num_calls == 2
 
 
+@pytest.mark.parametrize("name", ["numba", "triton"])
+def test_arcs_are_named_as_in_the_graph(name: str) -> None:
+    # The arcs of a part of a graph or lattice have other numbers there.
+    if name == "triton":
+        pytest.importorskip("triton", reason="the kernels need triton; its interpreter runs them without a GPU")
+    else:
+        pytest.importorskip("numba")
+    options = DecodingOptions(search_beam=6.0)
+    searched = SearchGraph(GRAPH, options)
+    searched.emitting = replace(searched.emitting, graph_arc=1000 + torch.arange(GRAPH.num_arcs))
+    log_prob, paths = random_log_prob(5, 1, 6), []
+    for own_name in ("torch", name):
+        backtrace = Backtrace(GRAPH.device)
+        backend = select_backend(searched, options, None, name=own_name)
+        search = TokenSearch(searched, options, None, backtrace, backend=backend)
+        search.advance(search.start(torch.zeros(1, dtype=torch.int64)), log_prob, torch.tensor([6]))
+        paths.append([backtrace.path(own).tolist() for own in search.alive(0)[0].backpointer.tolist()])
+    assert paths[0] == paths[1] and min(map(min, paths[0])) >= 1000
+
+
 def _check_same_paths(
     make_backend: BackendFactory,
     beam: float,

@@ -286,6 +286,7 @@ class NumbaChunkSearch:
     def __init__(self, graph: Searchable, options: DecodingOptions, frames_per_call: int = 256) -> None:
         self._search_frames = jit_required(search_frames)
         self._frames_per_call = frames_per_call
+        self._emitting = graph.emitting
         self._arcs = arc_arrays(graph.emitting)
         self._table = np.full(graph.num_states, -1, dtype=np.int32)
         self._store = CandidateStore(*(4 * (np.empty(0, dtype=np.int32),)))
@@ -330,7 +331,9 @@ class NumbaChunkSearch:
         state, score, backpointer = map(torch.from_numpy, kept)
         previous, arc, block_begin, frame = map(torch.from_numpy, backpointers)
         if lattice is not None:
-            lattice.add_frames(torch.full_like(arc, stream), frame + num_before, [*map(torch.from_numpy, losing_arcs)])
-        backtrace.add_blocks(previous, arc, block_begin.tolist())
+            src, dst, losing_arc, score_gap = map(torch.from_numpy, losing_arcs)
+            losing = (src, dst, self._emitting.arc_of(losing_arc), score_gap)
+            lattice.add_frames(torch.full_like(arc, stream), frame + num_before, losing)
+        backtrace.add_blocks(previous, self._emitting.arc_of(arc), block_begin.tolist())
         no_context = torch.zeros_like(backpointer)
         return ActiveTokens(torch.full_like(state, stream), state, no_context, score, no_context.double(), backpointer)

@@ -267,9 +267,8 @@ class CudaGraphSearch:
             self.num_retries += 1
         self._sizes = sizes
         num_records = counts[kernels.NUM_RECORDS.value] - backtrace.num_records
-        backtrace.add_blocks(
-            buffers.previous[:num_records], buffers.record_arc[:num_records], record_begin[: log_prob.shape[1]]
-        )
+        graph_arc = self._arcs.arc_of(buffers.record_arc[:num_records])
+        backtrace.add_blocks(buffers.previous[:num_records], graph_arc, record_begin[: log_prob.shape[1]])
         score_offset.copy_(buffers.score_offset[: len(score_offset)])
         num_paths, num_ended = counts[kernels.NUM_PATHS.value], counts[kernels.NUM_ENDED.value]
         return _tokens(buffers, 0, num_paths), _tokens(buffers, sizes.paths, num_ended)
