@@ -18,8 +18,9 @@ NAME = "chain"
 HELP = """\
 Prepares the training of an acoustic model by lattice-free MMI (TDNN-F, recipes/librispeech/am_chain.yaml):
 
-  prepared/    filterbanks of all utterances at three speeds, and their alignments: the first from a bundle's CTC
-               network, better ones from small classifiers that are trained on it (--passes)
+  prepared/    filterbanks of all utterances at three speeds, through a telephone and with noise, and their
+               alignments: the first from a bundle's CTC network, better ones from small classifiers that are
+               trained on it (--passes)
   states/      tied states of left biphones and the denominator graph, and pronunciation-scores.json for 'asr graph'
 
 Features and alignments that exist already are kept. Put the more careful lexicon first: all pronunciations of a word

@@ -108,7 +108,6 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-@contextlib.contextmanager
 def _check_checkpoint(arguments: Sequence[str]) -> None:
     """Refuses a checkpoint on the command line that `read_checkpoint` refuses: Lightning looks into it first."""
     for option, value in zip(arguments, [*arguments[1:], ""], strict=True):
@@ -117,6 +116,7 @@ def _check_checkpoint(arguments: Sequence[str]) -> None:
             read_checkpoint(attached or value)
 
 
+@contextlib.contextmanager
 def old_class_paths() -> Iterator[None]:
     """Replaces old class paths wherever jsonargparse reads YAML inside, with one hint for each."""
     load, hinted = get_loader("yaml"), set[str]()

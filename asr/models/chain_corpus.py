@@ -1,7 +1,8 @@
-"""Utterances prepared for frame-level training: filterbanks at several speeds, phones, and where each phone begins.
+"""Utterances prepared for frame-level training: filterbanks in several conditions, phones, and where each
+phone begins.
 
-A prepared folder holds `utterances.json`, one `features-<speed>.npy` a speed (all utterances one behind the other,
-float16 log energies, not normalised), and alignments (`write_alignment`). Everything is memory-mapped.
+A prepared folder holds `utterances.json`, one `features-<condition>.npy` for each condition (all utterances one behind
+the other, float16 log energies, not normalised), and alignments (`Alignment.save`). Everything is memory-mapped.
 
 Shapes: U utterances, T frames of all of them together, F features, P phones of all utterances together.
 """
@@ -20,7 +21,7 @@ import torch
 
 from asr.audio.fbank import Fbank
 from asr.audio.io import read_audio
-from asr.audio.resample import change_speed
+from asr.datasets.conditions import CONDITIONS
 from asr.datasets.corpora.base import Utterance
 from asr.errors import AsrError
 from asr.text.lexicon import Lexicon
@@ -39,7 +40,7 @@ class PreparedUtterance:
         corpus: its name.
         speaker: unique over all corpora.
         text: normalised words.
-        num_frames: at each speed, in the order of `PreparedCorpus.speeds`.
+        num_frames: in each condition, in the order of `PreparedCorpus.conditions`.
     """
 
     utterance_id: str
@@ -121,14 +122,15 @@ class PreparedCorpus:
         if not (self.folder / _LIST).is_file():
             raise AsrError(f"{folder}: there is no prepared corpus; prepare it first.")
         listing: dict[str, Any] = json.loads((self.folder / _LIST).read_text(encoding="utf-8"))
-        self.speeds: tuple[float, ...] = tuple(listing["speeds"])
+        self.conditions = tuple(CONDITIONS[name] for name in listing["conditions"])
         self.fbank_arguments: dict[str, Any] = listing["fbank"]
         self.utterances = [
             PreparedUtterance(**{**row, "num_frames": tuple(row["num_frames"])}) for row in listing["utterances"]
         ]
-        counts = np.array([each.num_frames for each in self.utterances]).reshape(-1, len(self.speeds))
-        self._offset = np.concatenate([np.zeros((1, len(self.speeds)), dtype=np.int64), counts.cumsum(0)])
-        self._features = [np.load(self.folder / f"features-{speed:g}.npy", mmap_mode="r") for speed in self.speeds]
+        counts = np.array([each.num_frames for each in self.utterances]).reshape(-1, len(self.conditions))
+        self._offset = np.concatenate([np.zeros((1, len(self.conditions)), dtype=np.int64), counts.cumsum(0)])
+        files = (self.folder / f"features-{name}.npy" for name in listing["conditions"])
+        self._features = [np.load(file, mmap_mode="r") for file in files]
 
     def __len__(self) -> int:
         return len(self.utterances)
@@ -138,10 +140,10 @@ class PreparedCorpus:
         """F."""
         return int(self._features[0].shape[1])
 
-    def features(self, utterance: int, speed_idx: int) -> npt.NDArray[np.float16]:
-        """(T, F) float16 of one utterance at one speed."""
-        begin, end = self._offset[utterance : utterance + 2, speed_idx]
-        return self._features[speed_idx][begin:end]
+    def features(self, utterance: int, condition: int) -> npt.NDArray[np.float16]:
+        """(T, F) float16 of one utterance in one condition."""
+        begin, end = self._offset[utterance : utterance + 2, condition]
+        return self._features[condition][begin:end]
 
 
 def write_corpus(
@@ -149,7 +151,7 @@ def write_corpus(
     utterances: Iterable[tuple[str, Utterance]],
     lexicon: Lexicon,
     fbank: Fbank,
-    speeds: Sequence[float] = (1.0, 0.9, 1.1),
+    conditions: Sequence[str] = tuple(CONDITIONS),
 ) -> list[str]:
     """Decodes all audio and writes a prepared folder.
 
@@ -158,7 +160,7 @@ def write_corpus(
         utterances: (corpus name, utterance).
         lexicon: utterances with a word that it lacks are left out.
         fbank: the features.
-        speeds: tempo and pitch change together (Ko et al. 2015).
+        conditions: names of `CONDITIONS`; "1" comes first, because alignments are made on it.
 
     Returns:
         one sentence for each utterance that was left out.
@@ -167,7 +169,8 @@ def write_corpus(
     folder.mkdir(parents=True, exist_ok=True)
     left_out: list[str] = []
     rows: list[PreparedUtterance] = []
-    kept: list[list[npt.NDArray[np.float16]]] = [[] for _ in speeds]
+    kept: list[list[npt.NDArray[np.float16]]] = [[] for _ in conditions]
+    generator = torch.Generator().manual_seed(1)
     for corpus, utterance in utterances:
         unknown = [word for word in utterance.text.split() if word not in lexicon]
         if unknown:
@@ -179,19 +182,19 @@ def write_corpus(
             left_out.append(str(error))
             continue
         lengths = []
-        for speed_idx, speed in enumerate(speeds):
-            changed = waveform if speed == 1.0 else change_speed(waveform, speed)
+        for idx, name in enumerate(conditions):
+            changed = CONDITIONS[name].apply(waveform, generator)
             with torch.no_grad():
                 features = fbank(changed[None], torch.tensor([len(changed)]))[0][0]
-            kept[speed_idx].append(features.numpy().astype(np.float16))
+            kept[idx].append(features.numpy().astype(np.float16))
             lengths.append(len(features))
         rows.append(
             PreparedUtterance(
                 utterance.utterance_id, corpus, f"{corpus}-{utterance.speaker}", utterance.text, tuple(lengths)
             )
         )
-    for speed, arrays in zip(speeds, kept, strict=True):
-        np.save(folder / f"features-{speed:g}.npy", np.concatenate(arrays))
-    listing = {"speeds": list(speeds), "fbank": fbank.arguments, "utterances": [asdict(row) for row in rows]}
+    for name, arrays in zip(conditions, kept, strict=True):
+        np.save(folder / f"features-{name}.npy", np.concatenate(arrays))
+    listing = {"conditions": list(conditions), "fbank": fbank.arguments, "utterances": [asdict(row) for row in rows]}
     (folder / _LIST).write_text(json.dumps(listing), encoding="utf-8")
     return left_out

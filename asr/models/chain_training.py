@@ -85,9 +85,9 @@ class ChainDataModule(pl.LightningDataModule):
             "lengths": self._lengths,
             "frames_per_batch": self._frames_per_batch,
         }
-        speeds = range(len(self.corpus.speeds))
+        conditions = range(len(self.corpus.conditions))
         self.train_chunks = ChunkLoader(
-            self.corpus, self._train, speeds, max_warp=self._max_warp, spec_augment=self._spec_augment, **shape
+            self.corpus, self._train, conditions, max_warp=self._max_warp, spec_augment=self._spec_augment, **shape
         )
         self.valid_chunks = ChunkLoader(self.corpus, self._valid, (0,), **shape)
 
@@ -112,7 +112,7 @@ class ChainDataModule(pl.LightningDataModule):
         for chunk in batch.chunks:
             phone, start = self.alignment.of(chunk.utterance)
             before = np.concatenate(([0], phone[:-1]))
-            speed = self.corpus.speeds[chunk.speed_idx]
+            speed = self.corpus.conditions[chunk.condition].speed
             begin = start / (factor_seconds * speed) - chunk.first_output
             end = np.append(begin[1:], max(begin[-1] + 1, batch.num_outputs))
             columns = (self.states.entry[before, phone], self.states.loop[before, phone])

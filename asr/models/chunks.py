@@ -23,7 +23,7 @@ class Chunk(NamedTuple):
     """A piece of an utterance: L output frames from `first_output` on."""
 
     utterance: int
-    speed_idx: int
+    condition: int
     first_output: int
 
 
@@ -47,7 +47,7 @@ class ChunkLoader:
     Args:
         corpus: prepared features.
         utterances: which of them.
-        speeds: indices of `corpus.speeds`; one is drawn for every utterance and epoch.
+        conditions: indices of `corpus.conditions`; one is drawn for every utterance and epoch, by their weights.
         lengths: output frames that a piece may have, ascending.
         frames_per_batch: output frames of a batch, about.
         left_context: feature frames in front of a piece.
@@ -61,7 +61,7 @@ class ChunkLoader:
         self,
         corpus: PreparedCorpus,
         utterances: Sequence[int],
-        speeds: Sequence[int] = (0,),
+        conditions: Sequence[int] = (0,),
         lengths: Sequence[int] = (30, 50, 75, 100, 130),
         frames_per_batch: int = 3200,
         left_context: int = 0,
@@ -72,7 +72,7 @@ class ChunkLoader:
     ) -> None:
         self.corpus = corpus
         self.utterances = list(utterances)
-        self.speeds = tuple(speeds)
+        self.conditions = tuple(conditions)
         self.lengths = tuple(lengths)
         self.frames_per_batch = frames_per_batch
         self.left_context = left_context
@@ -86,10 +86,12 @@ class ChunkLoader:
     def plan(self, seed: int) -> list[tuple[int, list[Chunk]]]:
         """The batches of an epoch in random order: (L, pieces); the same for the same seed."""
         rng = np.random.default_rng(seed)
+        weight = np.array([self.corpus.conditions[condition].weight for condition in self.conditions])
+        weight /= weight.sum()
         by_length: dict[int, list[Chunk]] = {length: [] for length in self.lengths}
         for utterance in self.utterances:
-            speed_idx = self.speeds[int(rng.integers(len(self.speeds)))]
-            num_outputs = self.corpus.utterances[utterance].num_frames[speed_idx] // self.factor
+            condition = self.conditions[int(rng.choice(len(weight), p=weight))]
+            num_outputs = self.corpus.utterances[utterance].num_frames[condition] // self.factor
             if num_outputs < self.lengths[0]:
                 continue
             pieces = -(-num_outputs // self.lengths[-1])
@@ -106,7 +108,7 @@ class ChunkLoader:
                 slack = max(0, num_outputs - length * pieces)
                 shift = int(rng.integers(slack + 1))
                 starts = [min(room, shift + round(piece * (room - slack) / (pieces - 1))) for piece in range(pieces)]
-            by_length[length] += [Chunk(utterance, speed_idx, start) for start in starts]
+            by_length[length] += [Chunk(utterance, condition, start) for start in starts]
         batches: list[tuple[int, list[Chunk]]] = []
         for length, chunks in by_length.items():
             size = max(1, self.frames_per_batch // length)
@@ -123,8 +125,8 @@ class ChunkLoader:
         features = np.zeros((len(chunks), num_frames, self.corpus.num_features), dtype=np.float32)
         inside = np.zeros((len(chunks), num_frames), dtype=bool)
         for row, chunk in enumerate(chunks):
-            utterance = self.corpus.features(chunk.utterance, chunk.speed_idx)
-            mean, inverse_std = self._normal(chunk.utterance, chunk.speed_idx)
+            utterance = self.corpus.features(chunk.utterance, chunk.condition)
+            mean, inverse_std = self._normal(chunk.utterance, chunk.condition)
             first = chunk.first_output * self.factor - self.left_context
             begin, end = max(0, first), min(len(utterance), first + num_frames)
             features[row, begin - first : end - first] = (utterance[begin:end] - mean) * inverse_std
@@ -147,14 +149,14 @@ class ChunkLoader:
     def output_seconds(self, chunk: Chunk, length: int) -> npt.NDArray[np.float64]:
         """The middle of each output frame of a piece, in seconds of the utterance at speed 1, (L,)."""
         frame = (chunk.first_output + np.arange(length, dtype=np.float64) + 0.5) * self.factor
-        seconds: npt.NDArray[np.float64] = frame * (FRAME_SECONDS * self.corpus.speeds[chunk.speed_idx])
+        seconds: npt.NDArray[np.float64] = frame * (FRAME_SECONDS * self.corpus.conditions[chunk.condition].speed)
         return seconds
 
-    def _normal(self, utterance: int, speed_idx: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    def _normal(self, utterance: int, condition: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """What `UtteranceCmvn` takes off the whole utterance and multiplies it with, (F,) each."""
-        key = (utterance, speed_idx)
+        key = (utterance, condition)
         if key not in self._statistics:
-            features = torch.from_numpy(self.corpus.features(utterance, speed_idx).astype(np.float32))
+            features = torch.from_numpy(self.corpus.features(utterance, condition).astype(np.float32))
             num_frames = torch.tensor([len(features)])
             # The normalisation is affine in each feature: two frames tell it, the lowest and the highest value.
             normal = self._cmvn(features[None], num_frames)[0]

@@ -30,13 +30,13 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> PreparedCorpus:
         utterances.append(("toy", Utterance(str(number), folder / f"{number}.wav", "A B", "one")))
     utterances.append(("toy", Utterance("strange", folder / "0.wav", "A UNKNOWN", "one")))
     lexicon = Lexicon({"A": [("a",)], "B": [("b",)]})
-    left_out = write_corpus(folder / "prepared", utterances, lexicon, Fbank(num_mel_bins=20), speeds=(1.0, 1.1))
+    left_out = write_corpus(folder / "prepared", utterances, lexicon, Fbank(num_mel_bins=20), conditions=("1", "1.1"))
     assert left_out == ["strange: no pronunciation of UNKNOWN"]
     return PreparedCorpus(folder / "prepared")
 
 
 def test_what_was_written_is_read(corpus: PreparedCorpus) -> None:
-    assert len(corpus) == 3 and corpus.speeds == (1.0, 1.1) and corpus.num_features == 20
+    assert len(corpus) == 3 and [each.speed for each in corpus.conditions] == [1.0, 1.1] and corpus.num_features == 20
     for utterance, seconds in enumerate(SECONDS):
         assert len(corpus.features(utterance, 0)) == pytest.approx(100 * seconds, abs=1)
         assert len(corpus.features(utterance, 1)) == pytest.approx(100 * seconds / 1.1, abs=2)
@@ -48,8 +48,8 @@ def test_pieces_lie_inside_and_are_the_same_for_the_same_seed(corpus: PreparedCo
         assert loader.plan(seed) == loader.plan(seed)
         seen = set()
         for length, chunks in loader.plan(seed):
-            for utterance, speed_idx, first in chunks:
-                num_outputs = corpus.utterances[utterance].num_frames[speed_idx] // 3
+            for utterance, condition, first in chunks:
+                num_outputs = corpus.utterances[utterance].num_frames[condition] // 3
                 assert 0 <= first <= num_outputs - length
                 seen.add(utterance)
         assert 2 not in seen  # too short for the shortest piece
