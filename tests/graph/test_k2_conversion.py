@@ -49,6 +49,6 @@ def test_final_arcs_are_last_and_marked(tmp_path: Path) -> None:
 def test_epsilons_are_refused_and_can_be_removed() -> None:
     arcs: list[list[tuple[int, int, float, list[int]]]] = [[(1, 1, -0.5, [4])], [(2, -1, -0.25, [])], [(0, 2, 0.0, [])]]
     graph = graph_of_arcs(arcs, [0.0, -3.0, -1.0], TokenTable(["x", "y"]), Vocabulary(["X"]))
-    with pytest.raises(AsrError, match="for blanks"):
+    with pytest.raises(AsrError, match="as blanks"):
         to_k2(graph)
     assert to_k2(graph.remove_epsilons()).num_arcs > 0
