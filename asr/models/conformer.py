@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asr.audio.cmvn import UtteranceCmvn
 from asr.kernels.linear import PackedLinear
-from asr.models.interface import valid_frames
+from asr.models.interface import NormalizingNetwork, valid_frames
 
 
 def rotary_angles(num_frames: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -196,11 +195,8 @@ class ConvSubsampling(nn.Module):
         return self.out(hidden.transpose(1, 2).flatten(2)), num_frames
 
 
-class Conformer(nn.Module):
+class Conformer(NormalizingNetwork):
     """Filterbank features to log-probabilities of tokens, at a quarter of the frame rate.
-
-    Each utterance is first normalized to mean 0 and variance 1. This is part of the network, not of the features, so
-    that training and recognition cannot differ in it.
 
     After the blocks in `intermediate_blocks` the output layer gives an intermediate CTC output, whose posterior is fed
     back to the next block (self-conditioned CTC, Nozaki and Komatsu, 2021). It regularizes, and lets later blocks
@@ -236,14 +232,10 @@ class Conformer(nn.Module):
         skip_probability: float = 0.0,
         intermediate_blocks: tuple[int, ...] = (),
     ) -> None:
-        super().__init__()
-        self.num_features = num_features
-        self.num_tokens = num_tokens
-        self.subsampling_factor = ConvSubsampling.factor
+        super().__init__(num_features, num_tokens, ConvSubsampling.factor)
         self.num_heads = num_heads
         self.dim = dim
         self.intermediate_blocks = tuple(intermediate_blocks)
-        self.input_norm = UtteranceCmvn()
         self.subsampling = ConvSubsampling(num_features, dim)
         self.blocks = nn.ModuleList(
             ConformerBlock(
@@ -261,15 +253,6 @@ class Conformer(nn.Module):
         self.out = PackedLinear(dim, num_tokens)
         if self.intermediate_blocks:
             self.feedback = PackedLinear(num_tokens, dim)
-
-    def forward(self, features: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
-        """features (N, T, F), num_frames (N,) -> natural log-probabilities (N, T', C) float32, (N,)."""
-        outputs, num_frames = self.forward_all_layers(features, num_frames)
-        return outputs[-1], num_frames
-
-    def forward_all_layers(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
-        """As `forward`, with the outputs of the intermediate blocks before the last one."""
-        return self.forward_normalized(self.input_norm(features, num_frames), num_frames)
 
     def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
         """As `forward_all_layers`, for features that the caller has normalized, with zeros as padding."""

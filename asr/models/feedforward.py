@@ -10,12 +10,12 @@ from itertools import pairwise
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asr.audio.cmvn import UtteranceCmvn
 from asr.audio.fbank import Splice
 from asr.kernels.linear import PackedLinear
+from asr.models.interface import NormalizingNetwork
 
 
-class FeedForwardNetwork(nn.Module):
+class FeedForwardNetwork(NormalizingNetwork):
     """Spliced frames through hidden ReLU layers; only every n-th frame is evaluated.
 
     The defaults are those of a usual hybrid system with 40 filterbanks and energy: 5 frames of context on each side,
@@ -43,11 +43,7 @@ class FeedForwardNetwork(nn.Module):
         subsampling_factor: int = 3,
         dropout: float = 0.0,
     ) -> None:
-        super().__init__()
-        self.num_features = num_features
-        self.num_tokens = num_tokens
-        self.subsampling_factor = subsampling_factor
-        self.input_norm = UtteranceCmvn()
+        super().__init__(num_features, num_tokens, subsampling_factor)
         self.splice = Splice(left_context, right_context)
         sizes = [num_features * (left_context + 1 + right_context)] + [hidden_dim] * num_hidden_layers
         self.hidden = nn.ModuleList(PackedLinear(size, next_size) for size, next_size in pairwise(sizes))
@@ -57,15 +53,6 @@ class FeedForwardNetwork(nn.Module):
             assert isinstance(layer, nn.Linear)
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
             nn.init.zeros_(layer.bias)
-
-    def forward(self, features: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
-        """features (N, T, F), num_frames (N,) -> natural log-probabilities (N, T', C) float32, (N,)."""
-        outputs, num_frames = self.forward_all_layers(features, num_frames)
-        return outputs[-1], num_frames
-
-    def forward_all_layers(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
-        """As `forward`, with the output in a list, for networks with intermediate outputs."""
-        return self.forward_normalized(self.input_norm(features, num_frames), num_frames)
 
     def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
         """As `forward_all_layers`, for features that the caller has normalized, with zeros as padding."""

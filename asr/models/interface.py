@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from asr.audio.cmvn import UtteranceCmvn
 
 
 class AcousticNetwork(Protocol):
@@ -30,6 +32,38 @@ class AcousticNetwork(Protocol):
     def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
         """As `forward_all_layers`, for features that the caller has normalized, with zeros as padding."""
         ...
+
+
+class NormalizingNetwork(nn.Module):
+    """An `AcousticNetwork` that first normalizes each utterance to mean 0 and variance 1.
+
+    This is part of the network, not of the features, so that training and recognition cannot differ in it.
+
+    Args:
+        num_features: F.
+        num_tokens: C, blank included.
+        subsampling_factor: frames of features to an output frame.
+    """
+
+    def __init__(self, num_features: int, num_tokens: int, subsampling_factor: int) -> None:
+        super().__init__()
+        self.num_features = num_features
+        self.num_tokens = num_tokens
+        self.subsampling_factor = subsampling_factor
+        self.input_norm = UtteranceCmvn()
+
+    def forward(self, features: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
+        """features (N, T, F), num_frames (N,) -> natural log-probabilities (N, T', C) float32, num_frames' (N,)."""
+        outputs, num_frames = self.forward_all_layers(features, num_frames)
+        return outputs[-1], num_frames
+
+    def forward_all_layers(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
+        """As `forward`, with the outputs of intermediate layers, if any, before the last one."""
+        return self.forward_normalized(self.input_norm(features, num_frames), num_frames)
+
+    def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
+        """As `forward_all_layers`, for features that the caller has normalized, with zeros as padding."""
+        raise NotImplementedError
 
 
 class Objective(Protocol):

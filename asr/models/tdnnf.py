@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asr.audio.cmvn import UtteranceCmvn
 from asr.kernels.linear import PackedLinear
+from asr.models.interface import NormalizingNetwork
 
 _BYPASS_SCALE = 0.66
 
@@ -160,7 +160,7 @@ class OutputBranch(nn.Module):
         return outputs
 
 
-class Tdnnf(nn.Module):
+class Tdnnf(NormalizingNetwork):
     """Filterbanks in, one vector of scores of HMM states every 30 ms out.
 
     Its context is bounded: `context` output frames on each side. Inputs beyond an utterance's ends are zeros, which
@@ -190,11 +190,7 @@ class Tdnnf(nn.Module):
         small_dim: int = 192,
         has_auxiliary: bool = False,
     ) -> None:
-        super().__init__()
-        self.num_features = num_features
-        self.num_tokens = num_tokens
-        self.subsampling_factor = ConvFrontEnd.factor
-        self.input_norm = UtteranceCmvn()
+        super().__init__(num_features, num_tokens, ConvFrontEnd.factor)
         self.front_end = ConvFrontEnd(num_features, dim)
         self.layers = nn.ModuleList(FactorizedLayer(dim, bottleneck_dim) for _ in range(num_layers))
         self.prefinal = PackedLinear(dim, prefinal_dim)
@@ -237,15 +233,6 @@ class Tdnnf(nn.Module):
             x = layer(x)
         hidden: Tensor = self.prefinal(x)
         return hidden
-
-    def forward(self, features: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
-        """features (N, T, F), num_frames (N,) -> natural log-probabilities (N, T', C) float32, num_frames' (N,)."""
-        outputs, num_frames = self.forward_all_layers(features, num_frames)
-        return outputs[-1], num_frames
-
-    def forward_all_layers(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
-        """The one output as a list, as networks with intermediate outputs give them."""
-        return self.forward_normalized(self.input_norm(features, num_frames), num_frames)
 
     def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
         """As `forward_all_layers`, of features that the caller has normalised; padding must be zero."""

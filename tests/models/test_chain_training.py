@@ -44,7 +44,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         utterances.append(("toy", Utterance(str(number), folder / f"{number}.wav", "A", f"speaker{number % 3}")))
         indices = [("SIL", "a", "b").index(phone) for phone in phones]
         aligned.append((indices, [0.3 * place for place in range(len(phones))], float(number)))
-    write_corpus(folder / "prepared", utterances, Lexicon({"A": [("a",)]}), Fbank(num_mel_bins=20), conditions=("1", "1.1"))
+    write_corpus(
+        folder / "prepared", utterances, Lexicon({"A": [("a",)]}), Fbank(num_mel_bins=20), conditions=("1", "1.1")
+    )
     Alignment.from_lists(("SIL", "a", "b"), aligned).save(folder / "prepared" / "alignment.npz")
     return folder
 
