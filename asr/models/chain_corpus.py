@@ -21,7 +21,7 @@ import torch
 
 from asr.audio.fbank import Fbank
 from asr.audio.io import read_audio
-from asr.datasets.conditions import CONDITIONS
+from asr.datasets.conditions import CONDITIONS, Condition
 from asr.datasets.corpora.base import Utterance
 from asr.errors import AsrError
 from asr.text.lexicon import Lexicon
@@ -122,7 +122,7 @@ class PreparedCorpus:
         if not (self.folder / _LIST).is_file():
             raise AsrError(f"{folder}: there is no prepared corpus; prepare it first.")
         listing: dict[str, Any] = json.loads((self.folder / _LIST).read_text(encoding="utf-8"))
-        self.conditions = tuple(CONDITIONS[name] for name in listing["conditions"])
+        self.conditions: tuple[Condition, ...] = tuple(CONDITIONS[name] for name in listing["conditions"])
         self.fbank_arguments: dict[str, Any] = listing["fbank"]
         self.utterances = [
             PreparedUtterance(**{**row, "num_frames": tuple(row["num_frames"])}) for row in listing["utterances"]

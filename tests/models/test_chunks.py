@@ -78,3 +78,11 @@ def test_alignments_survive_the_disk(tmp_path: Path) -> None:
     again = Alignment.load(tmp_path / "alignment.npz")
     assert again.phones == ("SIL", "a") and again.of(0)[0].tolist() == [0, 1] and len(again.of(1)[0]) == 0
     assert again.of(0)[1].tolist() == [0.0, 0.3] and again.score.tolist() == [-1.0, -np.inf]
+
+
+def test_conditions_are_drawn_by_their_weights(corpus: PreparedCorpus) -> None:
+    loader = ChunkLoader(corpus, [0], (0, 1), lengths=(20, 40), frames_per_batch=20)
+    light = corpus.conditions[1]._replace(weight=corpus.conditions[0].weight / 4)
+    loader.corpus.conditions = (corpus.conditions[0], light)
+    drawn = [chunks[0].condition for seed in range(400) for _, chunks in loader.plan(seed)[:1]]
+    assert sum(drawn) / len(drawn) == pytest.approx(0.2, abs=0.06)
