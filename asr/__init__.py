@@ -53,12 +53,13 @@ def load(bundle: str | Path | None = None, **arguments: Any) -> Recognizer:
     """Loads a recognizer.
 
     Args:
-        bundle: folder of a bundle, or the name of one in `checkpoints/`; None for the environment variable ASR_BUNDLE,
-            or else the preferred one of `checkpoints/`.
+        bundle: folder of a bundle; the name of one in `checkpoints/`; or one that is fetched: `https://...`,
+            `hf:owner/name`, or a published one's name. None for the environment variable ASR_BUNDLE, or else the
+            preferred one.
         arguments: those of `Recognizer` and `Recognizer.from_folder`, such as `mode="ngram"`.
 
     Raises:
-        AsrError: there is no such bundle, it is damaged, or an argument is out of range.
+        AsrError: there is no such bundle, it cannot be fetched, it is damaged, or an argument is out of range.
     """
     from asr.bundle import bundle_folder
     from asr.recognizer import Recognizer

@@ -16,6 +16,7 @@ from typing import Any
 
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
+from asr.hub import KNOWN_BUNDLES, Progress, cached_bundles, fetch, source_of
 from asr.lm.combine import num_oov_words
 from asr.lm.ngram.io import load_ngram_lm, read_ngram_lm, save_ngram_lm
 from asr.lm.ngram.model import NgramLM
@@ -341,25 +342,41 @@ def all_bundle_folders(checkpoints: Path = _CHECKPOINTS) -> list[Path]:
     return sorted(path.parent for path in checkpoints.glob(f"*/{FILE_NAME}"))
 
 
-def bundle_folder(name: str | Path | None, checkpoints: Path = _CHECKPOINTS) -> Path:
-    """The folder of a bundle.
+def bundle_folder(
+    name: str | Path | None, checkpoints: Path = _CHECKPOINTS, on_progress: Progress | None = None
+) -> Path:
+    """The folder of a bundle, which is fetched if it is not here.
 
     Args:
-        name: a folder, or the name of a folder in `checkpoints`. None stands for the environment variable ASR_BUNDLE,
-            or if that is not set for the preferred bundle of `checkpoints`.
+        name: a folder; the name of a folder in `checkpoints`; or what `asr.hub.source_of` takes: `https://...`,
+            `hf:owner/name`, or the name of a published bundle. None stands for the environment variable ASR_BUNDLE, or
+            if that is not set for the preferred bundle.
         checkpoints: the checkout's own bundles.
+        on_progress: as in `asr.hub.fetch`.
 
     Raises:
-        AsrError: there is no such bundle.
+        AsrError: there is no such bundle, or it cannot be fetched.
     """
     own = all_bundle_folders(checkpoints)
-    names = ", ".join(path.name for path in own) or "none"
-    name = name or os.environ.get("ASR_BUNDLE")
-    if name:
-        for folder in (Path(name), checkpoints / name):
-            if (folder / FILE_NAME).is_file():
-                return folder
-        raise AsrError(f"{name}: there is no bundle here ({FILE_NAME} is missing); checkpoints/ has: {names}.")
-    if not own:
-        raise AsrError(f"{checkpoints}: there is no trained bundle here; name one with --bundle.")
-    return next((path for path in own if path.name == _PREFERRED), own[0])
+    asked = str(name or os.environ.get("ASR_BUNDLE") or "")
+    if not asked and own:
+        return next((path for path in own if path.name == _PREFERRED), own[0])
+    for folder in (Path(asked), checkpoints / asked) if asked else ():
+        if (folder / FILE_NAME).is_file():
+            return folder
+    asked = asked or _PREFERRED
+    source = source_of(asked)
+    if source is not None:
+        return fetch(source, on_progress=on_progress)
+    for known, folder in cached_bundles():
+        if known == asked:
+            return folder
+    if asked in KNOWN_BUNDLES:
+        raise AsrError(
+            f"{asked}: this bundle is not on this machine; give its folder with --bundle, https://... or "
+            "hf:owner/name, or set ASR_BUNDLES to the https address of the folder with the project's bundles."
+        )
+    here = (
+        f"checkpoints/ has: {', '.join(path.name for path in own)}" if own else "'asr bundle list' shows those that are"
+    )
+    raise AsrError(f"{asked}: there is no bundle here ({FILE_NAME} is missing); {here}.")

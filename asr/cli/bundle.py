@@ -26,6 +26,8 @@ NAME = "bundle"
 
 HELP = """Assembles trained parts into one folder: acoustic model, decoding graph and language models.
 
+'asr bundle list', 'asr bundle fetch' and 'asr bundle info' show and fetch bundles that exist.
+
 Larger language models need the n-gram model of the graph (--small-ngram), whose scores they replace.
 
 example:

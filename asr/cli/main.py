@@ -29,6 +29,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "test": ("asr.cli.train", "run the test of a recipe"),
     "predict": ("asr.cli.train", "run the prediction of a recipe"),
     "bundle": ("asr.cli.bundle", "assemble trained parts into a bundle, which transcribe and torch.hub load"),
+    "bundle list": ("asr.cli.bundle_list", "list the bundles on this machine"),
+    "bundle fetch": ("asr.cli.bundle_fetch", "fetch a bundle by name, https address or hf:owner/name"),
+    "bundle info": ("asr.cli.bundle_info", "show what a bundle has: parts, sizes, decoding options, card"),
     "evaluate": ("asr.cli.evaluate", "error rates of transcripts, or of a manifest that is recognized first"),
 }
 
@@ -100,13 +103,16 @@ def run(arguments: Sequence[str]) -> int:
     num_words = 2 if " ".join(arguments[:2]) in COMMANDS else 1
     name, rest = " ".join(arguments[:num_words]), list(arguments[num_words:])
     group = {known: text for known, (_, text) in COMMANDS.items() if known.startswith(f"{name} ")}
-    if group and (not rest or rest[0] in ("-h", "--help")):
+    if group and name not in COMMANDS and (not rest or rest[0] in ("-h", "--help")):
         # As argparse does it: help that was asked for goes to stdout, a missing subcommand is an error.
         print(_group_help(name, group), file=sys.stdout if rest else sys.stderr)
         return 0 if rest else 2
     if name not in COMMANDS:
         raise AsrError(f"asr: there is no command {' '.join(arguments[:2])!r}; there are: {', '.join(COMMANDS)}.")
     module = _import_command(COMMANDS[name][0])
+    if group and not rest:
+        print(_group_help(name, {name: COMMANDS[name][1], **group}), file=sys.stderr)
+        return 2
     if module.__name__ == "asr.cli.train":
         # LightningCLI parses the whole command line itself, including the subcommand.
         return int(module.run([name, *rest]))
@@ -122,7 +128,7 @@ def _import_command(module_name: str) -> ModuleType:
             raise
         raise AsrError(
             f"this command needs the Python package {missing!r}, which is not installed; "
-            "run scripts/setup, or pip install 'asr[all]'."
+            "run scripts/setup, or pip install 'onepass-asr[all]'."
         ) from error
 
 

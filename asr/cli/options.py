@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from asr.bundle import bundle_folder
+from asr.cli.bundle_fetch import fetching
 from asr.decoding.build import DECODERS, MODES, OLD_FIRST_PASSES, OLD_MODES
 from asr.decoding.token_passing import LM_FUSIONS
 from asr.errors import AsrError
@@ -70,7 +71,12 @@ class _FirstPass(argparse.Action):
 def add_recognizer_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds bundle, mode, decoder, device and decoding options."""
     group = parser.add_argument_group("recognizer")
-    group.add_argument("--bundle", help="folder of a trained bundle, or its name in checkpoints/")
+    group.add_argument(
+        "--bundle",
+        metavar="BUNDLE",
+        help="folder of a trained bundle, its name in checkpoints/, or one that is fetched: an4, librispeech, "
+        "https://... or hf:owner/name ('asr bundle fetch --help')",
+    )
     group.add_argument(
         "--mode",
         type=renamed("--mode", OLD_MODES),
@@ -152,8 +158,10 @@ def recognizer_from(args: argparse.Namespace, mode: str | None = None) -> Recogn
     options: dict[str, Any] = {name: getattr(args, name) for name in _NUMBERS if getattr(args, name) is not None}
     if args.ngram_only and args.mode not in ("auto", "ngram"):
         raise AsrError(f"--ngram-only and --mode {args.mode} exclude each other; give one of them.")
+    with fetching(str(args.bundle)) as report:
+        folder = bundle_folder(args.bundle, on_progress=report)
     recognizer = Recognizer.from_folder(
-        bundle_folder(args.bundle),
+        folder,
         large_ngram=args.large_ngram,
         rnn_lm=args.rnn_lm,
         lexicon=Lexicon.from_file(args.lexicon) if args.lexicon is not None else None,

@@ -17,7 +17,7 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise AsrError("figures need matplotlib; run `pip install 'asr[plots]'`.") from error
+        raise AsrError("figures need matplotlib; run `pip install 'onepass-asr[plots]'`.") from error
     matplotlib.use("svg")
     # Text as text, and the same names of things in each run: smaller SVG files that differ where figures do.
     matplotlib.rcParams["svg.fonttype"] = "none"

@@ -55,7 +55,7 @@ def test_a_missing_package_is_named(monkeypatch, capsys):
 
 def test_the_bundle_that_is_taken(tmp_path, monkeypatch):
     monkeypatch.delenv("ASR_BUNDLE", raising=False)
-    with pytest.raises(AsrError, match="there is no trained bundle here"):
+    with pytest.raises(AsrError, match="librispeech: this bundle is not on this machine"):
         bundle_folder(None, tmp_path)
     for name in ("an4", "librispeech"):
         (tmp_path / name).mkdir()

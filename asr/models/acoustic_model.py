@@ -1,0 +1,70 @@
+"""Features and network of a bundle as one module: waveforms in, log-probabilities of tokens out.
+
+Shapes: N recordings, L samples, T output frames, C tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from asr.bundle import Bundle
+from asr.errors import AsrError
+
+
+class AcousticModel(nn.Module):
+    """Waveforms to frame log-probabilities, in evaluation mode unless it is trained further.
+
+    Args:
+        features: waveform to features.
+        network: features to log-probabilities.
+        tokens: names of the C outputs; number 0 is the blank.
+    """
+
+    def __init__(self, features: nn.Module, network: nn.Module, tokens: tuple[str, ...]) -> None:
+        super().__init__()
+        self.features = features
+        self.network = network
+        self.tokens = tokens
+        self.eval()
+
+    @classmethod
+    def from_bundle(cls, bundle: Bundle) -> AcousticModel:
+        """The acoustic model of a bundle."""
+        return cls(bundle.features.network, bundle.acoustic_model.network, tuple(bundle.graph.tokens.tokens))
+
+    @property
+    def sampling_rate(self) -> int:
+        """Of the waveforms, in Hz."""
+        return int(self.features.sampling_rate)  # type: ignore[arg-type]
+
+    @property
+    def frame_seconds(self) -> float:
+        """Time between two output frames."""
+        shift: int = self.features.frame_shift * self.network.subsampling_factor  # type: ignore[assignment, operator]
+        return shift / self.sampling_rate
+
+    def forward(self, waveform: Tensor, num_samples: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Computes log-probabilities.
+
+        Args:
+            waveform: (L,) or (N, L) float32 in [-1, 1], at `sampling_rate`.
+            num_samples: (N,) length of each recording of a padded batch; all are whole if None.
+
+        Returns:
+            log_prob (N, T, C), natural logs, and num_frames (N,).
+
+        Raises:
+            AsrError: the waveform has another shape.
+        """
+        if waveform.dim() == 1:
+            waveform = waveform[None]
+        if waveform.dim() != 2:
+            raise AsrError(f"the waveform has shape {tuple(waveform.shape)}; give (L,) or (N, L).")
+        if num_samples is None:
+            num_samples = torch.full((len(waveform),), waveform.shape[1], dtype=torch.int64, device=waveform.device)
+        features, num_frames = self.features(waveform, num_samples)
+        if int(num_frames.max()) == 0:
+            return features.new_zeros(len(waveform), 0, len(self.tokens)), num_frames
+        log_prob, num_frames = self.network(features, num_frames)
+        return log_prob, num_frames
