@@ -19,7 +19,7 @@ from torch import Tensor
 from asr.decoding.interface import DecodingOptions, Hypothesis
 from asr.decoding.tokens import expand
 from asr.errors import AsrError
-from asr.graph.context import BIPHONE_TOPOLOGY, TiedStates
+from asr.graph.context import BIPHONE_TOPOLOGY, TIED_STATES, TiedStates
 from asr.graph.decoding_graph import DecodingGraph
 from asr.text.lexicon import Lexicon, word_ends
 
@@ -287,7 +287,7 @@ class WordAligner:
             topology = graph.meta["topology"]
             raise AsrError(f"word times from the lexicon need a graph of the topology {_TOPOLOGY}, not {topology}.")
         is_biphone = graph.meta.get("topology", _TOPOLOGY) == BIPHONE_TOPOLOGY
-        self._states = TiedStates.from_json(graph.meta["tied_states"]) if is_biphone else None
+        self._states = TiedStates.from_json(graph.meta[TIED_STATES]) if is_biphone else None
         names = graph.tokens.tokens if self._states is None else self._states.phones
         token_id = {token: position for position, token in enumerate(names)}
         silence = graph.meta.get("silence")

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from asr.errors import AsrError
-from asr.graph.context import BIPHONE_TOPOLOGY, TiedStates
+from asr.graph.context import BIPHONE_TOPOLOGY, TIED_STATES, TiedStates
 from asr.graph.decoding_graph import DecodingGraph, PhoneGraph
 from asr.graph.fst import (
     EPSILON,
@@ -294,7 +294,7 @@ def build_phone_graph(
         "silence_probability": silence.probability if silence is not None else None,
     }
     if isinstance(topology, TiedStates):
-        meta["tied_states"] = topology.to_json()
+        meta[TIED_STATES] = topology.to_json()
     return PhoneGraph(_phone_arrays(combined, len(phones)), tuple(phones), tokens, vocabulary, meta), report
 
 

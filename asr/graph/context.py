@@ -23,6 +23,7 @@ from asr.text.normalize import read_text
 from asr.text.symbols import BLANK, TokenTable
 
 BIPHONE_TOPOLOGY = "chain-biphone"
+TIED_STATES = "tied_states"  # the field of a graph's or a checkpoint's description
 ENTRY, LOOP = 0, 1
 
 
@@ -96,6 +97,23 @@ class TiedStates:
             else:
                 phones.append((phone, first, after))
         return phones
+
+    def tied_from(self, other: TiedStates, count: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """What each column is made of in other tied states of the same phones.
+
+        Args:
+            other: with C' columns.
+            count: (P, P), how often a phone [phone before, phone] was seen.
+
+        Returns:
+            (C, C'), rows that sum to 1: the share of the column's occurrences that the other column covers.
+        """
+        share = np.zeros((self.num_columns, other.num_columns))
+        for own_table, other_table in ((self.entry, other.entry), (self.loop, other.loop)):
+            # A context that was never seen counts a little, so that no column is made of nothing.
+            np.add.at(share, (own_table, other_table), count + 1e-3)
+        normalized: npt.NDArray[np.float64] = share / share.sum(1, keepdims=True)
+        return normalized
 
     def require_tokens(self, tokens: TokenTable) -> None:
         """Refuses an acoustic model with other columns.

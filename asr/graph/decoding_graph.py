@@ -21,7 +21,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from asr.errors import AsrError
-from asr.graph.context import BIPHONE_TOPOLOGY, TiedStates, compose_biphones
+from asr.graph.context import BIPHONE_TOPOLOGY, TIED_STATES, TiedStates, compose_biphones
 from asr.graph.epsilon_removal import remove_epsilons
 from asr.graph.fst import INPUT_EPSILON, GraphArrays, offsets
 from asr.graph.topology import compose_topology, topology_named
@@ -45,7 +45,7 @@ def finish(graph: GraphArrays, phones: Sequence[str], meta: Mapping[str, Any], t
     """
     topology_name = meta["topology"]
     if topology_name == BIPHONE_TOPOLOGY:
-        states = TiedStates.from_json(meta["tied_states"])
+        states = TiedStates.from_json(meta[TIED_STATES])
         states.require_tokens(tokens)
         return compose_biphones(states, phones, remove_epsilons(graph))
     topology = topology_named(topology_name)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from asr.audio.fbank import Fbank
 from asr.datasets.augment import SpecAugment
 from asr.errors import AsrError
+from asr.graph.context import TIED_STATES, TiedStates
 from asr.models.chain_corpus import FRAME_SECONDS, Alignment, PreparedCorpus
 from asr.models.chain_preparation import load_chain, usable_utterances
 from asr.models.checkpoint import weights_and_tokens
@@ -23,6 +25,7 @@ from asr.models.chunks import ChunkBatch, ChunkLoader
 from asr.models.lfmmi import LfMmi, NumeratorPiece, numerator_piece
 from asr.models.tdnnf import Tdnnf
 from asr.models.training import WeightAverage, adamw
+from asr.serialization import read_checkpoint
 
 
 class ChainDataModule(pl.LightningDataModule):
@@ -65,7 +68,8 @@ class ChainDataModule(pl.LightningDataModule):
         self.corpus = PreparedCorpus(corpus)
         if fbank is not None and fbank.arguments != self.corpus.fbank_arguments:
             raise AsrError(f"{corpus}: it was prepared with other filterbanks than fbank says; prepare it again.")
-        self.alignment = Alignment.load(Path(corpus) / alignment)
+        self.alignment_path = Path(corpus) / alignment
+        self.alignment = Alignment.load(self.alignment_path)
         self.states, self.graph = load_chain(Path(chain))
         self.seed = seed
         self._train, self._valid = usable_utterances(self.corpus, self.alignment, min_score or {}, held_out)
@@ -95,6 +99,14 @@ class ChainDataModule(pl.LightningDataModule):
         """Of the first epoch; others differ a little."""
         assert self.train_chunks is not None
         return len(self.train_chunks.plan(self.seed))
+
+    def context_counts(self) -> npt.NDArray[np.float64]:
+        """How often phones follow one another in training, (P, P) [phone before, phone]; silence begins."""
+        count = np.zeros((len(self.alignment.phones),) * 2)
+        for utterance in self._train:
+            phone, _ = self.alignment.of(utterance)
+            np.add.at(count, (np.concatenate(([0], phone[:-1])), phone), 1.0)
+        return count
 
     def train_dataloader(self) -> Any:
         """Batches of the current epoch, other pieces in each."""
@@ -165,7 +177,8 @@ class LitChainModel(pl.LightningModule):
         dropout: its highest probability; it rises after a fifth of the training and falls to 0 from the middle on.
         average_decay: of the moving average of weights, which validation uses.
         total_steps: of the schedule; None for those that the trainer will make.
-        initial_checkpoint: start from the averaged weights of this checkpoint.
+        initial_checkpoint: start from the averaged weights of this checkpoint. Where its states are tied in another
+            way, each output begins as the mean of those that it is made of (`TiedStates.tied_from`).
     """
 
     def __init__(
@@ -209,7 +222,7 @@ class LitChainModel(pl.LightningModule):
         data.open(self.network)
         self._objective = LfMmi(data.graph, self.leak)
         if self.initial_checkpoint is not None and stage == "fit":
-            weights, _ = weights_and_tokens(self.initial_checkpoint)
+            weights = self._initial_weights(self.initial_checkpoint)
             self.network.load_state_dict(weights)
             self.average.network.load_state_dict(weights)
 
@@ -275,11 +288,26 @@ class LitChainModel(pl.LightningModule):
         """Keeps the columns' names and the tied states."""
         states = self._data().states
         checkpoint["tokens"] = states.column_names()
-        checkpoint["tied_states"] = states.to_json()
+        checkpoint[TIED_STATES] = states.to_json()
 
     def transfer_batch_to_device(self, batch: ChunkBatch, device: torch.device, dataloader_idx: int) -> ChunkBatch:
         """Only the features go."""
         return batch._replace(features=batch.features.to(device))
+
+    def _initial_weights(self, path: str) -> dict[str, Tensor]:
+        weights, _ = weights_and_tokens(path)
+        saved = read_checkpoint(path).get(TIED_STATES)
+        data = self._data()
+        if saved is None or saved == data.states.to_json():
+            return weights
+        before = TiedStates.from_json(saved)
+        if before.phones != data.states.phones:
+            raise AsrError(f"{path}: initial_checkpoint: its phones are not those of {data.alignment_path}.")
+        share = torch.from_numpy(data.states.tied_from(before, data.context_counts())).float()
+        for name, value in self.network.state_dict().items():
+            if weights[name].shape != value.shape and len(weights[name]) == before.num_columns:
+                weights[name] = share @ weights[name].float()
+        return weights
 
     def _data(self) -> ChainDataModule:
         data: ChainDataModule = self.trainer.datamodule  # type: ignore[attr-defined]

@@ -1,11 +1,11 @@
-"""A small phone classifier trained on a first alignment, and the better alignment that it finds.
+"""Where phones begin: by the network of a bundle, and by a small classifier that is trained on a first alignment.
 
 Shapes: N pieces, L output frames, C phones, silence first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +13,27 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from asr.bundle import Bundle
 from asr.errors import AsrError
+from asr.graph.context import TIED_STATES, TiedStates
 from asr.models.chain_corpus import FRAME_SECONDS, SILENCE, Alignment, PreparedCorpus
 from asr.models.chunks import Chunk, ChunkLoader
 from asr.models.phone_alignment import align_transcript, phones_from_ctc, transcript_graph
 from asr.models.tdnnf import Tdnnf
 from asr.text.lexicon import Lexicon
 
+_LEAST_PRIOR, _LEAST_POSTERIOR = 1e-4, 1e-6
 _LEFT_OUT = 0.1  # of the utterances: those whose readers may have said something else
 
 
 def align_with_bundle(corpus: PreparedCorpus, lexicon: Lexicon, folder: str | Path) -> Alignment:
-    """A first alignment by the CTC network of a bundle.
+    """An alignment by the acoustic model of a bundle.
 
     Args:
         corpus: prepared with the bundle's filterbanks.
-        lexicon: the first pronunciation of each word is taken.
+        lexicon: a network of tied states takes all pronunciations of a word, a CTC network the first one.
         folder: the bundle's.
 
     Raises:
@@ -40,17 +43,34 @@ def align_with_bundle(corpus: PreparedCorpus, lexicon: Lexicon, folder: str | Pa
     network: Any = bundle.acoustic_model.network.eval()
     if network.num_features != corpus.num_features:
         raise AsrError(f"{folder}: its network takes {network.num_features} features, not {corpus.num_features}.")
-    tokens = bundle.graph.tokens
     seconds: float = network.subsampling_factor * FRAME_SECONDS
+    if TIED_STATES in bundle.graph.meta:
+        states = TiedStates.from_json(bundle.graph.meta[TIED_STATES])
+        return realign(corpus, lexicon, states.phones, phone_likelihoods(corpus, network, states), seconds)
+    tokens = bundle.graph.tokens
     found: list[tuple[Sequence[int], Sequence[float], float]] = []
     for index, utterance in enumerate(corpus.utterances):
-        features = torch.from_numpy(corpus.features(index, 0).astype(np.float32))
-        with torch.no_grad():
-            log_prob = network(features[None], torch.tensor([len(features)]))[0][0]
         wanted = [token for word in utterance.text.split() for token in tokens.ids_of(lexicon[word][0])]
-        path = phones_from_ctc(log_prob, wanted, seconds, len(features) * FRAME_SECONDS)
+        log_prob = _log_prob(corpus, index, network)
+        path = phones_from_ctc(log_prob, wanted, seconds, len(corpus.features(index, 0)) * FRAME_SECONDS)
         found.append(([], [], -np.inf) if path is None else path)
     return Alignment.from_lists((SILENCE, *tokens.tokens[1:]), found)
+
+
+def phone_likelihoods(corpus: PreparedCorpus, network: nn.Module, states: TiedStates) -> list[torch.Tensor]:
+    """Log-likelihoods of phones, up to a constant, from a network of tied states: posterior over prior.
+
+    Returns:
+        of each utterance, (T', C).
+    """
+    owner = torch.from_numpy(states.phone_of_column())
+    posteriors = []
+    for index in range(len(corpus)):
+        column = _log_prob(corpus, index, network).exp()
+        posteriors.append(torch.zeros(len(column), len(states.phones)).index_add_(1, owner, column))
+    prior = torch.stack([posterior.sum(0) for posterior in posteriors]).sum(0)
+    log_prior = (prior / prior.sum()).clamp(min=_LEAST_PRIOR).log()
+    return [posterior.clamp(min=_LEAST_POSTERIOR).log() - log_prior for posterior in posteriors]
 
 
 def refine_alignment(
@@ -75,7 +95,8 @@ def refine_alignment(
     threshold = np.quantile(alignment.score[aligned], _LEFT_OUT)
     best = [index for index in aligned if alignment.score[index] >= threshold]
     network, log_prior = train_phone_classifier(corpus, alignment, best, num_epochs, seed=seed, report=report)
-    return realign(corpus, lexicon, alignment.phones, network, log_prior)
+    likelihoods = (_log_prob(corpus, index, network) - log_prior for index in range(len(corpus)))
+    return realign(corpus, lexicon, alignment.phones, likelihoods, network.subsampling_factor * FRAME_SECONDS)
 
 
 def frame_labels(alignment: Alignment, loader: ChunkLoader, chunk: Chunk, length: int) -> npt.NDArray[np.int64]:
@@ -134,34 +155,45 @@ def train_phone_classifier(
 
 
 def realign(
-    corpus: PreparedCorpus, lexicon: Lexicon, phones: Sequence[str], network: Tdnnf, log_prior: torch.Tensor
+    corpus: PreparedCorpus,
+    lexicon: Lexicon,
+    phones: Sequence[str],
+    likelihoods: Iterable[torch.Tensor],
+    frame_seconds: float,
 ) -> Alignment:
-    """The best path of every transcript through the scaled likelihoods of a phone classifier.
+    """The best path of every transcript through log-likelihoods of phones.
 
     Args:
         corpus: prepared features.
         lexicon: all pronunciations of a word take part.
-        phones: the columns of the network, silence first.
-        network: the classifier.
-        log_prior: (C,).
+        phones: the columns, silence first.
+        likelihoods: of each utterance, (T', C).
+        frame_seconds: of an output frame.
 
     Raises:
-        AsrError: the phones do not begin with silence.
+        AsrError: the phones do not begin with silence, or the lexicon has others.
     """
     if phones[0] != SILENCE:
         raise AsrError(f"The first phone must be {SILENCE}, not {phones[0]}.")
     number = {phone: index for index, phone in enumerate(phones)}
-    frame_seconds = network.subsampling_factor * FRAME_SECONDS
     found: list[tuple[Sequence[int], Sequence[float], float]] = []
-    for index, utterance in enumerate(corpus.utterances):
-        features = torch.from_numpy(corpus.features(index, 0).astype(np.float32))
-        with torch.no_grad():
-            log_prob = network(features[None], torch.tensor([len(features)]))[0][0]
-        words = [[[number[phone] for phone in variant] for variant in lexicon[w]] for w in utterance.text.split()]
-        path = align_transcript(transcript_graph(words), (log_prob - log_prior).numpy())
+    for utterance, log_likelihood in zip(corpus.utterances, likelihoods, strict=True):
+        try:
+            words = [[[number[phone] for phone in variant] for variant in lexicon[w]] for w in utterance.text.split()]
+        except KeyError as error:
+            raise AsrError(f"{utterance.utterance_id}: the model has no phone {error.args[0]!r}.") from error
+        path = align_transcript(transcript_graph(words), log_likelihood.numpy())
         if path is None:
             found.append(([], [], -np.inf))
             continue
         path_phones, frames, score = path
         found.append((path_phones, [frame * frame_seconds for frame in frames], score))
     return Alignment.from_lists(phones, found)
+
+
+def _log_prob(corpus: PreparedCorpus, index: int, network: nn.Module) -> torch.Tensor:
+    """Of one utterance, (T', C)."""
+    features = torch.from_numpy(corpus.features(index, 0).astype(np.float32))
+    with torch.no_grad():
+        log_prob: torch.Tensor = network(features[None], torch.tensor([len(features)]))[0][0]
+    return log_prob

@@ -123,3 +123,12 @@ def test_runs_of_columns_become_phones() -> None:
     assert tied_states().phones_of_runs(runs) == [(1, 2, 5), (2, 5, 6), (2, 6, 8), (1, 10, 11)]
     # One column twice: the phone was said twice, a frame each time.
     assert tied_states().phones_of_runs([(6, 4, 6)]) == [(2, 4, 5), (2, 5, 6)]
+
+
+def test_states_tied_anew_share_what_their_contexts_had() -> None:
+    # Two phones: behind silence "a" read columns 1 and 3, behind itself 2 and 3; now one column and two.
+    before = TiedStates(("SIL", "a"), np.array([[0, 1], [0, 2]]), np.array([[0, 3], [0, 3]]))
+    after = TiedStates(("SIL", "a"), np.array([[0, 1], [0, 1]]), np.array([[0, 2], [0, 3]]))
+    share = after.tied_from(before, np.array([[5.0, 30.0], [7.0, 10.0]]))
+    np.testing.assert_allclose(share, [[1, 0, 0, 0], [0, 0.75, 0.25, 0], [0, 0, 0, 1], [0, 0, 0, 1]], atol=1e-4)
+    np.testing.assert_allclose(before.tied_from(before, np.zeros((2, 2))), np.eye(4))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from asr.errors import AsrError
 from asr.graph.context import TiedStates
 from asr.models.chain_corpus import Alignment, PreparedCorpus, write_corpus
 from asr.models.chain_preparation import prepare_chain, usable_utterances
+from asr.models.denominator import denominator_graph, phone_histories
 from asr.text.lexicon import Lexicon
 
 pl = pytest.importorskip("pytorch_lightning")
@@ -51,7 +54,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def fit(folder: Path, states: TiedStates, max_epochs: int, initial_checkpoint: str | None = None) -> object:
+def fit(
+    folder: Path,
+    states: TiedStates,
+    max_epochs: int,
+    initial_checkpoint: str | None = None,
+    chain: Path | None = None,
+) -> object:
     from asr.models.chain_training import ChainDataModule, LitChainModel
     from asr.models.tdnnf import Tdnnf
 
@@ -60,7 +69,7 @@ def fit(folder: Path, states: TiedStates, max_epochs: int, initial_checkpoint: s
     data = ChainDataModule(
         str(folder / "prepared"),
         "alignment.npz",
-        str(folder / "states"),
+        str(chain or folder / "states"),
         held_out=["toy-speaker2"],
         lengths=(20, 40),
         frames_per_batch=80,
@@ -124,6 +133,42 @@ def test_a_training_starts_from_the_averaged_weights_of_another(
     model = second.lightning_module  # type: ignore[attr-defined]
     for network in (model.network, model.average.network):
         torch.testing.assert_close(network.state_dict(), expected, rtol=0, atol=0)
+
+
+def test_a_training_starts_from_a_network_whose_states_were_tied_in_another_way(
+    folder: Path, states: TiedStates, tmp_path: Path
+) -> None:
+    first = fit(folder, states, 1)
+    first.save_checkpoint(tmp_path / "first.ckpt")  # type: ignore[attr-defined]
+    # Silence and one state of two contexts for each phone: entry and loop of a phone share what they had.
+    coarse = TiedStates(
+        states.phones, *(np.tile([[0, 1, 2]], (3, 1)) + shift * np.array([0, 1, 1]) for shift in (0, 2))
+    )
+    corpus = PreparedCorpus(folder / "prepared")
+    alignment = Alignment.load(folder / "prepared" / "alignment.npz")
+    train, _ = usable_utterances(corpus, alignment, {}, ["toy-speaker2"])
+    histories = phone_histories([alignment.of(index)[0].tolist() for index in train], 5)
+    np.savez(tmp_path / "denominator.npz", **denominator_graph(histories, coarse)._asdict())
+    (tmp_path / "states.json").write_text(json.dumps(coarse.to_json()))
+    second = fit(folder, coarse, 0, str(tmp_path / "first.ckpt"), tmp_path)
+    before = first.lightning_module.average.network.state_dict()  # type: ignore[attr-defined]
+    after = second.lightning_module.network.state_dict()  # type: ignore[attr-defined]
+    counts = np.zeros((3, 3))
+    for index in train:
+        phones = alignment.of(index)[0].tolist()
+        for pair in zip([0, *phones], phones, strict=False):
+            counts[pair] += 1
+    expected = torch.zeros(coarse.num_columns, before["branch.out.weight"].shape[1])
+    weight = torch.zeros(coarse.num_columns)
+    for new, old in ((coarse.entry, states.entry), (coarse.loop, states.loop)):
+        for pair in itertools.product(range(3), range(3)):
+            expected[new[pair]] += counts[pair] * before["branch.out.weight"][old[pair]]
+            weight[new[pair]] += counts[pair]
+    torch.testing.assert_close(after["branch.out.weight"], expected / weight[:, None], rtol=1e-2, atol=1e-3)
+    same = [name for name in before if not name.startswith(("branch.out", "auxiliary.out"))]
+    assert len(same) > 20
+    for name in same:
+        torch.testing.assert_close(after[name], before[name], rtol=0, atol=0)
 
 
 def test_utterances_are_chosen_by_speaker_and_score(folder: Path) -> None:
