@@ -9,13 +9,14 @@ import resource
 import sys
 import time
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
 from asr.bundle import Bundle
 from asr.errors import AsrError
 from asr.graph.build import BuildReport, OptionalSilence, build_phone_graph
-from asr.graph.context import BIPHONE_TOPOLOGY, TiedStates
+from asr.graph.context import BIPHONE_TOPOLOGY, TIED_STATES, TiedStates
 from asr.graph.topology import TOPOLOGIES
 from asr.lm.ngram.model import NgramLM
 from asr.serialization import atomic_path, require_writable
@@ -63,17 +64,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokens",
         type=Path,
         metavar="FILE",
-        help="output symbols of the acoustic model, one on each line, or the folder of a bundle with that model "
-        "(default: the lexicon's phones, sorted, as in training)",
+        help="output symbols of the acoustic model, one on each line, or the folder of a bundle with that model, which "
+        "also says topology, tied states and silence (default: the lexicon's phones, sorted, as in training)",
     )
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="file for the graph")
     parser.add_argument(
         "--topology",
         choices=[*TOPOLOGIES, BIPHONE_TOPOLOGY],
-        default="ctc",
-        help="how phones are spread over frames (default: %(default)s); ctc-modified needs no blank between equal "
-        "phones, hmm-N has N states for each phone, with the tokens PHONE_1 to PHONE_N, chain-biphone has the tokens "
-        "of --tied-states",
+        help="how phones are spread over frames (default: that of a bundle given as --tokens, else ctc); ctc-modified "
+        "needs no blank between equal phones, hmm-N has N states for each phone, with the tokens PHONE_1 to PHONE_N, "
+        "chain-biphone has the tokens of --tied-states",
     )
     parser.add_argument(
         "--tied-states",
@@ -91,9 +91,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--silence-probability",
         type=float,
-        default=0.5,
         metavar="P",
-        help="probability of silence between words (default: %(default)s)",
+        help="probability of silence between words (default: that of a bundle given as --tokens, else 0.5)",
     )
     parser.add_argument("--keep-stress", action="store_true", help="keep the stress marks of phones such as AH0")
     parser.add_argument(
@@ -118,15 +117,14 @@ def run(args: argparse.Namespace) -> int:
     begin, cpu_begin = time.perf_counter(), time.process_time()
     with Console(file=sys.stderr).status("reading") as status:
         lexicon = Lexicon.from_files(args.lexicon, args.keep_stress)
-        states = TiedStates.from_file(args.tied_states) if args.tied_states is not None else None
-        tokens = _tokens(args.tokens, lexicon) if states is None else TokenTable(states.column_names())
+        outputs = _outputs(args, lexicon)
         model = NgramLM.from_arpa(args.arpa)
         phone_graph, report = build_phone_graph(
             lexicon,
             model,
-            tokens,
-            args.topology if states is None else states,
-            OptionalSilence(args.silence, args.silence_probability) if args.silence is not None else None,
+            outputs.tokens,
+            outputs.topology,
+            outputs.silence,
             2.0**-args.score_bits,
             _pronunciation_scores(args.pronunciation_scores, lexicon),
             status.update,
@@ -141,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
     summary = {
         "output": str(args.output),
         "bytes": args.output.stat().st_size,
-        "topology": args.topology,
+        "topology": graph.meta["topology"],
         "words": report.num_words,
         "words_without_pronunciation": len(report.words_without_pronunciation),
         "words_without_pronunciation_list": str(list_file) if list_file is not None else None,
@@ -159,18 +157,43 @@ def _check(args: argparse.Namespace) -> None:
     """Checks the options before the long part begins."""
     read = [*args.lexicon, args.arpa, args.tokens, args.tied_states, args.pronunciation_scores]
     require_writable(args.output, _list_file(args.output), inputs=read)
-    if (args.topology == BIPHONE_TOPOLOGY) != (args.tied_states is not None):
+    from_bundle = args.tokens is not None and args.tokens.is_dir() and args.topology is None
+    if (args.topology == BIPHONE_TOPOLOGY) != (args.tied_states is not None) and not from_bundle:
         raise AsrError(f"--topology {BIPHONE_TOPOLOGY} and --tied-states go together; give both or neither.")
-    if not 0 < args.silence_probability < 1 or math.isnan(args.silence_probability):
-        raise AsrError(f"--silence-probability {args.silence_probability}: give a number between 0 and 1.")
+    probability = args.silence_probability
+    if probability is not None and (math.isnan(probability) or not 0 < probability < 1):
+        raise AsrError(f"--silence-probability {probability}: give a number between 0 and 1.")
     if not 1 <= args.score_bits <= _MAX_BITS:
         raise AsrError(f"--score-bits {args.score_bits}: give a number from 1 to {_MAX_BITS}.")
 
 
-def _tokens(source: Path | None, lexicon: Lexicon) -> TokenTable:
-    if source is None:
-        return TokenTable(lexicon.phones, name=lexicon.name)
-    return Bundle.load(source).graph.tokens if source.is_dir() else TokenTable.from_file(source)
+class _Outputs(NamedTuple):
+    """What the acoustic model's outputs are, and how phones are spread over them."""
+
+    tokens: TokenTable
+    topology: str | TiedStates
+    silence: OptionalSilence | None
+
+
+def _outputs(args: argparse.Namespace, lexicon: Lexicon) -> _Outputs:
+    """From the options, and from the graph of a bundle where they say nothing."""
+    known: dict[str, Any] = {}
+    if args.tokens is None:
+        tokens = TokenTable(lexicon.phones, name=lexicon.name)
+    elif args.tokens.is_dir():
+        graph = Bundle.load(args.tokens).graph
+        tokens, known = graph.tokens, graph.meta
+    else:
+        tokens = TokenTable.from_file(args.tokens)
+    topology: str | TiedStates = args.topology or known.get("topology") or "ctc"
+    if args.tied_states is not None:
+        topology = TiedStates.from_file(args.tied_states)
+        tokens = TokenTable(topology.column_names())
+    elif topology == BIPHONE_TOPOLOGY:
+        topology = TiedStates.from_json(known[TIED_STATES])
+    phone = args.silence or known.get("silence")
+    probability = args.silence_probability or known.get("silence_probability") or 0.5
+    return _Outputs(tokens, topology, OptionalSilence(phone, probability) if phone else None)
 
 
 def _pronunciation_scores(path: Path | None, lexicon: Lexicon) -> dict[str, list[float]] | None:
