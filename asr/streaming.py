@@ -13,7 +13,7 @@ import importlib
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -204,11 +204,15 @@ class ChunkedEncoder:
 
     Args:
         network: the acoustic model.
-        sizes: sizes of the windows.
+        sizes: sizes of the windows. Context that the network does not see is left out.
     """
 
     def __init__(self, network: AcousticNetwork, sizes: WindowSizes) -> None:
         self._network = network
+        seen: tuple[int, int] | None = getattr(network, "receptive_field", None)
+        if seen is not None:
+            left, right = (-(-frames // network.subsampling_factor) for frames in seen)
+            sizes = replace(sizes, left=min(left, sizes.left), right=min(right, sizes.right))
         self.sizes = sizes
 
     def open(self, device: torch.device) -> WindowStream:
@@ -249,9 +253,9 @@ class StreamingOptions:
 
     Args:
         chunk_seconds: audio between two results.
-        left_seconds: audio before a chunk that the acoustic model sees.
-        right_seconds: audio after a chunk that the acoustic model sees. A word comes out this much, up to a chunk, and
-            the time of computing after it was spoken.
+        left_seconds: the maximum of audio before a chunk that the acoustic model sees.
+        right_seconds: the maximum of audio after a chunk that the acoustic model sees. A word comes out as much
+            later as the model sees, plus up to a chunk and the time of computing.
         memory_seconds: the maximum amount of audio whose mean and variance normalize the features.
         min_feature_std: standard deviation of the log energies, averaged over bands, below which the beginning of a
             stream is taken for noise. Stationary noise has 0.8, clean speech 3 or more; 0 takes nothing for noise.

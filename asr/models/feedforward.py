@@ -54,6 +54,11 @@ class FeedForwardNetwork(NormalizingNetwork):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
             nn.init.zeros_(layer.bias)
 
+    @property
+    def receptive_field(self) -> tuple[int, int]:
+        """See `NormalizingNetwork`. Skipped frames count as an output's own."""
+        return self.splice.left, self.splice.right
+
     def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
         """As `forward_all_layers`, for features that the caller has normalized, with zeros as padding."""
         spliced = self.splice(features, num_frames)

@@ -52,6 +52,11 @@ class NormalizingNetwork(nn.Module):
         self.subsampling_factor = subsampling_factor
         self.input_norm = UtteranceCmvn()
 
+    @property
+    def receptive_field(self) -> tuple[int, int] | None:
+        """Frames of features before and behind its own that an output depends on; None: on all of them."""
+        return None
+
     def forward(self, features: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
         """features (N, T, F), num_frames (N,) -> natural log-probabilities (N, T', C) float32, num_frames' (N,)."""
         outputs, num_frames = self.forward_all_layers(features, num_frames)

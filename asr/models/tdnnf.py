@@ -211,6 +211,11 @@ class Tdnnf(NormalizingNetwork):
         """Feature frames behind those of the last output that it sees."""
         return self.context * self.subsampling_factor + 2
 
+    @property
+    def receptive_field(self) -> tuple[int, int]:
+        """See `NormalizingNetwork`."""
+        return self.left_context, self.right_context
+
     @classmethod
     def inference_arguments(cls, arguments: dict[str, Any]) -> dict[str, Any]:
         """The constructor's arguments without what only training needs."""

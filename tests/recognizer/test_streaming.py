@@ -14,8 +14,17 @@ from hypothesis import strategies as st
 from asr.bundle import Bundle
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
+from asr.models.feedforward import FeedForwardNetwork
+from asr.models.tdnnf import Tdnnf
 from asr.recognizer import Recognizer
-from asr.streaming import ChunkedEncoder, StreamingOptions, StreamingRecognizer, WindowSizes, recognize_stream
+from asr.streaming import (
+    ChunkedEncoder,
+    RunningNorm,
+    StreamingOptions,
+    StreamingRecognizer,
+    WindowSizes,
+    recognize_stream,
+)
 from asr.text.lexicon import Lexicon
 from tests.tiny_bundle import PRONUNCIATIONS, RATE, TEXT, tones
 
@@ -128,6 +137,35 @@ def test_final_results_are_those_of_decoding_the_same_outputs_at_once(recognizer
     windows.close()
     assert torch.allclose(network.step([windows])[0], outputs[0], atol=1e-4)
     assert windows.is_done and not windows.is_ready
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        Tdnnf(num_features=6, num_tokens=5, dim=8, bottleneck_dim=4, num_layers=2, prefinal_dim=8, small_dim=8),
+        FeedForwardNetwork(6, 5, num_hidden_layers=2, hidden_dim=8, left_context=4, right_context=7),
+    ],
+    ids=["tdnnf", "feed-forward"],
+)
+def test_windows_hold_no_more_than_the_network_sees_and_give_the_outputs_of_the_whole(network, monkeypatch):
+    monkeypatch.setattr(RunningNorm, "statistics", lambda self, features: (0.0, 1.0))
+    torch.manual_seed(0)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    network.eval()
+    features = torch.randn(600, 6)
+    encoder = ChunkedEncoder(network, WindowSizes(10, 100, 100, 1000))
+    assert 0 < encoder.sizes.left < 20 and 0 < encoder.sizes.right < 20
+    stream = encoder.open(torch.device("cpu"))
+    stream.push(features)
+    stream.close()
+    chunks = []
+    while stream.is_ready:
+        assert len(stream.window()) <= 3 * (10 + encoder.sizes.left + encoder.sizes.right)
+        chunks += encoder.step([stream])
+    whole = network.forward_normalized(features[None], torch.tensor([600]))[0][-1][0]
+    assert len(chunks) > 15
+    torch.testing.assert_close(torch.cat(chunks), whole, atol=1e-5, rtol=1e-4)
 
 
 def test_pauses_end_utterances(recognizer):
