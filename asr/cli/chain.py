@@ -16,11 +16,11 @@ from asr.text.lexicon import Lexicon
 
 NAME = "chain"
 HELP = """\
-Prepares the training of an acoustic model by lattice-free MMI (TDNN-F, recipes/librispeech/am_chain.yaml):
+Prepares the training of an acoustic model by lattice-free MMI (TDNN-F, recipes/librispeech/am_tdnnf.yaml):
 
   prepared/    filterbanks of all utterances at three speeds, through a telephone and with noise, and their
-               alignments: the first from a bundle's CTC network, better ones from small classifiers that are
-               trained on it (--passes)
+               alignments: the first from a bundle's network, better ones from small classifiers that are trained
+               on it (--passes)
   states/      tied states of left biphones and the denominator graph, and pronunciation-scores.json for 'asr graph'
 
 Features and alignments that exist already are kept. Put the more careful lexicon first: all pronunciations of a word
@@ -42,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a corpus of 'asr prepare', one of its parts, and its folder",
     )
     parser.add_argument("--lexicon", nargs="+", type=Path, required=True, metavar="FILE", help="pronunciations")
-    parser.add_argument("--bundle", required=True, help="bundle whose CTC network of phones makes the first alignment")
+    parser.add_argument(
+        "--bundle", required=True, help="bundle whose network (CTC of phones, or tied states) makes the first alignment"
+    )
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for the results")
     parser.add_argument(
         "--held-out",
@@ -108,9 +110,9 @@ def run(args: argparse.Namespace) -> int:
         require_writable(args.output / "utterances.json")
         left_out = write_corpus(prepared, _utterances(args.corpus), lexicon, Fbank(high_freq=args.high_freq))
     corpus = PreparedCorpus(prepared)
-    if not (prepared / "alignment-ctc.npz").is_file():
-        align_with_bundle(corpus, lexicon, args.bundle).save(prepared / "alignment-ctc.npz")
-    alignment = Alignment.load(prepared / "alignment-ctc.npz")
+    if not (prepared / "alignment-bundle.npz").is_file():
+        align_with_bundle(corpus, lexicon, args.bundle).save(prepared / "alignment-bundle.npz")
+    alignment = Alignment.load(prepared / "alignment-bundle.npz")
     for number in range(1, args.passes + 1):
         path = prepared / f"alignment-{number}.npz"
         if not path.is_file():
@@ -126,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
         "utterances": len(corpus),
         "trained_on": len(train),
         "left_out": len(left_out),
-        "alignment": f"alignment-{args.passes}.npz" if args.passes else "alignment-ctc.npz",
+        "alignment": f"alignment-{args.passes}.npz" if args.passes else "alignment-bundle.npz",
         "num_tokens": states.num_columns,
         "denominator": {"states": graph.num_states, "arcs": len(graph.source)},
     }
