@@ -31,6 +31,7 @@ ALLOWED = {
     "models": "audio bundle datasets errors graph kernels metrics serialization text",
     "decoding": "bundle errors graph kernels lm serialization text torch_archive",
     "results": "decoding errors",
+    "transcripts": "errors results",
     "ctc": "audio bundle decoding errors graph kernels lm models results serialization text",
     "recognizer": "audio bundle decoding errors graph kernels lm models results serialization text",
     "streaming": "audio bundle decoding errors kernels lm models recognizer results text",

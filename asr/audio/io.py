@@ -19,10 +19,11 @@ import soundfile
 import torch
 from torch import Tensor
 
+from asr.audio.media import MEDIA_SUFFIXES, container_of, open_media
 from asr.audio.resample import checked_rate, resample
 from asr.errors import AsrError
 
-AUDIO_SUFFIXES = (".flac", ".wav", ".mp3", ".sph", ".ogg", ".opus", ".aiff", ".aif", ".au")
+AUDIO_SUFFIXES = (".flac", ".wav", ".mp3", ".sph", ".ogg", ".opus", ".aiff", ".aif", ".au", *MEDIA_SUFFIXES)
 """In order of preference, for utterances with several files."""
 
 
@@ -54,11 +55,14 @@ def inspect_audio(path: str | Path) -> tuple[int, int, int]:
 
 def find_audio_files(folder: Path) -> list[Path]:
     """All audio files below a folder, sorted."""
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix.lower() in AUDIO_SUFFIXES and not path.name.startswith(".") and not path.is_dir()
-    )
+    # Many times as fast as `rglob` with a question about each path; links to folders are not followed, as there.
+    found = [
+        Path(root, name)
+        for root, _, files in os.walk(folder)
+        for name in files
+        if name.lower().endswith(AUDIO_SUFFIXES) and not name.startswith(".")
+    ]
+    return sorted(found, key=lambda path: path.parts)
 
 
 def is_cut_short(file: soundfile.SoundFile) -> bool:
@@ -111,17 +115,36 @@ def _open(path: Path) -> _SequentialFile:
         raise AsrError(f"{path}: the audio cannot be decoded{_reason(error)}; it is damaged or not audio.") from error
 
 
+def _is_media(path: Path) -> bool:
+    """Whether a file is for FFmpeg: a container that libsndfile does not read, or does not read all of."""
+    if not path.is_file() or container_of(path) is None:
+        return False
+    try:
+        _open(path).close()
+    except AsrError:
+        return True
+    return False
+
+
 def _decode(path: Path, first_channel_only: bool = False) -> tuple[Tensor, int, int]:
     """Decodes a file to one channel (L,); also returns the sampling rate and the number of channels."""
+    mixed = _Mix(path, first_channel_only)
     try:
-        with _open(path) as file:
-            rate, num_channels, announced = int(file.samplerate), int(file.channels), file.frames
+        if _is_media(path):
+            rate, blocks = open_media(path)
             checked_rate(rate)
-            cut_short = is_cut_short(file)
-            size = max(1, _BLOCK_VALUES // num_channels)
-            mixed = _Mix(path, first_channel_only)
-            for block in file.blocks_to_end(size):
+            announced, cut_short, num_channels = -1, False, 1
+            for block in blocks:
                 mixed.add(block)
+                num_channels = block.shape[1]
+        else:
+            with _open(path) as file:
+                rate, num_channels, announced = int(file.samplerate), int(file.channels), file.frames
+                checked_rate(rate)
+                cut_short = is_cut_short(file)
+                size = max(1, _BLOCK_VALUES // num_channels)
+                for block in file.blocks_to_end(size):
+                    mixed.add(block)
         if not mixed.num_samples and announced == 0:
             for piece in _unannounced(path, rate):
                 mixed.add(piece.numpy()[:, None])
@@ -280,6 +303,10 @@ def file_pieces(path: str | Path, seconds: float) -> tuple[int, Iterator[Tensor]
         AsrError: the file is missing or cannot be decoded; while iterating, if it is damaged further on.
     """
     path = Path(path)
+    if _is_media(path):
+        rate, blocks = open_media(path)
+        checked_rate(rate)
+        return rate, (torch.from_numpy(block.mean(axis=1)) for block in blocks)
     file = _open(path)
     rate = int(file.samplerate)
     if file.format in ("WAV", "WAVEX") and file.frames == 0:

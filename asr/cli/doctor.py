@@ -108,6 +108,7 @@ _REQUIRED = ("numpy", "soundfile", "safetensors", "kaldialign", "yaml", "rich")
 
 _OPTIONAL = {
     "numba": "compiled loops on CPUs: search, lookup, training",
+    "av": "m4a, mp4, webm and other files of FFmpeg's",
     "lhotse": "corpora and training data",
     "pytorch_lightning": "training",
     "jsonargparse": "training from YAML",

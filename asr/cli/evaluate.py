@@ -165,8 +165,8 @@ def _recognize_cuts(
     from asr.decoding.build import old_first_pass
     from asr.results import later_cache
 
-    done = output.done if output is not None else {}
-    hypotheses = {name: tuple(str(record["text"]).split()) for name, record in done.items() if name in cuts}
+    done = [name for name in output.done if name in cuts] if output is not None else []
+    hypotheses = {name: tuple(str(output.record(name)["text"]).split()) for name in done}
     todo = [name for name in cuts if name not in hypotheses]
     if hypotheses:
         print(f"{len(hypotheses)} of {len(cuts)} recordings are in {args.output} already.", file=sys.stderr)

@@ -18,7 +18,8 @@ from asr.decoding.lattice_io import save_k2_lattice, write_kaldi_lattice, write_
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
 from asr.results import RecognitionResult
-from asr.serialization import atomic_path
+from asr.serialization import atomic_path, open_atomic
+from asr.transcripts import SUFFIXES, Transcript, format_transcript
 
 
 class ResultsFile:
@@ -30,8 +31,8 @@ class ResultsFile:
         anew: drop the content of the file when `require_maker` is called, so that a request that fails drops nothing.
 
     Attributes:
-        done: results of earlier runs by recording, without failures. An unfinished last line, which an interruption
-            leaves, is removed.
+        done: recordings that earlier runs have finished, without failures, in order; `record` has the result of one. An
+            unfinished last line, which an interruption leaves, is removed.
 
     Raises:
         AsrError: the file cannot be read or written, another process is writing to it, or it has something else in it;
@@ -39,7 +40,8 @@ class ResultsFile:
     """
 
     def __init__(self, path: Path, field: str, anew: bool = False) -> None:
-        self.done: dict[str, dict[str, Any]] = {}
+        self.done: dict[str, tuple[int, int]] = {}  # where the line begins, and its length
+        self._makers: dict[str, str] = {}  # each with the first of its recordings
         self._path = path
         self._field = field
         self._maker = ""
@@ -75,12 +77,22 @@ class ResultsFile:
         self._maker = maker
         if self._is_dropped:
             os.ftruncate(self._stream.fileno(), 0)
-        for name, record in self.done.items():
-            if record.get(_MAKER, maker) != maker:
+        for other, name in self._makers.items():
+            if other != maker:
                 raise AsrError(
-                    f"{self._path}: {name} was recognized by {record[_MAKER]!r}, not by "
-                    f"{maker!r}; choose another --output, or delete this one."
+                    f"{self._path}: {name} was recognized by {other!r}, not by {maker!r}; choose another --output, or "
+                    "delete this one."
                 )
+
+    def record(self, name: str) -> dict[str, Any]:
+        """The result of a recording that is done."""
+        begin, length = self.done[name]
+        with self._path.open("rb") as file:
+            file.seek(begin)
+            record = _record(file.read(length), self._field)
+        if record is None:
+            raise AsrError(f"{self._path}: the result of {name} is damaged; delete its line.")
+        return record
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Appends a line; a failure that is in the file already is not repeated.
@@ -106,24 +118,100 @@ class ResultsFile:
             return  # some network file systems have no locks
 
     def _read(self) -> None:
+        """Notes which recordings are done; lines as this class writes them need no parsing."""
         content = self._path.read_bytes()
-        whole, newline, rest = content.rpartition(b"\n")
-        for number, line in enumerate(whole.split(b"\n") if newline else [], start=1):
-            record = _record(line, self._field)
-            if record is None:
-                raise _foreign(self._path, number)
-            if "error" in record:
-                self._failures.add((record[self._field], str(record["error"])))
+        own = re.compile(_OWN_LINE.format(field=re.escape(json.dumps(self._field))).encode())
+        begin, number = 0, 0
+        while (end := content.find(b"\n", begin)) >= 0:
+            number += 1
+            match = own.match(content, begin, end)
+            if match is not None and b"\\" not in match[1]:
+                name, maker = match[1].decode(), match[2].decode()
             else:
-                self.done[record[self._field]] = record
+                record = _record(content[begin:end], self._field)
+                if record is None:
+                    raise _foreign(self._path, number)
+                name, maker = record[self._field], str(record.get(_MAKER, ""))
+                if "error" in record:
+                    self._failures.add((name, str(record["error"])))
+                    begin = end + 1
+                    continue
+            self.done[name] = begin, end - begin
+            if maker:
+                self._makers.setdefault(maker, name)
+            begin = end + 1
+        rest = content[begin:]
         if rest:
             beginning = json.dumps({self._field: ""})[:-2].encode()
             if not rest.startswith(beginning[: len(rest)]):
-                raise _foreign(self._path, content.count(b"\n") + 1)
-        os.ftruncate(self._stream.fileno(), len(content) - len(rest))
+                raise _foreign(self._path, number + 1)
+        os.ftruncate(self._stream.fileno(), begin)
 
 
+# A result as `add` writes it: the recording comes first and the maker last.
+_OWN_LINE = r'\{{{field}: "([^"\x00-\x1f]*)", "text": "[^\x00-\x1f]*, "made_by": "([\w .-]+)"\}}$'
 _MAKER = "made_by"
+
+
+class TranscriptFolder:
+    """A folder with a file for each recording and format; several processes may fill it, each with other recordings.
+
+    Args:
+        folder: created if it does not exist.
+        formats: keys of `asr.transcripts.FORMATS`.
+        names: recording -> its files without their suffixes.
+
+    Attributes:
+        done: recordings that have all their files.
+
+    Raises:
+        AsrError: the folder cannot be made.
+    """
+
+    def __init__(self, folder: Path, formats: Sequence[str], names: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._formats = formats
+        self._names = names
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            here = {entry.name for entry in os.scandir(folder)}
+        except OSError as error:
+            raise AsrError(f"{folder}: transcripts cannot be written there ({error.strerror}).") from error
+        suffixes = [SUFFIXES[kind] for kind in formats]
+        self.done = {
+            name: stem for name, stem in names.items() if all(f"{stem}{suffix}" in here for suffix in suffixes)
+        }
+
+    def require_maker(self, maker: str) -> None:
+        """Sets the recognizer of the files to come, which must be that of those that are there.
+
+        Raises:
+            AsrError: they are from another recognizer, or the folder cannot be written.
+        """
+        path = self._folder / _MAKER_FILE
+        if self.done and path.is_file():
+            other = path.read_text(encoding="utf-8", errors="replace").strip()
+            if other != maker:
+                raise AsrError(
+                    f"{self._folder}: what is there was recognized by {other!r}, not by {maker!r}; choose another "
+                    "--output-dir, or empty this one."
+                )
+        with open_atomic(path) as file:
+            file.write(f"{maker}\n".encode())
+
+    def add(self, name: str, transcript: Transcript) -> None:
+        """Writes the files of a recording, each of them at once.
+
+        Raises:
+            AsrError: they cannot be written, for instance because the disk is full.
+        """
+        for kind in self._formats:
+            path = self._folder / f"{self._names[name]}{SUFFIXES[kind]}"
+            with atomic_path(path) as partial:
+                partial.write_text(format_transcript(transcript, kind), encoding="utf-8", errors="backslashreplace")
+
+
+_MAKER_FILE = ".made_by"
 
 
 def maker_of(recognizer: Recognizer, kind: str = "") -> str:

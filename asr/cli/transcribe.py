@@ -13,23 +13,25 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from asr.audio.io import AUDIO_SUFFIXES, find_audio_files, read_audio
 from asr.cli.compile import compiling_notice
 from asr.cli.options import add_recognizer_arguments, describe, recognizer_from
 from asr.cli.output import (
     KALDI_FILES,
     LatticeWriter,
     ResultsFile,
+    TranscriptFolder,
     add_lattice_arguments,
     maker_of,
     print_line,
     print_record,
 )
+from asr.cli.recordings import Recordings, Shard, audio_files, recordings
 from asr.cli.stream import STANDARD_INPUT, add_stream_arguments, run_streams
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
 from asr.results import RecognitionResult, StageTimes, format_cache, later_cache
 from asr.serialization import require_writable
+from asr.transcripts import FORMATS, Transcript, format_transcript, parse_formats, unique_names
 
 _Name = TypeVar("_Name", Path, str)
 
@@ -47,26 +49,6 @@ class Outcome(Generic[_Name]):
     name: _Name
     result: RecognitionResult | None = None
     error: str = ""
-
-
-def audio_files(paths: Sequence[str | Path]) -> list[Path]:
-    """The given files, and all audio files below the given folders, without duplicates.
-
-    A path that does not exist stays in the list, so that it is reported with the other failures.
-
-    Raises:
-        AsrError: a folder has no audio files in it.
-    """
-    files: dict[Path, None] = {}
-    for path in map(Path, paths):
-        if path.is_dir():
-            found = find_audio_files(path)
-            if not found:
-                raise AsrError(f"{path}: there are no audio files in this folder ({', '.join(AUDIO_SUFFIXES)}).")
-            files.update(dict.fromkeys(found))
-        else:
-            files[path] = None
-    return list(files)
 
 
 def transcribe(
@@ -147,8 +129,12 @@ NAME = "transcribe"
 
 HELP = """Turns audio files into words: WAV, FLAC, MP3, OGG, ... of any sampling rate, mono or stereo, of any length.
 
-A file that cannot be read is reported; the others are done, and the exit code is 1. With --output, files that are in
-the output already are skipped, so that an interrupted run continues where it stopped.
+Recordings are audio files, folders of them, a wav.scp of Kaldi (with the segments beside it), or a manifest of lhotse
+cuts (.jsonl or .jsonl.gz). m4a, mp4, webm and the like need FFmpeg's libraries: pip install 'onepass-asr[media]'.
+
+A file that cannot be read is reported; the others are done, and the exit code is 1. With --output or --output-dir,
+what is done already is skipped, so that an interrupted run continues where it stopped. --shard I/N does every N-th
+recording, for job arrays: give each job an --output of its own, or all of them the same --output-dir.
 
 A JSON line has these fields:
   audio      the path as given
@@ -173,12 +159,16 @@ examples:
   asr transcribe recordings/ --jsonl --output words.jsonl
   asr transcribe talk.wav --ngram-only --statistics
   asr transcribe talk.wav --nbest 10 --jsonl
+  asr transcribe talk.mp4 --output-format srt > talk.srt
+  asr transcribe recordings/ --output-format vtt,json --output-dir words/
+  asr transcribe data/test/wav.scp --output-format ctm > words.ctm
+  asr transcribe recordings/ --shard 3/8 --output words.3.jsonl
   asr transcribe recordings/ --lattices lattices/ --lattice-format kaldi --jsonl
   arecord -f S16_LE -r 16000 -t raw | asr transcribe --stream --raw-rate 16000 --jsonl -"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("audio", nargs="+", help="audio files, or folders of them")
+    parser.add_argument("audio", nargs="+", help="audio files, folders of them, wav.scp, or lhotse cuts")
     parser.add_argument(
         "--jsonl", action="store_true", help="one JSON object for each file, with word times and scores"
     )
@@ -188,6 +178,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="append JSON Lines to this file, and skip audio files that are in it already (with --stream nothing is "
         "skipped)",
     )
+    parser.add_argument(
+        "--output-format",
+        metavar="FORMAT",
+        help=f"{'; '.join(f'{name}: {kind.help}' for name, kind in FORMATS.items())}. To stdout, or with "
+        "--output-dir to files; several with commas between them",
+    )
+    parser.add_argument(
+        "--output-dir",
+        metavar="DIR",
+        help="one file for each recording and format in this folder; those that are there already are skipped",
+    )
+    parser.add_argument("--shard", metavar="I/N", default="1/1", help="do part I of N of the recordings only")
     parser.add_argument(
         "--statistics", action="store_true", help="print the times of all stages and cache counts to stderr"
     )
@@ -209,7 +211,8 @@ def run(args: argparse.Namespace) -> int:
         raise AsrError(f"--nbest {args.nbest}: ask for 1 sentence or more.")
     if args.nbest > 1 and args.stream:
         raise AsrError("--nbest and --stream exclude each other; transcribe the recording afterwards.")
-    if args.nbest > 1 and not args.jsonl and args.output is None:
+    formats = _formats(args)
+    if args.nbest > 1 and args.output is None and not {"json", "jsonl"} & set(formats):
         raise AsrError("--nbest needs --jsonl or --output: the further sentences are a JSON field.")
     if args.stream and args.lattices:
         raise AsrError("--lattices and --stream exclude each other; transcribe the recording afterwards.")
@@ -217,12 +220,37 @@ def run(args: argparse.Namespace) -> int:
         return _run_streams(args)
     if STANDARD_INPUT in args.audio:
         raise AsrError("standard input (-) needs --stream.")
-    files = audio_files(args.audio)
-    _require_output(args, files)
+    found = recordings(args.audio)
+    _require_output(args, found.inputs)
+    if args.output_dir is not None:
+        names = dict(zip(found.names, unique_names(found.stems), strict=True))
+        return _transcribe(args, found, TranscriptFolder(Path(args.output_dir), formats, names))
+    if formats and not FORMATS[formats[0]].is_joinable and len(found.names) > 1:
+        raise AsrError(f"--output-format {formats[0]} of several recordings needs --output-dir: one file for each.")
     if args.output is None:
-        return _transcribe(args, files, None)
+        return _transcribe(args, found, None)
     with ResultsFile(Path(args.output), "audio") as output:
-        return _transcribe(args, files, output)
+        return _transcribe(args, found, output)
+
+
+def _formats(args: argparse.Namespace) -> tuple[str, ...]:
+    """The formats that are asked for; `--jsonl` is one."""
+    formats = parse_formats(args.output_format) if args.output_format is not None else ()
+    if args.output_dir is not None:
+        if args.output is not None:
+            raise AsrError("--output and --output-dir exclude each other; --output-format jsonl gives the same lines.")
+        formats = formats or (("jsonl",) if args.jsonl else ("txt",))
+    elif len(formats) > 1:
+        raise AsrError(f"--output-format {args.output_format}: several formats need --output-dir.")
+    if formats and args.stream:
+        raise AsrError("--output-format and --stream exclude each other; a stream has lines of text, or --jsonl.")
+    if formats and args.output is not None:
+        raise AsrError("--output has JSON Lines always; with --output-format give --output-dir, or redirect stdout.")
+    if args.jsonl and formats not in ((), ("jsonl",)):
+        raise AsrError(f"--jsonl and --output-format {args.output_format} exclude each other; give one of them.")
+    if args.jsonl and not formats:
+        formats = ("jsonl",)
+    return formats
 
 
 def _require_output(args: argparse.Namespace, files: Sequence[Path]) -> None:
@@ -235,11 +263,13 @@ def _require_output(args: argparse.Namespace, files: Sequence[Path]) -> None:
         require_writable(*outputs, inputs=inputs)
 
 
-def _transcribe(args: argparse.Namespace, files: list[Path], output: ResultsFile | None) -> int:
-    done = output.done if output is not None else {}
-    todo = [path for path in files if str(path) not in done]
-    if len(todo) < len(files):
-        print(f"{len(files) - len(todo)} of {len(files)} files are in {args.output} already.", file=sys.stderr)
+def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile | TranscriptFolder | None) -> int:
+    names = found.shard(Shard.parse(args.shard))
+    done = output.done if output is not None else ()
+    todo = [name for name in names if name not in done]
+    if len(todo) < len(names):
+        where = args.output if args.output is not None else args.output_dir
+        print(f"{len(names) - len(todo)} of {len(names)} files are in {where} already.", file=sys.stderr)
     if not todo and not done:
         return 0
     recognizer = recognizer_from(args)
@@ -253,17 +283,18 @@ def _transcribe(args: argparse.Namespace, files: list[Path], output: ResultsFile
     lattices = None
     if args.lattices is not None:
         lattices = LatticeWriter(args.lattices, args.lattice_format, recognizer, list(map(Path, done)))
-    outcomes = transcribe(recognizer, todo, read_audio, nbest=args.nbest)
+    outcomes = transcribe(recognizer, todo, found.read, nbest=args.nbest)
     console = Console(stderr=True)
     if not args.no_progress and console.is_terminal:
         outcomes = iter(track(outcomes, "transcribing", total=len(todo), console=console))
-    failures: list[Outcome[Path]] = []
+    write = _writer(args, found, output)
+    failures: list[Outcome[str]] = []
     times, cache = StageTimes(), dict[str, int | float]()
     for outcome in outcomes:
         # The lattice comes first: what is in the output is done.
         if outcome.result is not None and lattices is not None:
-            lattices.write(outcome.name, outcome.result)
-        _write(outcome, output, as_json=args.jsonl)
+            lattices.write(Path(outcome.name), outcome.result)
+        write(outcome)
         if outcome.result is None:
             failures.append(outcome)
             print(f"asr: {outcome.error}", file=sys.stderr)
@@ -290,12 +321,31 @@ def _run_streams(args: argparse.Namespace) -> int:
         return 1 if run_streams(args, recognizer, names, output) else 0
 
 
-def _write(outcome: Outcome[Path], output: ResultsFile | None, as_json: bool) -> None:
-    record: dict[str, Any] = {"audio": str(outcome.name)}
-    record.update(outcome.result.as_dict() if outcome.result is not None else {"error": outcome.error})
-    if output is not None:
-        output.add(record)
-    elif as_json:
-        print_record(record, sys.stdout)
-    elif outcome.result is not None:
-        print_line(f"{outcome.name}: {outcome.result.text}", sys.stdout)
+def _writer(
+    args: argparse.Namespace, found: Recordings, output: ResultsFile | TranscriptFolder | None
+) -> Callable[[Outcome[str]], None]:
+    """What is done with each outcome; errors are in JSON Lines only."""
+    formats = _formats(args)
+    names = dict(zip(found.names, unique_names(found.stems), strict=True)) if formats else {}
+
+    def write(outcome: Outcome[str]) -> None:
+        record: dict[str, Any] = {"audio": outcome.name}
+        record.update(outcome.result.as_dict() if outcome.result is not None else {"error": outcome.error})
+        if isinstance(output, ResultsFile):
+            output.add(record)
+        elif formats == ("jsonl",) and output is None:
+            print_record(record, sys.stdout)
+        elif outcome.result is None:
+            return
+        elif not formats:
+            print_line(f"{outcome.name}: {outcome.result.text}", sys.stdout)
+        else:
+            result = outcome.result
+            transcript = Transcript(names[outcome.name], result.words, result.duration, record)
+            if isinstance(output, TranscriptFolder):
+                output.add(outcome.name, transcript)
+            else:
+                document = format_transcript(transcript, formats[0])
+                print_line(document.removesuffix("\n"), sys.stdout) if document else None
+
+    return write

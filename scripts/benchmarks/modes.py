@@ -13,7 +13,8 @@ from asr.audio.io import read_audio
 from asr.bundle import Bundle, bundle_folder
 from asr.cli.compile import compiling_notice
 from asr.cli.options import device_from
-from asr.cli.transcribe import audio_files, transcribe
+from asr.cli.recordings import audio_files
+from asr.cli.transcribe import transcribe
 from asr.decoding.build import MODES, available_modes
 from asr.metrics import read_transcripts, score_transcripts
 from asr.recognizer import Recognizer

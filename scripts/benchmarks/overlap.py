@@ -17,7 +17,7 @@ from torch import Tensor
 
 from asr.audio.io import read_audio
 from asr.bundle import bundle_folder
-from asr.cli.transcribe import audio_files
+from asr.cli.recordings import audio_files
 from asr.decoding.build import OLD_FIRST_PASSES
 from asr.recognizer import Recognizer, ResourceOptions
 from scripts.benchmarks.inputs import argument_parser

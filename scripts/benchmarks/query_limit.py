@@ -18,7 +18,7 @@ from torch import Tensor
 
 from asr.audio.io import read_audio
 from asr.cli.options import add_recognizer_arguments, recognizer_from
-from asr.cli.transcribe import audio_files
+from asr.cli.recordings import audio_files
 from asr.decoding.backend import Backend, Frame
 from asr.decoding.frame import TorchFrameBackend
 from asr.decoding.interface import DecodingOptions

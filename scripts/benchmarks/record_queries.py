@@ -18,7 +18,7 @@ import torch
 from asr.audio.io import read_audio
 from asr.audio.waveform import split_at_pauses
 from asr.cli.options import add_recognizer_arguments, recognizer_from
-from asr.cli.transcribe import audio_files
+from asr.cli.recordings import audio_files
 from asr.decoding.build import build_decoder
 from asr.errors import AsrError
 from asr.lm.cached.engine import CachedRNNLM

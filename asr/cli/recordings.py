@@ -1,0 +1,138 @@
+"""The recordings that a command line names: audio files, folders of them, Kaldi's wav.scp, and lhotse cuts."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from asr.audio.io import AUDIO_SUFFIXES, find_audio_files, read_audio
+from asr.errors import AsrError
+
+
+def audio_files(paths: Sequence[str | Path]) -> list[Path]:
+    """The given files, and all audio files below the given folders, without duplicates.
+
+    A path that does not exist stays in the list, so that it is reported with the other failures.
+
+    Raises:
+        AsrError: a folder has no audio files in it.
+    """
+    files: dict[Path, None] = {}
+    for path in map(Path, paths):
+        if path.is_dir():
+            found = find_audio_files(path)
+            if not found:
+                raise AsrError(f"{path}: there are no audio files in this folder ({', '.join(AUDIO_SUFFIXES)}).")
+            files.update(dict.fromkeys(found))
+        else:
+            files[path] = None
+    return list(files)
+
+
+@dataclass
+class Recordings:
+    """Names of recordings in order, and how to read them.
+
+    Args:
+        names: paths of audio files, ids of utterances and cuts; each once.
+        stems: a short name for each, which need not be unique.
+        inputs: the files that these come from, which no output may overwrite.
+    """
+
+    names: list[str] = field(default_factory=list)
+    stems: list[str] = field(default_factory=list)
+    inputs: list[Path] = field(default_factory=list)
+    _readers: dict[str, Callable[[int], Tensor]] = field(default_factory=dict)
+
+    def read(self, name: str, sampling_rate: int) -> Tensor:
+        """The samples (L,) of a recording; raises `AsrError` if it cannot be read."""
+        reader = self._readers.get(name)
+        return read_audio(name, sampling_rate) if reader is None else reader(sampling_rate)
+
+    def add(self, name: str, stem: str, reader: Callable[[int], Tensor] | None = None) -> None:
+        """Adds a recording; an audio file needs no reader."""
+        self.names.append(name)
+        self.stems.append(stem)
+        if reader is not None:
+            self._readers[name] = reader
+
+    def shard(self, shard: Shard) -> list[str]:
+        """The names that belong to one of several jobs."""
+        return self.names[shard.index :: shard.number]
+
+
+def recordings(arguments: Sequence[str]) -> Recordings:
+    """What the arguments of a command name.
+
+    Args:
+        arguments: audio files, folders, `*.scp` files of Kaldi, and `*.jsonl` or `*.jsonl.gz` manifests of lhotse cuts.
+
+    Raises:
+        AsrError: a folder has no audio in it, or a list cannot be read or names a recording twice.
+    """
+    found = Recordings()
+    for argument in arguments:
+        if argument.endswith(".scp"):
+            _add_kaldi(found, argument)
+        elif argument.endswith((".jsonl", ".jsonl.gz")):
+            _add_cuts(found, argument)
+        else:
+            for path in audio_files([argument]):
+                found.inputs.append(path)
+                found.add(str(path), path.stem)
+    if len(set(found.names)) < len(found.names):
+        # The same file under the same path counts once.
+        kept = Recordings(inputs=found.inputs, _readers=found._readers)
+        for name, stem in dict(zip(found.names, found.stems, strict=True)).items():
+            kept.add(name, stem)
+        listed = [name for name in found._readers if found.names.count(name) > 1]
+        if listed:
+            raise AsrError(f"{' '.join(arguments)}: the recording {listed[0]!r} is named twice; give each list once.")
+        return kept
+    return found
+
+
+def _add_kaldi(found: Recordings, path: str) -> None:
+    from asr.datasets.kaldi import read_wav_scp, utterance_reader
+
+    read = utterance_reader()
+    utterances = read_wav_scp(path)
+    found.inputs += [Path(path), *dict.fromkeys(utterance.audio for utterance in utterances)]
+    for utterance in utterances:
+        found.add(utterance.utterance_id, utterance.utterance_id, partial(read, utterance))
+
+
+def _add_cuts(found: Recordings, path: str) -> None:
+    if importlib.util.find_spec("lhotse") is None:
+        raise AsrError(f"{path}: a manifest of cuts needs lhotse; pip install 'onepass-asr[train]'.")
+    from asr.datasets.cuts import cut_waveform, read_cuts
+
+    found.inputs.append(Path(path))
+    for cut in read_cuts([path]):
+        found.add(cut.id, cut.id, partial(cut_waveform, cut))
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of several jobs that share the recordings: job `index`, from 0, of `number`."""
+
+    index: int = 0
+    number: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Reads `I/N`, from 1/N to N/N.
+
+        Raises:
+            AsrError: it is written otherwise.
+        """
+        match = re.fullmatch(r"(\d+)/(\d+)", text)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+            raise AsrError(f"--shard {text}: give the number of this job and of all, from 1/8 to 8/8.")
+        return cls(int(match[1]) - 1, int(match[2]))

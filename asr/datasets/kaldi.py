@@ -1,0 +1,159 @@
+"""Kaldi's data folders: `wav.scp`, `segments`, `text` and `utt2spk`. Nothing in them is run.
+
+The audio of a recording is a file. `wav.scp` may also have the pipes that do nothing but decode a file, such as
+`flac -c -d -s a.flac |`; the file is then read directly. Other pipes are refused.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from asr.audio.io import read_audio
+from asr.errors import AsrError
+from asr.text.normalize import read_text
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """A recording or a part of one.
+
+    Args:
+        utterance_id: its name.
+        audio: the file.
+        begin, end: in seconds; the end is None for the end of the file.
+        recording_id: of the whole file.
+    """
+
+    utterance_id: str
+    audio: Path
+    begin: float = 0.0
+    end: float | None = None
+    recording_id: str = ""
+
+
+# Programs that only decode -> the options they may have, with the number of values of each. What else they can do, such
+# as picking a channel or changing the tempo, would be lost.
+_DECODERS: dict[str, dict[str, int]] = {
+    "cat": {},
+    "flac": {
+        "-c": 0,
+        "-d": 0,
+        "-s": 0,
+        "-cds": 0,
+        "-dcs": 0,
+        "-dc": 0,
+        "-cd": 0,
+        "--silent": 0,
+        "--decode": 0,
+        "--stdout": 0,
+    },
+    "sph2pipe": {"-f": 1, "-p": 0},
+}
+
+
+def read_table(path: str | Path) -> dict[str, str]:
+    """The lines `key value` of a file, by key; blank lines are ignored.
+
+    Raises:
+        AsrError: the file cannot be read, or a key occurs twice.
+    """
+    table: dict[str, str] = {}
+    for number, line in enumerate(read_text(path, "Kaldi file").splitlines(), start=1):
+        key, _, value = line.strip().partition(" ")
+        if "\t" in key:
+            key, _, value = line.strip().partition("\t")
+        if not key:
+            continue
+        if key in table:
+            raise AsrError(f"{path}:{number}: {key!r} occurs twice; keep one of the two lines.")
+        table[key] = value.strip()
+    return table
+
+
+def read_wav_scp(path: str | Path) -> list[Utterance]:
+    """The utterances of a `wav.scp`: those of the file `segments` beside it, if there is one, else whole recordings.
+
+    Raises:
+        AsrError: a file cannot be read, has a line that is not of its format, or a pipe that does more than decode.
+    """
+    path = Path(path)
+    audio = {}
+    for recording, value in read_table(path).items():
+        audio[recording] = _audio_file(value, f"{path}: {recording}")
+    if not audio:
+        raise AsrError(f"{path}: there are no recordings in this file.")
+    segments = path.parent / "segments"
+    if not segments.is_file():
+        return [Utterance(recording, file, recording_id=recording) for recording, file in audio.items()]
+    utterances = []
+    for utterance, value in read_table(segments).items():
+        fields = value.split()
+        begin, end = (_seconds(field) for field in (*fields[1:3], "", "")[:2])
+        if len(fields) < 3 or begin is None or end is None or (end != -1 and end <= begin):
+            raise AsrError(f"{segments}: {utterance}: expected 'utterance recording begin end' in seconds.")
+        if fields[0] not in audio:
+            raise AsrError(f"{segments}: {utterance}: {path.name} does not have the recording {fields[0]!r}.")
+        utterances.append(Utterance(utterance, audio[fields[0]], begin, None if end == -1 else end, fields[0]))
+    return utterances
+
+
+def _audio_file(value: str, where: str) -> Path:
+    if not value.endswith("|"):
+        if not value or "|" in value:
+            raise AsrError(f"{where}: expected the name of an audio file.")
+        return Path(value)
+    try:
+        program, *arguments = shlex.split(value[:-1])
+    except ValueError:
+        program, arguments = "", []
+    options = _DECODERS.get(Path(program).name, {})
+    files = []
+    while arguments:
+        argument = arguments.pop(0)
+        if argument in options:
+            del arguments[: options[argument]]
+        else:
+            files.append(argument)
+    if Path(program).name not in _DECODERS or len(files) != 1 or files[0].startswith("-") or "|" in files[0]:
+        raise AsrError(
+            f"{where}: this program runs no commands; of the pipe {value!r} it can only read around those that decode "
+            f"one file ({', '.join(_DECODERS)}): write the audio to files first."
+        )
+    return Path(files[0])
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and (value >= 0 or value == -1) else None
+
+
+def utterance_reader() -> Callable[[Utterance, int], Tensor]:
+    """A function that reads an utterance (L,) at a sampling rate; it keeps the last file, which the next may need."""
+    last: tuple[Path, int, Tensor] | None = None
+
+    def read(utterance: Utterance, sampling_rate: int) -> Tensor:
+        nonlocal last
+        if utterance.begin == 0.0 and utterance.end is None:
+            return read_audio(utterance.audio, sampling_rate)
+        if last is None or last[:2] != (utterance.audio, sampling_rate):
+            last = (utterance.audio, sampling_rate, read_audio(utterance.audio, sampling_rate))
+        samples = last[2]
+        begin = round(utterance.begin * sampling_rate)
+        end = len(samples) if utterance.end is None else round(utterance.end * sampling_rate)
+        if begin >= len(samples):
+            raise AsrError(
+                f"{utterance.utterance_id}: it begins at {utterance.begin:g} s, but {utterance.audio} has only "
+                f"{len(samples) / sampling_rate:g} s."
+            )
+        return samples[begin:end].clone()
+
+    return read

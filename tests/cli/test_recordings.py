@@ -1,0 +1,174 @@
+"""What `asr transcribe` takes and writes: lists of Kaldi and lhotse, formats, shards, and resuming."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import soundfile
+import torch
+
+from asr.cli.main import main
+from asr.cli.output import ResultsFile
+from asr.cli.recordings import Shard, recordings
+from asr.datasets.kaldi import read_wav_scp
+from asr.errors import AsrError
+from tests.tiny_bundle import RATE, tones
+
+
+def write(path: Path, words: list[str]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(str(path), tones(words).numpy(), RATE, subtype="FLOAT")
+    return path
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A data folder of Kaldi."""
+    one, two = write(tmp_path / "audio" / "one.wav", ["PAT", "TWO"]), write(tmp_path / "audio" / "two.wav", ["SICK"])
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "wav.scp").write_text(f"rec1 {one}\nrec2\tcat {two} |\n")
+    return tmp_path / "data"
+
+
+def test_kaldi_s_recordings_and_segments(data: Path) -> None:
+    found = recordings([str(data / "wav.scp")])
+    assert found.names == ["rec1", "rec2"] and data / "wav.scp" in found.inputs
+    whole = found.read("rec1", RATE)
+    assert torch.equal(whole, tones(["PAT", "TWO"]))
+    assert torch.equal(found.read("rec2", RATE), tones(["SICK"]))
+    (data / "segments").write_text("u1 rec1 0.1 0.5\nu2 rec1 0.25 -1\n")
+    found = recordings([str(data / "wav.scp")])
+    assert found.names == ["u1", "u2"]
+    assert torch.equal(found.read("u1", RATE), whole[1600:8000]) and torch.equal(found.read("u2", RATE), whole[4000:])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("rec3 rm -rf x.wav |", r"runs no commands; of the pipe 'rm -rf x.wav \|'"),
+        ("rec3 sox x.wav -t wav - speed 1.1 |", "runs no commands"),
+        ("rec3 sph2pipe -f wav -c 2 x.sph |", "runs no commands"),
+        ("rec3 cat x.wav; rm y |", "runs no commands"),
+        ("rec3 cat 'x.wav |", "runs no commands"),
+        ("rec3", "expected the name of an audio file"),
+        ("rec1 other.wav", "'rec1' occurs twice"),
+    ],
+)
+def test_no_command_of_a_list_is_run(data: Path, line: str, message: str) -> None:
+    with (data / "wav.scp").open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(AsrError, match=message):
+        read_wav_scp(data / "wav.scp")
+
+
+def test_decoding_pipes_are_read_around(tmp_path: Path) -> None:
+    lines = {
+        "flac -c -d -s {} |": "a.flac",
+        "/usr/bin/sph2pipe -f wav -p {} |": "b.sph",
+        "cat '{}' |": "with space.wav",
+    }
+    content = "".join(f"{place} {line.format(name)}\n" for place, (line, name) in enumerate(lines.items()))
+    (tmp_path / "wav.scp").write_text(content)
+    assert [str(utterance.audio) for utterance in read_wav_scp(tmp_path / "wav.scp")] == list(lines.values())
+
+
+@pytest.mark.parametrize("line", ["u1 rec9 0 1", "u1 rec1 1 0.5", "u1 rec1 x 2", "u1 rec1 1", "u1 rec1 nan 2"])
+def test_wrong_segments_are_one_sentence(data: Path, line: str) -> None:
+    (data / "segments").write_text(f"{line}\n")
+    with pytest.raises(AsrError, match="segments: u1: "):
+        recordings([str(data / "wav.scp")])
+
+
+def test_shards_share_the_recordings() -> None:
+    names = [str(place) for place in range(10)]
+    parts = [names[shard.index :: shard.number] for shard in (Shard.parse(f"{i}/3") for i in (1, 2, 3))]
+    assert sorted(name for part in parts for name in part) == names and {len(part) for part in parts} == {3, 4}
+    for wrong in ("0/3", "4/3", "3", "1/0", "a/b", "-1/2"):
+        with pytest.raises(AsrError, match=r"--shard .*: give the number of this job and of all"):
+            Shard.parse(wrong)
+
+
+@pytest.mark.slow
+def test_formats_are_written_and_resumed(data: Path, tmp_path: Path, tiny_bundle_folder: Path, capsys) -> None:
+    options = ["--bundle", str(tiny_bundle_folder), "--ngram-only", "--decoder", "token-passing"]
+    scp = ["transcribe", str(data / "wav.scp"), *options]
+    assert main([*scp, "--output-format", "trn"]) == 0
+    assert capsys.readouterr().out == "PAT TWO (rec1)\nSICK (rec2)\n"
+    output = tmp_path / "out"
+    folder = [*scp, "--output-format", "srt,ctm", "--output-dir", str(output)]
+    assert main([*folder, "--shard", "2/2"]) == 0
+    assert sorted(path.name for path in output.iterdir()) == [".made_by", "rec2.ctm", "rec2.srt"]
+    before = (output / "rec2.ctm").stat().st_mtime_ns
+    assert main(folder) == 0
+    assert "1 of 2 files are in" in capsys.readouterr().err
+    assert (output / "rec2.ctm").stat().st_mtime_ns == before
+    assert [line.split()[4] for line in (output / "rec1.ctm").read_text().splitlines()] == ["PAT", "TWO"]
+    assert main([*folder, "--search-beam", "9"]) == 2
+    assert "what is there was recognized by" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--output-format", "docx"], "there is no such format"),
+        (["--output-format", "srt,vtt"], "several formats need --output-dir"),
+        (["--output-format", "srt"], "of several recordings needs --output-dir"),
+        (["--output-format", "srt", "--jsonl"], "--jsonl and --output-format srt exclude each other"),
+        (["--output-format", "srt", "--output", "words"], "--output has JSON Lines always"),
+        (["--output-dir", "words", "--output", "words"], "--output and --output-dir exclude each other"),
+        (["--output-format", "srt", "--stream"], "--output-format and --stream exclude each other"),
+        (["--shard", "3/2"], "--shard 3/2"),
+    ],
+)
+def test_wrong_requests_are_one_sentence(data: Path, options: list[str], message: str, capsys) -> None:
+    assert main(["transcribe", str(data / "wav.scp"), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_lhotse_s_cuts(data: Path, tmp_path: Path) -> None:
+    pytest.importorskip("lhotse")
+    from lhotse import CutSet, Recording
+
+    cuts = CutSet.from_cuts(
+        [Recording.from_file(tmp_path / "audio" / "one.wav").to_cut().truncate(offset=0.1, duration=0.3)]
+    )
+    with gzip.open(tmp_path / "cuts.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(cut.to_dict()) + "\n" for cut in cuts)
+    found = recordings([str(tmp_path / "cuts.jsonl.gz")])
+    assert len(found.names) == 1
+    torch.testing.assert_close(found.read(found.names[0], RATE), tones(["PAT", "TWO"])[1600:6400])
+
+
+def test_results_are_known_again_without_parsing_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What makes resuming 100,000 recordings quick; `scripts/bench use` measures it."""
+    words = [{"word": "WORD", "start": 0.1 * place, "end": 0.1 * place + 0.1} for place in range(8)]
+    line = json.dumps({"audio": "@", "text": "WORD " * 8, "words": words, "made_by": "tones ngram abc"})
+    path = tmp_path / "words.jsonl"
+    path.write_text("".join(line.replace("@", f"folder/{place}.wav") + "\n" for place in range(1000)))
+    with monkeypatch.context() as patch:
+        patch.delattr("asr.cli.output._record")
+        output = ResultsFile(path, "audio")
+    with output:
+        assert len(output.done) == 1000
+        assert output.record("folder/777.wav")["audio"] == "folder/777.wav"
+        with pytest.raises(AsrError, match="was recognized by 'tones ngram abc', not by 'other'"):
+            output.require_maker("other")
+
+
+def test_lines_that_others_wrote_are_read_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "words.jsonl"
+    records = [
+        {"audio": "plain.wav", "text": "A", "made_by": "x"},
+        {"audio": 'quo"te\\.wav', "text": "B", "made_by": "x"},
+        {"text": "C", "audio": "order.wav"},
+        {"audio": "failed.wav", "error": "bad", "made_by": "x"},
+        {"audio": "fake.wav", "text": 'D", "made_by": "y', "made_by": "x"},
+    ]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    with ResultsFile(path, "audio") as output:
+        assert list(output.done) == ["plain.wav", 'quo"te\\.wav', "order.wav", "fake.wav"]
+        assert [output.record(name)["text"] for name in output.done] == ["A", "B", "C", 'D", "made_by": "y']
+        output.require_maker("x")

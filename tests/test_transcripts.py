@@ -1,0 +1,89 @@
+"""Formats of transcripts: what other programs read is exactly what they expect."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from asr.errors import AsrError
+from asr.results import Word
+from asr.transcripts import FORMATS, Transcript, cues, format_transcript, parse_formats, unique_names
+
+WORDS = (
+    Word("SHE", 0.5, 0.7, 0.9),
+    Word("SAID", 0.7, 1.0, 0.25),
+    Word('"A<B"', 3.0, 3.25, 1.0),
+    Word("OVERLAPS", 3.2, 3.2, 1.0),
+)
+TALK = Transcript("talk", WORDS, 4.0, {"audio": "talk.wav", "text": "SHE SAID"})
+
+EXPECTED = {
+    "txt": 'SHE SAID "A<B" OVERLAPS\n',
+    "jsonl": '{"audio": "talk.wav", "text": "SHE SAID"}\n',
+    "srt": ('1\n00:00:00,500 --> 00:00:01,000\nSHE SAID\n\n2\n00:00:03,000 --> 00:00:03,200\n"A<B" OVERLAPS\n\n'),
+    "vtt": (
+        'WEBVTT\n\n00:00:00.500 --> 00:00:01.000\nSHE SAID\n\n00:00:03.000 --> 00:00:03.200\n"A&lt;B" OVERLAPS\n\n'
+    ),
+    "tsv": 'start\tend\ttext\n500\t1000\tSHE SAID\n3000\t3200\t"A<B" OVERLAPS\n',
+    "ctm": (
+        "talk 1 0.500 0.200 SHE 0.9000\ntalk 1 0.700 0.300 SAID 0.2500\n"
+        'talk 1 3.000 0.250 "A<B" 1.0000\ntalk 1 3.200 0.000 OVERLAPS 1.0000\n'
+    ),
+    "stm": 'talk 1 talk 0.500 1.000 SHE SAID\ntalk 1 talk 3.000 3.200 "A<B" OVERLAPS\n',
+    "trn": 'SHE SAID "A<B" OVERLAPS (talk)\n',
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_document_is_as_specified(name: str) -> None:
+    assert format_transcript(TALK, name) == EXPECTED[name]
+
+
+def test_json_is_one_object() -> None:
+    assert json.loads(format_transcript(TALK, "json")) == TALK.record
+
+
+def test_intervals_of_a_textgrid_cover_the_recording_without_overlap() -> None:
+    text = format_transcript(TALK, "textgrid")
+    assert text.startswith('File type = "ooTextFile"\nObject class = "TextGrid"\n\nxmin = 0\nxmax = 4.0000\n')
+    begins, ends = ([float(time) for time in re.findall(rf" {name} = ([\d.]+)", text)] for name in ("xmin", "xmax"))
+    begins, ends = begins[1:], ends[1:]  # of the tier
+    assert begins[0] == 0.0 and ends[-1] == 4.0 and begins[1:] == ends[:-1]
+    assert all(end > begin for begin, end in zip(begins, ends, strict=True))
+    assert re.findall(r'text = "(.*)"', text) == ["", "SHE", "SAID", "", '""A<B""', "OVERLAPS", ""]
+    assert "intervals: size = 7" in text
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_recording_without_words(name: str) -> None:
+    text = format_transcript(Transcript("quiet", (), 0.0, {"audio": "quiet.wav"}), name)
+    expected = {"txt": "\n", "srt": "", "vtt": "WEBVTT\n\n", "ctm": "", "stm": "", "trn": "(quiet)\n"}
+    assert text == expected.get(name, text)
+
+
+def test_a_clock_rounds_over_minutes_and_hours() -> None:
+    late = Transcript("late", (Word("A", 59.9996, 3599.9999),), 3600.0, {})
+    assert "00:01:00,000 --> 01:00:00,000" in format_transcript(late, "srt")
+
+
+def test_subtitles_are_short_enough_to_read() -> None:
+    words = [Word("WORDS", 0.3 * place, 0.3 * place + 0.3) for place in range(100)]
+    found = list(cues(words))
+    assert [word for cue in found for word in cue.words] == words
+    assert max(len(cue.text) for cue in found) <= 84
+    assert max(cue.end - cue.begin for cue in found) <= 7.0 + 1e-9
+    lines = format_transcript(Transcript("long", tuple(words), 30.0, {}), "srt").splitlines()
+    assert max(map(len, lines)) <= 45
+
+
+def test_names_are_unique_and_hold_no_white_space() -> None:
+    assert unique_names(["a", "b c", "a", "a.2", "a", "d/(e)"]) == ["a", "b_c", "a.2", "a.2.2", "a.3", "d_e_"]
+
+
+def test_formats_by_name() -> None:
+    assert parse_formats("SRT, json,srt") == ("srt", "json")
+    for wrong in ("docx", "", ","):
+        with pytest.raises(AsrError, match="there is no such format; there are txt, json"):
+            parse_formats(wrong)
