@@ -26,7 +26,6 @@ COMMANDS = {
     "stream": "streaming: word errors, corrections and delay over the window",
     "overlap": "recognition with worker threads",
     "data": "batches per second of the training data",
-    "simulate": "frame log-probabilities for any text, made from segments of real speech",
     "record-queries": "records the queries of a decoding run, for `query`",
     "query-limit": "the hidden-layer work that no exact method can avoid",
 }

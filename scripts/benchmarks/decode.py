@@ -4,9 +4,9 @@
     scripts/bench decode              # the papers' tables and other decoders as well; with --plots FOLDER figures
     scripts/bench decode --log-probs FILE.npz --references FILE
 
-Without frames of your own (npz: utterance id -> (T, C); lines `id words`) it decodes a simulation made of real speech
-(simulation.py), whose data it makes once from the corpora. Times are CPU seconds of this process, both sides of a ratio
-in one run, the faster of two; graphs and models are loaded and loops compiled before.
+Without frames of your own (npz: utterance id -> (T, C); lines `id words`) it decodes dev-clean-2, or the demo's clips
+where the corpora are missing. Times are CPU seconds of this process, both sides of a ratio in one run, the faster of
+two; graphs and models are loaded and loops compiled before.
 """
 
 from __future__ import annotations
@@ -37,12 +37,11 @@ from scripts.benchmarks.decode_workload import (
     decode_all,
     given,
     lesser,
-    simulated,
+    spoken,
     word_error_rate,
 )
 from scripts.benchmarks.inputs import LIBRISPEECH_BUNDLE, argument_parser, default_corpora
 from scripts.benchmarks.nbest import measure_n_best, middle_sized
-from scripts.benchmarks.simulate import require_folder
 
 # Beams so wide that pruning cannot tell two passes apart.
 WIDE = {"search_beam": 30.0, "max_active_states": 20_000}
@@ -58,11 +57,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--corpora", type=Path, default=default_corpora(), help="(default: %(default)s)")
     parser.add_argument("--log-probs", type=Path, help="npz: utterance id -> (T, C) natural log-probabilities")
     parser.add_argument("--references", type=Path, help="utterance id and words a line")
-    parser.add_argument("--simulation", type=Path, help="folder of `simulate prepare` (default: made by itself)")
-    parser.add_argument(
-        "--trigram-wer", choices=["6", "12"], default="12", help="about, on the simulation (default: %(default)s)"
-    )
-    parser.add_argument("--num-utterances", type=int, help="default: 24 with --quick, 60 of the simulation, else all")
+    parser.add_argument("--num-utterances", type=int, help="default: 24 with --quick, 60 of dev-clean-2, else all")
     parser.add_argument("--large-ngram", type=Path, help="a larger n-gram model for four-caches' tables")
     parser.add_argument("--lexicon", type=Path, help="the graph's, for flashlight-text")
     parser.add_argument("--arpa", type=Path, help="the graph's n-gram model, for flashlight-text")
@@ -70,8 +65,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--plots", type=Path, help="folder for figures (needs matplotlib)")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    workload = chosen_workload(args)
     bundle = Bundle.load(args.bundle)
+    workload = chosen_workload(args, bundle)
     if bundle.rnn_lm is None or bundle.small_ngram is None:
         raise AsrError(f"{args.bundle}: the bundle has no recurrent language model; name one that has.")
     with torch.no_grad():
@@ -89,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
 TABLES = ("speed", "batches", "peers", "index-table", "prefix-tree", "four-caches", "frame-batch")
 
 
-def chosen_workload(args: argparse.Namespace) -> Workload:
+def chosen_workload(args: argparse.Namespace, bundle: Bundle) -> Workload:
     if (args.log_probs is None) != (args.references is None):
         raise AsrError("--log-probs and --references belong together; give both or neither.")
     if args.log_probs is not None:
@@ -97,8 +92,7 @@ def chosen_workload(args: argparse.Namespace) -> Workload:
             args.log_probs, args.references, args.num_utterances or (_QUICK_UTTERANCES if args.quick else None)
         )
     num = args.num_utterances or (_QUICK_UTTERANCES if args.quick else 60)
-    rate = f"{args.trigram_wer} %"
-    return simulated(require_folder(args.simulation, args.bundle, args.corpora), rate, num)
+    return spoken(bundle, args.corpora, num)
 
 
 def warm_up(bundle: Bundle, workload: Workload) -> None:

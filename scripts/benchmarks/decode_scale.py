@@ -4,8 +4,9 @@
 
 Each graph is named with its file (`asr graph --finished` loads fastest) and with the n-gram model it was built from
 (`asr lm ngram --binary`), which the recurrent language model replaces; words that the latter lacks are its `<unk>`.
-Each graph is measured in a process of its own, so that its peak memory is its own. The frames are the simulation of
-`scripts/bench decode`. Times are CPU seconds, all columns of a row in one process, the faster of two runs.
+Each graph is measured in a process of its own, so that its peak memory is its own. The frames are those of
+`scripts/bench decode`, so the graphs need the topology of the bundle's. Times are CPU seconds, all columns of a row in
+one process, the faster of two runs.
 """
 
 from __future__ import annotations
@@ -30,20 +31,18 @@ from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.ngram.io import load_ngram_lm
 from scripts.benchmarks.decode_workload import (
-    CLARITY,
     RNN_BEAMS,
     Workload,
     best_of,
     decode_all,
     lesser,
     rnn_lm,
-    simulated,
+    spoken,
     timed,
     word_error_rate,
 )
 from scripts.benchmarks.inputs import LIBRISPEECH_BUNDLE, argument_parser, default_corpora
 from scripts.benchmarks.report import table
-from scripts.benchmarks.simulate import require_folder
 
 BEAMS = ((8.0, 1000), (11.0, 2000), (14.0, 3000), (17.0, 5000))
 BATCH_SIZES = (1, 8, 32)
@@ -54,7 +53,6 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--graphs", nargs="+", required=True, metavar="NAME=GRAPH,NGRAM")
     parser.add_argument("--bundle", type=Path, default=LIBRISPEECH_BUNDLE)
     parser.add_argument("--corpora", type=Path, default=default_corpora(), help="(default: %(default)s)")
-    parser.add_argument("--simulation", type=Path, help="folder of `simulate prepare` (default: made by itself)")
     parser.add_argument("--num-utterances", type=int, default=32)
     parser.add_argument("--parts", nargs="+", default=["size", "beams"], choices=["size", "beams"])
     args = parser.parse_args(argv)
@@ -76,46 +74,39 @@ def measured(part: str, named: str, args: argparse.Namespace) -> list[dict[str, 
     if not ngram_file:
         raise AsrError(f"--graphs {named}: it is NAME=GRAPH,NGRAM.")
     bundle = Bundle.load(args.bundle)
-    data = require_folder(args.simulation, args.bundle, args.corpora)
-    workloads = {rate: simulated(data, rate, args.num_utterances) for rate in CLARITY}
+    workload = spoken(bundle, args.corpora, args.num_utterances)
     with torch.no_grad():
         if part == "size":
-            return over_size(name, Path(graph_file), Path(ngram_file), bundle, workloads)
-        return over_beams(name, DecodingGraph.load(graph_file), bundle, workloads["12 %"])
+            return over_size(name, Path(graph_file), Path(ngram_file), bundle, workload)
+        return over_beams(name, DecodingGraph.load(graph_file), bundle, workload)
 
 
 def over_size(
-    name: str, graph_file: Path, ngram_file: Path, bundle: Bundle, workloads: dict[str, Workload]
+    name: str, graph_file: Path, ngram_file: Path, bundle: Bundle, workload: Workload
 ) -> list[dict[str, Any]]:
-    """Each decoder at the bundle's beams: memory, ms a frame, word error rates at both clarities."""
+    """Each decoder at the bundle's beams: memory, ms a frame, word error rates."""
     options, _ = decoding_options(bundle, "ngram", {})
     graph, load_s = timed(lambda: DecodingGraph.load(graph_file))
     row: dict[str, Any] = {"graph": name, "states": graph.num_states, "arcs": graph.num_arcs, "load s": load_s}
     row["graph MB"] = resident_mb()
-    harder = workloads["12 %"]
     torch_pass = TokenPassingDecoder(graph, options)
-    decode_all(torch_pass, harder.frames[:2])  # the loops are compiled before
-    add(row, "torch", lesser(lambda: decode_all(torch_pass, harder.frames)), harder)
-    add(row, "torch, 1", lesser(lambda: decode_all(torch_pass, harder.frames, batch_size=1)), harder, False)
+    decode_all(torch_pass, workload.frames[:2])  # the loops are compiled before
+    add(row, "torch", lesser(lambda: decode_all(torch_pass, workload.frames)), workload)
+    add(row, "torch, 1", lesser(lambda: decode_all(torch_pass, workload.frames, batch_size=1)), workload, False)
     row["torch MB"] = resident_mb()
     k2_pass = K2Decoder(graph, options)
-    found = lesser(lambda: decode_all(k2_pass, harder.frames))
-    add(row, "k2", found, harder)
+    found = lesser(lambda: decode_all(k2_pass, workload.frames))
+    add(row, "k2", found, workload)
     row["k2 MB"] = resident_mb()
-    words, seconds = lesser(lambda: kaldi(graph, options, harder))
-    row["kaldi ms"] = 1e3 * seconds / harder.num_frames
-    row["kaldi WER"] = word_error_rate(words, harder.references)
+    words, seconds = lesser(lambda: kaldi(graph, options, workload))
+    row["kaldi ms"] = 1e3 * seconds / workload.num_frames
+    row["kaldi WER"] = word_error_rate(words, workload.references)
     row["kaldi MB"] = resident_mb()
     rnn_options, _ = decoding_options(bundle, "rnn", RNN_BEAMS)
     rnn_pass, small = K2Decoder(graph, rnn_options), load_ngram_lm(ngram_file)
-    for rate, workload in workloads.items():
-        ngram = found if rate == "12 %" else lesser(lambda work=workload: decode_all(k2_pass, work.frames))
-        results, seconds = lesser(
-            lambda work=workload: decode_all(rnn_pass, work.frames, rnn_lm(bundle, small=small)[0])
-        )
-        row[f"{rate}: WER 3-gram"] = word_error_rate(best_of(ngram[0]), workload.references)
-        row[f"{rate}: WER RNN LM"] = word_error_rate(best_of(results), workload.references)
-        row[f"{rate}: RNN LM / 3-gram time"] = seconds / ngram[1]
+    results, seconds = lesser(lambda: decode_all(rnn_pass, workload.frames, rnn_lm(bundle, small=small)[0]))
+    row["RNN LM WER"] = word_error_rate(best_of(results), workload.references)
+    row["RNN LM / 3-gram time"] = seconds / found[1]
     return [row]
 
 

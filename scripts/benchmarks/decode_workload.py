@@ -23,11 +23,8 @@ from asr.lm.combine import Difference, Interpolated, RemappedLM
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
 from asr.metrics import NO_ERRORS, count_errors, read_transcripts
-from asr.text.lexicon import Lexicon
-from scripts.benchmarks.simulation import FrameSimulator, SegmentPool, SimulationFolder, evenly, simulate
+from scripts.benchmarks.speech import evenly, frames_of, recordings
 
-# At these clarities the trigram of checkpoints/librispeech has about this word error rate, in %.
-CLARITY = {"6 %": 4.5, "12 %": 1.35}
 BATCH_SIZE = 32
 # The RNN LM weighs the frames less than the n-gram does: at equal effort its beams are narrower. These give up little.
 RNN_BEAMS = {"search_beam": 10.5, "output_beam": 5.0, "context_beam": 5.0}
@@ -39,7 +36,7 @@ class Workload:
     """Utterances to decode.
 
     Args:
-        name: `simulation ...` wherever frames are simulated.
+        name: what was recorded.
         frames: log_prob (T, C) of each utterance.
         references: its words.
     """
@@ -57,13 +54,10 @@ class Workload:
         return sum(map(len, self.references))
 
 
-def simulated(data: SimulationFolder, rate: str, num_utts: int) -> Workload:
-    """Simulated utterances, spread evenly over those of the folder; `rate` is a key of CLARITY."""
-    lines = list(read_transcripts(data.sentences).values())
-    sentences = evenly(lines, num_utts)
-    simulator = FrameSimulator(SegmentPool.load(data.segments), CLARITY[rate])
-    made = simulate(simulator, sentences, Lexicon.from_file(data.lexicon))
-    return Workload(f"simulation {rate}", [torch.from_numpy(frames) for frames in made], list(sentences))
+def spoken(bundle: Bundle, corpora: Path | None, num_utts: int) -> Workload:
+    """Real speech, heard by the bundle's acoustic model."""
+    name, speech = recordings(corpora, num_utts)
+    return Workload(name, frames_of(bundle, speech), [recording.words for recording in speech])
 
 
 def given(log_probs: Path, references: Path, num_utts: int | None) -> Workload:

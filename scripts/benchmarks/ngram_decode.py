@@ -39,9 +39,7 @@ from asr.lm.offload import HostNgramLM, HostTable, bytes_to_find_arcs, table_byt
 from asr.metrics import bootstrap_interval, score_transcripts
 from asr.recognizer import Recognizer
 from asr.results import StageTimes
-from scripts.benchmarks.decode_workload import simulated
 from scripts.benchmarks.inputs import argument_parser
-from scripts.benchmarks.simulation import SimulationFolder
 
 CPU = torch.device("cpu")
 REFERENCE = "trigram"
@@ -73,10 +71,7 @@ class System:
 
 def main(argv: Sequence[str]) -> int:
     parser = argument_parser("ngram-decode", __doc__)
-    speech = parser.add_mutually_exclusive_group(required=True)
-    speech.add_argument("--cuts", help="manifest of 'asr prepare'")
-    speech.add_argument("--simulation", type=Path, help="folder of `scripts/bench simulate prepare`; trigram at 12 %%")
-    parser.add_argument("--num-utterances", type=int, default=200, help="of the simulation")
+    parser.add_argument("--cuts", required=True, help="manifest of 'asr prepare'")
     parser.add_argument("--bundle", default="librispeech")
     parser.add_argument("--large-ngram", required=True, type=Path, help="binary n-gram model")
     parser.add_argument("--pruned-ngram", type=Path, help="the model that --pruned-graph was compiled from")
@@ -96,7 +91,7 @@ def main(argv: Sequence[str]) -> int:
     if args.log_probs is not None and args.log_probs.exists():
         references, batches, am_s = torch.load(args.log_probs)
     else:
-        references, batches, am_s = _simulated(args) if args.simulation else _log_probs(bundle, args)
+        references, batches, am_s = _log_probs(bundle, args)
         if args.log_probs is not None:
             torch.save((references, batches, am_s), args.log_probs)
     systems = _systems(bundle, args)
@@ -155,22 +150,6 @@ def _log_probs(
             batches.append(([cut.id for cut in part], *recognizer.log_prob(samples, StageTimes())))
     am_s = time.process_time() - begin
     return {cut.id: tuple(cut_text(cut).split()) for cut in cuts}, batches, am_s
-
-
-def _simulated(
-    args: argparse.Namespace,
-) -> tuple[dict[str, tuple[str, ...]], list[tuple[list[str], Tensor, Tensor]], float]:
-    """The same of the simulation, whose network takes no time."""
-    workload = simulated(SimulationFolder(args.simulation).require(), "12 %", args.num_utterances)
-    names = [str(number) for number in range(len(workload.frames))]
-    names.sort(key=lambda name: -len(workload.frames[int(name)]))
-    batches = []
-    for first in range(0, len(names), args.batch):
-        part = names[first : first + args.batch]
-        frames = [workload.frames[int(name)] for name in part]
-        num_frames = torch.tensor([len(one) for one in frames])
-        batches.append((part, torch.nn.utils.rnn.pad_sequence(frames, batch_first=True), num_frames))
-    return {name: tuple(workload.references[int(name)]) for name in names}, batches, 0.0
 
 
 def _systems(bundle: Bundle, args: argparse.Namespace) -> dict[str, System]:

@@ -1,0 +1,59 @@
+"""Real speech for the benchmarks: recordings with transcripts, and what a bundle's acoustic model makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from asr.audio.io import read_audio
+from asr.bundle import Bundle
+from asr.metrics import read_transcripts
+from asr.recognizer import Recognizer
+from asr.results import StageTimes
+from scripts.benchmarks.inputs import ROOT, with_progress
+
+_DEV_CLEAN_2 = Path("librispeech", "LibriSpeech", "dev-clean-2")
+_T = TypeVar("_T")
+
+
+class Recording(NamedTuple):
+    path: Path
+    words: tuple[str, ...]
+
+
+def recordings(corpora: Path | None, num: int | None = None) -> tuple[str, list[Recording]]:
+    """What was recorded, and `num` recordings, spread evenly: dev-clean-2, or the demo's clips where it is missing."""
+    folder = None if corpora is None else corpora / _DEV_CLEAN_2
+    if folder is None or not folder.is_dir():
+        folder = ROOT / "scripts" / "demo_clips"
+        name, lists = "demo clips", [folder / "reference.txt"]
+    else:
+        name, lists = "dev-clean-2", sorted(folder.rglob("*.trans.txt"))
+    found = [
+        Recording(path, words)
+        for transcripts in lists
+        for stem, words in read_transcripts(transcripts).items()
+        for path in transcripts.parent.glob(f"{stem}.*")
+    ]
+    return name, found if num is None else evenly(found, num)
+
+
+def frames_of(bundle: Bundle, speech: Sequence[Recording]) -> list[Tensor]:
+    """The acoustic model's log_prob (T, C) of each recording."""
+    recognizer = Recognizer(bundle, mode="ngram", decoder="token-passing")
+    frames = []
+    with torch.no_grad():
+        for recording in with_progress(speech, "acoustic model"):
+            waveform = read_audio(recording.path, recognizer.sampling_rate)
+            log_prob, num_frames = recognizer.log_prob([waveform], StageTimes())
+            frames.append(log_prob[0, : int(num_frames[0])].float())
+    return frames
+
+
+def evenly(items: list[_T], num: int) -> list[_T]:
+    """So many of them, spread over the whole list."""
+    return [items[i * len(items) // num] for i in range(num)] if num < len(items) else items
