@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,10 @@ class ErrorReport:
 
 
 def score_transcripts(
-    references: Mapping[str, Sequence[str]], hypotheses: Mapping[str, Sequence[str]], missing_is_empty: bool = False
+    references: Mapping[str, Sequence[str]],
+    hypotheses: Mapping[str, Sequence[str]],
+    missing_is_empty: bool = False,
+    count: Callable[[Sequence[str], Sequence[str]], ErrorCounts] = count_errors,
 ) -> ErrorReport:
     """Scores every reference against the hypothesis of the same id.
 
@@ -97,6 +100,7 @@ def score_transcripts(
         references: utterance id -> words.
         hypotheses: utterance id -> words; ids without a reference are refused.
         missing_is_empty: count all words of an utterance without a hypothesis as deleted.
+        count: counts the word errors of an utterance.
 
     Raises:
         AsrError: an id occurs on one side only, or there are no references.
@@ -110,7 +114,7 @@ def score_transcripts(
     words, letters = {}, {}
     for utt_id, reference in references.items():
         hypothesis = hypotheses.get(utt_id, ())
-        words[utt_id] = count_errors(reference, hypothesis)
+        words[utt_id] = count(reference, hypothesis)
         letters[utt_id] = count_errors(characters(reference), characters(hypothesis))
     return ErrorReport(words, letters)
 

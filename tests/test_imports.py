@@ -23,6 +23,7 @@ ALLOWED = {
     "kernels": "errors",
     "audio": "errors kernels",
     "metrics": "errors text",
+    "nist": "errors metrics text",
     "lm": "errors kernels serialization text",
     "graph": "errors lm serialization text",
     "hub": "errors serialization",

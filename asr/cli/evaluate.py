@@ -18,14 +18,30 @@ from asr.metrics import (
     ErrorReport,
     bootstrap_interval,
     confusions,
+    count_errors,
     format_alignment,
     format_confusions,
     probability_of_improvement,
     read_transcripts,
     score_transcripts,
 )
+from asr.nist import (
+    TimedWord,
+    align,
+    is_nist,
+    match_segments,
+    read_ctm,
+    read_stm,
+    read_words,
+    resolve,
+    write_trn,
+)
+from asr.nist import count_errors as sclite_errors
 from asr.results import StageTimes, format_cache
 from asr.serialization import require_writable
+from asr.text.normalize import read_text
+
+Transcripts = dict[str, tuple[str, ...]]
 
 NAME = "evaluate"
 
@@ -34,11 +50,14 @@ HELP = """Scores transcripts against a reference, or recognizes the recordings o
 
 Transcripts are lines 'id words ...' as in Kaldi, or JSON Lines with 'id' (or 'audio') and 'text', as 'asr transcribe'
 writes them. A manifest is what 'asr prepare' writes (lhotse cuts, .jsonl or .jsonl.gz). The word error rate has a 95 %
-bootstrap interval over utterances. A recording that cannot be used is reported and all its words count as deleted; the
-exit code is then 1.
+bootstrap interval over utterances. CTM, STM and TRN files, which are known by their suffixes, are read as NIST's sclite
+reads them, and then scored by its rules: letter case does not count, references may have alternatives, and the words of
+a CTM belong to the segments of an STM by their times. A recording that cannot be used is reported and all its words
+count as deleted; the exit code is then 1.
 
 examples:
   asr evaluate words.jsonl --reference reference.txt
+  asr evaluate words.ctm --reference reference.stm
   asr evaluate new.jsonl --reference reference.txt --compare old.jsonl
   asr evaluate --cuts data/an4/test.jsonl.gz --bundle an4 --mode ngram"""
 
@@ -56,6 +75,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--missing-is-empty", action="store_true", help="count utterances without a transcript as deleted"
     )
     parser.add_argument("--ignore-case", action="store_true", help="compare words in upper case")
+    parser.add_argument(
+        "--scoring",
+        choices=("auto", "sclite"),
+        default="auto",
+        help="sclite: count errors as sclite does; auto: where a file is CTM, STM or TRN (default: auto)",
+    )
+    parser.add_argument(
+        "--export", metavar="DIR", help="write ref.trn and hyp.trn there, for sclite and other programs"
+    )
     parser.add_argument("--details", help="write confusions and the alignment of each utterance to this text file")
     parser.add_argument(
         "--output", help="write what is recognized to this file, as JSON Lines; an existing file is replaced"
@@ -76,23 +104,30 @@ def run(args: argparse.Namespace) -> int:
     outputs = (Path(path) for path in (args.details, args.output) if path)
     read = (args.hypotheses, args.reference, args.cuts, args.compare, args.lexicon, args.large_ngram, args.rnn_lm)
     require_writable(*outputs, inputs=read)
-    other = read_transcripts(args.compare) if args.compare else None
+    is_sclite = args.scoring == "sclite" or any(is_nist(path) for path in read[:3] if path)
+    other = _read_other(args) if args.compare else None
     extra: dict[str, Any] = {}
     if args.cuts:
         if args.hypotheses or args.reference:
             raise AsrError("--cuts has its own reference; leave out the hypotheses and --reference, or --cuts.")
         references, hypotheses, extra = _recognize(args, other)
     elif args.hypotheses and args.reference:
-        references, hypotheses = read_transcripts(args.reference), read_transcripts(args.hypotheses)
+        references, hypotheses = read_pair(args.reference, args.hypotheses)
     else:
         raise AsrError("there is nothing to score: give hypotheses and --reference, or --cuts.")
+    if args.export:
+        _export(Path(args.export), references, hypotheses)
     if args.ignore_case:
         references, hypotheses = _upper(references), _upper(hypotheses)
-    report = score_transcripts(references, hypotheses, args.missing_is_empty)
+    marked = references
+    if is_sclite:
+        references, hypotheses = resolve(references, hypotheses)
+    count = _sclite_errors if is_sclite else count_errors
+    report = score_transcripts(references, hypotheses, args.missing_is_empty, count)
     if other is not None:
-        other_report = score_transcripts(
-            references, _upper(other) if args.ignore_case else other, args.missing_is_empty
-        )
+        other = _upper(other) if args.ignore_case else other
+        fitting, other = resolve(marked, other) if is_sclite else (references, other)
+        other_report = score_transcripts(fitting, other, args.missing_is_empty, count)
         extra["other_wer"] = other_report.total_words.rate
         extra["probability_of_improvement"] = probability_of_improvement(
             report.words.values(), other_report.words.values()
@@ -103,6 +138,68 @@ def run(args: argparse.Namespace) -> int:
         _write_details(Path(args.details), references, hypotheses, report)
     print(json.dumps(_as_dict(report, extra)) if args.json else "\n".join(_as_text(report, extra)))
     return 1 if extra.get("failed") else 0
+
+
+def _sclite_errors(reference: Sequence[str], hypothesis: Sequence[str]) -> ErrorCounts:
+    return sclite_errors(align(reference, hypothesis))
+
+
+def read_pair(reference: str, hypotheses: str) -> tuple[Transcripts, Transcripts]:
+    """Reads the reference and the hypotheses, from files of any format.
+
+    Words with times, from a CTM or from our own JSON Lines, are divided among the segments of an STM.
+
+    Raises:
+        AsrError: a file cannot be read, or they do not fit each other.
+    """
+    if Path(reference).suffix.lower() != ".stm" or Path(hypotheses).suffix.lower() in (".stm", ".trn"):
+        return _read(reference), _read(hypotheses)
+    segments = read_stm(reference)
+    if Path(hypotheses).suffix.lower() == ".ctm":
+        return match_segments(segments, read_ctm(hypotheses))
+    channels = {segment.recording: segment.channel for segment in segments}
+    return match_segments(segments, _timed_words(hypotheses, channels))
+
+
+def _read(path: str) -> Transcripts:
+    return read_words(path) if is_nist(path) else read_transcripts(path)
+
+
+def _read_other(args: argparse.Namespace) -> Transcripts:
+    """The transcripts of the other system, by the same names as those of the first."""
+    return read_pair(args.reference, args.compare)[1] if args.reference else _read(args.compare)
+
+
+def _timed_words(path: str, channels: Mapping[str, str]) -> dict[tuple[str, str], list[TimedWord]]:
+    """The words of JSON Lines of `asr transcribe`, by recording and the channel that the reference has of it."""
+    found: dict[tuple[str, str], list[TimedWord]] = {}
+    for number, line in enumerate(read_text(path, "transcript file").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            record: dict[str, Any] = json.loads(line)
+            if "error" in record:
+                continue
+            name = Path(str(record["audio"])).stem
+            words = [
+                TimedWord(str(word["word"]), float(word["start"]), float(word["end"]) - float(word["start"]))
+                for word in record["words"]
+            ]
+        except (ValueError, KeyError, TypeError) as error:
+            raise AsrError(
+                f"{path}:{number}: an STM reference needs words with times: a CTM, or JSON Lines of 'asr transcribe'."
+            ) from error
+        found[name, channels.get(name, "1")] = sorted(words, key=lambda word: word.begin)
+    return found
+
+
+def _export(folder: Path, references: Transcripts, hypotheses: Transcripts) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AsrError(f"{folder}: the transcripts cannot be written there ({error.strerror}).") from error
+    write_trn(folder / "ref.trn", references)
+    write_trn(folder / "hyp.trn", hypotheses)
 
 
 def _hint(
