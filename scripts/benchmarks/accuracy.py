@@ -1,0 +1,156 @@
+"""Word errors of a bundle on clean speech, at 8 kHz, in noise and as streams; what it makes of noise; its confidences.
+
+    scripts/bench accuracy --quick              # under a minute on two cores; the last line is one JSON object
+    scripts/bench accuracy --every 1            # all of dev-clean-2, every mode
+
+It recognizes every fourth utterance of dev-clean-2 (every twentieth in the conditions with --quick) or the demo's clips
+where the corpora are missing, and of AN4's test part with the AN4 bundle, one thread. `nce` is the normalized
+cross-entropy of the default's word confidences (1 is perfect, 0 what the share of correct words alone would give). Each
+line of results is printed as it comes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asr.audio.io import read_audio
+from asr.audio.resample import resample
+from asr.bundle import Bundle
+from asr.datasets.augment import add_noise
+from asr.datasets.corpora import CORPORA
+from asr.decoding.build import available_modes
+from asr.metrics import GAP, NO_ERRORS, align, count_errors
+from asr.recognizer import Recognizer
+from asr.streaming import recognize_stream
+from scripts.benchmarks.inputs import LIBRISPEECH_BUNDLE, ROOT, argument_parser, default_corpora
+from scripts.benchmarks.speech import Recording, recordings
+
+AN4_BUNDLE = ROOT / "checkpoints" / "an4"
+_BATCH = 16
+_NOISE_SECONDS = 60
+_PIECE = 4000
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argument_parser("accuracy", __doc__)
+    parser.add_argument("--quick", action="store_true", help="few utterances; no modes but the n-gram and the default")
+    parser.add_argument("--bundle", type=Path, default=LIBRISPEECH_BUNDLE)
+    parser.add_argument("--corpora", type=Path, default=default_corpora(), help="(default: %(default)s)")
+    parser.add_argument("--every", type=int, default=4, help="take every N-th utterance (default: %(default)s)")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    bundle = Bundle.load(args.bundle)
+    name, everything = recordings(args.corpora)
+    speech = everything[:: args.every] if len(everything) > args.every else everything
+    fewer = speech[::5] if args.quick and len(speech) > 5 else speech
+    with torch.no_grad():
+        report = {"bundle": bundle.name, "speech": name, **measure(bundle, speech, fewer, args)}
+        if args.corpora is not None and (args.corpora / "an4").is_dir() and AN4_BUNDLE.is_dir():
+            report["wer_an4"] = an4(args.corpora / "an4", args.every)
+        print(json.dumps(report))
+    return 0
+
+
+def measure(
+    bundle: Bundle, speech: Sequence[Recording], fewer: Sequence[Recording], args: argparse.Namespace
+) -> dict[str, Any]:
+    """The figures of the JSON line."""
+    rate = bundle.sampling_rate
+    waveforms = {recording.path: read_audio(recording.path, rate) for recording in speech}
+    report: dict[str, Any] = {"num_utterances": len(speech), "num_words": sum(len(one.words) for one in speech)}
+    modes = available_modes(bundle)
+    for mode in ("ngram",) if args.quick else modes[1:]:
+        recognizer = Recognizer(bundle, mode=mode)
+        report[f"wer_{mode}"], _ = errors(mode, speech, batches(recognizer, speech, waveforms.__getitem__, rate))
+    default = Recognizer(bundle, keep_lattices=True)
+    default.prepare()
+    begin, seconds = time.process_time(), sum(map(len, waveforms.values())) / rate
+    results = list(batches(default, speech, waveforms.__getitem__, rate))
+    report["rtf_default"] = round((time.process_time() - begin) / seconds, 4)
+    report["wer_default"], marked = errors("default", speech, results)
+    report["nce"] = normalized_cross_entropy(marked)
+    report["num_utterances_in_conditions"] = len(fewer)
+    if len(fewer) < len(speech):
+        report["wer_default_of_these"], _ = errors(
+            "default, these", fewer, (result for one, result in zip(speech, results, strict=True) if one in fewer)
+        )
+    generator = torch.Generator().manual_seed(1)
+
+    def noisy(path: Path) -> Tensor:
+        waveform = waveforms[path]
+        return add_noise(waveform, torch.randn(len(waveform), generator=generator), 10.0)
+
+    def narrow(path: Path) -> Tensor:
+        return resample(waveforms[path], rate, 8000)
+
+    streams = (spoken_words(recognize_stream(default, waveforms[one.path].split(_PIECE), rate)) for one in fewer)
+    report["wer_stream"], _ = errors("stream", fewer, streams)
+    report["wer_8k"], _ = errors("8 kHz", fewer, batches(default, fewer, narrow, 8000))
+    report["wer_noise10db"], _ = errors("noise at 10 dB", fewer, batches(default, fewer, noisy, rate))
+    noise = 0.02 * torch.randn(_NOISE_SECONDS * rate, generator=generator)
+    report["words_from_noise_per_minute"] = len(default([noise], rate)[0].words) * 60 / _NOISE_SECONDS
+    return report
+
+
+def an4(folder: Path, every: int) -> float:
+    """The word error rate of the AN4 bundle's default on AN4's test part, in %."""
+    utterances = CORPORA["an4"].list_part(folder, "test").utterances[::every]
+    speech = [Recording(utterance.audio, tuple(utterance.text.split())) for utterance in utterances]
+    bundle = Bundle.load(AN4_BUNDLE)
+    rate = bundle.sampling_rate
+    return errors("AN4 test", speech, batches(Recognizer(bundle), speech, lambda path: read_audio(path, rate), rate))[0]
+
+
+Words = list[tuple[str, float | None]]
+
+
+def batches(
+    recognizer: Recognizer, speech: Sequence[Recording], waveform: Callable[[Path], Tensor], rate: int
+) -> Iterable[Words]:
+    """The words of each recording with their confidences."""
+    recognizer.prepare()
+    for begin in range(0, len(speech), _BATCH):
+        for result in recognizer([waveform(one.path) for one in speech[begin : begin + _BATCH]], rate):
+            yield [(word.text, word.confidence) for word in result.words]
+
+
+def spoken_words(results: Iterable[Any]) -> Words:
+    return [(word.text, None) for result in results if result.is_final for word in result.words]
+
+
+def errors(
+    name: str, speech: Sequence[Recording], found: Iterable[Words]
+) -> tuple[float, list[tuple[bool, float | None]]]:
+    """The word error rate in %, and of each word found whether it is right, and its confidence."""
+    counts, marked = NO_ERRORS, []
+    for one, words in zip(speech, found, strict=True):
+        hypothesis = [word for word, _ in words]
+        counts += count_errors(one.words, hypothesis)
+        confidence = iter([value for _, value in words])
+        pairs = align(one.words, hypothesis)
+        marked += [(said == heard, next(confidence)) for said, heard in pairs if heard != GAP]
+    print(f"{name}: {100 * counts.rate:.2f} % of {counts.num_ref} words", file=sys.stderr)
+    return round(100 * counts.rate, 2), marked
+
+
+def normalized_cross_entropy(marked: Sequence[tuple[bool, float | None]]) -> float | None:
+    """NIST's measure of confidences; None where all words are right, or all wrong, or one has no confidence."""
+    right = sum(is_right for is_right, _ in marked)
+    if right in (0, len(marked)) or any(value is None for _, value in marked):
+        return None
+    share = right / len(marked)
+    highest = -(right * math.log2(share) + (len(marked) - right) * math.log2(1 - share))
+    # A confidence of 1 for one wrong word would cost infinitely much.
+    bounded = [(is_right, min(max(float(value or 0.0), 1e-4), 1 - 1e-4)) for is_right, value in marked]
+    cost = -sum(math.log2(value if is_right else 1 - value) for is_right, value in bounded)
+    return round((highest - cost) / highest, 3)
