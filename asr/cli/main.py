@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bundle list": ("asr.cli.bundle_list", "list the bundles on this machine"),
     "bundle fetch": ("asr.cli.bundle_fetch", "fetch a bundle by name, https address or hf:owner/name"),
     "bundle info": ("asr.cli.bundle_info", "show what a bundle has: parts, sizes, decoding options, card"),
+    "rescore": ("asr.cli.rescore", "rescore lattices and n-best lists of other recognizers"),
     "evaluate": ("asr.cli.evaluate", "error rates of transcripts, or of a manifest that is recognized first"),
 }
 

@@ -1,0 +1,241 @@
+"""`asr rescore`: lattices and n-best lists of other recognizers, rescored by a language model of ours."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from asr.bundle import Bundle, bundle_folder, read_rnn_lm
+from asr.cli.bundle_fetch import fetching
+from asr.decoding.word_lattice import (
+    Candidate,
+    Rescored,
+    RescoringScales,
+    WordLattice,
+    rescore_lattice,
+    rescore_list,
+)
+from asr.decoding.word_lattice_io import (
+    read_k2_lattice,
+    read_kaldi_archive,
+    read_n_best,
+    read_slf_lattice,
+    read_word_ids,
+)
+from asr.errors import AsrError
+from asr.lm.cached.engine import CachedRNNLM
+from asr.lm.combine import Interpolated, RemappedLM
+from asr.lm.interface import LanguageModel
+from asr.lm.ngram.io import read_ngram_lm
+from asr.results import Word
+from asr.serialization import require_writable
+from asr.transcripts import FORMATS, Transcript, format_transcript, plain_name
+
+NAME = "rescore"
+
+
+HELP = """Rescores lattices and n-best lists of other recognizers by a language model of ours, and prints the words.
+
+An input is known by its content or suffix:
+  .slf, .lat     a lattice of HTK
+  .pt            a lattice of k2 or icefall, torch.save(fsa.as_dict(), ...); needs --words
+  lattice text   a text archive of Kaldi ('lattice-copy ark:... ark,t:...'), compact or not; needs --words
+  .jsonl         n-best lists: {"id": ..., "nbest": [{"text": ..., "score": ...}, ...]}, also those of 'asr transcribe'
+  other text     n-best lists, one sentence on each line: id<TAB>words or id<TAB>score<TAB>words
+
+The total of a sentence is am-scale * acoustic score + old-lm-scale * the other recognizer's language model score +
+lm-scale * our language model's score + word-insertion-penalty * words, in natural logs. The only score of a list is
+the acoustic one. Kaldi's graph costs count as language model scores. Words are compared with the vocabulary as they are
+spelled, else in upper, else in lower case; unknown ones are scored as <unk> and keep their spelling.
+
+examples:
+  asr rescore lattices/*.slf --bundle librispeech
+  asr rescore lat.txt --words words.txt --am-scale 0.1 --rnn-lm exp/lm/last.ckpt --output-format ctm
+  asr rescore nbest.jsonl --ngram 4gram.arpa --jsonl --nbest 10"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("inputs", nargs="+", help="files of lattices or n-best lists")
+    parser.add_argument(
+        "--words", metavar="FILE", help="Kaldi's words.txt: the words that numbers in lattices stand for"
+    )
+    model = parser.add_argument_group("language model", "One of these; two models are interpolated.")
+    model.add_argument("--bundle", help="the large language models of this bundle (default, where none is given)")
+    model.add_argument("--rnn-lm", metavar="FOLDER", help="a recurrent model: exported, a checkpoint, or a bundle")
+    model.add_argument("--ngram", metavar="FILE", help="an n-gram model, ARPA or binary")
+    model.add_argument(
+        "--rnn-weight", type=float, default=0.5, help="weight of the recurrent model against the n-gram (default: 0.5)"
+    )
+    scales = parser.add_argument_group("scales")
+    scales.add_argument("--am-scale", type=float, help="weight of acoustic scores (default: the file's acscale, or 1)")
+    scales.add_argument(
+        "--old-lm-scale",
+        type=float,
+        help="weight of the other recognizer's language model (default: half of the file's lmscale, or 0.5)",
+    )
+    scales.add_argument(
+        "--lm-scale", type=float, help="weight of our language model (default: half of the file's lmscale, or 0.5)"
+    )
+    scales.add_argument(
+        "--word-insertion-penalty", type=float, help="added for each word (default: the file's wdpenalty, or 0)"
+    )
+    scales.add_argument(
+        "--frame-seconds", type=float, default=0.01, help="time between two frames of a lattice (default: 0.01)"
+    )
+    scales.add_argument(
+        "--max-contexts", type=int, default=64, help="histories that are followed from each state (default: 64)"
+    )
+    parser.add_argument("--nbest", type=int, default=1, metavar="N", help="the N best sentences of lists, with --jsonl")
+    parser.add_argument(
+        "--jsonl", action="store_true", help="one JSON object for each utterance, with times and scores"
+    )
+    parser.add_argument(
+        "--output-format",
+        choices=[name for name, one in FORMATS.items() if one.is_joinable and name != "jsonl"],
+        help="instead of lines 'id words'",
+    )
+    parser.add_argument("--output", metavar="FILE", help="write there instead of to stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.nbest < 1 or args.max_contexts < 1 or not 0 < args.frame_seconds < math.inf:
+        raise AsrError("--nbest, --max-contexts and --frame-seconds must be above 0.")
+    if args.jsonl and args.output_format:
+        raise AsrError("--jsonl and --output-format exclude each other; give one of them.")
+    outputs = [Path(args.output)] if args.output else []
+    require_writable(*outputs, inputs=[*args.inputs, args.words, args.ngram, args.rnn_lm])
+    # Everything is read before the language model is loaded, which may take longer.
+    utterances = list(_utterances(args))
+    lm = language_model(args)
+    lines = []
+    for utterance in utterances:
+        lines.append(_line(args, utterance, _rescored(args, utterance, lm)))
+    text = "".join(lines)
+    if not args.output:
+        sys.stdout.write(text)
+        return 0
+    try:
+        Path(args.output).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise AsrError(f"{args.output}: the output cannot be written ({error.strerror}).") from error
+    return 0
+
+
+class _Utterance(NamedTuple):
+    name: str
+    alternatives: WordLattice | list[Candidate]
+
+
+def _utterances(args: argparse.Namespace) -> Iterator[_Utterance]:
+    words = read_word_ids(args.words) if args.words else None
+    for path in map(Path, args.inputs):
+        kind = _kind(path)
+        if kind in ("kaldi", "k2") and words is None:
+            raise AsrError(f"{path}: its words are numbers; give --words with the words.txt that they are from.")
+        if kind == "slf":
+            lattice = read_slf_lattice(path)
+            yield _Utterance(lattice.name, lattice)
+        elif kind == "k2":
+            lattice = read_k2_lattice(path, words or {}, args.frame_seconds)
+            yield _Utterance(lattice.name, lattice)
+        elif kind == "kaldi":
+            for lattice in read_kaldi_archive(path, words or {}, args.frame_seconds):
+                yield _Utterance(lattice.name, lattice)
+        else:
+            for name, candidates in read_n_best(path).items():
+                yield _Utterance(name, candidates)
+
+
+def _kind(path: Path) -> str:
+    if not path.is_file():
+        raise AsrError(f"{path}: there is no such file.")
+    with path.open("rb") as file:
+        head = file.read(4096)
+    if head.startswith(b"PK\x03\x04"):
+        return "k2"
+    if path.suffix.lower() in (".slf", ".lat") or head.startswith((b"VERSION=", b"# Header")):
+        return "slf"
+    lines = head.split(b"\n")
+    is_archive = len(lines) > 1 and len(lines[0].split()) == 1 and lines[1].split()[:1] == [b"0"]
+    return "kaldi" if is_archive else "list"
+
+
+def language_model(args: argparse.Namespace) -> LanguageModel:
+    """The language model that the arguments name.
+
+    Raises:
+        AsrError: a model cannot be read, the weight is out of range, or the bundle has no large language model.
+    """
+    if not 0.0 <= args.rnn_weight <= 1.0:
+        raise AsrError(f"--rnn-weight {args.rnn_weight}: it must be between 0 and 1.")
+    network = read_rnn_lm(args.rnn_lm).network if args.rnn_lm else None
+    ngram: Any = read_ngram_lm(args.ngram) if args.ngram else None
+    if args.bundle or (network is None and ngram is None):
+        with fetching(str(args.bundle)) as report:
+            bundle = Bundle.load(bundle_folder(args.bundle, on_progress=report))
+        if network is None and bundle.rnn_lm is not None:
+            network = bundle.rnn_lm.network
+        ngram = ngram or bundle.large_ngram
+        if network is None and ngram is None:
+            raise AsrError(f"bundle {bundle.name}: it has no large language model; give --rnn-lm or --ngram.")
+    if network is None:
+        return ngram  # type: ignore[no-any-return]
+    engine = CachedRNNLM(network)  # type: ignore[arg-type]
+    if ngram is None:
+        return engine
+    mapped = ngram if ngram.vocabulary == engine.vocabulary else RemappedLM(ngram, engine.vocabulary)
+    return Interpolated([engine, mapped], [args.rnn_weight, 1.0 - args.rnn_weight])
+
+
+def _rescored(args: argparse.Namespace, utterance: _Utterance, lm: LanguageModel) -> list[Rescored]:
+    found = utterance.alternatives
+    am_scale, lm_scale, penalty = found.scales if isinstance(found, WordLattice) else (1.0, 1.0, 0.0)
+
+    def given(value: float | None, default: float) -> float:
+        return default if value is None else value
+
+    scales = RescoringScales(
+        given(args.am_scale, am_scale),
+        given(args.old_lm_scale, lm_scale / 2),
+        given(args.lm_scale, lm_scale / 2),
+        given(args.word_insertion_penalty, penalty),
+    )
+    if isinstance(found, WordLattice):
+        best = rescore_lattice(found, lm, scales, args.max_contexts)
+        if best is None:
+            print(f"asr: {found.name}: no complete sentence is in the lattice.", file=sys.stderr)
+        return [] if best is None else [best]
+    return rescore_list(found, lm, scales)
+
+
+def _line(args: argparse.Namespace, utterance: _Utterance, ranked: list[Rescored]) -> str:
+    best = ranked[0] if ranked else Rescored((), 0.0, 0.0, 0.0, 0.0)
+    if args.output_format:
+        words = tuple(Word(word.text, word.start or 0.0, word.end or word.start or 0.0) for word in best.words)
+        if args.output_format in ("ctm", "stm") and any(word.start is None for word in best.words):
+            raise AsrError(f"{utterance.name}: {args.output_format} needs times, which this input has not.")
+        transcript = Transcript(plain_name(utterance.name), words, words[-1].end if words else 0.0, {})
+        return format_transcript(transcript, args.output_format)
+    if not args.jsonl:
+        return f"{utterance.name} {best.text}".rstrip() + "\n"
+    words_as_dict = [
+        {
+            "word": word.text,
+            **({} if word.start is None else {"start": round(word.start, 3), "end": round(word.end or 0, 3)}),
+        }
+        for word in best.words
+    ]
+    record = {"id": utterance.name, "text": best.text, "words": words_as_dict, "scores": _scores(best)}
+    if args.nbest > 1:
+        record["nbest"] = [{"text": one.text, "scores": _scores(one)} for one in ranked[: args.nbest]]
+    return json.dumps(record, ensure_ascii=False) + "\n"
+
+
+def _scores(one: Rescored) -> dict[str, float]:
+    scores = {"am": one.am_score, "old_lm": one.old_lm_score, "lm": one.lm_score, "total": one.total}
+    return {name: round(score, 4) for name, score in scores.items()}

@@ -1,0 +1,264 @@
+"""Lattices and n-best lists of other recognizers, rescored by any of our language models.
+
+Here a lattice is what all recognizers have in common: states, and arcs with a word or none, scores and perhaps times.
+Nothing is assumed about frames or tokens, and words that the language model does not know keep their spelling.
+
+Shapes: Q queries to the language model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from asr.decoding.nbest import PrefixTree, score_tree
+from asr.errors import AsrError
+from asr.lm.interface import LanguageModel
+from asr.text.symbols import Vocabulary
+
+
+class WordArc(NamedTuple):
+    """An arc of a `WordLattice`.
+
+    Args:
+        src, dst: states.
+        word: its word, empty for none.
+        am_score, lm_score: of the other recognizer, natural logs, unscaled.
+    """
+
+    src: int
+    dst: int
+    word: str
+    am_score: float
+    lm_score: float = 0.0
+
+
+@dataclass
+class WordLattice:
+    """The alternatives of one utterance.
+
+    Args:
+        name: of the utterance.
+        num_states: S.
+        start: the first state.
+        arcs: in any order.
+        final: state -> am_score and lm_score of ending there.
+        time: state -> seconds, where that is known.
+        scales: what the file says about the weights of `am_score` and `lm_score`, and the penalty for a word.
+    """
+
+    name: str
+    num_states: int
+    start: int
+    arcs: list[WordArc]
+    final: dict[int, tuple[float, float]]
+    time: dict[int, float] = field(default_factory=dict)
+    scales: tuple[float, float, float] = (1.0, 1.0, 0.0)
+
+
+@dataclass(frozen=True)
+class RescoringScales:
+    """The weights of a total score.
+
+    Args:
+        am_scale: of the other recognizer's acoustic scores, or of the score of an n-best list.
+        old_lm_scale: of its language model's scores.
+        lm_scale: of the new language model's.
+        word_insertion_penalty: added for each word.
+    """
+
+    am_scale: float = 1.0
+    old_lm_scale: float = 0.5
+    lm_scale: float = 0.5
+    word_insertion_penalty: float = 0.0
+
+
+class RescoredWord(NamedTuple):
+    """A word and its times in seconds, which are None where the lattice has none."""
+
+    text: str
+    start: float | None = None
+    end: float | None = None
+
+
+@dataclass(frozen=True)
+class Rescored:
+    """A sentence with its scores: unscaled natural logs, and `total` as the scales weight them."""
+
+    words: tuple[RescoredWord, ...]
+    am_score: float
+    old_lm_score: float
+    lm_score: float
+    total: float
+
+    @property
+    def text(self) -> str:
+        return " ".join(word.text for word in self.words)
+
+
+def word_ids(words: Sequence[str], vocabulary: Vocabulary) -> list[int]:
+    """Ids of words as they are spelled, else in upper case, else in lower case, else of `<unk>`."""
+    forms = ((word, word.upper(), word.lower()) for word in words)
+    return [vocabulary.id_of(next((form for form in spelled if form in vocabulary), spelled[0])) for spelled in forms]
+
+
+class Candidate(NamedTuple):
+    """A sentence of an n-best list; its scores are 0 where the list has none."""
+
+    words: tuple[str, ...]
+    am_score: float = 0.0
+    lm_score: float = 0.0
+
+
+def rescore_list(candidates: Sequence[Candidate], lm: LanguageModel, scales: RescoringScales) -> list[Rescored]:
+    """The sentences of an n-best list, best first; equal ones stay in their order.
+
+    Args:
+        candidates: the list.
+        lm: the new language model.
+        scales: the weights.
+    """
+    if not candidates:
+        return []
+    ids = [word_ids(candidate.words, lm.vocabulary) for candidate in candidates]
+    scores = score_tree(PrefixTree(ids, lm.start(1).device), lm).tolist()
+    found = [
+        _rescored([RescoredWord(word) for word in one.words], (one.am_score, one.lm_score, score), scales)
+        for one, score in zip(candidates, scores, strict=True)
+    ]
+    return sorted(found, key=lambda one: -one.total)
+
+
+def _rescored(words: Sequence[RescoredWord], scores: tuple[float, float, float], scales: RescoringScales) -> Rescored:
+    return Rescored(tuple(words), *scores, _total(scores, len(words), scales))
+
+
+def _total(scores: tuple[float, float, float], num_words: int, scales: RescoringScales) -> float:
+    weights = (scales.am_scale, scales.old_lm_scale, scales.lm_scale)
+    return sum(w * s for w, s in zip(weights, scores, strict=True)) + scales.word_insertion_penalty * num_words
+
+
+class _Token(NamedTuple):
+    """The best way to a state with one history: its total, scores and the arcs behind it, last first."""
+
+    total: float
+    scores: tuple[float, float, float]
+    arc: WordArc | None
+    before: _Token | None
+
+
+def rescore_lattice(
+    lattice: WordLattice,
+    lm: LanguageModel,
+    scales: RescoringScales,
+    max_contexts: int = 64,
+    beam: float = math.inf,
+) -> Rescored | None:
+    """The best path of a lattice with the new language model's scores.
+
+    With neither limit the result is exact: the best of all paths, each scored word by word.
+
+    Args:
+        lattice: the alternatives.
+        lm: the new language model.
+        scales: the weights.
+        max_contexts: the maximum number of histories that are followed from a state.
+        beam: histories that are this much worse than their state's best are dropped.
+
+    Returns:
+        None if no final state can be reached.
+
+    Raises:
+        AsrError: the lattice has a cycle.
+    """
+    out: dict[int, list[WordArc]] = defaultdict(list)
+    for arc in lattice.arcs:
+        out[arc.src].append(arc)
+    texts = {arc.word for arc in lattice.arcs if arc.word}
+    id_of = dict(zip(sorted(texts), word_ids(sorted(texts), lm.vocabulary), strict=True))
+    device = lm.start(1).device
+    held: dict[int, dict[int, _Token]] = defaultdict(dict)
+    held[lattice.start][int(lm.start(1)[0])] = _Token(0.0, (0.0, 0.0, 0.0), None, None)
+    endings: list[tuple[int, _Token]] = []
+    for states in _levels(lattice):
+        silent: list[tuple[_Token, int, WordArc]] = []
+        spoken: list[tuple[_Token, int, WordArc]] = []
+        for state in states:
+            tokens = _pruned(held.pop(state, {}), max_contexts, beam)
+            if state in lattice.final:
+                am_score, lm_score = lattice.final[state]
+                endings += [(context, _with(token, (am_score, lm_score, 0.0), scales)) for context, token in tokens]
+            for context, token in tokens:
+                for arc in out[state]:
+                    (spoken if arc.word else silent).append((token, context, arc))
+        for token, context, arc in silent:
+            _enter(held[arc.dst], context, _with(token, (arc.am_score, arc.lm_score, 0.0), scales, arc))
+        if spoken:
+            context_idx = torch.tensor([context for _, context, _ in spoken], dtype=torch.int64, device=device)
+            word_id = torch.tensor([id_of[arc.word] for *_, arc in spoken], dtype=torch.int64, device=device)
+            log_prob, next_idx = lm.score(context_idx, word_id)
+            for (token, _, arc), score, context in zip(spoken, log_prob.tolist(), next_idx.tolist(), strict=True):
+                _enter(held[arc.dst], context, _with(token, (arc.am_score, arc.lm_score, score), scales, arc))
+    if not endings:
+        return None
+    ends = lm.final(torch.tensor([context for context, _ in endings], dtype=torch.int64, device=device)).tolist()
+    finished = [_with(token, (0.0, 0.0, end), scales) for (_, token), end in zip(endings, ends, strict=True)]
+    return _spelled(max(finished, key=lambda token: token.total), lattice, scales)
+
+
+def _with(
+    token: _Token, added: tuple[float, float, float], scales: RescoringScales, arc: WordArc | None = None
+) -> _Token:
+    am_score, old_lm_score, lm_score = (have + more for have, more in zip(token.scores, added, strict=True))
+    gain = _total(added, int(arc is not None and bool(arc.word)), scales)
+    before = token if arc is not None else token.before
+    return _Token(token.total + gain, (am_score, old_lm_score, lm_score), arc if arc is not None else token.arc, before)
+
+
+def _enter(tokens: dict[int, _Token], context: int, token: _Token) -> None:
+    if context not in tokens or token.total > tokens[context].total:
+        tokens[context] = token
+
+
+def _pruned(tokens: dict[int, _Token], max_contexts: int, beam: float) -> list[tuple[int, _Token]]:
+    ranked = sorted(tokens.items(), key=lambda item: -item[1].total)[:max_contexts]
+    return [item for item in ranked if item[1].total >= ranked[0][1].total - beam]
+
+
+def _levels(lattice: WordLattice) -> list[list[int]]:
+    """States by the length of the longest way to them, so that all arcs lead to later levels."""
+    num_before = [0] * lattice.num_states
+    out: dict[int, list[int]] = defaultdict(list)
+    for arc in lattice.arcs:
+        num_before[arc.dst] += 1
+        out[arc.src].append(arc.dst)
+    level = [state for state in range(lattice.num_states) if not num_before[state]]
+    levels, num_seen = [], 0
+    while level:
+        levels.append(level)
+        num_seen += len(level)
+        following = []
+        for state in level:
+            for dst in out[state]:
+                num_before[dst] -= 1
+                if not num_before[dst]:
+                    following.append(dst)
+        level = following
+    if num_seen < lattice.num_states:
+        raise AsrError(f"{lattice.name}: the lattice has a cycle, so that it is none.")
+    return levels
+
+
+def _spelled(token: _Token, lattice: WordLattice, scales: RescoringScales) -> Rescored:
+    words: list[RescoredWord] = []
+    one: _Token | None = token
+    while one is not None and one.arc is not None:
+        if one.arc.word:
+            words.append(RescoredWord(one.arc.word, lattice.time.get(one.arc.src), lattice.time.get(one.arc.dst)))
+        one = one.before
+    return Rescored(tuple(words[::-1]), *token.scores, token.total)

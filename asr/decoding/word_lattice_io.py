@@ -1,0 +1,297 @@
+"""Reads lattices and n-best lists that other recognizers wrote: SLF, Kaldi, k2, JSON Lines, and text."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+
+from asr.decoding.word_lattice import Candidate, WordArc, WordLattice
+from asr.errors import AsrError
+from asr.text.normalize import read_text
+from asr.torch_archive import load_tensors
+
+_NOT_WORDS = ("!NULL", "<eps>", "<s>", "</s>", "!SENT_START", "!SENT_END", "#0")
+_FIELD = re.compile(r"(\w+)=(\S+)")
+_FINAL_LABEL = -1
+
+
+def read_word_ids(path: str | Path) -> dict[int, str]:
+    """Kaldi's `words.txt`: id -> word; empty for words that are not spoken.
+
+    Raises:
+        AsrError: the file cannot be read, or a line is not `word id`.
+    """
+    words: dict[int, str] = {}
+    for number, line in enumerate(read_text(path, "word list").splitlines(), start=1):
+        fields = line.split()
+        if fields and (len(fields) != 2 or not fields[1].isdigit()):
+            raise AsrError(f"{path}:{number}: expected 'word id', as in Kaldi's words.txt.")
+        if fields:
+            words[int(fields[1])] = "" if fields[0] in _NOT_WORDS else fields[0]
+    return words
+
+
+def read_slf_lattice(path: str | Path) -> WordLattice:
+    """A lattice in HTK's format; scores may have any base, words may stand on nodes or on links.
+
+    Raises:
+        AsrError: the file cannot be read, or is no such lattice.
+    """
+    path = Path(path)
+    header: dict[str, str] = {}
+    nodes: dict[str, dict[str, str]] = {}
+    links: list[tuple[str, dict[str, str]]] = []
+    for number, line in enumerate(read_text(path, "lattice").splitlines(), start=1):
+        fields = dict(_FIELD.findall(line))
+        if line.startswith("#") or not line.strip():
+            continue
+        if "I" in fields:
+            nodes[fields["I"]] = fields
+        elif "J" in fields:
+            links.append((f"{path}:{number}", fields))
+        else:
+            header.update(fields)
+    if not nodes or not links:
+        raise AsrError(f"{path}: this is no lattice of HTK: it has no nodes (I=...) or no links (J=...).")
+    for kind, here in (("N", len(nodes)), ("L", len(links))):
+        if kind in header and _number(header[kind], str(path)) != here:
+            raise AsrError(f"{path}: the header announces {kind}={header[kind]}, there are {here}; it is cut short.")
+    base = _number(header.get("base", repr(math.e)), str(path))
+    log_base = math.log(base) if base > 0 else 1.0
+    state_of = {name: state for state, name in enumerate(nodes)}
+    arcs = []
+    for where, link in links:
+        if link.get("S") not in nodes or link.get("E") not in nodes:
+            raise AsrError(f"{where}: a link leads from a node (S=) to a node (E=) of the file.")
+        am_score, graph_score, lm_score = (log_base * _number(link.get(name, "0"), where) for name in ("a", "r", "l"))
+        word = link.get("W", nodes[link["E"]].get("W", ""))
+        word = "" if word in _NOT_WORDS else word
+        arcs.append(WordArc(state_of[link["S"]], state_of[link["E"]], word, am_score, graph_score + lm_score))
+    entered, left = {arc.dst for arc in arcs}, {arc.src for arc in arcs}
+    starts = [state for state in range(len(nodes)) if state not in entered]
+    if len(starts) != 1:
+        raise AsrError(f"{path}: a lattice has one first node, not {len(starts)}.")
+    time = {state_of[name]: _number(node["t"], str(path)) for name, node in nodes.items() if "t" in node}
+    scales = [
+        _number(header.get(name, default), str(path))
+        for name, default in (("acscale", "1"), ("lmscale", "1"), ("wdpenalty", "0"))
+    ]
+    return WordLattice(
+        header.get("UTTERANCE", path.stem),
+        len(nodes),
+        starts[0],
+        arcs,
+        {state: (0.0, 0.0) for state in range(len(nodes)) if state not in left},
+        time,
+        (scales[0], scales[1], scales[2] * log_base),
+    )
+
+
+def read_kaldi_archive(path: str | Path, words: Mapping[int, str], frame_seconds: float) -> Iterator[WordLattice]:
+    """The lattices of a text archive of Kaldi, compact or not.
+
+    Args:
+        path: the archive, as `lattice-copy ark,t:` writes it.
+        words: id -> word.
+        frame_seconds: between two frames of the acoustic model.
+
+    Raises:
+        AsrError: the file cannot be read, or a line is not of a lattice.
+    """
+    name, rows = "", list[tuple[str, list[str]]]()
+    for number, line in enumerate([*read_text(path, "lattice archive").splitlines(), ""], start=1):
+        fields = line.split()
+        if fields and not name:
+            if len(fields) > 1:
+                raise AsrError(f"{path}:{number}: here the name of an utterance stands alone, not {line.strip()!r}.")
+            name = fields[0]
+        elif fields:
+            rows.append((f"{path}:{number}", fields))
+        elif name:
+            yield _kaldi_lattice(name, rows, words, frame_seconds)
+            name, rows = "", []
+
+
+def _kaldi_lattice(
+    name: str, rows: Sequence[tuple[str, list[str]]], words: Mapping[int, str], frame_seconds: float
+) -> WordLattice:
+    arcs: list[WordArc] = []
+    final: dict[int, tuple[float, float]] = {}
+    frames: list[int] = []
+    state_of: dict[str, int] = {}
+    for where, fields in rows:
+        # Compact lattices have `graph,acoustic,1_2_3`; plain ones have the transition id beside the word.
+        is_arc = len(fields) >= 3
+        is_compact = len(fields) < 5 and (len(fields) < 4 or "," in fields[3])
+        has_weight = len(fields) in (2, 5) or (len(fields) == 4 and is_compact)
+        weight = fields[-1] if has_weight else "0,0"
+        costs = (*weight.split(","), "", "")[:3]
+        if len(fields) > 5 or not fields[0].isdigit() or (is_arc and not fields[1].isdigit()):
+            raise AsrError(f"{where}: {' '.join(fields)!r} is no arc and no final state of a lattice.")
+        graph_score, am_score = (-_number(cost or "0", where) for cost in costs[:2])
+        state = state_of.setdefault(fields[0], len(state_of))
+        if not is_arc:
+            final[state] = (am_score, graph_score)
+            continue
+        label = fields[2] if is_compact else fields[3]
+        if not label.isdigit() or int(label) not in words:
+            raise AsrError(f"{where}: there is no word {label} in the list of words.")
+        num_frames = len([one for one in costs[2].split("_") if one]) if is_compact else int(fields[2] != "0")
+        dst = state_of.setdefault(fields[1], len(state_of))
+        arcs.append(WordArc(state, dst, words[int(label)], am_score, graph_score))
+        frames.append(num_frames)
+    if not state_of:
+        raise AsrError(f"{name}: the lattice is empty.")
+    time = _times(arcs, frames, frame_seconds)
+    return WordLattice(name, len(state_of), 0, arcs, final, time)
+
+
+def _times(arcs: Sequence[WordArc], frames: Sequence[int], frame_seconds: float) -> dict[int, float]:
+    """The seconds at each state, where the arcs say how many frames they read."""
+    if not any(frames):
+        return {}
+    out: dict[int, list[tuple[int, int]]] = {}
+    for arc, num_frames in zip(arcs, frames, strict=True):
+        out.setdefault(arc.src, []).append((arc.dst, num_frames))
+    frame, pending = {0: 0}, [0]
+    while pending:
+        state = pending.pop()
+        for dst, num_frames in out.get(state, ()):
+            if dst not in frame:
+                frame[dst] = frame[state] + num_frames
+                pending.append(dst)
+    return {state: number * frame_seconds for state, number in frame.items()}
+
+
+def read_k2_lattice(path: str | Path, words: Mapping[int, str], frame_seconds: float) -> WordLattice:
+    """A lattice of k2 or icefall: `torch.save(fsa.as_dict(), path)`. No code runs from the file.
+
+    An arc's `scores` are its total; where there are `lm_scores`, these are its language model's share.
+
+    Args:
+        path: the file.
+        words: id -> word.
+        frame_seconds: between two frames of the acoustic model.
+
+    Raises:
+        AsrError: the file cannot be read, or is no such lattice.
+    """
+    try:
+        content = load_tensors(path, states_of=["_k2.ragged RaggedTensor"])
+    except (OSError, UnpicklingError) as error:
+        raise AsrError(f"{path}: this is no k2 lattice, or it is damaged ({error}).") from error
+    arcs = content.get("arcs") if isinstance(content, dict) else None
+    if not isinstance(arcs, torch.Tensor) or arcs.dtype != torch.int32 or arcs.dim() != 2 or arcs.shape[1] != 4:
+        raise AsrError(f"{path}: this is no k2 lattice; its arcs are not four integers each.")
+    labels = _k2_words(content.get("aux_labels"), len(arcs), path)
+    total = arcs[:, 3].contiguous().view(torch.float32).tolist()
+    lm_score = content.get("lm_scores")
+    is_given = isinstance(lm_score, torch.Tensor) and lm_score.shape == (len(arcs),)
+    lm_scores = lm_score.tolist() if is_given else [0.0] * len(arcs)  # type: ignore[union-attr]
+    found: list[WordArc] = []
+    final: dict[int, tuple[float, float]] = {}
+    frames: list[int] = []
+    num_states = int(arcs[:, :2].max()) + 1 if len(arcs) else 0
+    for (src, dst, label, _), score, old, ids in zip(arcs.tolist(), total, lm_scores, labels, strict=True):
+        if min(src, dst) < 0 or not math.isfinite(score) or not math.isfinite(old):
+            raise AsrError(f"{path}: this is no k2 lattice; a state or a score is not a number of a usual size.")
+        if label == _FINAL_LABEL:
+            final[src] = max(final.get(src, (score - old, old)), (score - old, old), key=sum)
+            continue
+        unknown = [one for one in ids if one not in words]
+        if unknown:
+            raise AsrError(f"{path}: there is no word {unknown[0]} in the list of words.")
+        spoken = [words[one] for one in ids if words[one]] or [""]
+        for position, word in enumerate(spoken):
+            is_first, is_last = position == 0, position == len(spoken) - 1
+            end = dst if is_last else num_states
+            scores = (score - old, old) if is_first else (0.0, 0.0)
+            found.append(WordArc(src, end, word, *scores))
+            frames.append(int(is_last))
+            src = end
+            num_states += not is_last
+    return WordLattice(Path(path).stem, num_states, 0, found, final, _times(found, frames, frame_seconds))
+
+
+def _k2_words(labels: Any, num_arcs: int, path: str | Path) -> list[list[int]]:
+    """The word ids of each arc, from a tensor, or from a ragged one's state (row_splits, "row_ids1", values)."""
+    if isinstance(labels, torch.Tensor) and labels.shape == (num_arcs,):
+        return [[label] if label > 0 else [] for label in labels.tolist()]
+    state = getattr(labels, "state", None)
+    if isinstance(state, tuple) and len(state) == 3 and all(isinstance(state[i], torch.Tensor) for i in (0, 2)):
+        begin, values = state[0].tolist(), state[2].tolist()
+        rises = all(one <= other for one, other in itertools.pairwise(begin))
+        if len(begin) == num_arcs + 1 and begin[0] == 0 and begin[-1] == len(values) and rises:
+            return [[one for one in values[begin[i] : begin[i + 1]] if one > 0] for i in range(num_arcs)]
+    raise AsrError(f"{path}: the words ('aux_labels') are not one number or a list for each arc.")
+
+
+def read_n_best(path: str | Path) -> dict[str, list[Candidate]]:
+    """N-best lists, one sentence on each line or one utterance.
+
+    JSON Lines: `{"id": ..., "nbest": [{"text": ..., "score": ...}, ...]}`; instead of `score` also `scores` with `am`
+    and `lm`, as `asr transcribe --nbest` writes them; scores may be missing. Text: `id<TAB>words` or
+    `id<TAB>score<TAB>words`, with the same id for all sentences of an utterance.
+
+    Raises:
+        AsrError: the file cannot be read, or a line is not of these formats.
+    """
+    lists: dict[str, list[Candidate]] = {}
+    for number, line in enumerate(read_text(path, "n-best list").splitlines(), start=1):
+        where = f"{path}:{number}"
+        if not line.strip():
+            continue
+        if line.lstrip().startswith("{"):
+            name, candidates = _from_json(line, where)
+            if name in lists:
+                raise AsrError(f"{where}: the utterance {name!r} occurs twice.")
+            lists[name] = candidates
+            continue
+        name, *rest = line.split("\t")
+        if len(rest) not in (1, 2):
+            raise AsrError(f"{where}: expected 'id<TAB>words' or 'id<TAB>score<TAB>words'.")
+        score = _number(rest[0], where) if len(rest) == 2 else 0.0
+        lists.setdefault(name.strip(), []).append(Candidate(tuple(rest[-1].split()), score))
+    return lists
+
+
+def _from_json(line: str, where: str) -> tuple[str, list[Candidate]]:
+    try:
+        record = json.loads(line)
+        name = str(record["id"]) if "id" in record else Path(str(record["audio"])).stem
+        return name, [_candidate(entry) for entry in record.get("nbest", [])]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise AsrError(
+            f"{where}: expected an object with 'id' or 'audio' and 'nbest', a list of {{'text': ..., 'score': ...}}."
+        ) from error
+
+
+def _candidate(entry: Any) -> Candidate:
+    words = tuple(str(entry["text"]).split())
+    scores = entry.get("scores")
+    if isinstance(scores, dict):
+        lm_score = float(scores.get("lm", 0.0)) + float(scores.get("graph", 0.0))
+        found = Candidate(words, float(scores.get("am", 0.0)), lm_score)
+    else:
+        found = Candidate(words, float(entry.get("score", 0.0)), float(entry.get("lm_score", 0.0)))
+    if not math.isfinite(found.am_score) or not math.isfinite(found.lm_score):
+        raise ValueError("a score is not finite")
+    return found
+
+
+def _number(text: str, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise AsrError(f"{where}: {text!r} is not a finite number.")
+    return value

@@ -1,0 +1,255 @@
+"""Lattices and n-best lists of other recognizers, against scoring every path word by word."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from asr.cli.main import main
+from asr.decoding.word_lattice import (
+    Candidate,
+    RescoringScales,
+    WordArc,
+    WordLattice,
+    rescore_lattice,
+    rescore_list,
+    word_ids,
+)
+from asr.decoding.word_lattice_io import read_k2_lattice, read_kaldi_archive, read_n_best, read_slf_lattice
+from asr.errors import AsrError
+from asr.lm.corpus import read_word_stream
+from asr.lm.interface import LanguageModel
+from asr.lm.ngram.estimate import estimate_kneser_ney
+from asr.lm.ngram.model import NgramLM
+from tests.tiny_bundle import TEXT
+
+WORDS = ["PAT", "KIT", "SICK", "SKIP", "TO", "TWO", "ZEBRA"]  # the last one is unknown
+SCALES = RescoringScales(0.7, 0.3, 1.1, -0.4)
+
+
+@pytest.fixture(scope="module")
+def lm(tmp_path_factory: pytest.TempPathFactory) -> NgramLM:
+    path = tmp_path_factory.mktemp("text") / "text"
+    path.write_text("\n".join(TEXT) + "\n")
+    return NgramLM.from_trie(estimate_kneser_ney(read_word_stream([path]), 3).trie)
+
+
+def lm_score(lm: LanguageModel, words: list[str]) -> float:
+    context, total = lm.start(1), 0.0
+    for word_id in word_ids(words, lm.vocabulary):
+        score, context = lm.score(context, torch.tensor([word_id]))
+        total += float(score)
+    return total + float(lm.final(context))
+
+
+def random_lattice(seed: int, num_states: int = 7) -> WordLattice:
+    generator = random.Random(seed)
+    arcs = []
+    for src in range(num_states - 1):
+        for _ in range(generator.randint(1, 3)):
+            word = generator.choice([*WORDS, "", "pat"])
+            scores = generator.uniform(-5, 0), generator.uniform(-3, 0)
+            arcs.append(WordArc(src, generator.randint(src + 1, num_states - 1), word, *scores))
+    final = {num_states - 1: (-0.5, -0.25), num_states - 2: (-1.0, 0.0)}
+    return WordLattice("utt", num_states, 0, arcs, final, {state: 0.1 * state for state in range(num_states)})
+
+
+def all_paths(lattice: WordLattice, state: int = 0) -> Iterator[list[WordArc]]:
+    if state in lattice.final:
+        yield []
+    for arc in lattice.arcs:
+        if arc.src == state:
+            for rest in all_paths(lattice, arc.dst):
+                yield [arc, *rest]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_best_path_is_the_best_of_all(lm: NgramLM, seed: int) -> None:
+    lattice = random_lattice(seed)
+    expected = -math.inf
+    for path in all_paths(lattice):
+        end_am, end_lm = lattice.final[path[-1].dst if path else 0]
+        words = [arc.word for arc in path if arc.word]
+        total = SCALES.am_scale * (sum(arc.am_score for arc in path) + end_am)
+        total += SCALES.old_lm_scale * (sum(arc.lm_score for arc in path) + end_lm)
+        total += SCALES.lm_scale * lm_score(lm, words) + SCALES.word_insertion_penalty * len(words)
+        if total > expected:
+            expected, best = total, path
+    found = rescore_lattice(lattice, lm, SCALES)
+    assert found is not None
+    assert found.total == pytest.approx(expected, abs=1e-4)
+    spoken = [arc for arc in best if arc.word]
+    assert [word.text for word in found.words] == [arc.word for arc in spoken]
+    assert [(word.start, word.end) for word in found.words] == [(0.1 * arc.src, 0.1 * arc.dst) for arc in spoken]
+    assert found.lm_score == pytest.approx(lm_score(lm, [arc.word for arc in spoken]), abs=1e-4)
+
+
+def test_one_history_a_state_is_a_way_that_exists(lm: NgramLM) -> None:
+    for seed in range(5):
+        exact, bounded = (rescore_lattice(random_lattice(seed), lm, SCALES, most) for most in (64, 1))
+        assert exact is not None and bounded is not None and bounded.total <= exact.total + 1e-6
+
+
+def test_lists_are_sorted_by_their_totals(lm: NgramLM) -> None:
+    sentences = [words for length in (0, 1, 2) for words in itertools.product(WORDS, repeat=length)]
+    candidates = [Candidate(words, -0.1 * place, -0.01 * place) for place, words in enumerate(sentences)]
+    found = rescore_list(candidates, lm, SCALES)
+    assert [one.total for one in found] == sorted((one.total for one in found), reverse=True)
+    assert sorted(one.text for one in found) == sorted(" ".join(words) for words in sentences)
+    for one in found[:: len(found) // 5]:
+        words = [word.text for word in one.words]
+        place = sentences.index(tuple(words))
+        total = 0.7 * -0.1 * place + 0.3 * -0.01 * place + 1.1 * lm_score(lm, words) - 0.4 * len(words)
+        assert one.total == pytest.approx(total, abs=1e-4)
+
+
+def test_a_cycle_is_refused_and_no_end_is_none(lm: NgramLM) -> None:
+    arcs = [WordArc(0, 1, "PAT", 0.0), WordArc(1, 0, "KIT", 0.0)]
+    with pytest.raises(AsrError, match="utt: the lattice has a cycle"):
+        rescore_lattice(WordLattice("utt", 3, 0, arcs, {1: (0.0, 0.0)}), lm, SCALES)
+    assert rescore_lattice(WordLattice("utt", 3, 0, arcs[:1], {2: (0.0, 0.0)}), lm, SCALES) is None
+
+
+SLF = """\
+VERSION=1.0
+UTTERANCE=talk
+base=10 lmscale=12.0 acscale=0.5 wdpenalty=-1
+N=4 L=4
+I=0 t=0.00 W=!NULL
+I=1 t=0.25 W=PAT
+I=2 t=0.25 W=KIT
+I=3 t=0.80 W=ZEBRA
+J=0 S=0 E=1 a=-1.0 l=-2.0
+J=1 S=0 E=2 a=-1.5 l=-1.0
+J=2 S=1 E=3 a=-3.0 l=-0.5 r=-0.25
+J=3 S=2 E=3 a=-3.0 l=-0.5
+"""
+
+KALDI = """\
+utt-1
+0\t1\t1\t1.5,10.0,3_3_4
+0\t2\t2\t1.0,11.0,3_3_4
+1\t3\t3\t2.0,20.0,5_6
+2\t3\t0\t2.5,20.5,5_6
+3\t0.5,0.25,
+
+utt-2
+0\t1\t7\t2\t0.5,1.0
+1\t2\t8\t0\t0.5,1.0
+2\t3\t0\t3
+3
+
+"""
+NUMBERED = {0: "", 1: "PAT", 2: "KIT", 3: "ZEBRA"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "talk.slf").write_text(SLF)
+    (tmp_path / "lat.txt").write_text(KALDI)
+    (tmp_path / "words.txt").write_text("<eps> 0\nPAT 1\nKIT 2\nZEBRA 3\n")
+    (tmp_path / "text").write_text("\n".join(TEXT) + "\n")
+    return tmp_path
+
+
+def test_a_lattice_of_htk(folder: Path) -> None:
+    lattice = read_slf_lattice(folder / "talk.slf")
+    log10 = math.log(10)
+    assert (lattice.name, lattice.start, lattice.final) == ("talk", 0, {3: (0.0, 0.0)})
+    assert lattice.scales == (0.5, 12.0, -log10)
+    assert lattice.arcs[2] == WordArc(1, 3, "ZEBRA", -3 * log10, -0.75 * log10)
+    assert lattice.time == {0: 0.0, 1: 0.25, 2: 0.25, 3: 0.8}
+
+
+def test_lattices_of_kaldi_compact_and_not(folder: Path) -> None:
+    compact, plain = read_kaldi_archive(folder / "lat.txt", NUMBERED, 0.03)
+    assert compact.arcs[0] == WordArc(0, 1, "PAT", -10.0, -1.5) and compact.arcs[3].word == ""
+    assert compact.final == {3: (-0.25, -0.5)}
+    assert compact.time == pytest.approx({0: 0.0, 1: 0.09, 2: 0.09, 3: 0.15})
+    assert [arc.word for arc in plain.arcs] == ["KIT", "", "ZEBRA"] and plain.final == {3: (0.0, 0.0)}
+    assert plain.arcs[0] == WordArc(0, 1, "KIT", -1.0, -0.5)
+    assert plain.time == pytest.approx({0: 0.0, 1: 0.03, 2: 0.06, 3: 0.06})
+
+
+def test_a_lattice_of_k2(folder: Path) -> None:
+    scores = torch.tensor([-1.0, -2.0, -3.0, -0.5])
+    arcs = torch.tensor([[0, 1, 5, 0], [0, 1, 6, 0], [1, 2, 0, 0], [2, 3, -1, 0]], dtype=torch.int32)
+    arcs[:, 3] = scores.view(torch.int32)
+    content = {
+        "arcs": arcs,
+        "aux_labels": torch.tensor([1, 2, 0, -1], dtype=torch.int32),
+        "lm_scores": torch.tensor([-0.25, 0.0, 0.0, -0.5]),
+    }
+    torch.save(content, folder / "utt.pt")
+    lattice = read_k2_lattice(folder / "utt.pt", NUMBERED, 0.04)
+    assert lattice.arcs == [WordArc(0, 1, "PAT", -0.75, -0.25), WordArc(0, 1, "KIT", -2.0), WordArc(1, 2, "", -3.0)]
+    assert lattice.final == {2: (0.0, -0.5)}
+    assert lattice.time == pytest.approx({0: 0.0, 1: 0.04, 2: 0.08})
+    torch.save({"arcs": arcs}, folder / "bad.pt")
+    with pytest.raises(AsrError, match=r"the words .* are not one number or a list"):
+        read_k2_lattice(folder / "bad.pt", NUMBERED, 0.04)
+
+
+def test_lists_in_text_and_json(folder: Path) -> None:
+    (folder / "a").write_text("u1\t-3.5\tPAT KIT\nu1\t-4\tPAT\nu2\t-1\t\n")
+    assert read_n_best(folder / "a") == {
+        "u1": [Candidate(("PAT", "KIT"), -3.5), Candidate(("PAT",), -4.0)],
+        "u2": [Candidate((), -1.0)],
+    }
+    (folder / "b").write_text("u1\tPAT KIT\n")
+    assert read_n_best(folder / "b") == {"u1": [Candidate(("PAT", "KIT"))]}
+    entries = [{"text": "PAT", "score": -1}, {"text": "KIT", "scores": {"am": -2, "lm": -3, "graph": -4}}, {"text": ""}]
+    (folder / "c").write_text(json.dumps({"audio": "x/u3.wav", "nbest": entries}) + "\n")
+    expected = [Candidate(("PAT",), -1.0), Candidate(("KIT",), -2.0, -7.0), Candidate(())]
+    assert read_n_best(folder / "c") == {"u3": expected}
+
+
+def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, arpa = str(folder / "text"), str(folder / "2.arpa")
+    assert main(["lm", "ngram", "--text", text, "--order", "2", "--arpa", arpa]) == 0
+    capsys.readouterr()
+    (folder / "nbest").write_text("u1\tSKIP SICK\nu1\tpat two\nu1\tzebra\n")
+    words = ["--words", str(folder / "words.txt"), "--ngram", arpa]
+    inputs = [str(folder / name) for name in ("talk.slf", "lat.txt", "nbest")]
+    assert main(["rescore", *inputs, *words, "--lm-scale", "1", "--jsonl", "--nbest", "2"]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [record["id"] for record in records] == ["talk", "utt-1", "utt-2", "u1"]
+    assert records[0]["words"][1] == {"word": "ZEBRA", "start": 0.25, "end": 0.8}
+    assert records[2]["text"] == "KIT ZEBRA"
+    assert records[3]["text"] == "pat two" and len(records[3]["nbest"]) == 2
+    assert main(["rescore", inputs[0], *words, "--output-format", "ctm"]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "talk 1 0.250 0.550 ZEBRA"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.slf", SLF.replace("L=4", "L=9"), "the header announces L=9, there are 4"),
+        ("a.slf", SLF.replace("a=-1.5", "a=x"), "a.slf:10: 'x' is not a finite number"),
+        ("a.slf", SLF.replace("E=2", "E=7"), "a.slf:10: a link leads from a node"),
+        ("lat", KALDI.replace("1\t3\t3", "1\t3\t9"), "lat:4: there is no word 9 in the list of words"),
+        ("lat", KALDI.replace("1.5,10.0", "1.5,nan"), "lat:2: 'nan' is not a finite number"),
+        ("list", "u1\tx\tPAT\n", "list:1: 'x' is not a finite number"),
+        ("list", "u1 PAT\n", "list:1: expected 'id<TAB>words'"),
+        ("list", '{"id": "u", "nbest": [{"score": 1}]}\n', "list:1: expected an object with 'id'"),
+        ("gone", None, "there is no such file"),
+    ],
+)
+def test_wrong_files_are_one_sentence(folder: Path, name: str, content: str | None, message: str, capsys) -> None:
+    if content is not None:
+        (folder / name).write_text(content)
+    assert main(["rescore", str(folder / name), "--words", str(folder / "words.txt")]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_numbers_need_their_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rescore", str(folder / "lat.txt")]) == 2
+    assert "its words are numbers; give --words" in capsys.readouterr().err
