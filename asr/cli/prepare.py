@@ -32,6 +32,10 @@ JSON object for each part goes to stdout.
 examples:
   asr prepare an4 --corpus ~/an4 --output data
   asr prepare librispeech --corpus ~/LibriSpeech --output data --parts train-clean-100 dev-clean test-clean
+  asr prepare kaldi --corpus data/train --output data       wav.scp, text and perhaps segments, utt2spk
+  asr prepare csv --corpus clips.tsv --output data          a table with columns such as path and sentence
+  asr prepare nemo --corpus manifest.json --output data
+  asr prepare lhotse --corpus cuts.jsonl.gz --output data
   asr prepare mini-librispeech --corpus ~/corpora --output data --download
 """
 
@@ -42,7 +46,7 @@ _MAX_WARNINGS = 5
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     parser.add_argument("corpus_name", metavar="NAME", choices=sorted(CORPORA), help=", ".join(sorted(CORPORA)))
-    parser.add_argument("--corpus", type=Path, required=True, metavar="DIR", help="folder of the corpus")
+    parser.add_argument("--corpus", type=Path, required=True, metavar="DIR", help="folder of the corpus, or the list")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for the manifests")
     parser.add_argument(
         "--parts", nargs="+", default=[], metavar="PART", help="parts to prepare (default: all that exist)"
@@ -80,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _prepare_with_progress(corpus: Corpus, part: str, args: argparse.Namespace) -> PartReport:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(file=sys.stderr)) as progress:
+    console = Console(file=sys.stderr)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(f"{corpus.name} {part}", total=None)
         return prepare_part(
             corpus,

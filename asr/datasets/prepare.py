@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 
 from lhotse import CutSet, MonoCut, MultiCut, Recording, SupervisionSegment
@@ -91,8 +92,10 @@ def prepare_part(
     require_writable(report_path)
     cuts: list[MonoCut | MultiCut] = []
     skipped = list(listing.skipped)
+    # Utterances of one file come one after the other.
+    inspect = lru_cache(maxsize=64)(inspect_audio)
     with ThreadPoolExecutor(max(1, num_jobs)) as pool:
-        for done, result in enumerate(pool.map(_cut_or_reason, listing.utterances), start=1):
+        for done, result in enumerate(pool.map(partial(_cut_or_reason, inspect), listing.utterances), start=1):
             if isinstance(result, SkippedItem):
                 skipped.append(result)
             else:
@@ -142,12 +145,20 @@ def copy_lexicon(corpus: Corpus, corpus_dir: Path, output_dir: Path) -> Path | N
     return target
 
 
-def _cut_or_reason(utterance: Utterance) -> MonoCut | MultiCut | SkippedItem:
+def _cut_or_reason(
+    inspect: Callable[[Path], tuple[int, int, int]], utterance: Utterance
+) -> MonoCut | MultiCut | SkippedItem:
     try:
-        num_samples, sampling_rate, num_channels = inspect_audio(utterance.audio)
+        num_samples, sampling_rate, num_channels = inspect(utterance.audio)
     except AsrError as error:
         return SkippedItem(utterance.utterance_id, str(error))
-    duration = num_samples / sampling_rate
+    whole = num_samples / sampling_rate
+    end = whole if utterance.end is None else min(utterance.end, whole)
+    duration = round(end - utterance.begin, 6)
+    if duration <= 0:
+        return SkippedItem(
+            utterance.utterance_id, f"it begins at {utterance.begin:g} s, but {utterance.audio} has only {whole:g} s"
+        )
     channels = list(range(num_channels))
     channel = channels if num_channels > 1 else 0
     recording = Recording(
@@ -155,7 +166,7 @@ def _cut_or_reason(utterance: Utterance) -> MonoCut | MultiCut | SkippedItem:
         sources=[AudioSource(type="file", channels=channels, source=str(utterance.audio))],
         sampling_rate=sampling_rate,
         num_samples=num_samples,
-        duration=duration,
+        duration=whole,
         channel_ids=channels,
     )
     supervision = SupervisionSegment(
@@ -165,12 +176,12 @@ def _cut_or_reason(utterance: Utterance) -> MonoCut | MultiCut | SkippedItem:
         duration=duration,
         channel=channel,
         text=utterance.text,
-        language="English",
+        language=utterance.language,
         speaker=utterance.speaker,
     )
     return (MultiCut if num_channels > 1 else MonoCut)(
         id=utterance.utterance_id,
-        start=0.0,
+        start=utterance.begin,
         duration=duration,
         channel=channel,
         recording=recording,

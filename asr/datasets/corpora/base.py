@@ -14,12 +14,15 @@ from asr.text.normalize import read_text
 
 @dataclass(frozen=True)
 class Utterance:
-    """One transcribed recording."""
+    """A transcribed recording, or a part of one from `begin` to `end` seconds; None is the end of the file."""
 
     utterance_id: str
     audio: Path
     text: str
     speaker: str
+    begin: float = 0.0
+    end: float | None = None
+    language: str | None = "English"
 
 
 @dataclass(frozen=True)

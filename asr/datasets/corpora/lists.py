@@ -1,0 +1,204 @@
+"""Corpora that others have listed: Kaldi's data folders, tables (CSV, TSV), NeMo's manifests, and lhotse's cuts.
+
+The folder or file that `--corpus` names is the corpus and its only part, which is called as it is. Transcripts are
+taken as they are written.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from asr.datasets.corpora.base import CorpusPart, SkippedItem, Utterance
+from asr.datasets.kaldi import read_table, read_wav_scp
+from asr.errors import AsrError
+from asr.text.normalize import read_text
+
+
+class _List(ABC):
+    """A corpus of one part."""
+
+    _name: str
+    _what: str
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def parts_in(self, corpus_dir: Path) -> list[str]:
+        if not corpus_dir.exists():
+            raise AsrError(f"{corpus_dir}: there is no such file; give --corpus {self._what}.")
+        name = corpus_dir.resolve().name
+        return [name if corpus_dir.is_dir() else name.partition(".")[0] or name]
+
+    def list_part(self, corpus_dir: Path, part: str) -> CorpusPart:
+        if part not in self.parts_in(corpus_dir):
+            raise AsrError(f"{corpus_dir}: there is no part {part!r}; leave out --parts.")
+        utterances: dict[str, Utterance] = {}
+        skipped = []
+        for item in self._read(corpus_dir):
+            if isinstance(item, SkippedItem):
+                skipped.append(item)
+            elif item.utterance_id in utterances:
+                skipped.append(SkippedItem(item.utterance_id, "the id occurs a second time; the first one is kept"))
+            elif not item.text:
+                skipped.append(SkippedItem(item.utterance_id, "the transcript is empty"))
+            else:
+                utterances[item.utterance_id] = item
+        if not utterances:
+            reason = f": {skipped[0].item}: {skipped[0].reason}" if skipped else ""
+            raise AsrError(f"{corpus_dir}: there are no transcribed utterances{reason}.")
+        return CorpusPart([utterances[name] for name in sorted(utterances)], skipped)
+
+    @abstractmethod
+    def _read(self, path: Path) -> Iterator[Utterance | SkippedItem]:
+        """The utterances in any order.
+
+        Raises:
+            AsrError: the list itself cannot be read.
+        """
+
+    def lexicon(self, corpus_dir: Path) -> Path | None:
+        return None
+
+    def download(self, corpus_dir: Path, parts: Sequence[str]) -> None:
+        raise AsrError(f"{corpus_dir}: a list of files cannot be downloaded; leave out --download.")
+
+
+class KaldiFolder(_List):
+    """A folder with `wav.scp` and `text`, and perhaps `segments` and `utt2spk`."""
+
+    _name = "kaldi"
+    _what = "a data folder of Kaldi, with wav.scp and text"
+
+    def _read(self, path: Path) -> Iterator[Utterance | SkippedItem]:
+        texts = read_table(path / "text")
+        speakers = read_table(path / "utt2spk") if (path / "utt2spk").is_file() else {}
+        known = set()
+        for one in read_wav_scp(path / "wav.scp"):
+            name = one.utterance_id
+            known.add(name)
+            if name not in texts:
+                yield SkippedItem(name, "there is audio but no transcript")
+                continue
+            text = " ".join(texts[name].split())
+            yield Utterance(name, one.audio, text, speakers.get(name, name), one.begin, one.end, None)
+        for name in texts:
+            if name not in known:
+                yield SkippedItem(name, "there is a transcript but no audio")
+
+
+_AUDIO_COLUMNS = ("audio", "path", "file", "filename", "wav", "wav_filename", "audio_filepath")
+_TEXT_COLUMNS = ("text", "sentence", "transcript", "transcription", "normalized_text")
+_ID_COLUMNS = ("id", "utterance_id", "utt_id", "segment_id")
+_SPEAKER_COLUMNS = ("speaker", "speaker_id", "client_id")
+_AUDIO_FOLDERS = ("", "clips", "audio", "wavs")
+
+
+class Table(_List):
+    """A CSV or TSV file with a header; Common Voice's, for example."""
+
+    _name = "csv"
+    _what = "a table with the columns audio and text"
+
+    def _read(self, path: Path) -> Iterator[Utterance | SkippedItem]:
+        content = read_text(path, "table")
+        header = content.partition("\n")[0]
+        delimiter = max(("\t", ",", ";", "|"), key=header.count)
+        rows = csv.DictReader(io.StringIO(content), delimiter=delimiter)
+        names = {str(name).strip().lower(): name for name in rows.fieldnames or ()}
+
+        def column(known: Sequence[str]) -> str | None:
+            return next((names[one] for one in known if one in names), None)
+
+        audio_column, text_column = column(_AUDIO_COLUMNS), column(_TEXT_COLUMNS)
+        if audio_column is None or text_column is None:
+            raise AsrError(
+                f"{path}: the table needs a header with a column for the audio ({', '.join(_AUDIO_COLUMNS)}) and one "
+                f"for the text ({', '.join(_TEXT_COLUMNS)})."
+            )
+        id_column, speaker_column = column(_ID_COLUMNS), column(_SPEAKER_COLUMNS)
+        for row in rows:
+            written = (row[audio_column] or "").strip()
+            name = str(row[id_column] or "").strip() if id_column else Path(written).stem
+            if not written or not name:
+                yield SkippedItem(f"line {rows.line_num}", "the row names no audio file")
+                continue
+            folders = (path.parent / folder for folder in _AUDIO_FOLDERS)
+            candidates = [folder / written for folder in folders]
+            audio = next((one for one in candidates if one.is_file()), candidates[0])
+            text = " ".join((row[text_column] or "").split())
+            yield Utterance(name, audio, text, (speaker_column and row[speaker_column]) or name, 0.0, None, None)
+
+
+class NemoManifest(_List):
+    """JSON Lines with `audio_filepath`, `text` and perhaps `offset` and `duration`."""
+
+    _name = "nemo"
+    _what = "a manifest of NeMo"
+
+    def _read(self, path: Path) -> Iterator[Utterance | SkippedItem]:
+        for number, line in enumerate(read_text(path, "manifest").splitlines(), start=1):
+            if not line.strip():
+                continue
+            try:
+                record: dict[str, Any] = json.loads(line)
+                audio = Path(str(record["audio_filepath"]))
+                begin = float(record.get("offset") or 0.0)
+                duration = float(record["duration"]) if record.get("duration") is not None else None
+                is_sound = math.isfinite(begin + (duration or 0.0)) and begin >= 0.0
+            except (ValueError, KeyError, TypeError):
+                is_sound = False
+            if not is_sound:
+                raise AsrError(
+                    f"{path}:{number}: expected an object with audio_filepath, text and perhaps offset and duration."
+                )
+            name = str(record.get("id") or (audio.stem if begin == 0.0 else f"{audio.stem}-{100 * begin:07.0f}"))
+            end = None if duration is None else begin + duration
+            text = " ".join(str(record.get("text") or "").split())
+            yield Utterance(name, path.parent / audio, text, str(record.get("speaker") or name), begin, end, None)
+
+
+class LhotseCuts(_List):
+    """A manifest of lhotse cuts, JSON Lines, plain or gzipped, of one recording and supervision each."""
+
+    _name = "lhotse"
+    _what = "a manifest of lhotse cuts"
+
+    def _read(self, path: Path) -> Iterator[Utterance | SkippedItem]:
+        for record in _json_lines(path):
+            name = str(record.get("id"))
+            try:
+                supervisions = record["supervisions"]
+                (source,) = record["recording"]["sources"]
+                begin, duration = float(record["start"]), float(record["duration"])
+                if record.get("type") not in ("MonoCut", "MultiCut") or source["type"] != "file":
+                    raise ValueError("no cut of a file")
+            except (ValueError, KeyError, TypeError):
+                yield SkippedItem(name, "this is not a cut of one recording in a file")
+                continue
+            text = " ".join(str(one.get("text") or "") for one in supervisions)
+            speaker = str((supervisions[0].get("speaker") if supervisions else None) or name)
+            is_whole = begin == 0.0 and abs(duration - float(record["recording"].get("duration", -1.0))) < 1e-3
+            end = None if is_whole else begin + duration
+            yield Utterance(name, Path(source["source"]), " ".join(text.split()), speaker, begin, end, None)
+
+
+def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+            for line in file:
+                if line.strip():
+                    record = json.loads(line)
+                    if not isinstance(record, dict):
+                        raise ValueError("a line is not an object")
+                    yield record
+    except (OSError, EOFError, ValueError) as error:
+        raise AsrError(f"{path}: this is no manifest of JSON Lines ({error}).") from error

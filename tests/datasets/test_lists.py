@@ -1,0 +1,116 @@
+"""Corpora that others have listed: what is in the list is in the cuts, at the right times."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("lhotse")
+from lhotse import CutSet, MonoCut
+
+from asr.cli.main import main
+from tests.datasets.toy_corpora import write_audio
+
+
+@pytest.fixture
+def audio(tmp_path: Path) -> Path:
+    write_audio(tmp_path / "audio" / "a.wav", 0.5)
+    write_audio(tmp_path / "audio" / "b.wav", 1.0)
+    return tmp_path / "audio"
+
+
+def prepared(capsys: pytest.CaptureFixture[str], kind: str, corpus: Path, code: int = 0) -> dict[str, MonoCut]:
+    output = corpus.parent / "prepared"
+    assert main(["prepare", kind, "--corpus", str(corpus), "--output", str(output), "--redo"]) == code
+    report = json.loads(capsys.readouterr().out)
+    assert report["num_utterances"] == len(Path(report["text"]).read_text().splitlines())
+    return {cut.id: cut for cut in CutSet.from_file(report["cuts"])}
+
+
+def test_a_data_folder_of_kaldi(audio: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "train"
+    folder.mkdir()
+    (folder / "wav.scp").write_text(f"ra {audio / 'a.wav'}\nrb cat {audio / 'b.wav'} |\n")
+    (folder / "text").write_text("ra one  word\nrb two words\n")
+    cuts = prepared(capsys, "kaldi", folder)
+    assert {name: cut.supervisions[0].text for name, cut in cuts.items()} == {"ra": "one word", "rb": "two words"}
+    (folder / "segments").write_text("u1 rb 0.25 0.75\nu2 rb 0.5 9\nu3 ra 2 3\nu4 ra 0 0.1\n")
+    (folder / "text").write_text("u1 one\nu2 two\nu3 three\nu9 nine\n")
+    (folder / "utt2spk").write_text("u1 s1\nu2 s2\n")
+    cuts = prepared(capsys, "kaldi", folder, 1)
+    assert {name: (cut.start, cut.duration) for name, cut in cuts.items()} == {"u1": (0.25, 0.5), "u2": (0.5, 0.5)}
+    assert [cut.supervisions[0].speaker for cut in cuts.values()] == ["s1", "s2"]
+    samples = cuts["u1"].load_audio()
+    assert (samples == cuts["u1"].recording.load_audio()[:, 4000:12000]).all()
+    report = json.loads((tmp_path / "prepared" / "kaldi_train.report.json").read_text())
+    assert {one["item"] for one in report["skipped"]} == {"u3", "u4", "u9"}
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t", "|"])
+def test_a_table(audio: Path, tmp_path: Path, delimiter: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "clips").symlink_to(audio)
+    rows = [("client_id", "Path", "sentence"), ("s1", "a.wav", "one"), ("s2", "b.wav", "two  words"), ("s3", "", "x")]
+    (tmp_path / "test.tsv").write_text("".join(delimiter.join(row) + "\n" for row in rows))
+    cuts = prepared(capsys, "csv", tmp_path / "test.tsv", 1)
+    found = {name: (cut.supervisions[0].text, cut.supervisions[0].speaker) for name, cut in cuts.items()}
+    assert found == {"a": ("one", "s1"), "b": ("two words", "s2")}
+    assert cuts["a"].recording.sources[0].source == str(tmp_path / "clips" / "a.wav")
+
+
+def test_a_manifest_of_nemo(audio: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = [
+        {"audio_filepath": "audio/a.wav", "duration": 0.5, "text": "one"},
+        {"audio_filepath": str(audio / "b.wav"), "offset": 0.25, "duration": 0.5, "text": "two"},
+        {"audio_filepath": "audio/b.wav", "duration": 0.125, "text": "three"},
+    ]
+    (tmp_path / "train.json").write_text("".join(json.dumps(record) + "\n" for record in records))
+    cuts = prepared(capsys, "nemo", tmp_path / "train.json")
+    assert {name: (cut.start, cut.duration) for name, cut in cuts.items()} == {
+        "a": (0.0, 0.5),
+        "b": (0.0, 0.125),
+        "b-0000025": (0.25, 0.5),
+    }
+
+
+def test_cuts_of_lhotse_stay_what_they_are(audio: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "wav.scp").write_text(f"rb {audio / 'b.wav'}\n")
+    (tmp_path / "train" / "text").write_text("u1 one\nu2 two\n")
+    (tmp_path / "train" / "segments").write_text("u1 rb 0.25 0.75\nu2 rb 0 -1\n")
+    first = prepared(capsys, "kaldi", tmp_path / "train")
+    (tmp_path / "cuts.jsonl.gz").write_bytes((tmp_path / "prepared" / "kaldi_train.jsonl.gz").read_bytes())
+    again = prepared(capsys, "lhotse", tmp_path / "cuts.jsonl.gz")
+    described = [
+        {name: (cut.start, cut.duration, cut.supervisions[0].text) for name, cut in cuts.items()}
+        for cuts in (first, again)
+    ]
+    assert described[0] == described[1]
+    with gzip.open(tmp_path / "cuts.jsonl.gz", "wt") as file:
+        file.write(json.dumps({"id": "x", "type": "MonoCut", "start": 0, "duration": 1, "supervisions": []}) + "\n")
+    assert (
+        main(["prepare", "lhotse", "--corpus", str(tmp_path / "cuts.jsonl.gz"), "--output", str(tmp_path / "x")]) == 2
+    )
+    assert "there are no transcribed utterances: x: this is not a cut of one recording" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "content", "message"),
+    [
+        ("csv", "a.csv", "name,words\nx,y\n", "the table needs a header with a column for the audio"),
+        ("nemo", "a.json", "{}\n", "a.json:1: expected an object with audio_filepath"),
+        ("nemo", "a.json", '{"audio_filepath": "a", "offset": -1}\n', "a.json:1: expected an object"),
+        ("lhotse", "a.jsonl", "[]\n", "this is no manifest of JSON Lines"),
+        ("kaldi", "nowhere", None, "there is no such file; give --corpus a data folder of Kaldi"),
+    ],
+)
+def test_wrong_lists_are_one_sentence(
+    tmp_path: Path, kind: str, name: str, content: str | None, message: str, capsys
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    assert main(["prepare", kind, "--corpus", str(tmp_path / name), "--output", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
