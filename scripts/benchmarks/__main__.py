@@ -19,6 +19,7 @@ COMMANDS = {
     "ctc": "the CTC decoder for any network beside pyctcdecode and flashlight-text",
     "accuracy": "word errors of a bundle: clean, at 8 kHz, in noise, as streams; confidences",
     "gpu": "correctness and speed on a GPU (scripts/gpu_check)",
+    "onepass": "error rate against time: one pass, second pass, n-grams, at equal beams and as curves",
     "modes": "a bundle's modes on some recordings (scripts/demo)",
     "decode-scale": "decoding over the size of the graph, the beams and the batch",
     "ngram-decode": "decoding with n-gram models of growing size",
@@ -28,6 +29,7 @@ COMMANDS = {
     "overlap": "recognition with worker threads",
     "data": "batches per second of the training data",
     "record-queries": "records the queries of a decoding run, for `query`",
+    "mutants": "mutation testing of language models, n-best lists and rescoring",
     "query-limit": "the hidden-layer work that no exact method can avoid",
 }
 USAGE = "usage: scripts/bench NAME [--quick] [OPTIONS]    (scripts/bench NAME --help lists them)\n\n"

@@ -292,7 +292,7 @@ def four_caches(bundle: Bundle, workload: Workload, large_ngram: Path | None) ->
         "cache_group_normalizers": False,
     }
     rows = []
-    for name, word_beam, caches in (
+    for name, skip_beam, caches in (
         ("no skip, all caches", None, {}),
         ("skip, no cache", 6.0, naive),
         ("skip, + cache 2", 6.0, naive | {"cache_hidden": True}),
@@ -300,7 +300,7 @@ def four_caches(bundle: Bundle, workload: Workload, large_ngram: Path | None) ->
         ("skip, all caches", 6.0, {}),
     ):
         lm, engine = rnn_lm(bundle, **caches)
-        options = replace(rnn, word_beam=word_beam, max_active_states=1500)
+        options = replace(rnn, skip_beam=skip_beam, max_active_states=1500)
         results, seconds = decode_all(TokenPassingDecoder(bundle.graph, options), few.frames, lm)
         counts = engine.statistics()
         rows.append(

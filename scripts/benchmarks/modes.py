@@ -15,7 +15,8 @@ from asr.cli.compile import compiling_notice
 from asr.cli.options import device_from
 from asr.cli.recordings import audio_files
 from asr.cli.transcribe import transcribe
-from asr.decoding.build import MODES, available_modes
+from asr.decoding.build import available_modes
+from asr.decoding.settings import MODES
 from asr.metrics import read_transcripts, score_transcripts
 from asr.recognizer import Recognizer
 from asr.results import StageTimes, format_cache, later_cache

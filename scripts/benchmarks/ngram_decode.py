@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after about this time, with what is done")
     parser.add_argument("--repeats", type=int, default=1, help="decode each batch this many times; the fastest counts")
     parser.add_argument("--batch", type=int, default=8, help="utterances decoded together")
-    parser.add_argument("--word-beam", type=float, default=math.inf, help="torch-search: words that are asked for")
+    parser.add_argument("--skip-beam", type=float, default=math.inf, help="torch-search: words that are asked for")
     parser.add_argument("--output-beam", type=float, default=7.0, help="k2, torch: of the lattice that is rescored")
     parser.add_argument("--context-beam", type=float, default=8.0, help="k2, torch: of word histories")
     parser.add_argument("--log-probs", type=Path, help="where the network's outputs are kept for the next run")
@@ -158,7 +158,7 @@ def _systems(bundle: Bundle, args: argparse.Namespace) -> dict[str, System]:
     large = load_ngram_lm(args.large_ngram)  # compared with its checksums, so that all of it is in memory
     total = sum(large.arrays.num_bytes().values())
     options, _ = decoding_options(bundle, "ngram", {"output_beam": args.output_beam})
-    fly_options = replace(options, word_beam=args.word_beam, context_beam=args.context_beam)
+    fly_options = replace(options, skip_beam=args.skip_beam, context_beam=args.context_beam)
     passes: dict[tuple[int, DecodingOptions], Decoder] = {}
 
     def first_pass(graph: DecodingGraph, options: DecodingOptions) -> Decoder:
@@ -182,7 +182,8 @@ def _systems(bundle: Bundle, args: argparse.Namespace) -> dict[str, System]:
         network: Any = bundle.rnn_lm.network
         if share is None:
             return System(
-                first_pass(bundle.graph, own), language_models(bundle, mode, rnn_weight, CPU, None, _CACHE_BYTES).model
+                first_pass(bundle.graph, own),
+                language_models(bundle, mode, rnn_weight, CPU, CacheOptions(capacity_bytes=_CACHE_BYTES)).model,
             )
         on_device, tables = with_host_tables(network, CPU, int(share * table_bytes(network)))
         lm = Difference(

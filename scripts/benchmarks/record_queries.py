@@ -1,7 +1,7 @@
 """Records the queries that decoding sends to the recurrent language model; `scripts/bench query` replays them.
 
     scripts/bench record-queries talk.mp3 folder/ --output streams.npz.xz
-    scripts/bench record-queries ... --first-pass torch-search --search-beam 12 --word-beam 8
+    scripts/bench record-queries ... --first-pass torch-search --search-beam 12 --skip-beam 8
 
 A recording holds word numbers and no sound: one stream for each segment of at most --max-segment-seconds.
 """
@@ -34,7 +34,7 @@ def record(args: argparse.Namespace) -> int:
     if args.repeat_frames < 1:
         raise AsrError(f"--repeat-frames is {args.repeat_frames}; give 1 (frames as they are) or more.")
     am_scale = recognizer.options.am_scale / args.repeat_frames
-    options = replace(recognizer.options, word_beam=args.word_beam, am_scale=am_scale)
+    options = replace(recognizer.options, skip_beam=args.skip_beam, am_scale=am_scale)
     bundle = recognizer.bundle
     assert bundle.rnn_lm is not None and bundle.small_ngram is not None
     recorder = QueryRecorder(CachedRNNLM(bundle.rnn_lm.network))  # type: ignore[arg-type]
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("audio", nargs="+", help="files or folders")
     parser.add_argument("--output", type=Path, required=True, help="file to write, .npz.xz")
     parser.add_argument("--every", type=int, default=1, help="take every N-th file (default: %(default)s)")
-    parser.add_argument("--word-beam", type=float, help="ask only for words within this beam (default: all)")
+    parser.add_argument("--skip-beam", type=float, help="ask only for words within this beam (default: all)")
     parser.add_argument(
         "--repeat-frames",
         type=int,

@@ -1,0 +1,482 @@
+"""What the large language model costs: word error rate against time, in one pass and over the finished lattice.
+
+    scripts/bench onepass --quick     # under a minute; the last line is one JSON object
+    scripts/bench onepass             # all beams, all systems, batches and streams; --plot FILE.svg draws the curves
+    scripts/bench onepass --systems gru "gru, one pass" --every 3
+
+It recognizes real speech: LibriSpeech dev-clean-2 where the corpora are, else the checkout's clips. The acoustic model
+runs once; times are CPU seconds of this process for search and language model, one thread, caches cold, loops compiled.
+Two comparisons are made, and no other: all systems with the same beams, and for each system the least time in which any
+of the beams reaches a word error rate. The beams of a bundle were tuned on the utterances that its card names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from asr.audio.io import read_audio
+from asr.audio.waveform import batches_of_similar_length
+from asr.bundle import Bundle
+from asr.decoding.build import available_modes, build_decoder
+from asr.decoding.interface import DecodeResult
+from asr.decoding.second_pass import SecondPass
+from asr.errors import AsrError
+from asr.lm.cached.statistics import QueryStatistics
+from asr.metrics import ErrorCounts, bootstrap_interval, count_errors, read_transcripts
+from asr.recognizer import Recognizer
+from asr.results import StageTimes
+from asr.streaming import StreamingRecognizer
+from scripts.benchmarks import figures, mutants
+from scripts.benchmarks.inputs import LIBRISPEECH_BUNDLE, ROOT, argument_parser, default_corpora
+from scripts.benchmarks.nbest import measure_n_best, middle_sized
+from scripts.benchmarks.report import table
+
+_CLIPS = ROOT / "scripts" / "demo_clips"
+_PART = Path("librispeech", "LibriSpeech", "dev-clean-2")
+_QUICK_UTTERANCES = 12
+_BATCH_SECONDS = 100.0
+_SHORT_BATCH_SECONDS = 8.0
+_CACHE_BYTES = 1 << 30
+_NUM_STREAMS = 16
+
+
+class System(NamedTuple):
+    """A mode, and where its language model acts; the mode `auto` is the bundle's default."""
+
+    mode: str
+    lm_fusion: str = "lattice"
+    second_pass: str = "none"
+    second_mode: str = "rnn"
+    second_weight: float = 1.0
+    skip_beam: float | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Second pass and skip beam, as options of a recognizer."""
+        skip = {} if self.skip_beam is None else {"skip_beam": self.skip_beam}
+        if self.second_pass == "none":
+            return skip
+        names = ("second_pass", "second_pass_mode", "second_pass_weight")
+        return {**skip, **dict(zip(names, (self.second_pass, self.second_mode, self.second_weight), strict=True))}
+
+
+SYSTEMS = {
+    "trigram": System("ngram"),
+    "4-gram": System("large_ngram"),
+    "gru": System("rnn"),
+    "default": System("auto"),
+    "gru, one pass": System("rnn", "search"),
+    "gru, one pass, skip 8": System("rnn", "search", skip_beam=8.0),
+    "default, one pass, skip 8": System("auto", "search", skip_beam=8.0),
+}
+
+SECOND_PASSES = {
+    "trigram, then gru over the lattice": System("ngram", "lattice", "lattice"),
+    "trigram, then gru over 1000 sentences": System("ngram", "lattice", "nbest"),
+    "trigram, then 4-gram over 1000 sentences": System("ngram", "lattice", "nbest", "large_ngram"),
+    "4-gram, then gru over the lattice": System("large_ngram", "lattice", "lattice"),
+    "4-gram, hybrid with gru over the lattice": System("large_ngram", "lattice", "lattice", "rnn", 0.7),
+    "4-gram, hybrid with gru over 1000 sentences": System("large_ngram", "lattice", "nbest", "rnn", 0.7),
+}
+
+
+class Beams(NamedTuple):
+    """What all systems share; the last two only matter where a lattice is rescored."""
+
+    search_beam: float
+    max_active_states: int
+    output_beam: float
+    context_beam: float
+
+    def __str__(self) -> str:
+        return f"{self.search_beam:g} / {self.max_active_states} / {self.output_beam:g} / {self.context_beam:g}"
+
+
+# From narrow to wide.
+BEAMS = (
+    Beams(8.0, 500, 3.0, 3.0),
+    Beams(10.0, 1000, 4.0, 4.0),
+    Beams(11.0, 1000, 5.0, 5.0),
+    Beams(12.0, 1500, 6.0, 5.0),
+    Beams(13.0, 2000, 6.0, 6.0),
+    Beams(14.0, 3000, 7.0, 8.0),
+    Beams(16.0, 7000, 9.0, 10.0),
+)
+_QUICK_BEAMS = (1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Speech:
+    """Recordings with their references.
+
+    Args:
+        name: where they are from.
+        waveforms: samples (L,) each, at the bundle's rate.
+        references: words of each.
+        rate: samples a second.
+    """
+
+    name: str
+    waveforms: list[Tensor]
+    references: list[Sequence[str]]
+    rate: int
+
+    @property
+    def seconds(self) -> float:
+        return sum(map(len, self.waveforms)) / self.rate
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The speech after the acoustic model: log_prob (T, C) of each utterance, and the CPU seconds that took."""
+
+    speech: Speech
+    log_prob: list[Tensor]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """One system with some beams.
+
+    Args:
+        wer: word error rate, in %.
+        interval: its 95 % bootstrap interval.
+        seconds: CPU seconds of search and language model.
+        counts: of the recurrent model's engine, if there is one.
+    """
+
+    wer: float
+    interval: tuple[float, float]
+    seconds: float
+    counts: QueryStatistics | None
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argument_parser("onepass", __doc__)
+    parser.add_argument("--quick", action="store_true", help="few utterances and beams, and only the JSON object")
+    parser.add_argument("--bundle", type=Path, default=LIBRISPEECH_BUNDLE)
+    parser.add_argument("--corpora", type=Path, default=default_corpora(), help="(default: %(default)s)")
+    parser.add_argument("--every", type=int, default=3, help="take every n-th utterance (default: %(default)s)")
+    parser.add_argument("--first", type=int, default=0, help="the first utterance taken (default: %(default)s)")
+    parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS), metavar="NAME")
+    parser.add_argument("--beams", type=int, nargs="+", default=list(range(len(BEAMS))), help="rows of BEAMS, from 0")
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="NAME=NUMBER", help="a decoding option of all systems"
+    )
+    parser.add_argument("--second-beams", type=int, help="the row of BEAMS for second passes (default: the last)")
+    parser.add_argument("--only-beams", action="store_true", help="only the table of equal beams")
+    parser.add_argument("--plot", type=Path, help="write the curves to this file (needs matplotlib)")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    bundle = Bundle.load(args.bundle)
+    if bundle.rnn_lm is None or bundle.small_ngram is None:
+        raise AsrError(f"{args.bundle}: the bundle has no recurrent language model; name one that has.")
+    speech = read_speech(args.corpora, args.every, args.first, bundle.sampling_rate)
+    with torch.no_grad():
+        if args.quick:
+            speech = _some(speech, _QUICK_UTTERANCES)
+            print(json.dumps(quick(bundle, score(bundle, speech))))
+        else:
+            report(bundle, score(bundle, speech), args)
+    return 0
+
+
+def read_speech(corpora: Path | None, every: int, first: int, rate: int) -> Speech:
+    """Utterances of dev-clean-2, or the checkout's clips where there is no such folder."""
+    folder = None if corpora is None else corpora / _PART
+    if folder is not None and folder.is_dir():
+        lines = {name: words for path in sorted(folder.rglob("*.trans.txt")) for name, words in _lines(path)}
+        files = {path.stem: path for path in sorted(folder.rglob("*")) if path.stem in lines}
+        names = [name for name in sorted(lines) if name in files][first::every]
+        return Speech("dev-clean-2", [read_audio(files[n], rate) for n in names], [lines[n] for n in names], rate)
+    references = read_transcripts(_CLIPS / "reference.txt")
+    names = sorted(references)
+    waveforms = [read_audio(_CLIPS / f"{name}.flac", rate) for name in names]
+    return Speech("synthetic clips", waveforms, [references[name] for name in names], rate)
+
+
+def _lines(path: Path) -> Iterator[tuple[str, list[str]]]:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        name, *words = line.split()
+        yield name, words
+
+
+def _some(speech: Speech, number: int) -> Speech:
+    """So many utterances, spread evenly."""
+    step = max(1, len(speech.waveforms) // number)
+    return Speech(speech.name, speech.waveforms[::step][:number], speech.references[::step][:number], speech.rate)
+
+
+def score(bundle: Bundle, speech: Speech) -> Scored:
+    """Runs features and acoustic model once over all of the speech, in batches of similar length."""
+    recognizer = Recognizer(bundle, mode="ngram")
+    recognizer.log_prob(speech.waveforms[:1], StageTimes())
+    found: dict[int, Tensor] = {}
+    begin = time.process_time()
+    for batch in batches_of(speech.waveforms, _BATCH_SECONDS * speech.rate):
+        log_prob, num_frames = recognizer.log_prob([speech.waveforms[i] for i in batch], StageTimes())
+        found.update((i, row[:num]) for i, row, num in zip(batch, log_prob, num_frames.tolist(), strict=True))
+    seconds = time.process_time() - begin
+    return Scored(speech, [found[i] for i in range(len(speech.waveforms))], seconds)
+
+
+def batches_of(rows: Sequence[Tensor], longest: float) -> list[list[int]]:
+    """Which rows a recognizer takes together: those of similar length, up to so much with padding."""
+    return [list(batch) for batch in batches_of_similar_length([len(row) for row in rows], int(longest))]
+
+
+def options_of(system: System, beams: Beams | None) -> dict[str, Any]:
+    """The beams as far as the system has them."""
+    if beams is None:
+        return {}
+    shared = {"search_beam": beams.search_beam, "max_active_states": beams.max_active_states}
+    if system.second_pass == "none" and (system.mode == "ngram" or system.lm_fusion == "search"):
+        return shared
+    if system.mode == "ngram" and system.second_pass == "nbest":
+        return {**shared, "output_beam": beams.output_beam}
+    return {**shared, "output_beam": beams.output_beam, "context_beam": beams.context_beam}
+
+
+def run(
+    bundle: Bundle,
+    scored: Scored,
+    system: System,
+    beams: Beams | None = None,
+    more: dict[str, Any] | None = None,
+    batch_seconds: float = _BATCH_SECONDS,
+) -> Run:
+    """One system with some beams, or the bundle's own, its caches cold."""
+    options = {**options_of(system, beams), **(more or {}), **system.options}
+    recognizer = Recognizer(bundle, system.mode, decoder="token-passing", lm_fusion=system.lm_fusion, options=options)
+    has_second = system.second_pass != "none"
+    decoder = build_decoder("token-passing", system.lm_fusion, bundle.graph, recognizer.options, has_second)
+    again = SecondPass(bundle.graph, recognizer.final_options, recognizer.settings.language_models, keeps_lattice=False)
+    models = recognizer.build_language_models(_CACHE_BYTES)
+    found: dict[int, DecodeResult] = {}
+    frames = scored.log_prob
+    frame_rate = sum(map(len, frames)) / scored.speech.seconds
+    begin = time.process_time()
+    for batch in batches_of(frames, batch_seconds * frame_rate):
+        padded = torch.nn.utils.rnn.pad_sequence([frames[i] for i in batch], batch_first=True)
+        results = decoder.decode(padded, torch.tensor([len(frames[i]) for i in batch]), models.model)
+        if models.second is not None:
+            results = again.rescored(results, models.model, models.second.model)
+        found.update(zip(batch, results, strict=True))
+        models.forget_contexts()
+    seconds = time.process_time() - begin
+    counts = errors(scored.speech, [found[i].best for i in range(len(frames))])
+    low, high = bootstrap_interval(counts)
+    return Run(
+        100.0 * sum(counts[1:], counts[0]).rate,
+        (100.0 * low, 100.0 * high),
+        seconds,
+        models.statistics(),
+    )
+
+
+def errors(speech: Speech, hypotheses: Sequence[Any]) -> list[ErrorCounts]:
+    """Of each utterance; no hypothesis counts as no words."""
+    pairs = zip(speech.references, hypotheses, strict=True)
+    return [count_errors(list(words), one.words if one is not None else ()) for words, one in pairs]
+
+
+def warm_up(bundle: Bundle, scored: Scored, systems: Sequence[System]) -> None:
+    """Compiles what the systems need, on the shortest utterance."""
+    shortest = min(range(len(scored.log_prob)), key=lambda i: len(scored.log_prob[i]))
+    speech = scored.speech
+    one = Speech(speech.name, [speech.waveforms[shortest]], [speech.references[shortest]], speech.rate)
+    for system in systems:
+        run(bundle, Scored(one, [scored.log_prob[shortest]], 0.0), system, BEAMS[0])
+
+
+def least_seconds(runs: Sequence[Run], wer: float) -> float:
+    """The least time in which any of the beams reaches a word error rate; infinite where none does."""
+    return min((one.seconds for one in runs if one.wer <= wer + 1e-9), default=math.inf)
+
+
+def at_equal_error(one: Sequence[Run], other: Sequence[Run]) -> float:
+    """The time of one system over another's at the lowest word error rate that both reach."""
+    wer = max(min(run.wer for run in runs) for runs in (one, other))
+    return least_seconds(one, wer) / least_seconds(other, wer)
+
+
+def stream_seconds(bundle: Bundle, speech: Speech) -> float:
+    """CPU seconds of the default mode in 16 streams side by side, everything included."""
+    recognizer = Recognizer(bundle, decoder="token-passing")
+    streaming = StreamingRecognizer(recognizer)
+    waiting = list(enumerate(speech.waveforms))
+    live: dict[int, Iterator[Tensor]] = {}
+    piece = int(streaming.options.chunk_seconds * speech.rate)
+    begin = time.process_time()
+    while waiting or live or streaming.is_ready:
+        while waiting and len(live) < _NUM_STREAMS:
+            live[streaming.open()] = iter(waiting.pop(0)[1].split(piece))
+        for stream, pieces in list(live.items()):
+            samples = next(pieces, None)
+            if samples is None:
+                streaming.close(stream)
+                del live[stream]
+            else:
+                streaming.push(stream, samples)
+        streaming.step()
+    return time.process_time() - begin
+
+
+def quick(bundle: Bundle, scored: Scored) -> dict[str, Any]:
+    """The figures of the JSON line."""
+    default = System("auto")
+    gru, one_pass = SYSTEMS["gru"], SYSTEMS["gru, one pass, skip 8"]
+    warm_up(bundle, scored, [SYSTEMS["trigram"], default, gru, one_pass])
+    knee = Recognizer(bundle, decoder="token-passing").options
+    context_beam = math.inf if knee.context_beam is None else knee.context_beam
+    beams = Beams(knee.search_beam, knee.max_active_states, knee.output_beam, context_beam)
+    same = {"am_scale": Recognizer(bundle, mode="rnn", decoder="token-passing").options.am_scale}
+    own = run(bundle, scored, default)
+    trigram, network = (run(bundle, scored, one, beams, same) for one in (SYSTEMS["trigram"], gru))
+    curves = [[run(bundle, scored, one, BEAMS[row]) for row in _QUICK_BEAMS] for one in (one_pass, gru)]
+    n_best = measure_n_best(bundle, middle_sized(scored.log_prob), 40)
+    seconds = scored.speech.seconds
+    return {
+        "bundle": bundle.name,
+        "speech": scored.speech.name,
+        "num_utterances": len(scored.log_prob),
+        "audio_seconds": round(seconds, 1),
+        "default_mode": available_modes(bundle)[0],
+        "default_beams": str(beams),
+        "rnnlm_over_ngram_same_beams": network.seconds / trigram.seconds,
+        "wer_ngram": run(bundle, scored, SYSTEMS["trigram"]).wer,
+        "wer_default": own.wer,
+        "wer_widest": run(bundle, scored, default, BEAMS[-2]).wer,
+        "default_rtf_search_and_lm": own.seconds / seconds,
+        "default_rtf_acoustic_model": scored.seconds / seconds,
+        "stream_rtf": stream_seconds(bundle, scored.speech) / seconds,
+        "one_pass_over_second_pass_time_at_equal_wer": at_equal_error(*curves),
+        "default_answered_without_hidden": own.counts.answered_without_hidden if own.counts else None,
+        "default_bytes_per_history": own.counts.bytes_per_context if own.counts else None,
+        "nbest_1000_over_rescoring": n_best["nbest_extraction_seconds"] / n_best["nbest_seconds"][1],
+        **mutants.recorded(),
+    }
+
+
+def report(bundle: Bundle, scored: Scored, args: argparse.Namespace) -> None:
+    """Prints all tables; rows come as they are measured."""
+    systems = {name: SYSTEMS[name] for name in args.systems if _has(bundle, SYSTEMS[name])}
+    more = dict(_option(text) for text in args.option)
+    warm_up(bundle, scored, list(systems.values()))
+    seconds = scored.speech.seconds
+    print(f"{scored.speech.name}: {len(scored.log_prob)} utterances, {seconds:.0f} s of speech; the default mode is")
+    print(f"{available_modes(bundle)[0]}; the acoustic model takes {scored.seconds / seconds:.4f} of real time.")
+    curves: dict[str, list[Run]] = {name: [] for name in systems}
+    rows: list[dict[str, Any]] = []
+    for beams in [BEAMS[row] for row in args.beams]:
+        row: dict[str, Any] = {"search beam / active / output / context beam": str(beams)}
+        for name, system in systems.items():
+            curves[name].append(run(bundle, scored, system, beams, more))
+            row[name] = _cell(curves[name][-1])
+        rows.append(row)
+    table("The same beams in each row: CPU s of search and language model, word error rate", rows)
+    _network_work(curves, [BEAMS[row] for row in args.beams], sum(map(len, scored.speech.references)))
+    if args.only_beams:
+        return
+    _own_beams(bundle, scored, systems, more)
+    _second_passes(bundle, scored, BEAMS[args.beams[-1] if args.second_beams is None else args.second_beams], more)
+    _equal_errors(curves, seconds)
+    if args.plot is not None:
+        points = [
+            {"pass / model": name, "ms/frame": 1e3 * one.seconds / sum(map(len, scored.log_prob)), "WER": one.wer}
+            for name, runs in curves.items()
+            for one in runs
+        ]
+        figures.error_over_time(points, scored.speech.name, args.plot)
+
+
+def _has(bundle: Bundle, system: System) -> bool:
+    return system.mode == "auto" or system.mode in available_modes(bundle)
+
+
+def _option(text: str) -> tuple[str, float | int]:
+    name, _, number = text.partition("=")
+    try:
+        return name, int(number) if number.lstrip("-").isdigit() else float(number)
+    except ValueError as error:
+        raise AsrError(f"--option {text}: give NAME=NUMBER.") from error
+
+
+def _cell(one: Run) -> str:
+    return f"{one.seconds:.2f} s, {one.wer:.2f} %"
+
+
+def _network_work(curves: dict[str, list[Run]], beams: Sequence[Beams], num_words: int) -> None:
+    """What the network has to do: the reason why systems with it differ in time."""
+    rows = []
+    for place, own in enumerate(beams):
+        row: dict[str, Any] = {"search beam / active / output / context beam": str(own)}
+        for name, runs in curves.items():
+            counts = runs[place].counts
+            if counts is not None:
+                row[name] = f"{counts.num_queries / num_words:.0f} / {counts.num_hidden_rows / num_words:.1f}"
+        rows.append(row)
+    table("For each spoken word: queries to the network / runs of its hidden layer", rows)
+
+
+def _own_beams(bundle: Bundle, scored: Scored, systems: dict[str, System], more: dict[str, Any]) -> None:
+    """Each system with the beams that the bundle gives its mode, in long and in short batches, and in streams."""
+    rows = []
+    for name, system in systems.items():
+        own = run(bundle, scored, system, None, more)
+        short = run(bundle, scored, system, None, more, _SHORT_BATCH_SECONDS)
+        counts = own.counts
+        rows.append(
+            {
+                "the bundle's beams": name,
+                "WER": f"{own.wer:.2f} %",
+                "95 % interval": f"{own.interval[0]:.1f} to {own.interval[1]:.1f}",
+                f"CPU s, batches of {_BATCH_SECONDS:g} s": own.seconds,
+                f"of {_SHORT_BATCH_SECONDS:g} s": short.seconds,
+                "of real time": own.seconds / scored.speech.seconds,
+                "without hidden layer": f"{counts.answered_without_hidden:.1%}" if counts else "",
+                "bytes a history": round(counts.bytes_per_context) if counts else "",
+            }
+        )
+    table("The bundle's own beams", rows)
+    streams = stream_seconds(bundle, scored.speech) / scored.speech.seconds
+    print(f"\n{_NUM_STREAMS} streams side by side, all included: {streams:.4f} of real time each.")
+
+
+def _second_passes(bundle: Bundle, scored: Scored, beams: Beams, more: dict[str, Any]) -> None:
+    """Second passes of every kind with the same beams, one pass for comparison."""
+    systems = {"gru, one pass": SYSTEMS["gru, one pass"], "gru": SYSTEMS["gru"], **SECOND_PASSES}
+    systems = {
+        name: one for name, one in systems.items() if _has(bundle, one) and one.second_mode in available_modes(bundle)
+    }
+    warm_up(bundle, scored, list(systems.values()))
+    rows = []
+    for name, system in systems.items():
+        one = run(bundle, scored, system, beams, more)
+        low, high = one.interval
+        rows.append(
+            {"pass": name, "WER": f"{one.wer:.2f} %", "95 % interval": f"{low:.1f} to {high:.1f}", "CPU s": one.seconds}
+        )
+    table(f"Second passes, beams {beams}", rows)
+
+
+def _equal_errors(curves: dict[str, list[Run]], seconds: float) -> None:
+    """The least time in which each system reaches the error rates that any of them has, the best ones first."""
+    best = sorted({round(min(run.wer for run in runs), 2) for runs in curves.values()})
+    rows = []
+    for wer in best:
+        needed = {name: least_seconds(runs, wer + 0.005) for name, runs in curves.items()}
+        shown = {name: f"{s:.2f} s ({s / seconds:.4f})" if s < math.inf else "" for name, s in needed.items()}
+        rows.append({"WER at most": f"{wer:.2f} %", **shown})
+    table("The least time to reach an error rate, any of the beams: CPU s (of real time)", rows)
