@@ -137,7 +137,9 @@ class CombinedLM(LanguageModel):
         return rows[-1]
 
     def lookup_tables(self) -> CombinedTables | None:
-        """The tables of all the models; None if one has none."""
+        """The tables of all the models; None if one has none, or if there is one model only."""
+        if len(self.models) == 1:
+            return None
         tables = []
         for model in self.models:
             own = model.lookup_tables()

@@ -156,7 +156,7 @@ class DenseContexts:
     most contexts.
 
     Args:
-        num_models: M, 2 or more.
+        num_models: M; of 1 the contexts stay as they are.
         device: where contexts are packed.
         forget_from: how many numbers may be in use before `retain` forgets any.
     """
@@ -169,7 +169,7 @@ class DenseContexts:
         self._clear()
 
     def _clear(self) -> None:
-        self._numberings = [ContextTable(self._device) for _ in range(self.num_models - 2)]
+        self._numberings = [ContextTable(self._device) for _ in range(max(0, self.num_models - 2))]
         self._forget_at = self._forget_from
         # Whether an index was too large: on a GPU this is not waited for in every call.
         self._exceeds: Tensor | None = None
@@ -184,12 +184,16 @@ class DenseContexts:
             AsrError: a context needs more bits than there are; on a GPU only `check` says so.
         """
         packed = contexts[-1]
+        if self.num_models == 1:
+            return packed
         for context_idx, numbering in zip(contexts[-2:0:-1], self._numberings, strict=True):
             packed = numbering.index_of(self._packed(context_idx, packed))
         return self._packed(contexts[0], packed)
 
     def unpack(self, packed: Tensor) -> list[Tensor]:
         """The inverse of `pack`."""
+        if self.num_models == 1:
+            return [packed]
         contexts, rest = [packed >> _PACKED_BITS], packed & _LOW_BITS
         for numbering in reversed(self._numberings):
             key = numbering.key_of(rest)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from asr.decoding.cpu.arrays import ensure_capacity
 from asr.kernels.jit import kernel
 
 
@@ -39,6 +40,15 @@ class SentenceLattice(NamedTuple):
     ahead: Any
 
 
+class Entries(NamedTuple):
+    """Ways into states (E,), with room for more: the state, the entry before it, the arc taken and the score so far."""
+
+    state: Any
+    before: Any
+    arc_in: Any
+    score: Any
+
+
 @kernel(fastmath=False)
 def best_sentences(lattice: SentenceLattice, start_state: int, num_sentences: int) -> Any:
     """The best sentences, best first.
@@ -47,9 +57,8 @@ def best_sentences(lattice: SentenceLattice, start_state: int, num_sentences: in
         total (K,) float64, and the arcs of each one's best path: path_begin (K + 1,), arc (path_begin[K],), int64.
     """
     arc_begin, dst_state, arc_word, arc_total, final_total, ahead = lattice
-    # Ways into states: state, score so far, arc taken and the entry before it.
-    state, before, arc_in = np.empty(64, np.int64), np.empty(64, np.int64), np.empty(64, np.int64)
-    score = np.empty(64)
+    entries = Entries(np.empty(64, np.int64), np.empty(64, np.int64), np.empty(64, np.int64), np.empty(64))
+    state, before, arc_in, score = entries
     state[0], before[0], arc_in[0], score[0], num_entries = start_state, -1, -1, 0.0, 1
     # A node is a range of entries with different states; its second place is -1 if the sentence ends at the first.
     node_begin, node_end = [0], [1]
@@ -88,10 +97,9 @@ def best_sentences(lattice: SentenceLattice, start_state: int, num_sentences: in
                     continue
                 other = entry_of[dst]
                 if other < 0:
-                    if num_entries == len(state):
-                        state, before = _doubled(state), _doubled(before)
-                        arc_in, score = _doubled(arc_in), _doubled(score)
                     other, num_entries = num_entries, num_entries + 1
+                    entries = with_room(entries, num_entries)
+                    state, before, arc_in, score = entries
                     state[other], entry_of[dst] = dst, other
                     heapq.heappush(waiting, dst)
                 elif reached <= score[other]:
@@ -114,10 +122,9 @@ def best_sentences(lattice: SentenceLattice, start_state: int, num_sentences: in
                         other = num_entries - 1
                         score[other], before[other], arc_in[other] = reached, entry, arc
                 else:
-                    if num_entries == len(state):
-                        state, before = _doubled(state), _doubled(before)
-                        arc_in, score = _doubled(arc_in), _doubled(score)
                     other, num_entries = num_entries, num_entries + 1
+                    entries = with_room(entries, num_entries)
+                    state, before, arc_in, score = entries
                     state[other], score[other], before[other], arc_in[other] = dst, reached, entry, arc
                 best = max(best, reached + ahead[dst])
             children.append((best, first, num_entries))
@@ -151,7 +158,14 @@ def best_sentences(lattice: SentenceLattice, start_state: int, num_sentences: in
     return np.array(found_total), path_begin, path
 
 
-def _doubled(array: Any) -> Any:
-    larger = np.empty(2 * len(array), array.dtype)
-    larger[: len(array)] = array
-    return larger
+@kernel(fastmath=False)
+def with_room(entries: Any, size: int) -> Any:
+    """The entries, in larger arrays if there are not so many places."""
+    if size <= len(entries.state):
+        return entries
+    return Entries(
+        ensure_capacity(entries.state, size),
+        ensure_capacity(entries.before, size),
+        ensure_capacity(entries.arc_in, size),
+        ensure_capacity(entries.score, size),
+    )

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.cached.eviction import ByteCosts, Limits
+from asr.lm.cached.eviction import ByteCosts, Limits, least_used
+from asr.lm.cached.trie import START, HistoryTrie
 from asr.testing.plain_lm import PlainLM
 from tests.reference.toy_network import ToyClassNetwork, ToyNetwork, ToyNormalizedNetwork
 
@@ -102,12 +103,28 @@ def test_least_used_leaves_go_first():
     for first in range(20, 320, 30):
         for _ in range(3):
             engine.score(engine.start(10), often)
+        # From here on nobody holds them: only their uses keep them.
+        engine.retain(engine.start(1))
         engine.score(engine.start(30), torch.arange(first, first + 30))
         engine.retain(engine.start(1))
     before = engine.statistics().num_edges
     assert engine.statistics().num_evictions > 0
     engine.score(engine.start(10), often)
     assert engine.statistics().num_edges == before
+
+
+def test_the_least_used_candidates_are_chosen():
+    trie = HistoryTrie(torch.device("cpu"))
+    leaf = trie.new_nodes(torch.full((6,), START), torch.arange(3, 9))
+    parent = leaf[:1]
+    deeper = trie.new_nodes(parent, torch.tensor([9]))
+    trie.num_uses[torch.cat([leaf, deeper])] = torch.tensor([1, 40, 3, 50, 2, 60, 5], dtype=torch.int32)
+    is_kept = torch.zeros(trie.nodes.capacity, dtype=torch.bool)
+    is_kept[leaf[4]] = True
+    chosen = [least_used(trie, is_kept, num).nonzero().squeeze(1).tolist() for num in (1, 2, 3)]
+    assert all(int(leaf[4]) not in some for some in chosen)
+    assert chosen[0] == [int(leaf[2])]  # not the parent, whose uses are at least those of what follows it
+    assert int(leaf[1]) not in chosen[2] and int(leaf[5]) not in chosen[2]
 
 
 def test_limits_fit_into_the_capacity():

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asr.errors import AsrError
-from asr.lm.cached.approximations import CacheOptions
+from asr.lm.cached.approximations import CacheOptions, QuantizedHistory
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.cached.states import _packed, _unpacked
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
@@ -264,3 +264,23 @@ def test_a_failing_network_leaves_no_unscored_edge():
     network.log_prob = working
     log_prob, _ = engine.score(engine.start(1), torch.tensor([5]))
     assert log_prob.item() == pytest.approx(PlainLM(network).last_log_prob([5]), abs=1e-5)
+
+
+def test_sign_shares_only_between_states_of_the_same_signs():
+    sharing = QuantizedHistory("sign", 3, torch.device("cpu"))
+    state = torch.tensor([[0.1, -0.2, 0.3], [0.9, -0.8, 0.1], [-0.1, -0.2, 0.3], [0.1, 0.2, 0.3], [0.1, -0.2, -0.3]])
+    key = sharing.key(state, torch.full((5,), 7))
+    assert key[0] == key[1]
+    assert len(set(key[1:].tolist())) == 4
+    assert int(sharing.key(state[:1], torch.tensor([8]))) != int(key[0])
+    # A column more is not read.
+    assert torch.equal(sharing.key(torch.cat([state, -state], dim=1), torch.full((5,), 7)), key)
+
+
+@pytest.mark.parametrize(("precision", "step"), [("round-2", 0.01), ("round-1", 0.1)])
+def test_rounding_keeps_so_many_decimals(precision, step):
+    sharing = QuantizedHistory(precision, 1, torch.device("cpu"))
+    state = step * torch.tensor([[2.0], [2.4], [1.6], [2.6], [-2.0]])
+    key = sharing.key(state, torch.full((5,), 7)).tolist()
+    assert key[0] == key[1] == key[2]
+    assert len({key[0], key[3], key[4]}) == 3
