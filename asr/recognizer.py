@@ -28,18 +28,22 @@ from asr.audio.waveform import as_recordings, at_rate, batches_of_similar_length
 from asr.bundle import Bundle
 from asr.decoding.build import (
     LanguageModels,
+    Placement,
     build_decoder,
     chosen_decoder,
     chosen_mode,
-    decoding_options,
     language_models,
+    recognition_settings,
 )
-from asr.decoding.interface import Decoder, DecodeResult, Hypothesis
+from asr.decoding.interface import Decoder, DecodeResult, DecodingOptions, Hypothesis
 from asr.decoding.nbest import n_best
 from asr.decoding.paths import WordAligner, can_align
+from asr.decoding.second_pass import SecondPass
+from asr.decoding.settings import Pass, refuse_unused, setting_options
 from asr.decoding.warmup import made_up_log_prob, needs_warm_up
 from asr.errors import AsrError
 from asr.lm.interface import LanguageModel
+from asr.options import check_options, device_named, option, options_of
 from asr.results import RecognitionResult, StageTimes, as_result, joined
 from asr.text.lexicon import Lexicon
 
@@ -217,18 +221,49 @@ class ResourceOptions:
         cache_bytes: memory for the recurrent language model's caches; the least frequently used histories are evicted.
         lm_device_bytes: device memory for the tables of the large language models; the rest of the tables stays in
             host memory. None puts everything on the device.
+        lm_hidden_device, lm_output_device: where the recurrent language model runs its hidden and its output layer,
+            such as `cuda` and `cpu`; histories are kept where the output layer is. None is the recognizer's device.
 
     Raises:
-        AsrError: a value is out of range.
+        AsrError: a value is out of range, or there is no such device here.
     """
 
-    max_segment_seconds: float = 25.0
-    batch_seconds: float = 100.0
-    num_workers: int = 0
-    cache_bytes: int = 1 << 30
-    lm_device_bytes: int | None = None
+    max_segment_seconds: float = option(25.0, "cut longer recordings at pauses", needs="whole recordings")
+    batch_seconds: float = option(100.0, "audio that is recognized together", needs="whole recordings")
+    num_workers: int = option(
+        0,
+        "number of batches that are decoded at the same time, while the next one goes through the acoustic model; set "
+        "OMP_NUM_THREADS=1 with it; 0: one after the other",
+        flag="--workers",
+        needs="whole recordings",
+    )
+    cache_bytes: int = option(
+        1 << 30,
+        "memory for the recurrent language model's caches; less is slower",
+        flag="--cache-mb",
+        unit="MB",
+        needs="recurrent model",
+    )
+    lm_device_bytes: int | None = option(
+        None,
+        "device memory for the tables of the large language models; the rest stays in host memory",
+        kind=int,
+        flag="--lm-device-mb",
+        unit="MB",
+        needs="large model",
+    )
+    lm_hidden_device: str | None = option(
+        None, "where the recurrent language model's hidden layer runs", kind=str, needs="recurrent model"
+    )
+    lm_output_device: str | None = option(
+        None, "where its output layer runs, and its caches are", kind=str, needs="recurrent model"
+    )
 
     def __post_init__(self) -> None:
+        check_options(self, "resources")
+        for name in ("lm_hidden_device", "lm_output_device"):
+            if getattr(self, name) is not None:
+                device_named(getattr(self, name), name)
         if not 0 <= self.num_workers <= _MAX_WORKERS:
             raise AsrError(f"num_workers is {self.num_workers}; it must be between 0 and {_MAX_WORKERS}.")
         if not 1.0 <= self.max_segment_seconds < math.inf:
@@ -252,7 +287,9 @@ class _Scored(NamedTuple):
 class Recognizer(nn.Module):
     """Turns recordings into words; needs neither Lightning, lhotse nor k2.
 
-    Move it to a GPU with `.to("cuda")`, as any module. Several threads may call it at the same time: they share the
+    Move it to a GPU with `.to("cuda")`, as any module: features, acoustic model and recurrent language model are
+    submodules, unless resources put the language model elsewhere; graph and n-gram models are arrays, which follow when
+    they are next used, and are not in `state_dict()`. Several threads may call it at the same time: they share the
     weights, and each call has language model caches of its own, up to `cache_bytes`. It always decodes in evaluation
     mode: `train()` leaves it there.
 
@@ -268,13 +305,17 @@ class Recognizer(nn.Module):
         lm_fusion: `lattice` rescores the decoder's lattice with the language model; `search` asks the language model
             within the search, where it decides what is pruned, which takes several times as long.
         keep_lattices: whether results have lattices, and words have confidences; costs time and memory.
-        options: override the decoding options that the bundle was tuned to: any field of `DecodingOptions`, and
-            `rnn_weight`.
-        resources: segments, batches, workers and memory.
+        options: override the options that the bundle was tuned to: any of `asr.decoding.settings.setting_options`,
+            which are beams and scales, a second pass, and approximations of the recurrent model.
+        resources: segments, batches, workers, memory and the language model's devices.
+
+    Attributes:
+        settings: the options in force.
+        final_options: scales of the last pass, which results have; those of `settings` without a second pass.
 
     Raises:
-        AsrError: the bundle has no parts for the mode, an option does not exist or is out of range, or the decoder
-            cannot run here.
+        AsrError: the bundle has no parts for the mode, an option does not exist, is out of range or would have no
+            effect, or the decoder cannot run here.
 
     Example:
         >>> recognizer = asr.load("librispeech")  # doctest: +SKIP
@@ -306,11 +347,28 @@ class Recognizer(nn.Module):
                 f"num_workers is {self.resources.num_workers}, but there is one language model; give 0 or 1 with a "
                 "language model of your own."
             )
-        self.options, self.rnn_weight = decoding_options(bundle, self.mode, options or {})
+        self.settings = recognition_settings(bundle, self.mode, options or {})
+        # A second pass has the scales and beams of its own mode.
+        self.final_options = self.settings.decoding
+        second = self.settings.language_models
+        if second.second_pass != "none":
+            self.final_options = recognition_settings(bundle, second.second_pass_mode, options or {}).decoding
         self._asked_decoder = decoder, lm_fusion
-        # Names that do not exist are refused at once, whatever device comes later.
-        chosen_decoder(decoder, lm_fusion, bundle.graph, torch.device("cpu"))
+        # Names that do not exist, and options without effect, are refused at once, whatever device comes later.
+        fusion = chosen_decoder(decoder, lm_fusion, bundle.graph, torch.device("cpu"))[1]
+        # Of the options, those which only act on a lattice may find one when recordings come.
+        self.refuse_unused(Pass(self.mode, fusion, *self.settings.models, keeps_lattice=True))
         self.keep_lattices = keep_lattices
+        # Weights that are spread over host and devices are the language model's own business.
+        in_one_place = (
+            self.resources.lm_device_bytes,
+            self.resources.lm_hidden_device,
+            self.resources.lm_output_device,
+        )
+        asks_network = {"rnn", "interpolated"} & set(Pass(self.mode, fusion, *self.settings.models).modes)
+        self.recurrent_model: nn.Module | None = None
+        if bundle.rnn_lm is not None and asks_network and in_one_place == (None, None, None):
+            self.recurrent_model = bundle.rnn_lm.network
         self.aligner: WordAligner | None = None
         if bundle.lexicon is not None and can_align(bundle.graph):
             self.aligner = WordAligner(bundle.lexicon, bundle.graph)
@@ -358,6 +416,11 @@ class Recognizer(nn.Module):
         return next(self.acoustic_model.parameters()).device
 
     @property
+    def options(self) -> DecodingOptions:
+        """The beams and scales of `settings`."""
+        return self.settings.decoding
+
+    @property
     def decoder_name(self) -> str:
         """`token-passing` or `k2`."""
         return chosen_decoder(*self._asked_decoder, self.bundle.graph, self.device)[0]
@@ -366,6 +429,17 @@ class Recognizer(nn.Module):
     def lm_fusion(self) -> str:
         """`lattice` or `search`."""
         return chosen_decoder(*self._asked_decoder, self.bundle.graph, self.device)[1]
+
+    def extra_repr(self) -> str:
+        """The parts that are no modules: graph and n-gram models, which are arrays, and how they are searched."""
+        graph, small, large = self.bundle.graph, self.bundle.small_ngram, self.bundle.large_ngram
+        ngrams = {"small_ngram": small, "large_ngram": large if self.mode in ("large_ngram", "interpolated") else None}
+        sizes = "".join(f", {name}={model.num_arcs} n-grams" for name, model in ngrams.items() if model is not None)
+        second = self.settings.language_models.second_pass
+        return (
+            f"bundle={self.bundle.name}, mode={self.mode}, decoder={self.decoder_name}, lm_fusion={self.lm_fusion}, "
+            f"second_pass={second}, graph={graph.num_states} states, {graph.num_arcs} arcs{sizes}"
+        )
 
     def train(self: _Self, mode: bool = True) -> _Self:
         """Does nothing but stay in evaluation mode: a recognizer has dropout and the like switched off, always."""
@@ -471,18 +545,22 @@ class Recognizer(nn.Module):
         """The second stage of a batch: decoder and language model."""
         log_prob, num_frames, lengths, times = scored
         models = engines[worker]
-        before = dict(models.engine.statistics().as_dict()) if models.engine is not None else {}
+        before = models.statistics()
+        seconds_before = 0.0 if before is None else before.seconds_total
         with times.measure("search", self.device):
             decoded = decoder.decode(log_prob, num_frames, models.model)
+            if models.second is not None:
+                keeps_lattice = self.keep_lattices or nbest > 1
+                again = SecondPass(self.bundle.graph, self.final_options, self.settings.language_models, keeps_lattice)
+                decoded = again.rescored(decoded, models.model, models.second.model)
             lists = [self._hypotheses(result, nbest) for result in decoded]
-        if models.model is not None:
-            # No history is held from one batch to the next.
-            models.model.retain(num_frames.new_empty(0, dtype=torch.int64))
+        # No history is held from one batch to the next.
+        models.forget_contexts()
         cache: dict[str, int | float] = {}
-        if models.engine is not None:
-            after = models.engine.statistics()
+        after = models.statistics()
+        if after is not None:
             cache = after.as_dict()
-            lm_seconds = after.seconds_total - before["seconds_total"]
+            lm_seconds = after.seconds_total - seconds_before
             times.stages["language model"] = lm_seconds
             times.stages["search"] -= lm_seconds
         samples_per_frame: Any = self.features.frame_shift * self.acoustic_model.subsampling_factor  # type: ignore[operator]
@@ -491,14 +569,16 @@ class Recognizer(nn.Module):
         for result, hypotheses, length in zip(decoded, lists, lengths, strict=True):
             share = times.scaled(length / sum(lengths))
             share.audio_seconds = length
-            recognized = as_result(result, step, share, self.options, self.aligner, cache, hypotheses)
+            recognized = as_result(result, step, share, self.final_options, self.aligner, cache, hypotheses)
             results.append(recognized if self.keep_lattices else replace(recognized, lattices=()))
         return results
 
     def _hypotheses(self, decoded: DecodeResult, nbest: int) -> tuple[Hypothesis, ...]:
         if nbest == 1 or decoded.lattice is None:
             return ()
-        return n_best(decoded.lattice, self.bundle.graph, self.options, nbest, decoded.original_frame)
+        if self.settings.language_models.second_pass == "nbest":
+            return decoded.hypotheses[:nbest]
+        return n_best(decoded.lattice, self.bundle.graph, self.final_options, nbest, decoded.original_frame)
 
     def prepare(self) -> None:
         """Builds the decoder and the language models now, instead of when the first recording comes.
@@ -512,6 +592,7 @@ class Recognizer(nn.Module):
         self._engines.fill(self._new_engines)
 
     def _prepared_decoder(self, keep_lattices: bool) -> Decoder:
+        keep_lattices |= self.settings.language_models.second_pass != "none"
         with self._engines.lock:
             if keep_lattices not in self._decoders:
                 graph = self.bundle.graph.to(self.device)
@@ -523,7 +604,8 @@ class Recognizer(nn.Module):
     @torch.no_grad()
     def _warm_up(self, decoder: Decoder, keep_lattices: bool) -> None:
         """Compiles what recognition needs, so that the times of the first recording do not include it."""
-        kind = (self.decoder_name, self.lm_fusion, keep_lattices)
+        second = self.settings.language_models
+        kind = (self.decoder_name, self.lm_fusion, keep_lattices, second.second_pass, second.second_pass_mode)
         if self.language_model is not None or not needs_warm_up(self.bundle, self.mode, self.device, kind):
             return
         # Language models of its own: caches and statistics start with the first real recording.
@@ -543,15 +625,35 @@ class Recognizer(nn.Module):
 
     def build_language_models(self, cache_bytes: int) -> LanguageModels:
         """The mode's language model on this device, with caches of its own of at most `cache_bytes`."""
-        return language_models(
-            self.bundle,
-            self.mode,
-            self.rnn_weight,
-            self.device,
-            self.resources.lm_device_bytes,
-            cache_bytes,
-            self.language_model,
-        )
+        options, resources = self.settings.language_models, self.resources
+        devices = [
+            None if name is None else device_named(name)
+            for name in (resources.lm_hidden_device, resources.lm_output_device)
+        ]
+        has_second = options.second_pass != "none"
+        cache = replace(self.settings.cache, capacity_bytes=cache_bytes // (2 if has_second else 1))
+
+        def build(mode: str, budget: int | None) -> LanguageModels:
+            placement = Placement(self.device, budget, *devices)
+            return language_models(self.bundle, mode, options.rnn_weight, placement, cache, self.language_model)
+
+        budget = resources.lm_device_bytes
+        if not has_second:
+            return build(self.mode, budget)
+        budget = None if budget is None else budget // 2
+        return replace(build(self.mode, budget), second=build(options.second_pass_mode, budget))
+
+    def refuse_unused(self, run: Pass) -> None:
+        """Refuses options that the user gave and that would have no effect in a pass.
+
+        Raises:
+            AsrError: there is one.
+        """
+        settings = setting_options()
+        given = [settings[name] for name in sorted(self.settings.given)]
+        resources = options_of(ResourceOptions)
+        given += [one for name, one in resources.items() if getattr(self.resources, name) != one.default]
+        refuse_unused(given, run)
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and other processes, which build a decoder and caches of their own."""

@@ -24,6 +24,7 @@ from asr.audio.resample import FeatureStream, ResampleStream, checked_rate
 from asr.audio.waveform import as_samples
 from asr.decoding.interface import DecodeResult, Hypothesis
 from asr.decoding.online import EndpointRules, StreamingDecoder
+from asr.decoding.settings import Pass
 from asr.decoding.warmup import made_up_log_prob, needs_warm_up
 from asr.errors import AsrError
 from asr.lm.interface import LanguageModel
@@ -389,6 +390,7 @@ class StreamingRecognizer:
         network: Any = recognizer.acoustic_model
         features: Any = recognizer.features
         self.frame_seconds = features.frame_shift * network.subsampling_factor / self._rate
+        self._check_settings()
         self._windows = ChunkedEncoder(network, self.options.window_sizes(self.frame_seconds))
         device = recognizer.device
         recognizer.eval()
@@ -400,6 +402,17 @@ class StreamingRecognizer:
         self._warm_up()
         self._streams: dict[int, _Stream] = {}
         self._num_opened = 0
+
+    def _check_settings(self) -> None:
+        """Refuses what streams cannot do."""
+        settings = self._recognizer.settings
+        if settings.language_models.second_pass != "none":
+            raise AsrError(
+                f"streams have no second pass ({settings.language_models.second_pass}); set second_pass to none."
+            )
+        is_k2 = self.options.decoder == "k2"
+        fusion = "lattice" if is_k2 else "search"
+        self._recognizer.refuse_unused(Pass(self._recognizer.mode, fusion, *settings.models, keeps_lattice=is_k2))
 
     def _new_decoder(self, model: LanguageModel | None) -> Any:
         options, rules = self._recognizer.options, self.options.endpoint_rules(self.frame_seconds)

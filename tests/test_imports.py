@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Which packages each package may import, beside itself.
 ALLOWED = {
     "errors": "",
+    "options": "errors",
     "text": "errors",
     "torch_archive": "errors",
     "serialization": "errors text torch_archive",
@@ -24,17 +25,17 @@ ALLOWED = {
     "audio": "errors kernels",
     "metrics": "errors text",
     "nist": "errors metrics text",
-    "lm": "errors kernels serialization text",
+    "lm": "errors kernels options serialization text",
     "graph": "errors lm serialization text",
     "hub": "errors serialization",
     "bundle": "errors graph hub lm serialization text",
     "datasets": "audio errors serialization text",
     "models": "audio bundle datasets errors graph kernels metrics serialization text",
-    "decoding": "bundle errors graph kernels lm serialization text torch_archive",
+    "decoding": "bundle errors graph kernels lm options serialization text torch_archive",
     "results": "decoding errors",
     "transcripts": "errors results",
     "ctc": "audio bundle decoding errors graph kernels lm models results serialization text",
-    "recognizer": "audio bundle decoding errors graph kernels lm models results serialization text",
+    "recognizer": "audio bundle decoding errors graph kernels lm models options results serialization text",
     "streaming": "audio bundle decoding errors kernels lm models recognizer results text",
     "testing": "errors graph lm text",
 }

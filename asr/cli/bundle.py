@@ -12,7 +12,8 @@ import yaml
 
 from asr.audio.fbank import Fbank
 from asr.bundle import Bundle, read_rnn_lm
-from asr.decoding.build import MODES, OLD_MODES, decoding_options
+from asr.decoding.build import OLD_MODES, recognition_settings
+from asr.decoding.settings import MODES
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.ngram.io import read_ngram_lm
@@ -97,7 +98,7 @@ def _check_decoding(bundle: Bundle) -> None:
     for mode in bundle.decoding:
         if mode not in MODES:
             raise AsrError(f"--decoding: there is no mode {mode!r}; there are {', '.join(MODES)}.")
-        decoding_options(bundle, mode, {})
+        recognition_settings(bundle, mode, {})
 
 
 class _Acoustics(NamedTuple):

@@ -15,26 +15,13 @@ import torch
 
 from asr.bundle import bundle_folder
 from asr.cli.bundle_fetch import fetching
-from asr.decoding.build import DECODERS, MODES, OLD_FIRST_PASSES, OLD_MODES
+from asr.decoding.build import DECODERS, OLD_FIRST_PASSES, OLD_MODES
+from asr.decoding.settings import MODES, OLD_NAMES, Pass, setting_options
 from asr.decoding.token_passing import LM_FUSIONS
 from asr.errors import AsrError
+from asr.options import Option, device_named, options_of
 from asr.recognizer import Recognizer, ResourceOptions
 from asr.text.lexicon import Lexicon
-
-_NUMBERS: dict[str, tuple[type, str]] = {
-    "search_beam": (
-        float,
-        "drop partial paths that are this much worse than the best one; larger is slower and better",
-    ),
-    "output_beam": (float, "drop lattice paths that are this much worse than the best one before rescoring"),
-    "min_active_states": (int, "minimum number of partial paths that survive a frame, even outside the beam"),
-    "max_active_states": (int, "maximum number of partial paths that survive a frame"),
-    "am_scale": (float, "weight of the acoustic model"),
-    "graph_scale": (float, "weight of the decoding graph and its n-gram"),
-    "lm_scale": (float, "weight of the large language model"),
-    "word_insertion_penalty": (float, "added for each word; negative for fewer words"),
-    "rnn_weight": (float, "weight of the recurrent model where it is interpolated with an n-gram, 0 to 1"),
-}
 
 
 def hint(text: str) -> None:
@@ -63,9 +50,24 @@ class _FirstPass(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        namespace.decoder, namespace.lm_fusion = OLD_FIRST_PASSES[str(values)]
-        fusion = "" if namespace.lm_fusion == "lattice" else f" --lm-fusion {namespace.lm_fusion}"
+        namespace.decoder, lm_fusion = OLD_FIRST_PASSES[str(values)]
+        namespace.lm_fusion = None if lm_fusion == "lattice" else lm_fusion  # the default
+        fusion = "" if lm_fusion == "lattice" else f" --lm-fusion {lm_fusion}"
         hint(f"--first-pass {values} is now --decoder {namespace.decoder}{fusion}")
+
+
+class _OldName(argparse.Action):
+    """An option under its old name."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, values)
+        hint(f"{option_string} is now --{self.dest.replace('_', '-')}")
 
 
 def add_recognizer_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,48 +103,52 @@ def add_recognizer_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--lm-fusion",
         choices=LM_FUSIONS,
-        default="lattice",
         help=f"where the large language model acts; {_choices(LM_FUSIONS)} (default: lattice)",
     )
     group.add_argument("--first-pass", action=_FirstPass, choices=OLD_FIRST_PASSES, help=argparse.SUPPRESS)
     group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ...; auto: a GPU where there is one")
-    group.add_argument(
-        "--max-segment-seconds", type=float, default=25.0, help="cut longer recordings at pauses (default: 25)"
-    )
-    group.add_argument(
-        "--batch-seconds", type=float, default=100.0, help="audio that is recognized together (default: 100)"
-    )
-    group.add_argument(
-        "--cache-mb",
-        type=float,
-        default=1000.0,
-        metavar="MB",
-        help="memory for the recurrent language model's caches; less is slower (default: 1000)",
-    )
-    group.add_argument(
-        "--lm-device-mb",
-        type=float,
-        metavar="MB",
-        help="device memory for the tables of the large language models; the rest stays in host memory (default: no "
-        "limit)",
-    )
     group.add_argument(
         "--lexicon",
         metavar="FILE",
         help="the pronunciations that the graph was built from, for exact word times (default: the bundle's, if it has "
         "them)",
     )
-    group.add_argument(
-        "--workers",
-        type=int,
-        default=0,
-        metavar="NUMBER",
-        help="number of batches that are decoded at the same time, while the next one goes through the acoustic model; "
-        "set OMP_NUM_THREADS=1 with it (default: 0, one after the other)",
+    for one in options_of(ResourceOptions).values():
+        _add_option(group, one, f"default: {_shown(one)}")
+    tuned = parser.add_argument_group(
+        "decoding",
+        "The default of each is what the bundle was tuned to. An option that would change nothing is refused.",
     )
-    tuned = parser.add_argument_group("decoding", "The default of each is what the bundle was tuned to.")
-    for name, (kind, text) in _NUMBERS.items():
-        tuned.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text, metavar="NUMBER")
+    for one in setting_options().values():
+        _add_option(tuned, one, "")
+    for old, new in OLD_NAMES.items():
+        flag = f"--{old.replace('_', '-')}"
+        tuned.add_argument(flag, dest=new, type=float, action=_OldName, help=argparse.SUPPRESS)
+
+
+def _add_option(group: argparse._ArgumentGroup, one: Option, note: str) -> None:
+    text = one.help if not isinstance(one.choices, Mapping) else f"{one.help}; {_choices(one.choices)}"
+    metavar = None if one.choices else "MB" if one.unit else "NAME" if one.kind is str else "NUMBER"
+    group.add_argument(
+        one.flag,
+        dest=one.name,
+        type=float if one.unit else one.kind,
+        choices=list(one.choices) or None,
+        metavar=metavar,
+        help=f"{text} ({note})" if note else text,
+    )
+
+
+def _shown(one: Option) -> str:
+    if one.default is None:
+        return "no limit" if one.unit else "the recognizer's"
+    return f"{one.default / 1e6:.0f}" if one.unit else f"{one.default:g}"
+
+
+def given_options(args: argparse.Namespace, options: Mapping[str, Option]) -> dict[str, Any]:
+    """Those options that are on the command line, megabytes as bytes."""
+    given = {name: getattr(args, name) for name in options if getattr(args, name) is not None}
+    return {name: _bytes(options[name].flag, value) if options[name].unit else value for name, value in given.items()}
 
 
 def _choices(choices: Mapping[str, str]) -> str:
@@ -155,7 +161,7 @@ def recognizer_from(args: argparse.Namespace, mode: str | None = None) -> Recogn
     Raises:
         AsrError: the bundle or the device does not exist, or an option is out of range.
     """
-    options: dict[str, Any] = {name: getattr(args, name) for name in _NUMBERS if getattr(args, name) is not None}
+    options = given_options(args, setting_options())
     if args.ngram_only and args.mode not in ("auto", "ngram"):
         raise AsrError(f"--ngram-only and --mode {args.mode} exclude each other; give one of them.")
     with fetching(str(args.bundle)) as report:
@@ -167,23 +173,24 @@ def recognizer_from(args: argparse.Namespace, mode: str | None = None) -> Recogn
         lexicon=Lexicon.from_file(args.lexicon) if args.lexicon is not None else None,
         mode=mode or ("ngram" if args.ngram_only else args.mode),
         decoder=args.decoder,
-        lm_fusion=args.lm_fusion,
+        lm_fusion=args.lm_fusion or "lattice",
         options=options,
-        resources=ResourceOptions(
-            max_segment_seconds=args.max_segment_seconds,
-            batch_seconds=args.batch_seconds,
-            num_workers=args.workers,
-            cache_bytes=_bytes("--cache-mb", args.cache_mb),
-            lm_device_bytes=None if args.lm_device_mb is None else _bytes("--lm-device-mb", args.lm_device_mb),
-        ),
+        resources=ResourceOptions(**given_options(args, options_of(ResourceOptions))),
     )
-    return recognizer.to(device_from(args.device))
+    recognizer = recognizer.to(device_from(args.device))
+    if not getattr(args, "stream", False):
+        keeps_lattice = getattr(args, "nbest", 1) > 1 or getattr(args, "lattices", None) is not None
+        models = recognizer.settings.models
+        recognizer.refuse_unused(Pass(recognizer.mode, recognizer.lm_fusion, *models, keeps_lattice=keeps_lattice))
+    return recognizer
 
 
 def describe(recognizer: Recognizer) -> str:
     """Mode and decoder in words, for a line of statistics."""
     fusion = "" if recognizer.mode == "ngram" else f", language model in the {recognizer.lm_fusion}"
-    return f"mode {recognizer.mode}, decoder {recognizer.decoder_name}{fusion}"
+    models = recognizer.settings.language_models
+    second = "" if models.second_pass == "none" else f", second pass {models.second_pass} {models.second_pass_mode}"
+    return f"mode {recognizer.mode}, decoder {recognizer.decoder_name}{fusion}{second}"
 
 
 def _bytes(option: str, megabytes: float) -> int:
@@ -200,12 +207,4 @@ def device_from(name: str) -> torch.device:
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
-        raise AsrError(f"--device {name}: there is no such device; give cpu, cuda or cuda:NUMBER.")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise AsrError(f"--device {name}: torch sees {torch.cuda.device_count()} GPUs here; 'asr doctor' says more.")
-    return device
+    return device_named(name, "--device")

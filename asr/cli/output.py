@@ -218,8 +218,8 @@ def maker_of(recognizer: Recognizer, kind: str = "") -> str:
     """Names a recognizer by everything that decides its words, but not by batches and other resources."""
     decides = {
         "bundle": recognizer.bundle.fingerprint,
-        "options": asdict(recognizer.options),
-        "rnn_weight": recognizer.rnn_weight,
+        "options": {name: asdict(part) for name, part in recognizer.settings.parts().items()},
+        "final_options": asdict(recognizer.final_options),
         "decoder": [recognizer.decoder_name, recognizer.lm_fusion],
         "max_segment_seconds": recognizer.resources.max_segment_seconds,
         "kind": kind,
@@ -317,7 +317,7 @@ class LatticeWriter:
         self._folder = Path(folder)
         self._format = lattice_format
         self._graph = recognizer.bundle.graph
-        self._options = recognizer.options
+        self._options = recognizer.final_options
         self._taken: set[str] = set()
         names_done = {self._new_name(audio) for audio in done}
         with self._writable():

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from asr.audio.io import RAW_FORMATS, PcmFormat, byte_pieces, file_pieces
 from asr.cli.compile import compiling_notice
-from asr.cli.options import renamed
+from asr.cli.options import given_options, renamed
 from asr.cli.output import ResultsFile, print_line, print_record
+from asr.decoding.settings import WHOLE_RECORDINGS
 from asr.errors import AsrError
-from asr.recognizer import Recognizer
+from asr.options import options_of
+from asr.recognizer import Recognizer, ResourceOptions
 from asr.results import StreamResult
 from asr.streaming import PARTIAL_POLICIES, StreamingOptions, StreamingRecognizer
 
@@ -98,10 +100,19 @@ def run_streams(args: argparse.Namespace, recognizer: Recognizer, names: list[st
     Raises:
         AsrError: an option is out of range, or standard input is given more than once.
     """
+    resources = options_of(ResourceOptions)
+    given = given_options(args, resources)
+    for name in given:
+        if resources[name].needs == WHOLE_RECORDINGS:
+            raise AsrError(f"{resources[name].flag} and --stream exclude each other: streams are not cut or batched.")
+    decoder = "k2" if args.decoder == "k2" else "token-passing"
+    if decoder == "token-passing" and args.lm_fusion == "lattice":
+        raise AsrError("--lm-fusion lattice: streams ask the model in the search; leave it out, or use --decoder k2.")
     options = StreamingOptions(
         **{name: getattr(args, name) for name in _SECONDS},
         partial_policy=args.partials,
-        decoder="k2" if args.decoder == "k2" else "token-passing",
+        decoder=decoder,
+        **({"cache_bytes": given["cache_bytes"]} if "cache_bytes" in given else {}),
     )
     if args.streams < 1 or args.raw_channels < 1 or (args.raw_rate is not None and args.raw_rate < 1):
         raise AsrError("--streams, --raw-rate and --raw-channels must be 1 or more.")

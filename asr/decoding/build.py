@@ -5,8 +5,10 @@ Nothing outside this module asks for the device's abilities, or knows old spelli
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,42 +16,27 @@ from torch import nn
 
 from asr.bundle import Bundle
 from asr.decoding.interface import Decoder, DecodingOptions
+from asr.decoding.settings import EXTERNAL_MODE, MODES, OLD_NAMES, Settings
 from asr.decoding.token_passing import LM_FUSIONS, TokenPassingDecoder
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import has_package
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
+from asr.lm.cached.statistics import QueryStatistics
 from asr.lm.combine import Difference, Interpolated, RemappedLM
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
 from asr.lm.offload import HostNgramLM, table_bytes, with_host_tables
 from asr.lm.rnn.model import RNNLanguageModel
 
-# A small n-gram beside a well trained recurrent model costs more time than it saves errors, so that interpolation with
-# it has to be asked for; see `available_modes`.
-MODES = {
-    "rnn": "the recurrent language model",
-    "interpolated": "the recurrent and the larger n-gram model, interpolated",
-    "large_ngram": "the larger n-gram model",
-    "ngram": "only the small n-gram model that is part of the decoding graph",
-}
-"""Mode -> which language model decides."""
-
-
-EXTERNAL_MODE = "external"
-"""The mode of a language model that the user hands in."""
-
-
 OLD_MODES = {"on_the_fly": "rnn"}
 """Old spelling -> mode. Bundles may have either; users get a hint."""
 
 
-# Settings beside those of DecodingOptions that a mode may have.
-_RNN_WEIGHT = "rnn_weight"
-
-
-_DEFAULT_RNN_WEIGHT = 0.5
+def current_names(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options by their current names."""
+    return {OLD_NAMES.get(name, name): value for name, value in options.items()}
 
 
 # On a CPU a block of this many rows costs hardly more than two.
@@ -89,8 +76,8 @@ def chosen_mode(bundle: Bundle, mode: str, language_model: LanguageModel | None 
     return mode
 
 
-def decoding_options(bundle: Bundle, mode: str, overrides: dict[str, Any]) -> tuple[DecodingOptions, float]:
-    """The options that the bundle was tuned to in a mode, with the user's own on top, and the recurrent model's weight.
+def recognition_settings(bundle: Bundle, mode: str, overrides: Mapping[str, Any]) -> Settings:
+    """The options that the bundle was tuned to in a mode, with the user's own on top.
 
     For `external`, those of the best mode with a large model apply. A mode that the bundle was not tuned to has those
     of `ngram`.
@@ -101,15 +88,16 @@ def decoding_options(bundle: Bundle, mode: str, overrides: dict[str, Any]) -> tu
     tuned = _tuned(bundle, mode)
     if not isinstance(tuned, dict):
         raise AsrError(f"bundle {bundle.name}: the decoding options of {mode} are {tuned!r}; give names and numbers.")
-    settings = {**tuned, **overrides}
-    rnn_weight = settings.pop(_RNN_WEIGHT, _DEFAULT_RNN_WEIGHT)
-    if not isinstance(rnn_weight, (int, float)) or not 0.0 <= rnn_weight <= 1.0:
-        raise AsrError(f"the recurrent model's rnn_weight is {rnn_weight!r}; it must be between 0 and 1.")
-    known = {field.name for field in dataclasses.fields(DecodingOptions)}
-    unknown = sorted(set(settings) - known)
-    if unknown:
-        raise AsrError(f"there is no decoding option {unknown[0]!r}; there are {', '.join(sorted(known))}.")
-    return DecodingOptions(**settings), float(rnn_weight)
+    settings = Settings.of({**current_names(tuned), **current_names(overrides)}, overrides)
+    if settings.language_models.second_pass != "none":
+        chosen_mode(bundle, settings.language_models.second_pass_mode)
+    return settings
+
+
+def decoding_options(bundle: Bundle, mode: str, overrides: Mapping[str, Any]) -> tuple[DecodingOptions, float]:
+    """Beams and scales of `recognition_settings`, and the recurrent model's weight."""
+    settings = recognition_settings(bundle, mode, overrides)
+    return settings.decoding, settings.language_models.rnn_weight
 
 
 def _tuned(bundle: Bundle, mode: str) -> Any:
@@ -126,36 +114,79 @@ class LanguageModels:
     Args:
         model: the large model minus the graph's own; None if the graph's own decides.
         engine: the recurrent model's query engine inside it, for its statistics; None without one.
+        second: those of the second pass, or None.
     """
 
     model: LanguageModel | None
     engine: CachedRNNLM | None
+    second: LanguageModels | None = None
+
+    def statistics(self) -> QueryStatistics | None:
+        """What the recurrent models of all passes have done; None without one."""
+        counts = [None if self.engine is None else self.engine.statistics()]
+        counts.append(None if self.second is None else self.second.statistics())
+        known = [one for one in counts if one is not None]
+        return sum(known[1:], known[0]) if known else None
+
+    def forget_contexts(self) -> None:
+        """Tells the models that nobody holds any of their contexts."""
+        for models in (self, self.second):
+            if models is not None and models.model is not None:
+                models.model.retain(models.model.start(0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where the large language models are.
+
+    Args:
+        device: where queries come from.
+        device_bytes: device memory for the tables of the models, the rest of which stays on the host; None puts
+            everything on the device.
+        hidden_device, output_device: where the recurrent model runs its hidden and its output layer; None is `device`.
+            Hidden states are kept, and histories looked up, where the output layer is.
+
+    Raises:
+        AsrError: tables cannot be on the host where the layers' devices are given.
+    """
+
+    device: torch.device
+    device_bytes: int | None = None
+    hidden_device: torch.device | None = None
+    output_device: torch.device | None = None
+
+    def __post_init__(self) -> None:
+        if self.device_bytes is not None and (self.hidden_device or self.output_device):
+            raise AsrError(
+                "lm_device_bytes keeps tables in host memory, which lm_hidden_device and lm_output_device cannot be "
+                "combined with; leave out one of them."
+            )
 
 
 def language_models(
     bundle: Bundle,
     mode: str,
     rnn_weight: float,
-    device: torch.device,
-    device_budget: int | None = None,
-    capacity_bytes: int | None = None,
+    placement: Placement | torch.device,
+    cache: CacheOptions | None = None,
     external: LanguageModel | None = None,
 ) -> LanguageModels:
-    """Builds a mode's language model on a device.
+    """Builds a mode's language model.
 
     Args:
-        bundle: its `rnn_lm` network is moved to the device.
+        bundle: its `rnn_lm` network is moved to its device.
         mode: as `chosen_mode` returns it.
         rnn_weight: weight of the recurrent model in the linear interpolation.
-        device: where queries come from.
-        device_budget: bytes of device memory for the tables of the large models, the rest of which stays on the host;
-            None puts everything on the device.
-        capacity_bytes: memory for the recurrent model's histories; unlimited if None.
+        placement: where it is; a device puts everything there.
+        cache: memory and approximations of the recurrent model; exact and unlimited if None.
         external: the user's own model, for the mode `external`.
 
     Raises:
         AsrError: the budget is too small, or the user's model is on another device or has none of the graph's words.
     """
+    if isinstance(placement, torch.device):
+        placement = Placement(placement)
+    device = placement.device
     mode = OLD_MODES.get(mode, mode)
     if mode == "ngram":
         return LanguageModels(None, None)
@@ -169,7 +200,7 @@ def language_models(
         return LanguageModels(Difference(_mapped(external, small), small), None)
     network = bundle.rnn_lm.network if bundle.rnn_lm is not None and mode != "large_ngram" else None
     large_ngram = bundle.large_ngram if mode != "rnn" else None
-    network_budget, ngram_budget = _shares(device_budget, network, large_ngram)
+    network_budget, ngram_budget = _shares(placement.device_bytes, network, large_ngram)
     ngram: LanguageModel = small
     if large_ngram is not None:
         placed = large_ngram.to(device) if ngram_budget is None else HostNgramLM(large_ngram, device, ngram_budget)
@@ -179,12 +210,21 @@ def language_models(
     assert network is not None
     if network_budget is not None:
         network, _ = with_host_tables(network.to("cpu"), device, network_budget)  # type: ignore[arg-type]
-    ahead = _ROWS_AHEAD if device.type == "cpu" else 0
-    engine = CachedRNNLM(network.to(device), CacheOptions(capacity_bytes=capacity_bytes, rows_ahead=ahead))  # type: ignore[arg-type]
+    engine = _cached(network, placement, CacheOptions() if cache is None else cache)
     large = _mapped(engine, small)
     if mode == "interpolated":
         large = Interpolated([large, ngram], [rnn_weight, 1.0 - rnn_weight])
     return LanguageModels(Difference(large, small), engine)
+
+
+def _cached(network: nn.Module, placement: Placement, cache: CacheOptions) -> CachedRNNLM:
+    """The engine, each layer of the network on its device."""
+    device = placement.device
+    hidden, home = placement.hidden_device or device, placement.output_device or device
+    network = network.to(home)
+    others: Any = None if hidden == home else [copy.deepcopy(network).to(hidden)]
+    options = dataclasses.replace(cache, rows_ahead=_ROWS_AHEAD if hidden.type == "cpu" else 0)
+    return CachedRNNLM(network, options, hidden_networks=others, search_device=device)  # type: ignore[arg-type]
 
 
 def _shares(

@@ -157,8 +157,8 @@ def score_words(
 def prune_before_words(expansion: Expansion, arcs: ArcSet, options: DecodingOptions) -> Expansion:
     """The candidates that the language model is asked about, by the graph's own scores."""
     source, arc, stream, score, is_complete = expansion
-    if options.word_beam is not None:
-        dropped = (arcs.words.num_words.index_select(0, arc) > 0) & (score < -options.word_beam)
+    if options.skip_beam is not None:
+        dropped = (arcs.words.num_words.index_select(0, arc) > 0) & (score < -options.skip_beam)
         score = score.masked_fill(dropped, -torch.inf)
     kept = prune_tokens(score, stream, len(is_complete), options.search_beam, options.min_active_states, None)
     source, arc, stream, score = (part.index_select(0, kept) for part in (source, arc, stream, score))

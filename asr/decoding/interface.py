@@ -5,14 +5,15 @@ Shapes: N utterances, T frames, C tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from numbers import Real
+import warnings
+from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from asr.errors import AsrError
 from asr.lm.interface import LanguageModel
+from asr.options import check_options, option
 
 if TYPE_CHECKING:
     from asr.decoding.lattice import Lattice
@@ -107,38 +108,62 @@ class DecodingOptions:
         graph_scale: weight of the graph's scores.
         lm_scale: weight of the language model's scores.
         word_insertion_penalty: added for each word; negative for fewer words.
-        word_beam: in a search with a language model, words whose partial path is this much worse than the best one by
-            the graph's scores are dropped before the language model is asked; None leaves that to the search beam.
+        skip_beam: words whose partial path is this much worse than the best one, before the language model is asked,
+            are dropped without asking it, in the search and over a lattice; None leaves that to the other beams.
         max_contexts_per_state: keep only this many word histories at a state; None keeps all (exact).
         context_beam: in on-the-fly rescoring, word histories this much worse than the best one of their frame are
             dropped; None keeps all (exact).
         blank_skip_threshold: of each run of frames whose blank probability exceeds it, only the first is decoded;
             None decodes all frames (exact).
+        word_beam: the old name of `skip_beam`.
 
     Raises:
         AsrError: a number is out of its range.
     """
 
-    search_beam: float = 20.0
-    output_beam: float = 8.0
-    min_active_states: int = 30
-    max_active_states: int = 7000
-    am_scale: float = 1.0
-    graph_scale: float = 1.0
-    lm_scale: float = 1.0
-    word_insertion_penalty: float = 0.0
-    word_beam: float | None = None
-    max_contexts_per_state: int | None = None
-    context_beam: float | None = None
-    blank_skip_threshold: float | None = None
+    search_beam: float = option(
+        20.0, "drop partial paths that are this much worse than the best one; larger is slower and better"
+    )
+    output_beam: float = option(
+        8.0, "drop lattice paths that are this much worse than the best one before rescoring", needs="lattice"
+    )
+    min_active_states: int = option(30, "minimum number of partial paths that survive a frame, even outside the beam")
+    max_active_states: int = option(7000, "maximum number of partial paths that survive a frame")
+    am_scale: float = option(1.0, "weight of the acoustic model")
+    graph_scale: float = option(1.0, "weight of the decoding graph and its n-gram")
+    lm_scale: float = option(1.0, "weight of the large language model", needs="large model")
+    word_insertion_penalty: float = option(0.0, "added for each word; negative for fewer words")
+    skip_beam: float | None = option(
+        None,
+        "do not ask the large language model about words that are this much worse than the best path without it",
+        needs="large model",
+        kind=float,
+    )
+    max_contexts_per_state: int | None = option(
+        None,
+        "keep only this many word histories at a state; slower on a CPU",
+        needs="large model",
+        kind=int,
+    )
+    context_beam: float | None = option(
+        None,
+        "while a lattice is rescored, drop word histories this much worse than the best",
+        needs="rescoring",
+        kind=float,
+    )
+    blank_skip_threshold: float | None = option(
+        None,
+        "of frames in a row that are blank with a higher probability than this, decode only the first",
+        kind=float,
+    )
+    word_beam: InitVar[float | None] = None
 
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            is_left_out = value is None and field.default is None
-            if not is_left_out and (isinstance(value, bool) or not isinstance(value, Real)):
-                raise AsrError(f"decoding options: {field.name} is {value!r}; it must be a number.")
-        for name in ("search_beam", "output_beam", "word_beam", "context_beam", "am_scale"):
+    def __post_init__(self, word_beam: float | None) -> None:
+        if word_beam is not None:
+            warnings.warn("word_beam is now skip_beam; the old name will go.", FutureWarning, stacklevel=3)
+            object.__setattr__(self, "skip_beam", word_beam)
+        check_options(self, "decoding options")
+        for name in ("search_beam", "output_beam", "skip_beam", "context_beam", "am_scale"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise AsrError(f"decoding options: {name} is {value}; it must be above 0.")

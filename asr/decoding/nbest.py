@@ -296,21 +296,26 @@ def score_tree_by_network(tree: PrefixTree, network: StatefulNetwork) -> Tensor:
 
 
 def rescore_n_best(
-    lists: Sequence[Sequence[Hypothesis]], lm: LanguageModel, options: DecodingOptions
+    lists: Sequence[Sequence[Hypothesis]], lm: LanguageModel | None, options: DecodingOptions, weight: float = 1.0
 ) -> list[tuple[Hypothesis, ...]]:
     """Gives every hypothesis of every list the language model's score in the place of its own, and sorts each list.
 
     Args:
         lists: n-best lists, one an utterance.
-        lm: the language model, its words numbered as the hypotheses' are.
+        lm: the language model, its words numbered as the hypotheses' are; None scores all sentences 0.
         options: scales.
+        weight: of the language model's score; the hypothesis's own has the rest.
     """
     flat = [hypothesis for hypotheses in lists for hypothesis in hypotheses]
     if not flat:
         return [() for _ in lists]
-    tree = PrefixTree([hypothesis.word_ids for hypothesis in flat], lm.start(1).device)
+    scores = [0.0] * len(flat)
+    if lm is not None:
+        tree = PrefixTree([hypothesis.word_ids for hypothesis in flat], lm.start(1).device)
+        scores = score_tree(tree, lm).tolist()
     rescored = []
-    for hypothesis, lm_score in zip(flat, score_tree(tree, lm).tolist(), strict=True):
+    for hypothesis, score in zip(flat, scores, strict=True):
+        lm_score = (1.0 - weight) * hypothesis.lm_score + weight * score
         total = hypothesis.total + options.lm_scale * (lm_score - hypothesis.lm_score)
         rescored.append(replace(hypothesis, lm_score=lm_score, total=total))
     results = []

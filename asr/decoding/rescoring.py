@@ -64,7 +64,8 @@ def rescore_lattice(
 
     Args:
         lattice: of any number of utterances.
-        options: scales; `context_beam`, `max_contexts_per_state` and `max_active_states` bound what is followed.
+        options: scales; `context_beam`, `skip_beam`, `max_contexts_per_state` and `max_active_states` bound what is
+            followed.
         lm: the language model, its words numbered as the lattice's are.
         keep_lattice: whether to return lattices too, pruned by `output_beam`.
         held: (H,) int64, see `TokenSearch`.
@@ -101,10 +102,9 @@ def rescore_lattice(
 
 
 def rescoring_options(options: DecodingOptions) -> DecodingOptions:
-    """The beams of a search over a lattice: only `context_beam` and the limits on its size prune."""
+    """The beams of a search over a lattice: `context_beam`, `skip_beam` and the limits on its size prune."""
     return replace(
         options,
         search_beam=math.inf if options.context_beam is None else options.context_beam,
         min_active_states=0,
-        word_beam=None,
     )

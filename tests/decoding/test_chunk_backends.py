@@ -89,25 +89,25 @@ def _numba_with_lm(looks_up: bool) -> BackendFactory:
     return made
 
 
-@pytest.mark.parametrize("word_beam", [None, 0.2])
+@pytest.mark.parametrize("skip_beam", [None, 0.2])
 @pytest.mark.parametrize(("beam", "limits"), [(6.0, (3, 12)), (float("inf"), (0, 500)), (0.3, (8, 9)), (1.0, (0, 5))])
 def test_loops_with_a_language_model(
-    beam: float, limits: tuple[int, int], word_beam: float | None, monkeypatch: pytest.MonkeyPatch
+    beam: float, limits: tuple[int, int], skip_beam: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("numba")
     lm = TableLM(GRAPH.vocabulary, num_history_words=2)
-    _check_same_paths(_numba_with_lm(looks_up=False), beam, limits, monkeypatch, lm, word_beam)
+    _check_same_paths(_numba_with_lm(looks_up=False), beam, limits, monkeypatch, lm, skip_beam)
 
 
 @pytest.mark.parametrize("kind", ["plain", "indexed", "quantized", "words missing"])
 @pytest.mark.parametrize(
-    ("beam", "limits", "word_beam"), [(6.0, (3, 12), None), (float("inf"), (0, 500), None), (1.0, (0, 5), 0.2)]
+    ("beam", "limits", "skip_beam"), [(6.0, (3, 12), None), (float("inf"), (0, 500), None), (1.0, (0, 5), 0.2)]
 )
 def test_loops_that_look_up_ngrams(
     kind: str,
     beam: float,
     limits: tuple[int, int],
-    word_beam: float | None,
+    skip_beam: float | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -118,7 +118,7 @@ def test_loops_that_look_up_ngrams(
     small, large = (NgramLM.from_trie(estimate_kneser_ney(stream, order).trie) for order in (2, 4))
     large = {"indexed": large.with_index(), "quantized": large.quantized()}.get(kind, large)
     lm = Difference(RemappedLM(large, GRAPH.vocabulary), RemappedLM(small, GRAPH.vocabulary))
-    assert _check_same_paths(_numba_with_lm(looks_up=True), beam, limits, monkeypatch, lm, word_beam) == 0
+    assert _check_same_paths(_numba_with_lm(looks_up=True), beam, limits, monkeypatch, lm, skip_beam) == 0
 
 
 def _toy_models(folder: Path) -> tuple[RemappedLM, RNNLanguageModel]:
@@ -131,12 +131,12 @@ def _toy_models(folder: Path) -> tuple[RemappedLM, RNNLanguageModel]:
 
 @pytest.mark.parametrize("looks_up", [False, True])
 @pytest.mark.parametrize(
-    ("beam", "limits", "word_beam"), [(6.0, (3, 12), None), (float("inf"), (0, 500), None), (1.0, (0, 5), 0.2)]
+    ("beam", "limits", "skip_beam"), [(6.0, (3, 12), None), (float("inf"), (0, 500), None), (1.0, (0, 5), 0.2)]
 )
 def test_loops_that_ask_a_recurrent_network(
     beam: float,
     limits: tuple[int, int],
-    word_beam: float | None,
+    skip_beam: float | None,
     looks_up: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -148,7 +148,7 @@ def test_loops_that_ask_a_recurrent_network(
         engine = CachedRNNLM(network)
         lm = Difference(engine, small)
         make_backend = _numba_with_lm(looks_up)
-        num_calls = _check_same_paths(make_backend, beam, limits, monkeypatch, lm, word_beam, loops_first)
+        num_calls = _check_same_paths(make_backend, beam, limits, monkeypatch, lm, skip_beam, loops_first)
         assert (num_calls == 0) == looks_up
         num_runs, num_rows = engine.statistics().num_hidden_calls, engine.statistics().num_hidden_rows
         if loops_first:
@@ -259,7 +259,7 @@ def _check_same_paths(
     limits: tuple[int, int],
     monkeypatch: pytest.MonkeyPatch,
     lm: LanguageModel | None = None,
-    word_beam: float | None = None,
+    skip_beam: float | None = None,
     loops_first: bool = False,
 ) -> int:
     """In one chunk and in several, back-pointers collected on the way; gives the number of calls of `lm.score`."""
@@ -269,7 +269,7 @@ def _check_same_paths(
     log_prob[2, :, 1] = -torch.inf
     log_prob[3, 6] = -torch.inf
     options = DecodingOptions(
-        search_beam=beam, min_active_states=limits[0], max_active_states=limits[1], word_beam=word_beam
+        search_beam=beam, min_active_states=limits[0], max_active_states=limits[1], skip_beam=skip_beam
     )
     searched = SearchGraph(graph, options)
     found, num_calls = [], 0

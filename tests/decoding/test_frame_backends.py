@@ -33,7 +33,7 @@ CASES = {
     "keeps_lattice": st.booleans(),
     "beam": st.sampled_from([0.5, 3.0, 8.0, float("inf")]),
     "limits": st.sampled_from([(0, 5), (4, 6), (30, 40), (0, 10**6)]),
-    "word_beam": st.sampled_from([None, 1.0]),
+    "skip_beam": st.sampled_from([None, 1.0]),
     "max_contexts": st.sampled_from([None, 1, 2]),
 }
 
@@ -70,7 +70,7 @@ def _check_same_paths(
     keeps_lattice: bool,
     beam: float,
     limits: tuple[int, int],
-    word_beam: float | None,
+    skip_beam: float | None,
     max_contexts: int | None,
 ) -> None:
     graph = random_graph(seed, num_states=40, num_arcs=200, epsilons=epsilons)
@@ -82,7 +82,7 @@ def _check_same_paths(
         output_beam=2.0,
         min_active_states=limits[0],
         max_active_states=limits[1],
-        word_beam=word_beam,
+        skip_beam=skip_beam,
         max_contexts_per_state=max_contexts,
     )
     searched = SearchGraph(graph, options)

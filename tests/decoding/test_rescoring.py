@@ -204,13 +204,13 @@ def test_rescoring_pass_without_a_language_model_is_the_torch_pass() -> None:
     assert all(result.lattice is not None for result in kept)
 
 
-def test_word_beam_asks_the_language_model_less() -> None:
+def test_skip_beam_asks_the_language_model_less() -> None:
     graph = random_graph(11, num_states=30, num_arcs=150)
     log_prob, num_frames = random_log_prob(11, 1, 12), torch.tensor([12])
     exact, skipping, none = (CountingLM(graph.vocabulary) for _ in range(3))
     TokenPassingDecoder(graph, replace(OPTIONS, search_beam=12.0)).decode(log_prob, num_frames, exact)
-    TokenPassingDecoder(graph, replace(OPTIONS, search_beam=12.0, word_beam=4.0)).decode(log_prob, num_frames, skipping)
-    TokenPassingDecoder(graph, replace(OPTIONS, search_beam=12.0, word_beam=12.0)).decode(log_prob, num_frames, none)
+    TokenPassingDecoder(graph, replace(OPTIONS, search_beam=12.0, skip_beam=4.0)).decode(log_prob, num_frames, skipping)
+    TokenPassingDecoder(graph, replace(OPTIONS, search_beam=12.0, skip_beam=12.0)).decode(log_prob, num_frames, none)
     assert 0 < skipping.num_queries < exact.num_queries == none.num_queries
 
 

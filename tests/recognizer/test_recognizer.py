@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from asr.bundle import Bundle
-from asr.decoding.build import MODES, available_modes
+from asr.decoding.build import available_modes
+from asr.decoding.settings import MODES
 from asr.errors import AsrError
 from asr.lm import offload
 from asr.recognizer import Recognizer, ResourceOptions
@@ -240,6 +241,22 @@ def test_copies_recognize_the_same(recognizer):
     assert words_of(recognizer(waveform)) == before
 
 
+def test_the_recurrent_model_is_a_part_like_the_acoustic_model(bundle):
+    recognizer = Recognizer(bundle, mode="interpolated")
+    own = {name for name in recognizer.state_dict() if name.startswith("recurrent_model.")}
+    assert len(own) == len(bundle.rnn_lm.network.state_dict())
+    assert f"mode=interpolated, decoder={recognizer.decoder_name}, lm_fusion=lattice" in repr(recognizer)
+    assert f"{bundle.graph.num_arcs} arcs" in repr(recognizer) and "large_ngram=" in repr(recognizer)
+    copied = copy.deepcopy(recognizer)
+    assert copied.recurrent_model is copied.bundle.rnn_lm.network is not recognizer.recurrent_model
+    # Neither where no mode asks it, nor where its tables stay on the host.
+    placed = ResourceOptions(lm_device_bytes=3000)
+    second = {"second_pass": "nbest", "second_pass_mode": "rnn"}
+    assert Recognizer(bundle, mode="large_ngram").recurrent_model is None
+    assert Recognizer(bundle, mode="rnn", resources=placed).recurrent_model is None
+    assert Recognizer(bundle, mode="ngram", options=second).recurrent_model is bundle.rnn_lm.network
+
+
 @pytest.mark.parametrize("num_samples", [1, 79, 80, 400])
 def test_a_blink_of_audio_has_a_result(recognizer, num_samples):
     (result,) = recognizer(torch.zeros(num_samples))
@@ -294,7 +311,11 @@ def test_wrong_lengths_of_segments_and_batches_are_one_sentence(seconds):
 
 def test_the_bundles_options_and_the_users(bundle):
     recognizer = Recognizer(bundle, mode="interpolated", options={"search_beam": 7.5})
-    assert (recognizer.options.lm_scale, recognizer.rnn_weight, recognizer.options.search_beam) == (0.5, 0.1, 7.5)
+    assert (
+        recognizer.options.lm_scale,
+        recognizer.settings.language_models.rnn_weight,
+        recognizer.options.search_beam,
+    ) == (0.5, 0.1, 7.5)
 
 
 @pytest.mark.slow

@@ -84,14 +84,17 @@ def recognized(recognizer: Recognizer) -> list[RecognitionResult]:
 @pytest.mark.parametrize(
     ("mode", "options"),
     [
-        ("interpolated", {"resources": ResourceOptions(lm_device_bytes=3000)}),
-        ("rnn", {"resources": ResourceOptions(num_workers=2), "keep_lattices": True}),
+        ("interpolated", {"resources": {"lm_device_bytes": 3000}}),
+        ("rnn", {"resources": {"num_workers": 2}, "keep_lattices": True}),
+        ("rnn", {"resources": {"lm_hidden_device": "cuda", "lm_output_device": "cpu"}}),
+        ("interpolated", {"resources": {"lm_hidden_device": "cpu"}}),
     ],
 )
 def test_a_recognizer_finds_the_same(tiny_bundle_folder: Path, mode: str, options: dict[str, Any]) -> None:
     pytest.importorskip("triton", reason="GPUs run Triton's kernels")
     expected = recognized(Recognizer(Bundle.load(tiny_bundle_folder), mode, decoder="token-passing"))
     with simulated_gpu():
+        options = {**options, "resources": ResourceOptions(**options["resources"])}
         ours = Recognizer(Bundle.load(tiny_bundle_folder), mode, decoder="token-passing", **options)
         found = recognized(ours.to(CUDA))
         lattices = [piece.lattice.to("cpu") for result in found for piece in result.lattices]

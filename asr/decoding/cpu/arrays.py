@@ -61,7 +61,7 @@ class Pruning(NamedTuple):
     """Beams, float32, and how many tokens of a stream survive a frame at least and at most (0: no limit)."""
 
     beam: Any
-    word_beam: Any
+    skip_beam: Any
     min_active: int
     max_active: int
 
@@ -117,8 +117,8 @@ def active_tokens(tokens: TokenArrays) -> ActiveTokens:
 
 def pruning_of(options: DecodingOptions) -> Pruning:
     """Beams and limits of a search."""
-    word_beam = np.float32(np.inf if options.word_beam is None else options.word_beam)
-    return Pruning(np.float32(options.search_beam), word_beam, options.min_active_states, options.max_active_states)
+    skip_beam = np.float32(np.inf if options.skip_beam is None else options.skip_beam)
+    return Pruning(np.float32(options.search_beam), skip_beam, options.min_active_states, options.max_active_states)
 
 
 def no_backpointers(first: int) -> Backpointers:

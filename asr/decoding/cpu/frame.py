@@ -93,7 +93,7 @@ def expand_stream(
         for i in range(num):
             relative = out.score[i] - best
             if relative >= -pruning.beam and (
-                not has_lm or relative >= -pruning.word_beam or arcs.num_words[out.arc[i]] == 0
+                not has_lm or relative >= -pruning.skip_beam or arcs.num_words[out.arc[i]] == 0
             ):
                 num_inside += 1
         if num_inside >= (pruning.min_active if has_lm else RECOMBINATION_FACTOR * pruning.min_active):
@@ -111,7 +111,7 @@ def prune_before_words(out: Any, num: int, arcs: Any, pruning: Any) -> Any:
     """Moves to the front of `num` candidates those that the language model is asked about -> how many."""
     kept = 0
     for i in range(num):
-        if out.score[i] >= -pruning.word_beam or arcs.num_words[out.arc[i]] == 0:
+        if out.score[i] >= -pruning.skip_beam or arcs.num_words[out.arc[i]] == 0:
             out.source[kept], out.arc[kept], out.score[kept] = out.source[i], out.arc[i], out.score[i]
             kept += 1
     num, kept = kept, 0

@@ -61,7 +61,7 @@ def search_lattice(
         if is_over.any():
             finished = join_tokens(finished, select_tokens(tokens, is_over))
             tokens = select_tokens(tokens, ~is_over)
-        out = expand_inside_beam(tokens, arcs, score_offset, pruning.beam)
+        out = expand_inside_beam(tokens, arcs, score_offset, pruning)
         num, score = len(out.arc), out.score
         stream, state = np.empty(num, dtype=np.int64), np.empty(num, dtype=np.int64)
         context, lm_score = np.empty(num, dtype=np.int64), np.empty(num, dtype=np.float64)
@@ -90,8 +90,8 @@ def search_lattice(
 
 
 @kernel(fastmath=False)
-def expand_inside_beam(tokens: Any, arcs: Any, score_offset: Any, beam: Any) -> Any:
-    """The candidates inside the beam, relative to the best of their utterance, which is added to score_offset (N,)."""
+def expand_inside_beam(tokens: Any, arcs: Any, score_offset: Any, pruning: Any) -> Any:
+    """The candidates inside the beams, relative to the best of their utterance, which is added to score_offset (N,)."""
     room = count_arcs(tokens.state, arcs)
     source, arc = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64)
     score = np.empty(room, dtype=np.float32)
@@ -108,6 +108,7 @@ def expand_inside_beam(tokens: Any, arcs: Any, score_offset: Any, beam: Any) -> 
         kept = first
         for i in range(first, num):
             relative = score[i] - best
+            beam = pruning.beam if arcs.num_words[arc[i]] == 0 else min(pruning.beam, pruning.skip_beam)
             if relative >= -beam and relative > -np.inf:
                 source[kept], arc[kept], score[kept] = source[i], arc[i], relative
                 kept += 1

@@ -32,7 +32,7 @@ class FrameLimits:
 
     def __init__(self, options: DecodingOptions, has_lm: bool, device: torch.device, block: int = 256) -> None:
         self.beam = options.search_beam
-        self.word_beam = options.word_beam if has_lm and options.word_beam is not None else float("inf")
+        self.skip_beam = options.skip_beam if has_lm and options.skip_beam is not None else float("inf")
         self.min_active = options.min_active_states
         self.max_active = options.max_active_states
         self.enough_inside = RECOMBINATION_FACTOR * options.min_active_states
@@ -121,7 +121,7 @@ class ArcExpansion:
         kernels.normalize_scores[grid](
             *(self._stream, self._arc, self._score, self.arcs_end, self.num_paths, self.num_arcs),
             *(self.best, arcs.words.num_words, *self._by_stream[1:]),
-            *(limits.beam, limits.word_beam),
+            *(limits.beam, limits.skip_beam),
             B=block,
         )
         if keeps_all:

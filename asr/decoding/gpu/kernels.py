@@ -493,7 +493,7 @@ def normalize_scores(
     range_begin: tl.tensor,
     range_end: tl.tensor,
     beam: tl.tensor,
-    word_beam: tl.tensor,
+    skip_beam: tl.tensor,
     B: tl.constexpr,
 ) -> None:
     """Makes scores relative to the best of their stream, in place, and counts who is inside the beam.
@@ -501,7 +501,7 @@ def normalize_scores(
     Args:
         stream, arc, score: (A,) the candidates.
         arcs_end, num_places, capacity, best: as `expand_arcs` left them.
-        num_words: of the graph's arcs, int32; candidates with words outside `word_beam` become impossible.
+        num_words: of the graph's arcs, int32; candidates with words outside `skip_beam` become impossible.
         num_inside, range_begin, range_end: (N,) int32, all 0, filled.
     """
     total = tl.minimum(tl.load(arcs_end + num_places - 1), capacity)
@@ -517,7 +517,7 @@ def normalize_scores(
     value = tl.load(score + position, mask=is_valid, other=float("-inf"))
     value -= tl.where(own_best > float("-inf"), own_best, 0.0)
     has_words = tl.load(num_words + tl.load(arc + position, mask=is_valid, other=0), mask=is_valid, other=0) > 0
-    value = tl.where(has_words & (value < -word_beam), float("-inf"), value)
+    value = tl.where(has_words & (value < -skip_beam), float("-inf"), value)
     tl.store(score + position, value, mask=is_valid)
     add_count(num_inside, own, is_valid & (value >= -beam) & (value > float("-inf")))
 

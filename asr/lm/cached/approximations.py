@@ -17,8 +17,24 @@ from torch import Tensor
 from asr.errors import AsrError
 from asr.kernels.hash_table import HashTable, first_of_each, segment_max
 from asr.lm.cached.trie import HistoryTrie
+from asr.options import check_options, option
 
-CHOICES = ("first", "best")
+CHOICES = {
+    "first": "the one that came first",
+    "best": "the one whose last word is most probable",
+}
+"""`recombination` -> whose hidden state a shared context has."""
+
+_SCALE = {"round-2": 100.0, "round-1": 10.0}
+
+PRECISIONS = {
+    "round-2": "two decimals",
+    "round-1": "one decimal",
+    "sign": "the sign alone",
+}
+"""`history_precision` -> what is kept of each number of a state."""
+
+HIDDEN_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
 
 @dataclass(frozen=True)
@@ -49,16 +65,30 @@ class CacheOptions:
         loop_room: the least number of new edges that have room when a loop begins.
     """
 
-    hidden_dtype: str = "float32"
+    hidden_dtype: str = option(
+        "float32", "approximation: how hidden states are stored", choices=(*HIDDEN_DTYPES,), needs="recurrent model"
+    )
     cache_scores: bool = True
     cache_hidden: bool = True
     cache_history_normalizers: bool = True
     cache_group_normalizers: bool = True
     cache_tree_paths: bool = True
-    recombination_length: int | None = None
-    recombination: str = "first"
-    recombination_window: int = 50
-    history_precision: str | None = None
+    recombination_length: int | None = option(
+        None, "approximation: histories that end in the same K words are one", kind=int, needs="recurrent model"
+    )
+    recombination: str = option(
+        "first", "whose hidden state such a history has", choices=CHOICES, needs="recombination length"
+    )
+    recombination_window: int = option(
+        50, "for how many calls of the model the best history stays at least", needs="recombination best"
+    )
+    history_precision: str | None = option(
+        None,
+        "approximation: histories with the same rounded state and last word share a hidden state",
+        kind=str,
+        choices=PRECISIONS,
+        needs="recurrent model",
+    )
     capacity_bytes: int | None = None
     rows_ahead: int = 0
     batching: str = "frame"
@@ -66,6 +96,9 @@ class CacheOptions:
     loop_room: int = 1024
 
     def __post_init__(self) -> None:
+        check_options(self, "cached language model")
+        if self.recombination_length is not None and self.recombination_length < 1:
+            raise AsrError(f"recombination_length: {self.recombination_length} is too short; it must be 1 or more.")
         if self.history_precision and self.recombination_length and self.recombination == "best":
             raise AsrError(
                 "history_precision: shared hidden rows and recombination best cannot be combined; use first."
@@ -90,10 +123,6 @@ class Recombination:
     """
 
     def __init__(self, length: int, choice: str, window: int, device: torch.device) -> None:
-        if length < 1:
-            raise AsrError(f"recombination_length: {length} is too short; it must be 1 or more, or left out.")
-        if choice not in CHOICES:
-            raise AsrError(f"recombination: {choice!r} is not one of {', '.join(CHOICES)}; choose one of these.")
         self.length = length
         self.choice = choice
         self.window = window
@@ -149,12 +178,6 @@ class Recombination:
         self._best_score[known] = -torch.inf
 
 
-_SCALE = {"round-2": 100.0, "round-1": 10.0}
-
-
-PRECISIONS = (*_SCALE, "sign")
-
-
 class QuantizedHistory:
     """Finds the hidden row that a near history has already computed for a word.
 
@@ -166,9 +189,6 @@ class QuantizedHistory:
     """
 
     def __init__(self, precision: str, num_columns: int, device: torch.device) -> None:
-        if precision not in PRECISIONS:
-            choices = ", ".join(PRECISIONS)
-            raise AsrError(f"history_precision: {precision!r} is not one of {choices}; choose one of these.")
         self.precision = precision
         self.device = device
         generator = torch.Generator().manual_seed(0)

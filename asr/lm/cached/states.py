@@ -17,13 +17,10 @@ from torch import Tensor
 
 from asr.errors import AsrError
 from asr.kernels.hash_table import first_of_each
-from asr.lm.cached.approximations import QuantizedHistory
+from asr.lm.cached.approximations import HIDDEN_DTYPES, QuantizedHistory
 from asr.lm.cached.statistics import QueryStatistics, StageClock
 from asr.lm.cached.trie import START, HistoryTrie, RowAllocator
 from asr.lm.interface import StatefulNetwork
-
-HIDDEN_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
-
 
 _FIRST_ROWS = 16
 
@@ -37,8 +34,6 @@ class HiddenStore:
     """
 
     def __init__(self, state_size: int, dtype: str, device: torch.device, max_rows: int | None = None) -> None:
-        if dtype not in HIDDEN_DTYPES:
-            raise AsrError(f"hidden_dtype: {dtype!r} is not one of {', '.join(HIDDEN_DTYPES)}; choose one of these.")
         self.state_size = state_size
         self.device = device
         self.dtype = HIDDEN_DTYPES[dtype]

@@ -1,0 +1,96 @@
+"""The second pass: another language model over a first pass's lattices or n-best lists, perhaps mixed with its own.
+
+It takes what the first pass answers and answers the same, so that nothing after it needs to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from asr.decoding.interface import DecodeResult, DecodingOptions
+from asr.decoding.lattice import join
+from asr.decoding.nbest import n_best, rescore_n_best
+from asr.decoding.rescoring import rescore_lattice
+from asr.decoding.settings import LanguageModelOptions
+from asr.decoding.word_map import WordMapper
+from asr.graph.decoding_graph import DecodingGraph
+from asr.lm.combine import ADD, CombinedLM, Step
+from asr.lm.interface import LanguageModel
+
+
+class SecondPass:
+    """Rescores the results of a decoder that keeps lattices.
+
+    An utterance without a lattice, since no complete path survived, stays as it is.
+
+    Args:
+        graph: of the first pass.
+        options: scales, and the beams over a lattice.
+        models: kind and weight of the second pass.
+        keeps_lattice: whether the results' lattices are needed afterwards.
+    """
+
+    def __init__(
+        self, graph: DecodingGraph, options: DecodingOptions, models: LanguageModelOptions, keeps_lattice: bool
+    ) -> None:
+        self._graph = graph.to("cpu")
+        self._mapper = WordMapper(graph.vocabulary)
+        self._options = options
+        self._models = models
+        self._keeps_lattice = keeps_lattice
+
+    def rescored(
+        self, results: Sequence[DecodeResult], first: LanguageModel | None, second: LanguageModel | None
+    ) -> list[DecodeResult]:
+        """The results with the hypotheses that are best now.
+
+        Args:
+            results: of the first pass.
+            first: the first pass's language model, or None if it had only the graph's own.
+            second: that of the second pass; None stands for the graph's own, whose scores are all 0 here.
+        """
+        second = None if second is None else self._mapper.mapped(second)
+        if self._models.second_pass == "nbest":
+            return self._over_lists(results, second)
+        first = None if first is None else self._mapper.mapped(first)
+        return self._over_lattices(results, self._mixed(first, second))
+
+    def _over_lists(self, results: Sequence[DecodeResult], second: LanguageModel | None) -> list[DecodeResult]:
+        lists = [
+            ()
+            if result.lattice is None
+            else n_best(
+                *(result.lattice, self._graph, self._options, self._models.second_pass_sentences),
+                result.original_frame,
+            )
+            for result in results
+        ]
+        rescored = rescore_n_best(lists, second, self._options, self._models.second_pass_weight)
+        return [
+            replace(result, hypotheses=hypotheses) if hypotheses else result
+            for result, hypotheses in zip(results, rescored, strict=True)
+        ]
+
+    def _over_lattices(self, results: Sequence[DecodeResult], lm: LanguageModel | None) -> list[DecodeResult]:
+        done = list(results)
+        known = [(position, one.lattice) for position, one in enumerate(results) if one.lattice is not None]
+        if not known or lm is None:
+            return done
+        paths = rescore_lattice(join([lattice for _, lattice in known]), self._options, lm, self._keeps_lattice)
+        for (position, _), path in zip(known, paths, strict=True):
+            if path is not None:
+                hypothesis = path.hypothesis(self._graph, self._options, results[position].original_frame)
+                done[position] = replace(results[position], hypotheses=(hypothesis,), lattice=path.lattice)
+        return done
+
+    def _mixed(self, first: LanguageModel | None, second: LanguageModel | None) -> LanguageModel | None:
+        weight = self._models.second_pass_weight
+        if weight == 1.0 and second is not None:
+            return second
+        parts = [lm for lm in (first, second) if lm is not None]
+        weights = [share for lm, share in ((first, 1.0 - weight), (second, weight)) if lm is not None]
+        if not parts:
+            return None
+        step = Step(ADD, 0, len(parts) - 1, weights[0], weights[1] if len(parts) == 2 else 0.0)
+        return CombinedLM(parts, [step])

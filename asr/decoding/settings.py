@@ -1,0 +1,225 @@
+"""Everything that a user or a bundle may set for recognition, and which of it has an effect in which pass.
+
+An option that would change nothing is refused: what was measured with it would not be what its name says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from asr.decoding.interface import DecodingOptions
+from asr.errors import AsrError
+from asr.lm.cached.approximations import CacheOptions
+from asr.options import Option, check_options, option, options_of
+
+# A small n-gram beside a well trained recurrent model costs more time than it saves errors, so that interpolation with
+# it has to be asked for; see `asr.decoding.build.available_modes`.
+MODES = {
+    "rnn": "the recurrent language model",
+    "interpolated": "the recurrent and the larger n-gram model, interpolated",
+    "large_ngram": "the larger n-gram model",
+    "ngram": "only the small n-gram model that is part of the decoding graph",
+}
+"""Mode -> which language model decides."""
+
+EXTERNAL_MODE = "external"
+"""The mode of a language model that the user hands in."""
+
+SECOND_PASSES = {
+    "none": "no second pass",
+    "lattice": "another language model over the lattice that the first pass leaves",
+    "nbest": "another language model over the best sentences of that lattice, as a prefix tree",
+}
+"""`second_pass` -> what it does."""
+
+
+@dataclass(frozen=True)
+class LanguageModelOptions:
+    """Which language models act together, within the first pass and after it.
+
+    With a second pass, the language model's score of a sentence is
+
+        (1 - second_pass_weight) * score of the first pass's model + second_pass_weight * score of the second's
+
+    where the first pass's share is 0 in the mode `ngram`, whose model is in the graph.
+
+    Args:
+        rnn_weight: weight of the recurrent model in the mode `interpolated`.
+        second_pass: a key of `SECOND_PASSES`.
+        second_pass_mode: the second pass's language model.
+        second_pass_weight: see above; 1 leaves the first pass's language model out, anything else makes a hybrid.
+        second_pass_sentences: how many sentences of each recording are rescored at most.
+
+    Raises:
+        AsrError: a value is out of its range.
+    """
+
+    rnn_weight: float = option(
+        0.5, "weight of the recurrent model where it is interpolated with an n-gram, 0 to 1", needs="both models"
+    )
+    second_pass: str = option("none", "what follows the first pass", choices=SECOND_PASSES)
+    second_pass_mode: str = option("rnn", "the language model of the second pass", choices=MODES, needs="second pass")
+    second_pass_weight: float = option(
+        1.0, "weight of the second pass's language model against that of the first, 0 to 1", needs="second pass"
+    )
+    second_pass_sentences: int = option(
+        1000, "the maximum number of sentences that a second pass over a list rescores", needs="second pass nbest"
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self, "language model options")
+        for name in ("rnn_weight", "second_pass_weight"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise AsrError(f"language model options: {name} is {getattr(self, name)}; it must be between 0 and 1.")
+        if self.second_pass_sentences < 1:
+            raise AsrError(
+                f"language model options: second_pass_sentences is {self.second_pass_sentences}; give 1 or more."
+            )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All options of recognition that may change words.
+
+    Args:
+        decoding: beams and scales.
+        language_models: which ones act, and where.
+        cache: approximations of the recurrent model.
+        given: the names of those that the user gave; the others are the bundle's or the defaults.
+    """
+
+    decoding: DecodingOptions = field(default_factory=DecodingOptions)
+    language_models: LanguageModelOptions = field(default_factory=LanguageModelOptions)
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    given: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, values: dict[str, Any], given: Iterable[str] = ()) -> Settings:
+        """Settings by name, for the options of all three.
+
+        Args:
+            values: by current names.
+            given: which of them the user gave, by any name.
+
+        Raises:
+            AsrError: an option does not exist or is out of range.
+        """
+        unknown = sorted(set(values) - set(options_of(*_PARTS)))
+        if unknown:
+            known = ", ".join(sorted(options_of(*_PARTS)))
+            raise AsrError(f"there is no decoding option {unknown[0]!r}; there are {known}.")
+
+        def of(part: type) -> dict[str, Any]:
+            return {name: value for name, value in values.items() if name in options_of(part)}
+
+        return cls(
+            DecodingOptions(**of(DecodingOptions)),
+            LanguageModelOptions(**of(LanguageModelOptions)),
+            CacheOptions(**of(CacheOptions)),
+            frozenset(OLD_NAMES.get(name, name) for name in given),
+        )
+
+    def parts(self) -> dict[str, DecodingOptions | LanguageModelOptions | CacheOptions]:
+        """The options by what they are for."""
+        return {"decoding": self.decoding, "language_models": self.language_models, "cache": self.cache}
+
+    @property
+    def models(self) -> tuple[LanguageModelOptions, CacheOptions]:
+        """What `Pass` takes."""
+        return self.language_models, self.cache
+
+
+_PARTS = (DecodingOptions, LanguageModelOptions, CacheOptions)
+
+OLD_NAMES = {"word_beam": "skip_beam"}
+"""Old name of an option -> its name. Bundles may have either; users get a hint."""
+
+
+def setting_options() -> dict[str, Option]:
+    """The options of `Settings`, by name: what bundles and `Recognizer(options=...)` may have."""
+    return options_of(*_PARTS)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What decides which options have an effect.
+
+    Args:
+        mode: a key of `MODES`, or `EXTERNAL_MODE`.
+        lm_fusion: where the first pass's large language model acts.
+        language_models: the second pass among them.
+        cache: approximations, some of which need others.
+        keeps_lattice: whether lattices or n-best lists are made for the user.
+    """
+
+    mode: str
+    lm_fusion: str
+    language_models: LanguageModelOptions
+    cache: CacheOptions
+    keeps_lattice: bool = False
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The modes of all passes."""
+        return (self.mode, self.language_models.second_pass_mode) if self.has_second else (self.mode,)
+
+    @property
+    def has_second(self) -> bool:
+        return self.language_models.second_pass != "none"
+
+    @property
+    def rescores(self) -> bool:
+        """Whether a language model goes over a lattice."""
+        is_first = self.mode != "ngram" and self.lm_fusion == "lattice"
+        return is_first or self.language_models.second_pass == "lattice"
+
+
+WHOLE_RECORDINGS = "whole recordings"
+"""What an option needs that streams do not have; command lines refuse it with `--stream`."""
+
+NEEDS: dict[str, tuple[str, Callable[[Pass], bool]]] = {
+    "large model": ("a mode with a large language model", lambda run: set(run.modes) != {"ngram"}),
+    "recurrent model": (
+        "a mode with the bundle's recurrent language model (rnn or interpolated)",
+        lambda run: bool({"rnn", "interpolated"} & set(run.modes)),
+    ),
+    "recombination length": ("recombination_length", lambda run: run.cache.recombination_length is not None),
+    "recombination best": (
+        "recombination_length and recombination best",
+        lambda run: run.cache.recombination_length is not None and run.cache.recombination == "best",
+    ),
+    "both models": ("the mode interpolated", lambda run: "interpolated" in run.modes),
+    "rescoring": ("a language model that rescores a lattice (lm_fusion lattice)", lambda run: run.rescores),
+    "lattice": (
+        "a lattice (lm_fusion lattice, a second pass, lattices or n-best lists)",
+        lambda run: run.rescores or run.has_second or run.keeps_lattice,
+    ),
+    WHOLE_RECORDINGS: ("recordings that are complete", lambda run: True),
+    "second pass": ("second_pass lattice or nbest", lambda run: run.has_second),
+    "second pass nbest": ("second_pass nbest", lambda run: run.language_models.second_pass == "nbest"),
+}
+"""What an option may need -> that in words, and whether a pass has it."""
+
+
+def refuse_unused(options: Iterable[Option], run: Pass, where: str = "this recognizer") -> None:
+    """Refuses options that would change nothing.
+
+    Args:
+        options: those that the user gave.
+        run: the pass.
+        where: what runs the pass.
+
+    Raises:
+        AsrError: an option needs what the pass does not have.
+    """
+    for one in options:
+        if not one.needs:
+            continue
+        text, has = NEEDS[one.needs]
+        if not has(run):
+            raise AsrError(
+                f"{one.name} has no effect here: it needs {text}, and {where} has the mode {run.mode}, lm_fusion "
+                f"{run.lm_fusion} and second_pass {run.language_models.second_pass}; leave it out."
+            )

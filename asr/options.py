@@ -1,0 +1,114 @@
+"""Options that users may give, declared once.
+
+An option is a field of a dataclass, made by `option`. Command lines, `Recognizer(options=...)` and the decoding section
+of a bundle all follow from these fields, so that no list of options has to be kept by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+
+from asr.errors import AsrError
+
+_KEY = "option"
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is known of an option.
+
+    Args:
+        name: of the field.
+        kind: float, int or str.
+        default: what stands where it is not given.
+        help: for users.
+        choices: the values that it may have, or none for any; a mapping has a text for each.
+        needs: what a pass must have so that the option has an effect, a key of `asr.decoding.settings.NEEDS`.
+        flag: on command lines.
+        unit: `MB` if command lines take megabytes for bytes.
+    """
+
+    name: str
+    kind: type
+    default: Any
+    help: str
+    choices: Mapping[str, str] | Sequence[str]
+    needs: str
+    flag: str
+    unit: str
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    kind: type | None = None,
+    choices: Mapping[str, str] | Sequence[str] = (),
+    needs: str = "",
+    flag: str = "",
+    unit: str = "",
+) -> Any:
+    """A field of a dataclass that is an option; arguments as of `Option`, `kind` if the default is None."""
+    kind = type(default) if kind is None else kind
+    known = {"kind": kind, "help": help, "choices": choices, "needs": needs, "flag": flag, "unit": unit}
+    return field(default=default, metadata={_KEY: known})
+
+
+def options_of(*classes: type) -> dict[str, Option]:
+    """The options among the fields of dataclasses, by name, in their order."""
+    found: dict[str, Option] = {}
+    for owner in classes:
+        for one in fields(owner):
+            if _KEY not in one.metadata:
+                continue
+            known = dict(one.metadata[_KEY])
+            assert one.default is not MISSING
+            flag = known.pop("flag") or f"--{one.name.replace('_', '-')}"
+            found[one.name] = Option(name=one.name, default=one.default, flag=flag, **known)
+    return found
+
+
+def check_options(owner: Any, what: str) -> None:
+    """Checks type and choice of each option of a dataclass's instance; None passes where it is the default.
+
+    Args:
+        owner: the instance.
+        what: what to call it in an error.
+
+    Raises:
+        AsrError: a value is of the wrong type, or not one of the choices.
+    """
+    for name, one in options_of(type(owner)).items():
+        value = getattr(owner, name)
+        if value is None and one.default is None:
+            continue
+        if one.kind is str:
+            if not isinstance(value, str) or (one.choices and value not in one.choices):
+                wanted = f"one of {', '.join(one.choices)}" if one.choices else "a name"
+                raise AsrError(f"{what}: {name} is {value!r}; it must be {wanted}.")
+        elif isinstance(value, bool) or not isinstance(value, Real):
+            raise AsrError(f"{what}: {name} is {value!r}; it must be a number.")
+        elif one.kind is int and not isinstance(value, Integral):
+            raise AsrError(f"{what}: {name} is {value!r}; it must be a whole number.")
+
+
+def device_named(name: str, option: str = "device") -> torch.device:
+    """The device of a name.
+
+    Raises:
+        AsrError: there is no such device here.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise AsrError(f"{option} {name}: there is no such device; give cpu, cuda or cuda:NUMBER.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise AsrError(f"{option} {name}: torch sees {torch.cuda.device_count()} GPUs here; 'asr doctor' says more.")
+    return device

@@ -1,0 +1,75 @@
+"""The second pass against every sentence of the lattice, scored by itself."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asr.decoding.interface import DecodingOptions
+from asr.decoding.second_pass import SecondPass
+from asr.decoding.settings import LanguageModelOptions
+from asr.decoding.token_passing import TokenPassingDecoder
+from tests.decoding.random_graphs import random_graph, random_log_prob
+from tests.reference.lattice_paths import all_sentences
+from tests.reference.table_lm import TableLM
+
+OPTIONS = DecodingOptions(search_beam=math.inf, output_beam=6.0, am_scale=0.7, lm_scale=0.6, word_insertion_penalty=0.3)
+
+
+@settings(max_examples=12)
+@given(
+    seed=st.integers(0, 10**6),
+    kind=st.sampled_from(["lattice", "nbest"]),
+    weight=st.sampled_from([0.0, 0.3, 1.0]),
+    has_first=st.booleans(),
+    has_second=st.booleans(),
+)
+def test_the_best_sentence_by_both_models(
+    seed: int, kind: str, weight: float, has_first: bool, has_second: bool
+) -> None:
+    graph = random_graph(seed, final_prob=1.0)
+    first, second = TableLM(graph.vocabulary, seed), TableLM(graph.vocabulary, seed + 1)
+    decoder = TokenPassingDecoder(graph, OPTIONS, keep_lattice=True)
+    log_prob, num_frames = random_log_prob(seed, 2, 5), torch.tensor([5, 3])
+    decoded = decoder.decode(log_prob, num_frames, first if has_first else None)
+    models = LanguageModelOptions(second_pass=kind, second_pass_weight=weight, second_pass_sentences=10**6)
+    again = SecondPass(graph, OPTIONS, models, keeps_lattice=False)
+    found = again.rescored(decoded, first if has_first else None, second if has_second else None)
+    silent = replace(OPTIONS, lm_scale=0.0)
+    for one, before in zip(found, decoded, strict=True):
+        assert before.lattice is not None and one.best is not None
+        expected = {}
+        for words, total in all_sentences(before.lattice, silent).items():
+            own = first.score_sentence(words) if has_first else 0.0
+            other = second.score_sentence(words) if has_second else 0.0
+            expected[words] = total + OPTIONS.lm_scale * ((1 - weight) * own + weight * other)
+        assert one.best.total == pytest.approx(max(expected.values()), abs=1e-3)
+        assert expected[one.best.word_ids] == pytest.approx(one.best.total, abs=1e-3)
+        # The parts of the score add up to it.
+        parts = OPTIONS.am_scale * one.best.am_score + OPTIONS.graph_scale * one.best.graph_score
+        parts += OPTIONS.lm_scale * one.best.lm_score + OPTIONS.word_insertion_penalty * len(one.best.words)
+        assert one.best.total == pytest.approx(parts, abs=1e-3)
+        if kind == "nbest":
+            totals = [hypothesis.total for hypothesis in one.hypotheses]
+            assert len(totals) == len(expected) and totals == sorted(totals, reverse=True)
+
+
+def test_a_list_is_as_long_as_asked_and_an_unfinished_path_stays() -> None:
+    graph = random_graph(3, final_prob=1.0)
+    lm = TableLM(graph.vocabulary, 3)
+    log_prob, num_frames = random_log_prob(3, 1, 5), torch.tensor([5])
+    decoded = TokenPassingDecoder(graph, OPTIONS, keep_lattice=True).decode(log_prob, num_frames, None)
+    models = LanguageModelOptions(second_pass="nbest", second_pass_sentences=2)
+    again = SecondPass(graph, OPTIONS, models, keeps_lattice=False)
+    assert len(again.rescored(decoded, None, lm)[0].hypotheses) == 2
+    without = [replace(result, lattice=None) for result in decoded]
+    assert again.rescored(without, None, lm) == without
+    over_lattice = SecondPass(graph, OPTIONS, replace(models, second_pass="lattice"), keeps_lattice=True)
+    assert over_lattice.rescored(without, None, lm) == without
+    kept = over_lattice.rescored(decoded, None, lm)[0].lattice
+    assert kept is not None and bool((kept.lm_score != 0).any())
