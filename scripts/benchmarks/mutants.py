@@ -61,12 +61,19 @@ _TIMEOUT = 900.0
 
 @dataclass(frozen=True)
 class Mutant:
-    """A module with one change: its path, the line, what was changed, and the source."""
+    """A change of a module: its path, which node of the syntax tree is changed and how, the line, and both texts."""
 
     module: str
+    place: int
+    kind: int
     line: int
     change: str
-    source: str
+
+    def source(self) -> str:
+        """The module's source with the change."""
+        tree = ast.parse((ROOT / self.module).read_text(encoding="utf-8"))
+        _change(next(node for place, node in enumerate(ast.walk(tree)) if place == self.place), self.kind)
+        return ast.unparse(tree)
 
 
 def mutants_of(module: str) -> list[Mutant]:
@@ -75,14 +82,17 @@ def mutants_of(module: str) -> list[Mutant]:
     found = []
     for place, node in enumerate(ast.walk(tree)):
         for kind in range(_num_changes(node)):
-            broken = copy.deepcopy(tree)
-            same = next(other for idx, other in enumerate(ast.walk(broken)) if idx == place)
-            before = ast.unparse(same)
-            if not _change(same, kind):
-                continue
-            after = ast.unparse(same)
-            found.append(Mutant(module, getattr(node, "lineno", 0), f"{before}  ->  {after}", ast.unparse(broken)))
+            broken = copy.deepcopy(node)
+            if _change(broken, kind):
+                before, after = (ast.unparse(_part(one, kind)) for one in (node, broken))
+                found.append(Mutant(module, place, kind, getattr(node, "lineno", 0), f"{before}  ->  {after}"))
     return found
+
+
+def _part(node: ast.AST, kind: int) -> ast.AST:
+    """What a change of this kind is about: the node, or one of its statements."""
+    is_body = isinstance(node, (ast.FunctionDef, ast.If, ast.For, ast.While))
+    return node.body[kind] if is_body else node  # type: ignore[attr-defined, no-any-return]
 
 
 def _num_changes(node: ast.AST) -> int:
@@ -144,7 +154,7 @@ class Copies:
         path = folder / module
         try:
             if mutant is not None:
-                path.write_text(mutant.source, encoding="utf-8")
+                path.write_text(mutant.source(), encoding="utf-8")
             command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", "-p", "no:cacheprovider"]
             environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
             try:
