@@ -188,9 +188,10 @@ def test_no_other_file_is_taken_for_an_output(tmp_path, transcribe, content):
 @pytest.mark.parametrize("options", [[], ["--stream"]])
 def test_a_full_disk_is_one_sentence(tmp_path, transcribe, options):
     code, _, errors = transcribe(write(tmp_path / "a.wav", tones(WORDS)), "--output", "/dev/full", *options)
+    # The first test that streams may have to compile loops, and says so.
+    (error,) = (line for line in errors.splitlines() if not line.startswith("asr: compiling"))
     assert code == 2
-    assert errors.startswith("asr: error: /dev/full: the output cannot be written (No space left on device)")
-    assert len(errors.splitlines()) == 1
+    assert error.startswith("asr: error: /dev/full: the output cannot be written (No space left on device)")
 
 
 @pytest.mark.parametrize("name", [b"latin\xe9.wav", "line\u2028break.wav".encode()])
