@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         small_ngram=_ngram(args.small_ngram),
         large_ngram=_ngram(args.large_ngram),
         rnn_lm=read_rnn_lm(args.rnn_lm) if args.rnn_lm else None,
-        lexicon=Lexicon.from_file(args.lexicon) if args.lexicon else None,
+        lexicon=Lexicon.for_words([args.lexicon], graph.vocabulary.words) if args.lexicon else None,
         decoding=_by_mode(_mapping(Path(args.decoding)) if args.decoding else acoustics.decoding),
         card=_text(Path(args.card)) if args.card else "",
     )

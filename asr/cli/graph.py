@@ -57,7 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         required=True,
         metavar="FILE",
-        help="pronunciations in the format of CMUdict or Kaldi, plain, .gz or .xz; the first file that has a word wins",
+        help="pronunciations in the format of CMUdict or Kaldi, plain, .gz or .xz; the first file that has a word "
+        "wins; taken as written or in upper case, whichever the n-gram model has more of",
     )
     parser.add_argument("--arpa", type=Path, required=True, metavar="FILE", help="n-gram model, plain, .gz or .xz")
     parser.add_argument(
@@ -116,9 +117,9 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     begin, cpu_begin = time.perf_counter(), time.process_time()
     with Console(file=sys.stderr).status("reading") as status:
-        lexicon = Lexicon.from_files(args.lexicon, args.keep_stress)
-        outputs = _outputs(args, lexicon)
         model = NgramLM.from_arpa(args.arpa)
+        lexicon = Lexicon.for_words(args.lexicon, model.vocabulary.words, args.keep_stress)
+        outputs = _outputs(args, lexicon)
         phone_graph, report = build_phone_graph(
             lexicon,
             model,

@@ -76,8 +76,12 @@ class DecodeResult:
 class Decoder(Protocol):
     """Frame log-probabilities in, hypotheses out."""
 
-    def decode(self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel | None = None) -> list[DecodeResult]:
+    def decode(
+        self, log_prob: Tensor, num_frames: Tensor | None = None, lm: LanguageModel | None = None
+    ) -> list[DecodeResult]:
         """log_prob (N, T, C) natural log, num_frames (N,) int64 -> one result for each utterance, in order.
+
+        Without `num_frames` all utterances have T frames. No gradient is kept.
 
         Raises:
             AsrError: the log-probabilities hold NaN or +inf, or their width is not the graph's number of tokens.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from asr.decoding.interface import DecodeResult, DecodingOptions
 from asr.decoding.lattice import Lattice, LatticeParts, lattice_from_graph
-from asr.decoding.log_probs import check_log_prob, skip_blanks
+from asr.decoding.log_probs import check_log_prob, skip_blanks, whole
 from asr.decoding.rescoring import LatticePath, rescore_lattice
 from asr.decoding.search_graph import SearchGraph
 from asr.decoding.token_passing import TokenPassingDecoder
@@ -205,8 +205,12 @@ class K2Decoder:
         self._fsa = to_k2(scaled)
         self._fallback = TokenPassingDecoder(graph, self.options, keep_lattice=keep_lattice)
 
-    def decode(self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel | None = None) -> list[DecodeResult]:
+    def decode(
+        self, log_prob: Tensor, num_frames: Tensor | None = None, lm: LanguageModel | None = None
+    ) -> list[DecodeResult]:
         """log_prob (N, T, C) natural log, num_frames (N,) int64 -> one result an utterance, in order.
+
+        Without `num_frames` all utterances have T frames. No gradient is kept.
 
         An utterance whose lattice reaches no final state is decoded by token passing, which finds the best unfinished
         path.
@@ -214,6 +218,7 @@ class K2Decoder:
         Raises:
             AsrError: the log-probabilities have NaN in them or another width than the graph's tokens.
         """
+        log_prob, num_frames = whole(log_prob, num_frames)
         lm = self._mapper.mapped(lm)
         check_log_prob(log_prob, num_frames, len(self.graph.tokens))
         log_prob = log_prob.to(self.graph.device, torch.float32)

@@ -24,6 +24,13 @@ def check_chunks(streams: Sequence[int], num_frames: Tensor) -> None:
         raise AsrError(f"streams {list(streams)} with {len(num_frames)} chunks: give each stream one chunk.")
 
 
+def whole(log_prob: Tensor, num_frames: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Log-probabilities (N, T, C) that take no gradient, and the number of their frames (N,); all of them if None."""
+    if num_frames is None:
+        num_frames = torch.full(log_prob.shape[:1], log_prob.shape[1] if log_prob.dim() > 1 else 0, dtype=torch.int64)
+    return log_prob.detach(), num_frames
+
+
 def check_log_prob(log_prob: Tensor, num_frames: Tensor, num_tokens: int) -> None:
     """Checks that log-probabilities can be searched.
 

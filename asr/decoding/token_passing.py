@@ -19,7 +19,7 @@ from asr.decoding.backend import Backend
 from asr.decoding.backtrace import Backtrace, Ending, best_arcs, endings_of
 from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis
 from asr.decoding.lattice import Lattice, LatticeRecords, pruned_lattice
-from asr.decoding.log_probs import check_log_prob, skip_blanks
+from asr.decoding.log_probs import check_log_prob, skip_blanks, whole
 from asr.decoding.rescoring import rescore_lattice
 from asr.decoding.search_graph import SearchGraph
 from asr.decoding.selection import BackendFactory, backend_name, select_backend
@@ -141,8 +141,12 @@ class TokenPassingDecoder:
                 "input epsilons, or use lm_fusion='search' without lattices."
             )
 
-    def decode(self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel | None = None) -> list[DecodeResult]:
+    def decode(
+        self, log_prob: Tensor, num_frames: Tensor | None = None, lm: LanguageModel | None = None
+    ) -> list[DecodeResult]:
         """log_prob (N, T, C) natural log, num_frames (N,) int64 -> one result for each utterance, in order.
+
+        Without `num_frames` all utterances have T frames. No gradient is kept.
 
         With `lm_fusion="lattice"` an utterance without a lattice, since no complete path survived, is searched again
         with the language model inside, which finds a complete path or the best unfinished one.
@@ -150,6 +154,7 @@ class TokenPassingDecoder:
         Raises:
             AsrError: the log-probabilities hold NaN or +inf, or their width is not the graph's number of tokens.
         """
+        log_prob, num_frames = whole(log_prob, num_frames)
         lm = self._mapper.mapped(lm)
         if lm is not None and self._rescores:
             return self._decode_by_rescoring(log_prob, num_frames, lm)

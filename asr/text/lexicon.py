@@ -20,10 +20,8 @@ _VARIANT = re.compile(r"^(?P<word>.+)\(\d+\)$")
 _STRESSED_VOWEL = re.compile(r"^(?P<phone>[A-Z]{2})[0-2]$")
 
 
-_DIGITS = frozenset("0123456789.")
-
-
-_NUMBER = re.compile(r"^[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?$")
+# As Kaldi writes it. A digit alone may be a letter of a word such as 2ND.
+_PROBABILITY = re.compile(r"^(?:[0-9]*\.[0-9]+|[0-9]+[eE]-[0-9]+)(?:[eE][-+]?[0-9]+)?$")
 
 
 class Lexicon:
@@ -53,7 +51,8 @@ class Lexicon:
         """Reads a file with lines as in CMUdict (`word(2) PH PH # comment`) or Kaldi (`WORD PH PH`).
 
         Args:
-            path: the file, plain, .gz or .xz. Lines that begin with `;;;`, and text after ` #`, are comments.
+            path: the file, plain, .gz or .xz. Lines that begin with `;;;`, and text after ` #`, are comments; a `#`
+                that ends a line is a phone, such as in the pronunciation `C #` of the word `C#`.
             keep_stress: keep the stress marks of ARPAbet vowels (`AH0`) instead of removing them (`AH`).
             upper_case: convert words to upper case, as in transcripts; words such as `<unk>` are not changed.
 
@@ -65,7 +64,8 @@ class Lexicon:
         for line_number, line in enumerate(read_text(path, "lexicon").split("\n"), start=1):
             if line.startswith(";;;"):
                 continue
-            fields = line.partition(" #")[0].split()
+            line = line.rstrip()
+            fields = (line if line.endswith(" #") else line.partition(" #")[0]).split()
             if not fields:
                 continue
             word, phones = fields[0], fields[1:]
@@ -74,7 +74,7 @@ class Lexicon:
                     f"{path}, line {line_number}: the word {word!r} has no pronunciation; "
                     "give its phones or remove the line."
                 )
-            if phones[0][0] in _DIGITS and _NUMBER.match(phones[0]):
+            if _PROBABILITY.match(phones[0]):
                 raise AsrError(
                     f"{path}, line {line_number}: {phones[0]!r} is a probability, not a phone; remove that column."
                 )
@@ -88,9 +88,24 @@ class Lexicon:
         return cls(pronunciations, name=str(path))
 
     @classmethod
-    def from_files(cls, paths: Sequence[str | Path], keep_stress: bool = False) -> Lexicon:
+    def from_files(cls, paths: Sequence[str | Path], keep_stress: bool = False, upper_case: bool = True) -> Lexicon:
         """Reads one or more files as `from_file` does; the first that has a word wins."""
-        return functools.reduce(cls.merged_with, (cls.from_file(path, keep_stress) for path in paths))
+        return functools.reduce(cls.merged_with, (cls.from_file(path, keep_stress, upper_case) for path in paths))
+
+    @classmethod
+    def for_words(cls, paths: Sequence[str | Path], words: Sequence[str], keep_stress: bool = False) -> Lexicon:
+        """Reads files as `from_files` does, in upper case or as they are written, whichever has more of some words.
+
+        Args:
+            paths: the files.
+            words: those of a language model or graph.
+            keep_stress: as of `from_file`.
+
+        Raises:
+            AsrError: as `from_file`.
+        """
+        upper, written = (cls.from_files(paths, keep_stress, upper_case) for upper_case in (True, False))
+        return written if sum(word in written for word in words) > sum(word in upper for word in words) else upper
 
     @classmethod
     def of_letters(cls, words: Iterable[str], name: str = "letters") -> Lexicon:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,16 @@ def run(files: Path, *options: str) -> int:
         if option not in options:
             arguments += [option, str(files / name)]
     return main([*arguments, *options])
+
+
+def test_a_lexicon_and_a_model_in_lower_case(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("lexicon.txt", "lm.arpa"):
+        text = (files / name).read_text()
+        words = {word: word.lower() for word in ("ONE", "TWO", "THREE")}
+        (files / name).write_text("".join(words.get(word, word) for word in re.split(r"(\s)", text)))
+    assert run(files) == 0
+    assert json.loads(capsys.readouterr().out)["words_without_pronunciation"] == 0
+    assert {"one", "two"} <= set(DecodingGraph.load(files / "graph.safetensors").vocabulary.words)
 
 
 def test_tokens_of_a_bundle(files: Path, tiny_bundle_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,12 +67,33 @@ def test_saved_lexicon_reads_the_same(tmp_path: Path) -> None:
     assert Lexicon.from_file(tmp_path / "saved").pronunciations == lexicon.pronunciations
 
 
+def test_letters_and_signs_are_phones_where_they_spell_a_word(tmp_path: Path) -> None:
+    (tmp_path / "letters").write_text("2ND 2 N D\nC# C #\nc#  C #  # a comment\n1E 1 E\n7 7\n")
+    lexicon = Lexicon.from_file(tmp_path / "letters")
+    assert lexicon.pronunciations == {
+        "2ND": [("2", "N", "D")],
+        "C#": [("C", "#"), ("C",)],
+        "1E": [("1", "E")],
+        "7": [("7",)],
+    }
+
+
+def test_words_are_taken_in_the_form_that_the_model_has(tmp_path: Path) -> None:
+    (tmp_path / "lower").write_text("cat k a t\ndog d o g\n")
+    lower, upper = (
+        Lexicon.for_words([tmp_path / "lower"], words) for words in (("cat", "dog", "<s>"), ("CAT", "<s>", "cow"))
+    )
+    assert set(lower.pronunciations) == {"cat", "dog"} and set(upper.pronunciations) == {"CAT", "DOG"}
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (b"A AH\nWORD\nB B IY\n", r"line 2: the word 'WORD' has no pronunciation; give its phones"),
         (b"WORD  # no phones, a comment only\n", "line 1: the word 'WORD' has no pronunciation"),
         (b"A 0.5 AH\n", "line 1: '0.5' is a probability"),
+        (b"A AH\nB 1.0 B\n", r"line 2: '1.0' is a probability"),
+        (b"A 1e-05 AH\n", "line 1: '1e-05' is a probability"),
         (b"", "is empty"),
         (b"\n\n;;; nothing\n", "is empty"),
         (b"CAF\xe9 K AE F EY\n", r"not UTF-8 \(byte 3\)"),
