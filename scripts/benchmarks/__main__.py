@@ -9,7 +9,7 @@ import sys
 from asr.errors import AsrError
 from scripts.benchmarks.report import provenance
 
-# The first eight have --quick: under a minute, and one JSON object on the last line.
+# The first nine have --quick: under a minute, and one JSON object on the last line.
 COMMANDS = {
     "decode": "word error rate and time of the decoders, with and without the recurrent language model",
     "query": "the cached language model on recorded queries: exactness, hit ratio, speed, memory",
@@ -17,6 +17,7 @@ COMMANDS = {
     "lm": "recurrent language models: training and scoring speed, normalization",
     "robust": "mutated input for every reader, killed runs, threads, memory",
     "ctc": "the CTC decoder for any network beside pyctcdecode and flashlight-text",
+    "use": "the wheel, resuming, formats of transcripts, sclite's numbers",
     "accuracy": "word errors of a bundle: clean, at 8 kHz, in noise, as streams; confidences",
     "gpu": "correctness and speed on a GPU (scripts/gpu_check)",
     "onepass": "error rate against time: one pass, second pass, n-grams, at equal beams and as curves",

@@ -43,6 +43,10 @@ def test_errors_are_sclite_s(reference: str, hypothesis: str, expected: tuple[in
     assert counts(reference, hypothesis) == expected
 
 
+def test_of_equally_cheap_alignments_an_insertion_comes_before_a_deletion() -> None:
+    assert align(["a", "b"], ["b", "a"]) == [("a", ""), ("b", "b"), ("", "a")]
+
+
 def test_errors_of_random_sentences_are_sclite_s(tmp_path: Path) -> None:
     if not Path(SCLITE).is_file():
         pytest.skip("sclite (Debian's package sctk) is not installed")
