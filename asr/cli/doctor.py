@@ -180,6 +180,12 @@ def _torch() -> Finding:
         import torch
     except (ImportError, OSError) as error:
         return Finding("torch", "bad", f"does not import: {error}")
+    try:
+        torch.zeros(1).numpy()
+    except RuntimeError:
+        return Finding(
+            "torch", "bad", f"{torch.__version__} does not take the numpy that is here; pip install 'numpy<2'"
+        )
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
     return Finding("torch", "ok", f"{torch.__version__} ({build})")
 

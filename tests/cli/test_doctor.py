@@ -79,3 +79,13 @@ def test_where_no_build_of_k2_is_known():
     assert "no k2 build for torch 2.99.0 (cpu) is known" in unknown[0]
     assert unknown[-1].endswith("+cpu.torch2.99.0 -f https://k2-fsa.github.io/k2/cpu.html")
     assert "not aarch64" in install_advice("2.13.0", "13.0", (3, 11), "aarch64")[0]
+
+
+def test_a_numpy_that_is_too_new_for_torch_is_named(monkeypatch):
+    class Tensor:
+        def numpy(self):
+            raise RuntimeError("Numpy is not available")
+
+    monkeypatch.setattr("torch.zeros", lambda *_: Tensor())
+    (finding,) = [one for one in examine() if one.part == "torch"]
+    assert finding.state == "bad" and "pip install 'numpy<2'" in finding.text
