@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asr.errors import AsrError
-from asr.lm.cached.approximations import CacheOptions, QuantizedHistory
+from asr.lm.cached.approximations import CacheOptions, QuantizedHistory, Recombination
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.cached.states import _packed, _unpacked
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
@@ -264,6 +264,17 @@ def test_a_failing_network_leaves_no_unscored_edge():
     network.log_prob = working
     log_prob, _ = engine.score(engine.start(1), torch.tensor([5]))
     assert log_prob.item() == pytest.approx(PlainLM(network).last_log_prob([5]), abs=1e-5)
+
+
+def test_a_forgotten_node_has_no_best_history():
+    recombination = Recombination(1, "best", 50, torch.device("cpu"))
+    node = torch.tensor([2])
+    assert recombination.better(node, torch.tensor([-1.0]), 0, 4).tolist() == [0]
+    assert recombination.better(node, torch.tensor([-2.0]), 1, 4).tolist() == []
+    recombination.forget(torch.arange(4) == 2)
+    assert recombination.better(node, torch.tensor([-2.0]), 2, 4).tolist() == [0]
+    # A node that comes later has none either.
+    assert recombination.better(torch.tensor([9]), torch.tensor([-3.0]), 3, 10).tolist() == [0]
 
 
 def test_sign_shares_only_between_states_of_the_same_signs():
