@@ -21,7 +21,8 @@ def recognizer(bundle: str | None = None, **arguments: _Any) -> _asr.Recognizer:
 
     Args:
         bundle: folder, name, `https://...` or `hf:owner/name`; the preferred one if None.
-        arguments: those of `asr.load`, such as `mode="ngram"`.
+        arguments: those of `asr.load`, such as `mode="ngram"`, or `acoustic_model="torchaudio:..."` with an `ngram` for
+            a CTC network from elsewhere.
 
     Returns:
         an `asr.Recognizer`; call it with a file's path, samples (L,) or a batch (N, L).

@@ -55,7 +55,7 @@ def load(bundle: str | Path | None = None, **arguments: Any) -> Recognizer:
     Args:
         bundle: folder of a bundle; the name of one in `checkpoints/`; or one that is fetched: `https://...`,
             `hf:owner/name`, or a published one's name. None for the environment variable ASR_BUNDLE, or else the
-            preferred one.
+            preferred one, unless `acoustic_model` comes with an `ngram` or a `lexicon`.
         arguments: those of `Recognizer` and `Recognizer.from_folder`, such as `mode="ngram"`.
 
     Raises:
@@ -64,7 +64,10 @@ def load(bundle: str | Path | None = None, **arguments: Any) -> Recognizer:
     from asr.bundle import bundle_folder
     from asr.recognizer import Recognizer
 
-    return Recognizer.from_folder(bundle_folder(bundle), **arguments)
+    # An acoustic model from elsewhere with words of its own needs no bundle.
+    has_words = arguments.get("ngram") is not None or arguments.get("lexicon") is not None
+    is_alone = bundle is None and has_words and arguments.get("acoustic_model") is not None
+    return Recognizer.from_folder(None if is_alone else bundle_folder(bundle), **arguments)
 
 
 def __getattr__(name: str) -> Any:

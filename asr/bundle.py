@@ -26,6 +26,7 @@ from asr.serialization import (
     FEATURE_CLASSES,
     LANGUAGE_MODEL_CLASSES,
     ModelSpec,
+    OwnFormat,
     atomic_folder,
     build_network,
     checksums,
@@ -97,7 +98,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 _FIELDS: dict[str, dict[str, type]] = {
     "features": {"class": str, "arguments": dict},
-    "acoustic_model": {"class": str, "arguments": dict, "file": str},
+    "acoustic_model": {"class": str, "arguments": dict},
     "graph": {"file": str},
     "small_ngram": {"file": str},
     "large_ngram": {"file": str},
@@ -118,7 +119,7 @@ _CARD = "card.md"
 _GRAPH_FILE = "graph.safetensors"
 
 
-_AM_FILE = "acoustic_model.safetensors"
+_AM_FILE = "acoustic_model"
 
 
 _RNN_FILE = "rnn_lm.safetensors"
@@ -241,11 +242,10 @@ class Bundle:
         manifest: dict[str, Any] = {
             "name": self.name,
             "features": {"class": self.features.class_name, "arguments": self.features.arguments},
-            "acoustic_model": _description(self.acoustic_model, file=_AM_FILE),
+            "acoustic_model": _description(self.acoustic_model, **_save_acoustic_model(self, folder, half_precision)),
             "graph": {"file": _GRAPH_FILE},
             "decoding": self.decoding,
         }
-        save_weights(self.acoustic_model.network, folder / _AM_FILE, half_precision)
         if graph_file is None:
             self.graph.save(folder / _GRAPH_FILE)
         else:
@@ -284,7 +284,7 @@ class Bundle:
         bundle = cls(
             name=manifest["name"],
             features=_load_network(folder, manifest["features"], FEATURE_CLASSES),
-            acoustic_model=_load_network(folder, manifest["acoustic_model"], ACOUSTIC_MODEL_CLASSES),
+            acoustic_model=_load_acoustic_model(folder, manifest["acoustic_model"]),
             graph=DecodingGraph.load(folder / manifest["graph"]["file"], verify=False),
             rnn_lm=rnn_lm,
             lexicon=_load_lexicon(folder / manifest["lexicon"]["file"]) if "lexicon" in manifest else None,
@@ -328,6 +328,32 @@ def _load_network(
     if "file" in entry:
         load_weights(registered.network, folder / entry["file"])
     return registered
+
+
+def _save_acoustic_model(bundle: Bundle, folder: Path, half_precision: bool) -> dict[str, str]:
+    """Writes its file, which `_description` is told of; networks of some formats have none."""
+    network = bundle.acoustic_model.network
+    if not isinstance(network, OwnFormat):
+        save_weights(network, folder / f"{_AM_FILE}.safetensors", half_precision)
+        return {"file": f"{_AM_FILE}.safetensors"}
+    if network.file_suffix is None:
+        network.save_file(None)
+        return {}
+    network.save_file(folder / f"{_AM_FILE}{network.file_suffix}")
+    return {"file": f"{_AM_FILE}{network.file_suffix}"}
+
+
+def _load_acoustic_model(folder: Path, entry: dict[str, Any]) -> ModelSpec:
+    spec = build_network(entry["class"], entry["arguments"], ACOUSTIC_MODEL_CLASSES, str(folder / FILE_NAME))
+    network, path = spec.network, folder / entry["file"] if "file" in entry else None
+    has_file = not isinstance(network, OwnFormat) or network.file_suffix is not None
+    if has_file != (path is not None):
+        raise AsrError(f"{folder / FILE_NAME}: 'acoustic_model' lacks a valid 'file'; fetch the bundle again.")
+    if isinstance(network, OwnFormat):
+        network.load_file(path)
+    elif path is not None:
+        load_weights(network, path)
+    return spec
 
 
 # Beside the package in a checkout.

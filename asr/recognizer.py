@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,9 @@ from asr.lm.interface import LanguageModel
 from asr.options import check_options, device_named, option, options_of
 from asr.results import RecognitionResult, StageTimes, as_result, joined
 from asr.text.lexicon import Lexicon
+
+if TYPE_CHECKING:
+    from asr.models.external import ExternalModel
 
 _MAX_WORKERS = 64
 
@@ -272,6 +275,13 @@ class ResourceOptions:
             raise AsrError(f"batch_seconds is {self.batch_seconds}; it must be above 0, and finite.")
 
 
+def _with_acoustic_model(acoustic_model: str | ExternalModel, *parts: Any) -> Bundle:
+    """As `bundle_with_acoustic_model`, imported when it is first needed."""
+    from asr.ctc.bundles import bundle_with_acoustic_model
+
+    return bundle_with_acoustic_model(acoustic_model, *parts)
+
+
 _Self = TypeVar("_Self", bound="Recognizer")
 
 
@@ -297,6 +307,8 @@ class Recognizer(nn.Module):
         bundle: the trained parts.
         mode: which language model decides: `auto` (the best that the bundle has), `rnn`, `interpolated`, `large_ngram`
             or `ngram`; see `asr.decoding.build.MODES`.
+        acoustic_model: a CTC network from elsewhere in the place of the bundle's, `KIND:NAME` or the network itself;
+            the bundle's words and language models stay. See `asr.ctc.bundles.bundle_with_acoustic_model`.
         language_model: your own model, in the place of the bundle's large one. What the decoding graph's own n-gram
             scored is subtracted, and words are mapped where the vocabularies differ, so that the model has to know
             nothing of the bundle. It answers on the device that the recognizer is on. Calls of several threads take
@@ -328,6 +340,7 @@ class Recognizer(nn.Module):
         bundle: Bundle,
         mode: str = "auto",
         *,
+        acoustic_model: str | ExternalModel | None = None,
         language_model: LanguageModel | None = None,
         decoder: str = "auto",
         lm_fusion: str = "lattice",
@@ -336,6 +349,8 @@ class Recognizer(nn.Module):
         resources: ResourceOptions | None = None,
     ) -> None:
         super().__init__()
+        if acoustic_model is not None:
+            bundle = _with_acoustic_model(acoustic_model, bundle)
         self.bundle = bundle
         self.features = bundle.features.network
         self.acoustic_model = bundle.acoustic_model.network
@@ -380,27 +395,43 @@ class Recognizer(nn.Module):
     @classmethod
     def from_folder(
         cls: type[_Self],
-        folder: str | Path,
+        folder: str | Path | None,
         large_ngram: str | Path | None = None,
         rnn_lm: str | Path | None = None,
-        lexicon: Lexicon | None = None,
+        lexicon: str | Path | Lexicon | None = None,
+        acoustic_model: str | ExternalModel | None = None,
+        ngram: str | Path | None = None,
         **arguments: Any,
     ) -> _Self:
         """Loads a bundle.
 
         Args:
-            folder: the bundle.
+            folder: the bundle; None for none, where an acoustic model from elsewhere comes with words of its own.
             large_ngram: n-gram model in the place of the bundle's large one, see `Bundle.with_language_models`.
             rnn_lm: recurrent model in the place of the bundle's.
             lexicon: the pronunciations that the graph was built from, for exact word times; the bundle's own if None.
-                Without any, a word's times are where the graph outputs it, which is up to a few phones late.
+                Without any, a word's times are where the graph outputs it, which is up to a few phones late. For an
+                acoustic model from elsewhere, how words are written in its tokens.
+            acoustic_model: a CTC network from elsewhere in the place of the bundle's; this and the next as of
+                `asr.ctc.bundles.bundle_with_acoustic_model`.
+            ngram: n-gram model of words for its decoding graph, in the place of the bundle's.
             arguments: those of the constructor.
 
         Raises:
             AsrError: as the constructor, or a file is missing or damaged.
         """
-        bundle = Bundle.load(folder).with_language_models(large_ngram, rnn_lm)
-        if lexicon is not None:
+        if acoustic_model is None and (folder is None or ngram is not None):
+            raise AsrError(
+                "an n-gram model for the decoding graph is for an acoustic model from elsewhere (acoustic_model); a "
+                "bundle has a graph, and takes a larger model beside it (large_ngram)."
+            )
+        bundle = None if folder is None else Bundle.load(folder)
+        if acoustic_model is not None:
+            bundle = _with_acoustic_model(acoustic_model, bundle, ngram, lexicon)
+        assert bundle is not None
+        bundle = bundle.with_language_models(large_ngram, rnn_lm)
+        if lexicon is not None and acoustic_model is None:
+            lexicon = lexicon if isinstance(lexicon, Lexicon) else Lexicon.from_file(lexicon)
             WordAligner(lexicon, bundle.graph)  # refuses a graph whose words cannot be aligned
             bundle = replace(bundle, lexicon=lexicon)
         return cls(bundle, **arguments)

@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,9 +29,10 @@ from asr.text.symbols import Vocabulary
 from asr.torch_archive import load_tensors
 
 # The only classes that a file can name -> the module, the class and, where it takes a configuration, that class.
-FEATURE_CLASSES = {"Fbank": ("asr.audio.fbank", "Fbank")}
+FEATURE_CLASSES = {"Fbank": ("asr.audio.fbank", "Fbank"), "Samples": ("asr.models.external.network", "Samples")}
 ACOUSTIC_MODEL_CLASSES = {
     "Conformer": ("asr.models.conformer", "Conformer"),
+    "External": ("asr.models.external.network", "ExternalNetwork"),
     "SplicedDnn": ("asr.models.feedforward", "FeedForwardNetwork"),
     "Tdnnf": ("asr.models.tdnnf", "Tdnnf"),
 }
@@ -56,6 +58,31 @@ class ModelSpec:
     class_name: str
     arguments: dict[str, Any]
     network: nn.Module
+
+
+class OwnFormat(ABC):
+    """A network that is not stored as safetensors: in a file of its own, or in none, known by its name alone."""
+
+    @property
+    @abstractmethod
+    def file_suffix(self) -> str | None:
+        """How its file ends, such as `.onnx`; None for no file."""
+
+    @abstractmethod
+    def load_file(self, path: Path | None) -> None:
+        """Reads the file, or what its name stands for.
+
+        Raises:
+            AsrError: it cannot be read, or does not fit the description.
+        """
+
+    @abstractmethod
+    def save_file(self, path: Path | None) -> None:
+        """Writes the file, if it has one.
+
+        Raises:
+            AsrError: it cannot be stored.
+        """
 
 
 def build_network(

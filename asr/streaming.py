@@ -28,6 +28,8 @@ from asr.decoding.settings import Pass
 from asr.decoding.warmup import made_up_log_prob, needs_warm_up
 from asr.errors import AsrError
 from asr.lm.interface import LanguageModel
+from asr.models.external.network import ExternalNetwork
+from asr.models.external.streaming import StateEncoder, StateStream
 from asr.models.interface import AcousticNetwork
 from asr.recognizer import Recognizer
 from asr.results import StageTimes, StreamResult, Word, num_equal, words_in_time
@@ -333,6 +335,24 @@ _WARM_UP_BYTES, _WARM_UP_CHUNK = 1 << 26, 16
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
+# What says how windows are cut and normalized.
+_OF_WINDOWS = ("left_seconds", "right_seconds", "memory_seconds", "min_feature_std")
+
+
+def _encoder(network: Any, options: StreamingOptions, frame_seconds: float) -> Any:
+    """What runs chunks through the acoustic model: in windows, unless it is from elsewhere and keeps states.
+
+    Raises:
+        AsrError: it is from elsewhere and reads whole utterances, or an option is for windows, of which it has none.
+    """
+    if not isinstance(network, ExternalNetwork):
+        return ChunkedEncoder(network, options.window_sizes(frame_seconds))
+    for name in _OF_WINDOWS:
+        if getattr(options, name) != getattr(StreamingOptions, name):
+            raise AsrError(f"streaming: {name} is for windows; {network.model.name} keeps states; leave it out.")
+    return StateEncoder(network)
+
+
 def _one_at_a_time(method: _Method) -> _Method:
     """The method under its object's lock."""
 
@@ -350,7 +370,7 @@ class _Stream:
 
     resampler: ResampleStream
     features: FeatureStream
-    windows: WindowStream
+    windows: WindowStream | StateStream
     search: int
     begin: int = 0
     num_samples: int = 0
@@ -391,7 +411,7 @@ class StreamingRecognizer:
         features: Any = recognizer.features
         self.frame_seconds = features.frame_shift * network.subsampling_factor / self._rate
         self._check_settings()
-        self._windows = ChunkedEncoder(network, self.options.window_sizes(self.frame_seconds))
+        self._windows = _encoder(network, self.options, self.frame_seconds)
         device = recognizer.device
         recognizer.eval()
         models = recognizer.build_language_models(self.options.cache_bytes)

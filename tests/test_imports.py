@@ -35,7 +35,7 @@ ALLOWED = {
     "results": "decoding errors",
     "transcripts": "errors results",
     "ctc": "audio bundle decoding errors graph kernels lm models results serialization text",
-    "recognizer": "audio bundle decoding errors graph kernels lm models options results serialization text",
+    "recognizer": "audio bundle ctc decoding errors graph kernels lm models options results serialization text",
     "streaming": "audio bundle decoding errors kernels lm models recognizer results text",
     "testing": "errors graph lm text",
 }

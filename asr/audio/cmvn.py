@@ -59,9 +59,10 @@ class UtteranceCmvn(nn.Module):
         softest = energy.masked_fill(~inside, torch.inf).topk(_RANK, dim=1, largest=False).values[:, -1:]
         threshold = torch.maximum(loudest - _SPEECH_RANGE, softest + _NOISE_SHARE * (loudest - softest))
         is_loud = inside & (energy > threshold)
-        near = F.max_pool1d(is_loud.to(features.dtype), 2 * margin + 1, stride=1, padding=margin) > 0
+        loud = is_loud.to(features.dtype).unsqueeze(1)
+        near = F.max_pool1d(loud, 2 * margin + 1, stride=1, padding=margin).squeeze(1) > 0
         counted = inside & near
-        return torch.where(counted.any(dim=1, keepdim=True), counted, inside)
+        return counted | (inside & ~counted.any(dim=1, keepdim=True))
 
 
 def _inside(features: Tensor, num_frames: Tensor) -> Tensor:

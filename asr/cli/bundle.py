@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,12 +13,15 @@ import yaml
 
 from asr.audio.fbank import Fbank
 from asr.bundle import Bundle, read_rnn_lm
+from asr.cli.options import graph_notice
+from asr.ctc.bundles import bundle_with_acoustic_model
 from asr.decoding.build import OLD_MODES, recognition_settings
 from asr.decoding.settings import MODES
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.ngram.io import read_ngram_lm
 from asr.lm.ngram.model import NgramLM
+from asr.models.external.base import KINDS
 from asr.serialization import ModelSpec
 from asr.text.lexicon import Lexicon
 from asr.text.symbols import TokenTable
@@ -34,7 +38,12 @@ Larger language models need the n-gram model of the graph (--small-ngram), whose
 example:
   asr bundle checkpoints/an4 --acoustic-model exp/am/checkpoints/last.ckpt --recipe recipes/an4/am.yaml \\
       --graph graph.safetensors --small-ngram 3gram.arpa --rnn-lm exp/lm/checkpoints/last.ckpt --card card.md
-  asr bundle mine --acoustic-model checkpoints/librispeech --graph my-words.safetensors --small-ngram my-words.arpa"""
+  asr bundle mine --acoustic-model checkpoints/librispeech --graph my-words.safetensors --small-ngram my-words.arpa
+  asr bundle theirs --acoustic-model onnx:model.onnx --ngram 3gram.arpa --rnn-lm checkpoints/librispeech
+
+The graph of an acoustic model from elsewhere (KIND:NAME, see 'asr transcribe --help') is compiled here, of an n-gram
+model of any size (--ngram); phones need --lexicon. An ONNX file goes into the bundle; a network of torchaudio or of the
+transformers hub is only named in it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,11 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--acoustic-model",
         required=True,
         nargs="+",
-        type=Path,
-        help="a checkpoint of 'asr fit', several whose mean is taken, or the folder of another bundle",
+        help="a checkpoint of 'asr fit', several whose mean is taken, the folder of another bundle, or KIND:NAME, a "
+        "CTC network from elsewhere",
     )
     parser.add_argument("--recipe", help="the YAML that the checkpoint was trained with")
-    parser.add_argument("--graph", required=True, help="decoding graph of 'asr graph'")
+    parser.add_argument("--graph", help="decoding graph of 'asr graph'")
+    parser.add_argument("--ngram", help="with KIND:NAME, n-gram model of words, of any size, to compile a graph of")
     parser.add_argument("--small-ngram", help="the n-gram model that the graph was built from, ARPA or binary")
     parser.add_argument("--large-ngram", help="a larger n-gram model, ARPA or binary")
     parser.add_argument(
@@ -66,11 +76,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     folder = Path(args.output)
-    acoustics = _acoustics(args.acoustic_model, args.recipe)
+    is_external = any(name.partition(":")[0] in KINDS for name in args.acoustic_model)
+    bundle = _external(args, folder.name) if is_external else _assembled(args, folder.name)
+    _check_decoding(bundle)
+    graph_file = Path(args.graph) if args.graph is not None else None
+    bundle.save(folder, half_precision=not args.full_precision, graph_file=graph_file)
+    num_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    print(json.dumps({"bundle": str(folder), "megabytes": round(num_bytes / 1e6, 1)}))
+    return 0
+
+
+def _external(args: argparse.Namespace, name: str) -> Bundle:
+    """The bundle of an acoustic model from elsewhere."""
+    for option in ("recipe", "graph", "small_ngram"):
+        if getattr(args, option) is not None:
+            raise AsrError(
+                f"--{option.replace('_', '-')} is not for {args.acoustic_model[0]}, whose graph is made here."
+            )
+    if len(args.acoustic_model) > 1:
+        raise AsrError("--acoustic-model: only checkpoints of 'asr fit' can be averaged; give one KIND:NAME.")
+    with graph_notice() as progress:
+        bundle = bundle_with_acoustic_model(args.acoustic_model[0], None, args.ngram, args.lexicon, progress)
+    bundle = bundle.with_language_models(args.large_ngram, args.rnn_lm)
+    decoding = _by_mode(_mapping(Path(args.decoding))) if args.decoding else bundle.decoding
+    return replace(bundle, name=name, decoding=decoding, card=_text(Path(args.card)) if args.card else "")
+
+
+def _assembled(args: argparse.Namespace, name: str) -> Bundle:
+    """The bundle of parts that were made by this program."""
+    if args.graph is None:
+        raise AsrError("--graph is missing: a bundle needs a decoding graph, which 'asr graph' makes.")
+    if args.ngram is not None:
+        raise AsrError("--ngram is for an acoustic model KIND:NAME; name the graph's n-gram model by --small-ngram.")
+    acoustics = _acoustics([Path(path) for path in args.acoustic_model], args.recipe)
     graph = DecodingGraph.load(args.graph)
     graph.require_tokens(acoustics.tokens)
-    bundle = Bundle(
-        name=folder.name,
+    return Bundle(
+        name=name,
         features=acoustics.features,
         acoustic_model=acoustics.network,
         graph=graph,
@@ -81,11 +123,6 @@ def run(args: argparse.Namespace) -> int:
         decoding=_by_mode(_mapping(Path(args.decoding)) if args.decoding else acoustics.decoding),
         card=_text(Path(args.card)) if args.card else "",
     )
-    _check_decoding(bundle)
-    bundle.save(folder, half_precision=not args.full_precision, graph_file=Path(args.graph))
-    num_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-    print(json.dumps({"bundle": str(folder), "megabytes": round(num_bytes / 1e6, 1)}))
-    return 0
 
 
 def _by_mode(decoding: dict[str, Any]) -> dict[str, Any]:

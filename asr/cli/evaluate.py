@@ -102,7 +102,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     # Files that cannot be read or written are reported before anything is recognized.
     outputs = (Path(path) for path in (args.details, args.output) if path)
-    read = (args.hypotheses, args.reference, args.cuts, args.compare, args.lexicon, args.large_ngram, args.rnn_lm)
+    read = (
+        args.hypotheses,
+        args.reference,
+        args.cuts,
+        args.compare,
+        args.lexicon,
+        args.ngram,
+        args.large_ngram,
+        args.rnn_lm,
+    )
     require_writable(*outputs, inputs=read)
     is_sclite = args.scoring == "sclite" or any(is_nist(path) for path in read[:3] if path)
     other = _read_other(args) if args.compare else None

@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bundle fetch": ("asr.cli.bundle_fetch", "fetch a bundle by name, https address or hf:owner/name"),
     "bundle info": ("asr.cli.bundle_info", "show what a bundle has: parts, sizes, decoding options, card"),
     "rescore": ("asr.cli.rescore", "rescore lattices and n-best lists of other recognizers"),
+    "export": ("asr.cli.export", "write a bundle's acoustic model to an ONNX or TorchScript file"),
     "evaluate": ("asr.cli.evaluate", "error rates of transcripts, or of a manifest that is recognized first"),
 }
 

@@ -6,22 +6,26 @@ Old spellings work for one release, with a hint on stderr; `asr.decoding.build` 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
-from asr.bundle import bundle_folder
+from asr.bundle import Bundle, bundle_folder
 from asr.cli.bundle_fetch import fetching
+from asr.ctc.bundles import bundle_with_acoustic_model, graph_cache
 from asr.decoding.build import DECODERS, OLD_FIRST_PASSES, OLD_MODES
 from asr.decoding.settings import MODES, OLD_NAMES, Pass, setting_options
 from asr.decoding.token_passing import LM_FUSIONS
 from asr.errors import AsrError
+from asr.models.external.base import KINDS
 from asr.options import Option, device_named, options_of
 from asr.recognizer import Recognizer, ResourceOptions
-from asr.text.lexicon import Lexicon
 
 
 def hint(text: str) -> None:
@@ -88,6 +92,17 @@ def add_recognizer_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--ngram-only", action="store_true", help="the same as --mode ngram")
     group.add_argument(
+        "--acoustic-model",
+        metavar="KIND:NAME",
+        help=f"a CTC network from elsewhere in the place of the bundle's; {_choices(KINDS)}",
+    )
+    group.add_argument(
+        "--ngram",
+        metavar="FILE",
+        help="with --acoustic-model, the n-gram model of words that its graph is made of, ARPA or binary, of any size "
+        "(default: the bundle's); without --bundle no bundle is read then",
+    )
+    group.add_argument(
         "--large-ngram",
         metavar="FILE",
         help="n-gram model in the place of the bundle's large one: binary ('asr lm ngram --binary'), or ARPA, which is "
@@ -111,7 +126,7 @@ def add_recognizer_arguments(parser: argparse.ArgumentParser) -> None:
         "--lexicon",
         metavar="FILE",
         help="the pronunciations that the graph was built from, for exact word times (default: the bundle's, if it has "
-        "them)",
+        "them); with --acoustic-model, how words are written in its tokens, which only phones need",
     )
     for one in options_of(ResourceOptions).values():
         _add_option(group, one, f"default: {_shown(one)}")
@@ -164,25 +179,66 @@ def recognizer_from(args: argparse.Namespace, mode: str | None = None) -> Recogn
     options = given_options(args, setting_options())
     if args.ngram_only and args.mode not in ("auto", "ngram"):
         raise AsrError(f"--ngram-only and --mode {args.mode} exclude each other; give one of them.")
-    with fetching(str(args.bundle)) as report:
-        folder = bundle_folder(args.bundle, on_progress=report)
-    recognizer = Recognizer.from_folder(
-        folder,
-        large_ngram=args.large_ngram,
-        rnn_lm=args.rnn_lm,
-        lexicon=Lexicon.from_file(args.lexicon) if args.lexicon is not None else None,
-        mode=mode or ("ngram" if args.ngram_only else args.mode),
-        decoder=args.decoder,
-        lm_fusion=args.lm_fusion or "lattice",
-        options=options,
-        resources=ResourceOptions(**given_options(args, options_of(ResourceOptions))),
-    )
+    arguments: dict[str, Any] = {
+        "mode": mode or ("ngram" if args.ngram_only else args.mode),
+        "decoder": args.decoder,
+        "lm_fusion": args.lm_fusion or "lattice",
+        "options": options,
+        "resources": ResourceOptions(**given_options(args, options_of(ResourceOptions))),
+    }
+    if args.acoustic_model is not None:
+        recognizer = Recognizer(_bundle_with_acoustic_model(args), **arguments)
+    elif args.ngram is not None:
+        raise AsrError("--ngram goes with --acoustic-model; a bundle has a graph, and takes --large-ngram beside it.")
+    else:
+        recognizer = Recognizer.from_folder(
+            _folder(args.bundle),
+            large_ngram=args.large_ngram,
+            rnn_lm=args.rnn_lm,
+            lexicon=args.lexicon,
+            **arguments,
+        )
     recognizer = recognizer.to(device_from(args.device))
     if not getattr(args, "stream", False):
         keeps_lattice = getattr(args, "nbest", 1) > 1 or getattr(args, "lattices", None) is not None
         models = recognizer.settings.models
         recognizer.refuse_unused(Pass(recognizer.mode, recognizer.lm_fusion, *models, keeps_lattice=keeps_lattice))
     return recognizer
+
+
+def _folder(bundle: str | None) -> Path:
+    with fetching(str(bundle)) as report:
+        return bundle_folder(bundle, on_progress=report)
+
+
+def _bundle_with_acoustic_model(args: argparse.Namespace) -> Bundle:
+    is_alone = args.bundle is None and (args.ngram is not None or args.lexicon is not None)
+    base = None if is_alone else Bundle.load(_folder(args.bundle))
+    with graph_notice() as progress:
+        bundle = bundle_with_acoustic_model(args.acoustic_model, base, args.ngram, args.lexicon, progress)
+    return bundle.with_language_models(args.large_ngram, args.rnn_lm)
+
+
+@contextlib.contextmanager
+def graph_notice() -> Iterator[Callable[[str], None]]:
+    """Tells on stderr, with a progress display on terminals, if a graph has to be compiled inside."""
+    console = Console(stderr=True)
+    why = f"compiling a decoding graph for the acoustic model's tokens, once; it is kept in {graph_cache()}"
+    shown = console.status(why)
+    with contextlib.ExitStack() as stack:
+
+        def on_step(step: str) -> None:
+            if not console.is_terminal:
+                if not told:
+                    print(f"asr: {why}.", file=sys.stderr)
+            elif told:
+                shown.update(f"{why} ({step})")
+            else:
+                stack.enter_context(shown)
+            told.append(step)
+
+        told: list[str] = []
+        yield on_step
 
 
 def describe(recognizer: Recognizer) -> str:

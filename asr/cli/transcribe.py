@@ -163,6 +163,7 @@ examples:
   asr transcribe recordings/ --output-format vtt,json --output-dir words/
   asr transcribe data/test/wav.scp --output-format ctm > words.ctm
   asr transcribe recordings/ --shard 3/8 --output words.3.jsonl
+  asr transcribe talk.wav --acoustic-model torchaudio:WAV2VEC2_ASR_BASE_960H --ngram 4gram.arpa
   asr transcribe recordings/ --lattices lattices/ --lattice-format kaldi --jsonl
   arecord -f S16_LE -r 16000 -t raw | asr transcribe --stream --raw-rate 16000 --jsonl -"""
 
@@ -258,7 +259,7 @@ def _require_output(args: argparse.Namespace, files: Sequence[Path]) -> None:
     outputs = [Path(args.output)] if args.output is not None else []
     if args.lattices is not None and args.lattice_format == "kaldi":
         outputs += [Path(args.lattices) / name for name in KALDI_FILES if (Path(args.lattices) / name).is_file()]
-    inputs = [*files, args.lexicon, args.large_ngram, args.rnn_lm]
+    inputs = [*files, args.lexicon, args.ngram, args.large_ngram, args.rnn_lm]
     if args.output is None or not Path(args.output).exists() or Path(args.output).is_file():
         require_writable(*outputs, inputs=inputs)
 

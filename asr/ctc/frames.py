@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from asr.decoding.log_probs import check_numbers
 from asr.errors import AsrError
 from asr.text.ctc_tokens import CTCTokens
 
@@ -73,13 +74,13 @@ def as_frames(
         )
     log_prob = log_prob.to(torch.float32)
     if kind == "logits":
-        _refuse_nan(log_prob, num_frames)
+        check_numbers(log_prob, num_frames)
         log_prob = torch.log_softmax(log_prob, dim=2)
     elif kind == "probabilities":
         _require_probabilities(log_prob, num_frames)
         log_prob = log_prob.log()
     else:
-        _refuse_nan(log_prob, num_frames)
+        check_numbers(log_prob, num_frames)
         if kind == "log_probs":
             _require_log_probs(log_prob, num_frames)
     if checks_blank:
@@ -140,21 +141,6 @@ def _width_advice(num_columns: int, num_tokens: int) -> str:
     return "give the token list of this network."
 
 
-def _refuse_nan(log_prob: Tensor, num_frames: Tensor) -> None:
-    # -inf is a log-probability of 0, +inf and NaN are none: either makes this sum one.
-    if bool(torch.isfinite(torch.clamp(log_prob, min=-1e20).sum())):
-        return
-    bad = torch.isnan(log_prob) | (log_prob == torch.inf)
-    used = torch.arange(log_prob.shape[1], device=log_prob.device) < num_frames.to(log_prob.device).unsqueeze(1)
-    where = (bad.any(2) & used).nonzero()
-    if len(where):
-        utt_idx, frame = where[0].tolist()
-        raise AsrError(
-            f"utterance {utt_idx}, frame {frame}: the network gave NaN or infinity instead of a log-probability; "
-            "check its input and its weights."
-        )
-
-
 def _sampled(log_prob: Tensor, num_frames: Tensor) -> Tensor:
     """Some used frames of all utterances, (S, C)."""
     used = torch.arange(log_prob.shape[1]) < num_frames.unsqueeze(1)
@@ -188,7 +174,7 @@ def _shown_sum(row: Tensor) -> str:
 
 
 def _require_probabilities(prob: Tensor, num_frames: Tensor) -> None:
-    _refuse_nan(prob, num_frames)
+    check_numbers(prob, num_frames)
     row = _sampled(prob, num_frames)
     if len(row) and (float(row.min()) < 0.0 or float((row.sum(1) - 1.0).abs().max()) > _TOLERANCE):
         raise AsrError("the values are said to be probabilities, but those of a frame are negative or do not sum to 1.")

@@ -1,14 +1,8 @@
-"""CTC decoding over a graph of words: from frames to hypotheses with words, tokens and times.
-
-Shapes: N utterances, T frames, C tokens.
-"""
+"""CTC decoding over a graph of words: from frames to hypotheses with words, tokens and times."""
 
 from __future__ import annotations
 
 import math
-
-import torch
-from torch import Tensor
 
 from asr.ctc.config import CTCDecodingConfig
 from asr.ctc.frames import Frames
@@ -21,6 +15,7 @@ from asr.decoding.nbest import n_best
 from asr.decoding.online import StreamingDecoder
 from asr.decoding.paths import WordAligner
 from asr.decoding.token_passing import TokenPassingDecoder
+from asr.graph.boundary import with_last_boundary
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.symbols import UNK_ID
 
@@ -58,6 +53,7 @@ class GraphSearch:
         self._confidences = confidences
         graph = word_graph.graph
         self.graph = graph
+        self.boundary_id = tokens.boundary_id
         self._has_words_in_tokens = tokens.kind == "pieces" or tokens.word_boundary is not None
         self._aligner = None if self._has_words_in_tokens else WordAligner(word_graph.lexicon, graph)
         fusion = config.lm_fusion
@@ -66,7 +62,7 @@ class GraphSearch:
 
     def decode(self, frames: Frames, nbest: int) -> list[list[CTCHypothesis]]:
         """The best hypotheses of each utterance, best first, each text once."""
-        log_prob, num_frames = self.with_last_boundary(frames.log_prob, frames.num_frames)
+        log_prob, num_frames = with_last_boundary(frames.log_prob, frames.num_frames, self.boundary_id)
         keeps = nbest > 1 or self._confidences
         decoder = self._with_lattice if keeps else self._plain
         with self._models.lent() as lm:
@@ -79,19 +75,6 @@ class GraphSearch:
         """A decoder of one open stream, and the stream's number."""
         decoder = StreamingDecoder(self.graph, self._options, self._models.for_good(), commit_frames=commit_frames)
         return decoder, decoder.start()[0]
-
-    def with_last_boundary(self, log_prob: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
-        """One more frame, in which the boundary between words and the blank cost nothing: (N, T + 1, C), (N,)."""
-        boundary = self._tokens.boundary_id
-        if boundary is None:
-            return log_prob, num_frames
-        log_prob = torch.nn.functional.pad(log_prob, (0, 0, 0, 1), value=-math.inf)
-        row = torch.arange(len(num_frames), device=log_prob.device)
-        last = num_frames.to(log_prob.device)
-        log_prob[row, last] = -math.inf
-        log_prob[row, last, 0] = 0.0
-        log_prob[row, last, boundary] = 0.0
-        return log_prob, num_frames + 1
 
     def as_ctc_hypothesis(self, hypothesis: Hypothesis, num_frames: int, is_complete: bool = True) -> CTCHypothesis:
         """A path through the graph as users read it; num_frames ends the utterance."""

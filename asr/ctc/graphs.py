@@ -1,9 +1,4 @@
-"""From tokens, words and an n-gram model to the graph that a CTC decoder searches.
-
-Where letters have a boundary token between words, a word is spelled with it at its end. Networks write it as often as
-they like, before the first word too, and leave it out behind the last: the graph reads any number of them wherever one
-may stand, and `asr.ctc.decoder` adds a frame in which the boundary costs nothing behind the last.
-"""
+"""From tokens, words and an n-gram model to the graph that a CTC decoder searches."""
 
 from __future__ import annotations
 
@@ -22,11 +17,12 @@ import numpy as np
 from asr.ctc.spelled_words import SPELLING, SpellingModel, splice_spellings
 from asr.ctc.word_models import graph_ngram, without_unknown_histories
 from asr.errors import AsrError
+from asr.graph.boundary import add_boundary_loops
 from asr.graph.build import OptionalSilence, build_phone_graph
 from asr.graph.decoding_graph import DecodingGraph, graph_from_arrays
 from asr.graph.epsilon_removal import remove_epsilons
-from asr.graph.fst import GraphArrays, Words
 from asr.graph.topology import compose_topology, topology_named
+from asr.lm.ngram.io import load_ngram_lm, save_ngram_lm
 from asr.lm.ngram.model import NgramLM
 from asr.serialization import atomic_path
 from asr.text.ctc_tokens import CTCTokens
@@ -37,6 +33,7 @@ from asr.text.symbols import SPECIAL_WORDS, TokenTable
 _LOGGER = logging.getLogger(__name__)
 _SILENCES = ("SIL", "sil", "<sil>", "SP", "sp")
 _MOST_GRAPHS_KEPT = 4
+_GRAPH_SUFFIX, _NGRAM_SUFFIX = ".safetensors", ".ngram"
 _kept_graphs: OrderedDict[Hashable, WordGraph] = OrderedDict()
 _kept_lock = threading.Lock()
 
@@ -159,36 +156,19 @@ def compile_graph(
         if kept is not None:
             _kept_graphs.move_to_end(key)
             return kept
-    small = graph_ngram(ngram, list(lexicon.pronunciations), max_ngrams)
-    path = None if folder is None else Path(folder) / f"{_checksum(tokens, lexicon, small, spelling)}.safetensors"
-    if path is not None and path.is_file():
-        graph = DecodingGraph.load(path, tokens.table)
-        compiled = WordGraph(graph, small, lexicon, spelling is not None)
-    else:
+    path = None if folder is None else Path(folder) / _checksum(tokens, lexicon, ngram, max_ngrams, spelling)
+    compiled = None if path is None else _kept(path, tokens, lexicon, spelling is not None)
+    if compiled is None:
+        progress("n-gram")
+        small = graph_ngram(ngram, list(lexicon.pronunciations), max_ngrams)
         compiled = _compiled(tokens, lexicon, small, spelling, progress)
         if path is not None:
-            _keep(compiled.graph, path)
+            _keep(compiled, path)
     with _kept_lock:
         _kept_graphs[key] = compiled
         while len(_kept_graphs) > _MOST_GRAPHS_KEPT:
             _kept_graphs.popitem(last=False)
     return compiled
-
-
-def add_boundary_loops(graph: GraphArrays, boundary: int) -> GraphArrays:
-    """Lets the graph read any number of boundary labels at its start and behind each boundary; no epsilons in it."""
-    after = graph.label == boundary
-    states = np.unique(np.concatenate([[0], graph.dst_state[after]]))
-    loops = np.zeros(len(states))
-    words = Words.concatenate([graph.words, Words.empty(len(states))])
-    return GraphArrays.from_arcs(
-        np.concatenate([graph.src_state(), states]),
-        np.concatenate([graph.dst_state, states]),
-        np.concatenate([graph.label, np.full(len(states), boundary)]),
-        np.concatenate([graph.score, loops]),
-        words,
-        graph.final_score,
-    )
 
 
 def _compiled(
@@ -210,25 +190,29 @@ def _compiled(
     progress("topology")
     if spelling is not None:
         arrays, symbols = splice_spellings(arrays, symbols, spelling)
-    arrays = remove_epsilons(arrays)
+    arrays, meta = remove_epsilons(arrays), phone_graph.meta
     if tokens.word_boundary is not None and (boundary := tokens.table.tokens[tokens.boundary_id or 0]) in symbols:
         arrays = add_boundary_loops(arrays, symbols.index(boundary))
+        meta = {**meta, "silence": boundary}
     topology = topology_named("ctc")
     finished = compose_topology(topology, topology.token_ids(symbols, tokens.table), arrays)
-    graph = graph_from_arrays(finished, tokens.table, phone_graph.vocabulary, phone_graph.meta)
+    graph = graph_from_arrays(finished, tokens.table, phone_graph.vocabulary, meta)
     return WordGraph(graph, small, lexicon, spelling is not None)
 
 
-def _checksum(tokens: CTCTokens, lexicon: Lexicon, small: NgramLM, spelling: SpellingModel | None) -> str:
+def _checksum(
+    tokens: CTCTokens, lexicon: Lexicon, ngram: NgramLM, max_ngrams: int, spelling: SpellingModel | None
+) -> str:
     """A name for a graph by all that it is made of."""
     digest = hashlib.sha256()
     described: list[Any] = [
         tokens.table.tokens,
         tokens.word_boundary,
         list(lexicon.pronunciations.items()),
-        small.order,
+        ngram.order,
+        max_ngrams,
     ]
-    models = [small]
+    models = [ngram]
     if spelling is not None:
         models.append(spelling.ngram)
         described += [spelling.boundary, spelling.penalty, sorted(spelling.beginnings or ())]
@@ -240,13 +224,22 @@ def _checksum(tokens: CTCTokens, lexicon: Lexicon, small: NgramLM, spelling: Spe
     return digest.hexdigest()[:32]
 
 
-def _keep(graph: DecodingGraph, path: Path) -> None:
+def _kept(path: Path, tokens: CTCTokens, lexicon: Lexicon, spells: bool) -> WordGraph | None:
+    """A graph from the folder; None where it is not there."""
+    graph, ngram = path.with_suffix(_GRAPH_SUFFIX), path.with_suffix(_NGRAM_SUFFIX)
+    if not (graph.is_file() and ngram.is_file()):
+        return None
+    return WordGraph(DecodingGraph.load(graph, tokens.table), load_ngram_lm(ngram), lexicon, spells)
+
+
+def _keep(compiled: WordGraph, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise AsrError(f"{path.parent}: the folder for graphs cannot be made ({error.strerror}).") from error
-    with atomic_path(path) as partial:
-        graph.save(partial)
+    save_ngram_lm(compiled.ngram, path.with_suffix(_NGRAM_SUFFIX))
+    with atomic_path(path.with_suffix(_GRAPH_SUFFIX)) as partial:
+        compiled.graph.save(partial)
 
 
 def _content_of(lexicon: Lexicon) -> Hashable:

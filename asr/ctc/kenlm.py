@@ -1,29 +1,22 @@
-"""KenLM's own binary files as a language model inside the search, by the package `kenlm`.
-
-Shapes: N streams, Q queries.
-"""
+"""KenLM's own binary files as a language model inside the search, by the package `kenlm`."""
 
 from __future__ import annotations
 
 import importlib
 import math
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from asr.ctc.stateful_models import StatefulModel
 from asr.errors import AsrError
-from asr.lm.interface import LanguageModel
 from asr.text.symbols import UNK_ID, Vocabulary
 
 _LN_10 = math.log(10.0)
 
 
-class KenLanguageModel(LanguageModel):
-    """A model that KenLM answers for, one query at a time; each (history, word) is asked once.
+class KenLanguageModel(StatefulModel):
+    """A model that KenLM answers for.
 
     Several times slower than an ARPA file or our own binary read by `NgramLM`, which answers in batches.
 
@@ -48,43 +41,16 @@ class KenLanguageModel(LanguageModel):
             raise AsrError(f"{path}: KenLM cannot read this model ({str(error).splitlines()[0]}).") from error
         if not any(word in self._model for word in words):
             raise AsrError(f"{path}: the model lists none of the {len(words)} words; check their case.")
-        self._vocabulary = Vocabulary(words, name=str(path))
-        start = self._kenlm.State()
-        self._model.BeginSentenceWrite(start)
-        self._states: list[Any] = [start]
-        self._edges: dict[tuple[int, int], tuple[float, int]] = {}
-        self._lock = threading.Lock()
+        first = self._kenlm.State()
+        self._model.BeginSentenceWrite(first)
+        super().__init__(Vocabulary(words, name=str(path)), first)
 
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The words that `word_id` numbers."""
-        return self._vocabulary
+    def after(self, state: Any, word_id: int) -> tuple[float, Any]:
+        """As `StatefulModel.after`."""
+        following = self._kenlm.State()
+        word = "<unk>" if word_id == UNK_ID else self.vocabulary.words[word_id]
+        return self._model.BaseScore(state, word, following) * _LN_10, following
 
-    def start(self, num_streams: int) -> Tensor:
-        """The history `<s>` for each stream, (num_streams,)."""
-        return torch.zeros(num_streams, dtype=torch.int64)
-
-    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
-        """log P(word | history) and the next context, (Q,) each."""
-        with self._lock:
-            answers = [self._edge(*query) for query in zip(context_idx.tolist(), word_id.tolist(), strict=True)]
-        log_prob = torch.tensor([score for score, _ in answers], dtype=torch.float32)
-        return log_prob, torch.tensor([state for _, state in answers], dtype=torch.int64)
-
-    def final(self, context_idx: Tensor) -> Tensor:
-        """log P(</s> | history), (Q,)."""
-        end = self._kenlm.State()
-        with self._lock:
-            scores = [self._model.BaseScore(self._states[idx], "</s>", end) for idx in context_idx.tolist()]
-        return torch.tensor(scores, dtype=torch.float32) * _LN_10
-
-    def _edge(self, context_idx: int, word_id: int) -> tuple[float, int]:
-        known = self._edges.get((context_idx, word_id))
-        if known is None:
-            state = self._kenlm.State()
-            word = "<unk>" if word_id == UNK_ID else self._vocabulary.words[word_id]
-            score = self._model.BaseScore(self._states[context_idx], word, state) * _LN_10
-            known = score, len(self._states)
-            self._states.append(state)
-            self._edges[context_idx, word_id] = known
-        return known
+    def at_end(self, state: Any) -> float:
+        """As `StatefulModel.at_end`."""
+        return float(self._model.BaseScore(state, "</s>", self._kenlm.State())) * _LN_10

@@ -16,6 +16,7 @@ from asr.ctc.hypothesis import CTCHypothesis
 from asr.ctc.prefix_beam import read_chunks
 from asr.ctc.prefix_search import TokenSearch
 from asr.errors import AsrError
+from asr.graph.boundary import with_last_boundary
 from asr.text.ctc_tokens import CTCTokens
 
 
@@ -112,7 +113,7 @@ class _GraphStream:
     def finish(self, num_frames: int) -> CTCHypothesis:
         graph = self._search.graph
         no_frames = torch.zeros((1, 0, len(graph.tokens)), device=graph.device)
-        last, num = self._search.with_last_boundary(no_frames, torch.zeros(1, dtype=torch.int64))
+        last, num = with_last_boundary(no_frames, torch.zeros(1, dtype=torch.int64), self._search.boundary_id)
         if int(num[0]):
             self._decoder.advance([self._number], last, num)
         result = self._decoder.finalize(self._number)

@@ -29,6 +29,7 @@ from asr.ctc.decoder import CTCDecoder as WordDecoder
 from asr.ctc.graphs import read_lexicon, read_words
 from asr.ctc.hypothesis import CTCHypothesis as Found
 from asr.ctc.language_models import is_ngram_file
+from asr.ctc.stateful_models import StatefulModel
 from asr.ctc.stream import CTCStream
 from asr.ctc.word_models import is_kenlm_binary
 from asr.errors import AsrError
@@ -130,7 +131,7 @@ class CTCDecoder:
         )
 
 
-class CustomLanguageModel(LanguageModel):
+class CustomLanguageModel(StatefulModel):
     """A model with torchaudio's `CTCDecoderLM` interface (`start`, `score`, `finish`) behind ours.
 
     Args:
@@ -140,43 +141,20 @@ class CustomLanguageModel(LanguageModel):
 
     def __init__(self, model: Any, words: Sequence[str]) -> None:
         self._model = model
-        ordinary = [word for word in words if word != "<unk>"]
-        self._vocabulary = Vocabulary(ordinary, name="lm_dict")
+        super().__init__(Vocabulary([word for word in words if word != "<unk>"], name="lm_dict"), model.start(False))
         number_of = {word: number for number, word in enumerate(words)}
-        self._number = [number_of.get(word, number_of.get("<unk>", -1)) for word in self._vocabulary.words]
-        self._states: list[Any] = [model.start(False)]
-        self._edges: dict[tuple[int, int], tuple[float, int]] = {}
+        self._number = [number_of.get(word, number_of.get("<unk>", -1)) for word in self.vocabulary.words]
 
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The words that `word_id` numbers."""
-        return self._vocabulary
+    def after(self, state: Any, word_id: int) -> tuple[float, Any]:
+        """As `StatefulModel.after`; words without a number are impossible."""
+        if self._number[word_id] < 0:
+            return -math.inf, state
+        following, score = self._model.score(state, self._number[word_id])
+        return score, following
 
-    def start(self, num_streams: int) -> Tensor:
-        """The first state, (num_streams,)."""
-        return torch.zeros(num_streams, dtype=torch.int64)
-
-    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
-        """What the model says, and the next states, (Q,) each."""
-        answers = [self._edge(*query) for query in zip(context_idx.tolist(), word_id.tolist(), strict=True)]
-        next_idx = torch.tensor([state for _, state in answers], dtype=torch.int64)
-        return torch.tensor([score for score, _ in answers], dtype=torch.float32), next_idx
-
-    def final(self, context_idx: Tensor) -> Tensor:
-        """What the model says of the end, (Q,)."""
-        scores = [float(self._model.finish(self._states[idx])[1]) for idx in context_idx.tolist()]
-        return torch.tensor(scores, dtype=torch.float32)
-
-    def _edge(self, context_idx: int, word_id: int) -> tuple[float, int]:
-        known = self._edges.get((context_idx, word_id))
-        if known is None:
-            if self._number[word_id] < 0:
-                return -math.inf, context_idx
-            state, score = self._model.score(self._states[context_idx], self._number[word_id])
-            known = float(score), len(self._states)
-            self._states.append(state)
-            self._edges[context_idx, word_id] = known
-        return known
+    def at_end(self, state: Any) -> float:
+        """As `StatefulModel.at_end`."""
+        return float(self._model.finish(state)[1])
 
 
 def ctc_decoder(

@@ -13,6 +13,9 @@ from torch import Tensor
 
 from asr.errors import AsrError
 
+# In the place of -inf in sums; many of them together are still finite in float32.
+_LOW = -1e20
+
 
 def check_chunks(streams: Sequence[int], num_frames: Tensor) -> None:
     """Checks that each of some streams gets one chunk; num_frames (N,).
@@ -57,16 +60,31 @@ def check_log_prob(log_prob: Tensor, num_frames: Tensor, num_tokens: int) -> Non
             f"frame counts run from {int(num_frames.min())} to {int(num_frames.max())} but the log-probabilities have "
             f"{log_prob.shape[1]} frames."
         )
+    check_numbers(log_prob, num_frames)
+
+
+def check_numbers(log_prob: Tensor, num_frames: Tensor) -> None:
+    """Checks that there is neither NaN nor +inf in frames that are used; -inf is a probability of 0.
+
+    Args:
+        log_prob: (N, T, C).
+        num_frames: (N,).
+
+    Raises:
+        AsrError: there is; the sentence says where.
+    """
+    # One pass over the values: any NaN or +inf makes the sum one.
+    if bool(torch.isfinite(log_prob.clamp(min=_LOW).sum())):
+        return
     bad = torch.isnan(log_prob) | (log_prob == torch.inf)
-    if bool(bad.any()):
-        used = torch.arange(log_prob.shape[1], device=log_prob.device) < num_frames.to(log_prob.device).unsqueeze(1)
-        where = (bad.any(2) & used).nonzero()
-        if len(where):
-            utt_idx, frame = where[0].tolist()
-            raise AsrError(
-                f"utterance {utt_idx}, frame {frame}: the acoustic model gave NaN or infinity instead of a "
-                "log-probability; check its input features and its checkpoint."
-            )
+    used = torch.arange(log_prob.shape[1], device=log_prob.device) < num_frames.to(log_prob.device).unsqueeze(1)
+    where = (bad.any(2) & used).nonzero()
+    if len(where):
+        utt_idx, frame = where[0].tolist()
+        raise AsrError(
+            f"utterance {utt_idx}, frame {frame}: the acoustic model gave NaN or infinity instead of a "
+            "log-probability; check its input and its weights."
+        )
 
 
 def skip_blanks(

@@ -316,6 +316,8 @@ class WordAligner:
             known = self._token_id
             spelled = self._lexicon.pronunciations.get(word, [])
             self._variants[word] = [
-                tuple(known[phone] for phone in phones) for phones in spelled if all(phone in known for phone in phones)
+                tuple(known[phone] for phone in phones if known[phone] != self._silence)
+                for phones in spelled
+                if all(phone in known for phone in phones)
             ]
         return self._variants[word]

@@ -56,7 +56,8 @@ class SelfAttention(nn.Module):
         # Autocast would run the softmax in float32, which would be the largest cost of the layer.
         with torch.autocast(x.device.type, enabled=False):
             weight = weight.softmax(-1)
-        mixed = torch.bmm(weight, projected[2].flatten(0, 1)).unflatten(0, (num_utterances, self.num_heads))
+        mixed = torch.bmm(weight, projected[2].flatten(0, 1))
+        mixed = mixed.view(num_utterances, self.num_heads, num_frames, self.head_dim)
         return self.out_projection(mixed.transpose(1, 2).flatten(2))
 
 

@@ -14,12 +14,16 @@ from torch import Tensor, nn
 
 from asr.audio.fbank import Fbank
 from asr.ctc import CTCDecoder, CTCTokens
+from asr.ctc.bundles import bundle_with_acoustic_model
 from asr.ctc.recognizer import CTCRecognizer
 from asr.errors import AsrError
 from asr.models.external import CallableModel, load_acoustic_model
 from asr.models.external.nemo_features import NemoFeatures
 from asr.models.external.onnx import OnnxModel, in_unit_range
 from asr.models.external.torchscript import save
+from asr.recognizer import Recognizer
+from asr.streaming import StreamingOptions, StreamingRecognizer, recognize_stream
+from asr.text.lexicon import Lexicon
 
 pytestmark = pytest.mark.slow
 
@@ -248,6 +252,26 @@ def test_onnx_in_chunks(folder: Path) -> None:
         found = words.finish()
         assert found.text == wanted.text
         assert found.score == pytest.approx(wanted.score, abs=1e-3)
+
+
+def test_streams_of_an_onnx_network(folder: Path) -> None:
+    streaming_file(folder / "model.onnx", {"T": "4", "decode_chunk_len": "4", "subsampling_factor": "4"})
+    made = bundle_with_acoustic_model(f"onnx:{folder}", lexicon=lexicon_of_letters(), graph_folder=folder)
+    recognizer = Recognizer(made, decoder="token-passing", options={"word_insertion_penalty": 8.0})
+    waveform = noise(1.0)
+    (whole,) = recognizer(waveform)
+    assert whole.words
+    for size in (700, 16000):
+        results = list(recognize_stream(recognizer, waveform.split(size)))
+        assert results[-1].is_final
+        assert results[-1].text == whole.text
+        assert results[-1].total == pytest.approx(whole.total, abs=1e-2)
+    with pytest.raises(AsrError, match=r"left_seconds is for windows; onnx:.* keeps states"):
+        StreamingRecognizer(recognizer, StreamingOptions(left_seconds=2.0))
+
+
+def lexicon_of_letters() -> Lexicon:
+    return Lexicon({word: [(*word.lower(), "|")] for word in ("A", "BC", "CAB")})
 
 
 def test_bad_onnx_is_told(folder: Path) -> None:

@@ -48,6 +48,14 @@ class ExternalModel(ABC):
     def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         """(N, L) float in [-1, 1] at `sampling_rate` and (N,) -> log-probabilities (N, T, C) and frames (N,) int64."""
 
+    def stream(self) -> StreamingModel:
+        """A new utterance in chunks.
+
+        Raises:
+            AsrError: the network reads whole utterances.
+        """
+        raise AsrError(f"{self.name}: this network has no states and reads whole utterances; it cannot stream.")
+
     def __call__(self, waveform: Tensor | Sequence[Tensor], sampling_rate: int | None = None) -> tuple[Tensor, Tensor]:
         """Log-probabilities of one utterance or several.
 

@@ -6,6 +6,7 @@ What a file expects is read from the names of its inputs and from its metadata:
 | --- | --- |
 | `x`, `x_lens` (or `speech`, `feats`, ...) | filterbanks (N, T, F) as icefall makes them, and frames |
 | `audio_signal`, `length` | filterbanks (N, F, T) as NeMo makes them, normalized as `normalize_type` says, and frames |
+| the same and `fbank` in the metadata | filterbanks of those settings: an export of this program |
 | `input_values`, `waveform`, `audio` | samples (N, L) |
 | `x` and states | chunks of `T` frames, the next one `decode_chunk_len` frames later: a streaming network |
 
@@ -14,6 +15,7 @@ Shapes: N utterances, L samples, T frames, F features, C tokens.
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -42,7 +44,7 @@ class OnnxModel(ExternalModel):
     Args:
         path: the file.
         tokens: its output symbols: a list or a file; None for `tokens.txt` beside it.
-        num_threads: of onnxruntime; 0 leaves it to that.
+        num_threads: of onnxruntime; None takes as many as torch does.
         frame_shift: in seconds; None goes by the metadata `subsampling_factor`, or what comes out of ten seconds.
         blank: as of `CTCTokens`.
 
@@ -55,17 +57,19 @@ class OnnxModel(ExternalModel):
         self,
         path: str | Path,
         tokens: Any = None,
-        num_threads: int = 0,
+        num_threads: int | None = None,
         frame_shift: float | None = None,
         blank: int | str | None = None,
     ) -> None:
+        # For copies and other processes, which open the file again.
+        self._arguments = (path, tokens, num_threads, frame_shift, blank)
         path = Path(path)
         self.name = f"onnx:{path}"
         runtime = package("onnxruntime", self.name)
         if not path.is_file():
             raise AsrError(f"{self.name}: there is no such file.")
         options = runtime.SessionOptions()
-        options.intra_op_num_threads = num_threads
+        options.intra_op_num_threads = torch.get_num_threads() if num_threads is None else num_threads
         options.log_severity_level = 3
         try:
             self._session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -76,12 +80,15 @@ class OnnxModel(ExternalModel):
         self.metadata: dict[str, str] = dict(self._session.get_modelmeta().custom_metadata_map)
         self._inputs = {each.name: each for each in self._session.get_inputs()}
         self._outputs = [each.name for each in self._session.get_outputs()]
-        self.tokens = CTCTokens(_tokens_beside(path, tokens, self.name), blank=blank)
+        self.tokens = self._own_tokens(path, tokens, blank)
         self.sampling_rate = int(self.metadata.get("sample_rate", _DEFAULT_SAMPLING_RATE))
         self._signal, self._length, self._states = self._sorted_inputs()
         self._kind = _input_kind(self._signal, len(self._inputs[self._signal].shape), self.name)
         self._features = self._feature_extractor()
         self.frame_shift = frame_shift if frame_shift is not None else self._shift()
+
+    def __reduce__(self) -> tuple[type[OnnxModel], tuple[Any, ...]]:
+        return OnnxModel, self._arguments
 
     @property
     def is_streaming(self) -> bool:
@@ -107,15 +114,9 @@ class OnnxModel(ExternalModel):
         longest = signal.shape[2] if self._kind == "transposed" else signal.shape[1]
         return log_prob, frames_by_share(lengths, longest, log_prob.shape[1])
 
-    def stream(self) -> OnnxStream:
-        """A new utterance in chunks.
-
-        Raises:
-            AsrError: the network reads whole utterances.
-        """
-        if not self.is_streaming:
-            raise AsrError(f"{self.name}: this network has no states and reads whole utterances; it cannot stream.")
-        return OnnxStream(self)
+    def stream(self) -> StreamingModel:
+        """As `ExternalModel.stream`."""
+        return OnnxStream(self) if self.is_streaming else super().stream()
 
     def initial_states(self) -> dict[str, Any]:
         """Zeros for every state."""
@@ -155,6 +156,19 @@ class OnnxModel(ExternalModel):
             raise AsrError(f"{self.name}: onnxruntime cannot run it ({str(error).splitlines()[0]}).") from error
         return outputs
 
+    def _own_tokens(self, path: Path, tokens: Any, blank: int | str | None) -> CTCTokens:
+        """Those given, or of its metadata, or of `tokens.txt` beside the file."""
+        if isinstance(tokens, CTCTokens):
+            return tokens
+        beside = path.with_name("tokens.txt")
+        if tokens is None and "tokens" in self.metadata:
+            tokens = self.metadata["tokens"].split("\n")
+        elif tokens is None and beside.is_file():
+            tokens = beside
+        if tokens is None:
+            raise AsrError(f"{self.name}: its tokens are not told; put tokens.txt beside it, or give tokens=.")
+        return CTCTokens(tokens, blank=blank)
+
     def _sorted_inputs(self) -> tuple[str, str | None, list[str]]:
         names = list(self._inputs)
         length = next((name for name in names if name in _LENGTH_INPUTS), None)
@@ -172,6 +186,8 @@ class OnnxModel(ExternalModel):
     def _feature_extractor(self) -> Any:
         if self._kind == "waveform":
             return None
+        if "fbank" in self.metadata:
+            return self._own_fbank()
         axis = 1 if self._kind == "transposed" else 2
         size = self._inputs[self._signal].shape[axis]
         num_mel_bins = size if isinstance(size, int) and size > 0 else int(self.metadata.get("feat_dim", 80))
@@ -185,7 +201,16 @@ class OnnxModel(ExternalModel):
         features, lengths = self._features(waveform, num_samples)
         if self._kind == "transposed":
             return features.transpose(1, 2).contiguous(), lengths
-        return in_unit_range(features), lengths
+        return features if "fbank" in self.metadata else in_unit_range(features), lengths
+
+    def _own_fbank(self) -> Fbank:
+        """That of a network of this program, with its settings."""
+        try:
+            return Fbank(**json.loads(self.metadata["fbank"]))
+        except (ValueError, TypeError) as error:
+            raise AsrError(
+                f"{self.name}: its metadata do not describe a filterbank ({error}); export it again."
+            ) from error
 
     def _shift(self) -> float:
         if self.is_streaming or "subsampling_factor" in self.metadata:
@@ -265,12 +290,3 @@ def _input_kind(name: str, num_dims: int, model: str) -> str:
         f"{model}: its input {name!r} has {num_dims} dimensions and is neither features (N, T, F) nor samples, which "
         f"are called {', '.join(_WAVEFORM_INPUTS)}."
     )
-
-
-def _tokens_beside(path: Path, tokens: Any, name: str) -> Any:
-    if tokens is not None:
-        return tokens
-    beside = path.with_name("tokens.txt")
-    if not beside.is_file():
-        raise AsrError(f"{name}: its tokens are not told; put tokens.txt beside it, or give tokens=.")
-    return beside

@@ -1,0 +1,140 @@
+"""Bundles with an acoustic model from elsewhere: its tokens, anybody's language models, and one graph of both."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from asr.bundle import Bundle
+from asr.ctc.config import CTCDecodingConfig
+from asr.ctc.graphs import compile_graph, read_lexicon, spelled_lexicon
+from asr.ctc.word_models import listed_words, read_ngram, uniform_ngram
+from asr.errors import AsrError
+from asr.lm.ngram.model import NgramLM
+from asr.models.external.base import ExternalModel, load_acoustic_model
+from asr.models.external.network import ExternalNetwork, Samples
+from asr.serialization import ModelSpec, fingerprint_of
+from asr.text.ctc_tokens import CTCTokens
+from asr.text.lexicon import Lexicon
+
+_MOST_NGRAMS = 300_000
+
+
+def graph_cache() -> Path:
+    """Where the graphs of acoustic models from elsewhere are kept between processes."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "asr" / "graphs"
+
+
+def bundle_with_acoustic_model(
+    acoustic_model: str | ExternalModel,
+    bundle: Bundle | None = None,
+    ngram: str | Path | NgramLM | None = None,
+    lexicon: str | Path | Lexicon | None = None,
+    progress: Callable[[str], None] = lambda step: None,
+    graph_folder: str | Path | None = None,
+) -> Bundle:
+    """A recognizer of an acoustic model from elsewhere and language models of words.
+
+    Where the acoustic model has the tokens of the bundle, as one that was exported from it, the bundle's graph is taken
+    and its decoding options hold. Otherwise a graph is compiled, which takes a quarter of a minute for 64,000 words of
+    letters, and kept in a folder; the options are those of `CTCDecodingConfig`.
+
+    Args:
+        acoustic_model: the network, or its name `KIND:NAME` (see `asr.models.external.base.KINDS`).
+        bundle: gives the language models, and the lexicon for a network of phones.
+        ngram: n-gram model of words in the place of the bundle's: ARPA text or our binary, of any size. What the graph
+            cannot hold becomes the bundle's large model.
+        lexicon: how words are written in the network's tokens; letters and word pieces need none.
+        progress: called with the name of each step of compiling.
+        graph_folder: where compiled graphs are kept; None for `graph_cache`.
+
+    Raises:
+        AsrError: the network or a file cannot be read, there are no words, phones have no lexicon, or words cannot be
+            written in the tokens.
+    """
+    model = load_acoustic_model(acoustic_model) if isinstance(acoustic_model, str) else acoustic_model
+    tokens = model.tokens
+    samples = {"sampling_rate": model.sampling_rate}
+    parts: dict[str, Any] = {
+        "features": ModelSpec("Samples", samples, Samples(**samples).eval()),
+        "acoustic_model": ExternalNetwork.of(model),
+        "fingerprint": " ".join(
+            [bundle.fingerprint if bundle is not None else "", model.name, *map(_fingerprint, (ngram, lexicon))]
+        )
+        + _fingerprint(model.name.partition(":")[2]),
+    }
+    if bundle is not None and ngram is None and lexicon is None and tokens.table.tokens == bundle.graph.tokens.tokens:
+        return replace(bundle, **parts)
+    words = _word_model(bundle, ngram)
+    spellings = _spellings(tokens, bundle, lexicon, words)
+    if words is None:
+        words = uniform_ngram(list(spellings.pronunciations))
+    keeps_all = bundle is not None and words is bundle.small_ngram
+    most = len(words.arrays.label) if keeps_all else _MOST_NGRAMS
+    folder = graph_cache() if graph_folder is None else graph_folder
+    compiled = compile_graph(tokens, spellings, words, most, progress=progress, folder=folder)
+    small = compiled.ngram
+    large = bundle.large_ngram if bundle is not None and ngram is None else None
+    if small.num_arcs != words.num_arcs or small.vocabulary != words.vocabulary:
+        large = large or words
+    return Bundle(
+        name=model.name,
+        graph=compiled.graph,
+        small_ngram=small,
+        large_ngram=large,
+        rnn_lm=None if bundle is None else bundle.rnn_lm,
+        lexicon=compiled.lexicon,
+        decoding=_decoding(bundle),
+        **parts,
+    )
+
+
+def _word_model(bundle: Bundle | None, ngram: str | Path | NgramLM | None) -> NgramLM | None:
+    """What the graph is made of; None where a lexicon's words are all that is known."""
+    if ngram is not None:
+        return read_ngram(ngram)
+    if bundle is None:
+        return None
+    words = bundle.small_ngram or bundle.large_ngram
+    if words is None:
+        raise AsrError(f"bundle {bundle.name}: it has no n-gram model to make a graph of; give one (ngram, --ngram).")
+    return words
+
+
+def _spellings(
+    tokens: CTCTokens, bundle: Bundle | None, lexicon: str | Path | Lexicon | None, words: NgramLM | None
+) -> Lexicon:
+    """The words of the n-gram model, or of the lexicon where there is none, in the network's tokens."""
+    if lexicon is None and tokens.kind == "phones" and bundle is not None:
+        lexicon = bundle.lexicon
+    if lexicon is not None:
+        given = read_lexicon(lexicon, tokens)
+        return given if words is None else given.restricted_to(listed_words(words))[0]
+    if tokens.kind == "phones":
+        raise AsrError(
+            f"{tokens.name}: the acoustic model's tokens are phones; give a lexicon that says how words sound "
+            "(lexicon, --lexicon)."
+        )
+    if words is None:
+        raise AsrError(
+            "an acoustic model from elsewhere has no words of its own; give an n-gram model (ngram, --ngram), a "
+            "lexicon or a bundle."
+        )
+    return spelled_lexicon(listed_words(words), tokens)[0]
+
+
+def _decoding(bundle: Bundle | None) -> dict[str, dict[str, Any]]:
+    """The usual options of CTC networks, of which nobody knows what to tune; the weights of language models stay."""
+    usual = asdict(CTCDecodingConfig().options())
+    tuned = {} if bundle is None else bundle.decoding.get("interpolated", {})
+    weight = {"rnn_weight": tuned["rnn_weight"]} if "rnn_weight" in tuned else {}
+    return {"ngram": usual, "interpolated": {**usual, **weight}}
+
+
+def _fingerprint(source: Any) -> str:
+    if isinstance(source, (str, Path)) and Path(source).exists():
+        return fingerprint_of(Path(source))
+    return str(source) if source is not None else ""

@@ -1,0 +1,71 @@
+"""Models that score one word after one state, as KenLM's and torchaudio's do, as language models of the search.
+
+Shapes: N streams, Q queries.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asr.lm.interface import LanguageModel
+from asr.text.symbols import Vocabulary
+
+
+class StatefulModel(LanguageModel):
+    """A model of which each (state, word) is asked once: contexts number the states met so far, 0 the first.
+
+    Several times slower than models that answer in batches. Several threads may ask.
+
+    Args:
+        vocabulary: the words that `word_id` numbers.
+        first: the state before the first word.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, first: Any) -> None:
+        self._vocabulary = vocabulary
+        self._states: list[Any] = [first]
+        self._edges: dict[tuple[int, int], tuple[float, int]] = {}
+        self._lock = threading.Lock()
+
+    @abstractmethod
+    def after(self, state: Any, word_id: int) -> tuple[float, Any]:
+        """The word's score, natural log, and the state behind it."""
+
+    @abstractmethod
+    def at_end(self, state: Any) -> float:
+        """The score of ending there, natural log."""
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The words that `word_id` numbers."""
+        return self._vocabulary
+
+    def start(self, num_streams: int) -> Tensor:
+        """The first state, (num_streams,)."""
+        return torch.zeros(num_streams, dtype=torch.int64)
+
+    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        """log P(word | history) and the next context, (Q,) each."""
+        with self._lock:
+            answers = [self._edge(*query) for query in zip(context_idx.tolist(), word_id.tolist(), strict=True)]
+        log_prob = torch.tensor([score for score, _ in answers], dtype=torch.float32)
+        return log_prob, torch.tensor([state for _, state in answers], dtype=torch.int64)
+
+    def final(self, context_idx: Tensor) -> Tensor:
+        """log P(</s> | history), (Q,)."""
+        with self._lock:
+            scores = [self.at_end(self._states[idx]) for idx in context_idx.tolist()]
+        return torch.tensor(scores, dtype=torch.float32)
+
+    def _edge(self, context_idx: int, word_id: int) -> tuple[float, int]:
+        known = self._edges.get((context_idx, word_id))
+        if known is None:
+            score, state = self.after(self._states[context_idx], word_id)
+            known = self._edges[context_idx, word_id] = float(score), len(self._states)
+            self._states.append(state)
+        return known

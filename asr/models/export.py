@@ -1,0 +1,154 @@
+"""Acoustic models as ONNX and TorchScript files, which need none of this program's code.
+
+A file reads filterbanks: features (N, T, F) float32 and num_frames (N,) int64 in, natural log-probabilities (N, T', C)
+and their frames (N,) out; the normalization of utterances is inside. Inputs and outputs of ONNX files have the names
+that icefall gives them. Tokens and the settings of the filterbank are in the file, so that `onnx:` and `torchscript:`
+of `asr.models.external` need nothing beside it.
+
+Shapes: N utterances, T frames, F features, T' frames of output, C tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asr.audio.cmvn import UtteranceCmvn
+from asr.bundle import Bundle
+from asr.errors import AsrError
+from asr.models.external import torchscript
+from asr.models.external.network import ExternalNetwork
+from asr.serialization import atomic_path
+from asr.text.ctc_tokens import CTCTokens
+
+FORMATS = ("onnx", "torchscript")
+_OPSET = 14
+# Of the recordings that the network is traced with: the longer one has a pause for the normalization to find.
+_FRAMES = (240, 97)
+
+
+def export_acoustic_model(bundle: Bundle, path: str | Path, form: str) -> None:
+    """Writes the acoustic model of a bundle.
+
+    Args:
+        bundle: of this program's own networks.
+        path: the file.
+        form: one of `FORMATS`.
+
+    Raises:
+        AsrError: there is no such format, the network is from elsewhere, or the file cannot be written.
+    """
+    if form not in FORMATS:
+        raise AsrError(f"there is no format {form!r} to export to; there are {', '.join(FORMATS)}.")
+    if isinstance(bundle.acoustic_model.network, ExternalNetwork):
+        raise AsrError(
+            f"bundle {bundle.name}: its acoustic model is from elsewhere already; there is nothing to export."
+        )
+    network = _traceable(bundle.acoustic_model.network)
+    features: Any = bundle.features.network
+    factor: Any = network.subsampling_factor
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(2, max(_FRAMES), features.feature_dim, generator=generator), torch.tensor(_FRAMES)
+    # Frames of noise do not count in the normalization.
+    inputs[0][0, 60:200] -= 20.0
+    tokens = list(bundle.graph.tokens.tokens)
+    with atomic_path(Path(path)) as partial, warnings.catch_warnings():
+        # Of sizes that become constants: those of the network are constant.
+        warnings.simplefilter("ignore")
+        if form == "torchscript":
+            traced: Any = torch.jit.trace(network, inputs, check_trace=False)
+            torchscript.save(
+                traced,
+                partial,
+                CTCTokens(tokens),
+                sampling_rate=features.sampling_rate,
+                frame_shift=factor * features.frame_shift / features.sampling_rate,
+                input="fbank",
+                fbank=features.arguments,
+            )
+        else:
+            _export_onnx(network, inputs, partial)
+            _add_metadata(
+                partial,
+                {
+                    "model_type": type(bundle.acoustic_model.network).__name__,
+                    "subsampling_factor": str(factor),
+                    "sample_rate": str(features.sampling_rate),
+                    "vocab_size": str(len(tokens)),
+                    "tokens": "\n".join(tokens),
+                    "fbank": json.dumps(features.arguments),
+                },
+            )
+
+
+class TraceableCmvn(UtteranceCmvn):
+    """`UtteranceCmvn` without a branch that depends on the number of frames, which a trace would fix."""
+
+    def _counted(self, features: Tensor, inside: Tensor) -> Tensor:
+        """As that of the class."""
+        is_short = features.shape[1] <= 2 * self.pause_margin
+        # Enough frames for every rank, none of them an utterance's.
+        longer = F.pad(features, (0, 0, 0, 2 * self.pause_margin))
+        is_frame = F.pad(inside, (0, 2 * self.pause_margin))
+        counted = super()._counted(longer, is_frame)[:, : features.shape[1]]
+        return inside & (counted | is_short)
+
+
+def _traceable(network: nn.Module) -> nn.Module:
+    """A copy of a network whose trace holds for any number of utterances and frames."""
+    network = copy.deepcopy(network).cpu().eval().requires_grad_(False)
+    for module in list(network.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, UtteranceCmvn):
+                setattr(module, name, TraceableCmvn(child.normalize_variance, child.pause_margin))
+    return network
+
+
+def _export_onnx(network: nn.Module, inputs: tuple[Tensor, Tensor], path: Path) -> None:
+    # The newer exporter of torch 2 needs another package.
+    legacy = {} if torch.__version__.startswith("1.") else {"dynamo": False}
+    export: Any = torch.onnx.export
+    export(
+        network,
+        inputs,
+        str(path),
+        opset_version=_OPSET,
+        input_names=["x", "x_lens"],
+        output_names=["log_probs", "log_probs_len"],
+        dynamic_axes={
+            "x": {0: "N", 1: "T"},
+            "x_lens": {0: "N"},
+            "log_probs": {0: "N", 1: "T'"},
+            "log_probs_len": {0: "N"},
+        },
+        **legacy,
+    )
+
+
+def _add_metadata(path: Path, metadata: dict[str, str]) -> None:
+    """Adds `metadata_props` to an ONNX file: a repeated field of a protocol buffer may be continued at its end."""
+    with path.open("ab") as stream:
+        for key, value in metadata.items():
+            entry = _field(1, key.encode()) + _field(2, value.encode())
+            stream.write(_field(14, entry))
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """A field of bytes of a protocol buffer."""
+    return bytes([number << 3 | 2]) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    groups = []
+    while True:
+        groups.append(value & 0x7F | (0x80 if value > 0x7F else 0))
+        value >>= 7
+        if not value:
+            return bytes(groups)

@@ -1,0 +1,159 @@
+"""Networks from elsewhere in the place of an acoustic model of this program: samples in, log-probabilities out.
+
+Shapes: N utterances, L samples, T frames of output, C tokens.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from asr.errors import AsrError
+from asr.graph.boundary import with_last_boundary
+from asr.models.external.base import ExternalModel, load_acoustic_model
+from asr.serialization import ModelSpec, OwnFormat
+from asr.text.ctc_tokens import CTCTokens
+
+# Convolutions over samples need some hundreds of them; shorter recordings are filled up with silence.
+_FEWEST_SECONDS = 0.1
+
+_ONNX = "onnx:"
+
+
+class Samples(nn.Module):
+    """The samples in the place of features, for networks that compute features themselves.
+
+    Args:
+        sampling_rate: in Hz.
+    """
+
+    window: Tensor
+    frame_shift = frame_length = feature_dim = 1
+
+    def __init__(self, sampling_rate: int) -> None:
+        super().__init__()
+        self.sampling_rate = sampling_rate
+        self.register_buffer("window", torch.ones(1), persistent=False)
+
+    def num_frames(self, num_samples: Tensor) -> Tensor:
+        """As `asr.audio.fbank.Fbank.num_frames`: a frame a sample."""
+        return num_samples
+
+    def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
+        """waveform (N, L) in [-1, 1], num_samples (N,) -> (N, L, 1) float32 and num_samples."""
+        return waveform.float().unsqueeze(2), num_samples
+
+
+class ExternalNetwork(nn.Module, OwnFormat):
+    """An `ExternalModel` as an `asr.models.interface.AcousticNetwork`; its features are those of `Samples`.
+
+    The blank becomes token 0. Where letters have a boundary between words, one more frame ends the last word. The
+    arguments are the fields of a bundle's description, and `of` makes them from a model.
+
+    Args:
+        source: `KIND:NAME` as of `load_acoustic_model`; `onnx:` alone where a bundle holds the file.
+        tokens: arguments of `CTCTokens`.
+        sampling_rate: in Hz.
+        frame_shift: seconds from one frame of output to the next.
+    """
+
+    num_features = 1
+
+    def __init__(self, source: str, tokens: dict[str, Any], sampling_rate: int, frame_shift: float) -> None:
+        super().__init__()
+        self.source = source
+        self.tokens = CTCTokens(**tokens)
+        self.frame_shift = frame_shift
+        self.num_tokens = len(self.tokens)
+        self.subsampling_factor = max(1, round(frame_shift * sampling_rate))
+        self._fewest_samples = int(_FEWEST_SECONDS * sampling_rate)
+        # Says where the network is, also for those that are none of torch's.
+        self.place = nn.Parameter(torch.zeros(0), requires_grad=False)
+        self._model: ExternalModel | None = None
+
+    @classmethod
+    def of(cls, model: ExternalModel) -> ModelSpec:
+        """A model with the description from which a bundle builds it again."""
+        arguments: dict[str, Any] = {
+            "source": _ONNX if model.name.startswith(_ONNX) else model.name,
+            "tokens": {
+                "symbols": list(model.tokens.symbols),
+                "blank": model.tokens.blank_id,
+                "word_boundary": model.tokens.word_boundary or "",
+                "kind": model.tokens.kind,
+            },
+            "sampling_rate": model.sampling_rate,
+            "frame_shift": model.frame_shift,
+        }
+        network = cls(**arguments)
+        network._use(model)
+        return ModelSpec("External", arguments, network.eval())
+
+    @property
+    def model(self) -> ExternalModel:
+        """The network itself."""
+        assert self._model is not None
+        return self._model
+
+    @property
+    def file_suffix(self) -> str | None:
+        """As of `OwnFormat`: only ONNX files go into a bundle."""
+        return ".onnx" if self.source == _ONNX else None
+
+    def load_file(self, path: Path | None) -> None:
+        """As of `OwnFormat`."""
+        self._use(load_acoustic_model(self.source) if path is None else self._read(path))
+
+    def save_file(self, path: Path | None) -> None:
+        """As of `OwnFormat`."""
+        name = self.model.name
+        kind, _, place = name.partition(":")
+        if path is not None:
+            shutil.copyfile(place, path)
+            self._read(path)  # misses weights that are in further files
+        elif kind == "torchscript":
+            raise AsrError(f"{name}: a bundle holds no programs, which TorchScript files are; export it to ONNX.")
+        elif kind not in ("torchaudio", "transformers") or Path(place).is_dir():
+            raise AsrError(
+                f"{name}: a bundle can hold an ONNX file, or name a pipeline of torchaudio or a model of the hub of "
+                "transformers, but not this; export it to ONNX."
+            )
+
+    def forward(self, features: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
+        """Samples (N, L, 1), their numbers (N,) -> natural log-probabilities (N, T, C) float32, blank first, (N,)."""
+        model = self.model
+        waveform = features.squeeze(2).cpu()
+        waveform = nn.functional.pad(waveform, (0, max(0, self._fewest_samples - waveform.shape[1])))
+        log_prob, num_outputs = model.forward(waveform, num_frames.cpu().clamp(min=self._fewest_samples))
+        log_prob = self.blank_first(model.checked(log_prob).to(features.device))
+        return with_last_boundary(log_prob, num_outputs.to(num_frames), self.tokens.boundary_id)
+
+    def blank_first(self, log_prob: Tensor) -> Tensor:
+        """The network's columns (..., C) as the decoding graph numbers them."""
+        if self.tokens.is_identity:
+            return log_prob
+        return log_prob.index_select(-1, torch.tensor(self.tokens.columns, device=log_prob.device))
+
+    def forward_all_layers(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
+        """As the call, in a list."""
+        log_prob, num_outputs = self(features, num_frames)
+        return [log_prob], num_outputs
+
+    def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
+        """As `forward_all_layers`: networks from elsewhere normalize their features themselves."""
+        return self.forward_all_layers(features, num_frames)
+
+    def _read(self, path: Path) -> ExternalModel:
+        return load_acoustic_model(f"{_ONNX}{path}", tokens=self.tokens, frame_shift=self.frame_shift)
+
+    def _use(self, model: ExternalModel) -> None:
+        if model.tokens.symbols != self.tokens.symbols:
+            raise AsrError(f"{model.name}: the network has other tokens than the bundle was made for; make it again.")
+        self._model = model
+        network = getattr(model, "network", None)
+        if isinstance(network, nn.Module):
+            self.network = network  # goes to the device with this module

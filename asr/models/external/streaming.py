@@ -1,0 +1,91 @@
+"""Streams through networks with states: what `asr.streaming` asks of windows, answered by networks that need none.
+
+Shapes: L samples, T frames of output, C tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from asr.graph.boundary import with_last_boundary
+from asr.models.external.network import ExternalNetwork
+
+
+class StateStream:
+    """One stream: the samples that the network has not read yet, and the network's states.
+
+    Args:
+        network: what reads them.
+        device: where log-probabilities go.
+    """
+
+    def __init__(self, network: ExternalNetwork, device: torch.device) -> None:
+        self._network = network
+        self._model = network.model.stream()
+        self._device = device
+        self._held: list[Tensor] = []
+        self._is_closed = False
+        self._is_done = False
+        self._num_outputs = 0
+
+    def push(self, features: Tensor) -> None:
+        """Adds samples (L, 1)."""
+        if len(features):
+            self._held.append(features.squeeze(1).cpu())
+
+    def close(self) -> None:
+        """No more samples will come."""
+        self._is_closed = True
+
+    @property
+    def num_outputs(self) -> int:
+        """Frames of output so far."""
+        return self._num_outputs
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is something to read."""
+        return bool(self._held) or (self._is_closed and not self._is_done)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all of a closed stream has been read."""
+        return self._is_done
+
+    def read(self) -> Tensor:
+        """Reads all samples so far -> log-probabilities (T, C) of the frames that they complete, the blank first."""
+        samples = torch.cat(self._held) if self._held else torch.zeros(0)
+        self._held = []
+        log_prob = self._network.blank_first(self._model.accept(samples, is_last=self._is_closed))
+        self._num_outputs += len(log_prob)
+        self._is_done = self._is_closed
+        if self._is_done:
+            boundary = self._network.tokens.boundary_id
+            log_prob = with_last_boundary(log_prob[None], torch.tensor([len(log_prob)]), boundary)[0][0]
+        return log_prob.to(self._device)
+
+
+class StateEncoder:
+    """Runs streams through a network with states, in the place of `asr.streaming.ChunkedEncoder`.
+
+    Args:
+        network: a streaming one.
+
+    Raises:
+        AsrError: it reads whole utterances.
+    """
+
+    def __init__(self, network: ExternalNetwork) -> None:
+        self._network = network
+        network.model.stream()
+
+    def open(self, device: torch.device) -> StateStream:
+        """A new stream."""
+        return StateStream(self._network, device)
+
+    def step(self, streams: Sequence[StateStream]) -> list[Tensor]:
+        """log_prob (T, C) of the next frames of each stream; all must be ready."""
+        return [stream.read() for stream in streams]

@@ -1,0 +1,221 @@
+"""Acoustic models from elsewhere in the recognizer, in bundles and on the command line."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import soundfile
+import torch
+from torch import Tensor, nn
+
+import asr
+from asr.bundle import Bundle
+from asr.cli.main import main
+from asr.ctc.bundles import bundle_with_acoustic_model
+from asr.errors import AsrError
+from asr.models.external import CallableModel
+from asr.models.external.torchscript import save
+from asr.recognizer import Recognizer
+from asr.text.ctc_tokens import CTCTokens
+from tests.tiny_bundle import PITCH, PRONUNCIATIONS, RATE, tones
+
+PHONES = sorted(PITCH)
+# Each letter of these words has the pitch of a phone of `tests.tiny_bundle`, so that letters can be heard, too.
+LETTER_OF = {"P": "a", "T": "b", "K": "c", "S": "d"}
+SPELLED = {word: "".join(LETTER_OF[phone] for phone in ways[0]) for word, ways in PRONUNCIATIONS.items()}
+SHIFT = 320
+
+
+class Pitches(nn.Module):
+    """Hears which tone sounds in each 20 ms: log-probabilities of blank, tones and, if asked for, a word boundary."""
+
+    def __init__(self, order: list[int], has_boundary: bool) -> None:
+        super().__init__()
+        time = torch.arange(SHIFT) / RATE
+        pitch = torch.tensor([PITCH[phone] for phone in PHONES])
+        angle = 2 * torch.pi * pitch[:, None] * time
+        self.register_buffer("waves", torch.cat([angle.sin(), angle.cos()]))
+        self.order = order
+        self.has_boundary = has_boundary
+
+    def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
+        num_frames = waveform.shape[1] // 320
+        frames = waveform[:, : num_frames * 320].reshape(waveform.shape[0], num_frames, 320)
+        parts = (frames @ self.waves.t()) ** 2
+        power = (parts[:, :, :4] + parts[:, :, 4:]).sqrt()
+        silence = torch.full_like(power[:, :, :1], 8.0)
+        heard = [silence, power]
+        if self.has_boundary:
+            # Sure of it half of the time: silence is blank or boundary.
+            heard.append(silence - 0.5)
+        return torch.cat(heard, dim=2)[:, :, self.order].log_softmax(2), torch.div(
+            num_samples, 320, rounding_mode="floor"
+        )
+
+
+def phone_model() -> CallableModel:
+    """Phones, the blank last."""
+    network = Pitches([1, 2, 3, 4, 0], has_boundary=False)
+    return CallableModel(network, CTCTokens([*PHONES, "<blk>"], kind="phones"), RATE, SHIFT / RATE, "phones")
+
+
+def letter_model() -> CallableModel:
+    symbols = ["<blk>", *(LETTER_OF[phone] for phone in PHONES), "|"]
+    return CallableModel(Pitches([0, 1, 2, 3, 4, 5], has_boundary=True), symbols, RATE, SHIFT / RATE, "letters")
+
+
+def scripted(path: Path) -> str:
+    model: Any = phone_model()
+    metadata = {"sampling_rate": RATE, "frame_shift": SHIFT / RATE}
+    save(torch.jit.script(model._function), path, model.tokens, **metadata)
+    return f"torchscript:{path}"
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_bundle_folder: Path) -> Bundle:
+    return Bundle.load(tiny_bundle_folder)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "asr" / "graphs"
+
+
+def test_a_network_of_the_bundles_tokens_takes_its_graph(bundle: Bundle, cache: Path) -> None:
+    recognizer = Recognizer(bundle, acoustic_model=phone_model(), decoder="token-passing")
+    assert recognizer.bundle.graph is bundle.graph
+    assert not cache.exists()
+    (result,) = recognizer(tones(["PAT", "TO", "KIT"]))
+    assert result.text == "PAT TO KIT"
+    assert result.words[0].start == pytest.approx(0.1, abs=0.03)
+    # Recordings shorter than the network's window, other rates, lists, copies.
+    assert [each.text for each in recognizer([torch.zeros(20), tones(["SICK"])])] == ["", "SICK"]
+    assert recognizer(tones(["SKIP"], rate=8000), sampling_rate=8000)[0].text in ("SKIP", "SKIP TO")
+    assert copy.deepcopy(recognizer)(tones(["SICK"]))[0].text == "SICK"
+    assert recognizer.bundle.fingerprint != bundle.fingerprint
+
+
+def test_other_tokens_get_a_graph_which_is_kept(bundle: Bundle, cache: Path, tmp_path: Path) -> None:
+    lexicon = tmp_path / "lexicon.txt"
+    lexicon.write_text("".join(f"{word} {' '.join(spelled)} |\n" for word, spelled in SPELLED.items()))
+    steps: list[str] = []
+    made = bundle_with_acoustic_model(letter_model(), bundle, lexicon=lexicon, progress=steps.append)
+    assert "composition" in steps
+    assert made.large_ngram is bundle.large_ngram and made.rnn_lm is bundle.rnn_lm
+    recognizer = Recognizer(made, "large_ngram", decoder="token-passing", options={"lm_scale": 1.0, "graph_scale": 1.0})
+    for words in (["PAT", "TO", "KIT"], ["SKIP", "PAT", "TWO"]):
+        (result,) = recognizer(tones(words))
+        assert result.text == " ".join(words)
+        assert result.is_complete
+    # The boundary is part of no word.
+    first, second = result.words[:2]
+    assert first.start == pytest.approx(0.1, abs=0.03) and first.end == pytest.approx(0.46, abs=0.03)
+    assert second.start == pytest.approx(0.56, abs=0.03)
+    assert len(list(cache.glob("*.safetensors"))) == 1
+    from asr.ctc import graphs
+
+    graphs._kept_graphs.clear()
+    steps.clear()
+    again = bundle_with_acoustic_model(letter_model(), bundle, lexicon=lexicon, progress=steps.append)
+    assert steps == []
+    assert torch.equal(again.graph.token_id, made.graph.token_id)
+    assert torch.equal(again.small_ngram.arrays.score, made.small_ngram.arrays.score)  # type: ignore[union-attr]
+
+
+def test_what_is_missing_is_one_sentence(bundle: Bundle, cache: Path, tmp_path: Path) -> None:
+    lexicon = tmp_path / "lexicon.txt"
+    lexicon.write_text("PAT P T\n")
+    with pytest.raises(AsrError, match="the acoustic model's tokens are phones; give a lexicon"):
+        bundle_with_acoustic_model(phone_model(), None, bundle.small_ngram)
+    with pytest.raises(AsrError, match="has no words of its own; give an n-gram model"):
+        bundle_with_acoustic_model(letter_model())
+    with pytest.raises(AsrError, match="can be spelled in these"):
+        bundle_with_acoustic_model(letter_model(), bundle)
+    with pytest.raises(AsrError, match="symbols of its spellings are no tokens of the network"):
+        bundle_with_acoustic_model(letter_model(), bundle, lexicon=lexicon)
+    with pytest.raises(AsrError, match="is for an acoustic model from elsewhere"):
+        Recognizer.from_folder(tmp_path, ngram=tmp_path / "3gram.arpa")
+    with pytest.raises(AsrError, match="reads whole utterances; it cannot stream"):
+        asr.StreamingRecognizer(Recognizer(bundle, "ngram", acoustic_model=phone_model()))
+
+
+def test_words_of_a_lexicon_alone(cache: Path, tmp_path: Path) -> None:
+    lexicon = tmp_path / "lexicon.txt"
+    lexicon.write_text(
+        "".join(f"{word} {' '.join(ways[0])}\n" for word, ways in PRONUNCIATIONS.items() if word != "TO")
+    )
+    recognizer = asr.load(acoustic_model=scripted(tmp_path / "a.pt"), lexicon=lexicon, decoder="token-passing")
+    assert recognizer.mode == "ngram"
+    assert recognizer(tones(["PAT", "TWO", "KIT"]))[0].text == "PAT TWO KIT"
+
+
+def test_transcribe(tiny_bundle_folder: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recording = tmp_path / "a.wav"
+    soundfile.write(recording, tones(["PAT", "TO", "KIT"]).numpy(), RATE)
+    lexicon = tmp_path / "lexicon.txt"
+    lexicon.write_text("".join(f"{word} {' '.join(ways[0])}\n" for word, ways in PRONUNCIATIONS.items()))
+    name = scripted(tmp_path / "a.pt")
+    command = ["transcribe", str(recording), "--bundle", str(tiny_bundle_folder), "--acoustic-model", name, "--mode"]
+    assert main([*command, "rnn"]) == 0
+    assert capsys.readouterr().out == f"{recording}: PAT TO KIT\n"
+    for is_first in (True, False):
+        assert main([*command, "large_ngram", "--lexicon", str(lexicon), "--lm-scale", "1"]) == 0
+        out, err = capsys.readouterr()
+        assert out == f"{recording}: PAT TO KIT\n"
+        assert ("compiling a decoding graph for the acoustic model's tokens, once; it is kept in" in err) == is_first
+        from asr.ctc import graphs
+
+        graphs._kept_graphs.clear()
+    for wrong, reason in (
+        (["--stream"], "reads whole utterances; it cannot stream"),
+        (["--acoustic-model", "kaldi:x"], "is named KIND:NAME"),
+    ):
+        assert main([*command, "ngram", *wrong]) == 2
+        assert reason in capsys.readouterr().err
+    assert main(["transcribe", str(recording), "--bundle", str(tiny_bundle_folder), "--ngram", "x.arpa"]) == 2
+    assert "--ngram goes with --acoustic-model" in capsys.readouterr().err
+
+
+def test_bundles_hold_no_programs(bundle: Bundle, cache: Path, tmp_path: Path) -> None:
+    made = bundle_with_acoustic_model(scripted(tmp_path / "a.pt"), bundle)
+    with pytest.raises(AsrError, match="a bundle holds no programs"):
+        made.save(tmp_path / "out")
+    with pytest.raises(AsrError, match="a bundle can hold an ONNX file"):
+        bundle_with_acoustic_model(phone_model(), bundle).save(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_bundle_with_an_onnx_file(
+    tiny_bundle_folder: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnxruntime")
+    lexicon = tmp_path / "lexicon.txt"
+    lexicon.write_text("".join(f"{word} {' '.join(ways[0])}\n" for word, ways in PRONUNCIATIONS.items()))
+    source, out = tmp_path / "tones.onnx", tmp_path / "out"
+    assert main(["export", str(tiny_bundle_folder), "--format", "onnx", "--output", str(source)]) == 0
+    made_of = ["--acoustic-model", f"onnx:{source}", "--ngram", str(tiny_bundle_folder / "small_ngram.bin")]
+    made_of += ["--lexicon", str(lexicon), "--rnn-lm", str(tiny_bundle_folder)]
+    assert main(["bundle", str(out), *made_of]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["bundle"] == str(out)
+    source.unlink()
+    assert (out / "acoustic_model.onnx").is_file()
+    recognizer = Recognizer.from_folder(out, decoder="token-passing", options={"lm_scale": 0.2, "graph_scale": 1.0})
+    assert (recognizer.mode, recognizer.bundle.name) == ("rnn", "out")
+    assert recognizer(tones(["PAT", "TO", "KIT"]))[0].text == "PAT TO KIT"
+    assert copy.deepcopy(recognizer)(tones(["SICK"]))[0].text == "SICK"
+    for wrong, reason in (
+        (["--graph", "a.safetensors"], "--graph is not for onnx:"),
+        (["--acoustic-model", f"onnx:{source}"], "there is no such file"),
+    ):
+        assert main(["bundle", str(tmp_path / "other"), *made_of, *wrong]) == 2
+        assert reason in capsys.readouterr().err
+    manifest = json.loads((out / "bundle.json").read_text())
+    del manifest["acoustic_model"]["file"], manifest["checksum"]
+    (out / "bundle.json").write_text(json.dumps(manifest))
+    with pytest.raises(AsrError, match="'acoustic_model' lacks a valid 'file'"):
+        Bundle.load(out)
