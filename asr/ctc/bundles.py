@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from asr.ctc.config import CTCDecodingConfig
 from asr.ctc.graphs import compile_graph, read_lexicon, spelled_lexicon
 from asr.ctc.word_models import listed_words, read_ngram, uniform_ngram
 from asr.errors import AsrError
+from asr.hub import cache_folder
 from asr.lm.ngram.model import NgramLM
 from asr.models.external.base import ExternalModel, load_acoustic_model
 from asr.models.external.network import ExternalNetwork, Samples
@@ -25,7 +25,7 @@ _MOST_NGRAMS = 300_000
 
 def graph_cache() -> Path:
     """Where the graphs of acoustic models from elsewhere are kept between processes."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "asr" / "graphs"
+    return cache_folder() / "graphs"
 
 
 def bundle_with_acoustic_model(

@@ -82,8 +82,8 @@ def bundle(tiny_bundle_folder: Path) -> Bundle:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "asr" / "graphs"
+    monkeypatch.setenv("ASR_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "graphs"
 
 
 def test_a_network_of_the_bundles_tokens_takes_its_graph(bundle: Bundle, cache: Path) -> None:
