@@ -207,15 +207,15 @@ class ChunkedEncoder:
 
     Args:
         network: the acoustic model.
-        sizes: sizes of the windows. Context that the network does not see is left out.
+        sizes: sizes of the windows. Left context that the network does not see is left out; what comes after a chunk
+            also counts in the normalization, and stays.
     """
 
     def __init__(self, network: AcousticNetwork, sizes: WindowSizes) -> None:
         self._network = network
         seen: tuple[int, int] | None = getattr(network, "receptive_field", None)
         if seen is not None:
-            left, right = (-(-frames // network.subsampling_factor) for frames in seen)
-            sizes = replace(sizes, left=min(left, sizes.left), right=min(right, sizes.right))
+            sizes = replace(sizes, left=min(sizes.left, -(-seen[0] // network.subsampling_factor)))
         self.sizes = sizes
 
     def open(self, device: torch.device) -> WindowStream:
@@ -257,8 +257,8 @@ class StreamingOptions:
     Args:
         chunk_seconds: audio between two results.
         left_seconds: the maximum of audio before a chunk that the acoustic model sees.
-        right_seconds: the maximum of audio after a chunk that the acoustic model sees. A word comes out as much
-            later as the model sees, plus up to a chunk and the time of computing.
+        right_seconds: audio after a chunk that the acoustic model sees. A word comes out this much, up to a chunk, and
+            the time of computing after it was spoken.
         memory_seconds: the maximum amount of audio whose mean and variance normalize the features.
         min_feature_std: standard deviation of the log energies, averaged over bands, below which the beginning of a
             stream is taken for noise. Stationary noise has 0.8, clean speech 3 or more; 0 takes nothing for noise.
