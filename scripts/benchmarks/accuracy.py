@@ -27,15 +27,13 @@ from asr.audio.io import read_audio
 from asr.audio.resample import resample
 from asr.bundle import Bundle
 from asr.datasets.augment import add_noise
-from asr.datasets.corpora import CORPORA
 from asr.decoding.build import available_modes
 from asr.metrics import GAP, NO_ERRORS, align, count_errors
 from asr.recognizer import Recognizer
 from asr.streaming import recognize_stream
-from scripts.benchmarks.inputs import LIBRISPEECH_BUNDLE, ROOT, argument_parser, default_corpora
-from scripts.benchmarks.speech import Recording, recordings
+from scripts.benchmarks.inputs import AN4_BUNDLE, LIBRISPEECH_BUNDLE, argument_parser, default_corpora
+from scripts.benchmarks.speech import Recording, an4_recordings, recordings
 
-AN4_BUNDLE = ROOT / "checkpoints" / "an4"
 _BATCH = 16
 _NOISE_SECONDS = 60
 _PIECE = 4000
@@ -55,8 +53,8 @@ def main(argv: Sequence[str]) -> int:
     fewer = speech[::5] if args.quick and len(speech) > 5 else speech
     with torch.no_grad():
         report = {"bundle": bundle.name, "speech": name, **measure(bundle, speech, fewer, args)}
-        if args.corpora is not None and (args.corpora / "an4").is_dir() and AN4_BUNDLE.is_dir():
-            report["wer_an4"] = an4(args.corpora / "an4", args.every)
+        if (of_an4 := an4_recordings(args.corpora)[:: args.every]) and AN4_BUNDLE.is_dir():
+            report["wer_an4"] = an4(of_an4)
         print(json.dumps(report))
     return 0
 
@@ -102,10 +100,8 @@ def measure(
     return report
 
 
-def an4(folder: Path, every: int) -> float:
-    """The word error rate of the AN4 bundle's default on AN4's test part, in %."""
-    utterances = CORPORA["an4"].list_part(folder, "test").utterances[::every]
-    speech = [Recording(utterance.audio, tuple(utterance.text.split())) for utterance in utterances]
+def an4(speech: Sequence[Recording]) -> float:
+    """The word error rate of the AN4 bundle's default, in %."""
     bundle = Bundle.load(AN4_BUNDLE)
     rate = bundle.sampling_rate
     return errors("AN4 test", speech, batches(Recognizer(bundle), speech, lambda path: read_audio(path, rate), rate))[0]

@@ -1,4 +1,5 @@
-"""Frames for the benchmark of the CTC decoder: phones of the bundle's network on real speech, letters and pieces made.
+"""Frames for the benchmark of the CTC decoder: phones of AN4's network on its test part, letters and pieces
+made.
 
 No network of letters or pieces comes with the program. Their frames are simulated: each symbol of a text is a peak of
 one to three frames with blanks between, in noise that makes about every eighth symbol wrong when read greedily.
@@ -8,17 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-import soundfile
 import torch
 from torch import Tensor
 
 from asr.bundle import Bundle
 from asr.ctc import CTCTokens
-from asr.metrics import read_transcripts
-from scripts.benchmarks.inputs import ROOT
+from scripts.benchmarks.speech import Recording, frames_of
 
 LETTERS = ("-", "|", *"ABCDEFGHIJKLMNOPQRSTUVWXYZ'")
 NOISE, PEAK, NUM_PIECES = 1.6, 5.0, 500
@@ -83,31 +81,7 @@ def pieces_of(words: Sequence[str]) -> list[str]:
     return ["<blk>", *chosen[: NUM_PIECES - 1]]
 
 
-def phones(bundle: Bundle, corpora: Path | None, num_utts: int) -> CTCWorkload:
-    """Frames of the bundle's network on dev-clean-2, or on the demo's clips where there is no corpus."""
-    recordings = _recordings(corpora, num_utts)
-    frames, references = [], []
-    network, features = bundle.acoustic_model.network, bundle.features.network
-    for path, words in recordings:
-        samples, _ = soundfile.read(path, dtype="float32")
-        waveform = torch.from_numpy(samples).reshape(1, -1)
-        with torch.no_grad():
-            log_prob, num_frames = network(*features(waveform, torch.tensor([waveform.shape[1]])))
-        frames.append(log_prob[0, : int(num_frames[0])].float())
-        references.append(words)
+def phones(bundle: Bundle, speech: Sequence[Recording]) -> CTCWorkload:
+    """Frames of a bundle's CTC network of phones."""
     tokens = CTCTokens(list(bundle.graph.tokens.tokens), kind="phones")
-    return CTCWorkload("phones", tokens, frames, references)
-
-
-def _recordings(corpora: Path | None, num_utts: int) -> list[tuple[Path, list[str]]]:
-    part = None if corpora is None else corpora / "librispeech" / "LibriSpeech" / "dev-clean-2"
-    if part is None or not part.is_dir():
-        folder = ROOT / "scripts" / "demo_clips"
-        transcripts = read_transcripts(folder / "text") if (folder / "text").is_file() else {}
-        return [(folder / f"{name}.flac", list(words)) for name, words in transcripts.items()][:num_utts]
-    found = []
-    for transcript in sorted(part.glob("*/*/*.trans.txt")):
-        for name, words in read_transcripts(transcript).items():
-            found += [(path, list(words)) for path in transcript.parent.glob(f"{name}.*")]
-    step = max(1, len(found) // num_utts)
-    return found[::step][:num_utts]
+    return CTCWorkload("phones", tokens, frames_of(bundle, speech), [list(one.words) for one in speech])

@@ -16,6 +16,7 @@ from asr.text.normalize import read_text
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRISPEECH_BUNDLE = ROOT / "checkpoints" / "librispeech"
+AN4_BUNDLE = ROOT / "checkpoints" / "an4"
 _T = TypeVar("_T")
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from asr.audio.io import read_audio
 from asr.bundle import Bundle
+from asr.datasets.corpora import CORPORA
 from asr.metrics import read_transcripts
 from asr.recognizer import Recognizer
 from asr.results import StageTimes
@@ -40,6 +41,14 @@ def recordings(corpora: Path | None, num: int | None = None) -> tuple[str, list[
         for path in transcripts.parent.glob(f"{stem}.*")
     ]
     return name, found if num is None else evenly(found, num)
+
+
+def an4_recordings(corpora: Path | None) -> list[Recording]:
+    """AN4's test part; nothing where the corpus is missing."""
+    if corpora is None or not (corpora / "an4").is_dir():
+        return []
+    utterances = CORPORA["an4"].list_part(corpora / "an4", "test").utterances
+    return [Recording(utterance.audio, tuple(utterance.text.split())) for utterance in utterances]
 
 
 def frames_of(bundle: Bundle, speech: Sequence[Recording]) -> list[Tensor]:
