@@ -297,7 +297,8 @@ def test_graphs_are_kept_in_a_folder(tmp_path: Path, word_model: NgramLM, monkey
     monkeypatch.setattr(graphs, "_compiled", None)
     again = CTCDecoder(SYMBOLS, ngram=word_model, warm_up=False, graph_folder=tmp_path / "graphs")
     assert again(log_prob) == wanted
-    assert len(list((tmp_path / "graphs").iterdir())) == 1
+    # Each graph with the n-gram model inside it.
+    assert [path.suffix for path in sorted((tmp_path / "graphs").iterdir())] == [".ngram", ".safetensors"]
     monkeypatch.undo()
     CTCDecoder(SYMBOLS, ngram=word_model, words=["a", "b"], warm_up=False, graph_folder=tmp_path / "graphs")
-    assert len(list((tmp_path / "graphs").iterdir())) == 2
+    assert len(list((tmp_path / "graphs").glob("*.safetensors"))) == 2
