@@ -201,8 +201,8 @@ def recognizer_from(args: argparse.Namespace, mode: str | None = None) -> Recogn
     recognizer = recognizer.to(device_from(args.device))
     if not getattr(args, "stream", False):
         keeps_lattice = getattr(args, "nbest", 1) > 1 or getattr(args, "lattices", None) is not None
-        models = recognizer.settings.models
-        recognizer.refuse_unused(Pass(recognizer.mode, recognizer.lm_fusion, *models, keeps_lattice=keeps_lattice))
+        models, cache = recognizer.settings.models
+        recognizer.refuse_unused(Pass(recognizer.mode, recognizer.lm_fusion, models, cache, keeps_lattice))
     return recognizer
 
 
