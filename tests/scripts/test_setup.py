@@ -93,7 +93,7 @@ def test_stack_a_is_installed_once(machine: Machine) -> None:
     assert (first.returncode, first.stdout) == (0, f"{machine.checkout}/.venv/bin/python\n"), first.stderr
     pip, k2, all_else = machine.asked_of_pip()
     assert "pip==25.3" in pip and "--requirement constraints/k2.txt" in k2
-    assert "--constraint constraints/stack-a.txt --editable .[k2,graph,fast,train]" in all_else
+    assert "--constraint constraints/stack-a.txt --editable .[k2,graph,media,train]" in all_else
     assert machine.setup().stdout == first.stdout and machine.asked_of_pip() == []
     assert machine.setup("--tests").returncode == 0 and ".[all]" in machine.asked_of_pip()[-1]
     assert machine.setup().stdout == first.stdout and machine.asked_of_pip() == []
