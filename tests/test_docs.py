@@ -304,7 +304,7 @@ def _scratch(folder: Path) -> Path:
     """A folder that looks like the checkout, into which commands may write."""
     folder.mkdir()
     for entry in ROOT.iterdir():
-        if not entry.name.startswith("."):
+        if not entry.name.startswith(".") and entry.name != "asr":  # imported from the checkout, loops compiled
             (folder / entry.name).symlink_to(entry)
     launcher = folder / ".bin" / "asr"
     launcher.parent.mkdir()
