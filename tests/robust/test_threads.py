@@ -66,41 +66,39 @@ mode, folder, clips = sys.argv[1], sys.argv[2], sys.argv[3:]
 waveforms = [read_audio(clip) for clip in clips]
 recognizer = Recognizer(Bundle.load(folder), mode=mode)
 
-def run(streaming, waveform):
+def run(streaming, waveform, results):
     stream = streaming.open()
     for piece in waveform.split(8000):
         streaming.push(stream, piece)
     streaming.close(stream)
     while streaming.is_ready:
         for result in streaming.step():  # of any stream
-            results.setdefault((id(streaming), result.stream), []).append(result)
+            results.setdefault(result.stream, []).append(result)
     return stream
 
-def text(streaming, stream):
-    finals = [result for result in results[id(streaming), stream] if result.is_final]
+def text(results, stream):
+    finals = [result for result in results[stream] if result.is_final]
     return " ".join(result.text for result in sorted(finals, key=lambda result: result.begin))
 
-results = {}
 expected = []
 for waveform in waveforms:
-    streaming = StreamingRecognizer(recognizer)
-    stream = run(streaming, waveform)
-    expected.append(text(streaming, stream))
+    alone = {}
+    stream = run(StreamingRecognizer(recognizer), waveform, alone)
+    expected.append(text(alone, stream))
 assert all(expected)
-shared, streams = StreamingRecognizer(recognizer), {}
-results.clear()
+shared, streams, results = StreamingRecognizer(recognizer), {}, {}
 together = threading.Barrier(len(waveforms))
 
 def call(which):
     together.wait()
-    streams[which] = run(shared, waveforms[which])
+    streams[which] = run(shared, waveforms[which], results)
 
 threads = [threading.Thread(target=call, args=(which,)) for which in range(len(waveforms))]
 for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-found = [text(shared, streams[which]) for which in range(len(waveforms))]
+found = [text(results, streams[which]) for which in range(len(waveforms))]
 print(expected, found)
 sys.exit(found != expected)
 """
