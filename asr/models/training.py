@@ -96,7 +96,13 @@ def greedy_tokens(log_prob: Tensor, num_frames: Tensor) -> list[list[int]]:
 
 
 # The parameters of our networks that have a dimension of tokens, and which dimension that is.
-_TOKEN_DIMENSION = {"out.weight": 0, "out.bias": 0, "feedback.weight": 1}
+_TOKEN_DIMENSION = {
+    "out.weight": 0,
+    "out.bias": 0,
+    "feedback.weight": 1,
+    "branch.out.weight": 0,
+    "branch.out.bias": 0,
+}
 
 
 @torch.no_grad()

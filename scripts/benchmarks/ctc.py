@@ -3,8 +3,9 @@
     scripts/bench ctc --quick
     scripts/bench ctc --utterances 60 --kinds letters phones
 
-For letters, pieces (both simulated) and phones (AN4's bundle on its test part) each decoder's beam is swept. All
-run one utterance at a time on one thread; CPU seconds of this process are counted. The neural model is the bundle's,
+For letters, pieces and phones, all simulated, each decoder's beam is swept; with `--phones BUNDLE` the phones are those
+of that bundle's CTC network on AN4's test part. All run one utterance at a time on one thread; CPU seconds of this
+process are counted. The neural model is the bundle's,
 interpolated with the n-gram. Peers that are not installed are left out. The last line is one JSON object; for each kind
 of tokens
 
@@ -38,7 +39,7 @@ from asr.lm.ngram.model import NgramLM
 from asr.metrics import NO_ERRORS, count_errors, read_transcripts
 from asr.text.lexicon import Lexicon
 from scripts.benchmarks.ctc_workload import CTCWorkload, phones, simulated
-from scripts.benchmarks.inputs import AN4_BUNDLE, LIBRISPEECH_BUNDLE, argument_parser, cache_folder, default_corpora
+from scripts.benchmarks.inputs import LIBRISPEECH_BUNDLE, argument_parser, cache_folder, default_corpora
 from scripts.benchmarks.peers import ctc as peers
 from scripts.benchmarks.report import table
 from scripts.benchmarks.speech import an4_recordings, evenly
@@ -62,17 +63,19 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--utterances", type=int, help="of each kind (default: 40, with --quick 6)")
     parser.add_argument("--corpora", type=Path, default=default_corpora(), help="the folder that holds librispeech/")
     parser.add_argument("--no-neural", action="store_true", help="without the recurrent language model")
+    parser.add_argument(
+        "--phones", metavar="BUNDLE", help="phones: of this bundle, whose network is CTC, on AN4's test"
+    )
     parser.add_argument("--spelled", action="store_true", help="also words outside a list of the 5,000 most frequent")
     options = parser.parse_args(arguments)
     num_utts = options.utterances or (6 if options.quick else 40)
     bundle = Bundle.load(LIBRISPEECH_BUNDLE)
     results: dict[str, Any] = {}
     for kind in options.kinds:
-        if kind == "phones" and not an4_recordings(options.corpora):
-            print("phones are left out: their speech is AN4, which is not there (--corpora).", file=sys.stderr)
-            continue
-        own = Bundle.load(AN4_BUNDLE) if kind == "phones" else bundle
-        results[kind] = measure(kind, own, options.corpora, num_utts, options.quick, not options.no_neural)
+        speech = evenly(an4_recordings(options.corpora), num_utts) if kind == "phones" and options.phones else []
+        own = Bundle.load(options.phones) if speech else bundle
+        workload = phones(own, speech) if speech else simulated_workload(kind, own, options.corpora, num_utts)
+        results[kind] = measure(kind, own, workload, options.quick, not options.no_neural)
     if options.spelled:
         results["spelled"] = measure_spelled(bundle, options.corpora, num_utts)
     print(json.dumps(results))
@@ -80,7 +83,7 @@ def main(arguments: list[str]) -> int:
 
 
 def measure(
-    kind: str, bundle: Bundle, corpora: Path | None, num_utts: int, quick: bool, neural: bool
+    kind: str, bundle: Bundle, workload: CTCWorkload, quick: bool, neural: bool
 ) -> dict[str, float | int | str | None]:
     """The figures of one kind of tokens."""
     ngram = bundle.small_ngram
@@ -89,7 +92,6 @@ def measure(
     if not arpa.is_file():
         arpa.parent.mkdir(parents=True, exist_ok=True)
         write_arpa(trie_of(ngram), arpa)
-    workload = workload_of(kind, bundle, ngram, corpora, num_utts)
     words, scale = listed_words(ngram), LM_SCALE[kind]
     lexicon = bundle.lexicon if kind == "phones" else spelled_lexicon(words, workload.tokens)[0]
     assert lexicon is not None
@@ -110,10 +112,10 @@ def measure(
     return summary(rows, workload)
 
 
-def workload_of(kind: str, bundle: Bundle, ngram: NgramLM, corpora: Path | None, num_utts: int) -> CTCWorkload:
-    """The utterances of a kind."""
-    if kind == "phones":
-        return phones(bundle, evenly(an4_recordings(corpora), num_utts))
+def simulated_workload(kind: str, bundle: Bundle, corpora: Path | None, num_utts: int) -> CTCWorkload:
+    """Made-up outputs for sentences of dev-clean, or for two of our own where the corpora are missing."""
+    ngram = bundle.small_ngram
+    assert ngram is not None
     texts = Path(corpora or ".") / "text" / "dev-clean.text.xz"
     known = set(listed_words(ngram))
     if texts.is_file():
@@ -121,7 +123,8 @@ def workload_of(kind: str, bundle: Bundle, ngram: NgramLM, corpora: Path | None,
     else:
         sentences = [["THE", "MAN", "WAS", "NOT", "THERE"], ["IT", "WAS", "A", "GOOD", "BOOK"]]
     step = max(1, len(sentences) // num_utts)
-    return simulated(kind, sentences[::step][:num_utts], list(ngram.vocabulary.words[4:]))
+    lexicon = bundle.lexicon if kind == "phones" else None
+    return simulated(kind, sentences[::step][:num_utts], list(ngram.vocabulary.words[4:]), lexicon)
 
 
 def ours(
@@ -159,7 +162,7 @@ def measure_spelled(bundle: Bundle, corpora: Path | None, num_utts: int) -> dict
     if not arpa.is_file():
         arpa.parent.mkdir(parents=True, exist_ok=True)
         write_arpa(trie_of(ngram), arpa)
-    workload = workload_of("letters", bundle, ngram, corpora, num_utts)
+    workload = simulated_workload("letters", bundle, corpora, num_utts)
     words = listed_words(ngram)[:NUM_FREQUENT]
     known, num_out, num_in = set(words), 0, 0
     figures: dict[str, float] = {}

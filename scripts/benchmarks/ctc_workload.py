@@ -1,8 +1,8 @@
-"""Frames for the benchmark of the CTC decoder: phones of AN4's network on its test part, letters and pieces
-made.
+"""Frames for the benchmark of the CTC decoder.
 
-No network of letters or pieces comes with the program. Their frames are simulated: each symbol of a text is a peak of
-one to three frames with blanks between, in noise that makes about every eighth symbol wrong when read greedily.
+No network with CTC outputs comes with the program, so that its outputs are simulated: each symbol of a text is a peak
+of one to three frames with blanks between, in noise that makes about every eighth symbol wrong when read greedily. Real
+ones are those of a bundle with a CTC network of phones, on AN4's test part.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from asr.bundle import Bundle
 from asr.ctc import CTCTokens
+from asr.text.lexicon import Lexicon
 from scripts.benchmarks.speech import Recording, frames_of
 
 LETTERS = ("-", "|", *"ABCDEFGHIJKLMNOPQRSTUVWXYZ'")
@@ -43,16 +44,31 @@ class CTCWorkload:
         return sum(map(len, self.frames))
 
 
-def simulated(kind: str, texts: Sequence[Sequence[str]], words: Sequence[str]) -> CTCWorkload:
-    """Letters or pieces of texts; the pieces are the most frequent strings of the words."""
-    tokens = CTCTokens(LETTERS if kind == "letters" else pieces_of(words))
+def simulated(
+    kind: str, texts: Sequence[Sequence[str]], words: Sequence[str], lexicon: Lexicon | None = None
+) -> CTCWorkload:
+    """Letters, pieces or phones of texts; the pieces are the most frequent strings of the words.
+
+    Phones need a lexicon, whose first pronunciations are spoken.
+    """
+    if lexicon is not None:
+        tokens = CTCTokens(["<blk>", *lexicon.phones], kind="phones")
+    else:
+        tokens = CTCTokens(LETTERS if kind == "letters" else pieces_of(words))
+
+    def symbols_of(word: str) -> Sequence[str]:
+        if lexicon is not None and word not in lexicon:
+            return ()
+        spellings = tokens.spell(word) if lexicon is None else lexicon[word]
+        return spellings[0] if spellings else ()
+
     rng = np.random.default_rng(0)
-    usable = [list(text) for text in texts if all(tokens.spell(word) for word in text)]
+    usable = [list(text) for text in texts if all(map(symbols_of, text))]
     frames = []
     for text in usable:
         columns: list[int] = []
         for word in text:
-            for symbol in tokens.spell(word)[0]:
+            for symbol in symbols_of(word):
                 column = tokens.columns[tokens.table.id_of(symbol)]
                 if columns and columns[-1] == column:
                     columns.append(tokens.blank_id)
@@ -82,6 +98,6 @@ def pieces_of(words: Sequence[str]) -> list[str]:
 
 
 def phones(bundle: Bundle, speech: Sequence[Recording]) -> CTCWorkload:
-    """Frames of a bundle's CTC network of phones."""
+    """Frames of the network of phones of a bundle."""
     tokens = CTCTokens(list(bundle.graph.tokens.tokens), kind="phones")
     return CTCWorkload("phones", tokens, frames_of(bundle, speech), [list(one.words) for one in speech])

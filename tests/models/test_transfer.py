@@ -7,6 +7,7 @@ import torch
 
 from asr.errors import AsrError
 from asr.models.feedforward import FeedForwardNetwork
+from asr.models.tdnnf import Tdnnf
 from asr.models.training import transfer_weights
 
 
@@ -26,6 +27,16 @@ def test_tokens_are_matched_by_name() -> None:
     assert torch.equal(new.out.bias[[0, 2, 3]], old.out.bias[[0, 2, 1]])
     assert torch.equal(new.out.weight[1], random_start)
     assert new.out.bias[1] == old.out.bias.min()
+
+
+def test_a_tdnnf_takes_other_tokens() -> None:
+    sizes = {"num_features": 20, "dim": 16, "bottleneck_dim": 8, "num_layers": 2, "prefinal_dim": 8, "small_dim": 8}
+    old, new = Tdnnf(num_tokens=5, **sizes), Tdnnf(num_tokens=3, **sizes)
+    torch.nn.init.normal_(old.branch.out.weight)
+    transfer_weights(new, ("<blk>", "A", "B"), old.state_dict(), ("SIL", "B", "s1", "s2", "<blk>"))
+    assert torch.equal(new.prefinal.weight, old.prefinal.weight)
+    assert torch.equal(new.branch.out.weight[[0, 2]], old.branch.out.weight[[4, 1]])
+    assert not new.branch.out.weight[1].any()
 
 
 def test_other_sizes_are_refused() -> None:
