@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -228,6 +229,47 @@ def format_confusions(counts: Counter[tuple[str, str]], num_shown: int = 20) -> 
             yield f"{count:6d}  deleted   {ref_word}"
         else:
             yield f"{count:6d}  {ref_word} -> {hyp_word}"
+
+
+def normalized_cross_entropy(marked: Sequence[tuple[bool, float | None]]) -> float | None:
+    """NIST's measure of confidences: 1 is perfect, 0 what the share of right words alone would give (Siu et al., 1997).
+
+    Args:
+        marked: for each recognized word whether it is right, and its confidence.
+
+    Returns:
+        None where all words are right, or all wrong, or one has no confidence.
+    """
+    right = sum(is_right for is_right, _ in marked)
+    if right in (0, len(marked)) or any(value is None for _, value in marked):
+        return None
+    share = right / len(marked)
+    highest = -(right * math.log2(share) + (len(marked) - right) * math.log2(1 - share))
+    # A confidence of 1 for one wrong word would cost infinitely much.
+    bounded = [(is_right, min(max(float(value or 0.0), 1e-4), 1 - 1e-4)) for is_right, value in marked]
+    cost = -sum(math.log2(value if is_right else 1 - value) for is_right, value in bounded)
+    return round((highest - cost) / highest, 3)
+
+
+@dataclass(frozen=True)
+class ConfidenceBin:
+    """Words whose confidences are alike: how many, their mean confidence, and how many of them are right."""
+
+    num_words: int
+    mean_confidence: float
+    num_right: int
+
+
+def calibration(marked: Iterable[tuple[bool, float]], num_bins: int = 10) -> list[ConfidenceBin]:
+    """Words by their confidences, in bins of equal width; those without words are left out."""
+    bins: list[list[tuple[bool, float]]] = [[] for _ in range(num_bins)]
+    for is_right, value in marked:
+        bins[min(num_bins - 1, max(0, int(value * num_bins)))].append((is_right, value))
+    return [
+        ConfidenceBin(len(each), sum(value for _, value in each) / len(each), sum(is_right for is_right, _ in each))
+        for each in bins
+        if each
+    ]
 
 
 _ID_FIELDS = ("id", "cut_id", "utterance", "audio")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from asr.decoding.lattice import with_confidences
 
@@ -136,12 +137,14 @@ class PieceLattice:
         begin, end: of the segment, in seconds from the beginning of the recording.
         frame_seconds: time between two frames of the lattice. Frames that `blank_skip_threshold` skips are not in it.
         lattice: of the segment alone.
+        original_frame: (T,) int64, the original frame of each of the lattice's, where frames were skipped.
     """
 
     begin: float
     end: float
     frame_seconds: float
     lattice: Lattice
+    original_frame: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -265,7 +268,8 @@ def as_result(
     if decoded.lattice is not None:
         scale, frame_of = 1.0 / options.am_scale, decoded.original_frame
         confidences = with_confidences(best, decoded.lattice, options, scale, original_frame=frame_of).confidences
-        lattices = (PieceLattice(0.0, duration, frame_seconds, decoded.lattice.to("cpu")),)
+        original = None if frame_of is None else frame_of.cpu()
+        lattices = (PieceLattice(0.0, duration, frame_seconds, decoded.lattice.to("cpu"), original),)
     if aligner is not None:
         best = aligner.aligned(best)
     words = words_in_time(best, frame_seconds, duration, confidences=confidences)

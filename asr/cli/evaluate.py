@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from asr.cli.evaluation_details import Details, details_of_file, evaluation_of
 from asr.errors import AsrError
 from asr.metrics import (
     ErrorCounts,
@@ -37,6 +38,8 @@ from asr.nist import (
     write_trn,
 )
 from asr.nist import count_errors as sclite_errors
+from asr.reports.evaluation import Clip
+from asr.reports.word_graph import WordGraph
 from asr.results import StageTimes, format_cache
 from asr.serialization import require_writable
 from asr.text.normalize import read_text
@@ -59,7 +62,8 @@ examples:
   asr evaluate words.jsonl --reference reference.txt
   asr evaluate words.ctm --reference reference.stm
   asr evaluate new.jsonl --reference reference.txt --compare old.jsonl
-  asr evaluate --cuts data/an4/test.jsonl.gz --bundle an4 --mode ngram"""
+  asr evaluate --cuts data/an4/test.jsonl.gz --bundle an4 --mode ngram
+  asr evaluate --cuts data/an4/test.jsonl.gz --bundle an4 --details an4.json --confidences; asr report an4.json"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,7 +88,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--export", metavar="DIR", help="write ref.trn and hyp.trn there, for sclite and other programs"
     )
-    parser.add_argument("--details", help="write confusions and the alignment of each utterance to this text file")
+    parser.add_argument(
+        "--details",
+        metavar="FILE",
+        help="write confusions and the alignment of each utterance to this text file; to a file *.json everything that "
+        "'asr report' shows",
+    )
+    parser.add_argument(
+        "--confidences",
+        action="store_true",
+        help="with --cuts, give words confidences and keep some lattices for 'asr report', which takes time",
+    )
     parser.add_argument(
         "--output", help="write what is recognized to this file, as JSON Lines; an existing file is replaced"
     )
@@ -113,15 +127,19 @@ def run(args: argparse.Namespace) -> int:
         args.rnn_lm,
     )
     require_writable(*outputs, inputs=read)
+    if args.confidences and not args.cuts:
+        raise AsrError("--confidences needs --cuts; transcripts have the confidences of 'asr transcribe --lattices'.")
     is_sclite = args.scoring == "sclite" or any(is_nist(path) for path in read[:3] if path)
     other = _read_other(args) if args.compare else None
     extra: dict[str, Any] = {}
+    details, graphs = Details(), dict[str, WordGraph]()
     if args.cuts:
         if args.hypotheses or args.reference:
             raise AsrError("--cuts has its own reference; leave out the hypotheses and --reference, or --cuts.")
-        references, hypotheses, extra = _recognize(args, other)
+        references, hypotheses, extra = _recognize(args, other, details, graphs)
     elif args.hypotheses and args.reference:
         references, hypotheses = read_pair(args.reference, args.hypotheses)
+        details = details_of_file(args.hypotheses)
     else:
         raise AsrError("there is nothing to score: give hypotheses and --reference, or --cuts.")
     if args.export:
@@ -144,7 +162,11 @@ def run(args: argparse.Namespace) -> int:
     if hint := _hint(references, hypotheses, report, args.missing_is_empty):
         print(f"asr: {hint}", file=sys.stderr)
     if args.details:
-        _write_details(Path(args.details), references, hypotheses, report)
+        if Path(args.details).suffix == ".json":
+            name, summary = Path(args.details).stem, _as_dict(report, extra)
+            evaluation_of(name, references, hypotheses, summary, details, graphs, is_sclite).save(args.details)
+        else:
+            _write_details(Path(args.details), references, hypotheses, report)
     print(json.dumps(_as_dict(report, extra)) if args.json else "\n".join(_as_text(report, extra)))
     return 1 if extra.get("failed") else 0
 
@@ -239,7 +261,10 @@ def _upper(transcripts: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...
 
 
 def _recognize(
-    args: argparse.Namespace, other: Mapping[str, Sequence[str]] | None
+    args: argparse.Namespace,
+    other: Mapping[str, Sequence[str]] | None,
+    details: Details,
+    graphs: dict[str, WordGraph],
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]], dict[str, Any]]:
     from asr.cli.output import ResultsFile
     from asr.datasets.cuts import cut_text, read_cuts
@@ -254,11 +279,11 @@ def _recognize(
     results = ResultsFile(Path(args.output), "id", anew=not args.resume) if args.output else None
     with contextlib.ExitStack() as stack:
         output = stack.enter_context(results) if results is not None else None
-        return references, *_recognize_cuts(args, cuts, output)
+        return references, *_recognize_cuts(args, cuts, output, details, graphs)
 
 
 def _recognize_cuts(
-    args: argparse.Namespace, cuts: Mapping[str, Any], output: Any
+    args: argparse.Namespace, cuts: Mapping[str, Any], output: Any, details: Details, graphs: dict[str, WordGraph]
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, Any]]:
     from rich.console import Console
     from rich.progress import track
@@ -267,16 +292,21 @@ def _recognize_cuts(
     from asr.cli.options import describe, recognizer_from
     from asr.cli.output import maker_of
     from asr.cli.transcribe import transcribe
-    from asr.datasets.cuts import cut_waveform
+    from asr.datasets.cuts import cut_source, cut_text, cut_waveform
     from asr.decoding.build import old_first_pass
     from asr.results import later_cache
 
     done = [name for name in output.done if name in cuts] if output is not None else []
-    hypotheses = {name: tuple(str(output.record(name)["text"]).split()) for name in done}
+    details.records.update((name, output.record(name)) for name in done)
+    hypotheses = {name: tuple(str(details.records[name]["text"]).split()) for name in done}
+    sources = ((name, cut_source(cut)) for name, cut in cuts.items())
+    details.clips.update((name, Clip(*source)) for name, source in sources if source is not None)
     todo = [name for name in cuts if name not in hypotheses]
     if hypotheses:
         print(f"{len(hypotheses)} of {len(cuts)} recordings are in {args.output} already.", file=sys.stderr)
     recognizer = recognizer_from(args)
+    recognizer.keep_lattices = args.confidences
+    details.describe(recognizer)
     with compiling_notice():
         recognizer.prepare()
     if output is not None:
@@ -297,9 +327,13 @@ def _recognize_cuts(
             times.add(outcome.result.times)
             cache = later_cache(cache, outcome.result.cache)
             record.update(outcome.result.as_dict())
+            wrong = count_errors(cut_text(cuts[outcome.name]).split(), hypotheses[outcome.name]).num_errors
+            details.add(outcome.name, outcome.result, wrong)
+        details.records[outcome.name] = record
         if output is not None:
             output.add(record)
     print(f"{describe(recognizer)}: {times.format()}", file=sys.stderr)
+    graphs.update(details.word_graphs(recognizer))
     extra = {
         "mode": recognizer.mode,
         "first_pass": old_first_pass(recognizer.decoder_name, recognizer.lm_fusion),

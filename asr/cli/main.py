@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rescore": ("asr.cli.rescore", "rescore lattices and n-best lists of other recognizers"),
     "export": ("asr.cli.export", "write a bundle's acoustic model to an ONNX or TorchScript file"),
     "evaluate": ("asr.cli.evaluate", "error rates of transcripts, or of a manifest that is recognized first"),
+    "report": ("asr.cli.report", "make a page of evaluations: tables, curves, alignments with audio"),
 }
 
 

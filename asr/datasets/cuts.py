@@ -68,6 +68,14 @@ def cut_waveform(cut: MonoCut, sampling_rate: int) -> Tensor:
     return torch.from_numpy(samples).mean(dim=0)
 
 
+def cut_source(cut: MonoCut) -> tuple[str, float, float] | None:
+    """The file that a cut is part of, and its begin and end there in seconds; None where its audio is made from it."""
+    recording = getattr(cut, "recording", None)
+    if recording is None or getattr(recording, "transforms", None) or len(recording.sources) != 1:
+        return None
+    return str(recording.sources[0].source), float(cut.start), float(cut.end)
+
+
 def read_cuts(paths: Sequence[str | Path]) -> list[MonoCut]:
     """The cuts of several manifests, one behind the other.
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -28,7 +27,7 @@ from asr.audio.resample import resample
 from asr.bundle import Bundle
 from asr.datasets.augment import add_noise
 from asr.decoding.build import available_modes
-from asr.metrics import GAP, NO_ERRORS, align, count_errors
+from asr.metrics import GAP, NO_ERRORS, align, count_errors, normalized_cross_entropy
 from asr.recognizer import Recognizer
 from asr.streaming import recognize_stream
 from scripts.benchmarks.inputs import AN4_BUNDLE, LIBRISPEECH_BUNDLE, argument_parser, default_corpora
@@ -137,16 +136,3 @@ def errors(
         marked += [(said == heard, next(confidence)) for said, heard in pairs if heard != GAP]
     print(f"{name}: {100 * counts.rate:.2f} % of {counts.num_ref} words", file=sys.stderr)
     return round(100 * counts.rate, 2), marked
-
-
-def normalized_cross_entropy(marked: Sequence[tuple[bool, float | None]]) -> float | None:
-    """NIST's measure of confidences; None where all words are right, or all wrong, or one has no confidence."""
-    right = sum(is_right for is_right, _ in marked)
-    if right in (0, len(marked)) or any(value is None for _, value in marked):
-        return None
-    share = right / len(marked)
-    highest = -(right * math.log2(share) + (len(marked) - right) * math.log2(1 - share))
-    # A confidence of 1 for one wrong word would cost infinitely much.
-    bounded = [(is_right, min(max(float(value or 0.0), 1e-4), 1 - 1e-4)) for is_right, value in marked]
-    cost = -sum(math.log2(value if is_right else 1 - value) for is_right, value in bounded)
-    return round((highest - cost) / highest, 3)

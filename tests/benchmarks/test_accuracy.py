@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from asr.metrics import normalized_cross_entropy
 from scripts.benchmarks.__main__ import main
-from scripts.benchmarks.accuracy import errors, normalized_cross_entropy
+from scripts.benchmarks.accuracy import errors
 from scripts.benchmarks.speech import Recording
 from tests.benchmarks.test_speech import corpus
 

@@ -177,3 +177,58 @@ def test_a_users_own_language_models_take_the_place_of_the_bundles(
     assert (code, json.loads(text)["wer"]) == (0, 0.0)
     code, _, errors = evaluate(*arguments, "--large-ngram", tmp_path / "nowhere")
     assert (code, "nowhere: the n-gram model cannot be read" in errors) == (2, True)
+
+
+def test_details_for_a_report(tmp_path, cuts, evaluate, tiny_bundle_folder, capsys):
+    details = tmp_path / "mine.json"
+    arguments = ("--cuts", cuts, "--bundle", tiny_bundle_folder, "--mode", "interpolated", "--json")
+    code, text, _ = evaluate(*arguments, "--details", details, "--confidences")
+    assert code == 0
+    record = json.loads(details.read_text())
+    assert record["summary"] == json.loads(text)
+    assert record["system"]["mode"] == "interpolated" and "search_beam" in record["system"]["options"]
+    first = record["utterances"][0]
+    assert [word["text"] for word in first["words"]] == first["reference"] == TEXT[0].split()
+    assert all(word["start"] < word["end"] and 0 < word["confidence"] <= 1 for word in first["words"])
+    assert first["audio"]["path"] == str(tmp_path / "u0.wav") and first["audio"]["end"] == first["duration"]
+    assert record["cache"][-1]["num_queries"] == record["summary"]["cache"]["num_queries"]
+    assert record["cache"][-1]["audio_seconds"] == pytest.approx(sum(u["duration"] for u in record["utterances"]))
+    assert sorted(record["lattices"]) == ["u0", "u1", "u2"]
+    assert {word[0] for word in record["lattices"]["u0"]["words"]} >= set(TEXT[0].split())
+
+    def report(*more):
+        code = main(["report", *map(str, more)])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    code, text, _ = report(details, "--audio", "2", "--link-audio")
+    made = json.loads(text)
+    assert (code, made["utterances"], made["audio_embedded"], made["audio_linked"]) == (0, 3, 2, 1)
+    page = (tmp_path / "mine.html").read_text()
+    assert made["bytes"] == len(page.encode())
+    for section in ("systems", "time", "confidence", "cache", "pictures", "utterances"):
+        assert f'<section id="{section}"' in page
+    assert [path.suffix for path in (tmp_path / "mine.audio").iterdir()] == [".mp3"]
+    for wrong, message in (
+        ((tmp_path / "nowhere.json",), "nowhere.json"),
+        ((details, "--audio", "many"), "--audio many: give a number of utterances, or all"),
+        ((details, "--output", details), "mine.json"),
+    ):
+        code, _, errors = report(*wrong)
+        assert code == 2 and message in errors and len(errors.splitlines()) == 1
+
+
+def test_details_of_a_file_of_transcripts(tmp_path, transcripts, evaluate):
+    hypothesis, reference = transcripts
+    soundfile.write(tmp_path / "a.wav", tones(TEXT[0].split()).numpy(), RATE)
+    word = {"word": "one", "start": 0.5, "end": 1.0, "confidence": 0.9}
+    rest = {"text": "one", "duration": 2.0, "words": [word], "seconds": {"search": 0.5}, "made_by": "x"}
+    lines = [{"audio": str(tmp_path / "a.wav"), **rest}, {"audio": "/nowhere/b.wav", **rest}]
+    hypothesis.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert evaluate(hypothesis, "--reference", reference, "--details", tmp_path / "d.json")[0] == 0
+    record = json.loads((tmp_path / "d.json").read_text())
+    assert record["summary"]["real_time_factor"] == 0.25 and record["summary"]["seconds"] == {"search": 1.0}
+    assert [one.get("audio", {}).get("path") for one in record["utterances"]] == [str(tmp_path / "a.wav"), None]
+    assert record["utterances"][0]["words"] == [{"text": "one", "start": 0.5, "end": 1.0, "confidence": 0.9}]
+    message = "--confidences needs --cuts"
+    assert message in evaluate(hypothesis, "--reference", reference, "--confidences")[2]

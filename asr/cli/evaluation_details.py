@@ -1,0 +1,154 @@
+"""What `asr evaluate --details NAME.json` keeps of each utterance beside its words, for `asr report`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from asr.cli.output import maker_of
+from asr.recognizer import Recognizer
+from asr.reports.evaluation import SCLITE, SHORTEST, Clip, Evaluation, Utterance, heard_words, number_of
+from asr.reports.word_graph import WordGraph, word_graph
+from asr.results import PieceLattice, RecognitionResult
+from asr.text.normalize import read_text
+
+_CACHE_COUNTS = ("num_queries", "num_edge_hits", "num_hidden_rows", "num_contexts", "bytes_held")
+_MOST_LATTICES = 3
+_LONGEST_DRAWN = 12.0  # seconds; the words of longer utterances cannot be read on a page
+
+
+@dataclass
+class Details:
+    """Collects what a report shows.
+
+    Attributes:
+        records: utterance -> its line of JSON, see `RecognitionResult.as_dict`.
+        clips: utterance -> where it can be heard.
+        system: how it was recognized.
+        cache: counts of the language model's caches, each with `audio_seconds`, those recognized until then.
+        lattices: of a few utterances, those with the most errors among short ones.
+    """
+
+    records: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    clips: dict[str, Clip] = field(default_factory=dict)
+    system: dict[str, Any] = field(default_factory=dict)
+    cache: list[dict[str, float]] = field(default_factory=list)
+    lattices: dict[str, tuple[int, PieceLattice]] = field(default_factory=dict)
+    _audio_seconds: float = 0.0
+
+    def add(self, name: str, result: RecognitionResult, num_errors: int) -> None:
+        """Notes the counts of the caches and perhaps the lattice of a recording."""
+        self._audio_seconds += result.duration
+        counts = {count: float(result.cache[count]) for count in _CACHE_COUNTS if count in result.cache}
+        if counts.get("num_queries"):
+            if self.cache and counts["num_queries"] == self.cache[-1]["num_queries"]:
+                self.cache.pop()  # the same batch
+            self.cache.append({"audio_seconds": round(self._audio_seconds, 3), **counts})
+        if len(result.lattices) == 1 and result.duration <= _LONGEST_DRAWN:
+            self.lattices[name] = num_errors, result.lattices[0]
+            if len(self.lattices) > _MOST_LATTICES:
+                del self.lattices[min(self.lattices, key=lambda one: self.lattices[one][0])]
+
+    def describe(self, recognizer: Recognizer) -> None:
+        """Notes the recognizer and its options."""
+        options = {name: value for part in recognizer.settings.parts().values() for name, value in asdict(part).items()}
+        self.system = {
+            "bundle": recognizer.bundle.name,
+            "mode": recognizer.mode,
+            "decoder": recognizer.decoder_name,
+            "lm_fusion": recognizer.lm_fusion,
+            "options": {name: value for name, value in options.items() if isinstance(value, (str, int, float, bool))},
+            "made_by": maker_of(recognizer),
+        }
+
+    def word_graphs(self, recognizer: Recognizer) -> dict[str, WordGraph]:
+        """The words of the lattices that were kept."""
+        vocabulary = recognizer.bundle.graph.vocabulary
+        return {
+            name: word_graph(
+                piece.lattice, vocabulary, recognizer.final_options, piece.frame_seconds, piece.original_frame
+            )
+            for name, (_, piece) in self.lattices.items()
+        }
+
+
+def details_of_file(path: str | Path) -> Details:
+    """What a file of transcripts says beside the words: nothing, unless it is JSON Lines of `asr transcribe`."""
+    found = Details()
+    for line in read_text(path, "transcript file").splitlines():
+        try:
+            record = json.loads(line) if line.lstrip().startswith("{") else None
+        except ValueError:
+            return Details()  # whoever scores the file says what is wrong
+        if not isinstance(record, dict):
+            continue
+        audio = record.get("audio")
+        name = next((str(record[key]) for key in ("id", "cut_id", "utterance") if key in record), None)
+        name = Path(str(audio)).stem if name is None else name
+        if "error" in record and name in found.records:
+            continue
+        found.records[name] = record
+        if isinstance(audio, str) and Path(audio).is_file():
+            found.clips[name] = Clip(str(Path(audio).resolve()))
+        if "made_by" in record:
+            found.system["made_by"] = str(record["made_by"])
+    return found
+
+
+def evaluation_of(
+    name: str,
+    references: Mapping[str, Sequence[str]],
+    hypotheses: Mapping[str, Sequence[str]],
+    summary: Mapping[str, Any],
+    details: Details,
+    graphs: Mapping[str, WordGraph],
+    is_sclite: bool,
+) -> Evaluation:
+    """Puts together what a report needs.
+
+    Args:
+        name: of the system.
+        references, hypotheses: utterance -> words, as they were scored.
+        summary: the figures of `asr evaluate --json`.
+        details: what is known besides.
+        graphs: utterance -> the words of its lattice.
+        is_sclite: whether errors were counted as sclite does.
+    """
+    utterances = []
+    for one, reference in references.items():
+        record = details.records.get(one, {})
+        seconds = record.get("seconds")
+        timed = seconds if isinstance(seconds, dict) else {}
+        utterances.append(
+            Utterance(
+                one,
+                tuple(reference),
+                heard_words(record, hypotheses.get(one, ())),
+                number_of(record, "duration"),
+                {str(stage): value for stage in timed if (value := number_of(timed, stage)) is not None},
+                details.clips.get(one),
+                str(record.get("error", "")),
+            )
+        )
+    total = {**_times(utterances), **summary}
+    scoring = SCLITE if is_sclite else SHORTEST
+    return Evaluation(name, tuple(utterances), total, details.system, scoring, tuple(details.cache), dict(graphs))
+
+
+def _times(utterances: Sequence[Utterance]) -> dict[str, Any]:
+    """Seconds by stage and the real-time factor, where every recognized utterance has its time."""
+    heard = [one for one in utterances if not one.error]
+    if not heard or any(not one.seconds or not one.duration for one in heard):
+        return {}
+    seconds: dict[str, float] = {}
+    for one in heard:
+        for stage, value in one.seconds.items():
+            seconds[stage] = seconds.get(stage, 0.0) + value
+    audio_seconds = sum(one.duration or 0.0 for one in heard)
+    return {
+        "real_time_factor": round(sum(seconds.values()) / audio_seconds, 4),
+        "seconds": {stage: round(value, 3) for stage, value in seconds.items()},
+    }

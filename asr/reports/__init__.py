@@ -1,0 +1,1 @@
+"""Reports of evaluations: what `asr evaluate` found, and the page that `asr report` makes of it."""

@@ -1,0 +1,227 @@
+"""Evaluations as files: what `asr evaluate --details NAME.json` writes and `asr report` reads.
+
+A file is one JSON object:
+  format, version   what it is
+  system            how it was recognized: bundle, mode, decoder, lm_fusion, options; empty where words came from a file
+  summary           the figures of `asr evaluate --json`
+  scoring           `shortest` or `sclite`: the rules by which words were aligned
+  utterances        each with id, reference, words, duration, seconds, audio, error; see `Utterance`
+  cache             counts of the language model's caches after each batch, with the seconds of audio until then
+  lattices          for a few utterances the words of their lattices; see `asr.reports.word_graph`
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from asr import nist
+from asr.errors import AsrError
+from asr.metrics import GAP, ErrorCounts, align
+from asr.reports.word_graph import WordGraph
+from asr.serialization import open_atomic
+from asr.text.normalize import read_text
+
+FORMAT, VERSION = "asr evaluation", 1
+SHORTEST, SCLITE = "shortest", "sclite"
+
+
+@dataclass(frozen=True)
+class HeardWord:
+    """A recognized word; times are in seconds, and like the confidence None where they are not known."""
+
+    text: str
+    start: float | None = None
+    end: float | None = None
+    confidence: float | None = None
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Where an utterance can be heard: `begin` to `end` seconds of a file, to its end where `end` is None."""
+
+    path: str
+    begin: float = 0.0
+    end: float | None = None
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """An utterance of a test set.
+
+    Args:
+        id: its name.
+        reference: what was said.
+        words: what was recognized.
+        duration: in seconds; None where it is not known.
+        seconds: of computing, by stage.
+        audio: where it can be heard.
+        error: why it was not recognized.
+    """
+
+    id: str
+    reference: tuple[str, ...]
+    words: tuple[HeardWord, ...]
+    duration: float | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    audio: Clip | None = None
+    error: str = ""
+
+    @property
+    def hypothesis(self) -> tuple[str, ...]:
+        return tuple(word.text for word in self.words)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A test set, recognized and scored; the fields are those of the file.
+
+    Args:
+        name: what the system is called; the name of the file without its suffix.
+    """
+
+    name: str
+    utterances: tuple[Utterance, ...]
+    summary: Mapping[str, Any]
+    system: Mapping[str, Any] = field(default_factory=dict)
+    scoring: str = SHORTEST
+    cache: tuple[Mapping[str, float], ...] = ()
+    lattices: Mapping[str, WordGraph] = field(default_factory=dict)
+
+    def pairs(self, utterance: Utterance) -> list[tuple[str, str]]:
+        """The alignment of an utterance: (reference word, hypothesis word), `GAP` for none."""
+        align_words = nist.align if self.scoring == SCLITE else align
+        return align_words(utterance.reference, utterance.hypothesis)
+
+    @property
+    def real_time_factor(self) -> float | None:
+        """Seconds of computing for each second of audio, None where it is not known."""
+        return number_of(self.summary, "real_time_factor") or None
+
+    def save(self, path: str | Path) -> None:
+        """Writes the file.
+
+        Raises:
+            AsrError: it cannot be written.
+        """
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "system": dict(self.system),
+            "summary": dict(self.summary),
+            "scoring": self.scoring,
+            "utterances": [_record(one) for one in self.utterances],
+            "cache": [dict(counts) for counts in self.cache],
+            "lattices": {name: asdict(graph) for name, graph in self.lattices.items()},
+        }
+        try:
+            with open_atomic(Path(path)) as file:
+                file.write(json.dumps(content, ensure_ascii=False).encode("utf-8", "backslashreplace"))
+        except OSError as error:
+            raise AsrError(f"{path}: the details cannot be written ({error.strerror}).") from error
+
+    @classmethod
+    def load(cls, path: str | Path) -> Evaluation:
+        """Reads a file of `save`.
+
+        Raises:
+            AsrError: it is missing, is something else, or is of another version.
+        """
+        advice = "write it with 'asr evaluate ... --details NAME.json'"
+        try:
+            content = json.loads(read_text(path, "evaluation"))
+        except ValueError as error:
+            raise AsrError(f"{path}: this is no evaluation; {advice}.") from error
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise AsrError(f"{path}: this is no evaluation; {advice}.")
+        if content.get("version") != VERSION:
+            raise AsrError(f"{path}: it has version {content.get('version')}, not {VERSION}; {advice} anew.")
+        try:
+            return cls(
+                Path(path).stem,
+                tuple(_utterance(record) for record in content["utterances"]),
+                dict(content["summary"]),
+                dict(content["system"]),
+                str(content["scoring"]),
+                tuple(filter(None, map(_counts, content["cache"]))),
+                {str(name): WordGraph.from_json(graph) for name, graph in content["lattices"].items()},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise AsrError(
+                f"{path}: the evaluation has a field that is missing or wrong ({reason}); {advice}."
+            ) from error
+
+
+def number_of(values: Mapping[str, Any], name: str) -> float | None:
+    """A finite number among JSON values, or None."""
+    value = values.get(name)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def count_pairs(pairs: Sequence[tuple[str, str]]) -> ErrorCounts:
+    """The errors of an alignment."""
+    inserted = sum(said == GAP for said, _ in pairs)
+    deleted = sum(heard == GAP for _, heard in pairs)
+    wrong = sum(said != heard for said, heard in pairs)
+    return ErrorCounts(len(pairs) - inserted, wrong - inserted - deleted, inserted, deleted)
+
+
+def heard_words(record: Mapping[str, Any], hypothesis: Sequence[str]) -> tuple[HeardWord, ...]:
+    """The words of a hypothesis with times and confidences, where a record of `asr transcribe` has them.
+
+    Args:
+        record: a line of JSON; may lack everything.
+        hypothesis: the words as they were scored.
+    """
+    listed = record.get("words")
+    if not isinstance(listed, list) or len(listed) != len(hypothesis):
+        return tuple(map(HeardWord, hypothesis))
+    return tuple(
+        HeardWord(text, *(number_of(one, key) for key in ("start", "end", "confidence")))
+        if isinstance(one, dict)
+        else HeardWord(text)
+        for one, text in zip(listed, hypothesis, strict=True)
+    )
+
+
+def _utterance(record: Mapping[str, Any]) -> Utterance:
+    words = [
+        HeardWord(str(word["text"]), *(number_of(word, key) for key in ("start", "end", "confidence")))
+        for word in record["words"]
+    ]
+    clip = record.get("audio")
+    audio = Clip(str(clip["path"]), number_of(clip, "begin") or 0.0, number_of(clip, "end")) if clip else None
+    listed = record.get("seconds", {})
+    seconds = {str(stage): value for stage in listed if (value := number_of(listed, stage)) is not None}
+    return Utterance(
+        str(record["id"]),
+        tuple(map(str, record["reference"])),
+        tuple(words),
+        number_of(record, "duration"),
+        seconds,
+        audio,
+        str(record.get("error", "")),
+    )
+
+
+def _counts(record: Mapping[str, Any]) -> dict[str, float]:
+    """Counts of a cache; none where nothing was asked."""
+    counts = {str(name): value for name in record if (value := number_of(record, name)) is not None}
+    return counts if counts.get("num_queries", 0.0) > 0 and "audio_seconds" in counts else {}
+
+
+def _record(utterance: Utterance) -> dict[str, Any]:
+    """An utterance as JSON values, without what is not known: that makes the file a third smaller."""
+    record = asdict(utterance) | {"words": [_given(asdict(word)) for word in utterance.words]}
+    return {key: value for key, value in _given(record).items() if value not in ("", {})}
+
+
+def _given(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if value is not None}
