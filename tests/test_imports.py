@@ -26,7 +26,7 @@ ALLOWED = {
     "metrics": "errors text",
     "nist": "errors metrics text",
     "lm": "errors kernels options serialization text",
-    "graph": "errors lm serialization text",
+    "graph": "errors lm serialization text torch_archive",
     "hub": "errors serialization",
     "bundle": "errors graph hub lm serialization text",
     "datasets": "audio errors serialization text",

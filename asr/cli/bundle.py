@@ -88,15 +88,18 @@ def run(args: argparse.Namespace) -> int:
 
 def _external(args: argparse.Namespace, name: str) -> Bundle:
     """The bundle of an acoustic model from elsewhere."""
-    for option in ("recipe", "graph", "small_ngram"):
+    for option in ("recipe", "small_ngram"):
         if getattr(args, option) is not None:
             raise AsrError(
-                f"--{option.replace('_', '-')} is not for {args.acoustic_model[0]}, whose graph is made here."
+                f"--{option.replace('_', '-')} is not for {args.acoustic_model[0]}, whose graph is made here or given "
+                "(--graph); its n-gram model is --ngram."
             )
     if len(args.acoustic_model) > 1:
         raise AsrError("--acoustic-model: only checkpoints of 'asr fit' can be averaged; give one KIND:NAME.")
     with graph_notice() as progress:
-        bundle = bundle_with_acoustic_model(args.acoustic_model[0], None, args.ngram, args.lexicon, progress)
+        bundle = bundle_with_acoustic_model(
+            args.acoustic_model[0], None, args.ngram, args.lexicon, progress, graph=args.graph
+        )
     bundle = bundle.with_language_models(args.large_ngram, args.rnn_lm)
     decoding = _by_mode(_mapping(Path(args.decoding))) if args.decoding else bundle.decoding
     return replace(bundle, name=name, decoding=decoding, card=_text(Path(args.card)) if args.card else "")

@@ -123,6 +123,7 @@ def run(args: argparse.Namespace) -> int:
         args.compare,
         args.lexicon,
         args.ngram,
+        args.graph,
         args.large_ngram,
         args.rnn_lm,
     )

@@ -17,12 +17,13 @@ from asr.bundle import Bundle
 from asr.errors import AsrError
 from asr.graph.build import BuildReport, OptionalSilence, build_phone_graph
 from asr.graph.context import BIPHONE_TOPOLOGY, TIED_STATES, TiedStates
+from asr.graph.imported import import_graph
 from asr.graph.topology import TOPOLOGIES
 from asr.lm.ngram.model import NgramLM
 from asr.serialization import atomic_path, require_writable
 from asr.text.lexicon import Lexicon
 from asr.text.normalize import read_text
-from asr.text.symbols import TokenTable
+from asr.text.symbols import SPECIAL_WORDS, TokenTable
 
 NAME = "graph"
 
@@ -35,12 +36,17 @@ loaded, which takes some seconds for a million n-grams. Give a pruned model of 1
 models act during the search and need no graph. Words of the model that the lexicon lacks cannot be recognized: their
 number is reported, and they are listed in a file beside the graph.
 
+With --from, a graph of another recognizer is converted instead: HLG.pt of icefall (k2), or HLG.fst of Kaldi and
+sherpa-onnx, which reads the outputs of a CTC network. No code runs from these files. The result goes with that
+network: 'asr transcribe --acoustic-model KIND:NAME --graph graph.safetensors'.
+
 One JSON object with the graph's size goes to stdout, progress to stderr.
 
 examples:
   asr graph --lexicon lexicon.txt --arpa 3gram.arpa --output graph.safetensors
   asr graph --lexicon names.txt cmudict.dict --arpa 3gram.arpa.gz --tokens tokens.txt --output graph.safetensors
   asr graph --lexicon my.dict cmudict.dict --arpa my.arpa --tokens checkpoints/librispeech --output my.safetensors
+  asr graph --from HLG.pt --words words.txt --tokens tokens.txt --output graph.safetensors
   asr graph --topology hmm-3 --silence SIL --lexicon lexicon.txt --arpa 3gram.arpa --tokens states.txt \\
       --output graph.safetensors
 """
@@ -52,15 +58,23 @@ _MAX_BITS = 14
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     parser.add_argument(
+        "--from",
+        dest="source",
+        type=Path,
+        metavar="FILE",
+        help="a graph of k2 (HLG.pt) or OpenFst (HLG.fst, of the type vector or const) to convert; needs --words, and "
+        "as --tokens the tokens.txt that it was made with",
+    )
+    parser.add_argument("--words", type=Path, metavar="FILE", help="with --from, its words.txt")
+    parser.add_argument(
         "--lexicon",
         type=Path,
         nargs="+",
-        required=True,
         metavar="FILE",
         help="pronunciations in the format of CMUdict or Kaldi, plain, .gz or .xz; the first file that has a word "
         "wins; taken as written or in upper case, whichever the n-gram model has more of",
     )
-    parser.add_argument("--arpa", type=Path, required=True, metavar="FILE", help="n-gram model, plain, .gz or .xz")
+    parser.add_argument("--arpa", type=Path, metavar="FILE", help="n-gram model, plain, .gz or .xz")
     parser.add_argument(
         "--tokens",
         type=Path,
@@ -114,6 +128,8 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0, also if words of the model have no pronunciation: they are listed, and the graph is good.
     """
+    if args.source is not None:
+        return _convert(args)
     _check(args)
     begin, cpu_begin = time.perf_counter(), time.process_time()
     with Console(file=sys.stderr).status("reading") as status:
@@ -154,8 +170,38 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _convert(args: argparse.Namespace) -> int:
+    """Converts a graph of another recognizer."""
+    others = ("arpa", "lexicon", "topology", "tied_states", "pronunciation_scores", "silence", "silence_probability")
+    given = [name for name in others if getattr(args, name) is not None]
+    if given:
+        raise AsrError(f"--{given[0].replace('_', '-')} is not for --from, whose graph is made already; leave it out.")
+    if args.words is None or args.tokens is None:
+        raise AsrError("--from needs --words and --tokens: the files that say what the graph's numbers mean.")
+    require_writable(args.output, inputs=[args.source, args.words, args.tokens])
+    begin = time.perf_counter()
+    with Console(file=sys.stderr).status("converting"):
+        graph = import_graph(args.source, args.words, args.tokens)
+        with atomic_path(args.output) as partial:
+            graph.save(partial)
+    summary = {
+        "output": str(args.output),
+        "bytes": args.output.stat().st_size,
+        "topology": graph.meta["topology"],
+        "words": len(graph.vocabulary) - len(SPECIAL_WORDS),
+        "sizes": {"decoding graph": {"states": graph.num_states, "arcs": graph.num_arcs}},
+        "seconds": {"all": round(time.perf_counter() - begin, 2)},
+    }
+    print(json.dumps(summary, ensure_ascii=False))
+    return 0
+
+
 def _check(args: argparse.Namespace) -> None:
     """Checks the options before the long part begins."""
+    if args.lexicon is None or args.arpa is None:
+        raise AsrError("--lexicon and --arpa are missing: a graph is compiled of these, or converted with --from.")
+    if args.words is not None:
+        raise AsrError("--words is for --from; the words of a compiled graph are those of --arpa.")
     read = [*args.lexicon, args.arpa, args.tokens, args.tied_states, args.pronunciation_scores]
     require_writable(args.output, _list_file(args.output), inputs=read)
     from_bundle = args.tokens is not None and args.tokens.is_dir() and args.topology is None

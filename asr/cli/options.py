@@ -103,6 +103,12 @@ def add_recognizer_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: the bundle's); without --bundle no bundle is read then",
     )
     group.add_argument(
+        "--graph",
+        metavar="FILE",
+        help="with --acoustic-model, a decoding graph for its tokens, in the place of one that is compiled: of 'asr "
+        "graph', which also converts HLG.pt and HLG.fst; --ngram is then the model that it was made of",
+    )
+    group.add_argument(
         "--large-ngram",
         metavar="FILE",
         help="n-gram model in the place of the bundle's large one: binary ('asr lm ngram --binary'), or ARPA, which is "
@@ -188,6 +194,8 @@ def recognizer_from(args: argparse.Namespace, mode: str | None = None) -> Recogn
     }
     if args.acoustic_model is not None:
         recognizer = Recognizer(_bundle_with_acoustic_model(args), **arguments)
+    elif args.graph is not None:
+        raise AsrError("--graph goes with --acoustic-model; 'asr bundle' puts a graph and a network of ours together.")
     elif args.ngram is not None:
         raise AsrError("--ngram goes with --acoustic-model; a bundle has a graph, and takes --large-ngram beside it.")
     else:
@@ -212,10 +220,12 @@ def _folder(bundle: str | None) -> Path:
 
 
 def _bundle_with_acoustic_model(args: argparse.Namespace) -> Bundle:
-    is_alone = args.bundle is None and (args.ngram is not None or args.lexicon is not None)
+    is_alone = args.bundle is None and any(part is not None for part in (args.ngram, args.lexicon, args.graph))
     base = None if is_alone else Bundle.load(_folder(args.bundle))
     with graph_notice() as progress:
-        bundle = bundle_with_acoustic_model(args.acoustic_model, base, args.ngram, args.lexicon, progress)
+        bundle = bundle_with_acoustic_model(
+            args.acoustic_model, base, args.ngram, args.lexicon, progress, graph=args.graph
+        )
     return bundle.with_language_models(args.large_ngram, args.rnn_lm)
 
 

@@ -259,7 +259,7 @@ def _require_output(args: argparse.Namespace, files: Sequence[Path]) -> None:
     outputs = [Path(args.output)] if args.output is not None else []
     if args.lattices is not None and args.lattice_format == "kaldi":
         outputs += [Path(args.lattices) / name for name in KALDI_FILES if (Path(args.lattices) / name).is_file()]
-    inputs = [*files, args.lexicon, args.ngram, args.large_ngram, args.rnn_lm]
+    inputs = [*files, args.lexicon, args.ngram, args.graph, args.large_ngram, args.rnn_lm]
     if args.output is None or not Path(args.output).exists() or Path(args.output).is_file():
         require_writable(*outputs, inputs=inputs)
 

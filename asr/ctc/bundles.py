@@ -12,6 +12,7 @@ from asr.ctc.config import CTCDecodingConfig
 from asr.ctc.graphs import compile_graph, read_lexicon, spelled_lexicon
 from asr.ctc.word_models import listed_words, read_ngram, uniform_ngram
 from asr.errors import AsrError
+from asr.graph.decoding_graph import DecodingGraph
 from asr.hub import cache_folder
 from asr.lm.ngram.model import NgramLM
 from asr.models.external.base import ExternalModel, load_acoustic_model
@@ -35,6 +36,7 @@ def bundle_with_acoustic_model(
     lexicon: str | Path | Lexicon | None = None,
     progress: Callable[[str], None] = lambda step: None,
     graph_folder: str | Path | None = None,
+    graph: str | Path | None = None,
 ) -> Bundle:
     """A recognizer of an acoustic model from elsewhere and language models of words.
 
@@ -50,6 +52,8 @@ def bundle_with_acoustic_model(
         lexicon: how words are written in the network's tokens; letters and word pieces need none.
         progress: called with the name of each step of compiling.
         graph_folder: where compiled graphs are kept; None for `graph_cache`.
+        graph: a decoding graph for the network's tokens, as `asr graph` writes it, in the place of one that is
+            compiled; `ngram` is then the model that it was made of, which large models need.
 
     Raises:
         AsrError: the network or a file cannot be read, there are no words, phones have no lexicon, or words cannot be
@@ -62,12 +66,14 @@ def bundle_with_acoustic_model(
         "features": ModelSpec("Samples", samples, Samples(**samples).eval()),
         "acoustic_model": ExternalNetwork.of(model),
         "fingerprint": " ".join(
-            [bundle.fingerprint if bundle is not None else "", model.name, *map(_fingerprint, (ngram, lexicon))]
+            [bundle.fingerprint if bundle is not None else "", model.name, *map(_fingerprint, (ngram, lexicon, graph))]
         )
         + _fingerprint(model.name.partition(":")[2]),
     }
-    if bundle is not None and ngram is None and lexicon is None and tokens.table.tokens == bundle.graph.tokens.tokens:
+    if bundle is not None and ngram is lexicon is graph is None and tokens.table.tokens == bundle.graph.tokens.tokens:
         return replace(bundle, **parts)
+    if graph is not None:
+        return _with_graph(DecodingGraph.load(graph, tokens.table), parts, model, bundle, (ngram, lexicon))
     words = _word_model(bundle, ngram)
     spellings = _spellings(tokens, bundle, lexicon, words)
     if words is None:
@@ -87,6 +93,27 @@ def bundle_with_acoustic_model(
         large_ngram=large,
         rnn_lm=None if bundle is None else bundle.rnn_lm,
         lexicon=compiled.lexicon,
+        decoding=_decoding(bundle),
+        **parts,
+    )
+
+
+def _with_graph(
+    graph: DecodingGraph,
+    parts: dict[str, Any],
+    model: ExternalModel,
+    bundle: Bundle | None,
+    sources: tuple[str | Path | NgramLM | None, str | Path | Lexicon | None],
+) -> Bundle:
+    """A bundle with a graph that is there; the language models are those of its words."""
+    ngram, lexicon = sources
+    return Bundle(
+        name=model.name,
+        graph=graph,
+        small_ngram=None if ngram is None else read_ngram(ngram),
+        large_ngram=None if bundle is None else bundle.large_ngram,
+        rnn_lm=None if bundle is None else bundle.rnn_lm,
+        lexicon=None if lexicon is None else read_lexicon(lexicon, model.tokens),
         decoding=_decoding(bundle),
         **parts,
     )

@@ -1,0 +1,198 @@
+"""Decoding graphs of others: HLG.pt of icefall, HLG.fst of Kaldi and sherpa-onnx, TLG.fst of WeNet and EESEN.
+
+Such a graph reads the outputs of a CTC network and writes words. Two files say what its numbers mean: words.txt, and
+tokens.txt with the network's outputs. In k2 a label is the column of the output. In OpenFst 0 is epsilon, so that a
+label is the column plus 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from asr.errors import AsrError
+from asr.graph.decoding_graph import DecodingGraph, graph_from_arrays
+from asr.graph.epsilon_removal import remove_epsilons
+from asr.graph.fst import INPUT_EPSILON, GraphArrays, Words, offsets
+from asr.graph.openfst import is_openfst, read_openfst
+from asr.text.ctc_tokens import CTCTokens
+from asr.text.normalize import read_text
+from asr.text.symbols import EPSILON_ID, SPECIAL_WORDS, UNK_ID, Vocabulary
+from asr.torch_archive import load_tensors
+
+TOPOLOGY = "imported"
+"""`meta["topology"]`: what the states of such a graph stand for is not known."""
+
+_FINAL_LABEL = -1  # of k2
+_NO_WORDS = ("<eps>", "<s>", "</s>")
+_DISAMBIGUATION = re.compile(r"#\d+$|#nonterm|#bos$|#eos$")
+_BLANKS = ("<blk>", "<blank>", "<ctc_blank>")
+
+
+def import_graph(path: str | Path, words: str | Path, tokens: str | Path) -> DecodingGraph:
+    """A graph that k2 or OpenFst wrote.
+
+    Args:
+        path: HLG.pt, a `torch.save` of k2's `Fsa.as_dict()`, or a binary file of OpenFst. No code runs from it.
+        words: words.txt, `word id` on each line.
+        tokens: tokens.txt, `token id` on each line: the outputs of the network, perhaps with `<eps>` before them and
+            disambiguation symbols behind them.
+
+    Raises:
+        AsrError: a file cannot be read, or they do not fit each other.
+    """
+    vocabulary, word_of = _vocabulary(words)
+    table = _tokens(tokens)
+    arrays = _read(Path(path))
+    ids = arrays.word_id
+    if len(ids) and int(ids.max()) >= len(word_of):
+        raise AsrError(f"{words}: there is no word {int(ids.max())}, which {path} writes; give its own words.txt.")
+    known = word_of[ids]
+    if (known < 0).any():
+        raise AsrError(
+            f"{words}: there is no word {int(ids[known < 0][0])}, which {path} writes; give its own words.txt."
+        )
+    columns = np.array(table.columns)
+    entry = np.empty(len(columns), dtype=np.int32)
+    entry[columns] = np.arange(len(columns))
+    if len(arrays.label) and int(arrays.label.max()) >= len(entry):
+        raise AsrError(
+            f"{path}: the graph reads output {int(arrays.label.max())}, but {tokens} has the outputs 0 to "
+            f"{len(entry) - 1}; give the tokens of its network."
+        )
+    label = np.where(arrays.label == INPUT_EPSILON, INPUT_EPSILON, entry[np.maximum(arrays.label, 0)]).astype(np.int32)
+    spoken = known != EPSILON_ID
+    owner = np.repeat(np.arange(arrays.num_arcs), np.diff(arrays.word_begin))[spoken]
+    spoken_words = Words(offsets(np.bincount(owner, minlength=arrays.num_arcs)), known[spoken].astype(np.int32))
+    renamed = GraphArrays(
+        arrays.arc_begin,
+        arrays.dst_state,
+        label,
+        arrays.score,
+        spoken_words.begin,
+        spoken_words.word_id,
+        arrays.final_score,
+    )
+    try:
+        finished = remove_epsilons(renamed)
+    except AsrError as error:
+        raise AsrError(f"{path}: {error}") from error
+    meta = {"topology": TOPOLOGY, "source": Path(path).name}
+    return graph_from_arrays(finished, table.table, vocabulary, meta)
+
+
+def _vocabulary(path: str | Path) -> tuple[Vocabulary, npt.NDArray[np.int64]]:
+    """The words, and for each id of the file ours: 0 for symbols that are not spoken, -1 for none."""
+    listed = _symbols(path, "word")
+    spoken = [word for word in listed if word not in SPECIAL_WORDS and not _DISAMBIGUATION.match(word)]
+    vocabulary = Vocabulary(spoken, name=str(path))
+    known = {word: number for number, word in enumerate(vocabulary.words)} | {"<unk>": UNK_ID}
+    ids = np.full(max(listed.values(), default=0) + 1, -1, dtype=np.int64)
+    for word, number in listed.items():
+        is_silent = word in _NO_WORDS or _DISAMBIGUATION.match(word)
+        ids[number] = EPSILON_ID if is_silent else known[word]
+    return vocabulary, ids
+
+
+def _tokens(path: str | Path) -> CTCTokens:
+    """The network's outputs; an `<eps>` that stands before a blank is none."""
+    listed = {token: number for token, number in _symbols(path, "token").items() if not _DISAMBIGUATION.match(token)}
+    ordered = sorted(listed, key=lambda token: listed[token])
+    begins_with_epsilon = ordered[:1] == ["<eps>"] and ordered[1:2] and ordered[1] in _BLANKS
+    if begins_with_epsilon:
+        del listed[ordered.pop(0)]
+    first = int(bool(begins_with_epsilon))
+    if [listed[token] for token in ordered] != list(range(first, first + len(ordered))):
+        raise AsrError(f"{path}: the ids of the tokens are not {first}, {first + 1}, {first + 2}, ... without gaps.")
+    tokens = CTCTokens(ordered)
+    tokens.name = tokens.table.name = str(path)
+    return tokens
+
+
+def _symbols(path: str | Path, what: str) -> dict[str, int]:
+    symbols: dict[str, int] = {}
+    for number, line in enumerate(read_text(path, f"{what} list").splitlines(), start=1):
+        fields = line.split()
+        if not fields:
+            continue
+        if len(fields) != 2 or not fields[1].isdigit() or len(fields[1]) > 9:
+            raise AsrError(f"{path}:{number}: expected '{what} id', as in Kaldi's {what}s.txt.")
+        if fields[0] in symbols:
+            raise AsrError(f"{path}:{number}: the {what} {fields[0]!r} occurs twice.")
+        symbols[fields[0]] = int(fields[1])
+    if not symbols:
+        raise AsrError(f"{path}: the {what} list is empty.")
+    return symbols
+
+
+def _read(path: Path) -> GraphArrays:
+    """The graph with columns of the network as labels, -1 for epsilon, and the file's word ids."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(4)
+    except OSError as error:
+        raise AsrError(f"{path}: the graph cannot be read ({error.strerror}).") from error
+    if head == b"PK\x03\x04":
+        return _read_k2(path)
+    if not is_openfst(head):
+        raise AsrError(f"{path}: this is neither HLG.pt of k2 nor a binary transducer of OpenFst.")
+    fst = read_openfst(path)
+    if len(fst.input_label) and min(int(fst.input_label.min()), int(fst.output_label.min())) < 0:
+        raise AsrError(f"{path}: the transducer has labels below 0; the file is damaged.")
+    words = Words.single(fst.output_label)
+    label = (fst.input_label - 1).astype(np.int32)
+    arrays = GraphArrays(fst.arc_begin, fst.dst_state, label, fst.score, words.begin, words.word_id, fst.final_score)
+    states = np.arange(len(fst.final_score))
+    return arrays if fst.start == 0 else arrays.take_states(np.concatenate([[fst.start], np.delete(states, fst.start)]))
+
+
+def _read_k2(path: Path) -> GraphArrays:
+    """k2's final arcs, which have the label -1 and all lead to the last state, become final scores."""
+    try:
+        content = load_tensors(path, states_of=["_k2.ragged RaggedTensor", "k2.symbol_table SymbolTable"])
+    except (OSError, UnpicklingError) as error:
+        raise AsrError(f"{path}: this is no graph of k2, or it is damaged ({error}).") from error
+    arcs = content.get("arcs") if isinstance(content, dict) else None
+    if not isinstance(arcs, torch.Tensor) or arcs.dtype != torch.int32 or arcs.dim() != 2 or arcs.shape[1] != 4:
+        raise AsrError(f"{path}: this is no graph of k2: it has no 'arcs' of four integers each.")
+    if not len(arcs):
+        raise AsrError(f"{path}: the graph is empty.")
+    values = arcs.numpy()
+    src_state, dst_state, label = values[:, 0], values[:, 1], values[:, 2]
+    score = np.ascontiguousarray(values[:, 3]).view(np.float32)
+    num_states = int(max(src_state.max(), dst_state.max())) + 1
+    if min(int(src_state.min()), int(dst_state.min())) < 0 or int(label.min()) < _FINAL_LABEL or np.isnan(score).any():
+        raise AsrError(f"{path}: a state, a label or a score is out of range; the file is damaged.")
+    if num_states > len(arcs) + 1:
+        raise AsrError(f"{path}: there are states without arcs; the file is damaged.")
+    words = _k2_words(content.get("aux_labels"), len(arcs), path)
+    ends = label == _FINAL_LABEL
+    if words.counts[ends].any():
+        raise AsrError(f"{path}: words stand on final arcs, which no graph for a search has.")
+    final_score = np.full(num_states, -np.inf, dtype=np.float32)
+    np.maximum.at(final_score, src_state[ends], score[ends])
+    inner = np.flatnonzero(~ends & (score > -np.inf))
+    return GraphArrays.from_arcs(
+        src_state[inner], dst_state[inner], label[inner], score[inner], words.take(inner), final_score
+    )
+
+
+def _k2_words(labels: Any, num_arcs: int, path: Path) -> Words:
+    """The words of each arc, from a tensor, or from a ragged one's state (row_splits, "row_ids1", values)."""
+    if isinstance(labels, torch.Tensor) and labels.shape == (num_arcs,) and not labels.is_floating_point():
+        return Words.single(np.maximum(labels.numpy(), 0))
+    state = getattr(labels, "state", None)
+    if isinstance(state, tuple) and len(state) == 3 and all(isinstance(state[i], torch.Tensor) for i in (0, 2)):
+        begin, values = state[0].numpy().astype(np.int64), state[2].numpy().astype(np.int64)
+        rises = all(one <= other for one, other in itertools.pairwise(begin.tolist()))
+        if len(begin) == num_arcs + 1 and begin[0] == 0 and begin[-1] == len(values) and rises:
+            owner = np.repeat(np.arange(num_arcs), np.diff(begin))[values > 0]
+            return Words(offsets(np.bincount(owner, minlength=num_arcs)), values[values > 0].astype(np.int32))
+    raise AsrError(f"{path}: the words ('aux_labels') are not one number or a list for each arc.")

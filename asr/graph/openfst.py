@@ -1,0 +1,156 @@
+"""Transducers of OpenFst read from its binary files, without OpenFst: types `vector` and `const`, 32-bit weights.
+
+The layout is that of OpenFst's `fst.cc`, `vector-fst.h` and `const-fst.h`: a header, perhaps two symbol tables, then
+states and arcs. Nothing in a file is trusted: all sizes are compared with what is there.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from asr.errors import AsrError
+from asr.graph.fst import Transducer, offsets
+
+MAGIC = 2125659606
+_SYMBOLS_MAGIC = 2125658996
+_HAS_INPUT_SYMBOLS, _HAS_OUTPUT_SYMBOLS, _IS_ALIGNED = 1, 2, 4
+_ALIGNED_VERSION = 1  # of constant transducers; later versions say so in a flag
+_ALIGNMENT = 16
+_STATE = np.dtype([("final", "<f4"), ("pos", "<u4"), ("num", "<u4"), ("num_in_eps", "<u4"), ("num_out_eps", "<u4")])
+_ARC = np.dtype([("input", "<i4"), ("output", "<i4"), ("weight", "<f4"), ("dst", "<i4")])
+_LONGEST_NAME = 1 << 16
+
+
+def is_openfst(head: bytes) -> bool:
+    """Whether a file begins like one of OpenFst."""
+    return head[:4] == struct.pack("<i", MAGIC)
+
+
+def read_openfst(path: str | Path) -> Transducer:
+    """A transducer in the tropical or log semiring; scores are its negated weights.
+
+    Raises:
+        AsrError: the file cannot be read, is cut short, or has another type of transducer or weight.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise AsrError(f"{path}: the transducer cannot be read ({error.strerror}).") from error
+    if not is_openfst(content):
+        raise AsrError(f"{path}: this is no binary file of OpenFst.")
+    reader = _Reader(content, 4, str(path))
+    kind, arc_type = reader.text(), reader.text()
+    if kind not in ("vector", "const") or arc_type not in ("standard", "log"):
+        raise AsrError(
+            f"{path}: this is a transducer of the type {kind!r} with arcs {arc_type!r}; convert it by "
+            "`fstconvert --fst_type=const`, with weights of the type standard."
+        )
+    version, flags, _, start, num_states, num_arcs = reader.values("<iiQqqq")
+    for flag in (_HAS_INPUT_SYMBOLS, _HAS_OUTPUT_SYMBOLS):
+        if flags & flag:
+            reader.skip_symbols()
+    if kind == "const":
+        is_aligned = version == _ALIGNED_VERSION or bool(flags & _IS_ALIGNED)
+        final, counts, arcs = _const(reader, num_states, num_arcs, is_aligned)
+    else:
+        final, counts, arcs = _vector(reader, num_states)
+    if not 0 <= start < len(final):
+        raise AsrError(f"{path}: the transducer is empty, it has no start state.")
+    if len(arcs) and not 0 <= int(arcs["dst"].min()) <= int(arcs["dst"].max()) < len(final):
+        raise AsrError(f"{path}: an arc leads to a state that is not there; the file is damaged.")
+    if np.isnan(arcs["weight"]).any() or np.isnan(final).any() or (arcs["weight"] == -np.inf).any():
+        raise AsrError(f"{path}: a weight is not a number; the file is damaged.")
+    possible = arcs["weight"] < np.inf
+    src_state = np.repeat(np.arange(len(final)), counts)[possible]
+    arcs = arcs[possible]
+    return Transducer(
+        int(start),
+        offsets(np.bincount(src_state, minlength=len(final))),
+        arcs["input"].copy(),
+        arcs["output"].copy(),
+        np.subtract(0.0, arcs["weight"], dtype=np.float32),
+        arcs["dst"].copy(),
+        np.subtract(0.0, final, dtype=np.float32),
+    )
+
+
+class _Reader:
+    """Values of a file one after the other."""
+
+    def __init__(self, content: bytes, position: int, name: str) -> None:
+        self.content, self.position, self.name = content, position, name
+
+    def values(self, form: str) -> tuple[Any, ...]:
+        begin = self.advance(struct.calcsize(form))
+        return struct.unpack_from(form, self.content, begin)
+
+    def advance(self, num_bytes: int) -> int:
+        """Where the next bytes begin."""
+        begin, end = self.position, self.position + num_bytes
+        if num_bytes < 0 or end > len(self.content):
+            raise AsrError(f"{self.name}: the file of OpenFst is cut short or damaged; copy it again.")
+        self.position = end
+        return begin
+
+    def text(self) -> str:
+        (length,) = self.values("<i")
+        if length > _LONGEST_NAME:
+            raise AsrError(f"{self.name}: the file of OpenFst is damaged: a name has {length} bytes.")
+        begin = self.advance(length)
+        return self.content[begin : begin + length].decode("utf-8", "replace")
+
+    def skip_symbols(self) -> None:
+        """A symbol table: what labels mean is said by words.txt and tokens.txt."""
+        (magic,) = self.values("<i")
+        if magic != _SYMBOLS_MAGIC:
+            raise AsrError(f"{self.name}: the file of OpenFst is damaged where its symbol table should be.")
+        self.text()
+        _, size = self.values("<qq")
+        for _ in range(size):
+            self.text()
+            self.values("<q")
+
+    def align(self) -> None:
+        self.advance(-self.position % _ALIGNMENT)
+
+    def array(self, dtype: np.dtype[Any], size: int) -> npt.NDArray[Any]:
+        begin = self.advance(size * dtype.itemsize)
+        return np.frombuffer(self.content, dtype, size, begin)
+
+
+_Parts = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[Any]]
+
+
+def _const(reader: _Reader, num_states: int, num_arcs: int, is_aligned: bool) -> _Parts:
+    """States with their arcs behind all of them."""
+    if is_aligned:
+        reader.align()
+    states = reader.array(_STATE, num_states)
+    if is_aligned:
+        reader.align()
+    arcs = reader.array(_ARC, num_arcs)
+    counts = states["num"].astype(np.int64)
+    if counts.sum() != num_arcs or (states["pos"] != offsets(counts)[:-1])[counts > 0].any():
+        raise AsrError(f"{reader.name}: the states do not fit the arcs; the file is damaged.")
+    return states["final"], counts, arcs
+
+
+def _vector(reader: _Reader, num_states: int) -> _Parts:
+    """Each state with its arcs; a stream does not know the number of states in advance and has -1."""
+    final, counts, begins = list[float](), list[int](), list[int]()
+    while (len(final) < num_states) if num_states >= 0 else (reader.position < len(reader.content)):
+        weight, count = reader.values("<fq")
+        final.append(weight)
+        counts.append(count)
+        begins.append(reader.advance(count * _ARC.itemsize if count >= 0 else -1))
+    arcs = np.empty(sum(counts), dtype=_ARC)
+    position = 0
+    for begin, count in zip(begins, counts, strict=True):
+        arcs[position : position + count] = np.frombuffer(reader.content, _ARC, count, begin)
+        position += count
+    return np.array(final, dtype=np.float32), np.array(counts, dtype=np.int64), arcs
