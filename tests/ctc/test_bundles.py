@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import soundfile
 import torch
@@ -221,3 +222,41 @@ def test_a_bundle_with_an_onnx_file(
     (out / "bundle.json").write_text(json.dumps(manifest))
     with pytest.raises(AsrError, match="'acoustic_model' lacks a valid 'file'"):
         Bundle.load(out)
+
+
+def test_a_graph_of_openfst_beside_a_network_whose_blank_is_last(
+    bundle: Bundle, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("kaldifst", reason="kaldifst is not installed", exc_type=ImportError)
+    from asr.graph.fst import Transducer, to_openfst
+
+    graph = bundle.graph
+    counts = (graph.word_begin[1:] - graph.word_begin[:-1]).numpy()
+    assert counts.max() == 1, "an arc of OpenFst writes one word"
+    written = np.zeros(graph.num_arcs, dtype=np.int32)
+    written[counts == 1] = graph.word_id.numpy()
+    columns = np.array(phone_model().tokens.columns, dtype=np.int32)
+    fst = Transducer(
+        0,
+        graph.arc_begin.numpy(),
+        columns[graph.token_id.numpy()] + 1,
+        written,
+        graph.score.numpy(),
+        graph.dst_state.numpy(),
+        graph.final_score.numpy(),
+    )
+    to_openfst(fst).write(str(tmp_path / "HLG.fst"))
+    for name, symbols in (("words", graph.vocabulary.words), ("tokens", [*PHONES, "<blk>"])):
+        lines = (f"{symbol} {number}\n" for number, symbol in enumerate(symbols))
+        (tmp_path / f"{name}.txt").write_text("".join(lines))
+    recording, output = tmp_path / "a.wav", tmp_path / "graph.safetensors"
+    soundfile.write(recording, tones(["PAT", "TO", "KIT"]).numpy(), RATE)
+    files = [f"--words={tmp_path / 'words.txt'}", f"--tokens={tmp_path / 'tokens.txt'}"]
+    assert main(["graph", "--from", str(tmp_path / "HLG.fst"), *files, "--output", str(output)]) == 0
+    capsys.readouterr()
+    command = ["transcribe", str(recording), "--graph", str(output)]
+    assert main([*command, "--acoustic-model", scripted(tmp_path / "a.pt")]) == 0
+    assert capsys.readouterr().out == f"{recording}: PAT TO KIT\n"
+    assert not cache.exists(), "nothing is compiled"
+    assert main(command) == 2
+    assert "--graph goes with --acoustic-model" in capsys.readouterr().err
