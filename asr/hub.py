@@ -216,8 +216,8 @@ def _fetched_file(source: Source, path: Path, entry: dict[str, Any], report: Cal
     while (begin := partial.stat().st_size if partial.is_file() else 0) != size:
         if begin > size:
             partial.unlink()
-            continue
-        if failures == _MAX_ATTEMPTS:
+            begin, reason = 0, "more bytes came than the file has"
+        if failures >= _MAX_ATTEMPTS:
             raise AsrError(
                 f"{source.address}/{path.name}: the transfer broke off after {begin} of {size} bytes ({reason}); the "
                 "same command goes on from there."
@@ -226,12 +226,12 @@ def _fetched_file(source: Source, path: Path, entry: dict[str, Any], report: Cal
             _append(_open(source, path.name, begin), partial, begin, size, report)
             reason = "it ends too early"
         except urllib.error.HTTPError as error:
-            reason = f"the server says {error.code} {error.reason}"
+            reason = f"the server says {error.code} {_quoted(str(error.reason))}"
             if error.code not in _WORTH_ANOTHER_TRY:
                 raise AsrError(f"{source.address}/{path.name}: it cannot be fetched ({reason}).") from error
         except (OSError, http.client.HTTPException) as error:
             reason = _reason(error)
-        if (partial.stat().st_size if partial.is_file() else 0) > begin:
+        if begin < (partial.stat().st_size if partial.is_file() else 0) <= size:
             wait, failures = _FIRST_WAIT_SECONDS, 0
         else:
             failures += 1
@@ -298,14 +298,14 @@ def _small_file(source: Source, name: str) -> bytes | None:
                 raise AsrError(
                     f"{source.address}/{name}: the file is larger than any of its kind; it is something else."
                 )
-            announced = response.headers.get("Content-Length")
-            if announced is None or len(content) == int(announced):
+            announced = str(response.headers.get("Content-Length", len(content))).strip()
+            if announced == str(len(content)):
                 return content
             reason = "it ends too early"
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 return None
-            reason = f"the server says {error.code} {error.reason}"
+            reason = f"the server says {error.code} {_quoted(str(error.reason))}"
             if error.code not in _WORTH_ANOTHER_TRY:
                 raise AsrError(f"{source.address}/{name}: it cannot be fetched ({reason}).") from error
         except (OSError, http.client.HTTPException) as error:
@@ -323,7 +323,13 @@ def _small_file(source: Source, name: str) -> bytes | None:
 
 def _reason(error: BaseException) -> str:
     cause = getattr(error, "reason", None) or error
-    return str(getattr(cause, "strerror", None) or cause or type(cause).__name__)
+    return _quoted(str(getattr(cause, "strerror", None) or cause) or type(cause).__name__)
+
+
+def _quoted(text: str) -> str:
+    """What a server said, in one line and not at length."""
+    line = " ".join("".join(one if one.isprintable() else " " for one in text).split())
+    return line if len(line) <= 100 else f"{line[:100]} ..."
 
 
 def _write(path: Path, content: bytes) -> None:

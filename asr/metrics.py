@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asr.errors import AsrError
+from asr.text.documents import parse_json
 from asr.text.normalize import read_text
 
 IntArray = NDArray[np.int64]
@@ -312,9 +313,9 @@ def _from_kaldi(line: str) -> tuple[str, tuple[str, ...]]:
 def _from_json(line: str, where: str) -> tuple[str, tuple[str, ...] | None]:
     """The id and the words; None where recognition failed."""
     try:
-        record: dict[str, Any] = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise AsrError(f"{where}: the line is not a JSON object ({error.msg}).") from error
+        record: dict[str, Any] = parse_json(line)
+    except ValueError as error:
+        raise AsrError(f"{where}: the line is not a JSON object ({error}).") from error
     field = next((name for name in _ID_FIELDS if name in record), None)
     if field is None:
         raise AsrError(f"{where}: the object has no id; give it one of the fields {', '.join(_ID_FIELDS)}.")

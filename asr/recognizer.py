@@ -42,6 +42,7 @@ from asr.decoding.second_pass import SecondPass
 from asr.decoding.settings import Pass, refuse_unused, setting_options
 from asr.decoding.warmup import made_up_log_prob, needs_warm_up
 from asr.errors import AsrError
+from asr.kernels.heap import release_now_and_then
 from asr.lm.interface import LanguageModel
 from asr.options import check_options, device_named, option, options_of
 from asr.results import RecognitionResult, StageTimes, as_result, joined
@@ -602,6 +603,7 @@ class Recognizer(nn.Module):
             share.audio_seconds = length
             recognized = as_result(result, step, share, self.final_options, self.aligner, cache, hypotheses)
             results.append(recognized if self.keep_lattices else replace(recognized, lattices=()))
+        release_now_and_then(sum(lengths))
         return results
 
     def _hypotheses(self, decoded: DecodeResult, nbest: int) -> tuple[Hypothesis, ...]:

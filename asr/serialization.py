@@ -5,6 +5,7 @@ Files name classes of the registry and never hold pickled objects; reading a che
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import hashlib
 import importlib
@@ -25,6 +26,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from asr.errors import AsrError
+from asr.text.documents import parse_json
 from asr.text.symbols import Vocabulary
 from asr.torch_archive import load_tensors
 
@@ -216,10 +218,10 @@ def read_description(path: Path, what: str) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MAX_DESCRIPTION_BYTES:
             raise ValueError("it is larger than any description")
-        description = json.loads(path.read_text(encoding="utf-8"))
+        description = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise AsrError(f"{path}: the {what}'s description cannot be read ({error.strerror}).") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise AsrError(f"{path}: the {what}'s description is damaged ({error}); fetch the {what} again.") from error
     if not isinstance(description, dict):
         raise AsrError(f"{path}: the {what}'s description is no JSON object; fetch the {what} again.")
@@ -298,6 +300,16 @@ def atomic_path(path: Path) -> Iterator[Path]:
             partial.unlink(missing_ok=True)
 
 
+def write_whole_text(path: str | Path, text: str) -> None:
+    """Writes a file of text that gets its name when it is complete.
+
+    Raises:
+        AsrError: as `atomic_path`.
+    """
+    with atomic_path(Path(path)) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
     """Gives a temporary folder to fill, which replaces `folder` if the block succeeds and is deleted if not.
@@ -321,20 +333,45 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
         if not target.exists():
             partial.rename(target)
             return
+        for entry in target.iterdir():
+            if not os.path.lexists(partial / entry.name):
+                _copy(entry, partial / entry.name)
+        if _exchange(partial, target):
+            return  # what is partial now was the folder before, and is deleted below
         target.rename(earlier)
         try:
             partial.rename(target)
         except OSError:
             earlier.rename(target)
             raise
-        for entry in earlier.iterdir():
-            if not (target / entry.name).exists():
-                entry.rename(target / entry.name)
-        shutil.rmtree(earlier)
+        shutil.rmtree(earlier, ignore_errors=True)
     except OSError as error:
         raise AsrError(f"{folder}: the folder cannot be written ({error.strerror}); {_cure(error)}.") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _copy(entry: Path, place: Path) -> None:
+    """A second name for a file where the file system has such, else a copy."""
+    if entry.is_dir() and not entry.is_symlink():
+        shutil.copytree(entry, place, symlinks=True)
+        return
+    try:
+        os.link(entry, place, follow_symlinks=False)
+    except (OSError, NotImplementedError):
+        shutil.copy2(entry, place, follow_symlinks=False)
+
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchanges the names of two folders in one step, so that each exists at any time -> whether that could be done."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False  # not Linux, or an old C library
+    return rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0
 
 
 def require_writable(*paths: Path, inputs: Iterable[str | Path | None] = ()) -> None:

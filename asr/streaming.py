@@ -27,6 +27,7 @@ from asr.decoding.online import EndpointRules, StreamingDecoder
 from asr.decoding.settings import Pass
 from asr.decoding.warmup import made_up_log_prob, needs_warm_up
 from asr.errors import AsrError
+from asr.kernels.heap import release_now_and_then
 from asr.lm.interface import LanguageModel
 from asr.models.external.network import ExternalNetwork
 from asr.models.external.streaming import StateEncoder, StateStream
@@ -587,6 +588,7 @@ class StreamingRecognizer:
 
     def _final(self, number: int, one: _Stream, decoded: DecodeResult, reason: str) -> StreamResult:
         begin, end = self._span(one)
+        release_now_and_then(end - begin)
         best = decoded.best
         if best is None:
             return StreamResult(number, True, reason, begin, end, (), 0, decoded.reached_final)

@@ -35,9 +35,9 @@ def corpora() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_bundle_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A saved bundle that recognizes the words of `tests.tiny_bundle`."""
+    """A saved bundle that recognizes the words of `asr.testing.tones`."""
     pytest.importorskip("kaldifst", reason="compiling the graph needs kaldifst")
-    from tests.tiny_bundle import tiny_bundle
+    from asr.testing.tones import tiny_bundle
 
     folder = tmp_path_factory.mktemp("bundle")
     tiny_bundle(folder).save(folder / "tones", half_precision=False)

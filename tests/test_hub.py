@@ -20,7 +20,7 @@ from asr import hub
 from asr.bundle import Bundle, bundle_folder
 from asr.cli.main import main
 from asr.errors import AsrError
-from tests.tiny_bundle import tones
+from asr.testing.tones import tones
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 

@@ -16,8 +16,8 @@ from torch import Tensor
 import asr
 from asr.audio.waveform import as_recordings
 from asr.decoding.build import decoding_options
+from asr.testing.tones import RATE, tones
 from asr.text.symbols import Vocabulary
-from tests.tiny_bundle import RATE, tones
 
 PAT_TO_KIT = ["PAT", "TO", "KIT"]
 

@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from asr.audio.fbank import Fbank
 from asr.bundle import Bundle, read_rnn_lm
 from asr.cli.options import graph_notice
@@ -23,6 +21,7 @@ from asr.lm.ngram.io import read_ngram_lm
 from asr.lm.ngram.model import NgramLM
 from asr.models.external.base import KINDS
 from asr.serialization import ModelSpec
+from asr.text.documents import parse_yaml
 from asr.text.lexicon import Lexicon
 from asr.text.symbols import TokenTable
 
@@ -178,8 +177,8 @@ def _ngram(path: str | None) -> NgramLM | None:
 
 def _mapping(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(_text(path))
-    except yaml.YAMLError as error:
+        content = parse_yaml(_text(path))
+    except ValueError as error:
         raise AsrError(f"{path}: this is neither YAML nor JSON ({error}).") from error
     if not isinstance(content, dict):
         raise AsrError(f"{path}: the file has no mapping of names to values.")

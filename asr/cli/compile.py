@@ -24,6 +24,7 @@ from asr.kernels.code_cache import built_for, cached_code, watch_compiler
 from asr.kernels.jit import has_package
 from asr.recognizer import Recognizer
 from asr.streaming import StreamingRecognizer
+from asr.text.documents import parse_json
 
 _RECORD = "asr-compiled.json"
 
@@ -94,7 +95,7 @@ def compiled_state() -> tuple[bool, str]:
     if record is None:
         return False, "not yet; 'asr doctor --compile' does it ahead of the first recording"
     try:
-        content = json.loads(record.read_text(encoding="utf-8"))
+        content = parse_json(record.read_text(encoding="utf-8"))
         missing = [path for path in content["files"] if not Path(path).is_file()]
         changed = [path for path, time_ns in content["sources"].items() if Path(path).stat().st_mtime_ns != time_ns]
         made_for = content["built_for"]

@@ -41,7 +41,8 @@ from asr.nist import count_errors as sclite_errors
 from asr.reports.evaluation import Clip
 from asr.reports.word_graph import WordGraph
 from asr.results import StageTimes, format_cache
-from asr.serialization import require_writable
+from asr.serialization import require_writable, write_whole_text
+from asr.text.documents import parse_json
 from asr.text.normalize import read_text
 
 Transcripts = dict[str, tuple[str, ...]]
@@ -209,7 +210,7 @@ def _timed_words(path: str, channels: Mapping[str, str]) -> dict[tuple[str, str]
         if not line.strip():
             continue
         try:
-            record: dict[str, Any] = json.loads(line)
+            record: dict[str, Any] = parse_json(line)
             if "error" in record:
                 continue
             name = Path(str(record["audio"])).stem
@@ -408,7 +409,4 @@ def _write_details(
             format_alignment(references[utt_id], hypotheses.get(utt_id, ())),
             "",
         ]
-    try:
-        path.write_text("\n".join(lines), encoding="utf-8")
-    except OSError as error:
-        raise AsrError(f"{path}: the details cannot be written ({error.strerror}).") from error
+    write_whole_text(path, "\n".join(lines))

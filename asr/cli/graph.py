@@ -20,7 +20,8 @@ from asr.graph.context import BIPHONE_TOPOLOGY, TIED_STATES, TiedStates
 from asr.graph.imported import import_graph
 from asr.graph.topology import TOPOLOGIES
 from asr.lm.ngram.model import NgramLM
-from asr.serialization import atomic_path, require_writable
+from asr.serialization import atomic_path, require_writable, write_whole_text
+from asr.text.documents import parse_json
 from asr.text.lexicon import Lexicon
 from asr.text.normalize import read_text
 from asr.text.symbols import SPECIAL_WORDS, TokenTable
@@ -252,7 +253,7 @@ def _pronunciation_scores(path: Path | None, lexicon: Lexicon) -> dict[str, list
     if path is None:
         return None
     try:
-        scores = json.loads(read_text(path, "pronunciation scores"))
+        scores = parse_json(read_text(path, "pronunciation scores"))
         own = {word: [float(score) for score in scores[word]] for word in scores if word in lexicon}
     except (ValueError, TypeError, KeyError) as error:
         raise AsrError(f"{path}: the file has no valid pronunciation scores ({error}).") from error
@@ -276,7 +277,7 @@ def _write_unpronounced(output: Path, report: BuildReport) -> Path | None:
     words = report.words_without_pronunciation
     if not words:
         return None
-    path.write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+    write_whole_text(path, "".join(f"{word}\n" for word in words))
     print(
         f"asr: {len(words)} words of the model are not in the lexicon and cannot be recognized ({', '.join(words[:5])}"
         f"{', ...' if len(words) > 5 else ''}); all of them are listed in {path}.",

@@ -10,7 +10,7 @@ import numpy as np
 
 from asr.errors import AsrError
 from asr.lm.corpus import read_word_stream
-from asr.serialization import require_writable
+from asr.serialization import atomic_path, require_writable
 from asr.text.normalize import read_text
 from asr.text.symbols import SPECIAL_WORDS, Vocabulary
 
@@ -48,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
     ids = sorted(ids, key=lambda i: (-count[i], words[i]))[: args.max_words]
     if not ids:
         raise AsrError(f"{args.lexicon}: it has no word of the texts; are both in the same case?")
-    Vocabulary(words[i] for i in ids).save(args.output)
+    with atomic_path(args.output) as partial:
+        Vocabulary(words[i] for i in ids).save(partial)
     coverage = count[ids].sum() / stream.num_words
     report = {"words": len(ids), "word_types": len(words) - len(SPECIAL_WORDS), "coverage": round(float(coverage), 5)}
     print(json.dumps(report))

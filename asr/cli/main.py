@@ -151,12 +151,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader of our output, such as head, has closed it.
         code = 0
+    except (MemoryError, RuntimeError) as error:
+        if not _lacks_memory(error):
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].partition(". ")[0]
+        print(
+            f"asr: error: there is not enough memory ({reason}); "
+            "work on less at a time, for instance with --batch-seconds or --cache-mb.",
+            file=sys.stderr,
+        )
+        code = 2
     except OSError as error:
         what = f"{error.filename} cannot be read or" if error.filename is not None else "standard output cannot be"
         print(f"asr: error: {what} written ({error.strerror or error}).", file=sys.stderr)
         code = 2
     _discard_output()
     return code
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Whether memory ran out, that of a GPU as well; torch has no class of its own for that of the host."""
+    is_ours = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return is_ours or "can't allocate memory" in str(error) or "out of memory" in str(error)
 
 
 def _discard_output() -> None:

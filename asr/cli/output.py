@@ -19,6 +19,7 @@ from asr.errors import AsrError
 from asr.recognizer import Recognizer
 from asr.results import RecognitionResult
 from asr.serialization import atomic_path, open_atomic
+from asr.text.documents import parse_json
 from asr.transcripts import SUFFIXES, Transcript, format_transcript
 
 
@@ -230,7 +231,7 @@ def maker_of(recognizer: Recognizer, kind: str = "") -> str:
 
 def _record(line: bytes, field: str) -> dict[str, Any] | None:
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except ValueError:
         return None
     if not isinstance(record, dict) or not isinstance(record.get(field), str):

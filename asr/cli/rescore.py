@@ -33,7 +33,7 @@ from asr.lm.combine import Interpolated, RemappedLM
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.io import read_ngram_lm
 from asr.results import Word
-from asr.serialization import require_writable
+from asr.serialization import require_writable, write_whole_text
 from asr.transcripts import FORMATS, Transcript, format_transcript, plain_name
 
 NAME = "rescore"
@@ -119,10 +119,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.output:
         sys.stdout.write(text)
         return 0
-    try:
-        Path(args.output).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise AsrError(f"{args.output}: the output cannot be written ({error.strerror}).") from error
+    write_whole_text(args.output, text)
     return 0
 
 

@@ -53,6 +53,10 @@ class _CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
 
 
 class _CLI(LightningCLI):  # type: ignore[misc]
+    def _parse_ckpt_path(self) -> None:
+        """Leaves the model to the recipe. Lightning 2.6 would take classes and arguments from the checkpoint, and read
+        it by `torch.load`."""
+
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         trainer = super().instantiate_trainer(**kwargs)
         trainer.strategy.checkpoint_io = _CheckpointIO()

@@ -22,7 +22,7 @@ import shutil
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,7 @@ from asr.ctc.word_trie import WordTrie
 from asr.errors import AsrError
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
+from asr.text.documents import parse_json
 from asr.text.symbols import UNK_ID
 
 _LOGGER = logging.getLogger(__name__)
@@ -100,6 +101,15 @@ class Alphabet:
         unknown = "▁⁇▁" if is_bpe else "⁇"
         found = [unknown if label.lower() in ("<unk>", "[unk]") else label for label in found]
         return cls(found, is_bpe)
+
+
+def _fields_of(path: Path, **kinds: Any) -> dict[str, Any]:
+    """A JSON object that has these fields, each of a kind; a `ValueError` if it has not."""
+    content = parse_json(path.read_text(encoding="utf-8"))
+    for name, kind in kinds.items():
+        if not isinstance(content, dict) or not isinstance(content.get(name), kind):
+            raise ValueError(f"{path.name} lacks a valid {name!r}")
+    return cast("dict[str, Any]", content)
 
 
 class LanguageModelSettings:
@@ -290,13 +300,16 @@ class BeamSearchDecoderCTC:
         folder = Path(filepath)
         model_folder = folder / "language_model"
         try:
-            content = json.loads((folder / "alphabet.json").read_text(encoding="utf-8"))
+            content = _fields_of(folder / "alphabet.json", labels=list, is_bpe=bool)
+            if not all(isinstance(label, str) for label in content["labels"]):
+                raise ValueError("a label is no text")
             if not model_folder.is_dir():
-                return cls(Alphabet(list(content["labels"]), bool(content["is_bpe"])))
-            attributes = json.loads((model_folder / "attrs.json").read_text(encoding="utf-8"))
+                return cls(Alphabet(content["labels"], content["is_bpe"]))
+            weights = {"alpha": (int, float), "beta": (int, float), "unk_score_offset": (int, float)}
+            attributes = _fields_of(model_folder / "attrs.json", score_boundary=bool, **weights)
             unigrams = (model_folder / "unigrams.txt").read_text(encoding=unigram_encoding or "utf-8").split("\n")
             (source,) = (path for path in model_folder.iterdir() if path.name not in ("attrs.json", "unigrams.txt"))
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError) as error:
             raise AsrError(f"{folder}: this is no folder of a saved decoder ({error}).") from error
         decoder = build_ctcdecoder(
             content["labels"],
@@ -307,7 +320,7 @@ class BeamSearchDecoderCTC:
             attributes["unk_score_offset"],
             attributes["score_boundary"],
         )
-        decoder._alphabet = Alphabet(list(content["labels"]), bool(content["is_bpe"]))
+        decoder._alphabet = Alphabet(content["labels"], content["is_bpe"])
         return decoder
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import logging
 import random
 import re
@@ -22,6 +21,7 @@ from lhotse.serialization import deserialize_item
 from torch import Tensor
 
 from asr.errors import AsrError
+from asr.text.documents import parse_json
 from asr.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -95,6 +95,8 @@ def read_cuts(paths: Sequence[str | Path]) -> list[MonoCut]:
                 cut = deserialize_item(record)
                 if not isinstance(cut, Cut):
                     raise ValueError(f"a {type(cut).__name__} where cuts belong")
+                if not isinstance(cut.id, str):
+                    raise ValueError("the id of a cut is no string")
                 cuts.append(cut)
         except Exception as error:  # gzip, json and lhotse each raise their own
             reason = str(error).partition("\n")[0] or type(error).__name__
@@ -119,7 +121,7 @@ def _records(path: Path) -> Iterator[Any]:
             if len(line) == _MAX_LINE_BYTES:
                 raise ValueError(f"a line of more than {_MAX_LINE_BYTES} bytes")
             if line.strip():
-                yield json.loads(line)
+                yield parse_json(line)
 
 
 def _require_plain_files(value: Any) -> None:

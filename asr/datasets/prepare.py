@@ -17,6 +17,7 @@ from asr.audio.io import inspect_audio
 from asr.datasets.corpora.base import Corpus, SkippedItem, Utterance
 from asr.errors import AsrError
 from asr.serialization import atomic_path, require_writable
+from asr.text.documents import parse_json
 
 Progress = Callable[[int, int], None]
 """Called with the number of files that are done, and of all files."""
@@ -44,7 +45,7 @@ class PartReport:
     def from_file(cls, path: Path) -> PartReport | None:
         """The report of an earlier run, or None if there is none that can be read."""
         try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
+            fields = parse_json(path.read_text(encoding="utf-8"))
             fields["skipped"] = [SkippedItem(**item) for item in fields["skipped"]]
             return cls(**fields)
         except (OSError, ValueError, KeyError, TypeError):

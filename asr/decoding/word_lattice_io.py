@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ import torch
 
 from asr.decoding.word_lattice import Candidate, WordArc, WordLattice
 from asr.errors import AsrError
+from asr.text.documents import parse_json
 from asr.text.normalize import read_text
 from asr.torch_archive import load_tensors
 
@@ -265,7 +265,7 @@ def read_n_best(path: str | Path) -> dict[str, list[Candidate]]:
 
 def _from_json(line: str, where: str) -> tuple[str, list[Candidate]]:
     try:
-        record = json.loads(line)
+        record = parse_json(line)
         name = str(record["id"]) if "id" in record else Path(str(record["audio"])).stem
         return name, [_candidate(entry) for entry in record.get("nbest", [])]
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -8,7 +8,6 @@ Shapes: P phones, silence first; C columns of the acoustic model; S states and A
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy.typing as npt
 
 from asr.errors import AsrError
 from asr.graph.fst import GraphArrays, Words, expand
+from asr.text.documents import parse_json
 from asr.text.normalize import read_text
 from asr.text.symbols import BLANK, TokenTable
 
@@ -74,8 +74,8 @@ class TiedStates:
             AsrError: the file cannot be read or does not hold tied states.
         """
         try:
-            return cls.from_json(json.loads(read_text(path, "tied states")))
-        except json.JSONDecodeError as error:
+            return cls.from_json(parse_json(read_text(path, "tied states")))
+        except ValueError as error:
             raise AsrError(f"{path}: no tied states can be read there ({error}).") from error
 
     def phones_of_runs(self, runs: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:

@@ -26,6 +26,7 @@ from asr.graph.epsilon_removal import remove_epsilons
 from asr.graph.fst import INPUT_EPSILON, GraphArrays, offsets
 from asr.graph.topology import compose_topology, topology_named
 from asr.serialization import checksum_of_tensors, open_atomic
+from asr.text.documents import parse_json
 from asr.text.symbols import SPECIAL_WORDS, TokenTable, Vocabulary
 
 FIELDS = ("arc_count", "label", "dst_state", "score", "word_arc", "word_count", "word_id", "final_state", "final_score")
@@ -394,7 +395,7 @@ def _read(path: Path, verify: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         with safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
-            header = json.loads(metadata.get("header", "{}"))
+            header = parse_json(metadata.get("header", "{}"))
             if not isinstance(header, dict) or header.get("format") != FORMAT:
                 raise AsrError(f"{path}: this is not a decoding graph; give a file that `asr graph` wrote.")
             if header.get("version") != VERSION:

@@ -24,6 +24,7 @@ from asr.audio.io import read_audio
 from asr.datasets.conditions import CONDITIONS, Condition
 from asr.datasets.corpora.base import Utterance
 from asr.errors import AsrError
+from asr.text.documents import parse_json
 from asr.text.lexicon import Lexicon
 
 SILENCE = "SIL"
@@ -121,7 +122,7 @@ class PreparedCorpus:
         self.folder = Path(folder)
         if not (self.folder / _LIST).is_file():
             raise AsrError(f"{folder}: there is no prepared corpus; prepare it first.")
-        listing: dict[str, Any] = json.loads((self.folder / _LIST).read_text(encoding="utf-8"))
+        listing: dict[str, Any] = parse_json((self.folder / _LIST).read_text(encoding="utf-8"))
         self.conditions: tuple[Condition, ...] = tuple(CONDITIONS[name] for name in listing["conditions"])
         self.fbank_arguments: dict[str, Any] = listing["fbank"]
         self.utterances = [

@@ -21,6 +21,7 @@ from asr.models.chain_corpus import FRAME_SECONDS, Alignment, PreparedCorpus
 from asr.models.denominator import denominator_graph, phone_histories
 from asr.models.lfmmi import DenominatorGraph
 from asr.models.state_tying import ContextStatistics, grow_trees
+from asr.text.documents import parse_json
 
 _CEPSTRA = 13
 STATES_FILE = "states.json"
@@ -119,7 +120,7 @@ def load_chain(folder: Path) -> tuple[TiedStates, DenominatorGraph]:
     for name in (STATES_FILE, DENOMINATOR_FILE):
         if not (folder / name).is_file():
             raise AsrError(f"{folder / name}: there is no such file; prepare the training first.")
-    states = TiedStates.from_json(json.loads((folder / STATES_FILE).read_text(encoding="utf-8")))
+    states = TiedStates.from_json(parse_json((folder / STATES_FILE).read_text(encoding="utf-8")))
     with np.load(folder / DENOMINATOR_FILE) as file:
         graph = DenominatorGraph(**{name: file[name] for name in DenominatorGraph._fields})
     return states, graph

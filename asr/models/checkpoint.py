@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from torch import Tensor
 
 from asr.bundle import Bundle
 from asr.errors import AsrError
 from asr.serialization import ACOUSTIC_MODEL_CLASSES, ModelSpec, build_network, read_checkpoint, registered_name
+from asr.text.documents import parse_yaml
 from asr.text.symbols import TokenTable
 
 _AVERAGE_PREFIX = "average.network."
@@ -93,10 +93,10 @@ def _tokens(content: dict[str, Any], checkpoint: str | Path) -> list[str]:
 
 def _network_section(recipe: Path) -> tuple[str, dict[str, Any]]:
     try:
-        config = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+        config = parse_yaml(recipe.read_text(encoding="utf-8"))
         section = config["model"]["init_args"]["network"]
         return registered_name(str(section["class_path"]), ACOUSTIC_MODEL_CLASSES), dict(section.get("init_args", {}))
     except OSError as error:
         raise AsrError(f"{recipe}: the recipe cannot be read ({error.strerror}).") from error
-    except (yaml.YAMLError, KeyError, TypeError, ValueError, UnicodeDecodeError) as error:
+    except (KeyError, TypeError, ValueError, UnicodeDecodeError) as error:
         raise AsrError(f"{recipe}: it has no model.init_args.network; take the YAML of an acoustic model.") from error

@@ -1,1 +1,1 @@
-"""Reference implementations: slow, plain, and right. Tests and benchmarks compare the real ones with them."""
+"""What tests and benchmarks share: reference implementations that are slow, plain and right, and a small bundle."""

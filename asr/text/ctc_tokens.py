@@ -7,12 +7,12 @@ one that goes on has the prefix `##` (WordPiece). `phones`: anything else; words
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
 from asr.errors import AsrError
+from asr.text.documents import parse_json
 from asr.text.normalize import read_text
 from asr.text.symbols import BLANK, TokenTable
 
@@ -250,9 +250,9 @@ def _read_symbols(path: Path) -> list[str] | dict[str, int]:
     text = read_text(path, "token list")
     if path.suffix == ".json":
         try:
-            content = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise AsrError(f"{path}: the token list is no valid JSON ({error.msg}, line {error.lineno}).") from error
+            content = parse_json(text)
+        except ValueError as error:
+            raise AsrError(f"{path}: the token list is no valid JSON ({error}).") from error
         if isinstance(content, dict) and all(isinstance(column, int) for column in content.values()):
             return cast("dict[str, int]", content)
         if isinstance(content, list):
@@ -260,7 +260,8 @@ def _read_symbols(path: Path) -> list[str] | dict[str, int]:
         raise AsrError(f"{path}: the token list is neither a JSON list nor a JSON object of symbols and columns.")
     lines = [line for line in text.split("\n") if line.strip("\r\n")]
     rows = [line.rstrip("\r").rsplit(None, 1) for line in lines]
-    if rows and all(len(row) <= 2 and row[-1].isdigit() for row in rows) and any(len(row) == 2 for row in rows):
+    is_numbered = all(row and row[-1].isdecimal() and len(row[-1]) < 10 for row in rows)
+    if is_numbered and any(len(row) == 2 for row in rows):
         # `symbol id`; of a line whose symbol is a space only the id is left.
         return {row[0] if len(row) == 2 else " ": int(row[-1]) for row in rows}
     return [line.rstrip("\r") if not line.strip() else line.strip() for line in lines]

@@ -15,6 +15,7 @@ COMMANDS = {
     "query": "the cached language model on recorded queries: exactness, hit ratio, speed, memory",
     "ngram": "n-gram look-up beside KenLM: exactness, speed, memory",
     "lm": "recurrent language models: training and scoring speed, normalization",
+    "endurance": "a day of audio in one process: what every store holds over time",
     "robust": "mutated input for every reader, killed runs, threads, memory",
     "ctc": "the CTC decoder for any network beside pyctcdecode and flashlight-text",
     "use": "the wheel, resuming, formats of transcripts, sclite's numbers",

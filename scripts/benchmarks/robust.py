@@ -7,10 +7,8 @@ it must refuse with one sentence of ours. Failures are kept below `--keep` with 
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
-import pickle
 import random
 import resource
 import select
@@ -20,40 +18,25 @@ import subprocess
 import sys
 import tempfile
 import time
-import types
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import soundfile
 import torch
 
-from asr.audio.io import byte_pieces, file_pieces, read_audio
-from asr.bundle import read_manifest
 from asr.cli.output import ResultsFile
-from asr.decoding.lattice_io import load_k2_lattice, read_kaldi_lattices, read_slf
 from asr.errors import AsrError
-from asr.graph.decoding_graph import DecodingGraph
-from asr.lm.corpus import read_word_stream
-from asr.lm.ngram.arpa import read_arpa, write_arpa
-from asr.lm.ngram.estimate import estimate_kneser_ney
-from asr.lm.ngram.io import load_ngram_lm, save_ngram_lm
-from asr.lm.ngram.model import NgramLM
-from asr.lm.rnn.export import load_network, save_network
-from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
-from asr.metrics import read_transcripts
-from asr.models.checkpoint import network_from_checkpoint, weights_and_tokens
-from asr.serialization import read_checkpoint, sealed
-from asr.text.lexicon import Lexicon
-from asr.text.symbols import TokenTable, Vocabulary
+from asr.serialization import sealed
+from asr.text.documents import parse_json
+from scripts.benchmarks.faults import FIELDS as FAULT_FIELDS
+from scripts.benchmarks.faults import report_of, run_faults
 from scripts.benchmarks.inputs import ROOT
+from scripts.benchmarks.robust_targets import Target, targets_in
 
 SECONDS_PER_INPUT = 10.0
 MEMORY_BYTES = 3 << 30  # beside what the process has mapped when it begins
 QUICK_INPUTS, ALL_INPUTS = 2600, 50_000
+QUICK_FAULTS = 40  # of some 800
 _NUMBERS = [0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF]
 _WORDS = [
     b"nan",
@@ -68,29 +51,10 @@ _WORDS = [
     b"{" * 2000,
     b"[]",
     b"null",
+    b"[" * 20_000,
+    b"[" * 900 + b"]" * 900,
+    b"&a [*a, *a]",
 ]
-WORDS = ["A", "B", "C"]
-TOKENS = ["<blk>", "P", "T"]
-
-
-@dataclass
-class Target:
-    """A reader with good files.
-
-    Args:
-        read: takes a path and gives something that can be compared, or raises.
-        seeds: good contents.
-        suffix: of the file.
-        is_checked: whether a single flipped bit must be noticed.
-        folder: files that stand beside the mutated one, whose name is `name`.
-    """
-
-    read: Callable[[Path], Any]
-    seeds: list[bytes]
-    suffix: str = ""
-    is_checked: bool = False
-    folder: dict[str, bytes] = field(default_factory=dict)
-    name: str = ""
 
 
 def main(arguments: list[str]) -> int:
@@ -107,7 +71,8 @@ def main(arguments: list[str]) -> int:
     num_inputs = args.inputs or (QUICK_INPUTS if args.quick else ALL_INPUTS)
     with tempfile.TemporaryDirectory() as scratch:
         background = None if args.only else _start_recognizer_check(args.quick)
-        targets = _targets(Path(scratch))
+        faults = None if args.only else run_faults(QUICK_FAULTS if args.quick else None, args.seed)
+        targets = targets_in(Path(scratch))
         if args.only:
             targets = {args.only: targets[args.only]}
         for target_name, target in targets.items():
@@ -116,6 +81,8 @@ def main(arguments: list[str]) -> int:
             print(f"{target_name}: {time.monotonic() - begin:.1f} s", file=sys.stderr)
         if not args.only:
             _kill_and_resume(Path(scratch), 20 if args.quick else 300, args.seed, report)
+        if faults is not None:
+            report.update(report_of(faults))
         result: dict[str, Any] = dict(report)
         if background is not None:
             result |= _recognizer_check(background)
@@ -132,8 +99,7 @@ _FIELDS = (
     "refusals_without_sentence",
     "silent_bit_flips",
     "code_executed",
-    "lost_results",
-    "doubled_results",
+    *FAULT_FIELDS,
 )
 
 
@@ -307,20 +273,19 @@ def _word(content: bytes, generator: random.Random, seeds: list[bytes]) -> bytes
     return separator.join(parts)
 
 
+def _places(value: Any) -> list[tuple[Any, Any]]:
+    """Each container in a value with each of its keys."""
+    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    return [place for key in keys for place in ((value, key), *_places(value[key]))]
+
+
 def _value(content: bytes, generator: random.Random, seeds: list[bytes]) -> bytes:
     """Another value at some place of a JSON text."""
     try:
-        value = json.loads(content)
-    except ValueError:
+        value = parse_json(content)
+        places = _places(value)
+    except (ValueError, RecursionError):
         return _word(content, generator, seeds)
-    places: list[tuple[Any, Any]] = []
-
-    def collect(inner: Any) -> None:
-        for key in list(inner) if isinstance(inner, dict) else range(len(inner)) if isinstance(inner, list) else ():
-            places.append((inner, key))
-            collect(inner[key])
-
-    collect(value)
     if places:
         owner, key = generator.choice(places)
         owner[key] = generator.choice((None, -1, 1e300, 1 << 62, "", "../x", [], {}, True, [[]]))
@@ -330,248 +295,6 @@ def _value(content: bytes, generator: random.Random, seeds: list[bytes]) -> byte
 
 
 _MUTATIONS = (_flip, _number, _cut, _delete, _repeat, _splice, _line, _word, _value)
-
-
-def _audio(path: Path) -> Any:
-    pieces = [len(piece) for piece in file_pieces(path, 0.05)[1]]
-    return read_audio(path).tolist(), sum(pieces)
-
-
-def _from_stdin(path: Path) -> Any:
-    with path.open("rb") as stream:
-        return sum(len(piece) for piece in byte_pieces(stream, 0.05)[1])
-
-
-def _graph(path: Path) -> Any:
-    graph = DecodingGraph.load(path)
-    tensors = {key: value.tolist() for key, value in vars(graph).items() if isinstance(value, torch.Tensor)}
-    return tensors, graph.tokens.tokens, graph.vocabulary.words, graph.meta
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return str(value.dtype), value.tolist()
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    return [_plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
-
-
-def _network(path: Path) -> Any:
-    return _plain(dict(load_network(path.parent).state_dict()))
-
-
-def _ngram(path: Path) -> Any:
-    model = load_ngram_lm(path)
-    return _plain(model.arrays.tensors()), model.vocabulary.words, model.order
-
-
-def _archive(path: Path) -> Any:
-    for reader in (weights_and_tokens, load_network):
-        try:
-            reader(path)
-        except AsrError:
-            continue
-    return _plain(read_checkpoint(path))
-
-
-def _lattice(path: Path) -> Any:
-    return _plain(vars(load_k2_lattice(path)))
-
-
-def _cuts(path: Path) -> Any:
-    from asr.datasets.cuts import cut_text, read_cuts
-
-    return [(cut.id, cut_text(cut)) for cut in read_cuts([path])]
-
-
-def _results(path: Path) -> Any:
-    with ResultsFile(path, "audio") as output:
-        return output.done
-
-
-def _recipe(path: Path) -> Any:
-    return network_from_checkpoint(path.parent / "good.ckpt", path)
-
-
-def _targets(scratch: Path) -> dict[str, Target]:
-    folder = scratch / "seeds"
-    folder.mkdir()
-    marker = str(scratch / "executed")
-    tone = (0.3 * np.sin(np.arange(1600) / 10)).astype(np.float32)
-
-    def sound(suffix: str, **settings: str) -> bytes:
-        soundfile.write(str(folder / f"a{suffix}"), tone, 16000, **settings)
-        return (folder / f"a{suffix}").read_bytes()
-
-    wav = [sound(".wav", subtype=kind) for kind in ("PCM_16", "PCM_24", "FLOAT", "ULAW", "GSM610", "IMA_ADPCM")]
-    targets = {
-        f"audio{suffix}": Target(_audio, [sound(suffix)], suffix)
-        for suffix in (".flac", ".ogg", ".mp3", ".aiff", ".au")
-    }
-    targets["audio.wav"] = Target(_audio, wav, ".wav")
-    targets["stdin"] = Target(_from_stdin, wav[:3], ".wav")
-    text = folder / "text"
-    text.write_text("A B C\nB A\nC C A\nA B\n" * 4)
-    trie = estimate_kneser_ney(read_word_stream([text]), 2).trie
-    write_arpa(trie, folder / "a.arpa")
-    model = NgramLM.from_trie(trie)
-    save_ngram_lm(model.with_index(), folder / "a.bin")
-    save_ngram_lm(model.quantized(), folder / "b.bin")
-    targets["arpa"] = Target(lambda path: read_arpa(path).counts, [(folder / "a.arpa").read_bytes()], ".arpa")
-    binary = [(folder / name).read_bytes() for name in ("a.bin", "b.bin")]
-    targets["ngram"] = Target(_ngram, binary, ".bin", is_checked=True)
-    targets["lexicon"] = Target(lambda path: len(Lexicon.from_file(path)), [b"A P T\nB T\nC P\nC(2) T T\n"])
-    targets["tokens"] = Target(lambda path: TokenTable.from_file(path).tokens, ["\n".join(TOKENS).encode()])
-    targets["words"] = Target(lambda path: Vocabulary.from_file(path).words, ["\n".join(WORDS).encode()])
-    transcripts = [b"a A B\nb C\n", b'{"id": "a", "text": "A B"}\n{"id": "b", "error": "x"}\n']
-    targets["transcripts"] = Target(read_transcripts, transcripts)
-    targets["results"] = Target(_results, [b'{"audio": "a", "text": "A"}\n{"audio": "b", "error": "x"}\n'])
-    vocabulary, tokens = Vocabulary(WORDS), TokenTable(TOKENS[1:])
-    graph = DecodingGraph(
-        arc_begin=torch.tensor([0, 2, 3]),
-        dst_state=torch.tensor([0, 1, 1], dtype=torch.int32),
-        token_id=torch.tensor([0, 1, 2], dtype=torch.int32),
-        score=torch.tensor([-0.5, -1.0, -0.25]),
-        word_begin=torch.tensor([0, 0, 1, 1]),
-        word_id=torch.tensor([4], dtype=torch.int32),
-        final_score=torch.tensor([float("-inf"), -0.1]),
-        tokens=tokens,
-        vocabulary=vocabulary,
-    )
-    graph.save(folder / "a.safetensors")
-    targets["graph"] = Target(_graph, [(folder / "a.safetensors").read_bytes()], ".safetensors", is_checked=True)
-    targets["slf"] = Target(lambda path: vars(read_slf(path, vocabulary, tokens, 0.01)), [_SLF], ".slf")
-    targets["kaldi"] = Target(lambda path: len(list(read_kaldi_lattices(path, 9))), [_KALDI])
-    checkpoint = {"state_dict": {"average.network.weight": torch.arange(40.0)}, "tokens": TOKENS, "epoch": 1}
-    attacks = _attacks(marker, checkpoint)
-    targets["checkpoint"] = Target(_archive, [_saved(checkpoint)], ".ckpt", is_checked=True)
-    for number, attack in enumerate(attacks):
-        targets[f"attack{number}"] = Target(_refused(attack), [_saved(checkpoint)], ".ckpt")
-    targets["k2"] = Target(_lattice, [_k2_lattice()], ".pt", is_checked=True)
-    network = RNNLanguageModel(vocabulary, RNNLMConfig(embedding_size=4, hidden_size=4))
-    save_network(network, folder / "lm")
-    files = {path.name: path.read_bytes() for path in (folder / "lm").iterdir()}
-    for file_name, content in files.items():
-        targets[f"rnn {file_name}"] = Target(_network, [content], is_checked=True, folder=files, name=file_name)
-    for bundle in sorted((ROOT / "checkpoints").glob("an4/bundle.json")):
-        small = {path.name: path.read_bytes() for path in bundle.parent.iterdir() if path.is_file()}
-        manifest = small.pop("bundle.json")
-        targets["bundle"] = Target(
-            lambda path: read_manifest(path.parent), [manifest], folder=small, name="bundle.json"
-        )
-    network_class = "asr.models.feedforward.FeedForwardNetwork"
-    arguments = {"num_features": 20, "num_tokens": 3, "hidden_dim": 8}
-    section = {"network": {"class_path": network_class, "init_args": arguments}}
-    recipe = json.dumps({"model": {"init_args": section}}).encode()
-    good = {"state_dict": {}, "tokens": TOKENS}
-    targets["recipe"] = Target(_quietly(_recipe), [recipe], ".yaml", folder={"good.ckpt": _saved(good)})
-    try:
-        import lhotse  # noqa: F401
-    except ImportError:
-        return targets
-    targets["manifest"] = Target(_cuts, [json.dumps(_cut_of("file", "a.flac")).encode() + b"\n"], ".jsonl")
-    command = json.dumps(_cut_of("command", f"mkdir {marker}")).encode()
-    targets["manifest command"] = Target(_quietly(_cuts), [command], ".jsonl")
-    return targets
-
-
-def _quietly(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
-    """A reader whose good file is refused as well, for another reason."""
-
-    def read_or_refuse(path: Path) -> Any:
-        try:
-            return read(path)
-        except AsrError as error:
-            return str(error)
-
-    return read_or_refuse
-
-
-def _refused(attack: bytes) -> Callable[[Path], Any]:
-    """A reader of an attack, whatever the path has."""
-
-    def read(path: Path) -> Any:
-        path.write_bytes(attack)
-        return _quietly(_archive)(path), _quietly(load_k2_lattice)(path)
-
-    return read
-
-
-def _cut_of(kind: str, source: str) -> dict[str, Any]:
-    recording = {"id": "a", "sources": [{"type": kind, "channels": [0], "source": source}], "sampling_rate": 16000}
-    recording |= {"num_samples": 16000, "duration": 1.0, "channel_ids": [0]}
-    return {
-        "id": "a",
-        "start": 0,
-        "duration": 1.0,
-        "channel": 0,
-        "supervisions": [],
-        "recording": recording,
-        "type": "MonoCut",
-    }
-
-
-def _saved(content: Any, **settings: Any) -> bytes:
-    file = io.BytesIO()
-    torch.save(content, file, **settings)
-    return file.getvalue()
-
-
-class _Harmful:
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (self.folder,)
-
-
-def _attacks(marker: str, good: dict[str, Any]) -> list[bytes]:
-    harmful = {**good, "x": _Harmful(marker)}
-    return [
-        _saved(harmful),
-        _saved(harmful, _use_new_zipfile_serialization=False),
-        pickle.dumps(_Harmful(marker)),
-        pickle.dumps(_Harmful(marker), 2) + _saved(good),
-        _saved(harmful) + _saved(good),
-        _saved(good).replace(b"data.pkl", b"data.PKL"),
-    ]
-
-
-def _k2_lattice() -> bytes:
-    """What `save_k2_lattice` writes, without k2."""
-
-    class RaggedTensor:
-        def __getstate__(self) -> Any:
-            begin, values = torch.tensor([0, 1, 1, 1], dtype=torch.int32), torch.tensor([4], dtype=torch.int32)
-            return begin, "row_ids1", values
-
-    RaggedTensor.__module__, RaggedTensor.__qualname__ = "_k2.ragged", "RaggedTensor"
-    module = types.ModuleType("_k2.ragged")
-    module.RaggedTensor = RaggedTensor  # type: ignore[attr-defined]
-    names = ("_k2", "_k2.ragged")
-    earlier = {name: sys.modules[name] for name in names if name in sys.modules}
-    sys.modules.update({"_k2": types.ModuleType("_k2"), "_k2.ragged": module})
-    try:
-        arcs = torch.tensor([[0, 1, 1, 0], [1, 2, 2, 0], [2, 3, -1, 0]], dtype=torch.int32)
-        scores = {name: torch.tensor([-1.0, -2.0, 0.0]) for name in ("am_score", "graph_score", "lm_score")}
-        graph_arc = torch.tensor([0, 1, -1], dtype=torch.int32)
-        return _saved({"arcs": arcs, **scores, "graph_arc": graph_arc, "aux_labels": RaggedTensor()})
-    finally:
-        for name in names:
-            del sys.modules[name]
-        sys.modules.update(earlier)
-
-
-_SLF = b"""VERSION=1.0
-base=2.718281828
-N=3 L=2
-I=0 t=0.0
-I=1 t=0.03 W=A
-I=2 t=0.06 W=B
-J=0 S=0 E=1 a=-1 l=-1
-J=1 S=1 E=2 a=-2 l=-1 d=P,0.02:T,0.01:
-"""
-_KALDI = b"utt\n7 3 5 1.5,20,2_2_1\n7 4 6 1,21,2_1\n4 3 0 0,3,1\n3 9 0 0.25,0,\n9 0.5,0,\n\n"
 
 
 def _kill_and_resume(scratch: Path, num_kills: int, seed: int, report: Counter[str]) -> None:

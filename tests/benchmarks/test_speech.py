@@ -9,8 +9,8 @@ import soundfile
 import torch
 
 from asr.bundle import Bundle
+from asr.testing.tones import RATE, tones
 from scripts.benchmarks.speech import evenly, frames_of, recordings
-from tests.tiny_bundle import RATE, tones
 
 
 def corpus(folder: Path) -> Path:

@@ -10,7 +10,7 @@ from asr.cli.main import main
 from asr.lm.ngram.io import save_ngram_lm
 from asr.lm.rnn.export import save_network
 from asr.recognizer import Recognizer
-from tests.tiny_bundle import tones
+from asr.testing.tones import tones
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ import json, sys, time
 import torch
 import asr
 from asr.kernels.code_cache import watch_compiler
-from tests.tiny_bundle import TEXT, tones
+from asr.testing.tones import TEXT, tones
 
 bundle, compiled, seconds = asr.Bundle.load(sys.argv[1]), [], {}
 waveforms = [tones(line.split()) for line in TEXT[:5]]

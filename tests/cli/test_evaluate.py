@@ -8,7 +8,7 @@ import soundfile
 from asr.bundle import Bundle
 from asr.cli.main import main
 from asr.lm.rnn.export import save_network
-from tests.tiny_bundle import RATE, TEXT, tones
+from asr.testing.tones import RATE, TEXT, tones
 
 
 @pytest.fixture

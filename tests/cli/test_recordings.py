@@ -15,7 +15,7 @@ from asr.cli.output import ResultsFile
 from asr.cli.recordings import Shard, recordings
 from asr.datasets.kaldi import read_wav_scp
 from asr.errors import AsrError
-from tests.tiny_bundle import RATE, tones
+from asr.testing.tones import RATE, tones
 
 
 def write(path: Path, words: list[str]) -> Path:

@@ -11,8 +11,8 @@ import torch
 from asr.bundle import Bundle
 from asr.cli.main import main
 from asr.decoding.lattice_io import read_kaldi_lattices, read_slf
+from asr.testing.tones import RATE, tones
 from tests.reference.lattice_oracle import oracle_errors
-from tests.tiny_bundle import RATE, tones
 
 WORDS = ["PAT", "TO", "KIT"]
 

@@ -12,7 +12,7 @@ import soundfile
 import torch
 
 from asr.cli.main import main
-from tests.tiny_bundle import RATE, tones
+from asr.testing.tones import RATE, tones
 
 WORDS = ["PAT", "TO", "KIT"]
 

@@ -21,11 +21,11 @@ from asr.errors import AsrError
 from asr.models.external import CallableModel
 from asr.models.external.torchscript import save
 from asr.recognizer import Recognizer
+from asr.testing.tones import PITCH, PRONUNCIATIONS, RATE, tones
 from asr.text.ctc_tokens import CTCTokens
-from tests.tiny_bundle import PITCH, PRONUNCIATIONS, RATE, tones
 
 PHONES = sorted(PITCH)
-# Each letter of these words has the pitch of a phone of `tests.tiny_bundle`, so that letters can be heard, too.
+# Each letter of these words has the pitch of a phone of `asr.testing.tones`, so that letters can be heard, too.
 LETTER_OF = {"P": "a", "T": "b", "K": "c", "S": "d"}
 SPELLED = {word: "".join(LETTER_OF[phone] for phone in ways[0]) for word, ways in PRONUNCIATIONS.items()}
 SHIFT = 320

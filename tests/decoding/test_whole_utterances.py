@@ -11,7 +11,7 @@ import asr
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.results import StageTimes
-from tests.tiny_bundle import tones
+from asr.testing.tones import tones
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ from asr.decoding.interface import DecodingOptions
 from asr.decoding.paths import WordAligner, hypothesis_of_path
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
+from asr.testing.tones import PRONUNCIATIONS, tones
 from asr.text.lexicon import Lexicon, word_ends
 from tests.decoding.random_graphs import random_graph
-from tests.tiny_bundle import PRONUNCIATIONS, tones
 
 
 @given(seed=st.integers(0, 10**6), cut=st.integers(0, 2))

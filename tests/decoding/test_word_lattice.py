@@ -28,7 +28,7 @@ from asr.lm.corpus import read_word_stream
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.estimate import estimate_kneser_ney
 from asr.lm.ngram.model import NgramLM
-from tests.tiny_bundle import TEXT
+from asr.testing.tones import TEXT
 
 WORDS = ["PAT", "KIT", "SICK", "SKIP", "TO", "TWO", "ZEBRA"]  # the last one is unknown
 SCALES = RescoringScales(0.7, 0.3, 1.1, -0.4)

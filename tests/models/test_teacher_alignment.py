@@ -20,7 +20,7 @@ from asr.models.alignment import IGNORED, TeacherAlignment
 from asr.models.feedforward import FeedForwardNetwork
 from asr.models.losses import TorchCtc
 from asr.models.training import LitAcousticModel
-from tests.tiny_bundle import PRONUNCIATIONS, tones
+from asr.testing.tones import PRONUNCIATIONS, tones
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ from asr.lm import offload
 from asr.recognizer import Recognizer, ResourceOptions
 from asr.results import Alternative, RecognitionResult, StageTimes, Word, joined
 from asr.streaming import StreamingRecognizer
-from tests.tiny_bundle import RATE, TEXT, tones
+from asr.testing.tones import RATE, TEXT, tones
 
 SENTENCES = [line.split() for line in TEXT[:5]]
 

@@ -15,7 +15,7 @@ from asr.errors import AsrError
 from asr.options import options_of
 from asr.recognizer import Recognizer, ResourceOptions
 from asr.streaming import StreamingRecognizer
-from tests.tiny_bundle import TEXT, tones
+from asr.testing.tones import TEXT, tones
 
 SENTENCES = [line.split() for line in TEXT[:3]]
 

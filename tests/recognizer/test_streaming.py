@@ -25,8 +25,8 @@ from asr.streaming import (
     WindowSizes,
     recognize_stream,
 )
+from asr.testing.tones import PRONUNCIATIONS, RATE, TEXT, tones
 from asr.text.lexicon import Lexicon
-from tests.tiny_bundle import PRONUNCIATIONS, RATE, TEXT, tones
 
 SENTENCES = [line.split() for line in TEXT[:5]]
 # One utterance a stream, whatever its pauses.

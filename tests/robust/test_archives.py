@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
@@ -234,4 +235,24 @@ def test_lightning_resumes_by_the_same_reader(tmp_path: Path, monkeypatch) -> No
     assert pl is not None
     with pytest.raises(AsrError, match="posix mkdir has no place"):
         train.run(["fit", *model, *data, *quiet, "--ckpt_path", str(path)])
+    assert not made.exists()
+
+
+def test_a_checkpoint_names_no_class_for_the_model(tmp_path: Path, monkeypatch) -> None:
+    """Lightning 2.6 would build what the checkpoint's hyperparameters name, in the place of the recipe's model."""
+    pytest.importorskip("pytorch_lightning")
+    from pytorch_lightning.demos.boring_classes import BoringModel
+
+    from asr.cli import train
+
+    made, path = tmp_path / "made", tmp_path / "last.ckpt"
+    (tmp_path / "harmful.py").write_text(f"import os; os.mkdir({str(made)!r})\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    content = {"state_dict": BoringModel().state_dict(), "pytorch-lightning_version": "2.2.5", "loops": {}}
+    torch.save({**content, "hyper_parameters": {"_class_path": "harmful.Model"}}, path)
+    command = ["fit", "--model", "pytorch_lightning.demos.boring_classes.BoringModel"]
+    command += ["--data", "pytorch_lightning.demos.boring_classes.BoringDataModule", "--ckpt_path", str(path)]
+    with contextlib.suppress(Exception):  # the rest of the checkpoint is missing
+        train.run([*command, "--trainer.fast_dev_run=true", "--trainer.accelerator=cpu", "--trainer.logger=false"])
     assert not made.exists()

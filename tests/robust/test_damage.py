@@ -68,9 +68,9 @@ def test_no_flipped_bit_of_a_graph_of_phones_is_read(tmp_path: Path) -> None:
     from asr.lm.corpus import read_word_stream
     from asr.lm.ngram.estimate import estimate_kneser_ney
     from asr.lm.ngram.model import NgramLM
+    from asr.testing.tones import PRONUNCIATIONS, TEXT
     from asr.text.lexicon import Lexicon
     from asr.text.symbols import TokenTable
-    from tests.tiny_bundle import PRONUNCIATIONS, TEXT
 
     (tmp_path / "text").write_text("\n".join(TEXT) + "\n")
     (tmp_path / "lexicon").write_text("".join(f"{word} {' '.join(ways[0])}\n" for word, ways in PRONUNCIATIONS.items()))

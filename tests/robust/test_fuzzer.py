@@ -67,7 +67,7 @@ def test_every_failure_is_counted(tmp_path: Path, monkeypatch, read: Callable[[P
 
 def test_readers_survive_a_short_run(tmp_path: Path) -> None:
     report: Counter[str] = Counter()
-    for name, target in robust._targets(tmp_path).items():
+    for name, target in robust.targets_in(tmp_path).items():
         robust._fuzz(name, target, 6, 1, tmp_path, tmp_path / "keep", report)
     assert set(report) <= {"inputs_tried", "refused"} and report["inputs_tried"] > 100
 

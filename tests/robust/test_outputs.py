@@ -12,7 +12,7 @@ import soundfile
 from asr.cli.main import main
 from asr.cli.output import ResultsFile
 from asr.errors import AsrError
-from tests.tiny_bundle import TEXT, tones
+from asr.testing.tones import TEXT, tones
 
 
 @pytest.fixture

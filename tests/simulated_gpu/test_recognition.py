@@ -28,9 +28,9 @@ from asr.lm.offload import HostNgramLM
 from asr.recognizer import Recognizer, ResourceOptions
 from asr.results import RecognitionResult, StageTimes
 from asr.streaming import StreamingOptions, recognize_stream
+from asr.testing.tones import RATE, tones
 from tests.reference.ngram_oracle import toy_sentences
 from tests.simulated_gpu.device import SimulatedDevice, SimulatedGraph, simulated_gpu
-from tests.tiny_bundle import RATE, tones
 
 pytestmark = [
     pytest.mark.slow,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 from asr.datasets.corpora.base import CorpusPart, SkippedItem, Utterance
 from asr.datasets.kaldi import read_table, read_wav_scp
 from asr.errors import AsrError
+from asr.text.documents import parse_json
 from asr.text.normalize import read_text
 
 
@@ -109,7 +109,12 @@ class Table(_List):
     _what = "a table with the columns audio and text"
 
     def _read(self, path: Path) -> Iterator[Utterance | SkippedItem]:
-        content = read_text(path, "table")
+        try:
+            yield from self._rows(path, read_text(path, "table"))
+        except csv.Error as error:
+            raise AsrError(f"{path}: this is no table of the kind CSV or TSV ({error}).") from error
+
+    def _rows(self, path: Path, content: str) -> Iterator[Utterance | SkippedItem]:
         header = content.partition("\n")[0]
         delimiter = max(("\t", ",", ";", "|"), key=header.count)
         rows = csv.DictReader(io.StringIO(content), delimiter=delimiter)
@@ -149,7 +154,7 @@ class NemoManifest(_List):
             if not line.strip():
                 continue
             try:
-                record: dict[str, Any] = json.loads(line)
+                record: dict[str, Any] = parse_json(line)
                 audio = Path(str(record["audio_filepath"]))
                 begin = float(record.get("offset") or 0.0)
                 duration = float(record["duration"]) if record.get("duration") is not None else None
@@ -196,7 +201,7 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
             for line in file:
                 if line.strip():
-                    record = json.loads(line)
+                    record = parse_json(line)
                     if not isinstance(record, dict):
                         raise ValueError("a line is not an object")
                     yield record

@@ -19,6 +19,7 @@ from asr.errors import AsrError
 from asr.lm.ngram.lookup import ArcIndex
 from asr.lm.ngram.model import NgramArrays, NgramLM
 from asr.serialization import open_atomic
+from asr.text.documents import parse_json
 from asr.text.symbols import SPECIAL_WORDS, Vocabulary
 
 MAGIC = b"ASRNGRAM"
@@ -205,8 +206,8 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
     if len(text) != length or zlib.crc32(text) != crc:
         raise AsrError(f"{path}: the header is cut short or damaged; build or copy the file again.")
     try:
-        header = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        header = parse_json(text)
+    except ValueError as error:
         raise AsrError(f"{path}: the header is no description ({error}); build the file again.") from error
     if not isinstance(header, dict) or type(header.get("num_bytes")) is not int:
         raise AsrError(f"{path}: the header is no description of arrays; build the file again.")

@@ -25,6 +25,7 @@ from torch.utils.data import Dataset
 from asr.errors import AsrError
 from asr.lm.corpus import read_word_ids
 from asr.serialization import open_atomic
+from asr.text.documents import parse_json
 from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID, UNK_ID, Vocabulary
 
 _WORDS_AT_ONCE = 1 << 20
@@ -58,7 +59,7 @@ class TokenFile:
         key = _fingerprint(texts, transcripts, vocabulary)
         counts_path = path.with_suffix(".json")
         if path.exists() and counts_path.exists():
-            found = json.loads(counts_path.read_text(encoding="utf-8"))
+            found = parse_json(counts_path.read_text(encoding="utf-8"))
             if found.pop("fingerprint") == key:
                 return cls(np.memmap(path, dtype=np.int32, mode="r"), TokenCounts(**found))
         path.parent.mkdir(parents=True, exist_ok=True)

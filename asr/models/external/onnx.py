@@ -15,7 +15,6 @@ Shapes: N utterances, L samples, T frames, F features, C tokens.
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from asr.errors import AsrError
 from asr.models.external.base import ExternalModel, StreamingModel, frames_by_share, package
 from asr.models.external.nemo_features import NemoFeatures
 from asr.text.ctc_tokens import CTCTokens
+from asr.text.documents import parse_json
 
 _WAVEFORM_INPUTS = ("input_values", "waveform", "audio", "wav", "samples")
 _TRANSPOSED_INPUTS = ("audio_signal", "processed_signal")
@@ -206,7 +206,7 @@ class OnnxModel(ExternalModel):
     def _own_fbank(self) -> Fbank:
         """That of a network of this program, with its settings."""
         try:
-            return Fbank(**json.loads(self.metadata["fbank"]))
+            return Fbank(**parse_json(self.metadata["fbank"]))
         except (ValueError, TypeError) as error:
             raise AsrError(
                 f"{self.name}: its metadata do not describe a filterbank ({error}); export it again."

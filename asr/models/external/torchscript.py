@@ -17,6 +17,7 @@ from asr.audio.fbank import Fbank
 from asr.errors import AsrError
 from asr.models.external.base import ExternalModel, frames_by_share
 from asr.text.ctc_tokens import CTCTokens
+from asr.text.documents import parse_json
 
 METADATA = "metadata.json"
 TOKENS = "tokens.txt"
@@ -91,5 +92,5 @@ def load(path: str, **metadata: Any) -> TorchScriptModel:
         tokens = beside
     if tokens is None:
         raise AsrError(f"torchscript:{path}: its tokens are not in it; put {TOKENS} beside it, one symbol a line.")
-    described = json.loads(texts[METADATA]) if texts[METADATA] else {}
+    described = parse_json(texts[METADATA]) if texts[METADATA] else {}
     return TorchScriptModel(network.eval(), CTCTokens(tokens), {**described, **metadata}, f"torchscript:{path}")

@@ -1,0 +1,68 @@
+"""Inputs that once made a reader fail are refused with one sentence, for ever after."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from asr.errors import AsrError
+from scripts.benchmarks import robust_targets
+
+NOT_A_STRING = {"id": {}, "start": 0, "duration": 1.0, "channel": 0, "supervisions": [], "type": "MonoCut"}
+NOT_A_STRING |= {"recording": robust_targets._cut_of("file", "a.flac")["recording"]}
+HEAD = b"HTTP/1.1 200 OK\r\n"
+DEEP = b"[" * 100_000
+# The reader and what it could not stand. Found by `scripts/bench robust` unless something else is said.
+FAILURES = {
+    "nested YAML": ("recipe", b"{" * 2000),
+    "nested JSON": ("manifest", DEEP),
+    "nested transcript": ("transcripts", b'{"id": ' + DEEP),
+    "nested results": ("results", b'{"audio": ' + DEEP + b"\n"),
+    "nested word list": ("ctc tokens.json", DEEP),
+    "nested n-best list": ("n-best", b'{"nbest": ' + DEEP),
+    "nested tied states": ("tied states", DEEP),
+    "id that is no string": ("manifest", json.dumps(NOT_A_STRING).encode()),
+    "blank line of another kind": ("ctc tokens.txt", b"\x0b\n"),
+    "labels that are no list": ("saved decoder", b'{"labels": true, "is_bpe": false}'),
+    "decoder that is a list": ("saved decoder", b"[]"),
+    "carriage returns in a table": ("table", b'id,audio,text\r"C, D"\r\n'),
+    "newline in a server's answer": ("server bundle.json", b"HTT\n\nP/1.1 200 OK\r\n\r\n"),
+    "control characters in a server's answer": ("server a.bin", b"HT\x1b[2JTP 200\r\n\r\n"),
+    "announced length that is no number": ("server bundle.json", HEAD + b"Content-Length: \xb2\r\n\r\n{}"),
+    # This one was fetched again without end.
+    "more bytes than announced by the bundle": ("server a.bin", HEAD + b"\r\nweights and more"),
+}
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, robust_targets.Target]:
+    return robust_targets.targets_in(tmp_path_factory.mktemp("targets"))
+
+
+@pytest.fixture(autouse=True)
+def _cache_stays(monkeypatch) -> None:
+    monkeypatch.setenv("ASR_CACHE", os.environ.get("ASR_CACHE", ""))
+    monkeypatch.setattr("asr.hub._FIRST_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("asr.hub._TIMEOUT_SECONDS", 2.0)
+
+
+@pytest.mark.parametrize(("reader", "content"), FAILURES.values(), ids=FAILURES)
+def test_past_failures_are_refused(
+    targets: dict[str, robust_targets.Target], tmp_path: Path, reader: str, content: bytes
+) -> None:
+    if reader not in targets:
+        pytest.skip("needs lhotse")
+    target = targets[reader]
+    for beside, good in target.folder.items():
+        (tmp_path / beside).write_bytes(good)
+    path = tmp_path / (target.name or f"input{target.suffix}")
+    path.write_bytes(content)
+    with pytest.raises(AsrError) as refusal:
+        found = target.read(path)
+        if reader == "recipe":  # its reader tells what the refusal was
+            raise AsrError(found)
+    text = str(refusal.value)
+    assert text.endswith(".") and text.isprintable() and len(text) < 1000
