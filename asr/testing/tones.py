@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from asr.text.symbols import TokenTable
 
 RATE = 16000
 PITCH = {"P": 400.0, "T": 1000.0, "K": 2200.0, "S": 4500.0}
-PRONUNCIATIONS = {
+PRONUNCIATIONS: dict[str, list[tuple[str, ...]]] = {
     "PAT": [("P", "T")],
     "KIT": [("K", "T")],
     "SICK": [("S", "K")],
@@ -55,10 +56,10 @@ def tones(words: Sequence[str], rate: int = RATE, noise: float = 0.003, seed: in
 def tiny_bundle(folder: Path) -> Bundle:
     """Trains and assembles the bundle; the folder is for its text."""
     torch.manual_seed(0)
-    arguments = {"num_mel_bins": 20, "snip_edges": False}
+    arguments: dict[str, Any] = {"num_mel_bins": 20, "snip_edges": False}
     fbank = Fbank(**arguments)
     tokens = TokenTable(sorted(PITCH))
-    network_arguments = {
+    network_arguments: dict[str, Any] = {
         "num_features": 20,
         "num_tokens": len(tokens.tokens),
         "num_hidden_layers": 1,
@@ -74,7 +75,7 @@ def tiny_bundle(folder: Path) -> Bundle:
     trie = estimate_kneser_ney(read_word_stream([text]), 2).trie
     small = NgramLM.from_trie(trie)
     large = NgramLM.from_trie(estimate_kneser_ney(read_word_stream([text]), 3).trie)
-    config = {"embedding_size": 8, "hidden_size": 12, "maxent_order": 2, "maxent_size": 64}
+    config: dict[str, Any] = {"embedding_size": 8, "hidden_size": 12, "maxent_order": 2, "maxent_size": 64}
     rnn_lm = RNNLanguageModel(small.vocabulary, RNNLMConfig(**config)).eval()
     return Bundle(
         name="tones",
