@@ -57,7 +57,7 @@ static int is_file_below(int descriptor)
     if (length <= 0)
         return 0;
     path[length] = 0;
-    return is_below(path);
+    return path[0] == '/' && is_below(path); /* no pipe */
 }
 
 /* Whether this call fails; a killed process does not come back. */
