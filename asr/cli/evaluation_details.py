@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from asr.recognizer import Recognizer
 from asr.reports.evaluation import SCLITE, SHORTEST, Clip, Evaluation, Utterance, heard_words, number_of
 from asr.reports.word_graph import WordGraph, word_graph
 from asr.results import PieceLattice, RecognitionResult
+from asr.text.documents import parse_json
 from asr.text.normalize import read_text
 
 _CACHE_COUNTS = ("num_queries", "num_edge_hits", "num_hidden_rows", "num_contexts", "bytes_held")
@@ -80,7 +80,7 @@ def details_of_file(path: str | Path) -> Details:
     found = Details()
     for line in read_text(path, "transcript file").splitlines():
         try:
-            record = json.loads(line) if line.lstrip().startswith("{") else None
+            record = parse_json(line) if line.lstrip().startswith("{") else None
         except ValueError:
             return Details()  # whoever scores the file says what is wrong
         if not isinstance(record, dict):

@@ -24,6 +24,7 @@ from asr.errors import AsrError
 from asr.metrics import GAP, ErrorCounts, align
 from asr.reports.word_graph import WordGraph
 from asr.serialization import open_atomic
+from asr.text.documents import parse_json
 from asr.text.normalize import read_text
 
 FORMAT, VERSION = "asr evaluation", 1
@@ -133,7 +134,7 @@ class Evaluation:
         """
         advice = "write it with 'asr evaluate ... --details NAME.json'"
         try:
-            content = json.loads(read_text(path, "evaluation"))
+            content = parse_json(read_text(path, "evaluation"))
         except ValueError as error:
             raise AsrError(f"{path}: this is no evaluation; {advice}.") from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
