@@ -64,6 +64,7 @@ examples:
   asr evaluate words.ctm --reference reference.stm
   asr evaluate new.jsonl --reference reference.txt --compare old.jsonl
   asr evaluate --cuts data/an4/test.jsonl.gz --bundle an4 --mode ngram
+  asr evaluate --recipe librispeech --output results        several sets and systems, and a table of them
   asr evaluate --cuts data/an4/test.jsonl.gz --bundle an4 --details an4.json --confidences; asr report an4.json"""
 
 
@@ -73,6 +74,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("hypotheses", nargs="?", help="transcripts to score; not with --cuts")
     parser.add_argument("--reference", help="the correct transcripts")
     parser.add_argument("--cuts", help="a manifest whose recordings are recognized and scored")
+    parser.add_argument(
+        "--recipe",
+        metavar="NAME",
+        help="recognize several test sets with several systems: a YAML file, or the folder in recipes/ that has it; "
+        "--output is then a folder, and what is there is not done again",
+    )
     parser.add_argument(
         "--compare", help="transcripts of another system; prints how probable it is that the first one is better"
     )
@@ -115,6 +122,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.recipe:
+        from asr.cli.evaluate_recipe import run_recipe
+
+        return run_recipe(args)
     # Files that cannot be read or written are reported before anything is recognized.
     outputs = (Path(path) for path in (args.details, args.output) if path)
     read = (

@@ -12,17 +12,6 @@ from asr.testing.tones import RATE, TEXT, tones
 
 
 @pytest.fixture
-def evaluate(capsys):
-    def run(*arguments):
-        capsys.readouterr()
-        code = main(["evaluate", *map(str, arguments)])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
-
-
-@pytest.fixture
 def transcripts(tmp_path):
     (tmp_path / "reference").write_text("a one two three\nb four\n")
     (tmp_path / "hypothesis").write_text('{"audio": "x/a.wav", "text": "one too three"}\n{"id": "b", "text": "four"}\n')
@@ -85,21 +74,6 @@ def test_a_reference_without_words_has_no_rate(tmp_path, transcripts, evaluate):
     code, text, _ = evaluate(hypothesis, "--reference", reference, "--compare", hypothesis, "--json")
     record = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert (code, record["wer"], record["other_wer"], record["insertions"]) == (0, None, None, 4)
-
-
-@pytest.fixture
-def cuts(tmp_path):
-    """A manifest of three utterances."""
-    lhotse = pytest.importorskip("lhotse")
-    made = []
-    for index, text in enumerate(TEXT[:3]):
-        path = tmp_path / f"u{index}.wav"
-        soundfile.write(path, tones(text.split(), seed=index).numpy(), RATE)
-        recording = lhotse.Recording.from_file(path)
-        supervision = lhotse.SupervisionSegment(path.stem, recording.id, 0, recording.duration, text=text)
-        made.append(lhotse.MonoCut(path.stem, 0, recording.duration, 0, [supervision], recording=recording))
-    lhotse.CutSet.from_cuts(made).to_file(tmp_path / "cuts.jsonl.gz")
-    return tmp_path / "cuts.jsonl.gz"
 
 
 def test_a_manifest_is_recognized_and_scored(tmp_path, cuts, evaluate, tiny_bundle_folder):

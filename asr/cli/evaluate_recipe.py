@@ -1,0 +1,206 @@
+"""`asr evaluate --recipe`: several systems on several test sets, and a table of them."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import io
+import json
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from asr.cli import evaluate
+from asr.errors import AsrError
+from asr.reports.evaluation import Evaluation
+from asr.reports.page import PageOptions, make_page
+from asr.serialization import open_atomic, require_writable
+from asr.text.normalize import read_text
+
+_RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+_FORM = "it needs 'sets' (NAME: manifest of 'asr prepare') and 'systems' (NAME: options of 'asr evaluate')"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Test sets and systems.
+
+    Args:
+        path: the file.
+        sets: the manifest of each test set.
+        systems: the options of each system, as on the command line.
+    """
+
+    path: Path
+    sets: Mapping[str, str]
+    systems: Mapping[str, str]
+
+    @classmethod
+    def read(cls, name: str) -> Recipe:
+        """Reads a recipe, given by its file or by the name of a folder in `recipes/`.
+
+        Raises:
+            AsrError: there is none, or it is something else.
+        """
+        path = Path(name)
+        if not path.is_file() and re.fullmatch(r"[\w-]+", name):
+            path = _RECIPES / name / "evaluation.yaml"
+        if not path.is_file():
+            known = ", ".join(sorted(one.parent.name for one in _RECIPES.glob("*/evaluation.yaml")))
+            raise AsrError(f"--recipe {name}: there is no such file{', and recipes/ has ' + known if known else ''}.")
+        try:
+            content = yaml.safe_load(read_text(path, "recipe"))
+        except yaml.YAMLError as error:
+            raise AsrError(f"{path}: this is no YAML; {_FORM}.") from error
+        parts = [content.get(key) if isinstance(content, dict) else None for key in ("sets", "systems")]
+        for part in parts:
+            if not isinstance(part, dict) or not part:
+                raise AsrError(f"{path}: this is no recipe of an evaluation; {_FORM}.")
+            for key, value in part.items():
+                # Names become names of files.
+                if not re.fullmatch(r"[\w+.-][\w+. -]*", str(key)) or str(key).startswith("."):
+                    raise AsrError(f"{path}: {key!r} is no name; take letters, digits, spaces and + - . _")
+                if not isinstance(value, (str, type(None))):
+                    raise AsrError(f"{path}: {key!r} must be text; {_FORM}.")
+        sets, systems = ({str(key): value or "" for key, value in part.items()} for part in parts)  # type: ignore[union-attr]
+        return cls(path, sets, systems)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises what is wrong with a system's options."""
+
+    def error(self, message: str) -> NoReturn:
+        raise AsrError(message)
+
+
+def run_recipe(args: argparse.Namespace) -> int:
+    """Recognizes each test set with each system, resuming what was done before, and prints the table in Markdown.
+
+    Into the folder of `--output` go, for each test set, `SET/SYSTEM.json` (what `asr report` reads), `SET/SYSTEM.jsonl`
+    (what was recognized) and `SET.html` (the report, with errors against time), and `table.md` and `table.json`.
+    """
+    alone = ("hypotheses", "reference", "cuts", "compare", "export", "details")
+    if given := [name for name in alone if getattr(args, name)]:
+        raise AsrError(f"--recipe names sets and systems itself; leave out {given[0]}.")
+    if not args.output:
+        raise AsrError("--recipe writes tables, transcripts and reports; name their folder with --output.")
+    recipe = Recipe.read(args.recipe)
+    # Options that are wrong are known before anything is recognized.
+    systems = {name: _arguments(args, recipe, name) for name in recipe.systems}
+    present = {name: path for name, path in recipe.sets.items() if Path(path).is_file()}
+    for name, path in recipe.sets.items():
+        if name not in present:
+            print(f"asr: {name} is left out: there is no {path}, which 'asr prepare' writes.", file=sys.stderr)
+    if not present:
+        raise AsrError(f"{recipe.path}: none of its manifests is here; 'asr prepare' writes them.")
+    folder = Path(args.output)
+    status, table = 0, list[dict[str, Any]]()
+    for set_name, cuts in present.items():
+        (folder / set_name).mkdir(parents=True, exist_ok=True)
+        require_writable(folder / f"{set_name}.html", inputs=[cuts])
+        evaluations = []
+        for name, arguments in systems.items():
+            print(f"{set_name}: {name}", file=sys.stderr)
+            arguments.cuts = cuts
+            status |= _evaluate(arguments, folder / set_name, name)
+            evaluations.append(Evaluation.load(arguments.details))
+            table.append(_row(set_name, name, evaluations[-1]))
+            _write(folder / "table.json", json.dumps(table, indent=1, ensure_ascii=False) + "\n")
+        _write(folder / f"{set_name}.html", make_page(evaluations, PageOptions(title=set_name)).html)
+    text = markdown(table)
+    _write(folder / "table.md", text)
+    print(text, end="")
+    return status
+
+
+def _arguments(args: argparse.Namespace, recipe: Recipe, name: str) -> argparse.Namespace:
+    """The command line's options, with the system's own in their place."""
+    parser = _Parser(add_help=False)
+    evaluate.add_arguments(parser)
+    given = copy.copy(args)
+    given.recipe, given.json = None, False
+    try:
+        parsed: argparse.Namespace = parser.parse_args(shlex.split(recipe.systems[name]), given)
+    except (AsrError, ValueError) as error:
+        raise AsrError(f"{recipe.path}: the options of {name!r} cannot be used: {error}.") from error
+    return parsed
+
+
+def _evaluate(arguments: argparse.Namespace, folder: Path, name: str) -> int:
+    """Recognizes and scores what is not done yet; returns the exit code."""
+    details, words = folder / f"{name}.json", folder / f"{name}.jsonl"
+    arguments.details, arguments.output, arguments.resume = str(details), str(words), True
+    before = (details.read_text("utf-8"), words.stat().st_size) if details.is_file() and words.is_file() else None
+    with contextlib.redirect_stdout(io.StringIO()):
+        status = evaluate.run(arguments)
+    # A run that recognized nothing has asked no cache: the counts of the earlier one stay.
+    if before is not None and before[1] == words.stat().st_size:
+        _write(details, before[0])
+    return status
+
+
+def _row(set_name: str, system: str, evaluation: Evaluation) -> dict[str, Any]:
+    summary = evaluation.summary
+    cache = summary.get("cache") or {}
+    # Summed over utterances, so that a resumed run counts those of before.
+    seconds = sum(sum(one.seconds.values()) for one in evaluation.utterances)
+    duration = sum(one.duration or 0.0 for one in evaluation.utterances)
+    asked = cache.get("num_queries")
+    return {
+        "set": set_name,
+        "system": system,
+        "wer": summary["wer"],
+        "wer_interval": summary["wer_interval"],
+        "words": summary["words"],
+        "utterances": summary["utterances"],
+        "failed": summary.get("failed", 0),
+        "real_time_factor": round(seconds / duration, 4) if duration else None,
+        "hit_ratio": round(cache["edge_hit_ratio"], 4) if asked else None,
+        "answered_without_hidden": round(cache["answered_without_hidden"], 4) if asked else None,
+    }
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The table: systems by test sets.
+
+    Each cell has the word error rate with its 95 % interval, the real-time factor and, for recurrent models, the share
+    of word scores that a cache answered.
+    """
+    sets = list(dict.fromkeys(row["set"] for row in rows))
+    systems = list(dict.fromkeys(row["system"] for row in rows))
+    cells = {(row["set"], row["system"]): _cell(row) for row in rows}
+    lines = [" | ".join(["| system", *sets]) + " |", "| --- " * (1 + len(sets)) + "|"]
+    lines += [" | ".join([f"| {name}", *(cells.get((one, name), "") for one in sets)]) + " |" for name in systems]
+    sizes = {row["set"]: f"{row['set']} {row['words']:,} words of {row['utterances']:,} utterances" for row in rows}
+    note = (
+        "Word error rate in % with its 95 % interval; real-time factor; for recurrent language models the share of "
+        "word scores that the cache answered. " + "; ".join(sizes.values()) + "."
+    )
+    return "\n".join([*lines, "", note, ""])
+
+
+def _cell(row: Mapping[str, Any]) -> str:
+    if row["wer"] is None:
+        return "no words"
+    low, high = row["wer_interval"]
+    parts = [f"{100 * row['wer']:.2f} ({100 * low:.2f} to {100 * high:.2f})"]
+    if row["real_time_factor"] is not None:
+        parts.append(f"{row['real_time_factor']:.3f}")
+    if row["hit_ratio"] is not None:
+        parts.append(f"{100 * row['hit_ratio']:.1f} %")
+    return "; ".join(parts)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        with open_atomic(path) as file:
+            file.write(text.encode("utf-8", "backslashreplace"))
+    except OSError as error:
+        raise AsrError(f"{path}: it cannot be written ({error.strerror}).") from error

@@ -1,0 +1,102 @@
+"""`asr evaluate --recipe`: systems by test sets, resumed, and what is wrong with a recipe."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.tiny_bundle import TEXT
+
+
+@pytest.fixture
+def recipe(tmp_path, cuts):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        f"sets:\n  tones: {cuts}\n  elsewhere: {tmp_path}/none.jsonl.gz\n"
+        "systems:\n  small: --mode ngram\n  GRU 1.0: --mode rnn --search-beam 9\n"
+    )
+    return path
+
+
+def test_a_table_of_sets_by_systems(tmp_path, recipe, evaluate, tiny_bundle_folder):
+    folder = tmp_path / "out"
+    arguments = ("--recipe", recipe, "--bundle", tiny_bundle_folder, "--output", folder)
+    code, text, errors = evaluate(*arguments)
+    assert code == 0
+    assert "elsewhere is left out: there is no" in errors
+    lines = text.splitlines()
+    assert lines[0] == "| system | tones |"
+    assert lines[2].startswith("| small | 0.00 (0.00 to 0.00); 0.") and lines[2].count(";") == 1
+    assert lines[3].startswith("| GRU 1.0 | 0.00 (0.00 to 0.00); 0.") and lines[3].endswith(" % |")
+    assert (folder / "table.md").read_text() == text
+    small, gru = json.loads((folder / "table.json").read_text())
+    num_words = sum(len(line.split()) for line in TEXT[:3])
+    assert (small["set"], small["system"], small["words"], small["hit_ratio"]) == ("tones", "small", num_words, None)
+    assert 0 < gru["hit_ratio"] < 1 and 0 < gru["answered_without_hidden"] < 1
+    system = json.loads((folder / "tones" / "GRU 1.0.json").read_text())["system"]
+    assert system["mode"] == "rnn" and "9" in json.dumps(system)
+    assert "GRU 1.0" in (folder / "tones.html").read_text()
+
+
+def test_what_is_done_stays_and_the_rest_follows(tmp_path, recipe, evaluate, tiny_bundle_folder):
+    folder = tmp_path / "out"
+    arguments = ("--recipe", recipe, "--bundle", tiny_bundle_folder, "--output", folder)
+    assert evaluate(*arguments)[0] == 0
+    table = json.loads((folder / "table.json").read_text())
+    code, _, errors = evaluate(*arguments)
+    assert code == 0 and errors.count("3 of 3 recordings are in") == 2
+    assert json.loads((folder / "table.json").read_text()) == table
+    words = folder / "tones" / "small.jsonl"
+    words.write_text("".join(words.read_text().splitlines(keepends=True)[:-1]).replace(TEXT[0], "SKIP"))
+    assert evaluate(*arguments)[0] == 0
+    small, _ = json.loads((folder / "table.json").read_text())
+    num_lost = len(TEXT[0].split())
+    assert small["wer"] == pytest.approx(num_lost / small["words"], abs=1e-6)  # the changed record was taken
+    # Other options do not mix with what is there.
+    code, _, errors = evaluate(*arguments, "--am-scale", "0.5")
+    assert code == 2 and "small.jsonl" in errors
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sets: [", "this is no YAML"),
+        ("sets: {a: b}", "this is no recipe of an evaluation"),
+        ("sets: {a: b}\nsystems: [x]", "this is no recipe of an evaluation"),
+        ("sets: {../a: b}\nsystems: {x: --mode rnn}", "'../a' is no name"),
+        ("sets: {a: 3}\nsystems: {x: --mode rnn}", "'a' must be text"),
+        ("sets: {a: b}\nsystems: {x: --beam rnn}", "the options of 'x' cannot be used: unrecognized arguments: --beam"),
+        ("sets: {a: b}\nsystems: {x: --mode rnnn}", "the options of 'x' cannot be used: argument --mode"),
+        ("sets: {a: /none}\nsystems: {x: --mode rnn}", "none of its manifests is here"),
+    ],
+)
+def test_a_wrong_recipe_is_one_sentence(tmp_path, evaluate, text, message):
+    (tmp_path / "recipe.yaml").write_text(text)
+    code, _, errors = evaluate("--recipe", tmp_path / "recipe.yaml", "--output", tmp_path / "out")
+    assert code == 2
+    assert message in errors and "recipe.yaml" in errors
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--recipe", "nowhere", "--output", "x"],
+            "--recipe nowhere: there is no such file, and recipes/ has an4, libri",
+        ),
+        (["--recipe", "an4"], "name their folder with --output"),
+        (["--recipe", "an4", "--output", "x", "--cuts", "y"], "leave out cuts"),
+    ],
+)
+def test_a_wrong_request_is_one_sentence(evaluate, arguments, message):
+    code, _, errors = evaluate(*arguments)
+    assert code == 2
+    assert message in errors
+
+
+def test_the_recipes_of_the_project_name_options_that_exist(evaluate, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # no manifest is here
+    for name in ("an4", "librispeech"):
+        assert "none of its manifests is here" in evaluate("--recipe", name, "--output", "out")[2]
