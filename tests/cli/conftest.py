@@ -4,7 +4,7 @@ import pytest
 import soundfile
 
 from asr.cli.main import main
-from tests.tiny_bundle import RATE, TEXT, tones
+from asr.testing.tones import RATE, TEXT, tones
 
 
 @pytest.fixture

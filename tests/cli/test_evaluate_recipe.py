@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.tiny_bundle import TEXT
+from asr.testing.tones import TEXT
 
 
 @pytest.fixture
