@@ -34,6 +34,7 @@ from asr.lm.interface import LanguageModel
 from asr.lm.ngram.io import read_ngram_lm
 from asr.results import Word
 from asr.serialization import require_writable, write_whole_text
+from asr.text.normalize import READING_ERRORS, open_text, unreadable
 from asr.transcripts import FORMATS, Transcript, format_transcript, plain_name
 
 NAME = "rescore"
@@ -41,7 +42,7 @@ NAME = "rescore"
 
 HELP = """Rescores lattices and n-best lists of other recognizers by a language model of ours, and prints the words.
 
-An input is known by its content or suffix:
+An input is known by its content or suffix, and may be packed (.gz, .xz):
   .slf, .lat     a lattice of HTK
   .pt            a lattice of k2 or icefall, torch.save(fsa.as_dict(), ...); needs --words
   lattice text   a text archive of Kaldi ('lattice-copy ark:... ark,t:...'), compact or not; needs --words
@@ -151,11 +152,16 @@ def _utterances(args: argparse.Namespace) -> Iterator[_Utterance]:
 def _kind(path: Path) -> str:
     if not path.is_file():
         raise AsrError(f"{path}: there is no such file.")
-    with path.open("rb") as file:
-        head = file.read(4096)
+    is_packed = path.suffix.lower() in (".gz", ".xz")
+    with open_text(path, "lattice or list") as file:
+        try:
+            head = file.read(4096)
+        except READING_ERRORS as error:
+            raise unreadable(path, "lattice or list", error) from error
+    suffix = Path(path.stem).suffix if is_packed else path.suffix
     if head.startswith(b"PK\x03\x04"):
         return "k2"
-    if path.suffix.lower() in (".slf", ".lat") or head.startswith((b"VERSION=", b"# Header")):
+    if suffix.lower() in (".slf", ".lat") or head.startswith((b"VERSION=", b"# Header")):
         return "slf"
     lines = head.split(b"\n")
     is_archive = len(lines) > 1 and len(lines[0].split()) == 1 and lines[1].split()[:1] == [b"0"]

@@ -21,6 +21,8 @@ from asr.errors import AsrError
 from asr.lm.interface import LanguageModel
 from asr.text.symbols import Vocabulary
 
+_LONGEST_FRAME = 0.1  # seconds
+
 
 class WordArc(NamedTuple):
     """An arc of a `WordLattice`.
@@ -254,11 +256,25 @@ def _levels(lattice: WordLattice) -> list[list[int]]:
     return levels
 
 
+def _has_frames(lattice: WordLattice) -> bool:
+    """Whether each arc reads one frame or none, so that the arc that has a word is not as long as the word."""
+    time = lattice.time
+    spans = [time[arc.dst] - time[arc.src] for arc in lattice.arcs if arc.src in time and arc.dst in time]
+    read = [span for span in spans if span > 0]
+    is_short = bool(read) and max(read) <= _LONGEST_FRAME
+    return is_short and max(read) < 1.5 * min(read) and any(not arc.word for arc in lattice.arcs)
+
+
 def _spelled(token: _Token, lattice: WordLattice, scales: RescoringScales) -> Rescored:
+    """A sentence with its times: those of a word's arc; where arcs are frames, a word lasts until the next one."""
     words: list[RescoredWord] = []
     one: _Token | None = token
+    has_frames = _has_frames(lattice)
+    end = lattice.time.get(one.arc.dst) if one is not None and one.arc is not None else None
     while one is not None and one.arc is not None:
         if one.arc.word:
-            words.append(RescoredWord(one.arc.word, lattice.time.get(one.arc.src), lattice.time.get(one.arc.dst)))
+            start = lattice.time.get(one.arc.src)
+            words.append(RescoredWord(one.arc.word, start, end if has_frames else lattice.time.get(one.arc.dst)))
+            end = start
         one = one.before
     return Rescored(tuple(words[::-1]), *token.scores, token.total)

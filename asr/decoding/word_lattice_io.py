@@ -18,8 +18,8 @@ from asr.text.documents import parse_json
 from asr.text.normalize import read_text
 from asr.torch_archive import load_tensors
 
-_NOT_WORDS = ("!NULL", "<eps>", "<s>", "</s>", "!SENT_START", "!SENT_END", "#0")
-_FIELD = re.compile(r"(\w+)=(\S+)")
+_NOT_WORDS = ("!NULL", "<eps>", "<s>", "</s>", "!SENT_START", "!SENT_END", "!ENTER", "!EXIT", "!SIL", "#0")
+_FIELD = re.compile(r"(\w+)=(\"[^\"]*\"|\S+)")
 _FINAL_LABEL = -1
 
 
@@ -85,7 +85,7 @@ def read_slf_lattice(path: str | Path) -> WordLattice:
         for name, default in (("acscale", "1"), ("lmscale", "1"), ("wdpenalty", "0"))
     ]
     return WordLattice(
-        header.get("UTTERANCE", path.stem),
+        "_".join(header.get("UTTERANCE", path.name.partition(".")[0]).strip('"').split()),
         len(nodes),
         starts[0],
         arcs,

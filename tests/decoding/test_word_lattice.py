@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -253,3 +256,67 @@ def test_wrong_files_are_one_sentence(folder: Path, name: str, content: str | No
 def test_numbers_need_their_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rescore", str(folder / "lat.txt")]) == 2
     assert "its words are numbers; give --words" in capsys.readouterr().err
+
+
+def test_what_htk_writes(tmp_path: Path) -> None:
+    """A packed lattice with a quoted name, marks of beginning and end, and words that stand on links."""
+    text = (
+        '# comment\nVERSION=1.1\nUTTERANCE="utterance 1"\nlmscale=12 wdpenalty=0.7\nN=4 L=3\n'
+        "I=0 t=0.00 \nI=1 t=0.25 \nI=2 t=0.62 \nI=3 t=0.80 \n"
+        "J=0 S=0 E=1 W=!ENTER v=0 a=-1432.27 l=0.00 \nJ=1 S=1 E=2 W=THE v=3 a=-24 l=-8.5 \n"
+        "J=2 S=2 E=3 W=!EXIT v=0 a=-46 l=-13.83\n"
+    )
+    path = tmp_path / "it.slf.gz"
+    path.write_bytes(gzip.compress(text.encode()))
+    lattice = read_slf_lattice(path)
+    assert lattice.name == "utterance_1" and [arc.word for arc in lattice.arcs] == ["", "THE", ""]
+    assert lattice.scales == (1.0, 12.0, 0.7)
+    path.write_bytes(gzip.compress(text.replace('UTTERANCE="utterance 1"\n', "").encode()))
+    assert read_slf_lattice(path).name == "it"
+
+
+def test_a_word_of_a_lattice_of_frames_lasts_until_the_next(lm: NgramLM) -> None:
+    """As kaldi-decoder writes it: a word stands on the first of its frames."""
+    arcs = [WordArc(n, n + 1, {1: "THE", 4: "CAT"}.get(n, ""), -1.0) for n in range(7)]
+    frames = WordLattice("it", 8, 0, arcs, {7: (0.0, 0.0)}, {n: 0.03 * n for n in range(8)})
+    found = rescore_lattice(frames, lm, SCALES)
+    assert found is not None
+    assert [(word.text, round(word.start or 0, 3), round(word.end or 0, 3)) for word in found.words] == [
+        ("THE", 0.03, 0.12),
+        ("CAT", 0.12, 0.21),
+    ]
+    # Where arcs are words, a pause between them stays a pause.
+    spoken = replace(frames, time={n: 0.3 * n for n in range(8)})
+    found = rescore_lattice(spoken, lm, SCALES)
+    assert found is not None and [round(word.end or 0, 3) for word in found.words] == [0.6, 1.5]
+
+
+def test_lattices_of_kaldi_decoder(tmp_path: Path, lm: NgramLM) -> None:
+    """Its own best path comes out where its own scores decide, and every score of it is in the lattice."""
+    kaldi_decoder = pytest.importorskip("kaldi_decoder", reason="kaldi-decoder is not installed", exc_type=ImportError)
+    import kaldifst
+
+    tokens = {"THE": 1, "CAT": 2, "A": 3}
+    # A loop over words of one token each, which blanks (label 1) may separate; costs tell the words apart.
+    arcs = [f"0 0 {token + 1} {token} {0.25 * token}" for token in tokens.values()] + ["0 0 1 0 0.125"]
+    fst = kaldifst.compile("\n".join([*arcs, "0 0.5"]) + "\n")
+    log_prob = torch.randn(12, 4, generator=torch.Generator().manual_seed(1)).log_softmax(1)
+    decoder = kaldi_decoder.LatticeSimpleDecoder(
+        fst, kaldi_decoder.LatticeSimpleDecoderConfig(beam=20.0, lattice_beam=8.0)
+    )
+    decodable = kaldi_decoder.DecodableCtc(log_prob.numpy().astype(np.float32))
+    assert decoder.decode(decodable)
+    (tmp_path / "lat.txt").write_text(f"utt {chr(10)}{decoder.get_raw_lattice()[1]}{chr(10)}")
+    found, best = decoder.get_best_path()
+    _, _, labels, weight = kaldifst.get_linear_symbol_sequence(best)
+    names = {0: "", **{token: word for word, token in tokens.items()}}
+    (lattice,) = read_kaldi_archive(tmp_path / "lat.txt", names, 0.03)
+    assert len(lattice.arcs) > 12, "with alternatives"
+    rescored = rescore_lattice(lattice, lm, RescoringScales(1.0, 1.0, 0.0))
+    assert found and rescored is not None
+    assert [word.text for word in rescored.words] == [names[label] for label in labels]
+    assert rescored.total == pytest.approx(-(weight.value1 + weight.value2), abs=1e-3)
+    assert rescored.old_lm_score == pytest.approx(-weight.value1, abs=1e-3)
+    # Words tile the time from the first of them on.
+    assert [word.end for word in rescored.words[:-1]] == [word.start for word in rescored.words[1:]]
+    assert rescored.words[-1].end == pytest.approx(12 * 0.03)
