@@ -5,6 +5,7 @@ Files name classes of the registry and never hold pickled objects; reading a che
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import hashlib
@@ -385,7 +386,12 @@ def require_writable(*paths: Path, inputs: Iterable[str | Path | None] = ()) -> 
         AsrError: the folder of a path is missing or not writable, a path is a folder, two paths are the same, or one is
             an input, also through links.
     """
-    read = {_identity(path): path for path in inputs if path is not None and Path(path).is_file()}
+    read: dict[tuple[int, int], str | Path] = {}
+    if any(path.is_file() for path in paths):  # of a hundred thousand inputs nothing is asked in vain
+        for name in inputs:
+            with contextlib.suppress(OSError):
+                if name is not None:
+                    read[_identity(name)] = name
     seen: set[str] = set()
     for path in paths:
         if path.is_file() and _identity(path) in read:

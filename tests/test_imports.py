@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Which packages each package may import, beside itself.
 ALLOWED = {
     "errors": "",
+    "distributed": "errors",
     "options": "errors",
     "text": "errors",
     "torch_archive": "errors",
@@ -25,12 +26,12 @@ ALLOWED = {
     "audio": "errors kernels",
     "metrics": "errors text",
     "nist": "errors metrics text",
-    "lm": "errors kernels options serialization text",
+    "lm": "distributed errors kernels options serialization text",
     "graph": "errors lm serialization text torch_archive",
     "hub": "errors serialization",
     "bundle": "errors graph hub lm serialization text",
-    "datasets": "audio errors serialization text",
-    "models": "audio bundle datasets errors graph kernels metrics serialization text",
+    "datasets": "audio distributed errors serialization text",
+    "models": "audio bundle datasets distributed errors graph kernels metrics serialization text",
     "decoding": "bundle errors graph kernels lm options serialization text torch_archive",
     "results": "decoding errors",
     "transcripts": "errors results",

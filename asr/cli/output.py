@@ -121,13 +121,26 @@ class ResultsFile:
     def _read(self) -> None:
         """Notes which recordings are done; lines as this class writes them need no parsing."""
         content = self._path.read_bytes()
-        own = re.compile(_OWN_LINE.format(field=re.escape(json.dumps(self._field))).encode())
+        head, middle, tail = json.dumps({self._field: ""})[:-2].encode(), b'", "text": "', f', "{_MAKER}": "'.encode()
+        # In a whole file only line ends are control characters.
+        is_whole = len(content.translate(None, _CONTROL_CHARACTERS)) == len(content)
+        makers: dict[bytes, str] = {}
         begin, number = 0, 0
         while (end := content.find(b"\n", begin)) >= 0:
             number += 1
-            match = own.match(content, begin, end)
-            if match is not None and b"\\" not in match[1]:
-                name, maker = match[1].decode(), match[2].decode()
+            name_end = content.find(b'"', begin + len(head), end)
+            maker_begin = content.rfind(tail, begin, end) + len(tail)
+            own = is_whole and maker_begin > name_end > 0 and content.startswith(head, begin)
+            if own and content.startswith(middle, name_end) and content.endswith(b'"}', maker_begin, end):
+                raw = content[maker_begin : end - 2]
+                if raw not in makers:
+                    makers[raw] = raw.decode() if _OWN_MAKER.fullmatch(raw) else ""
+                name_bytes, maker = content[begin + len(head) : name_end], makers[raw]
+                own = bool(maker) and b"\\" not in name_bytes
+            else:
+                own = False
+            if own:
+                name = name_bytes.decode()
             else:
                 record = _record(content[begin:end], self._field)
                 if record is None:
@@ -149,9 +162,10 @@ class ResultsFile:
         os.ftruncate(self._stream.fileno(), begin)
 
 
-# A result as `add` writes it: the recording comes first and the maker last.
-_OWN_LINE = r'\{{{field}: "([^"\x00-\x1f]*)", "text": "[^\x00-\x1f]*, "made_by": "([\w .-]+)"\}}$'
+# In a result as `add` writes it the recording comes first and the maker last.
 _MAKER = "made_by"
+_OWN_MAKER = re.compile(rb"[\w .-]+")
+_CONTROL_CHARACTERS = bytes(code for code in range(32) if code != ord("\n"))
 
 
 class TranscriptFolder:

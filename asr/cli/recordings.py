@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from asr.audio.io import AUDIO_SUFFIXES, find_audio_files, read_audio
+from asr.audio.io import AUDIO_SUFFIXES, find_audio_files, find_audio_names, read_audio
 from asr.errors import AsrError
 
 
@@ -28,7 +28,7 @@ def audio_files(paths: Sequence[str | Path]) -> list[Path]:
         if path.is_dir():
             found = find_audio_files(path)
             if not found:
-                raise AsrError(f"{path}: there are no audio files in this folder ({', '.join(AUDIO_SUFFIXES)}).")
+                raise no_audio(path)
             files.update(dict.fromkeys(found))
         else:
             files[path] = None
@@ -47,7 +47,7 @@ class Recordings:
 
     names: list[str] = field(default_factory=list)
     stems: list[str] = field(default_factory=list)
-    inputs: list[Path] = field(default_factory=list)
+    inputs: list[str | Path] = field(default_factory=list)
     _readers: dict[str, Callable[[int], Tensor]] = field(default_factory=dict)
 
     def read(self, name: str, sampling_rate: int) -> Tensor:
@@ -83,9 +83,7 @@ def recordings(arguments: Sequence[str]) -> Recordings:
         elif argument.endswith((".jsonl", ".jsonl.gz")):
             _add_cuts(found, argument)
         else:
-            for path in audio_files([argument]):
-                found.inputs.append(path)
-                found.add(str(path), path.stem)
+            _add_audio(found, argument)
     if len(set(found.names)) < len(found.names):
         # The same file under the same path counts once.
         kept = Recordings(inputs=found.inputs, _readers=found._readers)
@@ -96,6 +94,25 @@ def recordings(arguments: Sequence[str]) -> Recordings:
             raise AsrError(f"{' '.join(arguments)}: the recording {listed[0]!r} is named twice; give each list once.")
         return kept
     return found
+
+
+def _add_audio(found: Recordings, argument: str) -> None:
+    path = Path(argument)
+    if not path.is_dir():
+        found.inputs.append(path)
+        found.add(str(path), path.stem)
+        return
+    names = find_audio_names(path)
+    if not names:
+        raise no_audio(path)
+    found.inputs += names
+    found.names += names
+    found.stems += [name.rpartition("/")[2].rpartition(".")[0] for name in names]
+
+
+def no_audio(folder: Path) -> AsrError:
+    """What is wrong with a folder."""
+    return AsrError(f"{folder}: there are no audio files in this folder ({', '.join(AUDIO_SUFFIXES)}).")
 
 
 def _add_kaldi(found: Recordings, path: str) -> None:

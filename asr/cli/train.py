@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
+import sys
+import threading
 import warnings
 from argparse import ArgumentError
 from collections.abc import Iterator, Sequence
@@ -14,10 +17,13 @@ from typing import Any
 import pytorch_lightning as pl
 import yaml
 from jsonargparse import get_loader, set_loader
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from pytorch_lightning.cli import LightningCLI
 from pytorch_lightning.plugins.io import TorchCheckpointIO
+from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from asr.cli.options import hint
+from asr.distributed import largest
 from asr.errors import AsrError
 from asr.serialization import read_checkpoint
 
@@ -52,6 +58,67 @@ class _CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
         return read_checkpoint(path)
 
 
+_TERMINATED = 128 + signal.SIGTERM
+_CHECKPOINT_NAME = "terminated.ckpt"
+
+
+class _Termination(pl.Callback):  # type: ignore[misc]
+    """On SIGTERM finishes the batch under way, writes a checkpoint, and ends the process as one that was killed.
+
+    All processes of a training stop at the same batch, whichever of them the signal reaches first. Where it comes in
+    the last batch of an epoch or in a validation, the epoch is finished first.
+    """
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self.is_over = False
+        self._before: Any = None
+
+    def on_train_start(self, trainer: pl.Trainer, _: pl.LightningModule) -> None:
+        """Takes the place of Lightning's handler, whose end has exit code 0 and no checkpoint."""
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, lambda number, _: self._ask(trainer, number))
+
+    def _ask(self, trainer: pl.Trainer, number: int) -> None:
+        launcher: Any = trainer.strategy.launcher
+        if not self.is_asked and hasattr(launcher, "kill"):
+            launcher.kill(number)  # the processes that this one has started
+        self.is_asked = True
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Stops before a batch that is not the last: behind that one Lightning counts the epoch as over."""
+        if largest(int(self.is_asked)) and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            self._stop(trainer)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, _: pl.LightningModule) -> None:
+        """Makes this epoch the last of the process, unless it is the last of the training."""
+        is_last = trainer.current_epoch + 1 == trainer.max_epochs or trainer.global_step == trainer.max_steps
+        self.is_over = bool(largest(int(self.is_asked))) and not (is_last or trainer.should_stop)
+        trainer.should_stop = trainer.should_stop or self.is_over
+
+    def on_train_end(self, trainer: pl.Trainer, _: pl.LightningModule) -> None:
+        """Stops behind an epoch."""
+        if self.is_over:
+            self._stop(trainer)
+
+    def teardown(self, trainer: pl.Trainer, _: pl.LightningModule, stage: str) -> None:
+        """Puts the former handler back."""
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+            self._before = None
+
+    def _stop(self, trainer: pl.Trainer) -> None:
+        keeps = trainer.checkpoint_callback
+        path = Path(getattr(keeps, "dirpath", None) or trainer.default_root_dir) / _CHECKPOINT_NAME
+        trainer.save_checkpoint(path)
+        if trainer.is_global_zero:
+            print(f"asr: terminated; go on with --ckpt_path {path}", file=sys.stderr, flush=True)
+        environment = getattr(trainer.strategy, "cluster_environment", None)
+        # A process that Lightning has started must not look like one that failed: it would have the others killed.
+        is_child = isinstance(environment, LightningEnvironment) and trainer.local_rank > 0
+        raise SystemExit(0 if is_child else _TERMINATED)
+
+
 class _CLI(LightningCLI):  # type: ignore[misc]
     def _parse_ckpt_path(self) -> None:
         """Leaves the model to the recipe. Lightning 2.6 would take classes and arguments from the checkpoint, and read
@@ -70,7 +137,7 @@ def run(arguments: Sequence[str]) -> int:
         arguments: the subcommand and its options, such as `["fit", "--config", "recipes/an4/am.yaml"]`.
 
     Returns:
-        the exit code.
+        the exit code; a training that SIGTERM ends raises SystemExit with 143 once its checkpoint is written.
 
     Raises:
         AsrError: an option or the YAML is wrong; or whatever the model and the data raise.
@@ -91,11 +158,15 @@ def run(arguments: Sequence[str]) -> int:
                 save_config_kwargs={"overwrite": True},
                 parser_kwargs={"exit_on_error": False, **{name: {"exit_on_error": False} for name in _SUBCOMMANDS}},
                 args=list(arguments),
+                trainer_defaults={"callbacks": _Termination()},
             )
     except (ArgumentError, UnicodeDecodeError) as error:
         raise AsrError(
             f"{' '.join(arguments)}: {_sentence(str(error))}; 'asr {arguments[0]} --help' lists all options."
         ) from error
+    except SIGTERMException:
+        # Before the first batch or while validating alone: there is nothing to be kept.
+        raise SystemExit(_TERMINATED) from None
     except UnpicklingError as error:
         reason = str(error).partition("\n")[0]
         raise AsrError(

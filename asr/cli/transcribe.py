@@ -254,7 +254,7 @@ def _formats(args: argparse.Namespace) -> tuple[str, ...]:
     return formats
 
 
-def _require_output(args: argparse.Namespace, files: Sequence[Path]) -> None:
+def _require_output(args: argparse.Namespace, files: Sequence[str | Path]) -> None:
     """Refuses an output that is an input."""
     outputs = [Path(args.output)] if args.output is not None else []
     if args.lattices is not None and args.lattice_format == "kaldi":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from asr.audio.fbank import Fbank, mel, mel_edges
 from asr.audio.io import find_audio_files, from_int16, read_audio, to_int16
+from asr.distributed import draw_rows
 from asr.errors import AsrError
 
 _log = logging.getLogger(__name__)
@@ -53,13 +55,22 @@ class NoiseMixer:
         self.sampling_rate = sampling_rate
         self._samples: dict[Path, Tensor] = {}
 
-    def __call__(self, waveform: Tensor) -> Tensor:
+    def draw(self) -> list[float]:
+        """The random numbers of one utterance."""
+        numbers: list[float] = torch.rand(4).tolist()
+        return numbers
+
+    def __call__(self, waveform: Tensor, draw: Sequence[float] | None = None) -> Tensor:
         """Adds noise to (L,), or not. Silent speech and silent noise change nothing.
+
+        Args:
+            waveform: (L,).
+            draw: what `draw` returned; None to draw now.
 
         Raises:
             AsrError: none of the noise recordings can be read.
         """
-        draw = torch.rand(4).tolist()
+        draw = self.draw() if draw is None else draw
         if draw[0] >= self.probability or waveform.numel() == 0:
             return waveform
         noise = self._noise(draw[1])
@@ -143,7 +154,7 @@ class SpecAugment(nn.Module):
 def _bands(length: Tensor, max_width: Tensor, size: int, num_bands: int) -> Tensor:
     """Positions in any of `num_bands` random bands within 0..length-1, each 0..max_width wide, (N, size) bool."""
     device = length.device
-    draw = torch.rand((2, len(length), num_bands), device=device)
+    draw = draw_rows(lambda num: torch.rand((2, num, num_bands), device=device), len(length), dim=1)
     width = (draw[0] * (max_width + 1)[:, None]).long()
     begin = (draw[1] * (length[:, None] - width + 1)).long()
     position = torch.arange(size, device=device)
@@ -181,7 +192,8 @@ class VocalTractPerturbation(nn.Module):
         """Warps features (N, T, F) by random factors."""
         if not self.training or self.max_warp == 0.0:
             return features
-        factor = 1.0 + self.max_warp * (2.0 * torch.rand(len(features), device=features.device) - 1.0)
+        draw = draw_rows(lambda num: torch.rand(num, device=features.device), len(features))
+        factor = 1.0 + self.max_warp * (2.0 * draw - 1.0)
         return self.warp(features, factor)
 
     def warp(self, features: Tensor, factor: Tensor) -> Tensor:

@@ -217,15 +217,7 @@ def bucket_sampler(
             num_buckets=max(2, min(num_buckets, len(cuts) // 2)),  # lhotse refuses one
             shuffle=shuffle,
             seed=seed,
+            # Each process sees whole batches and takes its share of every one.
+            world_size=1,
+            rank=0,
         )
-
-
-def epoch_to_draw(trainer: Any) -> int:
-    """The epoch whose batches a trainer takes next.
-
-    Lightning tells samplers itself, but after a resume only when the first batch is drawn already, and a checkpoint
-    behind an epoch's validation still counts as that epoch.
-    """
-    epochs = trainer.fit_loop.epoch_progress.current
-    is_over = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch and epochs.started > epochs.processed
-    return int(epochs.processed) + int(is_over)

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import pytorch_lightning as pl
+import torch
 from lhotse import CutSet
 from lhotse.dataset import DynamicBucketingSampler
 from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
 
 from asr.audio.fbank import Fbank
 from asr.datasets.augment import NoiseMixer, SpecAugment, VocalTractPerturbation
-from asr.datasets.cuts import FilterReport, bucket_sampler, epoch_to_draw, hold_out_speakers, read_cuts, select_usable
+from asr.datasets.cuts import FilterReport, bucket_sampler, hold_out_speakers, read_cuts, select_usable
 from asr.datasets.dataset import (
     AcousticBatch,
     AcousticDataset,
     Augmentation,
     FeatureFolder,
     FeatureMemory,
+    PlannedBatch,
     WaveformCache,
 )
+from asr.datasets.position import batches_done, epoch_to_draw
+from asr.distributed import current_share
 from asr.errors import AsrError
 from asr.text.symbols import TokenTable
 from asr.text.tokenizer import Tokenizer
@@ -31,8 +36,10 @@ Split = Literal["train", "valid", "test"]
 class AcousticDataModule(pl.LightningDataModule):
     """Batches of features and tokens from the cuts of any prepared corpora, bucketed by duration.
 
-    lhotse's sampler gives each process its own share, so that a trainer with several devices needs
-    `use_distributed_sampler: false`. The many flat arguments are the keys of a recipe's YAML.
+    Batches are those of all processes: where several train, each takes its share of every batch, and the result is that
+    of one process. A run that was stopped inside an epoch goes on with the batch it had reached.
+
+    The many flat arguments are the keys of a recipe's YAML.
 
     Args:
         train_cuts: manifests of lhotse cuts, as `asr prepare` writes them; all of them are used together.
@@ -46,7 +53,7 @@ class AcousticDataModule(pl.LightningDataModule):
         keep_stress: keep the stress marks of vowels.
         random_pronunciation: draw one of a word's pronunciations in training instead of taking the first.
         fbank: computes the features; by default 80 filters, as Kaldi does.
-        max_batch_duration: maximum seconds of audio in a batch, before the speed is changed.
+        max_batch_duration: maximum seconds of audio in a batch, of all processes together, before the speed is changed.
         max_batch_cuts: maximum number of utterances in a batch; None for no limit.
         num_buckets: number of groups of similar duration that batches are drawn from.
         min_duration: shorter utterances are left out of training, in seconds.
@@ -58,7 +65,7 @@ class AcousticDataModule(pl.LightningDataModule):
         memory_gb: maximum memory for decoded audio and, as far as they fit, features; 0 to keep none.
         feature_dir: folder where features are stored when first computed, for later epochs and runs.
         num_workers: number of processes that prepare batches; 0 prepares them in the trainer's process.
-        seed: of the sampler.
+        seed: of the batches' order and of augmentation.
     """
 
     def __init__(
@@ -120,6 +127,7 @@ class AcousticDataModule(pl.LightningDataModule):
         self.plain_dataset = AcousticDataset(self.fbank, self.tokenizer, self.waveforms, self.features)
         self.cuts: dict[Split, CutSet] = {}
         self.left_out: dict[Split, FilterReport] = {}
+        self._resume_at = 0
 
     @property
     def token_table(self) -> TokenTable:
@@ -146,8 +154,10 @@ class AcousticDataModule(pl.LightningDataModule):
     def train_dataloader(self) -> DataLoader[AcousticBatch]:
         """Shuffled and augmented batches."""
         loader = self._loader("train", self.train_dataset, shuffle=True)
+        sampler: Any = loader.sampler
+        sampler.start, self._resume_at = self._resume_at, 0
         if self.trainer is not None:
-            loader.sampler.set_epoch(epoch_to_draw(self.trainer))  # type: ignore[attr-defined]
+            sampler.set_epoch(epoch_to_draw(self.trainer))
         return loader
 
     def val_dataloader(self) -> DataLoader[AcousticBatch] | list[Any]:
@@ -165,6 +175,14 @@ class AcousticDataModule(pl.LightningDataModule):
     def num_train_batches(self) -> int:
         """Number of batches in the first epoch; later epochs may differ by a few, since buckets fill differently."""
         return sum(1 for _ in self._sampler("train", shuffle=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the epoch stands."""
+        return {"batches_done": 0 if self.trainer is None else batches_done(self.trainer)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The next training loader starts there."""
+        self._resume_at = state_dict["batches_done"]
 
     def _split(self, split: Split) -> CutSet:
         if split not in self.cuts:
@@ -204,10 +222,38 @@ class AcousticDataModule(pl.LightningDataModule):
         )
 
     def _loader(self, split: Split, dataset: AcousticDataset, shuffle: bool) -> DataLoader[AcousticBatch]:
+        dataset.share = current_share()
         return DataLoader(
             dataset,
-            sampler=self._sampler(split, shuffle),
+            sampler=_BatchSampler(self._sampler(split, shuffle), self.seed),
             batch_size=None,
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
+            # Its own, so that a loader draws nothing from the generator of the network.
+            generator=torch.Generator(),
         )
+
+
+class _BatchSampler(DistributedSampler[PlannedBatch]):
+    """A sampler's batches with epoch and number, in the first epoch from the batch `start` on.
+
+    All processes get the same batches; the dataset takes a share of each. Of this type, because Lightning puts a
+    sampler of its own in the place of any other where several processes train.
+    """
+
+    def __init__(self, batches: DynamicBucketingSampler, seed: int) -> None:
+        super().__init__(range(0), num_replicas=1, rank=0, shuffle=False)  # type: ignore[arg-type]
+        self.batches, self.batch_seed = batches, seed
+        self.start = 0
+
+    def __len__(self) -> int:
+        raise TypeError("the number of batches of an epoch is known at its end")
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self.batches.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[PlannedBatch]:
+        start, self.start = self.start, 0
+        numbered, epoch = enumerate(self.batches), self.epoch
+        return (PlannedBatch(cuts, epoch, number, self.batch_seed) for number, cuts in numbered if number >= start)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, NamedTuple, Protocol, TypedDict
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from asr.audio.io import from_int16, read_audio, to_int16
 from asr.audio.resample import change_speed
 from asr.datasets.augment import NoiseMixer, SpecAugment, VocalTractPerturbation
 from asr.datasets.cuts import cut_text, cut_waveform
+from asr.distributed import Share, batch_rows, draw_from
 from asr.errors import AsrError
 from asr.serialization import atomic_path
 from asr.text.tokenizer import Tokenizer
@@ -135,6 +136,27 @@ class AcousticBatch(TypedDict):
     num_tokens: Tensor  # (N,) int64
     texts: list[str]
     cut_ids: list[str]
+    rows: Tensor  # (N,) int64, their places in the batch of all processes
+    num_all: int  # utterances of that batch
+    number: tuple[int, int]  # epoch, and batch of the epoch
+
+
+class PlannedBatch(NamedTuple):
+    """The cuts of a batch of all processes, and what its random numbers follow from."""
+
+    cuts: CutSet
+    epoch: int
+    number: int
+    seed: int
+
+
+class _Draws(NamedTuple):
+    """The random numbers of an utterance."""
+
+    speed_factor: float
+    noise: list[float] | None
+    pronunciations: list[float] | None
+    dither: int | None
 
 
 class WaveformCache:
@@ -209,10 +231,11 @@ class Augmentation:
 
 
 class AcousticDataset(Dataset[AcousticBatch]):
-    """A lhotse map-style dataset: the index is a batch of cuts, as a lhotse sampler gives it.
+    """A lhotse map-style dataset: the index is a batch of cuts, as a lhotse sampler gives it, or a planned batch.
 
-    Augmentation draws from torch's generator, which a data loader seeds anew every epoch. A recording that cannot be
-    read is left out of its batch, with a warning in the log.
+    Augmentation draws from torch's generator, which a planned batch seeds. A recording that cannot be read is left out
+    of its batch, with a warning in the log. Several processes draw the same numbers, and each loads the utterances of
+    its `share` only; it may have none of a small batch.
 
     Args:
         fbank: computes the features.
@@ -235,46 +258,64 @@ class AcousticDataset(Dataset[AcousticBatch]):
         self.waveforms = waveforms or WaveformCache(fbank.sampling_rate)
         self.augmentation = augmentation if augmentation is not None else Augmentation()
         self.features = features if self.augmentation.noise is None and fbank.dither == 0.0 else None
+        self.share = Share()
 
-    def __getitem__(self, cuts: CutSet) -> AcousticBatch:
+    def __getitem__(self, batch: CutSet | PlannedBatch) -> AcousticBatch:
+        planned = batch if isinstance(batch, PlannedBatch) else PlannedBatch(batch, 0, 0, 0)
+        if planned is batch:
+            draw_from(planned.seed, planned.epoch, planned.number)
+        cuts = list(planned.cuts)
+        draws = [self._draws(cut_text(cut).split()) for cut in cuts]
         features: list[Tensor] = []
         tokens: list[Tensor] = []
-        texts: list[str] = []
-        cut_ids: list[str] = []
+        rows: list[int] = []
         reason = "the batch has no cuts"
-        for cut in cuts:
+        for row in self.share.rows(len(cuts)):
+            cut, draw = cuts[row], draws[row]
             try:
-                features.append(self._features(cut, self._speed_factor()))
+                features.append(self._features(cut, draw))
             except AsrError as error:
                 reason = str(error)
                 _log.warning("%s is left out: %s", cut.id, reason)
                 continue
-            texts.append(cut_text(cut))
-            tokens.append(torch.tensor(self._encode(texts[-1].split()), dtype=torch.int64))
-            cut_ids.append(cut.id)
-        if not features:
+            words = cut_text(cut).split()
+            tokens.append(torch.tensor(self._encode(words, draw.pronunciations), dtype=torch.int64))
+            rows.append(row)
+        if not features and self.share.num == 1:
             raise AsrError(f"no recording of the batch could be read: {reason}")
-        padded = pad_sequence(features, batch_first=True)
-        num_frames = torch.tensor([len(frames) for frames in features])
-        if self.augmentation.vocal_tract is not None:
-            padded = self.augmentation.vocal_tract(padded)
-        if self.augmentation.spec_augment is not None:
-            padded = self.augmentation.spec_augment(padded, num_frames)
+        # Of no sequences nothing can be padded.
+        nothing = torch.zeros(0, 1, self.fbank.feature_dim), torch.zeros(0, 1, dtype=torch.int64)
+        padded = pad_sequence(features, batch_first=True) if features else nothing[0]
+        num_frames = torch.tensor([len(frames) for frames in features], dtype=torch.int64)
+        with batch_rows(rows, len(cuts)):
+            if self.augmentation.vocal_tract is not None:
+                padded = self.augmentation.vocal_tract(padded)
+            if self.augmentation.spec_augment is not None:
+                padded = self.augmentation.spec_augment(padded, num_frames)
         return {
             "features": padded,
             "num_frames": num_frames,
-            "tokens": pad_sequence(tokens, batch_first=True),
-            "num_tokens": torch.tensor([len(ids) for ids in tokens]),
-            "texts": texts,
-            "cut_ids": cut_ids,
+            "tokens": pad_sequence(tokens, batch_first=True) if tokens else nothing[1],
+            "num_tokens": torch.tensor([len(ids) for ids in tokens], dtype=torch.int64),
+            "texts": [cut_text(cuts[row]) for row in rows],
+            "cut_ids": [cuts[row].id for row in rows],
+            "rows": torch.tensor(rows, dtype=torch.int64),
+            "num_all": len(cuts),
+            "number": (planned.epoch, planned.number),
         }
 
-    def _speed_factor(self) -> float:
-        factors = self.augmentation.speed_factors
-        return factors[0] if len(factors) == 1 else factors[int(torch.randint(len(factors), ()))]
+    def _draws(self, words: list[str]) -> _Draws:
+        augmentation, factors = self.augmentation, self.augmentation.speed_factors
+        return _Draws(
+            factors[0] if len(factors) == 1 else factors[int(torch.randint(len(factors), ()))],
+            None if augmentation.noise is None else augmentation.noise.draw(),
+            torch.rand(len(words)).tolist() if augmentation.random_pronunciation else None,
+            None if self.fbank.dither == 0.0 else int(torch.randint(1 << 48, ())),
+        )
 
-    def _features(self, cut: MonoCut, speed_factor: float) -> Tensor:
+    def _features(self, cut: MonoCut, draw: _Draws) -> Tensor:
         """(T, F)."""
+        speed_factor = draw.speed_factor
         key = cut.id if speed_factor == 1.0 else f"{cut.id}_sp{speed_factor:g}"
         stored = None if self.features is None else self.features.get(key)
         if stored is not None:
@@ -283,18 +324,19 @@ class AcousticDataset(Dataset[AcousticBatch]):
         if speed_factor != 1.0:
             waveform = change_speed(waveform, speed_factor)
         if self.augmentation.noise is not None:
-            waveform = self.augmentation.noise(waveform)
-        with torch.no_grad():
+            waveform = self.augmentation.noise(waveform, draw.noise)
+        with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=draw.dither is not None):
+            if draw.dither is not None:
+                torch.manual_seed(draw.dither)
             features: Tensor = self.fbank(waveform[None], torch.tensor([len(waveform)]))[0][0]
         if self.features is not None:
             self.features.put(key, features)
         return features
 
-    def _encode(self, words: list[str]) -> list[int]:
+    def _encode(self, words: list[str], draws: list[float] | None) -> list[int]:
         lexicon = self.tokenizer.lexicon
         variants = None
-        if self.augmentation.random_pronunciation and lexicon is not None:
-            draws = torch.rand(len(words)).tolist()
+        if draws is not None and lexicon is not None:
             variants = [
                 int(draw * len(lexicon.pronunciations.get(word, ("",))))
                 for word, draw in zip(words, draws, strict=True)

@@ -102,8 +102,8 @@ def uniform_alignment(
     return alignment
 
 
-def frame_cross_entropy(log_prob: Tensor, alignment: Tensor, log_prior: Tensor | None = None) -> Tensor:
-    """Mean cross-entropy of the frames that are not ignored, ().
+def summed_cross_entropy(log_prob: Tensor, alignment: Tensor, log_prior: Tensor | None = None) -> Tensor:
+    """The cross-entropies of the frames that are not ignored, added up, ().
 
     Args:
         log_prob: (N, T', C).
@@ -113,7 +113,7 @@ def frame_cross_entropy(log_prob: Tensor, alignment: Tensor, log_prior: Tensor |
     """
     if log_prior is not None:
         log_prob = (log_prob + log_prior).log_softmax(-1)
-    return F.nll_loss(log_prob.flatten(0, 1), alignment.flatten(), ignore_index=IGNORED)
+    return F.nll_loss(log_prob.flatten(0, 1), alignment.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
 class TeacherAlignment:

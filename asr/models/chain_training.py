@@ -16,6 +16,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from asr.audio.fbank import Fbank
 from asr.datasets.augment import SpecAugment
+from asr.datasets.position import batches_done, epoch_to_draw
+from asr.distributed import batch_rows, current_share, draw_from, prepare_wrapping, total
 from asr.errors import AsrError
 from asr.graph.context import TIED_STATES, TiedStates
 from asr.models.chain_corpus import FRAME_SECONDS, Alignment, PreparedCorpus
@@ -29,7 +31,9 @@ from asr.serialization import read_checkpoint
 
 
 class ChainDataModule(pl.LightningDataModule):
-    """Pieces of prepared utterances in batches.
+    """Pieces of prepared utterances in batches, of which each of several processes takes a share.
+
+    A run that was stopped inside an epoch goes on with the batch it had reached.
 
     Args:
         corpus: a prepared folder.
@@ -39,7 +43,7 @@ class ChainDataModule(pl.LightningDataModule):
         train_on_held_out: train on them as well, as a last run does once everything has been chosen.
         min_score: corpus -> lowest alignment score of an utterance to train on.
         lengths: output frames that a piece may have.
-        frames_per_batch: output frames.
+        frames_per_batch: output frames, of all processes together.
         max_warp: of vocal tract length perturbation.
         spec_augment: masks, or None.
         seed: of the order.
@@ -79,6 +83,7 @@ class ChainDataModule(pl.LightningDataModule):
         self._max_warp, self._spec_augment = max_warp, spec_augment
         self.train_chunks: ChunkLoader | None = None
         self.valid_chunks: ChunkLoader | None = None
+        self._resume_at = 0
 
     def open(self, network: Tdnnf) -> None:
         """Makes the loaders for a network's context and frame rate."""
@@ -110,12 +115,21 @@ class ChainDataModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> Any:
         """Batches of the current epoch, other pieces in each."""
-        trainer: Any = self.trainer
-        return DataLoader(_Epochs(self.train_chunks, self.seed, trainer), batch_size=None)
+        batches = _Epochs(self.train_chunks, self.seed, self.trainer, self._resume_at)
+        self._resume_at = 0
+        return DataLoader(batches, batch_size=None)
 
     def val_dataloader(self) -> Any:
         """Batches of the speakers set aside, the same each time."""
         return DataLoader(_Epochs(self.valid_chunks, 0, None), batch_size=None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the epoch stands."""
+        return {"batches_done": 0 if self.trainer is None else batches_done(self.trainer)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The next training loader starts there."""
+        self._resume_at = state_dict["batches_done"]
 
     def pieces(self, batch: ChunkBatch, chunks: ChunkLoader, tolerance: float) -> list[NumeratorPiece]:
         """The numerators of a batch."""
@@ -133,16 +147,17 @@ class ChainDataModule(pl.LightningDataModule):
 
 
 class _Epochs(IterableDataset):  # type: ignore[type-arg]
-    """The batches of the trainer's current epoch, or always those of one seed."""
+    """The batches of the trainer's current epoch, at first from `start` on, or always those of one seed."""
 
-    def __init__(self, chunks: ChunkLoader | None, seed: int, trainer: Any) -> None:
+    def __init__(self, chunks: ChunkLoader | None, seed: int, trainer: Any, start: int = 0) -> None:
         if chunks is None:
             raise AsrError("The data module has no loaders yet; it is for `LitChainModel`.")
-        self._chunks, self._seed, self._trainer = chunks, seed, trainer
+        self._chunks, self._seed, self._trainer, self._start = chunks, seed, trainer, start
 
     def __iter__(self) -> Iterator[ChunkBatch]:
-        epoch = 0 if self._trainer is None else int(self._trainer.current_epoch)
-        return self._chunks.epoch(self._seed + epoch)
+        epoch = 0 if self._trainer is None else epoch_to_draw(self._trainer)
+        start, self._start = self._start, 0
+        return self._chunks.epoch(self._seed + epoch, current_share(), start)
 
 
 class NormalizedAverage(WeightAverage):
@@ -210,9 +225,12 @@ class LitChainModel(pl.LightningModule):
         self.total_steps = total_steps
         self.initial_checkpoint = initial_checkpoint
         self._objective: LfMmi | None = None
+        # Of a validation: objective, cross-entropy and frames.
+        self._validation_sums = torch.zeros(3, dtype=torch.float64)
 
     def setup(self, stage: str) -> None:
         """Checks network against data and opens the loaders."""
+        prepare_wrapping(self, self.trainer, may_drop=False)
         data = self._data()
         if self.network.num_tokens != data.states.num_columns or self.network.num_features != data.corpus.num_features:
             raise AsrError(
@@ -227,19 +245,33 @@ class LitChainModel(pl.LightningModule):
             self.average.network.load_state_dict(weights)
 
     def training_step(self, batch: ChunkBatch, batch_idx: int) -> Tensor:
-        """Objective a frame."""
+        """Objective a frame.
+
+        Of several processes each returns that of its pieces, by the frames of all, times their number, since gradients
+        are then averaged.
+        """
         self.network.set_dropout(self._dropout_now())
         data = self._data()
         assert data.train_chunks is not None and self._objective is not None and self.network.auxiliary is not None
-        hidden = self.network.encode(batch.features)
-        score = self.network.branch(hidden).float()
-        auxiliary = self.network.auxiliary(hidden).float()
-        loss, posterior = self._objective(score, data.pieces(batch, data.train_chunks, self.tolerance))
-        num_frames = score.shape[0] * score.shape[1]
-        xent = -(posterior * F.log_softmax(auxiliary, dim=2)).sum() / num_frames
-        mmi = loss.sum() / num_frames
-        self.log_dict({"mmi": mmi.detach(), "xent": xent.detach()}, prog_bar=True, on_step=True, on_epoch=False)
-        return mmi + self.xent_weight * xent + 0.5 * self.score_l2 * score.square().sum() / num_frames
+        draw_from(*batch.number)
+        with batch_rows(batch.rows, batch.num_all):
+            hidden = self.network.encode(batch.features)
+            score = self.network.branch(hidden).float()
+            auxiliary = self.network.auxiliary(hidden).float()
+        num_frames = batch.num_all * batch.num_outputs
+        mmi, xent = self._sums(score, auxiliary, batch, data.train_chunks)
+        shown = total(torch.stack([mmi.detach(), xent.detach()])) / num_frames
+        self.log_dict({"mmi": shown[0], "xent": shown[1]}, prog_bar=True, on_step=True, on_epoch=False, batch_size=1)
+        loss = mmi + self.xent_weight * xent + 0.5 * self.score_l2 * score.square().sum()
+        return loss * (current_share().num / num_frames)
+
+    def _sums(self, score: Tensor, auxiliary: Tensor, batch: ChunkBatch, chunks: ChunkLoader) -> tuple[Tensor, Tensor]:
+        """Objective and cross-entropy, summed over the frames of this process."""
+        assert self._objective is not None
+        if not batch.chunks:
+            return score.sum(), auxiliary.sum()
+        loss, posterior = self._objective(score, self._data().pieces(batch, chunks, self.tolerance))
+        return loss.sum(), -(posterior * F.log_softmax(auxiliary, dim=2)).sum()
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clips gradients; a step whose gradient is not finite is left out."""
@@ -250,24 +282,37 @@ class LitChainModel(pl.LightningModule):
                 parameter.grad = None
         self.log("gradient_norm", norm)
 
-    def on_train_batch_end(self, outputs: Any, batch: ChunkBatch, batch_idx: int) -> None:
-        """The semi-orthogonal constraint, every fourth step, and the moving average."""
-        if self.global_step % 4 == 0:
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """With the semi-orthogonal constraint, every fourth step, and the moving average.
+
+        In no hook behind the step, since checkpoints are written before the module's hooks are called.
+        """
+        super().optimizer_step(*args, **kwargs)
+        if (int(self.average.num_updates) + 1) % 4 == 0:
             self.network.semi_orthogonal_step()
         self.average.update(self.network)
 
     def validation_step(self, batch: ChunkBatch, batch_idx: int) -> None:
         """The objective a frame, with averaged weights."""
         data = self._data()
-        assert data.valid_chunks is not None and self._objective is not None
+        assert data.valid_chunks is not None
         network: Any = self.average.network
         hidden = network.encode(batch.features)
-        score = network.branch(hidden).float()
-        loss, posterior = self._objective(score, data.pieces(batch, data.valid_chunks, self.tolerance))
-        num_frames = score.shape[0] * score.shape[1]
-        xent = -(posterior * F.log_softmax(network.auxiliary(hidden).float(), dim=2)).sum() / num_frames
-        values = {"val_mmi": loss.sum() / num_frames, "val_xent": xent}
-        self.log_dict(values, on_epoch=True, on_step=False, prog_bar=True, batch_size=num_frames)
+        mmi, xent = self._sums(
+            network.branch(hidden).float(), network.auxiliary(hidden).float(), batch, data.valid_chunks
+        )
+        num_frames = torch.tensor(len(batch.chunks) * batch.num_outputs)
+        self._validation_sums += torch.stack([value.double().cpu() for value in (mmi, xent, num_frames)])
+
+    def on_validation_epoch_start(self) -> None:
+        """Clears the sums."""
+        self._validation_sums.zero_()
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs the objective and the cross-entropy a frame, of all processes' batches."""
+        mmi, xent, num_frames = total(self._validation_sums).tolist()
+        if num_frames:
+            self.log_dict({"val_mmi": mmi / num_frames, "val_xent": xent / num_frames}, prog_bar=True)
 
     def configure_optimizers(self) -> Any:
         """AdamW with a short rise and an exponential fall."""

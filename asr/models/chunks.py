@@ -16,6 +16,7 @@ from torch import Tensor
 from asr.audio.cmvn import UtteranceCmvn
 from asr.audio.fbank import Fbank
 from asr.datasets.augment import SpecAugment, VocalTractPerturbation
+from asr.distributed import WHOLE, Share, batch_rows, draw_from
 from asr.models.chain_corpus import FRAME_SECONDS, PreparedCorpus
 
 
@@ -34,11 +35,17 @@ class ChunkBatch(NamedTuple):
         features: (N, T, F) float32, normalised, with the network's context on both sides.
         chunks: where each piece comes from.
         num_outputs: L.
+        rows: (N,) places in the batch of all processes.
+        num_all: pieces of that batch.
+        number: seed of the epoch, and batch of the epoch.
     """
 
     features: Tensor
     chunks: list[Chunk]
     num_outputs: int
+    rows: Sequence[int]
+    num_all: int
+    number: tuple[int, int] = (0, 0)
 
 
 class ChunkLoader:
@@ -119,8 +126,10 @@ class ChunkLoader:
         batches = [batch for batch in batches if 2 * batch[0] * len(batch[1]) >= self.frames_per_batch]
         return [batches[index] for index in rng.permutation(len(batches))]
 
-    def load(self, length: int, chunks: Sequence[Chunk]) -> ChunkBatch:
-        """Features of a batch; random masks and warps are drawn from torch's generator."""
+    def load(self, length: int, chunks: Sequence[Chunk], share: Share = WHOLE) -> ChunkBatch:
+        """Features of a share of a batch; random masks and warps are drawn from torch's generator, for all of it."""
+        rows, num_all = share.rows(len(chunks)), len(chunks)
+        chunks = [chunks[row] for row in rows]
         num_frames = self.left_context + length * self.factor + self.right_context
         features = np.zeros((len(chunks), num_frames, self.corpus.num_features), dtype=np.float32)
         inside = np.zeros((len(chunks), num_frames), dtype=bool)
@@ -132,19 +141,22 @@ class ChunkLoader:
             features[row, begin - first : end - first] = (utterance[begin:end] - mean) * inverse_std
             inside[row, begin - first : end - first] = True
         batch = torch.from_numpy(features)
-        if self._warp is not None:
-            # The warp is linear in the features: as a matrix it is a tenth of the time.
-            one = torch.eye(self.corpus.num_features)
-            batch = batch @ self._warp(one.expand(len(chunks), -1, -1))
-        if self.spec_augment is not None:
-            batch = self.spec_augment(batch, torch.full((len(chunks),), num_frames))
+        with batch_rows(rows, num_all):
+            if self._warp is not None:
+                # The warp is linear in the features: as a matrix it is a tenth of the time.
+                one = torch.eye(self.corpus.num_features)
+                batch = batch @ self._warp(one.expand(len(chunks), -1, -1))
+            if self.spec_augment is not None:
+                batch = self.spec_augment(batch, torch.full((len(chunks),), num_frames))
         batch = batch * torch.from_numpy(inside)[:, :, None]
-        return ChunkBatch(batch, list(chunks), length)
+        return ChunkBatch(batch, chunks, length, rows, num_all)
 
-    def epoch(self, seed: int) -> Iterator[ChunkBatch]:
-        """All batches of an epoch."""
-        for length, chunks in self.plan(seed):
-            yield self.load(length, chunks)
+    def epoch(self, seed: int, share: Share = WHOLE, start: int = 0) -> Iterator[ChunkBatch]:
+        """The batches of an epoch from `start` on; their random numbers follow from the seed."""
+        for number, (length, chunks) in enumerate(self.plan(seed)):
+            if number >= start:
+                draw_from(seed, number)
+                yield self.load(length, chunks, share)._replace(number=(seed, number))
 
     def output_seconds(self, chunk: Chunk, length: int) -> npt.NDArray[np.float64]:
         """The middle of each output frame of a piece, in seconds of the utterance at speed 1, (L,)."""

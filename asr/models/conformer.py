@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asr.distributed import draw_rows
 from asr.kernels.linear import PackedLinear
 from asr.models.interface import NormalizingNetwork, valid_frames
+from asr.models.shared_batch import BatchDropout
 
 
 def rotary_angles(num_frames: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -72,7 +74,7 @@ class ResidualSum(nn.Module):
         """x (N, T, D), branch (N, T, D) -> (N, T, D)."""
         if not self.training or self.dropout == 0.0:
             return torch.add(x, branch, alpha=factor)
-        mask = F.dropout(branch.new_full((x.shape[0], 1, x.shape[2]), factor), self.dropout)
+        mask = draw_rows(lambda num: F.dropout(branch.new_full((num, 1, x.shape[2]), factor), self.dropout), len(x))
         return torch.addcmul(x, branch, mask)
 
 
@@ -250,7 +252,7 @@ class Conformer(NormalizingNetwork):
             )
             for block_idx in range(num_blocks)
         )
-        self.in_dropout = nn.Dropout(dropout)
+        self.in_dropout = BatchDropout(dropout)
         self.out = PackedLinear(dim, num_tokens)
         if self.intermediate_blocks:
             self.feedback = PackedLinear(num_tokens, dim)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from asr.audio.fbank import Splice
 from asr.kernels.linear import PackedLinear
 from asr.models.interface import NormalizingNetwork
+from asr.models.shared_batch import BatchDropout
 
 
 class FeedForwardNetwork(NormalizingNetwork):
@@ -47,7 +48,7 @@ class FeedForwardNetwork(NormalizingNetwork):
         self.splice = Splice(left_context, right_context)
         sizes = [num_features * (left_context + 1 + right_context)] + [hidden_dim] * num_hidden_layers
         self.hidden = nn.ModuleList(PackedLinear(size, next_size) for size, next_size in pairwise(sizes))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = BatchDropout(dropout)
         self.out = PackedLinear(hidden_dim, num_tokens)
         for layer in self.hidden:
             assert isinstance(layer, nn.Linear)

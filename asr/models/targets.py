@@ -11,7 +11,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from asr.models.alignment import IGNORED, TeacherAlignment, frame_cross_entropy, uniform_alignment
+from asr.distributed import total
+from asr.models.alignment import IGNORED, TeacherAlignment, summed_cross_entropy, uniform_alignment
 from asr.models.interface import Objective
 
 
@@ -40,8 +41,13 @@ class Target(Protocol):
 
     log_name: str
 
-    def losses(self, batch: TrainingBatch) -> list[Tensor]:
-        """One loss, (), for each output of the network that counts; the one to be logged is the last."""
+    def losses(self, batch: TrainingBatch) -> tuple[list[Tensor], Tensor]:
+        """A batch may be a process's share of one, and have no utterance.
+
+        Returns:
+            losses: one sum, (), for each output of the network that counts; the one to be logged is the last.
+            count: of what they are sums over, (): frames or tokens.
+        """
 
 
 class FlatStartTarget:
@@ -49,11 +55,14 @@ class FlatStartTarget:
 
     log_name = "flat_start_loss"
 
-    def losses(self, batch: TrainingBatch) -> list[Tensor]:
+    def losses(self, batch: TrainingBatch) -> tuple[list[Tensor], Tensor]:
         """The mean over all outputs, ()."""
-        max_frames = batch.outputs[-1].shape[1]
-        alignment = uniform_alignment(batch.features, batch.num_frames, batch.tokens, batch.num_tokens, max_frames)
-        return [torch.stack([frame_cross_entropy(output, alignment) for output in batch.outputs]).mean()]
+        shape = batch.outputs[-1].shape[:2]
+        alignment = batch.tokens.new_full(shape, IGNORED)
+        if len(alignment):
+            alignment = uniform_alignment(batch.features, batch.num_frames, batch.tokens, batch.num_tokens, shape[1])
+        losses = torch.stack([summed_cross_entropy(output, alignment) for output in batch.outputs])
+        return [losses.mean()], (alignment != IGNORED).sum()
 
 
 class TeacherTarget:
@@ -72,18 +81,22 @@ class TeacherTarget:
         self._subsampling_factor = subsampling_factor
         self._token_frames = token_frames
 
-    def losses(self, batch: TrainingBatch) -> list[Tensor]:
+    def losses(self, batch: TrainingBatch) -> tuple[list[Tensor], Tensor]:
         """A loss for each output."""
         sequences = batch.features, batch.num_features, batch.tokens, batch.num_tokens
-        shape = self._subsampling_factor, batch.num_frames, batch.outputs[-1].shape[1]
-        label = self._alignment(*sequences, *shape)
-        self._token_frames += label[label != IGNORED].bincount(minlength=len(self._token_frames))
+        max_frames = batch.outputs[-1].shape[1]
+        label = batch.tokens.new_full((len(batch.tokens), max_frames), IGNORED)
+        if len(label):
+            label = self._alignment(*sequences, self._subsampling_factor, batch.num_frames, max_frames)
+        counted = label[label != IGNORED]
+        self._token_frames += total(counted.bincount(minlength=len(self._token_frames)))
         log_prior = (self._token_frames / self._token_frames.sum()).log()
-        return [frame_cross_entropy(output, label, log_prior) for output in batch.outputs]
+        losses = [summed_cross_entropy(output, label, log_prior) for output in batch.outputs]
+        return losses, label.new_tensor(len(counted))
 
 
 class ObjectiveTarget:
-    """A sequence objective such as CTC, per token.
+    """A sequence objective such as CTC; the losses count by the token.
 
     Args:
         objective: gives the loss of each utterance.
@@ -94,8 +107,9 @@ class ObjectiveTarget:
     def __init__(self, objective: Objective) -> None:
         self._objective = objective
 
-    def losses(self, batch: TrainingBatch) -> list[Tensor]:
+    def losses(self, batch: TrainingBatch) -> tuple[list[Tensor], Tensor]:
         """A loss for each output."""
-        num_tokens = batch.num_tokens.sum().clamp(min=1)
-        transcripts = batch.tokens, batch.num_tokens
-        return [self._objective(output, batch.num_frames, *transcripts).sum() / num_tokens for output in batch.outputs]
+        transcripts = batch.num_frames, batch.tokens, batch.num_tokens
+        if not len(batch.tokens):
+            return [output.sum() for output in batch.outputs], batch.num_tokens.sum()
+        return [self._objective(output, *transcripts).sum() for output in batch.outputs], batch.num_tokens.sum()

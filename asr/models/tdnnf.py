@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asr.distributed import draw_rows
 from asr.kernels.linear import PackedLinear
 from asr.models.interface import NormalizingNetwork
+from asr.models.shared_batch import FrameNorm
 
 _BYPASS_SCALE = 0.66
 
@@ -33,19 +35,10 @@ class SharedDropout(nn.Module):
         if not self.training or self.probability == 0.0:
             return x
         width = 2.0 * self.probability
-        mask = torch.empty(x.shape[0], 1, x.shape[2], device=x.device).uniform_(1.0 - width, 1.0 + width)
+        mask = draw_rows(
+            lambda num: torch.empty(num, 1, x.shape[2], device=x.device).uniform_(1.0 - width, 1.0 + width), len(x)
+        )
         return x * mask.to(x.dtype)
-
-
-class FrameNorm(nn.BatchNorm1d):
-    """Batch normalisation over utterances and frames, without scale and shift; (N, T, D) -> (N, T, D)."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim, affine=False, eps=1e-3)
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Normalises each channel."""
-        return super().forward(input.reshape(-1, input.shape[-1])).view_as(input)
 
 
 class FactorizedLayer(nn.Module):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
 import pytorch_lightning as pl
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asr.datasets.cuts import cut_text
+from asr.distributed import batch_rows, current_share, draw_from, largest, prepare_wrapping, total
 from asr.errors import AsrError
 from asr.metrics import NO_ERRORS, ErrorCounts, count_errors
 from asr.models.alignment import TeacherAlignment
@@ -146,7 +148,9 @@ def transfer_weights(
 class LitAcousticModel(pl.LightningModule):
     """Trains an acoustic model on tokens, by CTC or a related objective.
 
-    Validation, testing and prediction use the averaged weights. Batches are those of `AcousticDataModule`.
+    Validation, testing and prediction use the averaged weights. Batches are those of `AcousticDataModule`, of which
+    each of several processes has a share. What a step draws at random follows from seed, epoch and batch, so that
+    several processes draw alike, and a resumed run draws as the undisturbed one.
 
     The many flat arguments are the keys of a recipe's YAML.
 
@@ -167,6 +171,7 @@ class LitAcousticModel(pl.LightningModule):
             the bundle in this folder; its tokens may differ.
         teacher: folder of a bundle. Training is then on frame cross-entropy with the alignments of its network; the
             objective is still shown in validation.
+        seed: of dropout and of skipped layers.
     """
 
     token_frames: Tensor
@@ -186,6 +191,7 @@ class LitAcousticModel(pl.LightningModule):
         length_multiple: int = 64,
         initial_checkpoint: str | None = None,
         teacher: str | None = None,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         self.network: AcousticNetwork = network  # type: ignore[assignment]
@@ -201,19 +207,24 @@ class LitAcousticModel(pl.LightningModule):
         self.flat_start_steps = flat_start_steps
         self.length_multiple = length_multiple
         self.teacher = teacher
+        self.seed = seed
         self._teacher_alignment: TeacherAlignment | None = None
         if teacher is not None:
             # Frames of each token so far; one each at first, so that no prior is 0.
             self.register_buffer("token_frames", torch.ones(self.network.num_tokens))
         self._errors: ErrorCounts = NO_ERRORS
-        self._rng_state: Tensor | None = None
-        self._cuda_rng_state: Tensor | None = None
+        # Of a validation: the sum of the losses, and their tokens.
+        self._sums = torch.zeros(2, dtype=torch.float64)
         self._is_resumed = False
 
     def forward(self, features: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
         """The averaged network: features (N, T, F) and num_frames (N,) to log_prob (N, T', C) and num_frames (N,)."""
         log_prob, num_frames = self.average.network(features, num_frames)
         return log_prob, num_frames
+
+    def setup(self, stage: str) -> None:
+        """Prepares for several processes; a step may skip layers."""
+        prepare_wrapping(self, self.trainer, may_drop=True)
 
     def on_fit_start(self) -> None:
         """Checks that the network fits the data, and prepares the objective with the training transcripts."""
@@ -233,25 +244,31 @@ class LitAcousticModel(pl.LightningModule):
                 transfer_weights(network, data.token_table.tokens, weights, weight_tokens)  # type: ignore[arg-type]
         if self.teacher is not None:
             self._teacher_alignment = TeacherAlignment(self.teacher, data.token_table.tokens, data.feature_dim)
-        # The data loader draws random numbers before the epoch's hooks are called: the state is restored here.
-        self._restore_rng_state()
         self.objective.prepare([data.tokenizer.encode(text.split())[0] for text in texts])
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        """The loss of a batch, ()."""
+        """The loss of a batch, ().
+
+        Of several processes each returns its utterances' loss times their number, since gradients are then averaged.
+        """
         # On CPUs kernels are prepared anew for every shape, which costs more than padding to few different lengths.
-        features = F.pad(batch["features"], (0, 0, 0, -batch["features"].shape[1] % self.length_multiple))
-        outputs, num_frames = self.network.forward_all_layers(features, batch["num_frames"])
+        max_frames = largest(batch["features"].shape[1])
+        max_frames += -max_frames % self.length_multiple
+        features = F.pad(batch["features"], (0, 0, 0, max_frames - batch["features"].shape[1]))
+        draw_from(self.seed, *batch["number"])
+        with batch_rows(batch["rows"], batch["num_all"]):
+            outputs, num_frames = self.network.forward_all_layers(features, batch["num_frames"])
         target = self._target()
         transcripts = batch["tokens"], batch["num_tokens"]
-        losses = target.losses(TrainingBatch(features, batch["num_frames"], outputs, num_frames, *transcripts))
+        losses, count = target.losses(TrainingBatch(features, batch["num_frames"], outputs, num_frames, *transcripts))
         loss = losses[-1]
-        num_utterances = len(num_frames)
-        self.log(target.log_name, loss.detach(), prog_bar=True, on_step=True, on_epoch=False, batch_size=num_utterances)
+        sums = total(torch.stack([loss.detach(), count.to(loss)]))
+        count = sums[1].clamp(min=1)
+        self.log(target.log_name, sums[0] / count, prog_bar=True, on_step=True, on_epoch=False, batch_size=1)
         if len(losses) > 1:
             intermediate = torch.stack(losses[:-1]).mean()
             loss = (1.0 - self.intermediate_weight) * loss + self.intermediate_weight * intermediate
-        return loss
+        return loss * (current_share().num / count)
 
     def _target(self) -> Target:
         """What this step learns from."""
@@ -270,30 +287,34 @@ class LitAcousticModel(pl.LightningModule):
                 parameter.grad = None
         self.log("gradient_norm", norm)
 
-    def on_train_batch_end(self, outputs: Any, batch: dict[str, Any], batch_idx: int) -> None:
-        """Updates the averaged weights, once for each step even where a step has several batches."""
-        if self.average.num_updates < self.global_step:
-            self.average.update(self.network)  # type: ignore[arg-type]
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """With the averaged weights; in no hook behind the step, since checkpoints are written before that."""
+        super().optimizer_step(*args, **kwargs)
+        self.average.update(self.network)  # type: ignore[arg-type]
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
+        """None, not zeros, as torch 1.13 would set: Adam moves weights of skipped layers by gradients of zero."""
+        optimizer.zero_grad(set_to_none=True)
 
     def on_validation_epoch_start(self) -> None:
-        self._errors = NO_ERRORS
+        self._clear()
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         """Token error rate of greedy decoding, and the objective per token."""
-        self._evaluate(batch, "val")
+        self._evaluate(batch)
 
     def on_validation_epoch_end(self) -> None:
-        self.log("val_token_error_rate", self._errors.rate, prog_bar=True)
+        self._log_figures("val")
 
     def on_test_epoch_start(self) -> None:
-        self._errors = NO_ERRORS
+        self._clear()
 
     def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         """The figures of `validation_step`."""
-        self._evaluate(batch, "test")
+        self._evaluate(batch)
 
     def on_test_epoch_end(self) -> None:
-        self.log("test_token_error_rate", self._errors.rate)
+        self._log_figures("test")
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
         """Log-probabilities (N, T', C) and num_frames (N,), with the ids of the cuts."""
@@ -312,34 +333,29 @@ class LitAcousticModel(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Saves the tokens and the states of the random generators, so that a resumed run equals an unbroken one."""
+        """Saves the tokens, which bundles need."""
         checkpoint["tokens"] = list(self.trainer.datamodule.token_table.tokens)  # type: ignore[attr-defined]
-        checkpoint["rng_state"] = torch.get_rng_state()
-        if self.device.type == "cuda":
-            checkpoint["cuda_rng_state"] = torch.cuda.get_rng_state(self.device)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self._rng_state = checkpoint.get("rng_state")
-        self._cuda_rng_state = checkpoint.get("cuda_rng_state")
         self._is_resumed = True
 
-    def on_train_epoch_start(self) -> None:
-        """Restores the generators again: older versions of Lightning restart the loader after this hook on resuming."""
-        if not hasattr(self.trainer.fit_loop, "is_resuming"):
-            self._restore_rng_state()
-        self._rng_state = self._cuda_rng_state = None
+    def _clear(self) -> None:
+        self._errors = NO_ERRORS
+        self._sums.zero_()
 
-    def _restore_rng_state(self) -> None:
-        if self._rng_state is not None:
-            torch.set_rng_state(self._rng_state.cpu())
-        if self._cuda_rng_state is not None and self.device.type == "cuda":
-            torch.cuda.set_rng_state(self._cuda_rng_state.cpu(), self.device)
+    def _log_figures(self, stage: str) -> None:
+        """Those of all processes' batches."""
+        counts = torch.tensor(astuple(self._errors))
+        self.log(f"{stage}_token_error_rate", ErrorCounts(*total(counts).tolist()).rate, prog_bar=stage == "val")
+        loss, num_tokens = total(self._sums).tolist()
+        self.log(f"{stage}_loss", loss / max(1.0, num_tokens))
 
-    def _evaluate(self, batch: dict[str, Any], stage: str) -> None:
+    def _evaluate(self, batch: dict[str, Any]) -> None:
+        if not len(batch["tokens"]):
+            return
         log_prob, num_frames = self(batch["features"], batch["num_frames"])
         loss = self.objective(log_prob, num_frames, batch["tokens"], batch["num_tokens"]).sum()
-        num_tokens = max(1, int(batch["num_tokens"].sum()))
-        self.log(f"{stage}_loss", loss / num_tokens, on_epoch=True, on_step=False, batch_size=num_tokens)
+        self._sums += torch.stack([loss.detach().double().cpu(), batch["num_tokens"].sum().cpu()])
         for i, hypothesis in enumerate(greedy_tokens(log_prob, num_frames)):
             reference = batch["tokens"][i, : batch["num_tokens"][i]].tolist()
             self._errors += count_errors([str(token) for token in reference], [str(token) for token in hypothesis])

@@ -1,9 +1,12 @@
-"""`scripts/bench use`: what a user meets first: the wheel, resuming, formats, and sclite's numbers.
+"""`scripts/bench use`: what a user meets: the wheel, resuming, formats, sclite's numbers, training, exported models.
 
 `wheel_ok` unpacks the wheel away from the checkout and lets another process import it, fetch a bundle from a local
 server that breaks off, and recognize. The environment's own packages take the place of those that pip would install,
 and must include what the wheel asks for. `resume_100k_s` is processor time. `sclite_difference` is null where sclite
-(Debian's package sctk) is not installed.
+(Debian's package sctk) is not installed. `ddp_max_difference_am` and `ddp_max_difference_lm` are the largest
+differences of weights between one process of training and two, whole and resumed, for tiny acoustic models (CTC and
+lattice-free MMI, in float64) and language models; `onnx_max_difference` is that of log-probabilities of an exported
+network between onnxruntime and torch. They are null without Lightning or onnxruntime.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import argparse
 import http.server
 import importlib.metadata
+import importlib.util
 import json
 import os
 import random
@@ -25,17 +29,24 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from asr import nist
-from asr.bundle import bundle_folder
+from asr.audio.io import read_audio
+from asr.bundle import Bundle, bundle_folder
 from asr.cli.output import ResultsFile
 from asr.cli.recordings import recordings
+from asr.models.export import export_acoustic_model
+from asr.models.external import load_acoustic_model
 from asr.results import Word
 from asr.transcripts import FORMATS, Transcript, format_transcript
 from scripts.benchmarks.inputs import ROOT
+from scripts.benchmarks.processes import largest_differences
 
 _NUM_FILES = 100_000
 _NUM_SENTENCES = 300
 _BREAK_AFTER = 3_000_000
+_LARGEST_DIFFERENCE = 1e-4
 _CLIP = ROOT / "scripts" / "demo_clips" / "river.flac"
 _SCLITE = "/usr/lib/sctk/bin/sclite"  # where Debian puts it, out of the path
 
@@ -61,9 +72,13 @@ def main(arguments: list[str]) -> int:
             "resume_100k_s": round(resume_seconds(folder), 3),
             "sclite_difference": sclite_difference(folder),
             "formats_round_trip": formats_round_trip(folder),
+            **training_differences(folder),
+            "onnx_max_difference": onnx_difference(folder, args.bundle),
         }
     print(json.dumps(found))
-    return 0 if found["wheel_ok"] and found["formats_round_trip"] and not found["sclite_difference"] else 1
+    is_exact = all((found[name] or 0.0) < _LARGEST_DIFFERENCE for name in found if "max_difference" in name)
+    is_right = found["wheel_ok"] and found["formats_round_trip"] and not found["sclite_difference"]
+    return 0 if is_right and is_exact else 1
 
 
 class _BreakingServer(http.server.ThreadingHTTPServer):
@@ -166,6 +181,33 @@ def resume_seconds(folder: Path) -> float:
     seconds = time.process_time() - begin
     assert not left and len(found.names) == _NUM_FILES
     return seconds
+
+
+def training_differences(folder: Path) -> dict[str, float | None]:
+    """The largest differences of weights between one process of training and two."""
+    if not all(importlib.util.find_spec(name) for name in ("pytorch_lightning", "lhotse")):
+        return {"ddp_max_difference_am": None, "ddp_max_difference_lm": None}
+    inputs = folder / "training"
+    inputs.mkdir()
+    found = largest_differences(inputs, ("ctc", "chain", "nce"))
+    return {"ddp_max_difference_am": max(found["ctc"], found["chain"]), "ddp_max_difference_lm": found["nce"]}
+
+
+def onnx_difference(folder: Path, bundle: str) -> float | None:
+    """The largest difference of a log-probability between torch and onnxruntime, over two recordings in a batch."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        return None
+    loaded = Bundle.load(bundle_folder(bundle))
+    export_acoustic_model(loaded, folder / "model.onnx", "onnx")
+    exported = load_acoustic_model(f"onnx:{folder / 'model.onnx'}")
+    samples = read_audio(_CLIP, exported.sampling_rate)
+    num_samples = torch.tensor([len(samples), len(samples) // 2])
+    waveform = samples.repeat(2, 1)
+    with torch.no_grad():
+        wanted, num_frames = loaded.acoustic_model.network(*loaded.features.network(waveform, num_samples))
+        found, _ = exported.forward(waveform, num_samples)
+    rows = [(found[row, :num] - wanted[row, :num]).abs().max() for row, num in enumerate(num_frames.tolist())]
+    return float(torch.stack(rows).max())
 
 
 def sclite_difference(folder: Path) -> int | None:

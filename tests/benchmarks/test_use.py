@@ -25,3 +25,10 @@ def test_a_requirement_of_an_extra_is_not_one_of_the_wheel() -> None:
 def test_resuming_finds_all_recordings_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(use, "_NUM_FILES", 2000)
     assert 0 < use.resume_seconds(tmp_path) < 10
+
+
+@pytest.mark.slow
+def test_an_exported_network_is_as_close_as_it_should_be(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    difference = use.onnx_difference(tmp_path, "an4")
+    assert difference is not None and 0.0 < difference < 1e-4

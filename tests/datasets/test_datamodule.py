@@ -41,7 +41,17 @@ def test_a_batch_is_what_the_acoustic_models_expect(corpus: dict[str, Any]) -> N
     seen: list[str] = []
     for batch in module.train_dataloader():
         num = len(batch["texts"])
-        assert set(batch) == {"features", "num_frames", "tokens", "num_tokens", "texts", "cut_ids"}
+        assert set(batch) == {
+            "features",
+            "num_frames",
+            "tokens",
+            "num_tokens",
+            "texts",
+            "cut_ids",
+            "rows",
+            "num_all",
+            "number",
+        }
         assert batch["features"].dtype == torch.float32
         assert batch["features"].shape == (num, int(batch["num_frames"].max()), 41)
         assert batch["num_frames"].dtype == batch["tokens"].dtype == batch["num_tokens"].dtype == torch.int64
@@ -104,14 +114,14 @@ def test_every_way_to_keep_data_gives_the_same(corpus: dict[str, Any], tmp_path:
 
 def test_speed_is_drawn_afresh_and_reproducibly(corpus: dict[str, Any]) -> None:
     def lengths(seed: int) -> list[dict[str, int]]:
-        torch.manual_seed(seed)
-        module = AcousticDataModule(**corpus, speed_factors=[0.9, 1.0, 1.1])
+        module = AcousticDataModule(**corpus, speed_factors=[0.9, 1.0, 1.1], seed=seed)
         module.setup("fit")
-        loader = module.train_dataloader()
-        return [
-            {cut_id: int(n) for b in loader for cut_id, n in zip(b["cut_ids"], b["num_frames"], strict=True)}
-            for _ in range(12)
-        ]
+        loader: Any = module.train_dataloader()
+        epochs = []
+        for epoch in range(12):
+            loader.sampler.set_epoch(epoch)
+            epochs.append({id_: int(n) for b in loader for id_, n in zip(b["cut_ids"], b["num_frames"], strict=True)})
+        return epochs
 
     epochs = lengths(0)
     assert lengths(0) == epochs and lengths(1) != epochs

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import pytorch_lightning as pl
@@ -117,21 +116,6 @@ def test_flat_start_and_ctc_crf_train_and_another_run_starts_from_them(
     assert all(torch.isfinite(value).all() for value in averaged_weights(first).values())
     second = fit(tmp_path / "b", data_arguments, max_epochs=1, initial_checkpoint=str(first), peak_lr=0.0)
     assert same(averaged_weights(first), averaged_weights(second))
-
-
-def test_a_checkpoint_of_a_gpu_brings_back_its_generator() -> None:
-    """Dropout draws from the device's generator; here the device and its generator are stood in for."""
-    state, model = torch.arange(8, dtype=torch.uint8), LitAcousticModel(Conformer(**NETWORK), TorchCtc())
-    model._trainer = mock.Mock()
-    model._trainer.datamodule.token_table.tokens = ("<blk>", "a")
-    gpu = mock.patch.object(LitAcousticModel, "device", torch.device("cuda", 0))
-    with gpu, mock.patch("torch.cuda.get_rng_state", return_value=state), mock.patch("torch.cuda.set_rng_state") as put:
-        checkpoint: dict[str, Any] = {}
-        model.on_save_checkpoint(checkpoint)
-        model.on_load_checkpoint(checkpoint)
-        model._restore_rng_state()
-    restored, device = put.call_args.args
-    assert torch.equal(restored, state) and device == torch.device("cuda", 0)
 
 
 def test_the_checkpoint_gives_the_network_back(tmp_path: Path, data_arguments: dict[str, Any]) -> None:

@@ -121,6 +121,19 @@ def test_an_interpreter_that_does_not_run_is_passed_over(machine: Machine) -> No
     assert done.stdout.endswith("/.venv-b/bin/python\n") and "with Python 3.11" in done.stderr
 
 
+def test_a_gpu_that_torch_1_cannot_drive_takes_stack_b(machine: Machine) -> None:
+    machine.add_python("3.10")
+    machine.add("nvidia-smi", "echo 8.9; echo 10.0")
+    only_old = machine.setup()
+    assert "stack A in .venv" in only_old.stderr and "no code for this GPU (compute capability 10.0)" in only_old.stderr
+    machine.add_python("3.12")
+    done = machine.setup()
+    assert "no code for this GPU (compute capability 10.0): taking stack B (Python 3.12)" in done.stderr
+    assert "stack B in .venv " in done.stderr and any("stack-b.txt" in line for line in machine.asked_of_pip())
+    machine.add("nvidia-smi", "echo 8.9")
+    assert "stack A in .venv" in machine.setup().stderr
+
+
 def test_what_failed_is_tried_again(machine: Machine) -> None:
     machine.add_python("3.10")
     failed = machine.setup(PIP_FAILS="--editable")

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from asr.distributed import WHOLE, Share
 from asr.errors import AsrError
 from asr.lm.corpus import read_word_ids
 from asr.serialization import open_atomic
@@ -112,6 +113,8 @@ class TokenBatch(NamedTuple):
         history: the last M words before each target, newest first, (B, T, M) int64.
         is_start: a sentence starts here, (B, T) bool.
         is_first: these are the streams' first words: no state to carry in.
+        first_stream: of the whole batch, where several processes train; the others follow it.
+        num_all_streams: of the whole batch; 0 for B.
     """
 
     input_id: Tensor
@@ -119,21 +122,45 @@ class TokenBatch(NamedTuple):
     history: Tensor
     is_start: Tensor
     is_first: bool
+    first_stream: int = 0
+    num_all_streams: int = 0
+
+    @property
+    def num_all_words(self) -> int:
+        """Words of the whole batch."""
+        num_streams, num_steps = self.target_id.shape
+        return (self.num_all_streams or num_streams) * num_steps
 
 
 class TokenStreams(Dataset[TokenBatch]):
     """Item i is the i-th window of `num_steps` words in each of `num_streams` equal, contiguous parts of the text.
 
     What does not fill the last window of all streams is left out (fewer than num_streams * num_steps words). A text
-    too short for the streams gets fewer streams.
+    too short for the streams gets fewer streams. Each of several processes reads streams of its own, always the same.
+
+    Raises:
+        AsrError: there are fewer streams than processes.
     """
 
-    def __init__(self, token_id: NDArray[np.int32], num_streams: int, num_steps: int, num_history_words: int) -> None:
+    def __init__(
+        self,
+        token_id: NDArray[np.int32],
+        num_streams: int,
+        num_steps: int,
+        num_history_words: int,
+        share: Share = WHOLE,
+    ) -> None:
         self.token_id = token_id
         self.num_steps = min(num_steps, len(token_id))
         self.num_streams = max(1, min(num_streams, len(token_id) // self.num_steps))
         self.num_history_words = num_history_words
         self.stream_length = len(token_id) // self.num_streams
+        if self.num_streams < share.num:
+            raise AsrError(
+                f"the text of {len(token_id)} words makes {self.num_streams} streams for {share.num} processes; raise "
+                "num_streams, lower num_steps or take fewer devices."
+            )
+        self.own_streams = share.block(self.num_streams)
 
     def __len__(self) -> int:
         return self.stream_length // self.num_steps
@@ -142,7 +169,7 @@ class TokenStreams(Dataset[TokenBatch]):
         if not 0 <= batch_idx < len(self):
             raise IndexError(batch_idx)
         num_before = max(1, self.num_history_words)
-        stream_begin = np.arange(self.num_streams)[:, None] * self.stream_length
+        stream_begin = np.arange(self.num_streams)[self.own_streams, None] * self.stream_length
         position = np.arange(-num_before, self.num_steps)[None, :] + batch_idx * self.num_steps
         # What lies before a stream's first word counts as the end of a sentence.
         window = np.where(position < 0, EOS_ID, self.token_id[stream_begin + np.maximum(position, 0)])
@@ -151,7 +178,8 @@ class TokenStreams(Dataset[TokenBatch]):
         previous_id = tokens[:, num_before - 1 : -1]
         is_start = previous_id == EOS_ID
         input_id = torch.where(is_start, BOS_ID, previous_id)
-        return TokenBatch(input_id, tokens[:, num_before:], history, is_start, batch_idx == 0)
+        place = self.own_streams.start, self.num_streams
+        return TokenBatch(input_id, tokens[:, num_before:], history, is_start, batch_idx == 0, *place)
 
 
 def history_of(token_id: Tensor, num_before: int, num_history_words: int) -> Tensor:

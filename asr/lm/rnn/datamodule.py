@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
 
+from asr.distributed import current_share
 from asr.lm.rnn.data import TokenBatch, TokenFile, TokenStreams
 from asr.text.symbols import Vocabulary
 
@@ -16,7 +18,8 @@ from asr.text.symbols import Vocabulary
 class TextDataModule(pl.LightningDataModule):
     """Training and validation text in windows of `num_steps` words of `num_streams` streams.
 
-    A run that was stopped inside an epoch goes on at the window it had reached.
+    A run that was stopped inside an epoch goes on at the window it had reached. Where several processes train, each
+    reads its share of the streams.
 
     Args:
         vocabulary: word list, one word a line; text words that are not in it become `<unk>` and are counted.
@@ -26,7 +29,7 @@ class TextDataModule(pl.LightningDataModule):
         validation_texts: as train_texts.
         validation_transcripts: as train_transcripts.
         transcript_repeats: how often the training transcripts are read in an epoch, against once for the texts.
-        num_streams: parallel streams B.
+        num_streams: parallel streams, of all processes together.
         num_steps: words of each stream a batch T; gradients go back that far.
     """
 
@@ -52,8 +55,11 @@ class TextDataModule(pl.LightningDataModule):
         self.num_history_words = 0
         self.train_tokens: TokenFile | None = None
         self.validation_tokens: TokenFile | None = None
-        self._sampler: _ResumableSampler | None = None
         self._resume_at = 0
+
+    def prepare_data(self) -> None:
+        """Makes the token files; of the processes of a machine one does."""
+        self.setup()
 
     def setup(self, stage: str | None = None) -> None:
         """Opens the token files, making them where they are not there yet."""
@@ -69,15 +75,16 @@ class TextDataModule(pl.LightningDataModule):
         """One epoch's windows in order."""
         assert self.train_tokens is not None
         streams = self._streams(self.train_tokens, self.num_streams)
-        self._sampler = _ResumableSampler(len(streams), self._resume_at)
+        sampler = _WindowSampler(len(streams), self._resume_at)
         self._resume_at = 0
-        return DataLoader(streams, batch_size=None, sampler=self._sampler)
+        return DataLoader(streams, batch_size=None, sampler=sampler)
 
     def val_dataloader(self) -> DataLoader[TokenBatch] | list[Any]:
         """The validation text in few streams, so that few sentences are cut at a stream's start."""
         if self.validation_tokens is None:
             return []
-        return DataLoader(self._streams(self.validation_tokens, 8), batch_size=None)
+        streams = self._streams(self.validation_tokens, max(8, current_share().num))
+        return DataLoader(streams, batch_size=None, sampler=_WindowSampler(len(streams)))
 
     def num_train_batches(self) -> int:
         """Batches of an epoch."""
@@ -97,13 +104,18 @@ class TextDataModule(pl.LightningDataModule):
         self._resume_at = state_dict["batches_done"]
 
     def _streams(self, tokens: TokenFile, num_streams: int) -> TokenStreams:
-        return TokenStreams(tokens.token_id, num_streams, self.num_steps, self.num_history_words)
+        return TokenStreams(tokens.token_id, num_streams, self.num_steps, self.num_history_words, current_share())
 
 
-class _ResumableSampler(Sampler[int]):
-    """0 .. num_batches - 1 in order, the first time from `start` on."""
+class _WindowSampler(DistributedSampler[int]):
+    """0 .. num_batches - 1 in order, the first time from `start` on.
 
-    def __init__(self, num_batches: int, start: int) -> None:
+    The processes share the streams, not the windows. Of this type, because Lightning puts a sampler that shuffles in
+    the place of any other where several processes train.
+    """
+
+    def __init__(self, num_batches: int, start: int = 0) -> None:
+        super().__init__(range(num_batches), num_replicas=1, rank=0, shuffle=False)  # type: ignore[arg-type]
         self.num_batches = num_batches
         self.start = start
 

@@ -21,7 +21,7 @@ from asr.lm.rnn.outputs.hierarchical import HuffmanOutput
 from asr.lm.rnn.outputs.log_partition import LogZ, Precision
 from asr.lm.rnn.outputs.nce import NceOutput
 from asr.lm.rnn.outputs.softmax import ClassSoftmaxOutput, FullSoftmaxOutput, default_num_classes
-from asr.lm.rnn.recurrent import GruLayer, SimpleRnnLayer, gru_step, seeded_dropout
+from asr.lm.rnn.recurrent import GruLayer, RowsOfWhole, SimpleRnnLayer, gru_step, seeded_dropout
 from asr.text.symbols import Vocabulary
 
 
@@ -157,7 +157,7 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
         """What the output layer reads at each word, (T, B, H), and the layers' states after the window; the seed is of
         the dropout in training."""
         seeds = itertools.count(seed * (len(self.layers) + 1))
-        inputs = self._dropped(self.embedding(batch.input_id.t()), next(seeds))
+        inputs = self._dropped(self.embedding(batch.input_id.t()), next(seeds), batch)
         num_streams = inputs.shape[1]
         if states is None or batch.is_first:
             states = [inputs.new_zeros(num_streams, self.config.hidden_size) for _ in self.layers]
@@ -166,7 +166,7 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
         next_states = []
         for layer, state in zip(self.layers, states, strict=True):
             inputs, state = layer(inputs, state, keep)
-            inputs = self._dropped(inputs, next(seeds))
+            inputs = self._dropped(inputs, next(seeds), batch)
             next_states.append(state)
         return self._project(inputs), next_states
 
@@ -277,9 +277,14 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
         excess = true - self.output.log_z if isinstance(self.output, NceOutput) else None
         return self.output.word_score(hidden, history, word_id) - true, excess
 
-    def _dropped(self, values: Tensor, seed: int) -> Tensor:
-        probability = self.config.dropout
-        return seeded_dropout(values, probability, seed) if self.training and probability else values
+    def _dropped(self, values: Tensor, seed: int, batch: TokenBatch) -> Tensor:
+        """values (T, B, E) with dropout: the mask is a part of that of the whole batch."""
+        probability, (_, num_streams, size) = self.config.dropout, values.shape
+        if not self.training or not probability:
+            return values
+        num_all = batch.num_all_streams or num_streams
+        whole = RowsOfWhole(num_streams * size, num_all * size, batch.first_stream * size)
+        return seeded_dropout(values, probability, seed, whole)
 
     def _project(self, hidden: Tensor) -> Tensor:
         if self.projection is None:

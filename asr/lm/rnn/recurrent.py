@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -346,32 +346,47 @@ _BITS = 0xFFFFFFFF
 _FIRST, _SECOND = 0x85EBCA6B, 0xC2B2AE35
 
 
-def seeded_dropout(inputs: Tensor, probability: float, seed: int) -> Tensor:
-    """inputs, of any shape, each set to zero with this probability; the others are divided by its complement."""
-    outputs: Tensor = _SeededDropout.apply(inputs, probability, seed)  # type: ignore[no-untyped-call]
+class RowsOfWhole(NamedTuple):
+    """Where elements stand in a larger array: row r of `length` of them begins at r * stride + first there."""
+
+    length: int
+    stride: int
+    first: int
+
+
+def seeded_dropout(inputs: Tensor, probability: float, seed: int, whole: RowsOfWhole | None = None) -> Tensor:
+    """inputs, of any shape, each set to zero with this probability; the others are divided by its complement.
+
+    Which ones depends on the seed and on their places, in `inputs` or in the array that `inputs` are a part of.
+    """
+    if whole is None:
+        whole = RowsOfWhole(inputs.numel(), inputs.numel(), 0)
+    outputs: Tensor = _SeededDropout.apply(inputs, probability, seed, whole)  # type: ignore[no-untyped-call]
     return outputs
 
 
 class _SeededDropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, probability: float, seed: int) -> Tensor:
-        ctx.arguments = probability, seed
-        return _masked(inputs, probability, seed)
+    def forward(ctx: Any, inputs: Tensor, probability: float, seed: int, whole: RowsOfWhole) -> Tensor:
+        ctx.arguments = probability, seed, whole
+        return _masked(inputs, probability, seed, whole)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        return _masked(grad, *ctx.arguments), None, None
+        return _masked(grad, *ctx.arguments), None, None, None
 
 
-def _masked(inputs: Tensor, probability: float, seed: int) -> Tensor:
+def _masked(inputs: Tensor, probability: float, seed: int, whole: RowsOfWhole) -> Tensor:
     key, limit, scale = seed & _BITS, int(probability * (_BITS + 1)), 1 / (1 - probability)
     loop = jit_for(fill_kept, inputs.detach())
     if loop is not None:
         inputs = inputs.detach().contiguous()
         outputs = torch.empty_like(inputs)
-        loop(outputs.view(-1).numpy(), inputs.view(-1).numpy(), key, limit, np.float32(scale))
+        loop(outputs.view(-1).numpy(), inputs.view(-1).numpy(), key, limit, np.float32(scale), *whole)
         return outputs
     place = torch.arange(inputs.numel(), device=inputs.device).view(inputs.shape)
+    row = torch.div(place, max(1, whole.length), rounding_mode="floor")
+    place = place + row * (whole.stride - whole.length) + whole.first
     return inputs * ((_mixed(_mixed(place) ^ key) >= limit) * scale).to(inputs.dtype)
 
 
@@ -382,11 +397,15 @@ def _mixed(number: Tensor) -> Tensor:
     return number ^ (number >> 16)
 
 
-def fill_kept(outputs: Any, inputs: Any, key: int, limit: int, scale: float) -> None:
+def fill_kept(
+    outputs: Any, inputs: Any, key: int, limit: int, scale: float, length: int, stride: int, first: int
+) -> None:
     """outputs (L,) = inputs (L,) * scale where the hash is at least the limit, else 0; for `jit`."""
     zero, word = np.float32(0.0), np.uint32(key)
-    for i in range(len(inputs)):
-        outputs[i] = inputs[i] * scale if _mixed_word(_mixed_word(np.uint32(i)) ^ word) >= limit else zero
+    for row in range(len(inputs) // max(1, length)):
+        begin, shift = row * length, row * (stride - length) + first
+        for i in range(begin, begin + length):
+            outputs[i] = inputs[i] * scale if _mixed_word(_mixed_word(np.uint32(i + shift)) ^ word) >= limit else zero
 
 
 def _mixed_word(number: Any) -> Any:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
+from asr.distributed import average_gradient, broadcast, current_share, gather_rows, prepare_wrapping, total
 from asr.errors import AsrError
 from asr.kernels.threads import torch_on_one_thread
 from asr.lm.rnn.data import TokenBatch
+from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.lm.rnn.optim import AdamWithSparseRows
 from asr.serialization import read_checkpoint
@@ -61,6 +63,9 @@ class LitRNNLM(pl.LightningModule):
         self.max_grad_norm = max_grad_norm
         self.noise_seed = noise_seed
         self._states: list[Tensor] | None = None
+        # Of all processes' streams, in a run that goes on from a checkpoint.
+        self._loaded_states: list[Tensor] | None = None
+        self._own_gradients: list[torch.nn.Parameter] = []
         self._validation_states: list[Tensor] | None = None
         self._sums = torch.zeros(4, dtype=torch.float64)
         self._seconds = self._cpu_seconds = 0.0
@@ -69,7 +74,14 @@ class LitRNNLM(pl.LightningModule):
         self._num_batches = self._num_words = 0
 
     def setup(self, stage: str) -> None:
-        """Takes noise and biases from the training text's counts, or weights from `init_from`."""
+        """Takes noise and biases from the training text's counts, or weights from `init_from`.
+
+        Raises:
+            AsrError: word lists or files do not fit, or several processes train by another strategy than `ddp`.
+        """
+        sparse = self._tables()
+        prepare_wrapping(self, self.trainer, list(sparse), may_drop=False)
+        self._own_gradients = list(sparse.values())
         data = getattr(self.trainer, "datamodule", None)
         if stage != "fit" or data is None:
             return
@@ -82,6 +94,18 @@ class LitRNNLM(pl.LightningModule):
         if self.init_from is not None:
             self.load_state_dict(read_checkpoint(self.init_from)["state_dict"])
 
+    def _tables(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters with sparse gradients, by name."""
+        found: dict[str, torch.nn.Parameter] = {}
+        for path, module in self.named_modules():
+            if isinstance(module, HashedMaxEnt) or (isinstance(module, torch.nn.Embedding) and module.sparse):
+                found[f"{path}.weight"] = cast(torch.nn.Parameter, module.weight)
+        return found
+
+    def on_fit_start(self) -> None:
+        """Several processes start from the tables of the first one; Lightning's strategy takes care of the rest."""
+        broadcast(self._own_gradients)
+
     def on_train_batch_start(self, batch: TokenBatch, batch_idx: int) -> None:
         """Starts the clocks of training alone; that of processor time is not disturbed by other processes."""
         self._batch_begin = time.perf_counter(), time.process_time()
@@ -93,17 +117,22 @@ class LitRNNLM(pl.LightningModule):
         self._cpu_seconds += time.process_time() - cpu_begin
 
     def training_step(self, batch: TokenBatch, batch_idx: int) -> Tensor:
-        """The loss summed over the batch's words; the mean is logged."""
+        """The loss summed over the batch's words; the mean is logged.
+
+        Of several processes each returns its words' loss times their number, since gradients are then averaged.
+        """
         batch_number = self.global_step * self.trainer.accumulate_grad_batches + self._num_batches
         generator = torch.Generator().manual_seed(self.noise_seed + batch_number)
         self._num_batches += 1
-        self._num_words += batch.target_id.numel()
-        # A checkpoint's states are on the CPU.
-        states = None if self._states is None else [state.to(batch.input_id.device) for state in self._states]
-        loss, self._states = self.network(batch, states, generator)
+        self._num_words += batch.num_all_words
+        if self._loaded_states is not None:
+            own = slice(batch.first_stream, batch.first_stream + len(batch.input_id))
+            self._states = [state[own].to(batch.input_id.device) for state in self._loaded_states]
+            self._loaded_states = None
+        loss, self._states = self.network(batch, self._states, generator)
         if self._is_logged():
-            self.log("train_loss", loss.detach() / batch.target_id.numel(), prog_bar=True, batch_size=1)
-        return loss
+            self.log("train_loss", total(loss.detach()) / batch.num_all_words, prog_bar=True, batch_size=1)
+        return loss * current_share().num
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """All of a batch's work, `training_step` and the gradients included, most of which compiled loops do."""
@@ -112,6 +141,8 @@ class LitRNNLM(pl.LightningModule):
 
     def configure_gradient_clipping(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         """Clips the dense gradients; Adagrad's steps are bounded anyway."""
+        for parameter in self._own_gradients:
+            average_gradient(parameter)
         dense = [p for p in self.network.parameters() if p.grad is not None and not p.grad.is_sparse]
         norm = torch.nn.utils.clip_grad_norm_(dense, self.max_grad_norm * self._num_words)
         if self._is_logged():
@@ -143,10 +174,10 @@ class LitRNNLM(pl.LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Logs the normalised perplexity, mean and standard deviation of log Z over its constant, and the time of
         training so far, by the clock and of the processor."""
-        log_prob, total, square, count = self._sums.tolist()
+        log_prob, deviation, square, count = total(self._sums).tolist()
         if count == 0:
             return
-        mean = total / count
+        mean = deviation / count
         self.log("val_perplexity", math.exp(min(-log_prob / count, 50.0)), prog_bar=True)
         self.log("train_seconds", self._seconds)
         self.log("train_cpu_seconds", self._cpu_seconds)
@@ -173,7 +204,8 @@ class LitRNNLM(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """The streams' states, so that a resumed run carries them on."""
-        checkpoint["stream_states"] = self._states
+        states = self._states if self._loaded_states is None else None
+        checkpoint["stream_states"] = self._loaded_states if states is None else [gather_rows(part) for part in states]
         checkpoint["train_seconds"], checkpoint["train_cpu_seconds"] = self._seconds, self._cpu_seconds
         # What an export needs, so that it needs no Lightning.
         checkpoint["rnn_lm_config"] = asdict(self.network.config)
@@ -181,6 +213,6 @@ class LitRNNLM(pl.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Takes them up again."""
-        self._states = checkpoint["stream_states"]
+        self._states, self._loaded_states = None, checkpoint["stream_states"]
         self._seconds = checkpoint.get("train_seconds", 0.0)
         self._cpu_seconds = checkpoint.get("train_cpu_seconds", 0.0)

@@ -1,0 +1,187 @@
+"""One training in several processes: shares of batches, sums over all processes, and random numbers drawn alike.
+
+A batch is that of all processes together, and each takes a share of it: its rows. Random numbers are drawn for the
+whole batch, from generators that are seeded alike in all processes, and each process takes those of its own rows. Sums
+of losses are divided by counts of the whole batch. So several processes do what one does with the same batches.
+
+Shapes: N rows of this process, M rows of the whole batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from asr.errors import AsrError
+
+
+class Share(NamedTuple):
+    """Which part of a batch a process has.
+
+    Attributes:
+        rank: the process's number.
+        num: processes.
+    """
+
+    rank: int = 0
+    num: int = 1
+
+    def rows(self, num_rows: int) -> range:
+        """Every `num`-th row: neighbours, which are often of like length, go to different processes."""
+        return range(self.rank, num_rows, self.num)
+
+    def block(self, num_rows: int) -> slice:
+        """A run of rows; the blocks of all processes follow one another."""
+        return slice(num_rows * self.rank // self.num, num_rows * (self.rank + 1) // self.num)
+
+
+WHOLE = Share()
+
+
+def current_share() -> Share:
+    """That of this process; everything, where there is no process group."""
+    if dist.is_available() and dist.is_initialized():
+        return Share(dist.get_rank(), dist.get_world_size())
+    return WHOLE
+
+
+def _on_group_device(values: Tensor) -> Tensor:
+    """NCCL takes tensors of a GPU only."""
+    return values.cuda() if dist.get_backend() == "nccl" and values.device.type == "cpu" else values
+
+
+def total(values: Tensor) -> Tensor:
+    """The sum over all processes, of the shape of `values`; without gradient."""
+    if current_share().num == 1:
+        return values
+    summed = _on_group_device(values.detach().clone())
+    dist.all_reduce(summed)
+    return summed.to(values.device)
+
+
+def largest(number: int) -> int:
+    """The largest of the processes' numbers."""
+    if current_share().num == 1:
+        return number
+    found = _on_group_device(torch.tensor(number))
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return int(found)
+
+
+def gather_rows(values: Tensor) -> Tensor:
+    """The rows (N, ...) of all processes, one process's behind the other's, (M, ...); N may differ."""
+    num = current_share().num
+    if num == 1:
+        return values
+    own = _on_group_device(values.detach().contiguous())
+    counts = [torch.zeros((), dtype=torch.int64, device=own.device) for _ in range(num)]
+    dist.all_gather(counts, torch.tensor(len(own), device=own.device))
+    sizes = [int(count) for count in counts]
+    # all_gather takes tensors of one shape.
+    padded = own.new_zeros(max(sizes), *own.shape[1:])
+    padded[: len(own)] = own
+    parts = [torch.empty_like(padded) for _ in range(num)]
+    dist.all_gather(parts, padded)
+    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)]).to(values.device)
+
+
+def average_gradient(parameter: nn.Parameter) -> None:
+    """Replaces a gradient, sparse or dense, by the mean over all processes, as DistributedDataParallel does.
+
+    It cannot do this with sparse gradients of custom functions, and NCCL not with any sparse ones.
+    """
+    num, grad = current_share().num, parameter.grad
+    if num == 1 or grad is None:
+        return
+    if grad.is_sparse:
+        places, values = gather_rows(grad._indices().t()).t(), gather_rows(grad._values()) / num
+        parameter.grad = torch.sparse_coo_tensor(places, values, grad.shape)
+    else:
+        parameter.grad = total(grad) / num
+
+
+def broadcast(tensors: Iterable[Tensor]) -> None:
+    """Gives all processes the values of the first one, in place."""
+    if current_share().num == 1:
+        return
+    for tensor in tensors:
+        values = _on_group_device(tensor.detach())
+        dist.broadcast(values, src=0)
+        with torch.no_grad():
+            tensor.copy_(values)
+
+
+def prepare_wrapping(module: nn.Module, trainer: Any, own_gradients: Sequence[str] = (), *, may_drop: bool) -> None:
+    """Tells DistributedDataParallel, which Lightning puts around a module next, what to leave alone.
+
+    Buffers are: they are equal in all processes, or made so by the module itself.
+
+    Args:
+        module: a Lightning module, in its `setup`.
+        trainer: its trainer.
+        own_gradients: names of parameters whose gradients the module averages itself.
+        may_drop: whether a step may leave parameters out.
+
+    Raises:
+        AsrError: the trainer's strategy for several processes is another one.
+    """
+    if trainer.world_size == 1:
+        return
+    options = getattr(trainer.strategy, "_ddp_kwargs", None)
+    if options is None:
+        raise AsrError("trainer.strategy: training in several processes needs `ddp`.")
+    if may_drop:
+        options.setdefault("find_unused_parameters", True)
+    buffers = [name for name, _ in module.named_buffers()]
+    nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, [*own_gradients, *buffers])
+
+
+def draw_from(*numbers: int) -> None:
+    """Seeds torch's generators by numbers such as a seed, an epoch and a batch: the same ones draw the same."""
+    digest = hashlib.sha256(repr(numbers).encode()).digest()
+    torch.manual_seed(int.from_bytes(digest[:7], "little"))
+
+
+class _Rows(NamedTuple):
+    place: Tensor  # (N,) in the whole batch
+    num_all: int
+
+
+_rows: ContextVar[_Rows | None] = ContextVar("rows", default=None)
+
+
+@contextlib.contextmanager
+def batch_rows(place: Sequence[int] | Tensor, num_all: int) -> Iterator[None]:
+    """Inside, `draw_rows` draws for a batch of `num_all` rows, of which this process has those at `place` (N,)."""
+    is_whole = len(place) == num_all
+    token = _rows.set(None if is_whole else _Rows(torch.as_tensor(place, dtype=torch.int64), num_all))
+    try:
+        yield
+    finally:
+        _rows.reset(token)
+
+
+def draw_rows(draw: Callable[[int], Tensor], num_rows: int, dim: int = 0) -> Tensor:
+    """Random numbers for the rows of a batch.
+
+    Args:
+        draw: makes them for a number of rows, which are its dimension `dim`.
+        num_rows: N.
+        dim: see `draw`.
+
+    Returns:
+        `draw(num_rows)`; inside `batch_rows` those of the process's rows in what is drawn for the whole batch.
+    """
+    rows = _rows.get()
+    if rows is None:
+        return draw(num_rows)
+    assert num_rows == len(rows.place), "a batch of other rows"
+    drawn = draw(rows.num_all)
+    return drawn.index_select(dim, rows.place.to(drawn.device))

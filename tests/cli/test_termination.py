@@ -1,0 +1,131 @@
+"""SIGTERM ends `asr fit` with exit code 143 and a checkpoint, from which a run goes on to the undisturbed one's end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+pl = pytest.importorskip("pytorch_lightning")
+pytest.importorskip("jsonargparse")
+
+from asr.cli import train  # noqa: E402
+from scripts.benchmarks.processes import write_inputs  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class SignalAt(pl.Callback):  # type: ignore[misc]
+    """Sends SIGTERM to the first process at the end of a step, as a scheduler does at any time.
+
+    Args:
+        step: the step; 0 for the last one of the first epoch.
+    """
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        is_last = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch and trainer.current_epoch == 0
+        if trainer.is_global_zero and (trainer.global_step == self.step if self.step else is_last):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    write_inputs(folder)
+    return folder
+
+
+def recipe(folder: Path, kind: str, output: Path, callbacks: list[dict[str, Any]]) -> list[str]:
+    """The arguments of `asr fit`; the recipe is written into `output`."""
+    if kind == "acoustic":
+        network = {"num_features": 20, "num_tokens": 4, "dim": 16, "num_blocks": 2, "num_heads": 2, "hidden_dim": 32}
+        network |= {"kernel_size": 3, "group_size": 8, "skip_probability": 0.5}
+        fbank = {"class_path": "asr.audio.fbank.Fbank", "init_args": {"num_mel_bins": 20}}
+        model: dict[str, Any] = {
+            "class_path": "asr.models.training.LitAcousticModel",
+            "init_args": {
+                "network": {"class_path": "asr.models.conformer.Conformer", "init_args": network},
+                "objective": {"class_path": "asr.models.losses.TorchCtc"},
+            },
+        }
+        data: dict[str, Any] = {"train_cuts": [f"{folder}/cuts.jsonl.gz"], "lexicon": [f"{folder}/lexicon.txt"]}
+        data |= {"valid_cuts": data["train_cuts"], "fbank": fbank, "max_batch_duration": 4.0, "speed_factors": [0.9, 1]}
+        data = {"class_path": "asr.datasets.datamodule.AcousticDataModule", "init_args": data}
+    else:
+        words = str(folder / "words.txt")
+        network = {"hidden_size": 8, "embedding_size": 8, "maxent_order": 3, "maxent_size": 97, "dropout": 0.2}
+        model = {"class_path": "asr.lm.rnn.training.LitRNNLM", "init_args": {"vocabulary": words, "network": network}}
+        data = {"vocabulary": words, "cache_dir": str(output / "tokens"), "train_texts": [f"{folder}/text.txt"]}
+        data |= {"num_streams": 4, "num_steps": 16}
+        data = {"class_path": "asr.lm.rnn.datamodule.TextDataModule", "init_args": data}
+    last = {"dirpath": str(output), "filename": "last", "enable_version_counter": False}
+    callbacks = [*callbacks, {"class_path": "pytorch_lightning.callbacks.ModelCheckpoint", "init_args": last}]
+    trainer = {"accelerator": "cpu", "devices": 1, "max_epochs": 3, "logger": False, "callbacks": callbacks}
+    trainer |= {"default_root_dir": str(output), "enable_progress_bar": False}
+    # In float32 Adam turns the rounding errors of gradients that are zero into whole steps.
+    trainer["precision"] = "64-true" if kind == "acoustic" else "32-true"
+    content = {"seed_everything": 1, "model": model, "data": data, "trainer": trainer}
+    output.mkdir()
+    (output / "recipe.yaml").write_text(yaml.safe_dump(content))
+    return ["fit", "--config", str(output / "recipe.yaml")]
+
+
+def weights(path: Path) -> dict[str, Tensor]:
+    state: dict[str, Tensor] = torch.load(path)["state_dict"]
+    return state
+
+
+@pytest.mark.parametrize(
+    ("kind", "step", "options"),
+    [
+        ("language", 3, []),
+        ("acoustic", 4, ["--trainer.devices", "2", "--trainer.strategy", "ddp"]),
+    ],
+)
+def test_a_terminated_training_goes_on_to_the_same_end(
+    folder: Path, tmp_path: Path, kind: str, step: int, options: list[str]
+) -> None:
+    assert train.run(recipe(folder, kind, tmp_path / "whole", [])) == 0
+    expected = weights(tmp_path / "whole" / "last.ckpt")
+    signal_at = {"class_path": "tests.cli.test_termination.SignalAt", "init_args": {"step": step}}
+    killed = recipe(folder, kind, tmp_path / "killed", [signal_at])
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-m", "asr", *killed, *options]
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    checkpoint = tmp_path / "killed" / "terminated.ckpt"
+    assert (ran.returncode, f"go on with --ckpt_path {checkpoint}" in ran.stderr) == (143, True), ran.stderr
+    assert torch.load(checkpoint)["global_step"] == step
+    # In one process, whatever the number before.
+    assert train.run([*recipe(folder, kind, tmp_path / "resumed", []), "--ckpt_path", str(checkpoint)]) == 0
+    found = weights(tmp_path / "resumed" / "last.ckpt")
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_a_signal_in_the_last_batch_of_an_epoch_is_heeded_behind_the_epoch(folder: Path, tmp_path: Path) -> None:
+    assert train.run(recipe(folder, "language", tmp_path / "whole", [])) == 0
+    expected = weights(tmp_path / "whole" / "last.ckpt")
+    handler = signal.getsignal(signal.SIGTERM)
+    signal_at = {"class_path": "tests.cli.test_termination.SignalAt", "init_args": {"step": 0}}
+    with pytest.raises(SystemExit) as end:
+        train.run(recipe(folder, "language", tmp_path / "killed", [signal_at]))
+    assert end.value.code == 143 and signal.getsignal(signal.SIGTERM) is handler
+    checkpoint = tmp_path / "killed" / "terminated.ckpt"
+    assert 3 * torch.load(checkpoint)["global_step"] == torch.load(tmp_path / "whole" / "last.ckpt")["global_step"]
+    assert train.run([*recipe(folder, "language", tmp_path / "resumed", []), "--ckpt_path", str(checkpoint)]) == 0
+    found = weights(tmp_path / "resumed" / "last.ckpt")
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=0, msg=name)
