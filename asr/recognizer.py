@@ -44,6 +44,7 @@ from asr.decoding.warmup import made_up_log_prob, needs_warm_up
 from asr.errors import AsrError
 from asr.kernels.heap import release_now_and_then
 from asr.lm.interface import LanguageModel
+from asr.models.interface import moves_only
 from asr.options import check_options, device_named, option, options_of
 from asr.results import RecognitionResult, StageTimes, as_result, joined
 from asr.text.lexicon import Lexicon
@@ -302,7 +303,8 @@ class Recognizer(nn.Module):
     submodules, unless resources put the language model elsewhere; graph and n-gram models are arrays, which follow when
     they are next used, and are not in `state_dict()`. Several threads may call it at the same time: they share the
     weights, and each call has language model caches of its own, up to `cache_bytes`. It always decodes in evaluation
-    mode: `train()` leaves it there.
+    mode: `train()` leaves it there. `.half()`, `.bfloat16()` and autocast are for the acoustic model: features,
+    language models and search stay in float32.
 
     Args:
         bundle: the trained parts.
@@ -579,7 +581,7 @@ class Recognizer(nn.Module):
         models = engines[worker]
         before = models.statistics()
         seconds_before = 0.0 if before is None else before.seconds_total
-        with times.measure("search", self.device):
+        with times.measure("search", self.device), torch.autocast(self.device.type, enabled=False):
             decoded = decoder.decode(log_prob, num_frames, models.model)
             if models.second is not None:
                 keeps_lattice = self.keep_lattices or nbest > 1
@@ -693,8 +695,12 @@ class Recognizer(nn.Module):
         return {**self.__dict__, "_decoders": {}, "_engines": self._new_pool()}
 
     def _apply(self: _Self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> _Self:
-        """Follows `.to(device)`: decoder and caches are built again where the weights are."""
+        """Follows `.to(device)`: decoder and caches are built again where the weights are.
+
+        Types such as that of `.half()` are for the acoustic model alone.
+        """
         self._decoders = {}
         self._engines = self._new_pool()
-        super()._apply(fn, *args, **kwargs)
+        super()._apply(moves_only(fn), *args, **kwargs)
+        self.acoustic_model._apply(fn, *args, **kwargs)
         return self

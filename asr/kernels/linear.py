@@ -199,6 +199,13 @@ def _convolution_product(weight: Tensor, bias: Tensor) -> _Product:
     return product
 
 
+def _is_autocast() -> bool:
+    """Whether autocast is on for CPUs; asking as torch 1 wants it brings a warning on torch 2."""
+    if hasattr(torch.amp, "is_autocast_available"):  # since torch 2.4
+        return bool(torch.is_autocast_enabled("cpu"))
+    return bool(torch.is_autocast_cpu_enabled())
+
+
 class PackedLinear(nn.Linear):
     """`nn.Linear`; on a CPU, where no gradient is wanted, weights are kept packed (`PackedWeights`)."""
 
@@ -212,7 +219,8 @@ class PackedLinear(nn.Linear):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """inputs (..., in_features) -> (..., out_features)."""
-        if torch.is_grad_enabled() or inputs.device.type != "cpu" or inputs.dtype != torch.float32:
+        is_plain = inputs.device.type == "cpu" and inputs.dtype == self.weight.dtype == torch.float32
+        if torch.is_grad_enabled() or not is_plain or _is_autocast():
             return super().forward(inputs)
         outputs = self._fixed(inputs.reshape(-1, self.in_features), self.weight, self.bias)
         return outputs.reshape(*inputs.shape[:-1], self.out_features)

@@ -5,11 +5,15 @@ Shapes: N recordings, L samples, T output frames, C tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from asr.bundle import Bundle
 from asr.errors import AsrError
+from asr.models.interface import moves_only
 
 
 class AcousticModel(nn.Module):
@@ -32,6 +36,12 @@ class AcousticModel(nn.Module):
     def from_bundle(cls, bundle: Bundle) -> AcousticModel:
         """The acoustic model of a bundle."""
         return cls(bundle.features.network, bundle.acoustic_model.network, tuple(bundle.graph.tokens.tokens))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> AcousticModel:
+        """`.half()` and the like are for the network; features stay float32."""
+        self.features._apply(moves_only(fn), *args, **kwargs)
+        self.network._apply(fn, *args, **kwargs)
+        return self
 
     @property
     def sampling_rate(self) -> int:

@@ -62,7 +62,7 @@ class FeedForwardNetwork(NormalizingNetwork):
 
     def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
         """As `forward_all_layers`, for features that the caller has normalized, with zeros as padding."""
-        spliced = self.splice(features, num_frames)
+        spliced = self.splice(self.as_weights(features), num_frames)
         # Each group of frames is represented by its middle one.
         x = spliced[:, (self.subsampling_factor - 1) // 2 :: self.subsampling_factor]
         num_frames = (num_frames + self.subsampling_factor // 2) // self.subsampling_factor

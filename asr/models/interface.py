@@ -5,7 +5,7 @@ Shapes: N utterances, T frames of features, F features, T' output frames, C toke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -66,6 +66,10 @@ class NormalizingNetwork(nn.Module):
         """As `forward`, with the outputs of intermediate layers, if any, before the last one."""
         return self.forward_normalized(self.input_norm(features, num_frames), num_frames)
 
+    def as_weights(self, features: Tensor) -> Tensor:
+        """Normalized features in the weights' type, which `.half()` and `.bfloat16()` change."""
+        return features.to(next(self.parameters()).dtype)
+
     def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
         """As `forward_all_layers`, for features that the caller has normalized, with zeros as padding."""
         raise NotImplementedError
@@ -87,6 +91,16 @@ class Objective(Protocol):
             num_tokens: (N,) int64.
         """
         ...
+
+
+def moves_only(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Of a function that `nn.Module._apply` calls for each weight what it does to the device, not to the type."""
+
+    def moved(values: Tensor) -> Tensor:
+        found = fn(values)
+        return found if found.dtype == values.dtype else values.to(found.device)
+
+    return moved
 
 
 def valid_frames(num_frames: Tensor, max_frames: int) -> Tensor:
