@@ -12,7 +12,7 @@ from asr.bundle import Bundle
 from asr.models.acoustic_model import AcousticModel
 from asr.recognizer import Recognizer
 from asr.streaming import StreamingRecognizer
-from tests.tiny_bundle import TEXT, tones
+from asr.testing.tones import TEXT, tones
 
 WORDS = TEXT[0].split()
 # torch 1.13 has no float16 convolution on a CPU.
