@@ -54,14 +54,18 @@ if TYPE_CHECKING:
 
 _MAX_WORKERS = 64
 
+# A GPU needs many streams at a time before its work takes longer than the host's launches.
+_BATCH_SECONDS = {"cpu": 100.0, "cuda": 3000.0}
+
 # For the language model that a warm-up asks; what it caches is dropped afterwards.
 _WARM_UP_BYTES = 1 << 26
 
 
 class StreamPool:
-    """One CUDA stream for each of several threads; on a CPU its methods do nothing.
+    """One CUDA stream for each of several threads, for as long as the pool lives; on a CPU its methods do nothing.
 
-    The streams start behind everything that the creating thread has queued so far, such as copies of weights.
+    Memory goes back to the stream that it was allocated in. So what a thread changes must be made in its own stream,
+    and used there from call to call: language models with caches, and buffers of searches.
 
     Args:
         number: of threads; they number themselves from 0.
@@ -70,10 +74,15 @@ class StreamPool:
 
     def __init__(self, number: int, device: torch.device) -> None:
         self._streams: list[Any] = []
+        self._device = device
         if device.type == "cuda":
             self._streams = [torch.cuda.Stream(device) for _ in range(number)]
-            for stream in self._streams:
-                stream.wait_stream(torch.cuda.current_stream(device))
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Lets the streams start behind everything that this thread has queued so far, such as copies of weights."""
+        for stream in self._streams:
+            stream.wait_stream(torch.cuda.current_stream(self._device))
 
     @contextlib.contextmanager
     def running(self, thread: int, after: Any = None) -> Iterator[None]:
@@ -113,7 +122,7 @@ def pipelined(
     first: Callable[[_Item], _Between],
     second: Callable[[int, _Between], _Result],
     num_workers: int,
-    device: torch.device,
+    streams: StreamPool,
 ) -> Iterator[_Result]:
     """Runs two stages on all items, the second one beside the first; results come in the order of the items.
 
@@ -125,19 +134,22 @@ def pipelined(
         first: runs in one thread, item after item.
         second: runs in the workers; its first argument is the worker, 0 to `num_workers` - 1.
         num_workers: 0 runs both stages in turn, in this thread.
-        device: what both compute on.
+        streams: one for each worker, and one for the first stage.
 
     Raises:
         Exception: whatever a stage raises, for the first such item in order.
     """
+    streams.catch_up()
     if num_workers == 0:
         for item in items:
-            yield second(0, first(item))
+            with streams.running(0):
+                result = second(0, first(item))
+            streams.wait(0)
+            yield result
         return
     idle: queue.SimpleQueue[int] = queue.SimpleQueue()
     for worker in range(num_workers):
         idle.put(worker)
-    streams = StreamPool(num_workers + 1, device)
 
     @torch.no_grad()
     def run_first(item: _Item) -> tuple[_Between, Any]:
@@ -171,11 +183,20 @@ def pipelined(
                 future.cancel()
 
 
-_Engines = list[LanguageModels]
+class Engines(NamedTuple):
+    """What the workers of one call have to themselves.
+
+    Attributes:
+        models: the language models of each worker, made in its stream.
+        streams: one for each worker, and one for the acoustic model.
+    """
+
+    models: list[LanguageModels]
+    streams: StreamPool
 
 
 class EnginePool:
-    """Language models with caches, each lent to one call at a time.
+    """Language models with caches, and the streams that they belong to, each set lent to one call at a time.
 
     A language model's caches change with every query, so two calls must never share one. A call takes a set that is
     idle, or a new one, and returns it warm. A set whose call failed is dropped, since its caches may be half written.
@@ -189,16 +210,16 @@ class EnginePool:
         self.lock = threading.RLock()
         self._is_exclusive = is_exclusive
         self._turn = threading.RLock()
-        self._idle: list[_Engines] = []
+        self._idle: list[Engines] = []
 
-    def fill(self, make: Callable[[], _Engines]) -> None:
+    def fill(self, make: Callable[[], Engines]) -> None:
         """Makes a set unless one is idle."""
         with self.lock:
             if not self._idle:
                 self._idle.append(make())
 
     @contextlib.contextmanager
-    def lend(self, make: Callable[[], _Engines]) -> Iterator[_Engines]:
+    def lend(self, make: Callable[[], Engines]) -> Iterator[Engines]:
         """A set that nobody else has until the block ends."""
         with self._turn if self._is_exclusive else contextlib.nullcontext():
             with self.lock:
@@ -219,7 +240,8 @@ class ResourceOptions:
 
     Args:
         max_segment_seconds: longer recordings are cut at pauses into segments of at most this length.
-        batch_seconds: segments are recognized together up to this much audio, padding included.
+        batch_seconds: segments are recognized together up to this much audio, padding included. None is 100 seconds on
+            a CPU and 3,000 on a GPU.
         num_workers: number of batches that are decoded at the same time, each with a language model and a share of
             `cache_bytes` of its own, while the next batch goes through the acoustic model. 0 does everything in turn.
             More workers than free cores do not help.
@@ -234,7 +256,12 @@ class ResourceOptions:
     """
 
     max_segment_seconds: float = option(25.0, "cut longer recordings at pauses", needs="whole recordings")
-    batch_seconds: float = option(100.0, "audio that is recognized together", needs="whole recordings")
+    batch_seconds: float | None = option(
+        None,
+        "audio that is recognized together, in seconds (100 on a CPU, 3,000 on a GPU)",
+        kind=float,
+        needs="whole recordings",
+    )
     num_workers: int = option(
         0,
         "number of batches that are decoded at the same time, while the next one goes through the acoustic model; set "
@@ -273,7 +300,7 @@ class ResourceOptions:
             raise AsrError(f"num_workers is {self.num_workers}; it must be between 0 and {_MAX_WORKERS}.")
         if not 1.0 <= self.max_segment_seconds < math.inf:
             raise AsrError(f"max_segment_seconds is {self.max_segment_seconds}; give 1 second or more.")
-        if not 0.0 < self.batch_seconds < math.inf:
+        if self.batch_seconds is not None and not 0.0 < self.batch_seconds < math.inf:
             raise AsrError(f"batch_seconds is {self.batch_seconds}; it must be above 0, and finite.")
 
 
@@ -450,6 +477,12 @@ class Recognizer(nn.Module):
         return next(self.acoustic_model.parameters()).device
 
     @property
+    def batch_seconds(self) -> float:
+        """Audio that is recognized together, in seconds."""
+        asked = self.resources.batch_seconds
+        return _BATCH_SECONDS["cuda" if self.device.type == "cuda" else "cpu"] if asked is None else asked
+
+    @property
     def options(self) -> DecodingOptions:
         """The beams and scales of `settings`."""
         return self.settings.decoding
@@ -514,14 +547,14 @@ class Recognizer(nn.Module):
             for recording_idx, recording in enumerate(recordings)
             for begin, end in split_at_pauses(recording, rate, self.resources.max_segment_seconds)
         ]
-        max_padded = int(self.resources.batch_seconds * rate)
+        max_padded = int(self.batch_seconds * rate)
         batches = batches_of_similar_length([end - begin for _, begin, end in segments], max_padded)
         samples = ([recordings[segments[i][0]][segments[i][1] : segments[i][2]] for i in batch] for batch in batches)
         found: dict[int, RecognitionResult] = {}
         decoder = self._prepared_decoder(self.keep_lattices or nbest > 1)
         with self._engines.lend(self._new_engines) as engines:
             decode = partial(self._decode, decoder, engines, nbest)
-            batch_results = pipelined(samples, self._score, decode, self.resources.num_workers, self.device)
+            batch_results = pipelined(samples, self._score, decode, self.resources.num_workers, engines.streams)
             for batch, results in zip(batches, batch_results, strict=True):
                 found.update(zip(batch, results, strict=True))
         recognized = []
@@ -574,11 +607,11 @@ class Recognizer(nn.Module):
         return _Scored(*self.log_prob(samples, times), lengths, times)
 
     def _decode(
-        self, decoder: Decoder, engines: _Engines, nbest: int, worker: int, scored: _Scored
+        self, decoder: Decoder, engines: Engines, nbest: int, worker: int, scored: _Scored
     ) -> list[RecognitionResult]:
         """The second stage of a batch: decoder and language model."""
         log_prob, num_frames, lengths, times = scored
-        models = engines[worker]
+        models = engines.models[worker]
         before = models.statistics()
         seconds_before = 0.0 if before is None else before.seconds_total
         with times.measure("search", self.device), torch.autocast(self.device.type, enabled=False):
@@ -644,7 +677,7 @@ class Recognizer(nn.Module):
         if self.language_model is not None or not needs_warm_up(self.bundle, self.mode, self.device, kind):
             return
         # Language models of its own: caches and statistics start with the first real recording.
-        engines = [self.build_language_models(_WARM_UP_BYTES)]
+        engines = Engines([self.build_language_models(_WARM_UP_BYTES)], StreamPool(1, self.device))
         noise = torch.randn(2 * self.sampling_rate, generator=torch.Generator().manual_seed(0)) * 0.01
         self._score([noise, noise[: self.sampling_rate // 3]])
         log_prob, num_frames = made_up_log_prob(self.bundle.graph)
@@ -653,10 +686,14 @@ class Recognizer(nn.Module):
     def _new_pool(self) -> EnginePool:
         return EnginePool(is_exclusive=self.language_model is not None)
 
-    def _new_engines(self) -> _Engines:
-        """A language model for each worker, but at least one."""
+    def _new_engines(self) -> Engines:
+        """A language model for each worker, but at least one, and their streams."""
         num_models = max(1, self.resources.num_workers)
-        return [self.build_language_models(self.resources.cache_bytes // num_models) for _ in range(num_models)]
+        streams, models = StreamPool(self.resources.num_workers + 1, self.device), []
+        for worker in range(num_models):
+            with streams.running(worker):
+                models.append(self.build_language_models(self.resources.cache_bytes // num_models))
+        return Engines(models, streams)
 
     def build_language_models(self, cache_bytes: int) -> LanguageModels:
         """The mode's language model on this device, with caches of its own of at most `cache_bytes`."""

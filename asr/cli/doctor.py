@@ -39,9 +39,14 @@ _CUDA_BUILDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "2.8.0": ("1.24.4.dev20250807", ("12.6", "12.8", "12.9")),
     "2.7.1": ("1.24.4.dev20260625", ("11.8", "12.6", "12.8")),
     "2.5.1": ("1.24.4.dev20250208", ("12.1",)),
-    "2.4.1": ("1.24.4.dev20250715", ("12.4",)),
-    "2.4.0": ("1.24.4.dev20250715", ("12.4",)),
+    "2.4.1": ("1.24.4.dev20240905", ("11.8", "12.1", "12.4")),
+    "2.4.0": ("1.24.4.dev20240725", ("11.8", "12.1", "12.4")),
 }
+
+
+# Wheels of one torch may be of several days. For these (torch, Python) the day is another one, which only the index
+# page tells.
+_OTHER_DAYS = {("2.12.1", (3, 12)), ("2.12.1", (3, 14))}
 
 
 _CPU_BUILDS: dict[str, str] = {
@@ -85,10 +90,11 @@ def install_advice(
                 f"k2 is built for torch {torch_version} with CUDA {', '.join(cuda_versions)}, not {cuda_version}: "
                 f"install a torch {torch_version} for one of those first, then run 'asr doctor' again."
             ]
-    if k2_version is not None:
+    own_python = ".".join(map(str, python_version))
+    if k2_version is not None and (torch_version, python_version) not in _OTHER_DAYS:
         return [f"pip install k2=={k2_version}+{build}.torch{torch_version} -f {index}"]
     return [
-        f"no k2 build for torch {torch_version} ({build}) is known to this program; if {index}",
+        f"no k2 build for torch {torch_version} ({build}) on Python {own_python} is known to this program; if {index}",
         f"lists a version that ends in '+{build}.torch{torch_version}', install exactly that one:",
         f"pip install k2==VERSION+{build}.torch{torch_version} -f {index}",
     ]

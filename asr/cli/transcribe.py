@@ -55,7 +55,7 @@ def transcribe(
     recognizer: Recognizer,
     names: Sequence[_Name],
     read: Callable[[_Name, int], Tensor],
-    batch_seconds: float = 60.0,
+    batch_seconds: float | None = None,
     nbest: int = 1,
 ) -> Iterator[Outcome[_Name]]:
     """Recognizes recordings in order, several at a time, and yields each as soon as it is done.
@@ -64,9 +64,12 @@ def transcribe(
         recognizer: the recognizer.
         names: names of the recordings.
         read: returns the samples (L,) of a recording by name and sampling rate; its `AsrError` becomes the outcome.
-        batch_seconds: how much audio is read for each worker before it is recognized together.
+        batch_seconds: how much audio is read for each worker before it is recognized together; None is 60 seconds on a
+            CPU, and what a batch holds on a GPU.
         nbest: as of `Recognizer`.
     """
+    if batch_seconds is None:
+        batch_seconds = recognizer.batch_seconds if recognizer.device.type == "cuda" else 60.0
     # With fewer than several batches for each worker the stages could not overlap.
     batch_seconds *= 1 + 4 * recognizer.resources.num_workers
     waiting: list[tuple[_Name, Tensor | str]] = []

@@ -21,6 +21,7 @@ from asr.decoding.paths import hypothesis_of_path
 from asr.decoding.search_graph import Searchable
 from asr.decoding.tokens import ActiveTokens
 from asr.graph.decoding_graph import DecodingGraph
+from asr.kernels.jit import gpu_module
 from asr.lm.interface import LanguageModel
 
 _FIRST_COLLECTION = 1 << 20
@@ -109,6 +110,11 @@ class Backtrace:
 
     def paths_together(self, backpointer: Tensor) -> list[Tensor]:
         """The same, all traced back at once, so that a GPU copies one table to the host."""
+        traceback = gpu_module("asr.decoding.gpu.traceback", backpointer.device)
+        if traceback is not None:
+            num_blocks = len(self._block_begin) if self.num_records else 0
+            table = traceback.arcs_of_paths(backpointer, self._previous, self._arc, num_blocks).cpu()
+            return [column[column >= 0] for column in table.unbind(1)]
         arcs = [torch.full_like(backpointer, -1)]
         # A block holds no back-pointer together with its predecessor: no path has more arcs than there are blocks.
         for _ in self._block_begin if self.num_records else ():
@@ -217,18 +223,62 @@ def ending_of(
 
 
 def endings_of(
-    graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, alive: Sequence[tuple[ActiveTokens, float]]
+    graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, tokens: ActiveTokens, score_offset: Tensor
 ) -> list[Ending]:
-    """Ends several streams with one call of the language model; `alive` holds tokens and score_offset of each."""
-    finals = [_final(graph, tokens) for tokens, _ in alive]
-    lm_scores = [torch.zeros_like(graph_score) for _, graph_score in finals]
-    if lm is not None and any(map(len, lm_scores)):
-        context_idx = torch.cat([final.context_idx for final, _ in finals])
-        lm_scores = list(lm.final(context_idx).split([len(final) for final, _ in finals]))
-    return [
-        _ending(graph, options, tokens, score_offset, final, graph_score, lm_score, False)
-        for (tokens, score_offset), (final, graph_score), lm_score in zip(alive, finals, lm_scores, strict=True)
-    ]
+    """Ends all streams, with one call of the language model; a GPU is waited for twice, whatever their number.
+
+    Args:
+        graph, options, lm: as of `ending_of`.
+        tokens: of all streams.
+        score_offset: (N,) float64, to be added to the tokens' relative scores.
+    """
+    num_streams = len(score_offset)
+    if not num_streams:
+        return []
+    tokens = tokens.select(torch.sort(tokens.stream, stable=True).indices)
+    final, graph_score = _final(graph, tokens)
+    lm_score = torch.zeros_like(graph_score)
+    if lm is not None and len(final):
+        lm_score = lm.final(final.context_idx)
+    total = _total(graph, options, final, lm_score)
+    best, best_token = (
+        _first_best(total, final.stream, num_streams),
+        _first_best(tokens.score, tokens.stream, num_streams),
+    )
+    num_final = torch.zeros_like(best).scatter_add_(0, final.stream, torch.ones_like(final.stream))
+    # One table of everything that the host has to know.
+    columns = [num_final, best_token < len(tokens)]
+    columns += [_at(part, best) for part in (total, final.backpointer, graph_score, final.lm_score + lm_score)]
+    columns += [_at(part, best_token) for part in (tokens.score, tokens.backpointer, tokens.lm_score)]
+    rows = torch.stack([column.double() for column in (*columns, score_offset)], 1).tolist()
+    sizes = [int(row[0]) for row in rows]
+    parts = zip(final.split(sizes), *(part.split(sizes) for part in (graph_score, lm_score, total)), strict=True)
+    endings = []
+    for row, ends in zip(rows, parts, strict=True):
+        num, is_alive, own_total, backpointer, own_graph_score, own_lm_score, *unfinished, offset = row
+        if num:
+            one = Ending(int(backpointer), offset + own_total, own_graph_score, own_lm_score, True, *ends)
+        elif is_alive:
+            one = Ending(int(unfinished[1]), offset + unfinished[0], 0.0, unfinished[2], False, *ends)
+        else:
+            one = Ending(None, -torch.inf, 0.0, 0.0, False, *ends)
+        endings.append(one)
+    return endings
+
+
+def _first_best(score: Tensor, stream: Tensor, num_streams: int) -> Tensor:
+    """The position of the first of each stream's best scores (K,), K for a stream that has none, (N,) int64."""
+    best = torch.full((num_streams,), -torch.inf, dtype=score.dtype, device=score.device)
+    best.scatter_reduce_(0, stream, score, "amax", include_self=True)
+    position = torch.arange(len(score), device=score.device)
+    position = torch.where(score == best.index_select(0, stream), position, len(score))
+    first = torch.full((num_streams,), len(score), dtype=torch.int64, device=score.device)
+    return first.scatter_reduce_(0, stream, position, "amin", include_self=True)
+
+
+def _at(values: Tensor, position: Tensor) -> Tensor:
+    """Values (K,) at positions (N,), 0 at position K."""
+    return torch.cat([values, values.new_zeros(1)]).index_select(0, position)
 
 
 def best_arcs(endings: Sequence[Ending], backtrace: Backtrace) -> list[Tensor]:
@@ -244,6 +294,10 @@ def _final(graph: Searchable, tokens: ActiveTokens) -> tuple[ActiveTokens, Tenso
     return final, graph.final_graph_score.index_select(0, final.state)
 
 
+def _total(graph: Searchable, options: DecodingOptions, final: ActiveTokens, lm_score: Tensor) -> Tensor:
+    return final.score + graph.final_score.index_select(0, final.state) + options.lm_scale * lm_score
+
+
 def _ending(
     graph: Searchable,
     options: DecodingOptions,
@@ -254,7 +308,7 @@ def _ending(
     lm_score: Tensor,
     unfinished: bool,
 ) -> Ending:
-    total = final.score + graph.final_score.index_select(0, final.state) + options.lm_scale * lm_score
+    total = _total(graph, options, final, lm_score)
     ends = (final, graph_score, lm_score, total)
     if not len(tokens):
         return Ending(None, -torch.inf, 0.0, 0.0, False, *ends)

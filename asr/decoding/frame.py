@@ -30,7 +30,8 @@ many times `min_active_states` are inside the beam."""
 
 # A table with one entry for each (stream, state) is faster than hashing, up to this size.
 _LARGEST_TABLE = 1 << 24
-_FRAMES_BETWEEN_COLLECTIONS = 16
+FRAMES_BETWEEN_COLLECTIONS = 16
+"""After so many frames language models learn which contexts are held."""
 
 
 class FrameSearch:
@@ -66,7 +67,7 @@ class FrameSearch:
                 tokens = tokens.select(goes_on.nonzero().squeeze(1))
             if not len(tokens):
                 break
-            if sink.backtrace.is_due or frame % _FRAMES_BETWEEN_COLLECTIONS == 0:
+            if sink.backtrace.is_due or frame % FRAMES_BETWEEN_COLLECTIONS == 0:
                 sink.collect([*finished, tokens])
             tokens = self.advance(tokens, Frame(flat, row_begin + frame * num_columns, score_offset), sink)
         return ActiveTokens.join([*finished, tokens])
@@ -83,7 +84,7 @@ class FrameSearch:
             candidates = self._score_words(tokens, expansion, frame.score_offset)
             survivors = self._backend.recombine_and_prune(candidates)
         arcs = self._graph.emitting
-        kept = _extended(tokens, candidates, survivors.kept)
+        kept = extended(tokens, candidates, survivors.kept)
         graph_arc = arcs.arc_of(candidates.arc)
         kept.backpointer = sink.backtrace.add(kept.backpointer, graph_arc.index_select(0, survivors.kept))
         if sink.lattice is not None:
@@ -114,7 +115,7 @@ class FrameSearch:
             candidates = score_words(self._lm, options.lm_scale, newest, arcs, expansion, shift)
             # Both sets must be relative to the same best.
             candidates.score += shift.index_select(0, candidates.stream).float()
-            both = ActiveTokens.join([tokens, _extended(newest, candidates)])
+            both = ActiveTokens.join([tokens, extended(newest, candidates)])
             both.score = normalize_scores(both.score, both.stream, score_offset)
             context_idx = None if self._lm is None else both.context_idx
             winner = recombine(both.stream * self._graph.num_states + both.state, both.score, context_idx)
@@ -140,11 +141,11 @@ def score_words(
     score_offset: Tensor,
 ) -> Candidates:
     """Adds the language model's scores of the words on the arcs; score_offset (N,) is changed in place."""
-    source, arc, stream, score, is_complete = expansion
+    source, arc, stream, score, is_complete, with_words = expansion
     context_idx = lm_score = None
     if lm is not None:
         context_idx = tokens.context_idx.index_select(0, source)
-        has_words, word_score, next_idx = arcs.words.score(lm, arc, context_idx)
+        has_words, word_score, next_idx = arcs.words.score(lm, arc, context_idx, with_words)
         context_idx.index_copy_(0, has_words, next_idx)
         score.index_add_(0, has_words, word_score, alpha=lm_scale)
         lm_score = tokens.lm_score.index_select(0, source)
@@ -156,7 +157,7 @@ def score_words(
 
 def prune_before_words(expansion: Expansion, arcs: ArcSet, options: DecodingOptions) -> Expansion:
     """The candidates that the language model is asked about, by the graph's own scores."""
-    source, arc, stream, score, is_complete = expansion
+    source, arc, stream, score, is_complete, _ = expansion
     if options.skip_beam is not None:
         dropped = (arcs.words.num_words.index_select(0, arc) > 0) & (score < -options.skip_beam)
         score = score.masked_fill(dropped, -torch.inf)
@@ -176,7 +177,7 @@ def _prune(score: Tensor, stream: Tensor, num_streams: int, options: DecodingOpt
     return prune_tokens(score, stream, num_streams, options.search_beam, *limits)
 
 
-def _extended(tokens: ActiveTokens, candidates: Candidates, position: Tensor | None = None) -> ActiveTokens:
+def extended(tokens: ActiveTokens, candidates: Candidates, position: Tensor | None = None) -> ActiveTokens:
     """Candidates as tokens, all or those at some positions, each with the back-pointer of the token it extends."""
 
     def some(value: Tensor) -> Tensor:

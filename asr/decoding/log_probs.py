@@ -55,12 +55,17 @@ def check_log_prob(log_prob: Tensor, num_frames: Tensor, num_tokens: int) -> Non
             f"the log-probabilities have {log_prob.shape[2]} columns but the graph was built for {num_tokens} tokens; "
             "use the graph that belongs to this acoustic model."
         )
-    if len(num_frames) and (int(num_frames.min()) < 0 or int(num_frames.max()) > log_prob.shape[1]):
+    if not len(num_frames):
+        return
+    # Read together, so that a GPU is waited for once.
+    facts = torch.stack([num_frames.min(), num_frames.max(), _are_finite(log_prob).to(num_frames)])
+    low, high, are_finite = facts.tolist()
+    if low < 0 or high > log_prob.shape[1]:
         raise AsrError(
-            f"frame counts run from {int(num_frames.min())} to {int(num_frames.max())} but the log-probabilities have "
-            f"{log_prob.shape[1]} frames."
+            f"frame counts run from {low} to {high} but the log-probabilities have {log_prob.shape[1]} frames."
         )
-    check_numbers(log_prob, num_frames)
+    if not are_finite:
+        _refuse_numbers(log_prob, num_frames)
 
 
 def check_numbers(log_prob: Tensor, num_frames: Tensor) -> None:
@@ -73,9 +78,17 @@ def check_numbers(log_prob: Tensor, num_frames: Tensor) -> None:
     Raises:
         AsrError: there is; the sentence says where.
     """
-    # One pass over the values: any NaN or +inf makes the sum one.
-    if bool(torch.isfinite(log_prob.clamp(min=_LOW).sum())):
-        return
+    if not bool(_are_finite(log_prob)):
+        _refuse_numbers(log_prob, num_frames)
+
+
+def _are_finite(log_prob: Tensor) -> Tensor:
+    """Whether there is neither NaN nor +inf anywhere, in one pass: either would make the sum one."""
+    return torch.isfinite(log_prob.clamp(min=_LOW).sum())
+
+
+def _refuse_numbers(log_prob: Tensor, num_frames: Tensor) -> None:
+    """Raises AsrError if what is not finite is in frames that are used."""
     bad = torch.isnan(log_prob) | (log_prob == torch.inf)
     used = torch.arange(log_prob.shape[1], device=log_prob.device) < num_frames.to(log_prob.device).unsqueeze(1)
     where = (bad.any(2) & used).nonzero()

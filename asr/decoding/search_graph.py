@@ -38,18 +38,22 @@ class ArcWords:
         num_words = torch.bincount(owner, minlength=len(arc))
         return cls(torch.cat([num_words.new_zeros(1), num_words.cumsum(0)]), word_id.index_select(0, position))
 
-    def score(self, lm: LanguageModel, arc: Tensor, context_idx: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def score(
+        self, lm: LanguageModel, arc: Tensor, context_idx: Tensor, changed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Scores the words of arcs, all j-th words in one call of the language model.
 
         Args:
             lm: the language model, its words numbered as the arcs' are.
             arc: (K,).
             context_idx: (K,) the history before the arc.
+            changed: (Q,) int64, the positions of arcs that have words; None where they are to be looked for.
 
         Returns:
             changed (Q,), the positions of arcs that have words; their lm_score (Q,); their next context_idx (Q,).
         """
-        changed = self.num_words.index_select(0, arc).nonzero().squeeze(1)
+        if changed is None:
+            changed = self.num_words.index_select(0, arc).nonzero().squeeze(1)
         arc, context_idx = arc.index_select(0, changed), context_idx.index_select(0, changed)
         if not len(changed):
             return changed, torch.zeros(0, device=arc.device), context_idx

@@ -4,7 +4,7 @@
 | --- | --- | --- | --- |
 | `torch` | nothing | `TorchFrameBackend`, the reference | frame by frame |
 | `numba` | a CPU, numba | `NumbaFrameBackend` | `NumbaChunkSearch`, `NumbaChunkSearchWithLM`, `NumbaLatticeSearch` |
-| `triton` | a GPU, Triton | `TritonFrameBackend` | `CudaGraphSearch`, without language model and lattice |
+| `triton` | a GPU, Triton | `TritonFrameBackend` | `CudaGraphSearch`, `TritonChunkSearchWithLM` |
 """
 
 from __future__ import annotations
@@ -85,11 +85,14 @@ def select_backend(
         if graph.epsilon is None:
             chunk = _numba_chunk_search(graph, options, lm, keep_lattice)
     else:
+        from asr.decoding.gpu.chunk_lm import TritonChunkSearchWithLM
         from asr.decoding.gpu.cuda_graph import CudaGraphSearch
         from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
 
         limits = FrameLimits(options, has_lm, device)
-        frame = TritonFrameBackend(graph, limits)
+        frame = kernels = TritonFrameBackend(graph, limits)
+        if graph.epsilon is None and lm is not None and not keep_lattice and options.max_contexts_per_state is None:
+            chunk = TritonChunkSearchWithLM(graph, options, lm, kernels)
         if graph.epsilon is None and not has_lm and not keep_lattice:
             chunk = CudaGraphSearch(graph, limits, capture=device.type == "cuda")
     if has_lm and options.max_contexts_per_state is not None:

@@ -9,7 +9,7 @@ Shapes: N utterances, T frames, C tokens, L arcs of a path.
 from __future__ import annotations
 
 import functools
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, replace
 
 import torch
@@ -133,8 +133,9 @@ class TokenPassingDecoder:
             backend_name(backend, graph.device)
             backend = functools.partial(select_backend, name=backend)
         self._make_backend = backend
-        # Backends of searches that have ended, by whether a lattice was kept. Those with a language model are not kept.
-        self._idle_backends: dict[bool, deque[Backend]] = {False: deque(), True: deque()}
+        # Backends of searches that have ended, by whether a lattice was kept and by the CUDA stream that their buffers
+        # belong to. Those with a language model are not kept.
+        self._idle_backends: defaultdict[tuple[bool, int], deque[Backend]] = defaultdict(deque)
         if (keep_lattice or self._rescores) and graph.has_epsilons:
             raise AsrError(
                 "The graph has arcs that read no frame, from which no lattice can be made. Build the graph without "
@@ -216,10 +217,9 @@ class TokenPassingDecoder:
         search = TokenSearch(self._search_graph, self.options, lm, backtrace, records, backend=backend, held=held)
         stream = search.start(torch.zeros_like(num_frames))
         search.advance(stream, log_prob, num_frames)
-        endings = endings_of(self._search_graph, self.options, lm, search.alive_in_all())
-        # Reading the endings has waited for a GPU: only now may another thread's stream overwrite its buffers.
+        endings = endings_of(self._search_graph, self.options, lm, *search.alive_in_all())
         if lm is None:
-            self._idle_backends[records is not None].append(backend)
+            self._idle_backends[records is not None, _stream_number(self.graph.device)].append(backend)
         lattice: Lattice | None = None
         if records is not None:
             parts = records.collected(backtrace, endings)
@@ -230,10 +230,15 @@ class TokenPassingDecoder:
         )
 
     def _take_backend(self, lm: LanguageModel | None, keep_lattice: bool) -> Backend:
-        """A backend that no other thread uses."""
+        """A backend that no other thread uses; on a GPU one whose buffers are from the current stream."""
         if lm is None:
             try:
-                return self._idle_backends[keep_lattice].pop()
+                return self._idle_backends[keep_lattice, _stream_number(self.graph.device)].pop()
             except IndexError:
                 pass  # all are in use
         return self._make_backend(self._search_graph, self.options, lm, keep_lattice)
+
+
+def _stream_number(device: torch.device) -> int:
+    """Tells the current CUDA stream from others; 0 on a CPU."""
+    return int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else 0

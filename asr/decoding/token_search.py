@@ -103,13 +103,9 @@ class TokenSearch:
         tokens = self._tokens.select((self._tokens.stream == stream).nonzero().squeeze(1))
         return tokens, float(self._score_offset[stream])
 
-    def alive_in_all(self) -> list[tuple[ActiveTokens, float]]:
-        """`alive` of each stream that has been opened, in order of their numbers."""
-        positions = self._tokens.by_stream(len(self._score_offset))
-        return [
-            (self._tokens.select(position), score_offset)
-            for position, score_offset in zip(positions, self._score_offset.tolist(), strict=True)
-        ]
+    def alive_in_all(self) -> tuple[ActiveTokens, Tensor]:
+        """The tokens of all streams, and what is to be added to the relative scores of each stream, (N,) float64."""
+        return self._tokens, self._score_offset
 
     def keep(self, stream: int, kept: Tensor) -> None:
         """Drops a stream's tokens that are not kept; (K,) bool in the order of `alive`."""

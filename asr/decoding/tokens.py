@@ -51,10 +51,10 @@ class ActiveTokens:
         """The tokens at these positions, in this order."""
         return ActiveTokens(*(getattr(self, field.name).index_select(0, position) for field in fields(self)))
 
-    def by_stream(self, num_streams: int) -> tuple[Tensor, ...]:
-        """The positions of each stream's tokens, in their order."""
-        order = torch.sort(self.stream, stable=True).indices
-        return order.split(torch.bincount(self.stream, minlength=num_streams).tolist())
+    def split(self, sizes: list[int]) -> list[ActiveTokens]:
+        """So many tokens after so many."""
+        columns = [getattr(self, field.name).split(sizes) for field in fields(self)]
+        return [ActiveTokens(*parts) for parts in zip(*columns, strict=True)]
 
     @staticmethod
     def join(parts: list[ActiveTokens]) -> ActiveTokens:
@@ -73,6 +73,7 @@ class Expansion(NamedTuple):
         source, arc, stream: (A,) int64, see `Candidates`.
         score: (A,) float32, relative to the stream's best, without the language model.
         is_complete: (N,) bool, see `Candidates`.
+        with_words: the positions of those whose arcs have words, ascending; None where they are to be looked for.
     """
 
     source: Tensor
@@ -80,6 +81,7 @@ class Expansion(NamedTuple):
     stream: Tensor
     score: Tensor
     is_complete: Tensor
+    with_words: Tensor | None = None
 
 
 @dataclass

@@ -219,6 +219,28 @@ class HashTable:
         slot.index_copy_(0, order, distinct_slot.index_select(0, is_new.cumsum(0).sub_(1)))
         return slot, one
 
+    @property
+    def can_put(self) -> bool:
+        """Whether there is `put`: on a GPU with Triton."""
+        return self._kernels is not None
+
+    def put(self, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Finds or adds keys (Q,) -> slot (Q,), whether each is new (Q,), and the first of its kind (Q,) bool.
+
+        The host waits for nothing unless the table must grow. Once it has read which queries have added keys, `added`
+        must follow.
+        """
+        assert self._kernels is not None
+        self.reserve(key.numel())
+        put: tuple[Tensor, Tensor, Tensor]
+        put = self._kernels.put_keys(self.keys, self.values, key, _MULTIPLIER, self._hash_shift)
+        return put
+
+    def added(self, slot: Tensor) -> None:
+        """Counts the new keys, which have come to these slots (D,)."""
+        self.values.index_fill_(0, slot, 0)
+        self.count += slot.numel()
+
     def _insert_in_loop(self, insert: Callable[..., int], key: Tensor) -> tuple[Tensor, Tensor]:
         slot, one = torch.empty_like(key), torch.empty_like(key)
         count, num_new = self.count, 0
@@ -322,7 +344,15 @@ def first_of_each(key: Tensor) -> tuple[Tensor, Tensor]:
     """key (Q,) -> the position of one query of each distinct key (D,), ascending, and the index of each query (Q,)."""
     distinct, which = torch.unique(key, return_inverse=True)
     position = torch.arange(key.numel(), device=key.device)
-    return torch.empty_like(distinct).index_copy_(0, which, position), which
+    # A copy to the same place twice would leave to chance which one stays.
+    return torch.zeros_like(distinct).scatter_reduce_(0, which, position, "amax", include_self=True), which
+
+
+def marked_positions(mask: Tensor, num: int) -> Tensor:
+    """Where a mask (Q,) bool is true, ascending (num,) int64, for a host that knows how many there are."""
+    place = torch.where(mask, mask.cumsum(0) - 1, num)
+    found = torch.empty(num + 1, dtype=torch.int64, device=mask.device)
+    return found.scatter_(0, place, torch.arange(len(mask), device=mask.device))[:num]
 
 
 def segment_max(values: Tensor, index: Tensor, num: int) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from asr.errors import AsrError
-from asr.kernels.hash_table import MAX_LOAD, HashTable, slot_of
+from asr.kernels.hash_table import MAX_LOAD, HashTable, marked_positions, slot_of
 
 _FIRST_BUCKETS = 1 << 9
 
@@ -42,6 +42,15 @@ class ContextTable:
 
     def index_of(self, key: Tensor) -> Tensor:
         """Numbers (Q,) int64 of keys (Q,), which are not negative; new keys are added in ascending order."""
+        if self._table.can_put:
+            slot, _, is_first = self._table.put(key)
+            num_new = int(is_first.sum())  # the only wait
+            if num_new:
+                one = marked_positions(is_first, num_new)
+                new_slot = slot.index_select(0, one)
+                self._table.added(new_slot)
+                self._number(key.index_select(0, one), new_slot)
+            return self._table.values.index_select(0, slot)
         slot, missing = self._table.find(key)
         if missing is not None:
             slot = self._insert(key, slot, missing)
@@ -78,14 +87,18 @@ class ContextTable:
         """Adds the keys at the positions `missing`; slot (Q,) of the others -> slot (Q,) of all."""
         table, num_rebuilds = self._table, self._table.num_rebuilds
         new_slot, one = table.insert(key.index_select(0, missing))
-        new_key, order = key.index_select(0, missing.index_select(0, one)).sort()
-        self._reserve_numbers(len(new_key))
-        number, self._free = self._free[: len(new_key)], self._free[len(new_key) :]
-        table.values.index_copy_(0, new_slot.index_select(0, one.index_select(0, order)), number)
-        self._key_of.index_copy_(0, number, new_key)
+        self._number(key.index_select(0, missing.index_select(0, one)), new_slot.index_select(0, one))
         if table.num_rebuilds != num_rebuilds:
             return table.find(key)[0]
         return slot.index_copy_(0, missing, new_slot)
+
+    def _number(self, key: Tensor, slot: Tensor) -> None:
+        """Numbers new keys (D,), which stand in slots (D,)."""
+        key, order = key.sort()
+        self._reserve_numbers(len(key))
+        number, self._free = self._free[: len(key)], self._free[len(key) :]
+        self._table.values.index_copy_(0, slot.index_select(0, order), number)
+        self._key_of.index_copy_(0, number, key)
 
     def _reserve_numbers(self, num_new: int) -> None:
         while num_new > len(self._free):

@@ -20,7 +20,7 @@ COMMANDS = {
     "ctc": "the CTC decoder for any network beside pyctcdecode and flashlight-text",
     "use": "the wheel, resuming, formats of transcripts, sclite's numbers",
     "accuracy": "word errors of a bundle: clean, at 8 kHz, in noise, as streams; confidences",
-    "gpu": "correctness and speed on a GPU (scripts/gpu_check)",
+    "gpu": "GPU code: counted without a GPU (--quick), measured on one (scripts/gpu_check)",
     "onepass": "error rate against time: one pass, second pass, n-grams, at equal beams and as curves",
     "modes": "a bundle's modes on some recordings (scripts/demo)",
     "decode-scale": "decoding over the size of the graph, the beams and the batch",

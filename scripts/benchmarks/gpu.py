@@ -5,7 +5,10 @@ scripts/gpu_check runs it. `--device cpu --small` runs all of it on a CPU with v
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -17,10 +20,12 @@ from torch import Tensor
 
 from asr.bundle import Bundle, bundle_folder
 from asr.decoding.build import OLD_FIRST_PASSES, available_modes, default_decoder
+from asr.errors import AsrError
 from asr.lm.cached.engine import CachedRNNLM
 from asr.recognizer import Recognizer, ResourceOptions
 from asr.results import StageTimes
 from scripts.benchmarks.gpu_agreement import NotHere, search_checks
+from scripts.benchmarks.gpu_plan import main as run_checks
 from scripts.benchmarks.gpu_speed import chain, placements_agree, queries, training
 from scripts.benchmarks.inputs import ROOT, argument_parser
 
@@ -33,16 +38,26 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--device", default="cuda", help="cuda, or cpu to see that the check itself runs")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32, 256, 1024], help="utterances in a batch")
     parser.add_argument("--small", action="store_true", help="little of everything: a test of this program")
+    parser.add_argument("--quick", action="store_true", help="what can be counted without a GPU")
+    parser.add_argument("--budget-s", type=float, help="seconds for a plan of checks, each a process; needs --out")
+    parser.add_argument("--out", help="folder for the results of the plan")
+    parser.add_argument("--simulate", action="store_true", help="run the plan on a simulated device, as a test of it")
     args = parser.parse_args(argv)
+    if args.budget_s is not None:
+        if args.out is None:
+            raise AsrError("a plan of checks (--budget-s) needs a folder for its results; name one with --out.")
+        return run_checks([str(args.budget_s), args.out, *(["--simulate"] if args.simulate else [])])
+    if args.quick:
+        return _quick()
     device, cpu = torch.device(args.device), torch.device("cpu")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}, CUDA {torch.version.cuda}")
     folder = bundle_folder(args.bundle)
     bundle = Bundle.load(folder)
-    waveforms = _waveforms(bundle.sampling_rate)
+    waveforms = demo_waveforms(bundle.sampling_rate)
     if args.small:
         waveforms = [waveforms[0][: 2 * bundle.sampling_rate]]
-    checks = [_check("features and acoustic model", lambda: _compare_log_prob(folder, waveforms, cpu, device))]
+    checks = [_check("features and acoustic model", lambda: compare_log_prob(folder, waveforms, cpu, device))]
     if bundle.rnn_lm is not None:
         checks.append(_check("recurrent language model's scores", lambda: _compare_scores(folder, cpu, device)))
     checks.append(_check("query engine, layers on either side", lambda: placements_agree(device)))
@@ -54,9 +69,9 @@ def main(argv: Sequence[str]) -> int:
         first_passes.append("k2")
     for mode in modes:
         for name in first_passes:
-            compare = partial(_compare, folder, mode, name, waveforms, cpu, device)
+            compare = partial(compare_modes, folder, mode, name, waveforms, cpu, device)
             checks.append(_check(f"{mode}, {name}", compare))
-        checks.append(_check(f"{mode}, workers", partial(_compare_workers, folder, mode, waveforms, device)))
+        checks.append(_check(f"{mode}, workers", partial(compare_workers, folder, mode, waveforms, device)))
     measured: dict[str, float] = {}
     for mode in modes:
         for batch in [1] if args.small else args.batch:
@@ -69,7 +84,21 @@ def main(argv: Sequence[str]) -> int:
     return 1 if counts["failed"] else 0
 
 
-def _waveforms(sampling_rate: int) -> list[Tensor]:
+def _quick() -> int:
+    """Counts on a simulated device, in a process whose kernels Triton interprets from its first import on."""
+    python = Path(sys.executable)
+    if torch.__version__ < "2" or importlib.util.find_spec("triton") is None:
+        python = ROOT / ".venv-b" / "bin" / "python"
+        if not python.is_file():
+            raise AsrError(
+                "counting needs torch 2 and triton; scripts/setup --stack b --tests installs them, or name a "
+                "Python that has them in ASR_PYTHON."
+            )
+    command = [str(python), "-c", "from scripts.benchmarks.gpu_counts import main; main()"]
+    return subprocess.run(command, check=False, env={**os.environ, "TRITON_INTERPRET": "1"}).returncode
+
+
+def demo_waveforms(sampling_rate: int) -> list[Tensor]:
     try:
         from asr.audio.io import find_audio_files, read_audio
     except ImportError:
@@ -94,7 +123,7 @@ def _check(name: str, compare: Callable[[], str]) -> bool | None:
     return True
 
 
-def _compare_log_prob(folder: Path, waveforms: list[Tensor], cpu: torch.device, gpu: torch.device) -> str:
+def compare_log_prob(folder: Path, waveforms: list[Tensor], cpu: torch.device, gpu: torch.device) -> str:
     tables = []
     for device in (cpu, gpu):
         recognizer = Recognizer.from_folder(folder, mode="ngram").to(device)
@@ -127,7 +156,7 @@ def _compare_scores(folder: Path, cpu: torch.device, gpu: torch.device) -> str:
     return f"512 log probabilities differ by at most {difference:.1e}"
 
 
-def _compare(
+def compare_modes(
     folder: Path, mode: str, first_pass: str, waveforms: list[Tensor], cpu: torch.device, gpu: torch.device
 ) -> str:
     decoder, lm_fusion = OLD_FIRST_PASSES[first_pass]
@@ -144,8 +173,8 @@ def _compare(
     return f"{num_same} of {len(on_cpu)} transcripts are the same, all totals agree"
 
 
-def _compare_workers(folder: Path, mode: str, waveforms: list[Tensor], device: torch.device) -> str:
-    """Batches one after the other, and several at a time in streams of their own."""
+def compare_workers(folder: Path, mode: str, waveforms: list[Tensor], device: torch.device) -> str:
+    """Batches one after the other, and several at a time in streams of their own, give the same."""
     recordings = waveforms * 4
     seconds = max(map(len, waveforms)) / Bundle.load(folder).sampling_rate
     results = []

@@ -56,6 +56,13 @@ def test_known_builds_of_k2(torch_version, cuda, python, expected):
     assert expected in line
 
 
+def test_wheels_depend_on_the_version_of_python():
+    assert "k2==1.24.4.dev20260625+cuda13.0" in install_advice("2.12.1", "13.0", (3, 11))[0]
+    assert "on Python 3.12 is known" in install_advice("2.12.1", "13.0", (3, 12))[0]
+    for cuda in ("11.8", "12.1", "12.4"):
+        assert f"k2==1.24.4.dev20240905+cuda{cuda}.torch2.4.1" in install_advice("2.4.1", cuda, (3, 12))[0]
+
+
 def test_the_wheel_for_python_3_10_is_told_by_its_hash():
     pinned = (Path(__file__).resolve().parents[2] / "constraints" / "k2.txt").read_text().splitlines()[-1]
     assert pinned.startswith("k2==1.23.4 --hash=sha256:")
@@ -76,7 +83,7 @@ def test_a_k2_for_another_python_is_not_called_missing(monkeypatch, capsys, tmp_
 def test_where_no_build_of_k2_is_known():
     assert "built for torch 2.13.0 with CUDA 12.6, 13.0, 13.2, not 12.8" in install_advice("2.13.0", "12.8", (3, 11))[0]
     unknown = install_advice("2.99.0+cpu", None, (3, 12))
-    assert "no k2 build for torch 2.99.0 (cpu) is known" in unknown[0]
+    assert "no k2 build for torch 2.99.0 (cpu) on Python 3.12 is known" in unknown[0]
     assert unknown[-1].endswith("+cpu.torch2.99.0 -f https://k2-fsa.github.io/k2/cpu.html")
     assert "not aarch64" in install_advice("2.13.0", "13.0", (3, 11), "aarch64")[0]
 

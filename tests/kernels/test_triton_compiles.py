@@ -57,20 +57,20 @@ KERNELS = [
     (
         GPU,
         "count_stays",
-        "*fp32 *i32 *fp32 *i64 i32 *i64 *i64 *i64 *i64",
-        {"HAS_ENDS": True, "B": 256},
+        "*fp32 *i32 *fp32 *i64 i32 *i64 *i64 *i64 *i64 *i32 *i32",
+        {"HAS_ENDS": True, "HAS_WORDS": False, "B": 256},
     ),
     (
         GPU,
         "count_stays",
-        "*fp32 *i32 *fp32 *i64 i32 *i64 *i64 *i64 *i64",
-        {"HAS_ENDS": False, "B": 256},
+        "*fp32 *i32 *fp32 *i64 i32 *i64 *i64 *i64 *i64 *i32 *i32",
+        {"HAS_ENDS": False, "HAS_WORDS": True, "B": 256},
     ),
     (
         GPU,
         "gather_candidates",
-        "*i32 *i32 *i32 *fp32 *fp32 *i64 i32 *i64 *i64 *i32 *i64 *i32 *i32 *i32 *i32 *fp32 *i64",
-        {"B": 256},
+        "*i32 *i32 *i32 *fp32 *fp32 *i64 i32 *i64 *i64 *i32 *i64 *i32 *i32 *i32 *i32 *fp32 *i64 *i32 *i64",
+        {"HAS_WORDS": True, "B": 256},
     ),
     (
         GPU,
@@ -80,7 +80,16 @@ KERNELS = [
     ),
     (GPU, "end_frame", "*i64 *i64 *i64 i32 *i64 i32 i32 i32 i32", {}),
     ("asr.kernels.hash_table_triton", "_find", "*i64 i32 *i64 i32 i64 i32 i32 *i64", {"L": 256}),
-    ("asr.kernels.hash_table_triton", "_insert", "*i64 i32 *i64 i32 i64 i32 i32 *i64 *i64", {"L": 256}),
+    *(
+        (
+            "asr.kernels.hash_table_triton",
+            "_insert",
+            "*i64 i32 *i64 i32 i64 i32 i32 *i64 *i64",
+            {"SOME_KNOWN": some_known, "L": 256},
+        )
+        for some_known in (False, True)
+    ),
+    ("asr.decoding.gpu.traceback", "trace_back", "*i64 i32 *i64 *i64 i32 *i64", {"B": 128}),
     (
         "asr.lm.ngram.lookup_triton",
         "_score_words",

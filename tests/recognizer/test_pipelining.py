@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from asr.recognizer import pipelined
+from asr.recognizer import StreamPool, pipelined
 
 CPU = torch.device("cpu")
 
@@ -30,7 +30,9 @@ def test_in_order_and_never_twice_in_one_worker(num_workers: int) -> None:
         assert num_workers == 0 or not torch.is_grad_enabled()
         return value + 1
 
-    assert list(pipelined(range(20), lambda item: 2 * item, second, num_workers, CPU)) == list(range(1, 41, 2))
+    assert list(
+        pipelined(range(20), lambda item: 2 * item, second, num_workers, StreamPool(num_workers + 1, CPU))
+    ) == list(range(1, 41, 2))
     assert most[0] <= max(1, num_workers)
 
 
@@ -42,7 +44,7 @@ def test_few_are_under_way() -> None:
             taken.append(number)
             yield number
 
-    results = pipelined(items(), lambda item: item, lambda _, value: value, 2, CPU)
+    results = pipelined(items(), lambda item: item, lambda _, value: value, 2, StreamPool(3, CPU))
     assert next(results) == 0
     assert len(taken) <= 4
     assert len(list(results)) == 19
@@ -57,7 +59,11 @@ def test_an_error_comes_through(num_workers: int, stage: str) -> None:
         return value
 
     results = pipelined(
-        range(9), lambda item: fail(item, "first"), lambda _, value: fail(value, "second"), num_workers, CPU
+        range(9),
+        lambda item: fail(item, "first"),
+        lambda _, value: fail(value, "second"),
+        num_workers,
+        StreamPool(num_workers + 1, CPU),
     )
     found = []
     with pytest.raises(ValueError, match="three"):

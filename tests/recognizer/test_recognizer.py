@@ -340,5 +340,5 @@ def test_counts_of_the_caches_are_the_latest(bundle):
     recognizer = Recognizer(bundle, mode="rnn", decoder="token-passing", resources=resources)
     recording = torch.cat([tones(words, seed=9) for words in sentences])
     (result,) = recognizer(recording)
-    engine = recognizer._engines._idle[0][0].engine
+    engine = recognizer._engines._idle[0].models[0].engine
     assert result.cache["num_queries"] == engine.statistics().num_queries > 0

@@ -121,7 +121,7 @@ def test_final_results_are_those_of_decoding_the_same_outputs_at_once(recognizer
         chunks += network.step([windows])
     log_prob = torch.cat(chunks)
     recognizer.prepare()
-    models = recognizer._engines._idle[0][0]
+    models = recognizer._engines._idle[0].models[0]
     whole = TokenPassingDecoder(recognizer.bundle.graph, recognizer.options).decode(
         log_prob[None], torch.tensor([len(log_prob)]), models.model
     )[0]

@@ -28,9 +28,9 @@ from asr.lm.offload import HostNgramLM
 from asr.recognizer import Recognizer, ResourceOptions
 from asr.results import RecognitionResult, StageTimes
 from asr.streaming import StreamingOptions, recognize_stream
+from asr.testing.simulated_gpu import SimulatedDevice, SimulatedGraph, simulated_gpu
 from asr.testing.tones import RATE, tones
 from tests.reference.ngram_oracle import toy_sentences
-from tests.simulated_gpu.device import SimulatedDevice, SimulatedGraph, simulated_gpu
 
 pytestmark = [
     pytest.mark.slow,
@@ -93,11 +93,13 @@ def recognized(recognizer: Recognizer) -> list[RecognitionResult]:
 def test_a_recognizer_finds_the_same(tiny_bundle_folder: Path, mode: str, options: dict[str, Any]) -> None:
     pytest.importorskip("triton", reason="GPUs run Triton's kernels")
     expected = recognized(Recognizer(Bundle.load(tiny_bundle_folder), mode, decoder="token-passing"))
-    with simulated_gpu():
+    with simulated_gpu() as device:
         options = {**options, "resources": ResourceOptions(**options["resources"])}
         ours = Recognizer(Bundle.load(tiny_bundle_folder), mode, decoder="token-passing", **options)
         found = recognized(ours.to(CUDA))
         lattices = [piece.lattice.to("cpu") for result in found for piece in result.lattices]
+        # No memory went back to a stream while another one might still use it.
+        assert not device.streams.hazards
     assert_equal(found, expected)
     assert len(lattices) == (len(SENTENCES) if options.get("keep_lattices") else 0)
 

@@ -22,7 +22,7 @@ from asr.models.conformer import Conformer
 from asr.models.feedforward import FeedForwardNetwork
 from asr.models.losses import CtcCrf, TorchCtc
 from asr.models.training import LitAcousticModel
-from tests.simulated_gpu.device import simulated_gpu
+from asr.testing.simulated_gpu import simulated_gpu
 
 pytestmark = [
     pytest.mark.slow,

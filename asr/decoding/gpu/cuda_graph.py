@@ -20,7 +20,7 @@ from torch import Tensor
 
 from asr.decoding.backend import Chunk, SearchSink
 from asr.decoding.backtrace import Backtrace
-from asr.decoding.gpu import kernels
+from asr.decoding.gpu import frame, kernels
 from asr.decoding.gpu.frame import ArcExpansion, FrameLimits, Recombination
 from asr.decoding.search_graph import ArcSet, Searchable
 from asr.decoding.tokens import ActiveTokens
@@ -82,16 +82,21 @@ class FrameBuffers:
         """One of the counts, (1,)."""
         return self.counts[which : which + 1]
 
+    def clear(self) -> None:
+        """Empties all tables, whatever a frame that failed has left in them."""
+        self.counts.zero_()
+        self._recombined.empty()
+
     def read(self) -> None:
         """Searches the frame that the counts name, and advances them to the next one."""
         sizes, limits, found, ended = self.sizes, self._limits, self._expansion, self._recombined
-        frame = self.count(kernels.FRAME.value)
+        current = self.count(kernels.FRAME.value)
         found.run(
             self.paths,
             self.count(kernels.NUM_PATHS.value),
             self.log_prob,
             self._frame_begin,
-            frame,
+            current,
             sizes.columns,
             self.keeps_all,
         )
@@ -104,8 +109,9 @@ class FrameBuffers:
         kept = (ended.threshold, found.num_kept, sizes.arcs)
         kernels.count_stays[(found.num_tiles,)](
             *(ended.value, found.stream, *kept, self._tile_count),
-            *(self.num_frames, frame, self.count(kernels.NUM_GOING.value)),
+            *(self.num_frames, current, self.count(kernels.NUM_GOING.value), found.arc, found.arc),
             HAS_ENDS=True,
+            HAS_WORDS=False,
             B=limits.block,
         )
         torch.cumsum(self._tile_count, 0, out=self._tile_end)
@@ -141,7 +147,8 @@ class FrameReplay:
         if capture and buffers.counts.is_cuda:
             try:
                 self._graph = self._captured()
-            except RuntimeError as error:
+            except Exception as error:  # torch, the driver and Triton's compiler raise what they like
+                buffers.clear()
                 warnings.warn(
                     f"no CUDA graph could be made of a frame, kernels are launched one by one: {error}", stacklevel=2
                 )
@@ -166,7 +173,7 @@ class FrameReplay:
             stream.synchronize()
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 self._buffers.read()
-        self._buffers.counts.zero_()
+        self._buffers.clear()
         return graph
 
 
@@ -181,7 +188,7 @@ class CudaGraphSearch:
         limits: beams and limits.
         capture: whether frames are captured as CUDA graphs, on a GPU.
         frames_per_call: after this many frames the host reads the counts.
-        initial_capacity: of the buffers; they grow.
+        initial_capacity: of the buffers, `FIRST_CAPACITY` if None; they grow.
     """
 
     def __init__(
@@ -190,8 +197,9 @@ class CudaGraphSearch:
         limits: FrameLimits,
         capture: bool = True,
         frames_per_call: int = 32,
-        initial_capacity: int = 1 << 12,
+        initial_capacity: int | None = None,
     ) -> None:
+        initial_capacity = initial_capacity or frame.FIRST_CAPACITY
         self._frames_per_call = frames_per_call
         self._arcs = graph.emitting
         self._limits = limits

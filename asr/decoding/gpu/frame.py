@@ -19,6 +19,9 @@ from asr.decoding.tokens import ActiveTokens, Candidates, Expansion, Survivors
 
 NO_LIMIT = 0x7FFFFFFF
 
+FIRST_CAPACITY = 1 << 12
+"""Tokens and candidates that searches have room for at first."""
+
 
 class FrameLimits:
     """The beams and limits of a frame as the kernels take them.
@@ -76,11 +79,19 @@ class ArcExpansion:
         self._by_stream = self._cleared.clone()
         self.best, self.num_inside = self._by_stream[0], self._by_stream[1]
         self.threshold = zeros(num_streams, torch.float32)
-        self._tile_count, self._tile_end = zeros(self.num_tiles, torch.int64), zeros(self.num_tiles, torch.int64)
+        # A second row counts those with words, about which a language model is asked.
+        num_rows = 2 if limits.has_lm else 1
+        self._tile_count = torch.zeros(num_rows, self.num_tiles, dtype=torch.int64, device=device)
+        self._tile_end = torch.zeros_like(self._tile_count)
+        self.with_words = zeros(num_arcs if limits.has_lm else 0, torch.int64)
         # Those that are kept.
         self.source, self.arc, self.stream, self.state = (zeros(num_arcs, torch.int32) for _ in range(4))
         self.score, self.backpointer = zeros(num_arcs, torch.float32), zeros(num_arcs, torch.int64)
-        self.needed, self.num_kept = self.arcs_end[-1:], self._tile_end[-1:]
+        self.needed, self.num_kept, self.num_with_words = (
+            self.arcs_end[-1:],
+            self._tile_end[0, -1:],
+            self._tile_end[-1, -1:],
+        )
 
     def run(
         self,
@@ -93,6 +104,8 @@ class ArcExpansion:
         keeps_all: bool = False,
     ) -> None:
         """Fills source, arc, stream, state, score, backpointer (A,) up to num_kept (1,), in order; score is relative.
+
+        With a language model, also with_words (A,) up to num_with_words (1,), where those with words are.
 
         Args:
             paths: stream, state, score, backpointer (K,) of the tokens, streams ascending.
@@ -137,15 +150,18 @@ class ArcExpansion:
             torch.where(is_many, limits.margin_score, limits.lowest_score, out=self.threshold)
         kernels.count_stays[grid](
             *(self._score, self._stream, self.threshold, self.needed, self.num_arcs, self._tile_count),
-            *(frame, frame, frame),
+            *(frame, frame, frame, self._arc, arcs.words.num_words),
             HAS_ENDS=False,
+            HAS_WORDS=limits.has_lm,
             B=block,
         )
-        torch.cumsum(self._tile_count, 0, out=self._tile_end)
+        torch.cumsum(self._tile_count, 1, out=self._tile_end)
         kernels.gather_candidates[grid](
             *(self._source, self._arc, self._stream, self._score, self.threshold, self.needed, self.num_arcs),
             *(self._tile_count, self._tile_end, arcs.dst_state, backpointer),
             *(self.source, self.arc, self.stream, self.state, self.score, self.backpointer),
+            *(arcs.words.num_words, self.with_words),
+            HAS_WORDS=limits.has_lm,
             B=block,
         )
 
@@ -172,6 +188,11 @@ class Recombination:
         self._by_stream = torch.zeros(3, num_streams, dtype=torch.int32, device=device)
         self.num_inside = self._by_stream[0]
         self.threshold = torch.zeros(num_streams, device=device)
+
+    def empty(self) -> None:
+        """Empties the table; every run leaves it so unless it fails."""
+        self._owner.fill_(kernels.EMPTY.value)
+        self._best.fill_(kernels.UNBEATEN.value)
 
     def run(
         self, stream: Tensor, state: Tensor, context_idx: Tensor | None, score: Tensor, num_candidates: Tensor
@@ -211,10 +232,12 @@ class TritonFrameBackend:
     Args:
         graph: on the device of the search.
         limits: beams.
-        initial_capacity: tokens and candidates that there is room for at first; it grows by doubling.
+        initial_capacity: tokens and candidates that there is room for at first, `FIRST_CAPACITY` if None; it grows by
+            doubling.
     """
 
-    def __init__(self, graph: Searchable, limits: FrameLimits, initial_capacity: int = 1 << 12) -> None:
+    def __init__(self, graph: Searchable, limits: FrameLimits, initial_capacity: int | None = None) -> None:
+        initial_capacity = initial_capacity or FIRST_CAPACITY
         self._arcs = graph.emitting
         self._limits = limits
         self._device = graph.final_score.device
@@ -232,13 +255,20 @@ class TritonFrameBackend:
             return self._expand(tokens, frame, prune)
 
     def _expand(self, tokens: ActiveTokens, frame: Frame, prune: bool) -> Expansion:
-        num_streams, num_arcs = len(frame.begin), self._expansion.num_arcs
         self._num_paths.fill_(len(tokens))
+        return self.expand_counted(tokens, self._num_paths, frame, prune)[0]
+
+    def expand_counted(
+        self, tokens: ActiveTokens, num_tokens: Tensor, frame: Frame, prune: bool = True
+    ) -> tuple[Expansion, int]:
+        """As `expand` for the first `num_tokens` (1,) int64 of some tokens -> the candidates, and that number."""
+        num_streams, num_arcs = len(frame.begin), self._expansion.num_arcs
         paths = (tokens.stream, tokens.state, tokens.score, tokens.backpointer)
         while True:
             found = self._expansion = self._ensure_capacity(len(tokens), num_arcs, num_streams)
-            found.run(paths, self._num_paths, frame.log_prob, frame.begin, self._first_frame, 0, not prune)
-            num_arcs, num_kept = torch.cat([found.needed, found.num_kept]).tolist()
+            found.run(paths, num_tokens, frame.log_prob, frame.begin, self._first_frame, 0, not prune)
+            counts = torch.cat([found.needed, found.num_kept, found.num_with_words, num_tokens])
+            num_arcs, num_kept, num_with_words, num = counts.tolist()
             if num_arcs <= found.num_arcs:
                 break
         block = self._limits.block
@@ -248,7 +278,8 @@ class TritonFrameBackend:
         )
         source, arc, stream = (part[:num_kept].long() for part in (found.source, found.arc, found.stream))
         is_complete = found.threshold[:num_streams] == -torch.inf
-        return Expansion(source, arc, stream, found.score[:num_kept].clone(), is_complete)
+        with_words = found.with_words[:num_with_words].clone() if self._limits.has_lm else None
+        return Expansion(source, arc, stream, found.score[:num_kept].clone(), is_complete, with_words), num
 
     def recombine_and_prune(self, candidates: Candidates) -> Survivors:
         """As `FrameBackend.recombine_and_prune`."""
@@ -256,20 +287,41 @@ class TritonFrameBackend:
             return self._recombine_and_prune(candidates)
 
     def _recombine_and_prune(self, candidates: Candidates) -> Survivors:
-        stream, is_complete = candidates.stream, candidates.is_complete
-        num, num_streams = len(stream), len(is_complete)
-        found = self._recombination
+        found, stays = self._recombined(candidates)
+        is_enough = True
+        if not self._limits.has_lm:
+            num_inside = self.num_inside(len(candidates.is_complete))
+            is_enough = bool(((num_inside >= self._limits.min_active) | candidates.is_complete).all())
+        return Survivors(found.winner[: len(stays)].long(), stays.nonzero().squeeze(1), is_enough)
+
+    def num_inside(self, num_streams: int) -> Tensor:
+        """How many winners of each stream the last recombination has found inside the beam, (N,) int64."""
+        return self._recombination.num_inside[:num_streams].long()
+
+    def survivors_counted(self, candidates: Candidates) -> tuple[Tensor, Tensor]:
+        """Recombines and prunes with a language model, and the host waits for nothing.
+
+        Returns:
+            position (A,) int64, those of the survivors first, ascending, and how many they are, (1,) int64.
+        """
+        _, stays = self._recombined(candidates)
+        end = stays.cumsum(0)
+        place = torch.where(stays, end - 1, len(stays))
+        position = torch.zeros(len(stays) + 1, dtype=torch.int64, device=stays.device)
+        position.scatter_(0, place, torch.arange(len(stays), device=stays.device))
+        return position[:-1], end[-1:]
+
+    def _recombined(self, candidates: Candidates) -> tuple[Recombination, Tensor]:
+        """The buffers after recombination, and which candidates survive (A,)."""
+        stream, num_streams = candidates.stream, len(candidates.is_complete)
+        num, found = len(stream), self._recombination
         if num > found.num_candidates or num_streams > found.num_streams:
             capacity = max(2 * num, found.num_candidates)
             found = self._recombination = Recombination(self._limits, capacity, num_streams, self._device)
         self._num_candidates.fill_(num)
         found.run(stream, candidates.state, candidates.context_idx, candidates.score, self._num_candidates)
-        value, winner = found.value[:num], found.winner[:num].long()
-        stays = (value > -torch.inf) & (value >= found.threshold.index_select(0, stream))
-        is_enough = True
-        if not self._limits.has_lm:
-            is_enough = bool(((found.num_inside[:num_streams] >= self._limits.min_active) | is_complete).all())
-        return Survivors(winner, stays.nonzero().squeeze(1), is_enough)
+        value = found.value[:num]
+        return found, (value > -torch.inf) & (value >= found.threshold.index_select(0, stream))
 
     def _ensure_capacity(self, num_paths: int, num_arcs: int, num_streams: int) -> ArcExpansion:
         held = self._expansion

@@ -36,6 +36,13 @@ def _stays(
 
 
 @triton.jit
+def _has_words(arc: tl.tensor, num_words: tl.tensor, position: tl.tensor, is_valid: tl.tensor) -> tl.tensor:
+    """Which lanes stand on arcs with words."""
+    own_arc = tl.load(arc + position, mask=is_valid, other=0)
+    return is_valid & (tl.load(num_words + own_arc, mask=is_valid, other=0) > 0)
+
+
+@triton.jit
 def count_stays(
     score: tl.tensor,
     stream: tl.tensor,
@@ -46,14 +53,18 @@ def count_stays(
     num_frames: tl.tensor,
     frame: tl.tensor,
     num_going: tl.tensor,
+    arc: tl.tensor,
+    num_words: tl.tensor,
     HAS_ENDS: tl.constexpr,
+    HAS_WORDS: tl.constexpr,
     B: tl.constexpr,
 ) -> None:
-    """Counts the candidates that stay.
+    """Counts the candidates that stay, and with HAS_WORDS those among them whose arcs have words.
 
     Args:
         score, stream: (A,), threshold (N,), total (1,), capacity A.
-        tile_count: (G,) int64, how many of each tile stay; written.
+        tile_count: (G,) int64, how many of each tile stay; written. With HAS_WORDS (2, G), how many have words behind.
+        arc, num_words: (A,) int32, and of the graph's arcs; used only if HAS_WORDS.
         num_frames: (N,) int64 of the streams; frame: (1,) int64, the current one.
         num_going: (1,) int64, raised by those whose stream goes on. These three are used only if HAS_ENDS.
     """
@@ -61,6 +72,7 @@ def count_stays(
     num = tl.minimum(tl.load(total), capacity)
     position = tile.to(tl.int64) * B + tl.arange(0, B)
     num_staying = 0
+    num_with_words = 0
     if tile.to(tl.int64) * B < num:
         stays = _stays(score, stream, threshold, position, position < num)
         num_staying = tl.sum(stays.to(tl.int32), 0)
@@ -68,7 +80,11 @@ def count_stays(
             own = tl.load(stream + position, mask=stays, other=0)
             is_going = stays & (tl.load(num_frames + own, mask=stays, other=0) > tl.load(frame) + 1)
             tl.atomic_add(num_going, tl.sum(is_going.to(tl.int64), 0), sem="relaxed")
+        if HAS_WORDS:
+            num_with_words = tl.sum(_has_words(arc, num_words, position, stays).to(tl.int32), 0)
     tl.store(tile_count + tile, num_staying)
+    if HAS_WORDS:
+        tl.store(tile_count + tl.num_programs(0) + tile, num_with_words)
 
 
 @triton.jit
@@ -90,16 +106,21 @@ def gather_candidates(
     kept_state: tl.tensor,
     kept_score: tl.tensor,
     kept_record: tl.tensor,
+    num_words: tl.tensor,
+    with_words: tl.tensor,
+    HAS_WORDS: tl.constexpr,
     B: tl.constexpr,
 ) -> None:
     """Copies the candidates that stay, with the state that they lead to and the back-pointer that they go on from.
 
     Args:
         source, arc, stream, score: (A,) all candidates; threshold (N,), total (1,), capacity A.
-        tile_count, tile_end: (G,) int64, how many stay of each tile, and prefix sums of it, the tile included.
-        dst_state: of the graph's arcs.
+        tile_count, tile_end: (G,) int64, how many stay of each tile, and prefix sums of it, the tile included; with
+            HAS_WORDS (2, G), the same of those with words behind.
+        dst_state, num_words: of the graph's arcs.
         path_record: (K,) of the paths.
         kept_*: (A,) written.
+        with_words: (A,) int64, where among those that stay are those with words; written if HAS_WORDS.
     """
     tile = tl.program_id(0)
     num = tl.minimum(tl.load(total), capacity)
@@ -116,6 +137,11 @@ def gather_candidates(
     tl.store(kept_state + place, tl.load(dst_state + own_arc, mask=stays, other=0), mask=stays)
     tl.store(kept_score + place, tl.load(score + position, mask=stays, other=0.0), mask=stays)
     tl.store(kept_record + place, tl.load(path_record + own_source, mask=stays, other=0), mask=stays)
+    if HAS_WORDS:
+        row = tl.num_programs(0) + tile
+        is_word = _has_words(arc, num_words, position, stays)
+        rank = tl.load(tile_end + row) - tl.load(tile_count + row) + tl.cumsum(is_word.to(tl.int64), 0) - 1
+        tl.store(with_words + rank, place, mask=is_word)
 
 
 _NUM_BUCKETS = tl.constexpr(256)

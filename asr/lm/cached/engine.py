@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from asr.kernels.hash_table import BYTES_PER_SLOT
+from asr.kernels.hash_table import BYTES_PER_SLOT, marked_positions
 from asr.lm.cached.approximations import CacheOptions, QuantizedHistory, Recombination
 from asr.lm.cached.engine_numba import CachedLMTables, NumbaEngine
 from asr.lm.cached.eviction import ByteCosts, Capacity
@@ -71,6 +71,10 @@ class TorchEngine:
         key = trie.edge_key(context_idx, word_id)
         if key.device != trie.device:
             key = self._moved(key, trie.device)
+        if self._can_put(len(key)):
+            slot = self._put_edges(key)
+            counts.seconds_find += self._clock.now() - begin
+            return trie.edge_score.index_select(0, slot), trie.edge_node.index_select(0, slot).long()
         slot, missing = trie.edges.find(key)
         counts.num_calls += 1
         counts.num_queries += key.numel()
@@ -84,6 +88,55 @@ class TorchEngine:
         if self._search_device == trie.device:
             return trie.edge_score.index_select(0, slot), trie.edge_node.index_select(0, slot).long()
         return trie.unpacked(self._moved(trie.edges.values.index_select(0, slot), self._search_device))
+
+    def _can_put(self, num_queries: int) -> bool:
+        """Whether `_put_edges` may answer."""
+        return (
+            self._keeps_scores
+            and self._recombination is None
+            and self._search_device == self._trie.device
+            and (self._capacity is None or self._capacity.has_room(num_queries))
+            and self._trie.edges.can_put
+        )
+
+    @torch.no_grad()
+    def _put_edges(self, key: Tensor) -> Tensor:
+        """Finds or adds the edges of key (Q,) -> their slots (Q,); a GPU is waited for once, new edges or not."""
+        trie, counts = self._trie, self._counts
+        context_idx, word_id = key >> 32, key & 0xFFFFFFFF
+        num_words, num_nodes = len(self._output.network.vocabulary), trie.nodes.capacity
+        slot, is_new, is_first = trie.put_edges(key)
+        is_outside = (word_id >= num_words) | (context_idx < 0) | (context_idx >= num_nodes)
+        node = context_idx.clamp(0, num_nodes - 1)
+        needs_row = is_first & (trie.hidden_row.index_select(0, node) < 0)
+        # The last entry is for all that need none.
+        lacks_row = torch.zeros(num_nodes + 1, dtype=torch.bool, device=key.device)
+        lacks_row.index_fill_(0, torch.where(needs_row, node, num_nodes), True)
+        lacks_row = lacks_row[:num_nodes]
+        found = torch.stack([part.sum() for part in (is_new, is_first, lacks_row, is_outside)])
+        num_absent, num_new, num_lacking, num_outside = found.tolist()
+        counts.num_calls += 1
+        counts.num_queries += len(key)
+        counts.num_edge_hits += len(key) - num_absent
+        if not num_new:
+            return slot
+        try:
+            if num_outside:
+                trie.check(context_idx, word_id, num_words)
+            trie.call += 1
+            one = marked_positions(is_first, num_new)
+            new = slot.index_select(0, one)
+            trie.edges.added(new)
+            counts.num_edges += num_new
+            context_idx, word_id = context_idx.index_select(0, one), word_id.index_select(0, one)
+            log_prob = self._log_prob(context_idx, word_id, marked_positions(lacks_row, num_lacking))
+            trie.edge_node.index_copy_(0, new, trie.new_nodes(context_idx, word_id).int())
+            trie.edge_score.index_copy_(0, new, log_prob)
+        except BaseException:
+            # As in `_add_edges`.
+            self._reset()
+            raise
+        return slot
 
     @torch.no_grad()
     def _add_edges(self, key: Tensor, slot: Tensor, missing: Tensor) -> Tensor:
@@ -141,9 +194,10 @@ class TorchEngine:
             is_written[row] = True
             self._output.forget(is_written)
 
-    def _log_prob(self, context_idx: Tensor, word_id: Tensor) -> Tensor:
-        """The output layer's scores of any contexts and words, (R,)."""
-        lacking = self._expansion.lacking(context_idx)
+    def _log_prob(self, context_idx: Tensor, word_id: Tensor, lacking: Tensor | None = None) -> Tensor:
+        """The output layer's scores of any contexts and words, (R,); `lacking` may say which contexts have no row."""
+        if lacking is None:
+            lacking = self._expansion.lacking(context_idx)
         if lacking.numel():
             num = context_idx.numel()
             is_room = self._capacity is None or self._capacity.make_row_room(lacking.numel(), context_idx)

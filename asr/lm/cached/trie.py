@@ -153,6 +153,12 @@ class HistoryTrie:
         self._view_edges()
         return slot, one
 
+    def put_edges(self, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """As `HashTable.put`; scores and nodes of new edges are the caller's to set."""
+        put = self.edges.put(key)
+        self._view_edges()
+        return put
+
     def reserve_edges(self, num_new: int) -> None:
         """Makes room for `num_new` more edges."""
         self.edges.reserve(num_new)

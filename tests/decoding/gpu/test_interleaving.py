@@ -1,64 +1,44 @@
-"""Kernels whose programs run interleaved give what tensor operations give, and a broken atomic operation is noticed."""
+"""Kernels whose programs run interleaved give what plain torch gives, and broken kernels are noticed."""
 
 from __future__ import annotations
 
 import os
-from unittest import mock
 
 import pytest
-import torch
-from torch import Tensor
 
 pytest.importorskip("triton")
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from asr.kernels import hash_table_triton as kernels
-from tests.reference.interleaving import interleaved_programs
+from asr.testing.interleaving import interleaved_programs
+from asr.testing.kernel_checks import (
+    MUTANTS,
+    Mutant,
+    check_search,
+    is_caught,
+    shared_memory_checks,
+)
+from tests.decoding.random_graphs import random_graph
 
 pytestmark = pytest.mark.slow
 
-_MULTIPLIER = -7046029254386353131
 
-
-def fill_table(seed: int, lanes: int) -> None:
-    """Inserts random keys in two rounds, and checks what each query and each place says."""
-    generator = torch.Generator().manual_seed(seed)
-    num_buckets = 8 << (seed % 3)
-    table = torch.full((num_buckets, 8), -1, dtype=torch.int64)
-    value = torch.zeros(num_buckets * 8, dtype=torch.int64)
-    shift, known = 63 - (num_buckets - 1).bit_length(), set()
-    with mock.patch.object(kernels, "_LANES", lanes):
-        for _ in range(2):
-            key: Tensor = torch.randint(0, 40, (num_buckets * 2,), generator=generator) * 1234567
-            _, missing = kernels.find_keys(table, key, _MULTIPLIER, shift)
-            if missing is None:
-                continue
-            wanted = key[missing]
-            slot, first = kernels.insert_keys(table, value, wanted, _MULTIPLIER, shift)
-            assert torch.equal(table.view(-1)[slot], wanted)
-            new = wanted[first].tolist()
-            assert len(set(new)) == len(new) and known.isdisjoint(new)
-            assert first.tolist() == [wanted.tolist().index(one) for one in new]
-            known.update(new)
-            assert kernels.find_keys(table, key, _MULTIPLIER, shift)[1] is None
-    assert int((table >= 0).sum()) == len(known)
-
-
-@pytest.mark.parametrize("lanes", [2, 4, 16])
-def test_keys_inserted_by_interleaved_programs_are_found_once(lanes: int) -> None:
-    with interleaved_programs(lanes) as counts:
-        for seed in range(4):
-            fill_table(seed, lanes)
+@pytest.mark.parametrize("block", [4, 16])
+@pytest.mark.parametrize("seed", range(3))
+def test_interleaved_programs_find_what_torch_finds(seed: int, block: int) -> None:
+    with interleaved_programs(seed) as counts:
+        for check in shared_memory_checks(seed, block):
+            check()
     assert counts.switches > counts.programs > counts.launches > 0
 
 
-def test_a_compare_and_swap_that_is_not_atomic_is_noticed() -> None:
-    def is_noticed(seed: int) -> bool:
-        try:
-            with interleaved_programs(seed, splits_cas=True):
-                fill_table(seed, 4)
-        except AssertionError:
-            return True
-        return False
+@pytest.mark.parametrize("in_buffers", [False, True])
+def test_an_interleaved_search_finds_what_torch_finds(in_buffers: bool) -> None:
+    graph = random_graph(5, num_states=16, num_arcs=50)
+    with interleaved_programs(5) as counts:
+        check_search(graph, 5, 16, in_buffers)
+    assert counts.switches > counts.programs
 
-    assert any(is_noticed(seed) for seed in range(8))
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_broken_kernel_is_noticed(mutant: Mutant) -> None:
+    assert is_caught(mutant, range(6), 4)

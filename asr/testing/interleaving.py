@@ -24,6 +24,8 @@ import numpy as np
 from triton.runtime import interpreter
 
 _BUILDER = interpreter.interpreter_builder
+_RMW = interpreter._ir.ATOMIC_OP
+_RMW_OPERATIONS = (_RMW.ADD, _RMW.MAX, _RMW.UMAX, _RMW.MIN, _RMW.UMIN)
 _MAX_THREADS = 64  # programs of larger grids run in groups of this many
 
 
@@ -103,13 +105,13 @@ class _Running(threading.local):
 
 
 @contextlib.contextmanager
-def interleaved_programs(seed: int, splits_cas: bool = False) -> Iterator[Interleaving]:
+def interleaved_programs(seed: int, splits: str | None = None) -> Iterator[Interleaving]:
     """While this lasts, grids run interleaved.
 
     Args:
         seed: of the order.
-        splits_cas: whether a compare-and-swap is taken apart into a load and a store, between which another program may
-            run. This is the mutant that the checks must catch.
+        splits: `cas`, compare-and-swap, or `rmw`, minimum, maximum and sum, are taken apart into a load and a store,
+            between which another program may run. This is a mutant that checks must catch.
     """
     running, counts, order = _Running(), Interleaving(), random.Random(seed)
     builder = type(_BUILDER)
@@ -159,8 +161,21 @@ def interleaved_programs(seed: int, splits_cas: bool = False) -> Iterator[Interl
         builder.create_masked_store(self, place, value, mask, None)
         return interpreter.TensorHandle(held.data, expected.dtype.scalar)
 
+    read_modify_write = builder.create_atomic_rmw
+    combine: dict[Any, Callable[..., Any]] = {
+        operation: getattr(np, name)
+        for operation, name in zip(_RMW_OPERATIONS, ("add", "maximum", "maximum", "minimum", "minimum"), strict=True)
+    }
+
+    def split_read_modify_write(self: Any, operation: Any, place: Any, value: Any, mask: Any, *_: Any) -> Any:
+        held = builder.create_masked_load(self, place, mask, None, None, False)
+        new = combine[operation](held.data, value.data).astype(held.data.dtype)
+        builder.create_masked_store(self, place, interpreter.TensorHandle(new, value.dtype), mask, None)
+        return interpreter.TensorHandle(held.data, value.dtype.scalar)
+
     def launched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        kernel, waiting = self.fn, []
+        kernel = self.fn
+        waiting: list[tuple[Any, dict[str, Any]]] = []
         product, grid = math.prod, _BUILDER  # `put_off` has the kernel's globals, not this module's
 
         def run_all() -> None:
@@ -192,11 +207,12 @@ def interleaved_programs(seed: int, splits_cas: bool = False) -> Iterator[Interl
             self.fn = kernel
 
     grid_idx = property(lambda _: running.grid_idx, lambda _, value: setattr(running, "grid_idx", value))
-    cas = split_compare_and_swap if splits_cas else compare_and_swap
+    cas = split_compare_and_swap if splits == "cas" else compare_and_swap
+    rmw = split_read_modify_write if splits == "rmw" else read_modify_write
     patches: dict[str, Any] = {
         "create_masked_load": paused(builder.create_masked_load),
         "create_masked_store": paused(builder.create_masked_store),
-        "create_atomic_rmw": by_lane(builder.create_atomic_rmw, 1),
+        "create_atomic_rmw": by_lane(rmw, 1),
         "create_atomic_cas": by_lane(cas, 0),
     }
     with contextlib.ExitStack() as stack:

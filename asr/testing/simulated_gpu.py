@@ -5,6 +5,9 @@ array, waiting for values while a CUDA graph is captured. Each time the host wai
 are torch's CPU code and kernels run in Triton's interpreter, so that results are the CPU's: what a GPU's own arithmetic
 makes of it, and races between programs or streams, are not seen. There are no gradients: torch's autograd asks for a
 real device.
+
+Streams do their work at once, too, but `asr.testing.simulated_streams` follows what a real one might still have to do
+when memory is freed.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import contextlib
 import ctypes
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,6 +25,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
+
+from asr.testing.simulated_streams import SimulatedStream, StreamModel
 
 _DEVICE, _CPU = torch.device("cuda", 0), torch.device("cpu")
 # In torch's own order of device types.
@@ -34,6 +39,10 @@ _CHOICES = {"_fused_sdp_choice", "_use_cudnn_ctc_loss", "_use_miopen_ctc_loss"}
 # May be given tensors of both; torch.ctc_loss itself fetches the lengths.
 _MIXES = {"copy_", "_to_copy", "_ctc_loss"}
 _INDEXING = {"index", "index_put", "index_put_"}
+
+
+def _refused(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    raise AssertionError(f"{func} where the simulated device is not")
 
 
 class DeviceTensor(Tensor):
@@ -49,9 +58,7 @@ class DeviceTensor(Tensor):
         made.held = held
         return made
 
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise AssertionError(f"{func} where the simulated device is not")
+    __torch_dispatch__: Any = classmethod(_refused)
 
     def tolist(self) -> Any:
         """torch would not do it for a class of ours."""
@@ -62,45 +69,48 @@ class SimulatedGraph:
     """In the place of `torch.cuda.CUDAGraph`."""
 
     def __init__(self) -> None:
-        self.launches: list[Callable[[], None]] = []
+        self.launches: list[Callable[[], object]] = []
+        self.replayed: Callable[[], None] | None = None
 
     def replay(self) -> None:
         """Does again what was captured, on the same memory."""
+        if self.replayed is not None:
+            self.replayed()
         for launch in self.launches:
             launch()
-
-
-class SimulatedStream:
-    """In the place of `torch.cuda.Stream`: all work is done at once."""
-
-    def __init__(self, device: Any = None) -> None:
-        pass
-
-    def wait_stream(self, stream: SimulatedStream) -> None:
-        """Nothing to wait for."""
-
-    def wait_event(self, event: object) -> None:
-        """Nothing to wait for."""
-
-    def record_event(self) -> object:
-        """One that has happened."""
-        return object()
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
 
 
 class SimulatedDevice:
     """What happens on the device.
 
+    Args:
+        num_streams: how many streams `torch.cuda.Stream` takes turns with.
+
     Attributes:
         waits: how often the host waited for it, by operation.
+        operations: torch operations that a device would run, by name; views and fresh memory are none.
+        kernels: launches of Triton's kernels, by name, and of captured graphs, `graph`.
+        streams: the streams, and the memory that they share.
         graph: what is being captured, or None.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_streams: int = 32) -> None:
         self.waits: Counter[str] = Counter()
+        self.operations: Counter[str] = Counter()
+        self.kernels: Counter[str] = Counter()
+        self.streams = StreamModel(num_streams)
         self.graph: SimulatedGraph | None = None
+        self._used: list[Tensor] = []
+
+    def clear_counts(self) -> None:
+        """Starts counting anew."""
+        for counts in (self.waits, self.operations, self.kernels):
+            counts.clear()
+
+    @property
+    def num_launches(self) -> int:
+        """Operations and kernels together."""
+        return self.operations.total() + self.kernels.total()
 
     def wait(self, name: str) -> None:
         """Counts one.
@@ -113,15 +123,32 @@ class SimulatedDevice:
         self.waits[name] += 1
 
     @contextlib.contextmanager
-    def capture(self, graph: SimulatedGraph, **_: Any) -> Iterator[None]:
+    def capture(self, graph: SimulatedGraph, stream: SimulatedStream | None = None, **_: Any) -> Iterator[None]:
         """In the place of `torch.cuda.graph`."""
+        used: list[Tensor] = []
+        self._used = used
+        graph.replayed = lambda: self._replayed(used)
         self.graph = graph
         try:
-            yield
+            with contextlib.nullcontext() if stream is None else self.streams.running(stream):
+                yield
         finally:
             self.graph = None
 
-    def launch(self, run: Callable[[], None]) -> None:
+    def _replayed(self, used: list[Tensor]) -> None:
+        self.kernels["graph"] += 1
+        self.streams.work(used, ())
+
+    def work(self, name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], counts: Counter[str]) -> None:
+        """Notes what was queued: what it reads or writes, and the memory that it has made."""
+        inputs, outputs = ([one for one in some if isinstance(one, DeviceTensor)] for some in (inputs, outputs))
+        if self.graph is not None:
+            self._used += [one.held for one in (*inputs, *outputs)]
+            return
+        counts[name] += 1
+        self.streams.work([one.held for one in inputs], [(one, one.held) for one in outputs])
+
+    def launch(self, run: Callable[[], object]) -> None:
         """Runs what changes memory of the device, or keeps it for a replay."""
         if self.graph is None:
             run()
@@ -155,11 +182,18 @@ class _Operations(TorchDispatchMode):
             return func(*args, **kwargs)
         if name not in _MIXES:
             self._check(func, name, args, tensors)
-        if not to_device:
-            self._device.wait("copy to host")
-        elif name in _WAITS:
-            self._device.wait(name)
-        return self._run(func, name, tensors, args, kwargs, to_device)
+        waits = "copy to host" if not to_device else name if name in _WAITS else self._choice(name, args, tensors)
+        if waits is not None:
+            self._device.wait(waits)
+        result = self._run(func, name, tensors, args, kwargs, to_device)
+        results = tree_flatten(result)[0]
+        if _is_work(func, name):
+            self._device.work(name, tensors, results, self._device.operations)
+        elif self._device.graph is None:
+            self._device.streams.made(*((one, one.held) for one in results if isinstance(one, DeviceTensor)))
+        if waits is not None:
+            self._device.streams.current().synchronize()
+        return result
 
     def _run(self, func: Any, name: str, tensors: list[Tensor], args: Any, kwargs: Any, to_device: bool) -> Any:
         own = {key: _CPU if key == "device" and value is not None else value for key, value in kwargs.items()}
@@ -192,8 +226,20 @@ class _Operations(TorchDispatchMode):
         chooses = name in _INDEXING and isinstance(args[0], DeviceTensor)
         if hosts and not chooses:
             raise RuntimeError(f"{func}: expected all tensors to be on the same device, but found cuda:0 and cpu")
-        if chooses and (hosts or any(one.dtype is torch.bool for one in tensors[1:])):
-            self._device.wait(name)
+
+    @staticmethod
+    def _choice(name: str, args: Any, tensors: list[Tensor]) -> str | None:
+        """Indexing waits where a mask, or an index on the host, says what is chosen."""
+        if name not in _INDEXING or not isinstance(args[0], DeviceTensor):
+            return None
+        hosts = any(not isinstance(one, DeviceTensor) and one.dim() for one in tensors)
+        return name if hosts or any(one.dtype is torch.bool for one in tensors[1:]) else None
+
+
+def _is_work(func: Any, name: str) -> bool:
+    """Whether a device has to do something: views and fresh memory come at once."""
+    is_view = not func._schema.is_mutable and any(one.alias_info for one in func._schema.returns)
+    return not is_view and not name.startswith(("empty", "new_empty", "_reshape_alias", "lift_fresh", "detach"))
 
 
 def _fused_gru_cell(
@@ -207,9 +253,13 @@ def _fused_gru_cell(
 
 
 @contextlib.contextmanager
-def simulated_gpu() -> Iterator[SimulatedDevice]:
-    """While this lasts, `cuda` is a simulated device, in all threads that are started."""
-    device = SimulatedDevice()
+def simulated_gpu(num_streams: int = 32) -> Iterator[SimulatedDevice]:
+    """While this lasts, `cuda` is a simulated device, in all threads that are started.
+
+    Args:
+        num_streams: see `SimulatedDevice`.
+    """
+    device = SimulatedDevice(num_streams)
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     guards = (ctypes.c_void_p * _NUM_TYPES).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
     run_thread = threading.Thread.run
@@ -221,10 +271,11 @@ def simulated_gpu() -> Iterator[SimulatedDevice]:
     def nothing(*_: Any, **__: Any) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    of_cuda: dict[str, Any] = dict.fromkeys(["device_of", "stream", "synchronize", "_lazy_init"], nothing)
-    of_cuda |= dict.fromkeys(["Stream", "current_stream"], SimulatedStream)
-    of_cuda |= {"is_available": lambda: True, "device_count": lambda: 1, "get_device_name": lambda *_: "simulated"}
-    of_cuda |= {"CUDAGraph": SimulatedGraph, "graph": device.capture}
+    streams = device.streams
+    of_cuda: dict[str, Any] = dict.fromkeys(["device_of", "_lazy_init"], nothing)
+    of_cuda |= {"Stream": streams.new_stream, "current_stream": streams.current, "stream": streams.running}
+    of_cuda |= {"synchronize": streams.see_all, "is_available": lambda: True, "device_count": lambda: 1}
+    of_cuda |= {"get_device_name": lambda *_: "simulated", "CUDAGraph": SimulatedGraph, "graph": device.capture}
     with contextlib.ExitStack() as stack:
         # torch asks a guard for the device's type before many an operation; that for `meta` does nothing.
         stack.callback(guards.__setitem__, _CUDA, guards[_CUDA])
@@ -268,5 +319,6 @@ def _interpret_kernels(stack: contextlib.ExitStack, device: SimulatedDevice) -> 
             raise ValueError("Pointer argument cannot be accessed from Triton (cpu tensor?)")
         held_args, held_kwargs = tree_map_only(DeviceTensor, lambda one: one.held, (args, kwargs))
         device.launch(lambda: interpret(kernel, *held_args, **held_kwargs))
+        device.work(kernel.fn.__name__, [*args, *kwargs.values()], (), device.kernels)
 
     stack.enter_context(mock.patch.object(GridExecutor, "__call__", launch))

@@ -1,0 +1,272 @@
+"""Checks of the Triton kernels whose programs share memory, and broken kernels that the checks must notice.
+
+A check runs kernels at some block size under `asr.testing.interleaving`, and compares with plain torch. A mutant is a
+kernel with one line changed, or an atomic operation that is not atomic. What no check notices could break unseen, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from asr.decoding.backend import Backend
+from asr.decoding.frame import TorchFrameBackend
+from asr.decoding.gpu import kernels as search_kernels
+from asr.decoding.gpu.cuda_graph import CudaGraphSearch
+from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
+from asr.decoding.interface import DecodingOptions
+from asr.decoding.search_graph import ArcSet, ArcWords, Searchable
+from asr.decoding.token_passing import TokenPassingDecoder
+from asr.decoding.tokens import Candidates
+from asr.graph.decoding_graph import DecodingGraph
+from asr.kernels import hash_table_triton
+from asr.kernels.hash_table import marked_positions
+from asr.testing.interleaving import Interleaving, interleaved_programs
+
+_CPU = torch.device("cpu")
+_MULTIPLIER = -7046029254386353131
+
+
+class Difference(AssertionError):
+    """Kernels have found something else than plain torch."""
+
+
+def _same(what: str, found: Any, expected: Any) -> None:
+    equal = torch.equal(found, expected) if isinstance(found, Tensor) else found == expected
+    if not equal:
+        raise Difference(f"{what}: {found} where plain torch has {expected}")
+
+
+def check_hash_table(seed: int, lanes: int) -> None:
+    """Puts random keys, some of them known, into a table that becomes half full, and looks all of them up."""
+    generator = torch.Generator().manual_seed(seed)
+    num_buckets = 4 << (seed % 2)
+    table = torch.full((num_buckets, 8), -1, dtype=torch.int64)
+    value = torch.zeros(num_buckets * 8, dtype=torch.int64)
+    shift, number = 63 - (num_buckets - 1).bit_length(), dict[int, int]()
+    with mock.patch.object(hash_table_triton, "_LANES", lanes):
+        for turn in range(3):
+            key = torch.randint(0, 16, (num_buckets * 2,), generator=generator) * 1234567
+            asked = key.tolist()
+            if turn == 1:
+                slot, is_new, is_first = hash_table_triton.put_keys(table, value, key, _MULTIPLIER, shift)
+                _same("new keys", is_new.tolist(), [one not in number for one in asked])
+                first = marked_positions(is_first, int(is_first.sum()))
+                value[slot[first]] = 0
+            else:
+                slot, missing = hash_table_triton.find_keys(table, key, _MULTIPLIER, shift)
+                _same(
+                    "absent",
+                    [] if missing is None else missing.tolist(),
+                    [i for i, k in enumerate(asked) if k not in number],
+                )
+                if missing is None:
+                    continue
+                new_slot, first = hash_table_triton.insert_keys(table, value, key[missing], _MULTIPLIER, shift)
+                slot[missing], first = new_slot, missing[first]
+            _same("keys at their places", table.view(-1)[slot], key)
+            _same(
+                "first queries",
+                first.tolist(),
+                [i for i, k in enumerate(asked) if k not in number and k not in asked[:i]],
+            )
+            for place in first.tolist():
+                number[asked[place]] = 1 + len(number)
+                value[slot[place]] = len(number)
+            _same("values", value[slot].tolist(), [number[one] for one in asked])
+    _same("size", int((table >= 0).sum()), len(number))
+
+
+def check_recombination(seed: int, block: int) -> None:
+    """Recombines and prunes random candidates, many of which meet in a few states; twice, in the same buffers."""
+    generator = torch.Generator().manual_seed(seed)
+    limits = ((0, 10**6), (3, 6))[seed % 2]
+    options = DecodingOptions(search_beam=4.0, min_active_states=limits[0], max_active_states=limits[1])
+    has_lm = seed % 3 > 0
+    graph = _Arcless()
+    ours = TritonFrameBackend(graph, FrameLimits(options, has_lm, _CPU, block), 2 * block)
+    theirs = TorchFrameBackend(graph, options, has_lm)
+    for _ in range(2):
+        num, num_streams = 5 * block + 1, 2
+        stream = torch.randint(num_streams, (num,), generator=generator).sort().values
+        state = torch.randint(3, (num,), generator=generator)
+        context_idx = torch.randint(2, (num,), generator=generator) if has_lm else None
+        score = -torch.randint(0, 9, (num,), generator=generator).float()
+        is_complete = torch.ones(num_streams, dtype=torch.bool)
+        candidates = Candidates(state, state, stream, score, state, context_idx, None, is_complete)
+        found, expected = (one.recombine_and_prune(candidates) for one in (ours, theirs))
+        _same("winners", found.winner, expected.winner)
+        _same("survivors", found.kept, expected.kept)
+        is_inside = (expected.winner == torch.arange(num)) & (score >= -options.search_beam)
+        num_inside = torch.bincount(stream[is_inside], minlength=num_streams)
+        _same("winners inside the beam", ours.num_inside(num_streams), num_inside)
+
+
+def check_search(graph: DecodingGraph, seed: int, block: int, in_buffers: bool) -> None:
+    """Decodes random frames, chunk by chunk in buffers of a fixed size or frame by frame."""
+    generator = torch.Generator().manual_seed(seed)
+    num_frames = torch.tensor([3, 2])
+    log_prob = (2 * torch.randn(2, 3, len(graph.tokens), generator=generator)).log_softmax(2)
+    beam, limits = ((3.0, (4, 6)), (float("inf"), (0, 10**6)))[seed % 2]
+    options = DecodingOptions(search_beam=beam, min_active_states=limits[0], max_active_states=limits[1])
+
+    def made(searched: Searchable, options: DecodingOptions, _: Any, keep_lattice: bool) -> Backend:
+        own = FrameLimits(options, False, _CPU, block)
+        frames = TritonFrameBackend(searched, own, 2 * block)
+        return Backend(frames, CudaGraphSearch(searched, own, False, 4, 4 * block) if in_buffers else None)
+
+    backends: tuple[Any, Any] = ("torch", made)
+    expected, found = (
+        TokenPassingDecoder(graph, options, backend=one).decode(log_prob, num_frames) for one in backends
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        _same("hypotheses", ours.hypotheses, theirs.hypotheses)
+
+
+class _Arcless:
+    """A graph without arcs, for backends that are to recombine only."""
+
+    num_states = 8
+    epsilon: ArcSet | None = None
+    is_pushed = False
+
+    def __init__(self) -> None:
+        none = torch.zeros(0, dtype=torch.int64)
+        self.final_score = self.final_graph_score = torch.zeros(self.num_states)
+        begin, words = (
+            torch.zeros(self.num_states + 1, dtype=torch.int64),
+            ArcWords(torch.zeros(1, dtype=torch.int64), none),
+        )
+        self.emitting = ArcSet(begin, none.int(), none.int(), none.float(), None, words)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A way to break kernels.
+
+    Args:
+        name: what is wrong.
+        split: `cas` or `rmw`, an atomic operation that becomes a load and a store, or None.
+        module, line, instead: otherwise a line of the module that is replaced; it must occur.
+    """
+
+    name: str
+    split: str | None = None
+    module: ModuleType | None = None
+    line: str = ""
+    instead: str = ""
+
+
+MUTANTS = (
+    Mutant("compare-and-swap is not atomic", split="cas"),
+    Mutant("minimum, maximum and sum are not atomic", split="rmw"),
+    Mutant(
+        "hash table: a key that another program has just put in is not recognized",
+        None,
+        hash_table_triton,
+        "        goes_on = goes_on & (held != wanted) & (held != _EMPTY)\n",
+        "        goes_on = goes_on & (held != _EMPTY)\n",
+    ),
+    Mutant("hash table: the values of known keys are raised, too", None, hash_table_triton, "mask=is_new, sem", "sem"),
+    Mutant(
+        "recombination: a slot's holder may have another key",
+        None,
+        search_kernels,
+        "        is_pending = is_pending & (is_equal == 0)\n",
+        "        is_pending = is_pending & (is_equal == 0) & (holder > position)\n",
+    ),
+    Mutant(
+        "recombination: a slot is looked at, and then taken without looking again",
+        None,
+        search_kernels,
+        'holder = tl.atomic_cas(owner + own_slot, tl.full([B], EMPTY, tl.int32), position, sem="relaxed")\n',
+        "holder = tl.load(owner + own_slot)\n        tl.store(owner + own_slot, position, mask=holder < 0)\n",
+    ),
+    Mutant(
+        "recombination: the table's best scores are not cleared",
+        None,
+        search_kernels,
+        "    tl.store(best + own_slot, tl.full([B], UNBEATEN, tl.int64), mask=is_valid)",
+        "    pass",
+    ),
+    Mutant(
+        "counts of streams are stored, not added",
+        None,
+        search_kernels,
+        'tl.atomic_add(count + own, tl.sum((is_counted & (stream == own)).to(tl.int32), 0), sem="relaxed")\n',
+        "tl.store(count + own, tl.load(count + own) + tl.sum((is_counted & (stream == own)).to(tl.int32), 0))\n",
+    ),
+)
+"""Each must be caught by one of `shared_memory_checks`."""
+
+
+def shared_memory_checks(seed: int, block: int) -> list[Callable[[], None]]:
+    """The quick checks with one seed and block size."""
+    return [lambda: check_hash_table(seed, block), lambda: check_recombination(seed, block)]
+
+
+def is_caught(mutant: Mutant, seeds: range, block: int) -> bool:
+    """Whether a check fails under one of some orders."""
+    for seed in seeds:
+        with _broken(mutant), interleaved_programs(seed, splits=mutant.split):
+            for check in shared_memory_checks(seed, block):
+                try:
+                    check()
+                except (Difference, IndexError):
+                    return True
+    return False
+
+
+@contextlib.contextmanager
+def _broken(mutant: Mutant) -> Iterator[None]:
+    """Puts the mutant's kernels in the place of the module's."""
+    if mutant.module is None:
+        yield
+        return
+    source = Path(str(mutant.module.__file__)).read_text("utf-8")
+    if mutant.line not in source:
+        raise ValueError(f"the mutant {mutant.name!r} changes a line that {mutant.module.__name__} does not have")
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        path = Path(folder) / "mutant.py"  # the interpreter reads kernels from files
+        path.write_text(source.replace(mutant.line, mutant.instead), "utf-8")
+        spec = importlib.util.spec_from_file_location(f"{mutant.module.__name__}_mutant", path)
+        assert spec is not None and spec.loader is not None
+        broken = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = broken
+        stack.callback(sys.modules.pop, spec.name)
+        spec.loader.exec_module(broken)
+        for name, value in vars(broken).items():
+            if type(value).__name__ == "InterpretedFunction":
+                stack.enter_context(mock.patch.object(mutant.module, name, value))
+        yield
+
+
+def interleavings(graph: DecodingGraph, seeds: range, blocks: tuple[int, ...]) -> tuple[Interleaving, list[str]]:
+    """Runs all checks under many orders -> what ran, and the differences."""
+    total, differences = Interleaving(), []
+    for block in blocks:
+        for seed in seeds:
+            checks = shared_memory_checks(seed, block)
+            if block == max(blocks):
+                checks.append(lambda seed=seed, block=block: check_search(graph, seed, block, seed % 2 == 0))  # type: ignore[misc]
+            with interleaved_programs(seed) as counts:
+                for check in checks:
+                    try:
+                        check()
+                    except Difference as error:
+                        differences.append(f"seed {seed}, block {block}: {error}")
+            total.launches += counts.launches
+            total.programs += counts.programs
+            total.switches += counts.switches
+    return total, differences

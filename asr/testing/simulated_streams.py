@@ -1,0 +1,203 @@
+"""Streams of a simulated GPU, and a model of the caching allocator that they share.
+
+torch's allocator gives a freed block back to the stream that it was allocated in, at once and without waiting: the next
+work of that stream may write to it. So a block must not be freed while work that another stream has queued may still
+use it, unless the host has seen that work done, or the block's own stream waits for it. This model follows, for every
+block, which stream has used it last and what each stream and the host know of each other, and counts the blocks that
+are freed too early. It counts them when they are freed, whether or not something takes their place: whether it does
+depends on the schedule.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+
+_OWN_FILES = ("simulated_gpu", "simulated_streams", "/torch/", "contextlib", "threading")
+
+
+class _Work:
+    """A stream of the pool: how much has been queued in it, and up to where it is behind each stream's work."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.queued = 0
+        self.is_behind: dict[int, int] = {}
+
+    def state(self) -> dict[int, int]:
+        """All work that is done once what is queued here now is done."""
+        return {**self.is_behind, self.number: self.queued}
+
+    def wait_for(self, state: dict[int, int]) -> None:
+        """What is queued from now on runs behind this work."""
+        for number, amount in state.items():
+            self.is_behind[number] = max(self.is_behind.get(number, 0), amount)
+
+
+class SimulatedEvent:
+    """In the place of `torch.cuda.Event`: some work."""
+
+    def __init__(self, model: StreamModel, state: dict[int, int]) -> None:
+        self._model = model
+        self.state = state
+
+    def synchronize(self) -> None:
+        """The host has seen it done."""
+        self._model.see(self.state)
+
+
+class SimulatedStream:
+    """In the place of `torch.cuda.Stream`."""
+
+    def __init__(self, model: StreamModel, work: _Work) -> None:
+        self._model = model
+        self._work = work
+
+    @property
+    def cuda_stream(self) -> int:
+        """A number that tells it from others; 0 is the default stream."""
+        return self._work.number
+
+    def wait_stream(self, stream: SimulatedStream) -> None:
+        """What is queued here from now on runs behind what the other one has."""
+        self._work.wait_for(stream._work.state())
+
+    def wait_event(self, event: SimulatedEvent) -> None:
+        """What is queued here from now on runs behind the event."""
+        self._work.wait_for(event.state)
+
+    def record_event(self) -> SimulatedEvent:
+        """What has been queued so far."""
+        return SimulatedEvent(self._model, self._work.state())
+
+    def synchronize(self) -> None:
+        """The host has seen everything done that is queued here."""
+        self._model.see(self._work.state())
+
+
+class _Block:
+    """Memory: the stream that it is from, how many tensors hold it, and where each stream has used it last."""
+
+    def __init__(self, home: _Work) -> None:
+        self.home = home
+        self.num_tensors = 0
+        self.used: dict[int, tuple[int, str]] = {}
+
+
+class StreamModel:
+    """The streams of a device and its memory.
+
+    Args:
+        num_streams: how many there are beside the default one; torch takes turns with 32.
+
+    Attributes:
+        hazards: blocks that were freed too early, by the place of the last use.
+    """
+
+    def __init__(self, num_streams: int = 32) -> None:
+        self.hazards: Counter[str] = Counter()
+        self._default = _Work(0)
+        self._pool = [_Work(1 + number) for number in range(num_streams)]
+        self._turns = itertools.cycle(self._pool)
+        self._done: dict[int, int] = {}
+        self._blocks: dict[int, _Block] = {}
+        self._lock = threading.RLock()
+        self._thread = threading.local()
+
+    def new_stream(self, device: Any = None) -> SimulatedStream:
+        """In the place of `torch.cuda.Stream`: the next one of the pool."""
+        with self._lock:
+            return SimulatedStream(self, next(self._turns))
+
+    def current(self, device: Any = None) -> SimulatedStream:
+        """In the place of `torch.cuda.current_stream`."""
+        return SimulatedStream(self, self._current())
+
+    @contextlib.contextmanager
+    def running(self, stream: SimulatedStream | None) -> Iterator[None]:
+        """In the place of `torch.cuda.stream`."""
+        before = self._current()
+        self._thread.work = before if stream is None else stream._work
+        try:
+            yield
+        finally:
+            self._thread.work = before
+
+    def see(self, state: dict[int, int]) -> None:
+        """The host has seen this work done."""
+        with self._lock:
+            for number, amount in state.items():
+                self._done[number] = max(self._done.get(number, 0), amount)
+
+    def see_all(self, device: Any = None) -> None:
+        """In the place of `torch.cuda.synchronize`."""
+        for work in (self._default, *self._pool):
+            self.see(work.state())
+
+    def work(self, inputs: Sequence[Tensor], outputs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Queues work in the current stream.
+
+        Args:
+            inputs: what it reads or changes, tensors of the host that hold the values.
+            outputs: each tensor that was made, and what holds its values.
+        """
+        with self._lock:
+            own = self._current()
+            own.queued += 1
+            place = _place()
+            for held in inputs:
+                block = self._blocks.get(_address(held))
+                if block is not None:
+                    block.used[own.number] = own.queued, place
+            for block in self.made(*outputs):
+                block.used[own.number] = own.queued, place
+
+    def made(self, *outputs: tuple[Tensor, Tensor]) -> list[_Block]:
+        """Counts tensors, and what holds their values, as users of their memory -> the memory of each."""
+        blocks = []
+        with self._lock:
+            for tensor, held in outputs:
+                if getattr(tensor, "is_counted", False):
+                    continue
+                tensor.is_counted = True  # type: ignore[attr-defined]
+                address = _address(held)
+                block = self._blocks.setdefault(address, _Block(self._current()))
+                block.num_tensors += 1
+                weakref.finalize(tensor, self._dropped, address).atexit = False
+                blocks.append(block)
+        return blocks
+
+    def _current(self) -> _Work:
+        return getattr(self._thread, "work", self._default)
+
+    def _dropped(self, address: int) -> None:
+        with self._lock:
+            block = self._blocks[address]
+            block.num_tensors -= 1
+            if block.num_tensors:
+                return
+            del self._blocks[address]
+            for number, (amount, place) in block.used.items():
+                seen = max(self._done.get(number, 0), block.home.is_behind.get(number, 0))
+                if number != block.home.number and amount > seen:
+                    self.hazards[place] += 1
+
+
+def _address(held: Tensor) -> int:
+    return held.untyped_storage()._cdata
+
+
+def _place() -> str:
+    """The line of the program that has asked for work."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and any(part in frame.f_code.co_filename for part in _OWN_FILES):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -1,0 +1,129 @@
+"""`scripts/gpu_check --budget-s 540 --out FOLDER`: all checks of a GPU in one run that ends in time.
+
+Each check is a process of its own with a limit of its own, the most valuable ones first, and writes its result as a
+line of JSON to FOLDER/results.jsonl when it ends. One that crashes, hangs or leaves the device unusable hides no other.
+The sum of the limits is known before the start. What the budget does not reach is written down as left out.
+
+This module needs the standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_ENDING_SECONDS = 2.0  # for a process that is told to stop
+
+
+class Check(NamedTuple):
+    """A check by its name in `scripts.benchmarks.gpu_tasks`, with the seconds that it may take."""
+
+    name: str
+    limit: float
+
+
+CHECKS = (
+    Check("environment", 15),
+    Check("kernels", 70),
+    Check("acoustic_model", 30),
+    Check("recognition", 70),
+    Check("workers", 40),
+    Check("speed_ngram", 40),
+    Check("speed_default", 60),
+    Check("speed_one_pass", 60),
+    Check("queries", 40),
+    Check("placements", 30),
+    Check("training", 40),
+    Check("sanitizer", 20),
+)
+"""Most valuable first."""
+
+
+def planned_seconds(checks: Sequence[Check] = CHECKS) -> float:
+    """The longest that all checks together can take."""
+    return sum(check.limit + _ENDING_SECONDS for check in checks)
+
+
+def run_plan(
+    command: Sequence[str], budget: float, out: Path, checks: Sequence[Check] = CHECKS
+) -> list[dict[str, Any]]:
+    """Runs the checks one after the other -> their results, which are in `out`/results.jsonl as well.
+
+    Args:
+        command: to which the name of a check is appended; it prints a JSON object as its last line.
+        budget: seconds for all of them.
+        out: the folder; each check's own output is there, too.
+        checks: in this order; one whose limit the rest of the budget does not hold is left out.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    end, results = time.monotonic() + budget, []
+    with (out / "results.jsonl").open("a", encoding="utf-8") as lines:
+        for check in checks:
+            left = end - time.monotonic()
+            if left < check.limit + _ENDING_SECONDS:
+                result: dict[str, Any] = {"check": check.name, "state": "left out", "seconds": 0.0}
+            else:
+                result = _run(command, check, out)
+            lines.write(json.dumps(result) + "\n")
+            lines.flush()
+            os.fsync(lines.fileno())
+            print(f"{result['state']:<9} {check.name:<16} {result['seconds']:6.1f} s", flush=True)
+            results.append(result)
+    return results
+
+
+def _run(command: Sequence[str], check: Check, out: Path) -> dict[str, Any]:
+    """The result of one check; what its process and all that it has started print is in a file."""
+    begin, path = time.monotonic(), out / f"{check.name}.log"
+    with path.open("w", encoding="utf-8") as log:
+        # A group of its own, so that nothing which it has started stays behind.
+        process = subprocess.Popen([*command, check.name], stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            code: int | None = process.wait(check.limit)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            _end(process)
+    result: dict[str, Any] = {"check": check.name, "seconds": round(time.monotonic() - begin, 1)}
+    if code is None:
+        return {**result, "state": "hung", "limit": check.limit}
+    last = (path.read_text("utf-8", errors="replace").splitlines() or [""])[-1]
+    try:
+        found = json.loads(last)
+    except ValueError:
+        found = None
+    if code != 0 or not isinstance(found, dict):
+        return {**result, "state": "crashed", "code": code, "last_line": last[-300:]}
+    return {**result, "state": "wrong" if found.get("wrong") else "ok", **found}
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends the process group, and waits for the process as long as is planned for that, but no longer."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(_ENDING_SECONDS)
+    except (ProcessLookupError, PermissionError, subprocess.TimeoutExpired):
+        pass  # one that the driver holds cannot be ended; the others must run all the same
+
+
+def summary(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """How many checks came to each end."""
+    states = [result["state"] for result in results]
+    return {state.replace(" ", "_"): states.count(state) for state in ("ok", "wrong", "crashed", "hung", "left out")}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the plan with this Python: budget, folder, and what the checks are told."""
+    budget, out, *others = arguments
+    print(f"{len(CHECKS)} checks, at most {planned_seconds():.0f} s; the budget is {float(budget):.0f} s", flush=True)
+    results = run_plan([sys.executable, "-m", "scripts.benchmarks.gpu_tasks", *others], float(budget), Path(out))
+    counts = summary(results)
+    print(json.dumps(counts))
+    return 1 if counts["wrong"] or counts["crashed"] or counts["hung"] else 0

@@ -1,0 +1,60 @@
+"""Chunks with a language model inside the search, on kernels: what plain torch finds, bit for bit."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the kernels need triton; its interpreter runs them without a GPU")
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from asr.decoding.backend import Backend
+from asr.decoding.backtrace import Backtrace
+from asr.decoding.frame import TorchFrameBackend
+from asr.decoding.gpu.chunk_lm import TritonChunkSearchWithLM
+from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
+from asr.decoding.interface import DecodingOptions
+from asr.decoding.search_graph import SearchGraph
+from asr.decoding.token_search import TokenSearch
+from tests.decoding.random_graphs import random_graph, random_log_prob
+from tests.reference.table_lm import TableLM
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(("seed", "beam", "limits", "collects"), [(1, 3.0, (0, 10**6), False), (2, 4.0, (2, 12), True)])
+def test_chunks_find_the_same(
+    seed: int, beam: float, limits: tuple[int, int], collects: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = random_graph(seed, num_states=8, num_arcs=24)
+    log_prob, num_frames = random_log_prob(seed, 4, 9), torch.tensor([9, 0, 8, 3])
+    log_prob[0, 6] = -torch.inf  # nothing survives
+    options = DecodingOptions(search_beam=beam, min_active_states=limits[0], max_active_states=limits[1])
+    searched = SearchGraph(graph, options)
+    if collects:
+        monkeypatch.setattr("asr.decoding.backtrace._FIRST_COLLECTION", 16)
+        monkeypatch.setattr("asr.decoding.gpu.chunk_lm.FRAMES_BETWEEN_COLLECTIONS", 2)
+    outcomes = []
+    for with_kernels in (False, True):
+        lm = TableLM(graph.vocabulary, seed, num_history_words=2)
+        backend = Backend(TorchFrameBackend(searched, options, True))
+        if with_kernels:
+            frames = TritonFrameBackend(searched, FrameLimits(options, True, torch.device("cpu"), block=64), 16)
+            backend = Backend(frames, TritonChunkSearchWithLM(searched, options, lm, frames))
+        backtrace = Backtrace(graph.device, collects)
+        search = TokenSearch(searched, options, lm, backtrace, backend=backend)
+        stream = search.start(torch.zeros(4, dtype=torch.int64))
+        search.advance(stream, log_prob[:, :2], num_frames.clamp(max=2))
+        search.advance(stream, log_prob[:, 2:], (num_frames - 2).clamp(min=0))
+        tokens, offset = search.alive_in_all()
+        outcomes.append((tokens, offset, backtrace.paths(tokens.backpointer)))
+    (tokens, offset, paths), (other, other_offset, other_paths) = outcomes
+    assert torch.equal(offset, other_offset)
+    for field in fields(tokens):
+        # Where back-pointers are collected, they are so at other frames, and numbered otherwise.
+        if field.name != "backpointer" or not collects:
+            assert torch.equal(getattr(tokens, field.name), getattr(other, field.name)), field.name
+    assert all(map(torch.equal, paths, other_paths))

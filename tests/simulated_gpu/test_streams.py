@@ -1,0 +1,56 @@
+"""The model of streams and of the allocator that they share, and what it says of the recognizer's workers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from asr.testing.simulated_gpu import simulated_gpu
+from asr.testing.stream_checks import early_frees
+
+pytestmark = pytest.mark.skipif(torch.__version__ < "2", reason="the simulated device needs torch 2's dispatch modes")
+
+
+@pytest.mark.parametrize(
+    ("known_by", "num_hazards"), [("nobody", 1), ("host", 0), ("event", 0), ("own stream", 0), ("a later event", 0)]
+)
+def test_a_block_is_freed_too_early_unless_the_work_on_it_is_known_to_be_done(known_by: str, num_hazards: int) -> None:
+    with simulated_gpu() as device:
+        home, other = torch.cuda.Stream(), torch.cuda.Stream()
+        with torch.cuda.stream(home):
+            block = torch.zeros(4, device="cuda")
+        other.wait_stream(home)
+        with torch.cuda.stream(home if known_by == "own stream" else other):
+            total = block + 1.0
+        if known_by == "host":
+            with torch.cuda.stream(other):
+                assert total.tolist() == [1.0] * 4
+        elif known_by == "event":
+            home.wait_event(other.record_event())
+        elif known_by == "a later event":
+            third = torch.cuda.Stream()
+            third.wait_stream(other)
+            third.synchronize()
+        del block
+        assert device.streams.hazards.total() == num_hazards
+
+
+def test_a_view_keeps_its_memory() -> None:
+    with simulated_gpu() as device:
+        other = torch.cuda.Stream()
+        block = torch.zeros(4, device="cuda")
+        view = block[1:]
+        with torch.cuda.stream(other):
+            view += 1.0
+        del block
+        assert not device.streams.hazards
+        del view
+        assert device.streams.hazards.total() == 1
+
+
+def test_workers_whose_arrays_grow_free_nothing_too_early() -> None:
+    assert early_frees(20, num_streams=4) == 0
+
+
+def test_streams_made_for_each_call_are_noticed() -> None:
+    assert early_frees(20, is_persistent=False, num_streams=4) > 0
