@@ -16,6 +16,7 @@ from asr.decoding.gpu.kernels import LOWEST
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.search_graph import ArcSet, Searchable
 from asr.decoding.tokens import ActiveTokens, Candidates, Expansion, Survivors
+from asr.kernels.hash_table import marked_positions
 
 NO_LIMIT = 0x7FFFFFFF
 
@@ -288,11 +289,12 @@ class TritonFrameBackend:
 
     def _recombine_and_prune(self, candidates: Candidates) -> Survivors:
         found, stays = self._recombined(candidates)
-        is_enough = True
+        is_enough = torch.ones((), dtype=torch.bool, device=stays.device)
         if not self._limits.has_lm:
             num_inside = self.num_inside(len(candidates.is_complete))
-            is_enough = bool(((num_inside >= self._limits.min_active) | candidates.is_complete).all())
-        return Survivors(found.winner[: len(stays)].long(), stays.nonzero().squeeze(1), is_enough)
+            is_enough = ((num_inside >= self._limits.min_active) | candidates.is_complete).all()
+        num, enough = torch.stack([stays.sum(), is_enough.to(torch.int64)]).tolist()
+        return Survivors(found.winner[: len(stays)].long(), marked_positions(stays, num), bool(enough))
 
     def num_inside(self, num_streams: int) -> Tensor:
         """How many winners of each stream the last recombination has found inside the beam, (N,) int64."""
