@@ -116,7 +116,8 @@ def build_network(
             network_class(vocabulary, config_class[0](**arguments)) if config_class else network_class(**arguments)
         )
     except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
-        raise AsrError(f"{where}: {class_name} does not take the arguments given there ({error}).") from error
+        reason = str(error).strip().partition("\n")[0]
+        raise AsrError(f"{where}: {class_name} does not take the arguments given there ({reason}).") from error
     return ModelSpec(class_name, arguments, network.eval())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOLS = ("awk", "bash", "cat", "cut", "dirname", "rm", "sed", "sha256sum")
+TOOLS = ("awk", "bash", "cat", "cut", "dirname", "rm", "sed", "sha256sum", "tr")
 
 pytestmark = [
     pytest.mark.slow,
@@ -91,11 +92,12 @@ def test_stack_a_is_installed_once(machine: Machine) -> None:
     machine.add_python("3.12")
     first = machine.setup()
     assert (first.returncode, first.stdout) == (0, f"{machine.checkout}/.venv/bin/python\n"), first.stderr
-    pip, k2, all_else = machine.asked_of_pip()
+    pip, k2, all_else, project = machine.asked_of_pip()
     assert "pip==25.3" in pip and "--requirement constraints/k2.txt" in k2
+    assert "--dry-run" in all_else and "--no-deps --editable ." in project
     assert "--constraint constraints/stack-a.txt --editable .[k2,graph,media,train]" in all_else
     assert machine.setup().stdout == first.stdout and machine.asked_of_pip() == []
-    assert machine.setup("--tests").returncode == 0 and ".[all]" in machine.asked_of_pip()[-1]
+    assert machine.setup("--tests").returncode == 0 and ".[all]" in machine.asked_of_pip()[-2]
     assert machine.setup().stdout == first.stdout and machine.asked_of_pip() == []
 
 
@@ -106,7 +108,7 @@ def test_an_activated_environment_is_kept_and_brought_up_to_date(machine: Machin
     (machine.checkout / "pyproject.toml").write_text("changed")
     machine.asked_of_pip()
     again = machine.setup(first_on_path=str(machine.checkout / ".venv" / "bin"))
-    assert again.returncode == 0 and len(machine.asked_of_pip()) == 3
+    assert again.returncode == 0 and len(machine.asked_of_pip()) == 4
     assert (machine.checkout / ".venv" / "kept").exists()
 
 
@@ -139,7 +141,7 @@ def test_what_failed_is_tried_again(machine: Machine) -> None:
     failed = machine.setup(PIP_FAILS="--editable")
     assert (failed.returncode, failed.stdout) == (2, "") and "is there a network?" in failed.stderr
     machine.asked_of_pip()
-    assert machine.setup().returncode == 0 and len(machine.asked_of_pip()) == 3
+    assert machine.setup().returncode == 0 and len(machine.asked_of_pip()) == 4
 
 
 @pytest.mark.parametrize(
@@ -168,3 +170,34 @@ def test_too_little_room_is_told_before_anything_is_made(machine: Machine) -> No
     done = machine.setup()
     assert done.returncode == 2 and "only 4882 MiB are free here" in done.stderr
     assert not (machine.checkout / ".venv").exists()
+
+
+def test_files_are_pinned_by_hash(tmp_path: Path) -> None:
+    """What the list knows is installed by its hashes, a build of torch as well; the project is left out."""
+    one, other = "sha256:" + "1" * 64, "sha256:" + "2" * 64
+    known = tmp_path / "hashes.txt"
+    known.write_text("# of\n")
+    (tmp_path / "new").write_text(f"torch==2.13.0 ; python_version > '3' \\\n    --hash={one} \\\n    --hash={other}\n")
+    (tmp_path / "newer").write_text(f"Some.Package==1 --hash={other}\n")
+    script = [sys.executable, str(ROOT / "scripts" / "pinned_hashes.py")]
+    subprocess.run([*script, str(known), "--update", str(tmp_path / "new"), str(tmp_path / "newer")], check=True)
+
+    def item(name: str, version: str, **info: object) -> dict[str, object]:
+        return {"metadata": {"name": name, "version": version}, "download_info": info}
+
+    items = [item("torch", "2.13.0+cpu"), item("some_package", "1"), item("triton", "3"), item("us", "0", dir_info={})]
+    (tmp_path / "report").write_text(json.dumps({"install": items}))
+    subprocess.run([*script, str(tmp_path / "report"), str(known), str(tmp_path)], check=True)
+    hashed = [f"some_package==1 --hash={other}", f"torch==2.13.0+cpu --hash={one} --hash={other}"]
+    assert (tmp_path / "hashed.txt").read_text().splitlines() == hashed
+    assert (tmp_path / "others.txt").read_text() == "triton==3\n"
+    assert known.read_text().startswith("# of\n")
+
+
+@pytest.mark.parametrize("stack", ["a", "b"])
+def test_every_pin_has_hashes(stack: str) -> None:
+    known = (ROOT / "constraints" / "hashes.txt").read_text()
+    lines = (ROOT / "constraints" / f"stack-{stack}.txt").read_text().splitlines()
+    pins = [line.split("==") for line in lines if line and not line.startswith("#")]
+    lacking = [name for name, version in pins if f"{re.sub('[-_.]+', '-', name).lower()}=={version} \\\n" not in known]
+    assert lacking == []
