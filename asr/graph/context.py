@@ -141,7 +141,7 @@ class TiedStates:
                 np.array(values["entry"], dtype=np.int64),
                 np.array(values["loop"], dtype=np.int64),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise AsrError(f"tied states: they cannot be read ({error}); build the graph again.") from error
         shape = (len(tied.phones), len(tied.phones))
         if tied.entry.shape != shape or tied.loop.shape != shape or min(tied.entry.min(), tied.loop.min()) < 0:

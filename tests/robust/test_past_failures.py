@@ -27,6 +27,10 @@ FAILURES = {
     "nested tied states": ("tied states", DEEP),
     "id that is no string": ("manifest", json.dumps(NOT_A_STRING).encode()),
     "blank line of another kind": ("ctc tokens.txt", b"\x0b\n"),
+    "column beyond all integers": (
+        "tied states",
+        b'{"phones": ["A"], "entry": [[1e300]], "loop": [[' + b"9" * 30 + b"]]}",
+    ),
     "labels that are no list": ("saved decoder", b'{"labels": true, "is_bpe": false}'),
     "decoder that is a list": ("saved decoder", b"[]"),
     "carriage returns in a table": ("table", b'id,audio,text\r"C, D"\r\n'),

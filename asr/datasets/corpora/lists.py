@@ -10,6 +10,7 @@ import csv
 import gzip
 import io
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -138,7 +139,7 @@ class Table(_List):
                 continue
             folders = (path.parent / folder for folder in _AUDIO_FOLDERS)
             candidates = [folder / written for folder in folders]
-            audio = next((one for one in candidates if one.is_file()), candidates[0])
+            audio = next((one for one in candidates if os.path.isfile(one)), candidates[0])  # noqa: PTH113
             text = " ".join((row[text_column] or "").split())
             yield Utterance(name, audio, text, (speaker_column and row[speaker_column]) or name, 0.0, None, None)
 
