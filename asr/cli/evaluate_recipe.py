@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
-
 from asr.cli import evaluate
 from asr.errors import AsrError
 from asr.reports.evaluation import Evaluation
 from asr.reports.page import PageOptions, make_page
 from asr.serialization import open_atomic, require_writable
+from asr.text.documents import parse_yaml
 from asr.text.normalize import read_text
 
 _RECIPES = Path(__file__).resolve().parents[2] / "recipes"
@@ -56,9 +55,9 @@ class Recipe:
             known = ", ".join(sorted(one.parent.name for one in _RECIPES.glob("*/evaluation.yaml")))
             raise AsrError(f"--recipe {name}: there is no such file{', and recipes/ has ' + known if known else ''}.")
         try:
-            content = yaml.safe_load(read_text(path, "recipe"))
-        except yaml.YAMLError as error:
-            raise AsrError(f"{path}: this is no YAML; {_FORM}.") from error
+            content = parse_yaml(read_text(path, "recipe"))
+        except ValueError as error:
+            raise AsrError(f"{path}: this is no YAML ({error}); {_FORM}.") from error
         parts = [content.get(key) if isinstance(content, dict) else None for key in ("sets", "systems")]
         for part in parts:
             if not isinstance(part, dict) or not part:

@@ -303,6 +303,8 @@ class BeamSearchDecoderCTC:
             content = _fields_of(folder / "alphabet.json", labels=list, is_bpe=bool)
             if not all(isinstance(label, str) for label in content["labels"]):
                 raise ValueError("a label is no text")
+            if content["is_bpe"] and any(" " in label for label in content["labels"]):
+                raise ValueError("a label of word pieces has a space in it")
             if not model_folder.is_dir():
                 return cls(Alphabet(content["labels"], content["is_bpe"]))
             weights = {"alpha": (int, float), "beta": (int, float), "unk_score_offset": (int, float)}

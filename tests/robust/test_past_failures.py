@@ -33,6 +33,7 @@ FAILURES = {
     ),
     "labels that are no list": ("saved decoder", b'{"labels": true, "is_bpe": false}'),
     "decoder that is a list": ("saved decoder", b"[]"),
+    "pieces with a space": ("saved decoder", b'{"labels": ["", "a", "b", " "], "is_bpe": true}'),
     "carriage returns in a table": ("table", b'id,audio,text\r"C, D"\r\n'),
     "newline in a server's answer": ("server bundle.json", b"HTT\n\nP/1.1 200 OK\r\n\r\n"),
     "control characters in a server's answer": ("server a.bin", b"HT\x1b[2JTP 200\r\n\r\n"),
