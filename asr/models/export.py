@@ -25,6 +25,7 @@ from asr.bundle import Bundle
 from asr.errors import AsrError
 from asr.models.external import torchscript
 from asr.models.external.network import ExternalNetwork
+from asr.models.shared_batch import FrameNorm
 from asr.serialization import atomic_path
 from asr.text.ctc_tokens import CTCTokens
 
@@ -101,6 +102,23 @@ class TraceableCmvn(UtteranceCmvn):
         return inside & (counted | is_short)
 
 
+class TraceableNorm(nn.Module):
+    """`FrameNorm` in evaluation: batch normalization in ONNX needs a scale, and sizes that a trace does not keep."""
+
+    mean: Tensor
+    inverse_std: Tensor
+
+    def __init__(self, norm: FrameNorm) -> None:
+        super().__init__()
+        assert norm.running_mean is not None and norm.running_var is not None
+        self.register_buffer("mean", norm.running_mean)
+        self.register_buffer("inverse_std", (norm.running_var + norm.eps).rsqrt())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, T, D) -> (N, T, D)."""
+        return (x - self.mean) * self.inverse_std
+
+
 def _traceable(network: nn.Module) -> nn.Module:
     """A copy of a network whose trace holds for any number of utterances and frames."""
     network = copy.deepcopy(network).cpu().eval().requires_grad_(False)
@@ -108,6 +126,8 @@ def _traceable(network: nn.Module) -> nn.Module:
         for name, child in module.named_children():
             if isinstance(child, UtteranceCmvn):
                 setattr(module, name, TraceableCmvn(child.normalize_variance, child.pause_margin))
+            if isinstance(child, FrameNorm):
+                setattr(module, name, TraceableNorm(child))
     return network
 
 
