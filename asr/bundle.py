@@ -89,6 +89,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise AsrError(f"{path}: 'name' or 'files' is of the wrong kind; fetch the bundle again.")
     if not isinstance(manifest["decoding"], dict):
         raise AsrError(f"{path}: 'decoding' does not give options for each mode; fetch the bundle again.")
+    if not isinstance(manifest.get("confidence", {}), dict):
+        raise AsrError(f"{path}: 'confidence' does not give calibrations for each mode; fetch the bundle again.")
     for name in _files_of(manifest):
         if Path(name).name != name or name in ("", ".."):
             raise AsrError(f"{path}: it names the file {name!r}, which is not in the bundle's folder.")
@@ -148,6 +150,7 @@ class Bundle:
         rnn_lm: the recurrent language model, or None.
         lexicon: the pronunciations that the graph was built from, for exact word times, or None.
         decoding: mode (`ngram`, `rnn`, ...) -> decoding options that it was tuned to.
+        confidence: mode -> the calibration of its confidences, as `asr.decoding.confidence.Calibration` reads it.
         fingerprint: of the files that it was loaded from; empty for one that was put together here.
         card: what it was trained on and what it reaches, in Markdown.
     """
@@ -161,6 +164,7 @@ class Bundle:
     rnn_lm: ModelSpec | None = None
     lexicon: Lexicon | None = None
     decoding: dict[str, dict[str, Any]] = field(default_factory=dict)
+    confidence: dict[str, dict[str, Any]] = field(default_factory=dict)
     card: str = ""
     fingerprint: str = ""
 
@@ -245,6 +249,7 @@ class Bundle:
             "acoustic_model": _description(self.acoustic_model, **_save_acoustic_model(self, folder, half_precision)),
             "graph": {"file": _GRAPH_FILE},
             "decoding": self.decoding,
+            **({"confidence": self.confidence} if self.confidence else {}),
         }
         if graph_file is None:
             self.graph.save(folder / _GRAPH_FILE)
@@ -289,6 +294,7 @@ class Bundle:
             rnn_lm=rnn_lm,
             lexicon=_load_lexicon(folder / manifest["lexicon"]["file"]) if "lexicon" in manifest else None,
             decoding=manifest["decoding"],
+            confidence=manifest.get("confidence", {}),
             fingerprint=fingerprint_of_description(manifest),
             card=(folder / _CARD).read_text(encoding="utf-8", errors="replace") if (folder / _CARD).is_file() else "",
             **{part: load_ngram_lm(path, verify=False) for part, path in ngrams.items()},

@@ -30,6 +30,7 @@ from asr.decoding.build import (
     LanguageModels,
     Placement,
     build_decoder,
+    calibration_of,
     chosen_decoder,
     chosen_mode,
     language_models,
@@ -346,14 +347,17 @@ class Recognizer(nn.Module):
         decoder: `auto`, `token-passing` or `k2`; see `asr.decoding.build.DECODERS`.
         lm_fusion: `lattice` rescores the decoder's lattice with the language model; `search` asks the language model
             within the search, where it decides what is pruned, which takes several times as long.
-        keep_lattices: whether results have lattices, and words have confidences; costs time and memory.
+        keep_lattices: whether results have lattices; costs time and memory. Words of a bundle that is not calibrated
+            have confidences only then.
         options: override the options that the bundle was tuned to: any of `asr.decoding.settings.setting_options`,
             which are beams and scales, a second pass, and approximations of the recurrent model.
         resources: segments, batches, workers, memory and the language model's devices.
 
     Attributes:
         settings: the options in force.
-        final_options: scales of the last pass, which results have; those of `settings` without a second pass.
+        final_mode, final_options: language model and scales of the last pass, which results have; those of `mode` and
+            `settings` without a second pass.
+        calibration: of the words' confidences, or None.
 
     Raises:
         AsrError: the bundle has no parts for the mode, an option does not exist, is out of range or would have no
@@ -396,7 +400,9 @@ class Recognizer(nn.Module):
         # A second pass has the scales and beams of its own mode.
         self.final_options = self.settings.decoding
         second = self.settings.language_models
+        self.final_mode = self.mode
         if second.second_pass != "none":
+            self.final_mode = second.second_pass_mode
             self.final_options = recognition_settings(bundle, second.second_pass_mode, options or {}).decoding
         self._asked_decoder = decoder, lm_fusion
         # Names that do not exist, and options without effect, are refused at once, whatever device comes later.
@@ -404,6 +410,7 @@ class Recognizer(nn.Module):
         # Of the options, those which only act on a lattice may find one when recordings come.
         self.refuse_unused(Pass(self.mode, fusion, *self.settings.models, keeps_lattice=True))
         self.keep_lattices = keep_lattices
+        self.calibration = calibration_of(bundle, self.final_mode)
         # Weights that are spread over host and devices are the language model's own business.
         in_one_place = (
             self.resources.lm_device_bytes,
@@ -551,7 +558,7 @@ class Recognizer(nn.Module):
         batches = batches_of_similar_length([end - begin for _, begin, end in segments], max_padded)
         samples = ([recordings[segments[i][0]][segments[i][1] : segments[i][2]] for i in batch] for batch in batches)
         found: dict[int, RecognitionResult] = {}
-        decoder = self._prepared_decoder(self.keep_lattices or nbest > 1)
+        decoder = self._prepared_decoder(nbest > 1)
         with self._engines.lend(self._new_engines) as engines:
             decode = partial(self._decode, decoder, engines, nbest)
             batch_results = pipelined(samples, self._score, decode, self.resources.num_workers, engines.streams)
@@ -617,7 +624,7 @@ class Recognizer(nn.Module):
         with times.measure("search", self.device), torch.autocast(self.device.type, enabled=False):
             decoded = decoder.decode(log_prob, num_frames, models.model)
             if models.second is not None:
-                keeps_lattice = self.keep_lattices or nbest > 1
+                keeps_lattice = self._needs_lattices or nbest > 1
                 again = SecondPass(self.bundle.graph, self.final_options, self.settings.language_models, keeps_lattice)
                 decoded = again.rescored(decoded, models.model, models.second.model)
             lists = [self._hypotheses(result, nbest) for result in decoded]
@@ -636,7 +643,9 @@ class Recognizer(nn.Module):
         for result, hypotheses, length in zip(decoded, lists, lengths, strict=True):
             share = times.scaled(length / sum(lengths))
             share.audio_seconds = length
-            recognized = as_result(result, step, share, self.final_options, self.aligner, cache, hypotheses)
+            recognized = as_result(
+                result, step, share, self.final_options, self.aligner, cache, hypotheses, self.calibration
+            )
             results.append(recognized if self.keep_lattices else replace(recognized, lattices=()))
         release_now_and_then(sum(lengths))
         return results
@@ -656,11 +665,15 @@ class Recognizer(nn.Module):
         Raises:
             AsrError: the decoder cannot run here, or the budget of device memory is too small.
         """
-        self._prepared_decoder(self.keep_lattices)
+        self._prepared_decoder()
         self._engines.fill(self._new_engines)
 
-    def _prepared_decoder(self, keep_lattices: bool) -> Decoder:
-        keep_lattices |= self.settings.language_models.second_pass != "none"
+    @property
+    def _needs_lattices(self) -> bool:
+        return self.keep_lattices or self.calibration is not None
+
+    def _prepared_decoder(self, keep_lattices: bool = False) -> Decoder:
+        keep_lattices |= self._needs_lattices or self.settings.language_models.second_pass != "none"
         with self._engines.lock:
             if keep_lattices not in self._decoders:
                 graph = self.bundle.graph.to(self.device)

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from asr.decoding.confidence import calibrated
 from asr.decoding.lattice import with_confidences
+from asr.decoding.rejection import only_words, spoken
 
 if TYPE_CHECKING:
+    from asr.decoding.confidence import Calibration
     from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis
     from asr.decoding.lattice import Lattice
     from asr.decoding.paths import WordAligner
@@ -80,7 +83,8 @@ class Word:
     Args:
         text: the word.
         start, end: in seconds from the beginning of the recording.
-        confidence: posterior probability in the lattice; None if lattices are not kept.
+        confidence: the probability that it is right, as calibrated on other speech. With a bundle that is not
+            calibrated, the posterior probability in the lattice, or None if lattices are not kept.
     """
 
     text: str
@@ -129,6 +133,22 @@ class Alternative:
         )
 
 
+NOTES = {
+    "noise": "what the search made of noise has been left out",
+    "unsure": "less than half of the words are probably right: noise, another language, or words that the list lacks",
+}
+"""What a result may warn of -> that in words."""
+
+_LEAST_SURE = 0.5
+
+
+def notes_on(num_left_out: int, words: Sequence[Word]) -> tuple[str, ...]:
+    """The keys of `NOTES` that apply to a result's words, so many others having been left out as noise."""
+    sure = [word.confidence for word in words if word.confidence is not None]
+    is_unsure = bool(sure) and sum(sure) < _LEAST_SURE * len(sure)
+    return ("noise",) * (num_left_out > 0) + ("unsure",) * is_unsure
+
+
 @dataclass(frozen=True, eq=False)
 class PieceLattice:
     """The lattice of a segment of a recording.
@@ -162,6 +182,7 @@ class RecognitionResult:
             without a recurrent model. Each worker counts for itself.
         lattices: one for each segment, if lattices are kept; segments without a complete sentence have none.
         hypotheses: the best distinct sentences, best first, if more than one was asked for.
+        notes: keys of `NOTES` that apply to some segment.
     """
 
     words: tuple[Word, ...]
@@ -174,6 +195,7 @@ class RecognitionResult:
     cache: dict[str, int | float] = field(default_factory=dict)
     lattices: tuple[PieceLattice, ...] = ()
     hypotheses: tuple[Alternative, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -196,7 +218,7 @@ class RecognitionResult:
         }
         if self.hypotheses:
             record["nbest"] = [hypothesis.as_dict() for hypothesis in self.hypotheses]
-        return record
+        return record if not self.notes else {**record, "notes": list(self.notes)}
 
 
 def _scores_as_dict(scored: Alternative | RecognitionResult | StreamResult) -> dict[str, float]:
@@ -205,26 +227,21 @@ def _scores_as_dict(scored: Alternative | RecognitionResult | StreamResult) -> d
 
 
 def words_in_time(
-    hypothesis: Hypothesis,
-    frame_seconds: float,
-    duration: float,
-    first_frame: int = 0,
-    confidences: Sequence[float] | None = None,
+    hypothesis: Hypothesis, frame_seconds: float, duration: float, first_frame: int = 0
 ) -> tuple[Word, ...]:
-    """The words of a hypothesis with their times.
+    """The words of a hypothesis with their times, and their confidences where it has them.
 
     Args:
         hypothesis: K words.
         frame_seconds: time between two of its frames.
         duration: of the recording so far; no word ends after it.
         first_frame: where the hypothesis begins in the recording.
-        confidences: (K,), if lattices are kept.
     """
     spans = zip(
         hypothesis.words,
         hypothesis.start_frames,
         hypothesis.end_frames,
-        confidences if confidences is not None else [None] * len(hypothesis.words),
+        hypothesis.confidences or [None] * len(hypothesis.words),
         strict=True,
     )
     return tuple(
@@ -246,6 +263,7 @@ def as_result(
     aligner: WordAligner | None,
     cache: dict[str, int | float],
     hypotheses: Sequence[Hypothesis] = (),
+    calibration: Calibration | None = None,
 ) -> RecognitionResult:
     """Makes a result of what a decoder found in a segment.
 
@@ -257,31 +275,36 @@ def as_result(
         aligner: gives words the times of their phones; without it, their times are where the graph outputs them.
         cache: counts of the recurrent model's caches.
         hypotheses: the n best sentences of the segment.
+        calibration: of the confidences; without it they are posteriors.
     """
     best = decoded.best
     if best is None:
         return RecognitionResult((), 0.0, 0.0, 0.0, 0.0, decoded.reached_final, times, cache)
     duration = times.audio_seconds
     # Confidences need the times at which the graph outputs words, which are those of the lattice.
-    confidences: Sequence[float] | None = None
     lattices: tuple[PieceLattice, ...] = ()
+    frame_of = decoded.original_frame
+    if calibration is not None:
+        best = calibrated(best, decoded.lattice, options, calibration, frame_of)
+    elif decoded.lattice is not None:
+        best = with_confidences(best, decoded.lattice, options, 1.0 / options.am_scale, original_frame=frame_of)
     if decoded.lattice is not None:
-        scale, frame_of = 1.0 / options.am_scale, decoded.original_frame
-        confidences = with_confidences(best, decoded.lattice, options, scale, original_frame=frame_of).confidences
         original = None if frame_of is None else frame_of.cpu()
         lattices = (PieceLattice(0.0, duration, frame_seconds, decoded.lattice.to("cpu"), original),)
-    if aligner is not None:
-        best = aligner.aligned(best)
-    words = words_in_time(best, frame_seconds, duration, confidences=confidences)
+
+    def words_of(one: Hypothesis) -> tuple[Word, ...]:
+        one = one if aligner is None else aligner.aligned(one)
+        limit = options.max_token_seconds
+        stays = spoken(one if calibration is not None else replace(one, confidences=()), frame_seconds, limit)
+        return words_in_time(only_words(one, stays), frame_seconds, duration)
+
+    words = words_of(best)
+    notes = notes_on(len(best.words) - len(words), words)
     alternatives = tuple(
-        Alternative(
-            words_in_time(one if aligner is None else aligner.aligned(one), frame_seconds, duration),
-            *(one.am_score, one.graph_score, one.lm_score, one.total),
-        )
-        for one in hypotheses
+        Alternative(words_of(one), one.am_score, one.graph_score, one.lm_score, one.total) for one in hypotheses
     )
     scores = (best.am_score, best.graph_score, best.lm_score, best.total)
-    return RecognitionResult(words, *scores, decoded.reached_final, times, cache, lattices, alternatives)
+    return RecognitionResult(words, *scores, decoded.reached_final, times, cache, lattices, alternatives, notes)
 
 
 def later_cache(*caches: dict[str, int | float]) -> dict[str, int | float]:
@@ -318,6 +341,7 @@ def joined(pieces: Sequence[RecognitionResult], offsets: Sequence[float]) -> Rec
             for one in piece.lattices
         ),
         hypotheses=_joined_alternatives(pieces, offsets),
+        notes=tuple(note for note in NOTES if any(note in piece.notes for piece in pieces)),
     )
 
 
@@ -356,6 +380,7 @@ class StreamResult:
         num_stable: the number of words at the beginning that cannot change any more.
         is_complete: False for a final result if no complete sentence survived the beam.
         am_score, graph_score, lm_score, total: for final results, as in `RecognitionResult`.
+        notes: for final results, as in `RecognitionResult`.
     """
 
     stream: int
@@ -370,6 +395,7 @@ class StreamResult:
     graph_score: float = 0.0
     lm_score: float = 0.0
     total: float = 0.0
+    notes: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -386,7 +412,8 @@ class StreamResult:
         }
         if not self.is_final:
             return {**record, "settled": self.num_stable}
-        return {**record, "reason": self.reason, "complete": self.is_complete, "scores": _scores_as_dict(self)}
+        record = {**record, "reason": self.reason, "complete": self.is_complete, "scores": _scores_as_dict(self)}
+        return record if not self.notes else {**record, "notes": list(self.notes)}
 
 
 def num_equal(one: Sequence[object], other: Sequence[object]) -> int:

@@ -22,9 +22,13 @@ from torch import Tensor, nn
 
 from asr.audio.resample import FeatureStream, ResampleStream, checked_rate
 from asr.audio.waveform import as_samples
+from asr.decoding.build import LanguageModels
+from asr.decoding.confidence import calibrated
 from asr.decoding.interface import DecodeResult, Hypothesis
 from asr.decoding.online import EndpointRules, StreamingDecoder
+from asr.decoding.rejection import only_words, spoken
 from asr.decoding.settings import Pass
+from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.warmup import made_up_log_prob, needs_warm_up
 from asr.errors import AsrError
 from asr.kernels.heap import release_now_and_then
@@ -33,7 +37,7 @@ from asr.models.external.network import ExternalNetwork
 from asr.models.external.streaming import StateEncoder, StateStream
 from asr.models.interface import AcousticNetwork
 from asr.recognizer import Recognizer
-from asr.results import StageTimes, StreamResult, Word, num_equal, words_in_time
+from asr.results import StageTimes, StreamResult, Word, notes_on, num_equal, words_in_time
 
 _FLOOR = 1e-5
 
@@ -379,6 +383,48 @@ class _Stream:
     is_closed: bool = False
     best: tuple[int, ...] = ()
     shown: tuple[int, ...] = field(default=())
+    # Of the current utterance so far, (T', C) each, for its confidences.
+    log_probs: list[Tensor] = field(default_factory=list)
+
+
+class SecondLook:
+    """Searches an utterance of a stream again when it has ended, as that of a recording is searched.
+
+    The search of a stream keeps no lattice, which confidences need, and its beams hold fewer words, since each history
+    of a language model within the search counts. A lattice that the language model rescores finds better words.
+
+    Args:
+        recognizer: with a calibration. A language model of the user's, which holds what open streams need, is not
+            asked again: words then stay as they are.
+        options: under the policy `stable`, words stay as they are.
+    """
+
+    def __init__(self, recognizer: Recognizer, options: StreamingOptions) -> None:
+        assert recognizer.calibration is not None
+        self._calibration = recognizer.calibration
+        self._keeps_words = options.partial_policy == "stable" or recognizer.language_model is not None
+        self._models = LanguageModels(None, None)
+        if not self._keeps_words:
+            self._models = recognizer.build_language_models(options.cache_bytes)
+        self._options = recognizer.options
+        graph, fusion = recognizer.bundle.graph.to(recognizer.device), recognizer.lm_fusion
+        self._decoder = TokenPassingDecoder(graph, self._options, lm_fusion=fusion, keep_lattice=True)
+
+    def at(self, log_prob: Tensor, decoded: DecodeResult) -> DecodeResult:
+        """What was found in an utterance, now with confidences.
+
+        Args:
+            log_prob: (T', C) of the utterance.
+            decoded: what the stream's search found.
+        """
+        (again,) = self._decoder.decode(log_prob[None], lm=self._models.model)
+        self._models.forget_contexts()
+        if not again.reached_final or (self._keeps_words and decoded.best is not None):
+            again = replace(again, hypotheses=decoded.hypotheses, reached_final=decoded.reached_final)
+        if again.best is None:
+            return again
+        best = calibrated(again.best, again.lattice, self._options, self._calibration, again.original_frame)
+        return replace(again, hypotheses=(best,))
 
 
 class StreamingRecognizer:
@@ -419,6 +465,7 @@ class StreamingRecognizer:
         self.engine = models.engine
         self.times = StageTimes()
         self._graph = recognizer.bundle.graph.to(device)
+        self._second_look = SecondLook(recognizer, self.options) if recognizer.calibration else None
         self._decoder = self._new_decoder(models.model)
         self._warm_up()
         self._streams: dict[int, _Stream] = {}
@@ -463,6 +510,8 @@ class StreamingRecognizer:
             decoder.is_endpoint(stream)
             decoder.partial(stream)
             decoder.finalize(stream)
+        if self._second_look is not None:
+            self._second_look.at(log_prob[0], DecodeResult((), False, 0))
         noise = torch.randn(recognizer.sampling_rate, generator=torch.Generator().manual_seed(0)) * 0.01
         features, num_features = recognizer.features(noise[None], torch.tensor([len(noise)]))
         recognizer.acoustic_model.forward_normalized(features, num_features)  # type: ignore[operator]
@@ -547,6 +596,9 @@ class StreamingRecognizer:
         log_prob = torch.nn.utils.rnn.pad_sequence(chunks, batch_first=True)
         with self.times.measure("search", device):
             self._decoder.advance([one.search for one in streams], log_prob, num_frames)
+            if self._second_look is not None:
+                for one, chunk in zip(streams, chunks, strict=True):
+                    one.log_probs.append(chunk.half())
             return [result for number in numbers for result in self._results(number)]
 
     @property
@@ -571,7 +623,7 @@ class StreamingRecognizer:
                 yield self._final(number, one, result, "end" if is_end else "pause")
             if not is_end:
                 (one.search,) = self._decoder.start()
-                one.begin, one.best, one.shown = one.windows.num_outputs, (), ()
+                one.begin, one.best, one.shown, one.log_probs = one.windows.num_outputs, (), (), []
             return
         hypothesis = self._decoder.partial(one.search)
         word_ids = hypothesis.word_ids if hypothesis is not None else ()
@@ -584,17 +636,21 @@ class StreamingRecognizer:
             one.shown = word_ids[:num_shown]
             words = self._words(one, hypothesis)[:num_shown]
             begin, end = self._span(one)
-            yield StreamResult(number, False, "", begin, end, words, min(num_stable, num_shown))
+            yield StreamResult(number, False, "", begin, end, words, min(num_stable, len(words)))
 
     def _final(self, number: int, one: _Stream, decoded: DecodeResult, reason: str) -> StreamResult:
         begin, end = self._span(one)
+        if self._second_look is not None:
+            decoded = self._second_look.at(torch.cat(one.log_probs).float(), decoded)
         release_now_and_then(end - begin)
         best = decoded.best
         if best is None:
             return StreamResult(number, True, reason, begin, end, (), 0, decoded.reached_final)
         words = self._words(one, best)
+        notes = notes_on(len(best.words) - len(words), words)
         scores = (best.am_score, best.graph_score, best.lm_score, best.total)
-        return StreamResult(number, True, reason, begin, end, words, len(words), decoded.reached_final, *scores)
+        reached_final = decoded.reached_final
+        return StreamResult(number, True, reason, begin, end, words, len(words), reached_final, *scores, notes)
 
     def _span(self, one: _Stream) -> tuple[float, float]:
         heard = one.num_samples / one.sampling_rate
@@ -604,6 +660,8 @@ class StreamingRecognizer:
     def _words(self, one: _Stream, hypothesis: Hypothesis) -> tuple[Word, ...]:
         if self._recognizer.aligner is not None:
             hypothesis = self._recognizer.aligner.aligned(hypothesis)
+        limit = self._recognizer.options.max_token_seconds
+        hypothesis = only_words(hypothesis, spoken(hypothesis, self.frame_seconds, limit))
         return words_in_time(hypothesis, self.frame_seconds, one.num_samples / one.sampling_rate, one.begin)
 
 

@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bundle list": ("asr.cli.bundle_list", "list the bundles on this machine"),
     "bundle fetch": ("asr.cli.bundle_fetch", "fetch a bundle by name, https address or hf:owner/name"),
     "bundle info": ("asr.cli.bundle_info", "show what a bundle has: parts, sizes, decoding options, card"),
+    "calibrate": ("asr.cli.calibrate", "fit the confidences of a bundle's words on speech that it has not heard"),
     "rescore": ("asr.cli.rescore", "rescore lattices and n-best lists of other recognizers"),
     "export": ("asr.cli.export", "write a bundle's acoustic model to an ONNX or TorchScript file"),
     "evaluate": ("asr.cli.evaluate", "error rates of transcripts, or of a manifest that is recognized first"),

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from asr.bundle import Bundle
+from asr.decoding.confidence import Calibration
 from asr.decoding.interface import Decoder, DecodingOptions
 from asr.decoding.settings import EXTERNAL_MODE, MODES, OLD_NAMES, Settings
 from asr.decoding.token_passing import LM_FUSIONS, TokenPassingDecoder
@@ -98,6 +99,23 @@ def decoding_options(bundle: Bundle, mode: str, overrides: Mapping[str, Any]) ->
     """Beams and scales of `recognition_settings`, and the recurrent model's weight."""
     settings = recognition_settings(bundle, mode, overrides)
     return settings.decoding, settings.language_models.rnn_weight
+
+
+def calibration_of(bundle: Bundle, mode: str) -> Calibration | None:
+    """The calibration of the confidences of a mode; where it has none, that of the best mode which has; or None.
+
+    Args:
+        bundle: perhaps calibrated.
+        mode: as `chosen_mode` returns it.
+
+    Raises:
+        AsrError: it is damaged.
+    """
+    for fitted in (mode, *available_modes(bundle)):
+        if fitted in bundle.confidence and not bundle.graph.has_epsilons:
+            return Calibration.from_dict(bundle.confidence[fitted], f"bundle {bundle.name}: confidence of {fitted}")
+    # No lattice can be made of a graph with arcs that read nothing.
+    return None
 
 
 def _tuned(bundle: Bundle, mode: str) -> Any:

@@ -119,6 +119,8 @@ class DecodingOptions:
             dropped; None keeps all (exact).
         blank_skip_threshold: of each run of frames whose blank probability exceeds it, only the first is decoded;
             None decodes all frames (exact).
+        max_token_seconds: words whose tokens last longer than this on average are noise, and left out of the results of
+            recognizers; see `asr.decoding.rejection`. None leaves nothing out.
         word_beam: the old name of `skip_beam`.
 
     Raises:
@@ -160,6 +162,11 @@ class DecodingOptions:
         "of frames in a row that are blank with a higher probability than this, decode only the first",
         kind=float,
     )
+    max_token_seconds: float | None = option(
+        None,
+        "leave out words whose tokens last longer than this on average, which is noise",
+        kind=float,
+    )
     word_beam: InitVar[float | None] = None
 
     def __post_init__(self, word_beam: float | None) -> None:
@@ -167,7 +174,7 @@ class DecodingOptions:
             warnings.warn("word_beam is now skip_beam; the old name will go.", FutureWarning, stacklevel=3)
             object.__setattr__(self, "skip_beam", word_beam)
         check_options(self, "decoding options")
-        for name in ("search_beam", "output_beam", "skip_beam", "context_beam", "am_scale"):
+        for name in ("search_beam", "output_beam", "skip_beam", "context_beam", "am_scale", "max_token_seconds"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise AsrError(f"decoding options: {name} is {value}; it must be above 0.")

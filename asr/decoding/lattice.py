@@ -27,6 +27,7 @@ from asr.decoding.cpu.lattice import (
     order_by_source,
     spread_backward,
     spread_forward,
+    sum_over_paths,
 )
 from asr.decoding.interface import DecodingOptions, Hypothesis
 from asr.decoding.tokens import ActiveTokens, Candidates, Survivors
@@ -536,29 +537,31 @@ def arc_posteriors(lattice: Lattice, options: DecodingOptions, scale: float = 1.
         options: scales of the parts of a score.
         scale: of the whole score; below 1 it tempers the overconfidence of frame-wise scores.
     """
-    arc_total, final_total = scale * lattice.arc_total(options), scale * lattice.final_total(options)
-    src_state, begin = lattice.src_state(), lattice.arc_frame_begin()
-    frames = list(itertools.pairwise(begin))
-    forward = torch.full_like(final_total, -torch.inf)
-    forward[lattice.start_state] = 0.0
-    for first, last in frames:
-        dst_state = lattice.dst_state[first:last]
-        _add_in_logs(forward, dst_state, forward[src_state[first:last]] + arc_total[first:last])
-    backward = final_total.clone()
+    arc_total, ahead = scale * lattice.arc_total(options), scale * lattice.final_total(options)
+    posterior = torch.zeros_like(arc_total)
+    loop = jit(sum_over_paths) if arc_total.device.type == "cpu" else None
+    if loop is not None:
+        parts = (lattice.arc_begin, lattice.dst_state, arc_total, lattice.start_state, ahead, posterior)
+        loop(*(part.numpy() for part in parts))
+        return posterior
+    src_state = lattice.src_state()
+    frames = [(first, last) for first, last in itertools.pairwise(lattice.arc_frame_begin()) if first < last]
     for first, last in reversed(frames):
-        dst_state = lattice.dst_state[first:last]
-        _add_in_logs(backward, src_state[first:last], backward[dst_state] + arc_total[first:last])
-    total = backward[lattice.start_state][lattice.utt_idx[src_state]]
-    return (forward[src_state] + arc_total + backward[lattice.dst_state] - total).exp()
-
-
-def _add_in_logs(score: Tensor, state: Tensor, added: Tensor) -> None:
-    """score[state] = log(exp(score[state]) + sum of exp(added)), in place."""
-    best = score.clone().scatter_reduce_(0, state, added, "amax", include_self=True)
-    shift = torch.where(best > -torch.inf, best, torch.zeros_like(best))
-    total = (score - shift).exp().scatter_add_(0, state, (added - shift[state]).exp())
-    touched = torch.unique(state)
-    score[touched] = total[touched].log() + shift[touched]
+        # The states of a frame are side by side.
+        low, high = int(src_state[first]), int(src_state[last - 1]) + 1
+        position, added = src_state[first:last] - low, arc_total[first:last] + ahead[lattice.dst_state[first:last]]
+        best = ahead[low:high].scatter_reduce(0, position, added, "amax", include_self=True)
+        shift = torch.where(best > -torch.inf, best, torch.zeros_like(best))
+        total = (ahead[low:high] - shift).exp().scatter_add(0, position, (added - shift[position]).exp())
+        ahead[low:high] = total.log() + shift
+    through = torch.zeros_like(ahead)
+    through[lattice.start_state] = 1.0
+    share = (arc_total + ahead[lattice.dst_state] - ahead[src_state]).exp()
+    share = torch.where(ahead[src_state] > -torch.inf, share, torch.zeros_like(share))
+    for first, last in frames:
+        posterior[first:last] = through[src_state[first:last]] * share[first:last]
+        through.index_add_(0, lattice.dst_state[first:last], posterior[first:last])
+    return posterior
 
 
 def with_confidences(

@@ -69,7 +69,7 @@ def measure(
     for mode in ("ngram",) if args.quick else modes[1:]:
         recognizer = Recognizer(bundle, mode=mode)
         report[f"wer_{mode}"], _ = errors(mode, speech, batches(recognizer, speech, waveforms.__getitem__, rate))
-    default = Recognizer(bundle, keep_lattices=True)
+    default = Recognizer(bundle)
     default.prepare()
     begin, seconds = time.process_time(), sum(map(len, waveforms.values())) / rate
     results = list(batches(default, speech, waveforms.__getitem__, rate))

@@ -185,6 +185,16 @@ def test_posteriors_sum_to_one_at_each_frame(seed: int) -> None:
     assert len(confidences) == len(result.best.words) and all(0.0 < one <= 1.0 for one in confidences)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_the_compiled_loop_and_tensors_give_the_same_posteriors(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    lattice = decoded(seed, True)[1].lattice
+    assert lattice is not None
+    compiled = arc_posteriors(lattice, OPTIONS, 0.4)
+    monkeypatch.setattr("asr.decoding.lattice.jit", lambda function: None)
+    torch.testing.assert_close(arc_posteriors(lattice, OPTIONS, 0.4), compiled)
+
+
 @pytest.mark.parametrize("seed", range(3, 6))
 def test_frames_that_were_left_out_move_words_and_change_no_confidence(seed: int) -> None:
     graph, log_prob, num_frames = random_graph(seed, final_prob=1.0), random_log_prob(seed, 1, 30), torch.tensor([30])

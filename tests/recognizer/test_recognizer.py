@@ -5,6 +5,7 @@ import math
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from asr.errors import AsrError
 from asr.lm import offload
 from asr.recognizer import Recognizer, ResourceOptions
 from asr.results import Alternative, RecognitionResult, StageTimes, Word, joined
-from asr.streaming import StreamingRecognizer
+from asr.streaming import StreamingOptions, StreamingRecognizer, recognize_stream
 from asr.testing.tones import RATE, TEXT, tones
 
 SENTENCES = [line.split() for line in TEXT[:5]]
@@ -322,6 +323,7 @@ def test_the_bundles_options_and_the_users(bundle):
 def test_loading_and_recognizing_need_neither_lightning_nor_lhotse_nor_k2(tiny_bundle_folder):
     program = f"""
 import sys
+from dataclasses import replace
 for name in ("pytorch_lightning", "lightning", "lhotse", "k2", "torchaudio", "jsonargparse", "kaldifst", "soundfile"):
     sys.modules[name] = None
 import torch
@@ -342,3 +344,63 @@ def test_counts_of_the_caches_are_the_latest(bundle):
     (result,) = recognizer(recording)
     engine = recognizer._engines._idle[0].models[0].engine
     assert result.cache["num_queries"] == engine.statistics().num_queries > 0
+
+
+CALIBRATION = {"bias": 0.5, "terms": {"posterior": {"knots": [-9.0, 9.0], "values": [-3.0, 2.0]}}}
+
+
+def calibrated(bundle, **changes):
+    decoding = {"ngram": {**bundle.decoding.get("ngram", {}), **changes}}
+    confidence = dict.fromkeys(MODES, CALIBRATION)
+    return replace(bundle, confidence=confidence, decoding={**bundle.decoding, **decoding})
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_words_of_a_calibrated_bundle_always_have_confidences(bundle, mode):
+    recognizer = Recognizer(calibrated(bundle), mode=mode, decoder="token-passing")
+    results = recognizer([tones(words, seed=9) for words in SENTENCES])
+    assert words_of(results) == SENTENCES and not any(result.lattices for result in results)
+    told = [word.confidence for result in results for word in result.words]
+    # Posteriors near 1 become 1 / (1 + exp(-2.5)); TO and TWO sound alike.
+    assert all(0.1 < one < 0.925 for one in told) and sum(told) > 0.7 * len(told) and max(told) > 0.9
+    with_lattices = Recognizer(calibrated(bundle), mode=mode, decoder="token-passing", keep_lattices=True)
+    again = with_lattices([tones(words, seed=9) for words in SENTENCES])
+    assert told == pytest.approx([word.confidence for result in again for word in result.words])
+
+
+def test_streams_of_a_calibrated_bundle_have_confidences(bundle):
+    recognizer = Recognizer(calibrated(bundle), mode="rnn", decoder="token-passing")
+    options = StreamingOptions(chunk_seconds=0.3, left_seconds=1.0, right_seconds=0.2)
+    streamed = list(recognize_stream(recognizer, tones(["PAT", "TO", "KIT"]).split(3000), options=options))
+    assert streamed[-1].text == "PAT TO KIT" and streamed[-1].is_complete
+    told = [word.confidence for word in streamed[-1].words if word.text != "TO"]
+    assert all(0.8 < one < 0.925 for one in told)
+    assert all(word.confidence is None for result in streamed[:-1] for word in result.words)
+
+
+def test_a_damaged_calibration_is_refused_when_a_recognizer_is_made(bundle):
+    damaged = replace(bundle, confidence={"rnn": {"bias": "high"}, "ngram": CALIBRATION})
+    assert Recognizer(damaged, mode="ngram").calibration.bias == 0.5
+    with pytest.raises(AsrError, match="confidence of rnn: this is no calibration"):
+        Recognizer(damaged, mode="rnn")
+
+
+def test_a_sustained_tone_is_no_word(bundle):
+    held = torch.sin(2 * math.pi * 400.0 * torch.arange(3 * RATE) / RATE) * 0.4
+    waveform = torch.cat([torch.zeros(RATE // 10), held, tones(["TWO"])])
+    plain = Recognizer(bundle, mode="ngram", decoder="token-passing")([waveform])[0]
+    assert plain.text and not plain.notes
+    limited = Recognizer(calibrated(bundle, max_token_seconds=0.5), mode="ngram", decoder="token-passing")
+    (result,) = limited([waveform])
+    assert result.text == "" and result.notes == ("noise",) and result.as_dict()["notes"] == ["noise"]
+    assert limited([tones(SENTENCES[0])])[0].text.split() == SENTENCES[0]
+    # Now everything lasts too long.
+    strict = Recognizer(calibrated(bundle, max_token_seconds=0.01), mode="ngram", decoder="token-passing")
+    (final,) = (one for one in recognize_stream(strict, [tones(SENTENCES[0])]) if one.is_final)
+    assert final.text == "" and final.notes == ("noise",)
+
+
+def test_unlikely_words_are_noted(bundle):
+    unlikely = {"bias": -4.0, "terms": {}}
+    recognizer = Recognizer(replace(bundle, confidence={"rnn": unlikely}), mode="rnn")
+    assert recognizer([tones(SENTENCES[0])])[0].notes == ("unsure",)

@@ -34,6 +34,7 @@ ACTS = {
     "max_contexts_per_state": (2, ("rnn", SEARCH), ("ngram", LATTICE)),
     "context_beam": (4.0, ("rnn", LATTICE), ("rnn", SEARCH)),
     "blank_skip_threshold": (0.9, ("ngram", LATTICE), None),
+    "max_token_seconds": (9.0, ("ngram", LATTICE), None),
     "rnn_weight": (0.3, ("interpolated", LATTICE), ("rnn", LATTICE)),
     "second_pass": ("nbest", ("ngram", LATTICE), None),
     "second_pass_mode": ("large_ngram", None, ("rnn", LATTICE)),

@@ -145,6 +145,36 @@ def spread_backward(arc_begin: Any, dst_state: Any, arc_total: Any, score: Any) 
 
 
 @kernel(fastmath=False)
+def sum_over_paths(
+    arc_begin: Any, dst_state: Any, arc_total: Any, start_state: Any, ahead: Any, posterior: Any
+) -> None:
+    """The share of each arc in the paths of its utterance, as probabilities.
+
+    Args:
+        arc_begin, dst_state, arc_total: (S + 1,), (A,) and (A,), states in the order of frames.
+        start_state: (N,).
+        ahead: (S,) the score of ending at each state; becomes that of all ways to an end.
+        posterior: (A,) becomes the result.
+    """
+    for state in range(len(ahead) - 1, -1, -1):
+        best = ahead[state]
+        for arc in range(arc_begin[state], arc_begin[state + 1]):
+            best = max(best, arc_total[arc] + ahead[dst_state[arc]])
+        if best > -np.inf:
+            total = np.exp(ahead[state] - best)
+            for arc in range(arc_begin[state], arc_begin[state + 1]):
+                total += np.exp(arc_total[arc] + ahead[dst_state[arc]] - best)
+            ahead[state] = best + np.log(total)
+    through = np.zeros(len(ahead))
+    through[start_state] = 1.0
+    for state in range(len(ahead)):
+        if ahead[state] > -np.inf:
+            for arc in range(arc_begin[state], arc_begin[state + 1]):
+                posterior[arc] = through[state] * np.exp(arc_total[arc] + ahead[dst_state[arc]] - ahead[state])
+                through[dst_state[arc]] += posterior[arc]
+
+
+@kernel(fastmath=False)
 def build_pruned(parts: Any, graph: Any, log_prob: Any, scales: Any, beam: float) -> Any:
     """Builds a lattice from its parts as `lattice_from_graph` does, and prunes it as `prune` does.
 

@@ -1,0 +1,146 @@
+"""`asr calibrate`: fits the confidences of a bundle on speech that its training has not heard."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asr.bundle import Bundle, bundle_folder, read_manifest, write_manifest
+from asr.decoding.build import available_modes
+from asr.decoding.confidence import FEATURES, Calibration, fit_calibration
+from asr.errors import AsrError
+from asr.metrics import GAP, align, normalized_cross_entropy
+from asr.recognizer import Recognizer, ResourceOptions
+
+HELP = """Fits the confidences of a bundle's words and writes them into its bundle.json.
+
+A confidence is the probability that a word is right. It is fitted on speech with transcripts, which the acoustic model
+must not have heard: of speech that it was trained on it would be far too sure. Where the last training took everything,
+recognize with a bundle of the training before it, which had some speakers set aside, and write into the last (--into).
+
+Each mode is fitted by itself; one that was not fitted has what the best one has. Streams have what recordings have. The
+JSON object on stdout has the number of words, how many of them are right, and the normalized cross-entropy (0: as the
+share of right words alone; 1: perfect) on this speech itself and, of each speaker, with what the others alone give.
+
+example:
+  asr calibrate checkpoints/librispeech --cuts data/librispeech/train-clean-5.jsonl.gz --speakers 1988 2902"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", help="the bundle that recognizes")
+    parser.add_argument("--cuts", required=True, help="manifest of 'asr prepare', with transcripts")
+    parser.add_argument("--speakers", nargs="+", help="only these speakers' utterances (default: all)")
+    parser.add_argument("--modes", nargs="+", help="only these modes (default: all that the bundle has)")
+    parser.add_argument("--into", help="the bundle that gets the calibration (default: the one that recognizes)")
+
+
+@dataclass(frozen=True, eq=False)
+class _Recorder(Calibration):
+    """Takes the place of a calibration and keeps what it is asked about."""
+
+    seen: list[NDArray[np.float64]] = field(default_factory=list)
+
+    def probabilities(self, features: NDArray[np.float64]) -> NDArray[np.float64]:
+        self.seen.append(features)
+        return np.zeros(len(features))
+
+
+@dataclass(frozen=True)
+class _Marked:
+    """The words that were recognized of one utterance: features (K, E) and which are right (K,)."""
+
+    speaker: str
+    features: NDArray[np.float64]
+    is_right: NDArray[np.bool_]
+
+
+def run(args: argparse.Namespace) -> int:
+    from asr.datasets.cuts import cut_text, cut_waveform, read_cuts
+
+    folder = bundle_folder(args.bundle)
+    into = bundle_folder(args.into) if args.into else folder
+    bundle, manifest = Bundle.load(folder), read_manifest(into)
+    modes = args.modes or available_modes(bundle)
+    cuts = [cut for cut in read_cuts([args.cuts]) if not args.speakers or _speaker(cut) in args.speakers]
+    if not cuts:
+        raise AsrError(f"{args.cuts}: it has no utterances of the speakers {', '.join(args.speakers)}.")
+    speech = [(_speaker(cut), tuple(cut_text(cut).split()), cut_waveform(cut, bundle.sampling_rate)) for cut in cuts]
+    report: dict[str, Any] = {}
+    calibrations = manifest.setdefault("confidence", {})
+    for mode in modes:
+        # Nothing may be left out, so that each word has its features.
+        resources = ResourceOptions(max_segment_seconds=1e6)
+        recognizer = Recognizer(bundle, mode, options={"max_token_seconds": None}, resources=resources)
+        print(f"{mode}: {len(speech)} utterances", file=sys.stderr)
+        marked = list(_recognized(recognizer, speech))
+        calibrations[mode] = _fit(marked).as_dict()
+        report[mode] = _report(marked)
+    write_manifest(into, manifest)
+    print(json.dumps(report))
+    return 0
+
+
+def _speaker(cut: Any) -> str:
+    return next((str(one.speaker) for one in cut.supervisions if one.speaker), "")
+
+
+_Speech = Sequence[tuple[str, tuple[str, ...], Tensor]]
+
+
+def _recognized(recognizer: Recognizer, speech: _Speech) -> Iterable[_Marked]:
+    recorder = _Recorder(0.0, {}, {})
+    recognizer.calibration = recorder
+    recognizer.prepare()
+    recorder.seen.clear()  # compiling recognizes something made up
+    for speaker, reference, waveform in speech:
+        (result,) = recognizer([waveform], recognizer.sampling_rate)
+        yield _marked(speaker, reference, [word.text for word in result.words], recorder)
+
+
+def _marked(speaker: str, reference: Sequence[str], words: Sequence[str], recorder: _Recorder) -> _Marked:
+    features = np.concatenate([np.zeros((0, len(FEATURES))), *recorder.seen])
+    recorder.seen.clear()
+    is_right = [said == heard for said, heard in align(reference, words) if heard != GAP]
+    return _Marked(speaker, features, np.array(is_right, dtype=bool))
+
+
+def _joined(marked: Iterable[_Marked]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    parts = list(marked)
+    features = [np.zeros((0, len(FEATURES))), *(one.features for one in parts)]
+    return np.concatenate(features), np.concatenate([np.zeros(0, dtype=bool), *(one.is_right for one in parts)])
+
+
+def _fit(marked: Sequence[_Marked]) -> Calibration:
+    return fit_calibration(*_joined(marked))
+
+
+def _report(marked: Sequence[_Marked]) -> dict[str, Any]:
+    features, is_right = _joined(marked)
+    own = _fit(marked).probabilities(features)
+    report: dict[str, Any] = {
+        "words": len(is_right),
+        "right": round(float(is_right.mean()), 4),
+        "nce": normalized_cross_entropy(list(zip(is_right.tolist(), own.tolist(), strict=True))),
+    }
+    with contextlib.suppress(AsrError):  # too few words of the others
+        report["nce_of_other_speakers"] = _of_other_speakers(marked)
+    return report
+
+
+def _of_other_speakers(marked: Sequence[_Marked]) -> float | None:
+    """The normalized cross-entropy where each speaker's confidences are fitted on the others."""
+    marked_words: list[tuple[bool, float | None]] = []
+    for speaker in sorted({one.speaker for one in marked}):
+        fitted = _fit([one for one in marked if one.speaker != speaker])
+        features, right = _joined(one for one in marked if one.speaker == speaker)
+        marked_words += zip(right.tolist(), fitted.probabilities(features).tolist(), strict=True)
+    return normalized_cross_entropy(marked_words)

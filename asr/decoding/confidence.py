@@ -1,0 +1,232 @@
+"""How sure words are: what the lattice says of them, calibrated on speech that no training has heard.
+
+The posterior probability of a word in the lattice orders words well, but it is not how often they are right: the
+acoustic scores of neighbouring frames are not independent, and what the beams dropped is missing. A calibration maps
+posteriors at several scales to a probability. It is a sum of piecewise-linear functions behind a logistic function
+(after Yu, Li and Deng, 2011), fitted by `fit_calibration`.
+
+Shapes: W words of a lattice, K words of a hypothesis, S scales, E features, B knots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asr.decoding.interface import DecodingOptions, Hypothesis
+from asr.decoding.lattice import Lattice, arc_posteriors
+from asr.errors import AsrError
+
+Floats = NDArray[np.float64]
+
+SCALES = (1.5, 0.3)
+"""Scales of the total score, at each of which a word has a posterior."""
+
+# Words of the lattice that begin up to this many frames earlier or later are the same.
+_FRAMES_APART = 5
+
+_LEAST = 1e-4
+
+
+@dataclass(frozen=True, eq=False)
+class WordPosteriors:
+    """The words of an utterance's lattice.
+
+    Args:
+        word_id: (W,) int64.
+        frame: (W,) int64, where the graph outputs the word.
+        posterior: (W, S) float64 at each of `SCALES`.
+    """
+
+    word_id: NDArray[np.int64]
+    frame: NDArray[np.int64]
+    posterior: Floats
+
+    def of(self, hypothesis: Hypothesis) -> Floats:
+        """The posteriors (K, S) of a hypothesis's words, whose frames are where the graph outputs them."""
+        found = np.zeros((len(hypothesis.word_ids), len(SCALES)))
+        for row, word_id, frame in zip(found, hypothesis.word_ids, hypothesis.start_frames, strict=True):
+            is_same = (self.word_id == word_id) & (np.abs(self.frame - frame) <= _FRAMES_APART)
+            row[:] = self.posterior[is_same].sum(0)
+        return found.clip(0.0, 1.0)
+
+
+def word_posteriors(lattice: Lattice, options: DecodingOptions, original_frame: Tensor | None = None) -> WordPosteriors:
+    """The words of a lattice.
+
+    Args:
+        lattice: of one utterance.
+        options: scales of the parts of a score.
+        original_frame: (T,) int64, the original frame of each of the lattice's, where frames were skipped.
+    """
+    num_words = lattice.num_words()
+    arc = num_words.nonzero().squeeze(1)
+    owner = arc.repeat_interleave(num_words[arc])
+    posteriors = [arc_posteriors(lattice, options, scale)[owner].cpu().numpy() for scale in SCALES]
+    frame = lattice.frame[lattice.src_state()[owner]].cpu()
+    if original_frame is not None:
+        frame = original_frame.cpu()[frame]
+    return WordPosteriors(lattice.word_id.cpu().numpy(), frame.numpy(), np.stack(posteriors, axis=1))
+
+
+FEATURES = ("posterior", "flat_posterior", "utterance_posterior")
+"""What a calibration may look at: log odds of a word's posterior at both scales, and of the mean in its utterance."""
+
+
+def confidence_features(posteriors: Floats) -> Floats:
+    """Posteriors (K, S) of an utterance's words -> (K, E)."""
+    mean = np.full(len(posteriors), posteriors[:, 0].mean() if len(posteriors) else 0.0)
+    return _log_odds(np.stack([posteriors[:, 0], posteriors[:, 1], mean], axis=1))
+
+
+def _log_odds(probability: Floats) -> Floats:
+    bounded = probability.clip(_LEAST, 1.0 - _LEAST)
+    odds: Floats = np.log(bounded / (1.0 - bounded))
+    return odds
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """From features to the probability that a word is right.
+
+    The log odds are `bias` plus the value of one piecewise-linear function of each feature, constant beyond its knots.
+
+    Args:
+        bias: log odds.
+        knots: feature -> (B,) ascending.
+        values: feature -> (B,) log odds at the knots.
+    """
+
+    bias: float
+    knots: Mapping[str, Sequence[float]]
+    values: Mapping[str, Sequence[float]]
+
+    def probabilities(self, features: Floats) -> Floats:
+        """Features (K, E) -> (K,)."""
+        odds = np.full(len(features), self.bias)
+        for column, name in enumerate(FEATURES):
+            if name in self.knots:
+                odds += np.interp(features[:, column], self.knots[name], self.values[name])
+        return np.asarray(1.0 / (1.0 + np.exp(-odds)))
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        terms = {
+            name: {"knots": list(self.knots[name]), "values": [round(value, 4) for value in self.values[name]]}
+            for name in self.knots
+        }
+        return {"bias": round(self.bias, 4), "terms": terms}
+
+    @classmethod
+    def from_dict(cls, record: Any, where: str) -> Calibration:
+        """Reads what `as_dict` writes.
+
+        Args:
+            record: JSON values.
+            where: what to call them in an error.
+
+        Raises:
+            AsrError: they are something else.
+        """
+        try:
+            terms = {str(name): (list(term["knots"]), list(term["values"])) for name, term in record["terms"].items()}
+            numbers = [record["bias"], *(number for term in terms.values() for part in term for number in part)]
+            is_valid = all(isinstance(number, (int, float)) and np.isfinite(number) for number in numbers)
+            is_valid &= all(
+                len(knots) == len(values) > 0 and knots == sorted(knots) for knots, values in terms.values()
+            )
+        except (TypeError, KeyError, AttributeError):
+            is_valid = False
+        if not is_valid or not set(terms) <= set(FEATURES):
+            raise AsrError(
+                f"{where}: this is no calibration of confidences: a bias, and for some of {', '.join(FEATURES)} as "
+                "many knots, ascending, as values; fit it with 'asr calibrate'."
+            )
+        knots, values = ({name: term[part] for name, term in terms.items()} for part in (0, 1))
+        return cls(float(record["bias"]), knots, values)
+
+
+def calibrated(
+    hypothesis: Hypothesis,
+    lattice: Lattice | None,
+    options: DecodingOptions,
+    calibration: Calibration,
+    original_frame: Tensor | None = None,
+) -> Hypothesis:
+    """The hypothesis with calibrated confidences.
+
+    Args:
+        hypothesis: its frames are where the graph outputs the words.
+        lattice: of the utterance; None where no path was complete, so that nothing speaks for a word.
+        options: scales of the parts of a score.
+        calibration: for lattices of this kind.
+        original_frame: (T,) int64, the original frame of each of the lattice's, where frames were skipped.
+    """
+    posteriors = np.zeros((len(hypothesis.words), len(SCALES)))
+    if lattice is not None:
+        posteriors = word_posteriors(lattice, options, original_frame).of(hypothesis)
+    probabilities = calibration.probabilities(confidence_features(posteriors))
+    return replace(hypothesis, confidences=tuple(map(float, probabilities)))
+
+
+# Knots at these shares of the words.
+_SHARES = (0.02, 0.1, 0.25, 0.5, 0.75, 0.98)
+_PENALTY = 1.0
+_MAX_STEPS = 100
+
+
+def fit_calibration(features: Floats, is_right: NDArray[np.bool_], penalty: float = _PENALTY) -> Calibration:
+    """Fits the log odds of being right by penalized maximum likelihood (Newton steps).
+
+    Args:
+        features: (W, E) of words of many utterances.
+        is_right: (W,).
+        penalty: of the squared differences between neighbouring values, in words.
+
+    Raises:
+        AsrError: there are fewer than 100 words, or all are right, or all wrong.
+    """
+    num_right = int(is_right.sum())
+    if len(is_right) < 100 or num_right in (0, len(is_right)):
+        raise AsrError(
+            f"calibration: {num_right} of {len(is_right)} recognized words are right; at least 100 words are needed, "
+            "right ones and wrong ones."
+        )
+    knots = {name: _knots(features[:, column]) for column, name in enumerate(FEATURES)}
+    # Hat functions of all features side by side; a constant would be in each of them, which the penalty decides.
+    hats = [np.ones((len(features), 1))]
+    rough = [np.zeros((1, 1))]
+    for column, name in enumerate(FEATURES):
+        hats.append(np.stack([np.interp(features[:, column], knots[name], row) for row in np.eye(len(knots[name]))], 1))
+        steps = np.diff(np.eye(len(knots[name])), axis=0)
+        rough.append(penalty * steps.T @ steps + 1e-2 * np.eye(len(knots[name])))
+    design = np.concatenate(hats, axis=1)
+    prior = np.zeros((design.shape[1], design.shape[1]))
+    begin = 0
+    for block in rough:
+        prior[begin : begin + len(block), begin : begin + len(block)] = block
+        begin += len(block)
+    weight = np.zeros(design.shape[1])
+    for _ in range(_MAX_STEPS):
+        expected = 1.0 / (1.0 + np.exp(-design @ weight))
+        gradient = design.T @ (expected - is_right) + prior @ weight
+        curvature = (design * (expected * (1.0 - expected))[:, None]).T @ design + prior
+        step = np.linalg.solve(curvature + 1e-9 * np.eye(len(weight)), gradient)
+        weight -= step
+        if np.abs(step).max() < 1e-8:
+            break
+    values, begin = {}, 1
+    for name in FEATURES:
+        values[name] = [float(value) for value in weight[begin : begin + len(knots[name])]]
+        begin += len(knots[name])
+    return Calibration(float(weight[0]), knots, values)
+
+
+def _knots(feature: Floats) -> list[float]:
+    """Different values at `_SHARES` of the words, ascending."""
+    return sorted({round(float(value), 3) for value in np.quantile(feature, _SHARES)})

@@ -1,0 +1,70 @@
+"""`asr calibrate`: fits on a manifest, and writes only what it has fitted."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import soundfile
+
+from asr.bundle import Bundle
+from asr.cli.main import main
+from asr.errors import AsrError
+from asr.recognizer import Recognizer
+from asr.testing.tones import RATE, TEXT, tones
+
+lhotse = pytest.importorskip("lhotse")
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """120 sentences of two speakers; every third transcript has one word that was not said."""
+    folder = tmp_path_factory.mktemp("speech")
+    chooser, lines = random.Random(1), []
+    for number in range(120):
+        words = chooser.choice(TEXT).split()
+        path = folder / f"{number}.wav"
+        soundfile.write(path, tones(words, seed=number).numpy(), RATE)
+        if number % 3 == 0:
+            words[0] = "SKIP" if words[0] != "SKIP" else "KIT"
+        recording = lhotse.Recording.from_file(path)
+        cut = recording.to_cut()
+        cut.supervisions = [
+            lhotse.SupervisionSegment(
+                str(number), recording.id, 0.0, cut.duration, 0, " ".join(words), speaker=f"s{number % 2}"
+            )
+        ]
+        lines.append(json.dumps(cut.to_dict()))
+    (folder / "cuts.jsonl").write_text("\n".join(lines) + "\n")
+    return folder / "cuts.jsonl"
+
+
+@pytest.mark.slow
+def test_confidences_become_the_share_of_right_words(
+    manifest: Path, tiny_bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "tiny"
+    shutil.copytree(tiny_bundle_folder, folder)
+    command = ["calibrate", str(tiny_bundle_folder), "--cuts", str(manifest), "--into", str(folder), "--modes", "rnn"]
+    assert main(command) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert 0.8 < report["rnn"]["right"] < 0.9 and abs(report["rnn"]["nce_of_other_speakers"]) < 0.2
+    assert "confidence" not in json.loads((tiny_bundle_folder / "bundle.json").read_text())
+    recognizer = Recognizer(Bundle.load(folder), mode="rnn")
+    results = recognizer(sorted(manifest.parent.glob("*.wav")))
+    told = [word.confidence for result in results for word in result.words if word.confidence is not None]
+    assert len(told) == report["rnn"]["words"]
+    # The fit's bias is free, so that both are equal on the speech itself.
+    assert sum(told) / len(told) == pytest.approx(report["rnn"]["right"], abs=0.005)
+    # A mode that was not fitted has the calibration of one that was.
+    assert Recognizer(Bundle.load(folder), mode="ngram").calibration.as_dict() == recognizer.calibration.as_dict()
+
+
+def test_speakers_who_are_not_there_are_refused(manifest: Path, tiny_bundle_folder: Path) -> None:
+    with pytest.raises(AsrError, match="no utterances of the speakers nobody"):
+        from asr.cli.main import run
+
+        run(["calibrate", str(tiny_bundle_folder), "--cuts", str(manifest), "--speakers", "nobody"])

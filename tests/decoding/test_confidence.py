@@ -1,0 +1,79 @@
+"""Calibrated confidences: what the fit finds, what it refuses, and what reaches the words of a result."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from asr.decoding.confidence import FEATURES, SCALES, Calibration, WordPosteriors, confidence_features, fit_calibration
+from asr.decoding.interface import Hypothesis
+from asr.errors import AsrError
+from asr.metrics import normalized_cross_entropy
+
+
+def simulated(num: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Features of words, and whether each is right: far less often than its posterior says."""
+    generator = np.random.default_rng(seed)
+    sure = generator.uniform(0.0, 1.0, (num, len(SCALES)))
+    features = confidence_features(sure)
+    return features, generator.uniform(size=num) < 0.2 + 0.6 * sure[:, 0] ** 3
+
+
+def test_a_fit_tells_how_often_words_are_right() -> None:
+    features, is_right = simulated(20_000, 1)
+    told = fit_calibration(features, is_right).probabilities(features)
+    for low in np.arange(0.2, 0.8, 0.1):
+        bin_ = (told >= low) & (told < low + 0.1)
+        if bin_.sum() > 500:
+            assert is_right[bin_].mean() == pytest.approx(told[bin_].mean(), abs=0.04)
+    others, right_there = simulated(5000, 2)
+    posterior = 1 / (1 + np.exp(-others[:, 0]))
+    fitted = fit_calibration(features, is_right).probabilities(others)
+    entropies = [
+        normalized_cross_entropy(list(zip(right_there.tolist(), told.tolist(), strict=True)))
+        for told in (fitted, posterior)
+    ]
+    assert entropies[0] > 0.1 > 0 > entropies[1]
+
+
+def test_a_calibration_survives_being_written_and_is_constant_beyond_its_knots() -> None:
+    features, is_right = simulated(1000, 3)
+    fitted = fit_calibration(features, is_right)
+    read = Calibration.from_dict(fitted.as_dict(), "bundle")
+    np.testing.assert_allclose(read.probabilities(features), fitted.probabilities(features), atol=1e-4)
+    beyond = np.full((1, len(FEATURES)), 1e9)
+    at_last = np.array([[fitted.knots[name][-1] for name in FEATURES]])
+    assert read.probabilities(beyond) == pytest.approx(read.probabilities(at_last))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        None,
+        {"bias": 0.0},
+        {"bias": 0.0, "terms": {"posterior": {"knots": [1.0, 0.0], "values": [0.0, 1.0]}}},
+        {"bias": 0.0, "terms": {"posterior": {"knots": [0.0], "values": [0.0, 1.0]}}},
+        {"bias": float("nan"), "terms": {}},
+        {"bias": 0.0, "terms": {"loudness": {"knots": [0.0], "values": [0.0]}}},
+        {"bias": 0.0, "terms": {"posterior": {"knots": ["a"], "values": [0.0]}}},
+    ],
+)
+def test_a_damaged_calibration_is_refused(record: object) -> None:
+    with pytest.raises(AsrError, match="bundle x: this is no calibration"):
+        Calibration.from_dict(record, "bundle x")
+
+
+def test_too_few_words_and_words_that_are_all_right_are_refused() -> None:
+    features, is_right = simulated(1000, 4)
+    with pytest.raises(AsrError, match="at least 100 words"):
+        fit_calibration(features[:99], is_right[:99])
+    with pytest.raises(AsrError, match="1000 of 1000"):
+        fit_calibration(features, np.ones(1000, dtype=bool))
+
+
+def test_a_word_has_the_posteriors_of_all_its_near_copies() -> None:
+    words = WordPosteriors(
+        np.array([3, 3, 3, 4]), np.array([10, 12, 30, 11]), np.array([[0.5, 0.3], [0.25, 0.3], [1.0, 1.0], [0.1, 0.1]])
+    )
+    best = Hypothesis((3, 4, 5), ("A", "B", "C"), 0.0, 0.0, 0.0, 0.0, (11, 11, 11), (12, 12, 12))
+    np.testing.assert_allclose(words.of(best), [[0.75, 0.6], [0.1, 0.1], [0.0, 0.0]])
