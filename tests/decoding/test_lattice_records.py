@@ -58,7 +58,8 @@ def test_loops_give_the_tensor_forms_lattice(
         lm_scale=0.9,
         word_insertion_penalty=-0.3,
     )
-    lm = TableLM(graph.vocabulary, seed) if with_lm else None
+    # Two words of history: with all of them an open beam keeps every word sequence, a minute an example.
+    lm = TableLM(graph.vocabulary, seed, num_history_words=2) if with_lm else None
 
     def numba_backend(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, _: bool) -> Backend:
         chunk = NumbaChunkSearch(graph, options, frames_per_call) if lm is None else None
