@@ -534,7 +534,8 @@ class Recognizer(nn.Module):
                 channels (N, C, L); or a list of recordings, each a path, (L,) or (C, L). Samples are floating-point
                 numbers in [-1, 1], int16 or int32. Channels are averaged.
             sampling_rate: of arrays, in Hz; the bundle's own if None. Files bring their own.
-            num_samples: (N,) length of each recording of a padded batch.
+            num_samples: (N,) length of each recording of a padded batch. Without them, zeros at the end of a recording
+                of a batch are taken for padding.
             nbest: the maximum number of `hypotheses` of each result. More than 1 makes lattices, which take time.
 
         Returns:

@@ -53,7 +53,8 @@ def as_recordings(waveform: Any, num_samples: Tensor | Sequence[int] | None = No
     Args:
         waveform: a tensor or NumPy array with one recording (L,), a batch of one channel (N, L), or a batch (N, C, L);
             or a list of recordings of any length, each (L,) or (C, L). Types of samples as in `as_samples`.
-        num_samples: (N,) length of each recording of a padded batch.
+        num_samples: (N,) length of each recording of a padded batch. Without them, zeros at the end of a recording of a
+            batch are taken for padding, which would otherwise count as speech where features are normalized.
 
     Raises:
         AsrError: another type or shape, no samples, NaN or infinite samples, or lengths that do not fit. The message
@@ -65,6 +66,8 @@ def as_recordings(waveform: Any, num_samples: Tensor | Sequence[int] | None = No
         rows = _rows(waveform, num_samples)
     if num_samples is not None:
         rows = _cut_to(rows, [int(num) for num in num_samples])
+    elif not isinstance(waveform, (list, tuple)) and len(rows) > 1:
+        rows = [_without_padding(row) for row in rows]
     return [_mono(row, f"recording {index}") for index, row in enumerate(rows)]
 
 
@@ -81,6 +84,13 @@ def _rows(waveform: Any, num_samples: Tensor | Sequence[int] | None) -> list[Ten
     if waveform.ndim == 1:
         return [as_samples(waveform, "recording 0")]
     return [as_samples(row, f"recording {index}") for index, row in enumerate(waveform)]
+
+
+def _without_padding(row: Tensor) -> Tensor:
+    """A recording (L,) or (C, L) without the zeros at its end; all of it if there is nothing else."""
+    sounding = row.ne(0).any(0) if row.ndim == 2 else row.ne(0)
+    last = sounding.nonzero()
+    return row[..., : int(last[-1]) + 1] if len(last) else row
 
 
 def _cut_to(rows: list[Tensor], num_samples: list[int]) -> list[Tensor]:

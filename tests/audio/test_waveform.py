@@ -38,3 +38,15 @@ def test_pieces_of_less_than_a_second_are_refused():
 def test_a_lists_entries_may_be_stereo():
     (row,) = as_recordings([torch.tensor([[1.0, 0.0], [0.0, 0.5]])])
     assert row.tolist() == [0.5, 0.25]
+
+
+def test_zeros_at_the_end_of_a_row_of_a_batch_are_padding():
+    batch = torch.tensor([[1.0, 0.0, 0.5, 0.0], [0.0, 0.0, 0.0, 0.0], [0.5, 0.5, 0.5, 0.5]])
+    assert [row.tolist() for row in as_recordings(batch)] == [[1.0, 0.0, 0.5], [0.0] * 4, [0.5] * 4]
+    stereo = torch.stack([batch, batch.flip(0)], dim=1)  # (3, 2, 4)
+    assert [len(row) for row in as_recordings(stereo)] == [4, 4, 4]
+    assert [len(row) for row in as_recordings(stereo[:2, :, 2:])] == [2, 2]
+    # Neither lengths that are given nor recordings of their own are cut.
+    assert [len(row) for row in as_recordings(batch, [4, 4, 4])] == [4, 4, 4]
+    assert len(as_recordings(batch[0])[0]) == 4 and len(as_recordings([batch[0], batch[1]])[0]) == 4
+    assert len(as_recordings(batch[:1])[0]) == 4

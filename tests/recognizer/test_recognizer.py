@@ -101,6 +101,8 @@ def test_a_batch_is_its_recordings_one_by_one(bundle):
     padded = torch.nn.utils.rnn.pad_sequence(waveforms, batch_first=True)
     lengths = torch.tensor([len(waveform) for waveform in waveforms])
     assert words_of(recognizer(padded, num_samples=lengths)) == SENTENCES
+    for given, result in zip(recognizer(padded, num_samples=lengths), recognizer(padded), strict=True):
+        assert (result.words, result.total, result.duration) == (given.words, given.total, given.duration)
 
 
 @pytest.mark.parametrize(
