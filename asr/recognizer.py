@@ -357,7 +357,8 @@ class Recognizer(nn.Module):
         settings: the options in force.
         final_mode, final_options: language model and scales of the last pass, which results have; those of `mode` and
             `settings` without a second pass.
-        calibration: of the words' confidences, or None.
+        calibration: of the words' confidences; None where the bundle has none. Set it to None for results without
+            confidences, which take less time.
 
     Raises:
         AsrError: the bundle has no parts for the mode, an option does not exist, is out of range or would have no

@@ -126,6 +126,11 @@ def add_recognizer_arguments(parser: argparse.ArgumentParser) -> None:
         choices=LM_FUSIONS,
         help=f"where the large language model acts; {_choices(LM_FUSIONS)} (default: lattice)",
     )
+    group.add_argument(
+        "--no-confidences",
+        action="store_true",
+        help="no calibrated confidences of words, which the default mode spends a part of its time on",
+    )
     group.add_argument("--first-pass", action=_FirstPass, choices=OLD_FIRST_PASSES, help=argparse.SUPPRESS)
     group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ...; auto: a GPU where there is one")
     group.add_argument(
@@ -206,6 +211,8 @@ def recognizer_from(args: argparse.Namespace, mode: str | None = None) -> Recogn
             lexicon=args.lexicon,
             **arguments,
         )
+    if args.no_confidences:
+        recognizer.calibration = None
     recognizer = recognizer.to(device_from(args.device))
     if not getattr(args, "stream", False):
         keeps_lattice = getattr(args, "nbest", 1) > 1 or getattr(args, "lattices", None) is not None

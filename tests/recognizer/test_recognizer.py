@@ -368,6 +368,10 @@ def test_words_of_a_calibrated_bundle_always_have_confidences(bundle, mode):
     with_lattices = Recognizer(calibrated(bundle), mode=mode, decoder="token-passing", keep_lattices=True)
     again = with_lattices([tones(words, seed=9) for words in SENTENCES])
     assert told == pytest.approx([word.confidence for result in again for word in result.words])
+    recognizer.calibration = None
+    without = recognizer([tones(words, seed=9) for words in SENTENCES])
+    assert words_of(without) == SENTENCES
+    assert all(word.confidence is None for result in without for word in result.words)
 
 
 def test_streams_of_a_calibrated_bundle_have_confidences(bundle):

@@ -109,6 +109,7 @@ class Recognizer:
 
     sampling_rate = 16000
     resources = ResourceOptions()
+    device = torch.device("cpu")
 
     def __call__(self, waveforms: list[torch.Tensor], nbest: int = 1) -> list[float]:
         if any(float(waveform.max()) > 1 for waveform in waveforms):
