@@ -42,7 +42,8 @@ def backend_of(name: str) -> BackendFactory:
         backend = select_backend(graph, options, lm, keep_lattice, name.split()[0])
         if name == "triton frames":
             return Backend(backend.frame)
-        if name == "triton chunks" and backend.chunk is not None:
+        # With a language model the chunk search is no CUDA graph anyway.
+        if name == "triton chunks" and backend.chunk is not None and lm is None:
             from asr.decoding.gpu.cuda_graph import CudaGraphSearch
             from asr.decoding.gpu.frame import FrameLimits
 
