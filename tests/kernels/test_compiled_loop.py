@@ -120,6 +120,7 @@ print(int(jit(caller.total)(word, outer, np.empty(3, dtype=np.float32), np.empty
 """
 
 
+@pytest.mark.slow
 def test_a_changed_lookup_is_compiled_anew_in_the_loops_that_ask_it(tmp_path: Path) -> None:
     """Only the type of the tables tells which lookup a loop calls."""
     _write(tmp_path / "caller.py", _LOOKUP_CALLER, 1_000)
