@@ -31,6 +31,7 @@ class Option:
         needs: what a pass must have so that the option has an effect, a key of `asr.decoding.settings.NEEDS`.
         flag: on command lines.
         unit: `MB` if command lines take megabytes for bytes.
+        optional: whether None may be given, for "no limit"; it may always be where it is the default.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Option:
     needs: str
     flag: str
     unit: str
+    optional: bool
 
 
 def option(
@@ -52,10 +54,12 @@ def option(
     needs: str = "",
     flag: str = "",
     unit: str = "",
+    optional: bool = False,
 ) -> Any:
     """A field of a dataclass that is an option; arguments as of `Option`, `kind` if the default is None."""
     kind = type(default) if kind is None else kind
     known = {"kind": kind, "help": help, "choices": choices, "needs": needs, "flag": flag, "unit": unit}
+    known["optional"] = optional or default is None
     return field(default=default, metadata={_KEY: known})
 
 
@@ -74,7 +78,7 @@ def options_of(*classes: type) -> dict[str, Option]:
 
 
 def check_options(owner: Any, what: str) -> None:
-    """Checks type and choice of each option of a dataclass's instance; None passes where it is the default.
+    """Checks type and choice of each option of a dataclass's instance; None passes where the option is optional.
 
     Args:
         owner: the instance.
@@ -85,7 +89,7 @@ def check_options(owner: Any, what: str) -> None:
     """
     for name, one in options_of(type(owner)).items():
         value = getattr(owner, name)
-        if value is None and one.default is None:
+        if value is None and one.optional:
             continue
         if one.kind is str:
             if not isinstance(value, str) or (one.choices and value not in one.choices):

@@ -116,7 +116,7 @@ class DecodingOptions:
             are dropped without asking it, in the search and over a lattice; None leaves that to the other beams.
         max_contexts_per_state: keep only this many word histories at a state; None keeps all (exact).
         context_beam: in on-the-fly rescoring, word histories this much worse than the best one of their frame are
-            dropped; None keeps all (exact).
+            dropped; None keeps all (exact, and asks the language model many times as often).
         blank_skip_threshold: of each run of frames whose blank probability exceeds it, only the first is decoded;
             None decodes all frames (exact).
         max_token_seconds: words whose tokens last longer than this on average are noise, and left out of the results of
@@ -152,10 +152,10 @@ class DecodingOptions:
         kind=int,
     )
     context_beam: float | None = option(
-        None,
-        "while a lattice is rescored, drop word histories this much worse than the best",
+        10.0,
+        "while a lattice is rescored, drop word histories this much worse than the best; inf keeps all",
         needs="rescoring",
-        kind=float,
+        optional=True,
     )
     blank_skip_threshold: float | None = option(
         None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,13 @@ from tests.reference.table_lm import TableLM
 pytest.importorskip("k2")
 from asr.decoding.k2 import K2Decoder
 
-WIDE = {"search_beam": math.inf, "output_beam": math.inf, "min_active_states": 0, "max_active_states": 10**6}
+WIDE: dict[str, Any] = {
+    "search_beam": math.inf,
+    "output_beam": math.inf,
+    "context_beam": None,
+    "min_active_states": 0,
+    "max_active_states": 10**6,
+}
 SCALES = {"am_scale": 0.7, "graph_scale": 1.3, "lm_scale": 0.6, "word_insertion_penalty": -0.4}
 
 

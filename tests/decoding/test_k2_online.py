@@ -108,7 +108,9 @@ def test_a_model_that_forgets_keeps_what_other_streams_hold():
 @given(seed=st.integers(0, 10**6), cuts=st.lists(st.integers(0, 10), max_size=5))
 def test_partial_results_follow_the_lattice(seed, cuts):
     graph = random_graph(seed, num_states=8, num_arcs=30)
-    wide = DecodingOptions(search_beam=math.inf, output_beam=1e9, min_active_states=0, max_active_states=10**6)
+    wide = DecodingOptions(
+        search_beam=math.inf, output_beam=1e9, context_beam=None, min_active_states=0, max_active_states=10**6
+    )
     lm = TableLM(graph.vocabulary, seed)
     log_prob = random_log_prob(seed, 1, 10)[0]
     chunked, at_once = K2StreamingDecoder(graph, wide, lm), K2StreamingDecoder(graph, wide, lm)

@@ -23,7 +23,9 @@ from asr.text.symbols import TokenTable
 pytest.importorskip("kaldifst", reason="kaldifst is not installed", exc_type=ImportError)
 
 PRONUNCIATIONS = {"A": [("P", "T")], "B": [("T",)], "C": [("P",)], "D": [("T", "P")]}
-OPTIONS = DecodingOptions(search_beam=math.inf, output_beam=math.inf, max_active_states=10**6, am_scale=0.8)
+OPTIONS = DecodingOptions(
+    search_beam=math.inf, output_beam=math.inf, context_beam=None, max_active_states=10**6, am_scale=0.8
+)
 
 
 def _arpa(folder: Path, seed: int, order: int) -> Path:

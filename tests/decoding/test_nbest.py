@@ -36,7 +36,9 @@ from tests.reference.lattice_paths import all_sentences
 from tests.reference.table_lm import TableLM
 from tests.reference.toy_network import ToyNetwork
 
-OPTIONS = DecodingOptions(search_beam=math.inf, output_beam=6.0, am_scale=0.7, lm_scale=0.6, word_insertion_penalty=0.3)
+OPTIONS = DecodingOptions(
+    search_beam=math.inf, output_beam=6.0, context_beam=None, am_scale=0.7, lm_scale=0.6, word_insertion_penalty=0.3
+)
 
 
 def decoded(seed: int, with_lm: bool) -> tuple[DecodingGraph, DecodeResult]:

@@ -30,6 +30,7 @@ from tests.reference.table_lm import TableLM
 OPTIONS = DecodingOptions(
     search_beam=math.inf,
     output_beam=6.0,
+    context_beam=None,
     max_active_states=10**6,
     am_scale=0.7,
     graph_scale=1.3,
@@ -214,6 +215,18 @@ def test_skip_beam_asks_the_language_model_less() -> None:
     TokenPassingDecoder(graph, replace(OPTIONS, search_beam=12.0, skip_beam=4.0)).decode(log_prob, num_frames, skipping)
     TokenPassingDecoder(graph, replace(OPTIONS, search_beam=12.0, skip_beam=12.0)).decode(log_prob, num_frames, none)
     assert 0 < skipping.num_queries < exact.num_queries == none.num_queries
+
+
+def test_without_options_few_histories_are_asked_about() -> None:
+    graph = random_graph(7, num_states=20, num_arcs=100)
+    log_prob, num_frames = random_log_prob(7, 1, 12), torch.tensor([12])
+    counts = []
+    for options in (DecodingOptions(), DecodingOptions(context_beam=None)):
+        lm = CountingLM(graph.vocabulary, 7)
+        decoder = TokenPassingDecoder(graph, options, lm_fusion="lattice", backend="torch")
+        assert decoder.decode(log_prob, num_frames, lm)[0].reached_final
+        counts.append(lm.num_queries)
+    assert 0 < 3 * counts[0] < counts[1]
 
 
 class CountingLM(TableLM):

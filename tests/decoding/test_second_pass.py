@@ -18,7 +18,9 @@ from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.lattice_paths import all_sentences
 from tests.reference.table_lm import TableLM
 
-OPTIONS = DecodingOptions(search_beam=math.inf, output_beam=6.0, am_scale=0.7, lm_scale=0.6, word_insertion_penalty=0.3)
+OPTIONS = DecodingOptions(
+    search_beam=math.inf, output_beam=6.0, context_beam=None, am_scale=0.7, lm_scale=0.6, word_insertion_penalty=0.3
+)
 
 
 @settings(max_examples=12)

@@ -21,7 +21,13 @@ from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.exhaustive_search import exhaustive_search
 from tests.reference.table_lm import TableLM
 
-WIDE = {"search_beam": math.inf, "output_beam": math.inf, "min_active_states": 0, "max_active_states": 10**6}
+WIDE: dict[str, Any] = {
+    "search_beam": math.inf,
+    "output_beam": math.inf,
+    "context_beam": None,
+    "min_active_states": 0,
+    "max_active_states": 10**6,
+}
 SCALES = {"am_scale": 0.7, "graph_scale": 1.3, "lm_scale": 0.6, "word_insertion_penalty": -0.4}
 
 
