@@ -57,8 +57,10 @@ class GraphSearch:
         self._has_words_in_tokens = tokens.kind == "pieces" or tokens.word_boundary is not None
         self._aligner = None if self._has_words_in_tokens else WordAligner(word_graph.lexicon, graph)
         fusion = config.lm_fusion
-        self._plain = TokenPassingDecoder(graph, self._options, lm_fusion=fusion)
-        self._with_lattice = TokenPassingDecoder(graph, self._options, lm_fusion=fusion, keep_lattice=True)
+        self._plain = TokenPassingDecoder(graph, self._options, lm_fusion=fusion, inputs="scores")
+        self._with_lattice = TokenPassingDecoder(
+            graph, self._options, lm_fusion=fusion, keep_lattice=True, inputs="scores"
+        )
 
     def decode(self, frames: Frames, nbest: int) -> list[list[CTCHypothesis]]:
         """The best hypotheses of each utterance, best first, each text once."""
@@ -73,7 +75,8 @@ class GraphSearch:
 
     def stream(self, commit_frames: int | None) -> tuple[StreamingDecoder, int]:
         """A decoder of one open stream, and the stream's number."""
-        decoder = StreamingDecoder(self.graph, self._options, self._models.for_good(), commit_frames=commit_frames)
+        model = self._models.for_good()
+        decoder = StreamingDecoder(self.graph, self._options, model, commit_frames=commit_frames, inputs="scores")
         return decoder, decoder.start()[0]
 
     def as_ctc_hypothesis(self, hypothesis: Hypothesis, num_frames: int, is_complete: bool = True) -> CTCHypothesis:

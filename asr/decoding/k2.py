@@ -15,7 +15,7 @@ from torch import Tensor
 
 from asr.decoding.interface import DecodeResult, DecodingOptions
 from asr.decoding.lattice import Lattice, LatticeParts, lattice_from_graph
-from asr.decoding.log_probs import check_log_prob, skip_blanks, whole
+from asr.decoding.log_probs import LogProbCheck, skip_blanks, whole
 from asr.decoding.rescoring import LatticePath, rescore_lattice
 from asr.decoding.search_graph import SearchGraph
 from asr.decoding.token_passing import TokenPassingDecoder
@@ -187,23 +187,30 @@ class K2Decoder:
         options: beams and scales.
         keep_lattice: whether results carry a lattice; with a language model its states are split by word history, and
             it has the language model's scores.
+        inputs: what `decode` is given, a key of `asr.decoding.log_probs.INPUTS`.
 
     Raises:
-        AsrError: k2 does not import, or the graph has input epsilons.
+        AsrError: k2 does not import, the graph has input epsilons, or there are no such inputs.
     """
 
     def __init__(
-        self, graph: DecodingGraph, options: DecodingOptions | None = None, *, keep_lattice: bool = False
+        self,
+        graph: DecodingGraph,
+        options: DecodingOptions | None = None,
+        *,
+        keep_lattice: bool = False,
+        inputs: str = "log_probs",
     ) -> None:
         self._k2 = require_k2(graph)
         self.graph = graph
         self.options = options if options is not None else DecodingOptions()
         self._mapper = WordMapper(graph.vocabulary)
         self._keep_lattice = keep_lattice
+        self._check = LogProbCheck(len(graph.tokens), inputs)
         prepared = SearchGraph(graph, self.options)
         scaled = replace(graph, score=prepared.emitting.score, final_score=prepared.final_score)
         self._fsa = to_k2(scaled)
-        self._fallback = TokenPassingDecoder(graph, self.options, keep_lattice=keep_lattice)
+        self._fallback = TokenPassingDecoder(graph, self.options, keep_lattice=keep_lattice, inputs="scores")
 
     def decode(
         self, log_prob: Tensor, num_frames: Tensor | None = None, lm: LanguageModel | None = None
@@ -220,7 +227,7 @@ class K2Decoder:
         """
         log_prob, num_frames = whole(log_prob, num_frames)
         lm = self._mapper.mapped(lm)
-        check_log_prob(log_prob, num_frames, len(self.graph.tokens))
+        self._check(log_prob, num_frames)
         log_prob = log_prob.to(self.graph.device, torch.float32)
         num_frames = num_frames.to(self.graph.device, torch.int64)
         kept_log_prob, kept_frames, original_frame = log_prob, num_frames, None

@@ -35,7 +35,7 @@ from asr.decoding.frame import FrameSearch
 from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis
 from asr.decoding.k2 import FINAL_LABEL, WIDEST_BEAM, lattice_from_k2, require_k2, to_k2
 from asr.decoding.lattice import Lattice, best_path, prune
-from asr.decoding.log_probs import check_chunks, check_log_prob, skip_blanks
+from asr.decoding.log_probs import LogProbCheck, check_chunks, skip_blanks
 from asr.decoding.online import EndpointRules
 from asr.decoding.paths import SpelledPath, hypothesis_of_path
 from asr.decoding.rescoring import LatticePath, rescore_lattice, rescoring_options
@@ -237,9 +237,10 @@ class K2StreamingDecoder:
         lm: language model that rescores the growing lattice, or None.
         endpoint_rules: when a speaker has finished; `longest` bounds cost and memory, too.
         keep_lattice: whether final results carry a lattice.
+        inputs: what `advance` is given, a key of `asr.decoding.log_probs.INPUTS`.
 
     Raises:
-        AsrError: k2 is not there, or the graph has arcs that read nothing.
+        AsrError: k2 is not there, the graph has arcs that read nothing, or there are no such inputs.
     """
 
     def __init__(
@@ -249,6 +250,8 @@ class K2StreamingDecoder:
         lm: LanguageModel | None = None,
         endpoint_rules: EndpointRules | None = None,
         keep_lattice: bool = False,
+        *,
+        inputs: str = "log_probs",
     ) -> None:
         self._k2 = k2 = require_k2(graph)
         self.graph = graph
@@ -256,7 +259,8 @@ class K2StreamingDecoder:
         self._rules = endpoint_rules if endpoint_rules is not None else EndpointRules()
         self._lm = WordMapper(graph.vocabulary).mapped(lm)
         self._keep_lattice = keep_lattice
-        self._fallback = TokenPassingDecoder(graph, self.options)
+        self._check = LogProbCheck(len(graph.tokens), inputs)
+        self._fallback = TokenPassingDecoder(graph, self.options, inputs="scores")
         prepared = SearchGraph(graph, self.options)
         is_partial = prepared.final_score == -math.inf
         final_score = prepared.final_score.masked_fill(is_partial, 0.0)
@@ -292,7 +296,7 @@ class K2StreamingDecoder:
         """
         check_chunks(streams, num_frames)
         opened = [self._open(stream) for stream in streams]
-        check_log_prob(log_prob, num_frames, len(self.graph.tokens))
+        self._check(log_prob, num_frames)
         log_prob = log_prob.to(self.graph.device, torch.float32)
         for row, one in enumerate(opened):
             self._take(one, log_prob[row, : int(num_frames[row])])

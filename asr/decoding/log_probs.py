@@ -6,6 +6,7 @@ Shapes: N utterances, T frames, C tokens.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -15,6 +16,15 @@ from asr.errors import AsrError
 
 # In the place of -inf in sums; many of them together are still finite in float32.
 _LOW = -1e20
+# What the logarithm of a sum of probabilities may differ from 0: half precision, thousands of tokens.
+TOLERANCE = 0.1
+_LARGEST_EXP = 20.0
+
+INPUTS = {
+    "log_probs": "natural logarithms of probabilities; anything else in the first batch is told",
+    "scores": "any scores, such as log-likelihoods (posteriors over priors), taken as they are",
+}
+"""What a decoder may be given -> what that means."""
 
 
 def check_chunks(streams: Sequence[int], num_frames: Tensor) -> None:
@@ -34,16 +44,50 @@ def whole(log_prob: Tensor, num_frames: Tensor | None) -> tuple[Tensor, Tensor]:
     return log_prob.detach(), num_frames
 
 
-def check_log_prob(log_prob: Tensor, num_frames: Tensor, num_tokens: int) -> None:
+class LogProbCheck:
+    """Checks what a decoder is given, and in its first batch also that these are log-probabilities.
+
+    That look is at one frame of each utterance, the middle one. Later batches are from the same network, so that their
+    values are left alone.
+
+    Args:
+        num_tokens: the graph's C.
+        inputs: one of `INPUTS`.
+
+    Raises:
+        AsrError: there are no such inputs.
+    """
+
+    def __init__(self, num_tokens: int, inputs: str = "log_probs") -> None:
+        if inputs not in INPUTS:
+            raise AsrError(f"there are no inputs {inputs!r}; give one of {', '.join(INPUTS)}.")
+        self._num_tokens = num_tokens
+        self._has_looked = inputs == "scores"
+
+    def __call__(self, log_prob: Tensor, num_frames: Tensor) -> None:
+        """Checks log_prob (N, T, C) with num_frames (N,).
+
+        Raises:
+            AsrError: as of `check_log_prob`.
+        """
+        is_first = not self._has_looked and bool(log_prob.numel())
+        check_log_prob(log_prob, num_frames, self._num_tokens, looks=is_first)
+        self._has_looked |= is_first
+
+
+def check_log_prob(log_prob: Tensor, num_frames: Tensor, num_tokens: int, *, looks: bool = False) -> None:
     """Checks that log-probabilities can be searched.
 
     Args:
         log_prob: (N, T, C).
         num_frames: (N,).
         num_tokens: the graph's C.
+        looks: whether to look at one frame of each utterance, too, and warn if its probabilities do not sum to 1. That
+            is no error, since log-likelihoods (posteriors over priors) do not either.
 
     Raises:
-        AsrError: wrong number of dimensions or columns, frame counts that do not fit, NaN or +inf in a used frame.
+        AsrError: wrong number of dimensions or columns, frame counts that do not fit, NaN or +inf in a used frame, or
+            probabilities.
     """
     if log_prob.dim() != 3 or num_frames.shape != log_prob.shape[:1]:
         raise AsrError(
@@ -57,15 +101,49 @@ def check_log_prob(log_prob: Tensor, num_frames: Tensor, num_tokens: int) -> Non
         )
     if not len(num_frames):
         return
-    # Read together, so that a GPU is waited for once.
-    facts = torch.stack([num_frames.min(), num_frames.max(), _are_finite(log_prob).to(num_frames)])
-    low, high, are_finite = facts.tolist()
+    # Read together, so that a GPU is waited for once; counts are exact in float64.
+    looks = looks and log_prob.numel() > 0
+    facts = [_are_finite(log_prob), *(_facts_of_frames(log_prob, num_frames) if looks else ())]
+    bounds = torch.stack([num_frames.min(), num_frames.max()]).to(torch.float64)
+    told = torch.stack([fact.to(torch.float64) for fact in facts])
+    are_finite, *looked_at, low, high = torch.cat([told.to(bounds.device), bounds]).tolist()
     if low < 0 or high > log_prob.shape[1]:
         raise AsrError(
-            f"frame counts run from {low} to {high} but the log-probabilities have {log_prob.shape[1]} frames."
+            f"frame counts run from {low:.0f} to {high:.0f} but the log-probabilities have {log_prob.shape[1]} frames."
         )
     if not are_finite:
         _refuse_numbers(log_prob, num_frames)
+    if looked_at:
+        _judge_frames(*looked_at)
+
+
+def _facts_of_frames(log_prob: Tensor, num_frames: Tensor) -> tuple[Tensor, ...]:
+    """Of the middle frames of all utterances: the furthest logarithm of a sum of probabilities, the lowest value, and
+    how far values sum from 1. Utterances without frames do not count."""
+    middle = (num_frames // 2).clamp(0, log_prob.shape[1] - 1).to(log_prob.device)
+    row = log_prob[torch.arange(len(log_prob), device=log_prob.device), middle].float()
+    is_used = (num_frames > 0).to(log_prob.device)
+    log_sum = torch.where(is_used, row.logsumexp(1), torch.zeros_like(row[:, 0]))
+    furthest = log_sum.gather(0, log_sum.abs().argmax(0, keepdim=True))[0]
+    from_one = torch.where(is_used, (row.sum(1) - 1.0).abs(), torch.zeros_like(log_sum)).max()
+    return furthest, torch.where(is_used.unsqueeze(1), row, torch.zeros_like(row)).min(), from_one
+
+
+def _judge_frames(log_sum: float, lowest: float, from_one: float) -> None:
+    """Says what the values seem to be; arguments as `_facts_of_frames` gives them."""
+    if not abs(log_sum) > TOLERANCE:
+        return
+    if lowest >= 0.0 and from_one <= TOLERANCE:
+        raise AsrError("the values are probabilities, not log-probabilities: give their natural logarithm.")
+    warnings.warn(
+        f"the values are no log-probabilities (the probabilities of a frame sum to {_shown_exp(log_sum)}, not to 1); "
+        'if they are logits, give log_softmax of them; if they are log-likelihoods, say inputs="scores".',
+        stacklevel=6,
+    )
+
+
+def _shown_exp(value: float) -> str:
+    return f"{math.exp(value):.3g}" if value < _LARGEST_EXP else f"e^{value:.0f}"
 
 
 def check_numbers(log_prob: Tensor, num_frames: Tensor) -> None:

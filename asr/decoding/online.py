@@ -13,7 +13,7 @@ from torch import Tensor
 
 from asr.decoding.backtrace import Backtrace, Ending, ending_of
 from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis
-from asr.decoding.log_probs import check_chunks, check_log_prob, skip_blanks
+from asr.decoding.log_probs import LogProbCheck, check_chunks, skip_blanks
 from asr.decoding.paths import SpelledPath
 from asr.decoding.search_graph import SearchGraph
 from asr.decoding.token_search import TokenSearch
@@ -88,6 +88,10 @@ class StreamingDecoder:
         commit_frames: what the best path said this many frames ago is decided, and paths that differ are dropped; None
             decides only what all paths share. A recurrent language model never merges histories, so that without this
             limit a stream that never ends may never decide anything. With it results can depend on the chunks.
+        inputs: what `advance` is given, a key of `asr.decoding.log_probs.INPUTS`.
+
+    Raises:
+        AsrError: there are no such inputs.
     """
 
     def __init__(
@@ -97,11 +101,14 @@ class StreamingDecoder:
         lm: LanguageModel | None = None,
         endpoint_rules: EndpointRules | None = None,
         commit_frames: int | None = None,
+        *,
+        inputs: str = "log_probs",
     ) -> None:
         self.graph = graph
         self.options = options if options is not None else DecodingOptions()
         self._rules = endpoint_rules if endpoint_rules is not None else EndpointRules()
         self._commit_frames = commit_frames
+        self._check = LogProbCheck(len(graph.tokens), inputs)
         self._search_graph = SearchGraph(graph, self.options)
         self._lm = WordMapper(graph.vocabulary).mapped(lm)
         self._backtrace = Backtrace(graph.device)
@@ -128,7 +135,7 @@ class StreamingDecoder:
         """
         check_chunks(streams, num_frames)
         progress = [self._open(stream) for stream in streams]
-        check_log_prob(log_prob, num_frames, len(self.graph.tokens))
+        self._check(log_prob, num_frames)
         log_prob = log_prob.to(self.graph.device, torch.float32)
         num_frames = num_frames.to(self.graph.device, torch.int64)
         kept_log_prob, kept_frames, frame = log_prob, num_frames, None

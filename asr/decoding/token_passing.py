@@ -19,7 +19,7 @@ from asr.decoding.backend import Backend
 from asr.decoding.backtrace import Backtrace, Ending, best_arcs, endings_of
 from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis
 from asr.decoding.lattice import Lattice, LatticeRecords, pruned_lattice
-from asr.decoding.log_probs import check_log_prob, skip_blanks, whole
+from asr.decoding.log_probs import LogProbCheck, skip_blanks, whole
 from asr.decoding.rescoring import rescore_lattice
 from asr.decoding.search_graph import SearchGraph
 from asr.decoding.selection import BackendFactory, backend_name, select_backend
@@ -104,10 +104,11 @@ class TokenPassingDecoder:
         keep_lattice: whether results carry a lattice.
         backend: a name in `asr.decoding.selection.BACKENDS`, or a function that makes the backend of each search. All
             backends give the same results.
+        inputs: what `decode` is given, a key of `asr.decoding.log_probs.INPUTS`.
 
     Raises:
-        AsrError: the graph has input epsilons and a lattice is needed, there is no such fusion, or the backend does not
-            run here.
+        AsrError: the graph has input epsilons and a lattice is needed, there is no such fusion or input, or the backend
+            does not run here.
     """
 
     def __init__(
@@ -118,11 +119,13 @@ class TokenPassingDecoder:
         lm_fusion: str = "search",
         keep_lattice: bool = False,
         backend: str | BackendFactory = "auto",
+        inputs: str = "log_probs",
     ) -> None:
         if lm_fusion not in LM_FUSIONS:
             raise AsrError(f"There is no LM fusion {lm_fusion!r}; choose one of {', '.join(LM_FUSIONS)}.")
         self.graph = graph
         self.options = options if options is not None else DecodingOptions()
+        self._check = LogProbCheck(len(graph.tokens), inputs)
         self._search_graph = SearchGraph(graph, self.options)
         # Paths are spelled on the host.
         self.host_graph = graph.to(torch.device("cpu"))
@@ -201,7 +204,7 @@ class TokenPassingDecoder:
             keep_lattice: whether to keep the lattice.
             held: (H,) int64, see `TokenSearch`.
         """
-        check_log_prob(log_prob, num_frames, len(self.graph.tokens))
+        self._check(log_prob, num_frames)
         num_utts = len(num_frames)
         log_prob = log_prob.to(self.graph.device, torch.float32)
         num_frames = num_frames.to(self.graph.device, torch.int64)

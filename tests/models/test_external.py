@@ -58,6 +58,14 @@ def test_any_function() -> None:
     assert len(decoder(log_prob, num_frames)) == 2
     slower, _ = model(noise(0.4)[::2], sampling_rate=8000)
     assert slower.shape[1] == 20
+    windows = Windows()
+
+    def probabilities(waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
+        logits, num_frames = windows(waveform, num_samples)
+        return logits.softmax(2), num_frames
+
+    found, _ = CallableModel(probabilities, SYMBOLS, 16000, 0.02)([noise(0.4), noise(0.2, 1)])
+    assert torch.allclose(found.exp(), log_prob.exp(), atol=1e-6)
     without_lengths = CallableModel(lambda x, n: Windows()(x, n)[0], SYMBOLS, 16000, 0.02)
     assert without_lengths([noise(0.4), noise(0.2)])[1].tolist() == [20, 10]
     with pytest.raises(AsrError, match="it has 4 tokens"):

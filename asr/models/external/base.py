@@ -79,7 +79,7 @@ class ExternalModel(ABC):
         return self.checked(log_prob), num_frames.to(torch.int64).cpu()
 
     def checked(self, log_prob: Tensor) -> Tensor:
-        """Log-probabilities (N, T, C) of the right width; logits are normalized.
+        """Log-probabilities (N, T, C) of the right width, also where the network gives logits or probabilities.
 
         Raises:
             AsrError: another number of columns than tokens.
@@ -90,9 +90,12 @@ class ExternalModel(ABC):
                 f"{len(self.tokens)} tokens; give the token list of this network."
             )
         log_prob = log_prob.detach().float()
-        if log_prob.numel() and float(log_prob[:, :1].logsumexp(2).abs().max()) > _TOLERANCE:
-            log_prob = log_prob.log_softmax(2)
-        return log_prob
+        if not log_prob.numel() or float(log_prob[:, :1].logsumexp(2).abs().max()) <= _TOLERANCE:
+            return log_prob
+        first = log_prob[:, :1]
+        if float(first.min()) >= 0.0 and float((first.sum(2) - 1.0).abs().max()) <= _TOLERANCE:
+            return log_prob.log()
+        return log_prob.log_softmax(2)
 
 
 class StreamingModel(ABC):
