@@ -37,9 +37,11 @@ loaded, which takes some seconds for a million n-grams. Give a pruned model of 1
 models act during the search and need no graph. Words of the model that the lexicon lacks cannot be recognized: their
 number is reported, and they are listed in a file beside the graph.
 
-With --from, a graph of another recognizer is converted instead: HLG.pt of icefall (k2), or HLG.fst of Kaldi and
-sherpa-onnx, which reads the outputs of a CTC network. No code runs from these files. The result goes with that
-network: 'asr transcribe --acoustic-model KIND:NAME --graph graph.safetensors'.
+With --from, a graph of another recognizer is converted instead: HLG.pt of icefall (k2), or HLG.fst of sherpa-onnx,
+which reads the outputs of a CTC network. No code runs from these files. The result goes with that network: 'asr
+transcribe --acoustic-model KIND:NAME --graph graph.safetensors'. HCLG.fst of Kaldi reads transition ids; with its
+final.mdl as --tokens the graph reads the pdfs that these stand for, and goes with log-likelihoods of that model's
+network (docs/decoding.md).
 
 One JSON object with the graph's size goes to stdout, progress to stderr.
 
@@ -48,6 +50,7 @@ examples:
   asr graph --lexicon names.txt cmudict.dict --arpa 3gram.arpa.gz --tokens tokens.txt --output graph.safetensors
   asr graph --lexicon my.dict cmudict.dict --arpa my.arpa --tokens checkpoints/librispeech --output my.safetensors
   asr graph --from HLG.pt --words words.txt --tokens tokens.txt --output graph.safetensors
+  asr graph --from HCLG.fst --words words.txt --tokens final.mdl --output graph.safetensors
   asr graph --topology hmm-3 --silence SIL --lexicon lexicon.txt --arpa 3gram.arpa --tokens states.txt \\
       --output graph.safetensors
 """
@@ -63,8 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="source",
         type=Path,
         metavar="FILE",
-        help="a graph of k2 (HLG.pt) or OpenFst (HLG.fst, of the type vector or const) to convert; needs --words, and "
-        "as --tokens the tokens.txt that it was made with",
+        help="a graph of k2 (HLG.pt) or OpenFst (HLG.fst or HCLG.fst, of the type vector or const) to convert; needs "
+        "--words, and as --tokens the tokens.txt that it was made with; for HCLG.fst final.mdl, or what Kaldi's "
+        "show-transitions prints",
     )
     parser.add_argument("--words", type=Path, metavar="FILE", help="with --from, its words.txt")
     parser.add_argument(

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from asr.bundle import Bundle, bundle_folder, read_rnn_lm
 from asr.cli.bundle_fetch import fetching
+from asr.decoding.kaldi_lattice import is_binary_lattice, read_kaldi_archive
 from asr.decoding.word_lattice import (
     Candidate,
     Rescored,
@@ -20,13 +21,7 @@ from asr.decoding.word_lattice import (
     rescore_lattice,
     rescore_list,
 )
-from asr.decoding.word_lattice_io import (
-    read_k2_lattice,
-    read_kaldi_archive,
-    read_n_best,
-    read_slf_lattice,
-    read_word_ids,
-)
+from asr.decoding.word_lattice_io import read_k2_lattice, read_n_best, read_slf_lattice, read_word_ids
 from asr.errors import AsrError
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import Interpolated, RemappedLM
@@ -45,7 +40,7 @@ HELP = """Rescores lattices and n-best lists of other recognizers by a language 
 An input is known by its content or suffix, and may be packed (.gz, .xz):
   .slf, .lat     a lattice of HTK
   .pt            a lattice of k2 or icefall, torch.save(fsa.as_dict(), ...); needs --words
-  lattice text   a text archive of Kaldi ('lattice-copy ark:... ark,t:...'), compact or not; needs --words
+  lat.1.gz, ...  an archive of Kaldi, binary or text ('lattice-copy ark:... ark,t:...'), compact or not; needs --words
   .jsonl         n-best lists: {"id": ..., "nbest": [{"text": ..., "score": ...}, ...]}, also those of 'asr transcribe'
   other text     n-best lists, one sentence on each line: id<TAB>words or id<TAB>score<TAB>words
 
@@ -56,7 +51,7 @@ spelled, else in upper, else in lower case; unknown ones are scored as <unk> and
 
 examples:
   asr rescore lattices/*.slf --bundle librispeech
-  asr rescore lat.txt --words words.txt --am-scale 0.1 --rnn-lm exp/lm/last.ckpt --output-format ctm
+  asr rescore lat.1.gz --words words.txt --am-scale 0.1 --rnn-lm exp/lm/last.ckpt --output-format ctm
   asr rescore nbest.jsonl --ngram 4gram.arpa --jsonl --nbest 10"""
 
 
@@ -163,6 +158,8 @@ def _kind(path: Path) -> str:
         return "k2"
     if suffix.lower() in (".slf", ".lat") or head.startswith((b"VERSION=", b"# Header")):
         return "slf"
+    if is_binary_lattice(head):
+        return "kaldi"
     lines = head.split(b"\n")
     is_archive = len(lines) > 1 and len(lines[0].split()) == 1 and lines[1].split()[:1] == [b"0"]
     return "kaldi" if is_archive else "list"

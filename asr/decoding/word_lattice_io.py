@@ -1,17 +1,21 @@
-"""Reads lattices and n-best lists that other recognizers wrote: SLF, Kaldi, k2, JSON Lines, and text."""
+"""Reads lattices and n-best lists that other recognizers wrote: SLF, k2, JSON Lines, and text.
+
+Those of Kaldi are in `asr.decoding.kaldi_lattice`.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
 
+from asr.decoding.kaldi_lattice import finite_number, state_times
 from asr.decoding.word_lattice import Candidate, WordArc, WordLattice
 from asr.errors import AsrError
 from asr.text.documents import parse_json
@@ -62,16 +66,18 @@ def read_slf_lattice(path: str | Path) -> WordLattice:
     if not nodes or not links:
         raise AsrError(f"{path}: this is no lattice of HTK: it has no nodes (I=...) or no links (J=...).")
     for kind, here in (("N", len(nodes)), ("L", len(links))):
-        if kind in header and _number(header[kind], str(path)) != here:
+        if kind in header and finite_number(header[kind], str(path)) != here:
             raise AsrError(f"{path}: the header announces {kind}={header[kind]}, there are {here}; it is cut short.")
-    base = _number(header.get("base", repr(math.e)), str(path))
+    base = finite_number(header.get("base", repr(math.e)), str(path))
     log_base = math.log(base) if base > 0 else 1.0
     state_of = {name: state for state, name in enumerate(nodes)}
     arcs = []
     for where, link in links:
         if link.get("S") not in nodes or link.get("E") not in nodes:
             raise AsrError(f"{where}: a link leads from a node (S=) to a node (E=) of the file.")
-        am_score, graph_score, lm_score = (log_base * _number(link.get(name, "0"), where) for name in ("a", "r", "l"))
+        am_score, graph_score, lm_score = (
+            log_base * finite_number(link.get(name, "0"), where) for name in ("a", "r", "l")
+        )
         word = link.get("W", nodes[link["E"]].get("W", ""))
         word = "" if word in _NOT_WORDS else word
         arcs.append(WordArc(state_of[link["S"]], state_of[link["E"]], word, am_score, graph_score + lm_score))
@@ -79,9 +85,9 @@ def read_slf_lattice(path: str | Path) -> WordLattice:
     starts = [state for state in range(len(nodes)) if state not in entered]
     if len(starts) != 1:
         raise AsrError(f"{path}: a lattice has one first node, not {len(starts)}.")
-    time = {state_of[name]: _number(node["t"], str(path)) for name, node in nodes.items() if "t" in node}
+    time = {state_of[name]: finite_number(node["t"], str(path)) for name, node in nodes.items() if "t" in node}
     scales = [
-        _number(header.get(name, default), str(path))
+        finite_number(header.get(name, default), str(path))
         for name, default in (("acscale", "1"), ("lmscale", "1"), ("wdpenalty", "0"))
     ]
     return WordLattice(
@@ -93,82 +99,6 @@ def read_slf_lattice(path: str | Path) -> WordLattice:
         time,
         (scales[0], scales[1], scales[2] * log_base),
     )
-
-
-def read_kaldi_archive(path: str | Path, words: Mapping[int, str], frame_seconds: float) -> Iterator[WordLattice]:
-    """The lattices of a text archive of Kaldi, compact or not.
-
-    Args:
-        path: the archive, as `lattice-copy ark,t:` writes it.
-        words: id -> word.
-        frame_seconds: between two frames of the acoustic model.
-
-    Raises:
-        AsrError: the file cannot be read, or a line is not of a lattice.
-    """
-    name, rows = "", list[tuple[str, list[str]]]()
-    for number, line in enumerate([*read_text(path, "lattice archive").splitlines(), ""], start=1):
-        fields = line.split()
-        if fields and not name:
-            if len(fields) > 1:
-                raise AsrError(f"{path}:{number}: here the name of an utterance stands alone, not {line.strip()!r}.")
-            name = fields[0]
-        elif fields:
-            rows.append((f"{path}:{number}", fields))
-        elif name:
-            yield _kaldi_lattice(name, rows, words, frame_seconds)
-            name, rows = "", []
-
-
-def _kaldi_lattice(
-    name: str, rows: Sequence[tuple[str, list[str]]], words: Mapping[int, str], frame_seconds: float
-) -> WordLattice:
-    arcs: list[WordArc] = []
-    final: dict[int, tuple[float, float]] = {}
-    frames: list[int] = []
-    state_of: dict[str, int] = {}
-    for where, fields in rows:
-        # Compact lattices have `graph,acoustic,1_2_3`; plain ones have the transition id beside the word.
-        is_arc = len(fields) >= 3
-        is_compact = len(fields) < 5 and (len(fields) < 4 or "," in fields[3])
-        has_weight = len(fields) in (2, 5) or (len(fields) == 4 and is_compact)
-        weight = fields[-1] if has_weight else "0,0"
-        costs = (*weight.split(","), "", "")[:3]
-        if len(fields) > 5 or not fields[0].isdigit() or (is_arc and not fields[1].isdigit()):
-            raise AsrError(f"{where}: {' '.join(fields)!r} is no arc and no final state of a lattice.")
-        graph_score, am_score = (-_number(cost or "0", where) for cost in costs[:2])
-        state = state_of.setdefault(fields[0], len(state_of))
-        if not is_arc:
-            final[state] = (am_score, graph_score)
-            continue
-        label = fields[2] if is_compact else fields[3]
-        if not label.isdigit() or int(label) not in words:
-            raise AsrError(f"{where}: there is no word {label} in the list of words.")
-        num_frames = len([one for one in costs[2].split("_") if one]) if is_compact else int(fields[2] != "0")
-        dst = state_of.setdefault(fields[1], len(state_of))
-        arcs.append(WordArc(state, dst, words[int(label)], am_score, graph_score))
-        frames.append(num_frames)
-    if not state_of:
-        raise AsrError(f"{name}: the lattice is empty.")
-    time = _times(arcs, frames, frame_seconds)
-    return WordLattice(name, len(state_of), 0, arcs, final, time)
-
-
-def _times(arcs: Sequence[WordArc], frames: Sequence[int], frame_seconds: float) -> dict[int, float]:
-    """The seconds at each state, where the arcs say how many frames they read."""
-    if not any(frames):
-        return {}
-    out: dict[int, list[tuple[int, int]]] = {}
-    for arc, num_frames in zip(arcs, frames, strict=True):
-        out.setdefault(arc.src, []).append((arc.dst, num_frames))
-    frame, pending = {0: 0}, [0]
-    while pending:
-        state = pending.pop()
-        for dst, num_frames in out.get(state, ()):
-            if dst not in frame:
-                frame[dst] = frame[state] + num_frames
-                pending.append(dst)
-    return {state: number * frame_seconds for state, number in frame.items()}
 
 
 def read_k2_lattice(path: str | Path, words: Mapping[int, str], frame_seconds: float) -> WordLattice:
@@ -218,7 +148,7 @@ def read_k2_lattice(path: str | Path, words: Mapping[int, str], frame_seconds: f
             frames.append(int(is_last))
             src = end
             num_states += not is_last
-    return WordLattice(Path(path).stem, num_states, 0, found, final, _times(found, frames, frame_seconds))
+    return WordLattice(Path(path).stem, num_states, 0, found, final, state_times(found, frames, frame_seconds))
 
 
 def _k2_words(labels: Any, num_arcs: int, path: str | Path) -> list[list[int]]:
@@ -258,7 +188,7 @@ def read_n_best(path: str | Path) -> dict[str, list[Candidate]]:
         name, *rest = line.split("\t")
         if len(rest) not in (1, 2):
             raise AsrError(f"{where}: expected 'id<TAB>words' or 'id<TAB>score<TAB>words'.")
-        score = _number(rest[0], where) if len(rest) == 2 else 0.0
+        score = finite_number(rest[0], where) if len(rest) == 2 else 0.0
         lists.setdefault(name.strip(), []).append(Candidate(tuple(rest[-1].split()), score))
     return lists
 
@@ -285,13 +215,3 @@ def _candidate(entry: Any) -> Candidate:
     if not math.isfinite(found.am_score) or not math.isfinite(found.lm_score):
         raise ValueError("a score is not finite")
     return found
-
-
-def _number(text: str, where: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise AsrError(f"{where}: {text!r} is not a finite number.")
-    return value

@@ -1,8 +1,9 @@
-"""Decoding graphs of others: HLG.pt of icefall, HLG.fst of Kaldi and sherpa-onnx, TLG.fst of WeNet and EESEN.
+"""Decoding graphs of others: HLG.pt of icefall, HLG.fst of sherpa-onnx, TLG.fst of WeNet and EESEN, HCLG.fst of Kaldi.
 
-Such a graph reads the outputs of a CTC network and writes words. Two files say what its numbers mean: words.txt, and
-tokens.txt with the network's outputs. In k2 a label is the column of the output. In OpenFst 0 is epsilon, so that a
-label is the column plus 1.
+Such a graph reads the outputs of a network and writes words. Two files say what its numbers mean: words.txt, and
+tokens.txt with the outputs of a CTC network. In k2 a label is the column of the output. In OpenFst 0 is epsilon, so
+that a label is the column plus 1. An HCLG graph reads transition ids; the transition model says which output (pdf) each
+of them is.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from asr.graph.decoding_graph import DecodingGraph, graph_from_arrays
 from asr.graph.epsilon_removal import remove_epsilons
 from asr.graph.fst import INPUT_EPSILON, GraphArrays, Words, offsets
 from asr.graph.openfst import is_openfst, read_openfst
+from asr.graph.transition_model import is_transition_model, read_transition_pdfs
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.normalize import read_text
-from asr.text.symbols import EPSILON_ID, SPECIAL_WORDS, UNK_ID, Vocabulary
+from asr.text.symbols import BLANK, EPSILON_ID, SPECIAL_WORDS, UNK_ID, TokenTable, Vocabulary
 from asr.torch_archive import load_tensors
 
 TOPOLOGY = "imported"
@@ -43,13 +45,14 @@ def import_graph(path: str | Path, words: str | Path, tokens: str | Path) -> Dec
         path: HLG.pt, a `torch.save` of k2's `Fsa.as_dict()`, or a binary file of OpenFst. No code runs from it.
         words: words.txt, `word id` on each line.
         tokens: tokens.txt, `token id` on each line: the outputs of the network, perhaps with `<eps>` before them and
-            disambiguation symbols behind them.
+            disambiguation symbols behind them. For a graph of transition ids Kaldi's model (final.mdl) or what
+            `show-transitions` prints; the outputs are then called `pdf_0` (here `<blk>`), `pdf_1` and so on.
 
     Raises:
         AsrError: a file cannot be read, or they do not fit each other.
     """
     vocabulary, word_of = _vocabulary(words)
-    table = _tokens(tokens)
+    table, entry = _outputs(tokens)
     arrays = _read(Path(path))
     ids = arrays.word_id
     if len(ids) and int(ids.max()) >= len(word_of):
@@ -59,13 +62,11 @@ def import_graph(path: str | Path, words: str | Path, tokens: str | Path) -> Dec
         raise AsrError(
             f"{words}: there is no word {int(ids[known < 0][0])}, which {path} writes; give its own words.txt."
         )
-    columns = np.array(table.columns)
-    entry = np.empty(len(columns), dtype=np.int32)
-    entry[columns] = np.arange(len(columns))
     if len(arrays.label) and int(arrays.label.max()) >= len(entry):
         raise AsrError(
             f"{path}: the graph reads output {int(arrays.label.max())}, but {tokens} has the outputs 0 to "
-            f"{len(entry) - 1}; give the tokens of its network."
+            f"{len(entry) - 1}; give the tokens of its network. A graph of Kaldi's transition ids (HCLG.fst) needs its "
+            "final.mdl instead, or what 'show-transitions phones.txt final.mdl' prints."
         )
     label = np.where(arrays.label == INPUT_EPSILON, INPUT_EPSILON, entry[np.maximum(arrays.label, 0)]).astype(np.int32)
     spoken = known != EPSILON_ID
@@ -85,7 +86,7 @@ def import_graph(path: str | Path, words: str | Path, tokens: str | Path) -> Dec
     except AsrError as error:
         raise AsrError(f"{path}: {error}") from error
     meta = {"topology": TOPOLOGY, "source": Path(path).name}
-    return graph_from_arrays(finished, table.table, vocabulary, meta)
+    return graph_from_arrays(finished, table, vocabulary, meta)
 
 
 def _vocabulary(path: str | Path) -> tuple[Vocabulary, npt.NDArray[np.int64]]:
@@ -99,6 +100,19 @@ def _vocabulary(path: str | Path) -> tuple[Vocabulary, npt.NDArray[np.int64]]:
         is_silent = word in _NO_WORDS or _DISAMBIGUATION.match(word)
         ids[number] = EPSILON_ID if is_silent else known[word]
     return vocabulary, ids
+
+
+def _outputs(path: str | Path) -> tuple[TokenTable, npt.NDArray[np.int32]]:
+    """The outputs, and the one that each label of the graph stands for, counted from 0."""
+    if is_transition_model(path):
+        pdfs = read_transition_pdfs(path)[1:]
+        names = [BLANK, *(f"pdf_{column}" for column in range(1, int(pdfs.max()) + 1))]
+        return TokenTable(names, name=str(path)), pdfs
+    tokens = _tokens(path)
+    columns = np.array(tokens.columns)
+    entry = np.empty(len(columns), dtype=np.int32)
+    entry[columns] = np.arange(len(columns))
+    return tokens.table, entry
 
 
 def _tokens(path: str | Path) -> CTCTokens:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -43,17 +43,13 @@ def read_openfst(path: str | Path) -> Transducer:
         raise AsrError(f"{path}: the transducer cannot be read ({error.strerror}).") from error
     if not is_openfst(content):
         raise AsrError(f"{path}: this is no binary file of OpenFst.")
-    reader = _Reader(content, 4, str(path))
-    kind, arc_type = reader.text(), reader.text()
+    reader = OpenFstReader(content, 0, str(path))
+    kind, arc_type, version, flags, start, num_states, num_arcs = reader.header()
     if kind not in ("vector", "const") or arc_type not in ("standard", "log"):
         raise AsrError(
             f"{path}: this is a transducer of the type {kind!r} with arcs {arc_type!r}; convert it by "
             "`fstconvert --fst_type=const`, with weights of the type standard."
         )
-    version, flags, _, start, num_states, num_arcs = reader.values("<iiQqqq")
-    for flag in (_HAS_INPUT_SYMBOLS, _HAS_OUTPUT_SYMBOLS):
-        if flags & flag:
-            reader.skip_symbols()
     if kind == "const":
         is_aligned = version == _ALIGNED_VERSION or bool(flags & _IS_ALIGNED)
         final, counts, arcs = _const(reader, num_states, num_arcs, is_aligned)
@@ -79,7 +75,19 @@ def read_openfst(path: str | Path) -> Transducer:
     )
 
 
-class _Reader:
+class OpenFstHeader(NamedTuple):
+    """What stands before the states: the types of transducer and arc, and sizes; -1 states where that is not known."""
+
+    kind: str
+    arc_type: str
+    version: int
+    flags: int
+    start: int
+    num_states: int
+    num_arcs: int
+
+
+class OpenFstReader:
     """Values of a file one after the other."""
 
     def __init__(self, content: bytes, position: int, name: str) -> None:
@@ -104,6 +112,18 @@ class _Reader:
         begin = self.advance(length)
         return self.content[begin : begin + length].decode("utf-8", "replace")
 
+    def header(self) -> OpenFstHeader:
+        """The header of a transducer and its symbol tables, which are left out."""
+        (magic,) = self.values("<i")
+        if magic != MAGIC:
+            raise AsrError(f"{self.name}: expected a transducer of OpenFst; the file is damaged.")
+        kind, arc_type = self.text(), self.text()
+        version, flags, _, start, num_states, num_arcs = self.values("<iiQqqq")
+        for flag in (_HAS_INPUT_SYMBOLS, _HAS_OUTPUT_SYMBOLS):
+            if flags & flag:
+                self.skip_symbols()
+        return OpenFstHeader(kind, arc_type, version, flags, start, num_states, num_arcs)
+
     def skip_symbols(self) -> None:
         """A symbol table: what labels mean is said by words.txt and tokens.txt."""
         (magic,) = self.values("<i")
@@ -126,7 +146,7 @@ class _Reader:
 _Parts = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[Any]]
 
 
-def _const(reader: _Reader, num_states: int, num_arcs: int, is_aligned: bool) -> _Parts:
+def _const(reader: OpenFstReader, num_states: int, num_arcs: int, is_aligned: bool) -> _Parts:
     """States with their arcs behind all of them."""
     if is_aligned:
         reader.align()
@@ -140,7 +160,7 @@ def _const(reader: _Reader, num_states: int, num_arcs: int, is_aligned: bool) ->
     return states["final"], counts, arcs
 
 
-def _vector(reader: _Reader, num_states: int) -> _Parts:
+def _vector(reader: OpenFstReader, num_states: int) -> _Parts:
     """Each state with its arcs; a stream does not know the number of states in advance and has -1."""
     final, counts, begins = list[float](), list[int](), list[int]()
     while (len(final) < num_states) if num_states >= 0 else (reader.position < len(reader.content)):

@@ -8,9 +8,11 @@ import hashlib
 import importlib.util
 import io
 import json
+import math
 import os
 import pickle
 import socket
+import struct
 import sys
 import tempfile
 import threading
@@ -31,17 +33,13 @@ from asr.cli.output import ResultsFile
 from asr.ctc.pyctcdecode import BeamSearchDecoderCTC, build_ctcdecoder
 from asr.datasets.corpora import CORPORA
 from asr.datasets.kaldi import read_wav_scp
+from asr.decoding.kaldi_lattice import read_kaldi_archive
 from asr.decoding.lattice_io import load_k2_lattice, read_kaldi_lattices, read_slf
-from asr.decoding.word_lattice_io import (
-    read_k2_lattice,
-    read_kaldi_archive,
-    read_n_best,
-    read_slf_lattice,
-    read_word_ids,
-)
+from asr.decoding.word_lattice_io import read_k2_lattice, read_n_best, read_slf_lattice, read_word_ids
 from asr.errors import AsrError
 from asr.graph.context import TiedStates
 from asr.graph.decoding_graph import DecodingGraph
+from asr.graph.transition_model import read_transition_pdfs
 from asr.lm.corpus import read_word_stream
 from asr.lm.ngram.arpa import read_arpa, write_arpa
 from asr.lm.ngram.estimate import estimate_kneser_ney
@@ -295,7 +293,8 @@ def _lattice_targets() -> dict[str, Target]:
     return {
         "words.txt": Target(read_word_ids, [b"<eps> 0\nA 3\nB 4\n"]),
         "other slf": Target(lambda path: vars(read_slf_lattice(path)), [_SLF], ".slf"),
-        "other kaldi": Target(lambda path: len(list(read_kaldi_archive(path, words, 0.01))), [_KALDI]),
+        "other kaldi": Target(lambda path: len(list(read_kaldi_archive(path, words, 0.01))), [_KALDI, _binary_kaldi()]),
+        "transitions": Target(read_transition_pdfs, [_TRANSITIONS, _SHOWN_TRANSITIONS]),
         "other k2": Target(lambda path: vars(read_k2_lattice(path, words, 0.01)), [_k2_lattice()], ".pt"),
         "n-best": Target(read_n_best, lists),
     }
@@ -478,4 +477,22 @@ I=2 t=0.06 W=B
 J=0 S=0 E=1 a=-1 l=-1
 J=1 S=1 E=2 a=-2 l=-1 d=P,0.02:T,0.01:
 """
+
+
+def _binary_kaldi() -> bytes:
+    """A compact lattice of two states as Kaldi writes it."""
+    header = struct.pack("<i6s", 6, b"vector") + struct.pack("<i16s", 16, b"compactlattice44")
+    states = struct.pack("<ffiq", math.inf, math.inf, 0, 1) + struct.pack("<iiffiiii", 1, 1, 0.5, 9.0, 2, 3, 4, 1)
+    states += struct.pack("<ffiq", 0.25, 1.0, 0, 0)
+    return b"utt " + struct.pack("<i", 2125659606) + header + struct.pack("<iiQqqq", 2, 0, 3, 0, 2, 1) + states
+
+
+_TRANSITIONS = (
+    b"<TransitionModel> <Topology> <TopologyEntry> <ForPhones> 1 2 </ForPhones> <State> 0 <PdfClass> 0 <Transition> 0 "
+    b"0.5 <Transition> 1 0.5 </State> <State> 1 </State> </TopologyEntry> </Topology> <Triples> 2 1 0 0 2 0 1 "
+    b"</Triples> <LogProbs> [ 0 ] </LogProbs> </TransitionModel>\n"
+)
+_SHOWN_TRANSITIONS = (
+    b"Transition-state 1: phone = a hmm-state = 0 pdf = 1\n Transition-id = 1 p = 0.5 count of pdf = 3 [self-loop]\n"
+)
 _KALDI = b"utt\n7 3 5 1.5,20,2_2_1\n7 4 6 1,21,2_1\n4 3 0 0,3,1\n3 9 0 0.25,0,\n9 0.5,0,\n\n"

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from asr.cli.main import main
+from asr.decoding.kaldi_lattice import read_kaldi_archive
 from asr.decoding.word_lattice import (
     Candidate,
     RescoringScales,
@@ -25,7 +26,7 @@ from asr.decoding.word_lattice import (
     rescore_list,
     word_ids,
 )
-from asr.decoding.word_lattice_io import read_k2_lattice, read_kaldi_archive, read_n_best, read_slf_lattice
+from asr.decoding.word_lattice_io import read_k2_lattice, read_n_best, read_slf_lattice
 from asr.errors import AsrError
 from asr.lm.corpus import read_word_stream
 from asr.lm.interface import LanguageModel

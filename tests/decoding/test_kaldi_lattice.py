@@ -1,0 +1,121 @@
+"""Archives of Kaldi's lattices: binary ones hold what their text says."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from pathlib import Path
+
+import pytest
+
+from asr.cli.main import main
+from asr.decoding.kaldi_lattice import read_kaldi_archive
+from asr.errors import AsrError
+
+WORDS = {0: "", 1: "A", 2: "B"}
+# state, following state, word, graph cost, acoustic cost, transition ids; without a following state the end.
+ARCS = [
+    (0, 1, 1, 0.5, 10.25, (3, 3, 4)),
+    (0, 1, 2, 0.75, 9.5, (5, 6)),
+    (1, 2, 0, 0.0, 1.0, ()),
+    (1, None, 0, 2.0, 3.5, (7,)),
+    (2, None, 0, 0.25, 0.5, (8, 8)),
+]
+
+
+def binary(kind: str = "compactlattice44", arcs: list[tuple] = ARCS, fst: str = "vector") -> bytes:
+    """As Kaldi writes it: OpenFst's header, then for each state its end and its arcs."""
+
+    def text(value: str) -> bytes:
+        return struct.pack("<i", len(value)) + value.encode()
+
+    def weight(graph_cost: float, am_cost: float, ids: tuple[int, ...]) -> bytes:
+        packed = struct.pack("<ff", graph_cost, am_cost)
+        return packed + (struct.pack(f"<i{len(ids)}i", len(ids), *ids) if kind.startswith("compact") else b"")
+
+    num_states = 1 + max(max(arc[0], arc[1] or 0) for arc in arcs)
+    content = struct.pack("<i", 2125659606) + text(fst) + text(kind) + struct.pack("<iiQqqq", 2, 0, 3, 0, num_states, 0)
+    for state in range(num_states):
+        ends = [arc for arc in arcs if arc[0] == state and arc[1] is None]
+        content += weight(*ends[0][3:]) if ends else weight(float("inf"), float("inf"), ())
+        leaving = [arc for arc in arcs if arc[0] == state and arc[1] is not None]
+        content += struct.pack("<q", len(leaving))
+        for _, dst, word, graph_cost, am_cost, ids in leaving:
+            label = word if kind.startswith("compact") else len(ids)
+            content += struct.pack("<ii", label, word) + weight(graph_cost, am_cost, ids) + struct.pack("<i", dst)
+    return content
+
+
+def text(arcs: list[tuple] = ARCS) -> str:
+    lines = []
+    for src, dst, word, graph_cost, am_cost, ids in arcs:
+        weight = f"{graph_cost},{am_cost},{'_'.join(map(str, ids))}"
+        lines.append(f"{src} {weight}" if dst is None else f"{src} {dst} {word} {weight}")
+    return "\n".join(lines) + "\n"
+
+
+def read(path: Path, content: bytes) -> list:
+    path.write_bytes(content)
+    return list(read_kaldi_archive(path, WORDS, 0.03))
+
+
+def test_binary_lattices_are_those_of_their_text(tmp_path: Path) -> None:
+    archive = b"utt-1 " + binary() + b"utt-2 " + binary()
+    found = read(tmp_path / "lat.1", archive)
+    expected = read(tmp_path / "lat.txt", f"utt-1 \n{text()}\nutt-2 \n{text()}\n".encode())
+    assert [vars(one) for one in found] == [vars(one) for one in expected]
+    assert [one.name for one in found] == ["utt-1", "utt-2"]
+    assert found[0].final == {1: (-3.5, -2.0), 2: (-0.5, -0.25)}
+    assert [(arc.word, arc.am_score, arc.lm_score) for arc in found[0].arcs] == [
+        ("A", -10.25, -0.5),
+        ("B", -9.5, -0.75),
+        ("", -1.0, 0.0),
+    ]
+    assert found[0].time == pytest.approx({0: 0.0, 1: 0.09, 2: 0.09})
+    (tmp_path / "lat.1.gz").write_bytes(gzip.compress(archive))
+    packed = list(read_kaldi_archive(tmp_path / "lat.1.gz", WORDS, 0.03))
+    assert [vars(one) for one in packed] == [vars(one) for one in found]
+    (alone,) = read(tmp_path / "utt-1.lat", binary())
+    assert vars(alone) == vars(found[0])
+
+
+def test_lattices_that_are_not_compact(tmp_path: Path) -> None:
+    """An arc with a transition id is a frame."""
+    (found,) = read(tmp_path / "lat.1", b"utt " + binary("lattice44"))
+    assert [arc.word for arc in found.arcs] == ["A", "B", ""]
+    assert found.time == pytest.approx({0: 0.0, 1: 0.03, 2: 0.03})
+
+
+def test_arcs_of_no_path_are_left_out(tmp_path: Path) -> None:
+    (found,) = read(tmp_path / "lat.1", b"utt " + binary(arcs=[*ARCS, (0, 2, 2, float("inf"), 1.0, ())]))
+    assert len(found.arcs) == 3
+
+
+def test_a_binary_archive_is_rescored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "lat.1.gz").write_bytes(gzip.compress(b"utt " + binary()))
+    (tmp_path / "words.txt").write_text("<eps> 0\nA 1\nB 2\n")
+    (tmp_path / "m.arpa").write_text("\\data\\\nngram 1=4\n\n\\1-grams:\n-9 <s>\n-1 </s>\n-1 A\n-1 B\n\n\\end\\\n")
+    given = [f"{tmp_path}/lat.1.gz", "--words", f"{tmp_path}/words.txt", "--ngram", f"{tmp_path}/m.arpa"]
+    assert main(["rescore", *given]) == 0
+    assert capsys.readouterr().out == "utt B\n"
+    # A is worse by 0.75 in its acoustic score and better by 0.25 in its graph score.
+    assert main(["rescore", *given, "--am-scale", "0.1", "--old-lm-scale", "1.0"]) == 0
+    assert capsys.readouterr().out == "utt A\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"utt " + binary()[:-3], "cut short or damaged"),
+        (b"utt " + binary() + b"second", "expected the name of an utterance"),
+        (b"utt " + binary() + b"no second", "expected a transducer of OpenFst"),
+        (b"utt " + binary("standard"), "no lattice but a transducer of the type 'vector' with arcs 'standard'"),
+        (b"utt " + binary(fst="const"), "no lattice but a transducer of the type 'const'"),
+        (b"utt " + binary(arcs=[(0, None, 0, float("nan"), 0.0, ())]), "a weight is not a number"),
+        (b"utt " + binary(arcs=[(0, 1, 7, 0.0, 0.0, ())]), "no word 7 in the list"),
+        (b"utt " + binary(arcs=[(0, None, 0, float("inf"), 0.0, ())]), "the lattice is empty"),
+    ],
+)
+def test_what_is_no_lattice_is_told(tmp_path: Path, content: bytes, message: str) -> None:
+    with pytest.raises(AsrError, match=message):
+        read(tmp_path / "lat.1", content)
