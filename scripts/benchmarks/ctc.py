@@ -3,10 +3,10 @@
     scripts/bench ctc --quick
     scripts/bench ctc --utterances 60 --kinds letters phones
 
-For letters, pieces and phones, all simulated, each decoder's beam is swept; with `--phones BUNDLE` the phones are those
-of that bundle's CTC network on AN4's test part. All run one utterance at a time on one thread; CPU seconds of this
-process are counted. The neural model is the bundle's,
-interpolated with the n-gram. Peers that are not installed are left out. The last line is one JSON object; for each kind
+For letters, pieces and phones, each decoder's beam is swept. The tokens of the networks that `--networks` names are
+those of real speech, dev-clean-2, the others are simulated; `data` says which. All run one utterance at a time on one
+thread; CPU seconds of this process are counted. Words, n-gram and neural model, which is interpolated with the n-gram,
+are the librispeech bundle's. Peers that are not installed are left out. The last line is one JSON object; for each kind
 of tokens
 
 - `wer_ours`, `wer_best_peer`, `wer_ours_neural`: the lowest word error rates in % over the beams;
@@ -30,7 +30,7 @@ from typing import Any
 
 from torch import Tensor
 
-from asr.bundle import Bundle
+from asr.bundle import Bundle, bundle_folder
 from asr.ctc import CTCDecoder
 from asr.ctc.graphs import spelled_lexicon
 from asr.ctc.word_models import listed_words, trie_of
@@ -38,13 +38,14 @@ from asr.lm.ngram.arpa import write_arpa
 from asr.lm.ngram.model import NgramLM
 from asr.metrics import NO_ERRORS, count_errors, read_transcripts
 from asr.text.lexicon import Lexicon
-from scripts.benchmarks.ctc_workload import CTCWorkload, phones, simulated
+from scripts.benchmarks.ctc_workload import CTCWorkload, recorded, simulated, tokens_of
 from scripts.benchmarks.inputs import LIBRISPEECH_BUNDLE, argument_parser, cache_folder, default_corpora
 from scripts.benchmarks.peers import ctc as peers
 from scripts.benchmarks.report import table
-from scripts.benchmarks.speech import an4_recordings, evenly
+from scripts.benchmarks.speech import recordings
 
 KINDS = ("letters", "pieces", "phones")
+NETWORKS = ("letters",)
 # pyctcdecode's own defaults: at the scales of the others it merges words, since it adds nothing for a word.
 PYCTCDECODE_SCALES = (0.5, 1.5)
 # Scales of each kind, the same for the other decoders.
@@ -64,18 +65,20 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--corpora", type=Path, default=default_corpora(), help="the folder that holds librispeech/")
     parser.add_argument("--no-neural", action="store_true", help="without the recurrent language model")
     parser.add_argument(
-        "--phones", metavar="BUNDLE", help="phones: of this bundle, whose network is CTC, on AN4's test"
+        "--networks", nargs="*", default=NETWORKS, metavar="BUNDLE", help="with CTC networks (default: %(default)s)"
     )
     parser.add_argument("--spelled", action="store_true", help="also words outside a list of the 5,000 most frequent")
     options = parser.parse_args(arguments)
     num_utts = options.utterances or (6 if options.quick else 40)
     bundle = Bundle.load(LIBRISPEECH_BUNDLE)
+    networks = {tokens_of(own).kind: own for own in (Bundle.load(bundle_folder(name)) for name in options.networks)}
     results: dict[str, Any] = {}
     for kind in options.kinds:
-        speech = evenly(an4_recordings(options.corpora), num_utts) if kind == "phones" and options.phones else []
-        own = Bundle.load(options.phones) if speech else bundle
-        workload = phones(own, speech) if speech else simulated_workload(kind, own, options.corpora, num_utts)
-        results[kind] = measure(kind, own, workload, options.quick, not options.no_neural)
+        if kind in networks:
+            workload = recorded(networks[kind], recordings(options.corpora, num_utts)[1])
+        else:
+            workload = simulated_workload(kind, bundle, options.corpora, num_utts)
+        results[kind] = measure(kind, bundle, workload, options.quick, not options.no_neural)
     if options.spelled:
         results["spelled"] = measure_spelled(bundle, options.corpora, num_utts)
     print(json.dumps(results))
