@@ -45,7 +45,6 @@ from scripts.benchmarks.report import table
 from scripts.benchmarks.speech import recordings
 
 KINDS = ("letters", "pieces", "phones")
-NETWORKS = ("letters",)
 # pyctcdecode's own defaults: at the scales of the others it merges words, since it adds nothing for a word.
 PYCTCDECODE_SCALES = (0.5, 1.5)
 # Scales of each kind, the same for the other decoders.
@@ -64,9 +63,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--utterances", type=int, help="of each kind (default: 40, with --quick 6)")
     parser.add_argument("--corpora", type=Path, default=default_corpora(), help="the folder that holds librispeech/")
     parser.add_argument("--no-neural", action="store_true", help="without the recurrent language model")
-    parser.add_argument(
-        "--networks", nargs="*", default=NETWORKS, metavar="BUNDLE", help="with CTC networks (default: %(default)s)"
-    )
+    parser.add_argument("--networks", nargs="+", default=(), metavar="BUNDLE", help="bundles with CTC networks")
     parser.add_argument("--spelled", action="store_true", help="also words outside a list of the 5,000 most frequent")
     options = parser.parse_args(arguments)
     num_utts = options.utterances or (6 if options.quick else 40)
