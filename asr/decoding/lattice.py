@@ -452,16 +452,25 @@ class LatticeRecords:
         before = tokens.backpointer[source[losing]]
         self._losing_arcs.append((before, backpointer_of[winner[losing]], graph_arc[losing], score_gap[losing]))
 
-    def add_frames(self, utt_idx: Tensor, frame: Tensor, losing_arcs: Sequence[Tensor]) -> None:
-        """Takes several frames that were read without a language model.
+    def add_frames(
+        self,
+        utt_idx: Tensor,
+        frame: Tensor,
+        losing_arcs: Sequence[Tensor],
+        lm_scores: Sequence[Tensor] | None = None,
+    ) -> None:
+        """Takes several frames.
 
         Args:
-            utt_idx, frame: (R,) of each new backpointer, in order, its utterance and the frames read before it.
+            utt_idx, frame: (R,) of each new backpointer, in order, its utterance and the frames read, its own included.
             losing_arcs: (L,) each, those of a frame side by side: the back-pointer before, the back-pointer to which it
                 lost, its arc in the graph, and its score gap.
+            lm_scores: (R,) and (L,) float64, what the language model gave the words of each arc; None without one.
         """
         self._backpointers.append((utt_idx, frame))
         self._losing_arcs.append(tuple(losing_arcs))
+        if lm_scores is not None:
+            self._lm_scores.append(tuple(lm_scores))
 
     def collected(self, backtrace: Backtrace, endings: Sequence[Ending]) -> LatticeParts:
         """The lattice, or at least what lies within the output beam.

@@ -83,7 +83,7 @@ def select_backend(
     if name == "numba":
         frame = NumbaFrameBackend(graph, options, has_lm)
         if graph.epsilon is None:
-            chunk = _numba_chunk_search(graph, options, lm, keep_lattice)
+            chunk = _numba_chunk_search(graph, options, lm)
     else:
         from asr.decoding.gpu.chunk_lm import TritonChunkSearchWithLM
         from asr.decoding.gpu.cuda_graph import CudaGraphSearch
@@ -101,12 +101,10 @@ def select_backend(
     return Backend(frame, chunk)
 
 
-def _numba_chunk_search(
-    graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, keep_lattice: bool
-) -> ChunkBackend | None:
+def _numba_chunk_search(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None) -> ChunkBackend | None:
     if lm is None:
         return NumbaChunkSearch(graph, options)
-    if keep_lattice or options.max_contexts_per_state is not None:
+    if options.max_contexts_per_state is not None:
         return None
     tables = lm.lookup_tables()
     if tables is None:

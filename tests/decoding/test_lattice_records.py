@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,19 +13,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asr.decoding import lattice
-from asr.decoding.backend import Backend
+from asr.decoding.backend import Backend, ChunkBackend
 from asr.decoding.cpu.chunk import NumbaChunkSearch
+from asr.decoding.cpu.chunk_lm import NumbaChunkSearchWithLM
 from asr.decoding.cpu.frame import NumbaFrameBackend
 from asr.decoding.cpu.lattice import LatticeBackpointers, LosingArcs, add_losses, kept_within, order_by_source
+from asr.decoding.cpu.lattice_search import NumbaLatticeSearch
+from asr.decoding.frame import TorchFrameBackend
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice
+from asr.decoding.rescoring import rescore_lattice
 from asr.decoding.search_graph import Searchable
+from asr.decoding.selection import BackendFactory, select_backend
 from asr.decoding.token_passing import TokenPassingDecoder
+from asr.lm.cached.engine import CachedRNNLM
+from asr.lm.combine import Difference, RemappedLM
+from asr.lm.corpus import read_word_stream
 from asr.lm.interface import LanguageModel
+from asr.lm.ngram.estimate import estimate_kneser_ney
+from asr.lm.ngram.model import NgramLM
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from tests.decoding.random_graphs import random_graph, random_log_prob
+from tests.reference.ngram_oracle import toy_sentences
 from tests.reference.table_lm import TableLM
 
 NUM_FRAMES = torch.tensor([11, 0, 5, 11, 1])
+ChunkFactory = Callable[[Searchable, DecodingOptions, LanguageModel], ChunkBackend]
 
 
 def assert_equal(one: Lattice, other: Lattice) -> None:
@@ -37,11 +53,11 @@ def assert_equal(one: Lattice, other: Lattice) -> None:
     beam=st.sampled_from([0.3, 3.0, 6.0, float("inf")]),
     output_beam=st.sampled_from([0.5, 4.0, float("inf")]),
     limits=st.sampled_from([(0, 5), (4, 6), (30, 40), (0, 10**6)]),
-    with_lm=st.booleans(),
+    kind=st.sampled_from(["no language model", "chunks", "frames"]),
     frames_per_call=st.sampled_from([1, 3, 32]),
 )
 def test_loops_give_the_tensor_forms_lattice(
-    seed: int, beam: float, output_beam: float, limits: tuple[int, int], with_lm: bool, frames_per_call: int
+    seed: int, beam: float, output_beam: float, limits: tuple[int, int], kind: str, frames_per_call: int
 ) -> None:
     pytest.importorskip("numba")
     graph = random_graph(seed, num_states=40, num_arcs=200, final_prob=0.2)
@@ -59,10 +75,14 @@ def test_loops_give_the_tensor_forms_lattice(
         word_insertion_penalty=-0.3,
     )
     # Two words of history: with all of them an open beam keeps every word sequence, a minute an example.
-    lm = TableLM(graph.vocabulary, seed, num_history_words=2) if with_lm else None
+    lm = None if kind == "no language model" else TableLM(graph.vocabulary, seed, num_history_words=2)
 
     def numba_backend(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, _: bool) -> Backend:
-        chunk = NumbaChunkSearch(graph, options, frames_per_call) if lm is None else None
+        chunk: ChunkBackend | None = None
+        if lm is None:
+            chunk = NumbaChunkSearch(graph, options, frames_per_call)
+        elif kind == "chunks":
+            chunk = NumbaChunkSearchWithLM(graph, options, lm)
         return Backend(NumbaFrameBackend(graph, options, lm is not None), chunk)
 
     found = TokenPassingDecoder(graph, options, backend=numba_backend).search(
@@ -76,7 +96,106 @@ def test_loops_give_the_tensor_forms_lattice(
         )
     assert found.results() == expected.results()
     assert found.lattice is not None and expected.lattice is not None
-    assert_equal(found.lattice, expected.lattice)
+    if kind != "chunks":
+        assert_equal(found.lattice, expected.lattice)
+    # In chunks with a language model, utterances come to a frame in any order.
+    for one, other in zip(found.lattice.split(), expected.lattice.split(), strict=True):
+        assert_equal(one, other)
+
+
+@pytest.fixture(scope="module")
+def ngrams(tmp_path_factory: pytest.TempPathFactory) -> list[NgramLM]:
+    """Of two and of three words."""
+    path = tmp_path_factory.mktemp("ngrams") / "text"
+    path.write_text("\n".join(toy_sentences(0, 200, 9)))
+    stream = read_word_stream([path])
+    return [NgramLM.from_trie(estimate_kneser_ney(stream, order).trie) for order in (2, 3)]
+
+
+def _rescoring_backend(chunk: ChunkFactory) -> BackendFactory:
+    """Frames are an error: everything must go through the chunk backend."""
+
+    def made(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, keep_lattice: bool) -> Backend:
+        assert lm is not None and keep_lattice
+        return Backend(TorchFrameBackend(graph, options, True), chunk(graph, options, lm))
+
+    return made
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    context_beam=st.sampled_from([None, 0.5, 3.0]),
+    output_beam=st.sampled_from([0.5, 4.0, float("inf")]),
+    max_active=st.sampled_from([5, 10**6]),
+    skip_beam=st.sampled_from([None, 0.2]),
+)
+def test_a_lattice_rescored_in_chunks(
+    seed: int,
+    context_beam: float | None,
+    output_beam: float,
+    max_active: int,
+    skip_beam: float | None,
+    ngrams: list[NgramLM],
+) -> None:
+    pytest.importorskip("numba")
+    graph = random_graph(seed, num_states=30, num_arcs=120, final_prob=0.2)
+    options = DecodingOptions(
+        output_beam=output_beam,
+        context_beam=context_beam,
+        min_active_states=5,
+        max_active_states=max_active,
+        skip_beam=skip_beam,
+        am_scale=0.7,
+        lm_scale=0.9,
+    )
+    first_pass = TokenPassingDecoder(graph, DecodingOptions(output_beam=6.0))
+    joint = first_pass.search(random_log_prob(seed, 5, 11), NUM_FRAMES, keep_lattice=True).lattice
+    assert joint is not None
+    small, large = (RemappedLM(lm, graph.vocabulary) for lm in ngrams)
+    lm = Difference(large, small)
+    expected = rescore_lattice(joint, options, lm, True, make_backend=functools.partial(select_backend, name="torch"))
+    kinds: dict[str, ChunkFactory] = {
+        "calls": NumbaChunkSearchWithLM,
+        "lookup": lambda graph, options, lm: NumbaChunkSearchWithLM(graph, options, lm, True, 100),
+        "always answers": NumbaLatticeSearch,
+    }
+    for name, chunk in kinds.items():
+        found = rescore_lattice(joint, options, lm, True, make_backend=_rescoring_backend(chunk))
+        for path, other in zip(found, expected, strict=True):
+            assert (path is None) == (other is None), name
+            if path is None or other is None:
+                continue
+            assert torch.equal(path.graph_arc, other.graph_arc) and path.total == other.total, name
+            assert path.lattice is not None and other.lattice is not None
+            assert_equal(path.lattice, other.lattice)
+
+
+def test_a_lattice_rescored_by_a_recurrent_network() -> None:
+    pytest.importorskip("numba")
+    graph = random_graph(3, num_states=40, num_arcs=200, final_prob=0.2)
+    options = DecodingOptions(output_beam=4.0)
+    torch.manual_seed(0)
+    network = RNNLanguageModel(graph.vocabulary, RNNLMConfig(6, 8, maxent_order=3, maxent_size=1000))
+    log_prob = random_log_prob(3, 5, 11)
+    joint = TokenPassingDecoder(graph, options).search(log_prob, NUM_FRAMES, keep_lattice=True).lattice
+    assert joint is not None
+    reference = functools.partial(select_backend, name="torch")
+    expected = rescore_lattice(joint, options, CachedRNNLM(network), True, make_backend=reference)
+    engine, makers = CachedRNNLM(network), []
+
+    def chosen(*arguments: Any) -> Backend:
+        makers.append(select_backend(*arguments, name="numba"))
+        return makers[-1]
+
+    found = rescore_lattice(joint, options, engine, True, make_backend=chosen)
+    assert isinstance(makers[0].chunk, NumbaChunkSearchWithLM)
+    for path, other in zip(found, expected, strict=True):
+        assert path is not None and other is not None and torch.equal(path.graph_arc, other.graph_arc)
+        assert path.lattice is not None and other.lattice is not None
+        for field in fields(Lattice):
+            one, two = getattr(path.lattice, field.name), getattr(other.lattice, field.name)
+            assert torch.allclose(one, two, atol=1e-5) if one.is_floating_point() else torch.equal(one, two)
 
 
 def test_a_lattice_costs_the_search_no_path() -> None:

@@ -1,6 +1,7 @@
 """What numba's loops take and give, as named tuples of arrays.
 
-Shapes: N streams, K tokens, A candidates, Q candidates with words, R back-pointers, B frames, S states, E arcs.
+Shapes: N streams, K tokens, A candidates, Q candidates with words, R back-pointers, L losing arcs, B frames, S states,
+E arcs.
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from asr.decoding.backend import SearchSink
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.search_graph import ArcSet
 from asr.decoding.tokens import ActiveTokens
 from asr.kernels.jit import kernel
+
+_NONE = -1
+_NO_LATTICE = -1.0
 
 
 class ArcArrays(NamedTuple):
@@ -40,20 +45,22 @@ class TokenArrays(NamedTuple):
 
 
 class Frames(NamedTuple):
-    """The frames that streams have still to read; `begin`, `num_left` and `score_offset` are changed in place.
+    """The frames of streams; `num_read` and `score_offset` are changed in place.
 
     Attributes:
         log_prob: of all streams and frames, flat.
         num_columns: from one frame of a stream to the next.
-        begin: (N,) where the stream's next frame begins in `log_prob`.
-        num_left: (N,) how many frames are left.
+        max_frames: from one stream to the next.
+        num_frames: (N,) how many frames are the stream's.
+        num_read: (N,) how many of them have been read.
         score_offset: (N,) float64, what relative scores lack.
     """
 
     log_prob: Any
     num_columns: int
-    begin: Any
-    num_left: Any
+    max_frames: int
+    num_frames: Any
+    num_read: Any
     score_offset: Any
 
 
@@ -74,6 +81,30 @@ class CandidateArrays(NamedTuple):
     score: Any
 
 
+class LatticeArcs(NamedTuple):
+    """What a lattice needs beside back-pointers, see `LatticeRecords.add_frames`; the arrays have room for more.
+
+    Attributes:
+        margin: float32; arcs that lose by no more belong to the lattice. Below 0 no lattice is kept.
+        count: (1,) how many losing arcs there are.
+        utt_idx, num_read: (R,) of the back-pointers, the stream and the frames read.
+        lm_score: (R,) float64, what the language model gave the words of each back-pointer's arc.
+        src, dst, arc, score_gap: (L,) of the losing arcs.
+        losing_lm_score: (L,) float64, as `lm_score`.
+    """
+
+    margin: Any
+    count: Any
+    utt_idx: Any
+    num_read: Any
+    lm_score: Any
+    src: Any
+    dst: Any
+    arc: Any
+    score_gap: Any
+    losing_lm_score: Any
+
+
 class Backpointers(NamedTuple):
     """Back-pointers made so far; the arrays have room for more.
 
@@ -82,6 +113,7 @@ class Backpointers(NamedTuple):
         count: (2,) how many back-pointers and how many frames there are.
         previous, arc: (R,) the back-pointer before each, and its arc.
         frame_begin: (B,) the number of each frame's first one.
+        lattice: what is kept for a lattice.
     """
 
     first: int
@@ -89,11 +121,7 @@ class Backpointers(NamedTuple):
     previous: Any
     arc: Any
     frame_begin: Any
-
-    def made(self) -> tuple[Any, Any, list[int]]:
-        """Those made: previous (R,), arc (R,), and the number of each frame's first one."""
-        num, num_frames = self.count.tolist()
-        return self.previous[:num], self.arc[:num], self.frame_begin[:num_frames].tolist()
+    lattice: LatticeArcs
 
 
 def arc_arrays(arcs: ArcSet) -> ArcArrays:
@@ -121,27 +149,139 @@ def pruning_of(options: DecodingOptions) -> Pruning:
     return Pruning(np.float32(options.search_beam), skip_beam, options.min_active_states, options.max_active_states)
 
 
-def no_backpointers(first: int) -> Backpointers:
+def no_backpointers(sink: SearchSink) -> Backpointers:
     """None yet."""
-    none = np.empty(0, dtype=np.int64)
-    return Backpointers(first, np.zeros(2, dtype=np.int64), none, none, none)
+    none, no_scores = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float64)
+    margin = np.float32(_NO_LATTICE if sink.lattice is None else sink.lattice.margin)
+    losing = none, none, none, no_scores.astype(np.float32), no_scores
+    lattice = LatticeArcs(margin, np.zeros(1, dtype=np.int64), none, none, no_scores, *losing)
+    return Backpointers(sink.backtrace.num_records, np.zeros(2, dtype=np.int64), none, none, none, lattice)
+
+
+def hand_over(made: Backpointers, arcs: ArcSet, sink: SearchSink) -> None:
+    """Gives the sink the back-pointers and losing arcs that have been made."""
+    num, num_frames = made.count.tolist()
+    previous, arc = torch.from_numpy(made.previous[:num]), torch.from_numpy(made.arc[:num])
+    sink.backtrace.add_blocks(previous, arcs.arc_of(arc), made.frame_begin[:num_frames].tolist())
+    if sink.lattice is not None:
+        kept, losing = made.lattice, slice(0, int(made.lattice.count[0]))
+        utt_idx, num_read, lm_score = (torch.from_numpy(part[:num]) for part in kept[2:5])
+        src, dst, losing_arc, score_gap, losing_lm_score = (torch.from_numpy(part[losing]) for part in kept[5:])
+        losing_arcs = (src, dst, arcs.arc_of(losing_arc), score_gap)
+        sink.lattice.add_frames(utt_idx, num_read, losing_arcs, (lm_score, losing_lm_score))
 
 
 @kernel(fastmath=False)
-def add_backpointers(made: Any, previous: Any, arc: Any) -> Any:
-    """Appends the back-pointers of one frame (R',); the tuple returned replaces `made`."""
-    num, num_frames = made.count[0], made.count[1]
-    made = Backpointers(
-        made.first,
-        made.count,
-        append(made.previous, num, previous),
-        append(made.arc, num, arc),
-        ensure_capacity(made.frame_begin, num_frames + 1),
+def extend(tokens: Any, candidates: Any, arcs: Any) -> Any:
+    """The candidates as tokens (A,), their words not scored yet, each with the back-pointer of the token it extends."""
+    num, source = len(candidates.arc), candidates.source
+    stream, state, context = (
+        np.empty(num, dtype=np.int64),
+        np.empty(num, dtype=np.int64),
+        np.empty(num, dtype=np.int64),
     )
-    made.frame_begin[num_frames] = made.first + num
-    made.count[0] += len(arc)
+    lm_score, backpointer = np.empty(num, dtype=np.float64), np.empty(num, dtype=np.int64)
+    for i in range(num):
+        stream[i], state[i] = tokens.stream[source[i]], arcs.dst[candidates.arc[i]]
+        context[i], lm_score[i] = tokens.context[source[i]], tokens.lm_score[source[i]]
+        backpointer[i] = tokens.backpointer[source[i]]
+    return TokenArrays(stream, state, context, candidates.score, lm_score, backpointer)
+
+
+@kernel(fastmath=False)
+def add_frame(made: Any, tokens: Any, candidates: Any, extended: Any, survivors: Any, beam: Any, num_read: Any) -> Any:
+    """Appends the back-pointers of one frame, and its losing arcs where a lattice is kept.
+
+    Args:
+        made: `Backpointers`; the tuple returned replaces it.
+        tokens: before the frame.
+        candidates: what they became over arcs.
+        extended: the candidates as `TokenArrays` (A,), each with the back-pointer of the token that it extends.
+        survivors: winner (A,) and kept (K',), see `asr.decoding.tokens.Survivors`.
+        beam: the search beam, float32.
+        num_read: (N,) the frames that each stream has read, this one included.
+
+    Returns:
+        The tokens after the frame, and `made`.
+    """
+    kept = survivors[1]
+    num, num_frames = made.count[0], made.count[1]
+    previous = append(made.previous, num, extended.backpointer[kept])
+    arc, frame_begin = append(made.arc, num, candidates.arc[kept]), ensure_capacity(made.frame_begin, num_frames + 1)
+    frame_begin[num_frames] = made.first + num
+    made.count[0] += len(kept)
     made.count[1] += 1
-    return made
+    after = TokenArrays(
+        extended.stream[kept],
+        extended.state[kept],
+        extended.context[kept],
+        extended.score[kept],
+        extended.lm_score[kept],
+        made.first + np.arange(num, num + len(kept)),
+    )
+    lattice = made.lattice
+    if lattice.margin >= 0:
+        lm_score = after.lm_score - tokens.lm_score[candidates.source[kept]]
+        lattice = LatticeArcs(
+            lattice.margin,
+            lattice.count,
+            append(lattice.utt_idx, num, after.stream),
+            append(lattice.num_read, num, num_read[after.stream]),
+            append(lattice.lm_score, num, lm_score),
+            lattice.src,
+            lattice.dst,
+            lattice.arc,
+            lattice.score_gap,
+            lattice.losing_lm_score,
+        )
+        lattice = add_losing_arcs(lattice, tokens, candidates, extended, survivors, after, beam)
+    return after, Backpointers(made.first, made.count, previous, arc, frame_begin, lattice)
+
+
+@kernel(fastmath=False)
+def add_losing_arcs(
+    lattice: Any, tokens: Any, candidates: Any, extended: Any, survivors: Any, after: Any, beam: Any
+) -> Any:
+    """Appends the losing arcs of one frame, as `asr.decoding.lattice.LatticeRecords.add` chooses them.
+
+    Args:
+        lattice: `LatticeArcs`; the tuple returned replaces it.
+        tokens, candidates, extended, survivors, beam: as of `add_frame`.
+        after: the tokens after the frame.
+    """
+    winner, kept = survivors
+    # What falls behind the search beam is dropped, unless min_active_states let worse tokens survive.
+    lowest = np.full(after.stream.max() + 1 if len(kept) else 0, -beam, dtype=np.float32)
+    number = np.full(len(winner), _NONE, dtype=np.int64)
+    for k in range(len(kept)):
+        lowest[after.stream[k]] = min(lowest[after.stream[k]], after.score[k])
+        number[kept[k]] = after.backpointer[k]
+    first = num = lattice.count[0]
+    room = num + len(winner)
+    src, dst = ensure_capacity(lattice.src, room), ensure_capacity(lattice.dst, room)
+    arc, score_gap = ensure_capacity(lattice.arc, room), ensure_capacity(lattice.score_gap, room)
+    lm_score = ensure_capacity(lattice.losing_lm_score, room)
+    for i in range(len(winner)):
+        won = winner[i]
+        gap = extended.score[won] - extended.score[i]
+        if won == i or number[won] < 0 or not gap <= lattice.margin or extended.score[i] < lowest[extended.stream[i]]:
+            continue
+        src[num], dst[num], arc[num], score_gap[num] = extended.backpointer[i], number[won], candidates.arc[i], gap
+        lm_score[num] = extended.lm_score[i] - tokens.lm_score[candidates.source[i]]
+        num += 1
+    lattice.count[0] += num - first
+    return LatticeArcs(
+        lattice.margin,
+        lattice.count,
+        lattice.utt_idx,
+        lattice.num_read,
+        lattice.lm_score,
+        src,
+        dst,
+        arc,
+        score_gap,
+        lm_score,
+    )
 
 
 @kernel(fastmath=False)

@@ -12,20 +12,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from asr.decoding.backend import Chunk, SearchSink
-from asr.decoding.backtrace import Backtrace
 from asr.decoding.cpu.arrays import (
-    Backpointers,
     CandidateArrays,
     Frames,
-    TokenArrays,
     active_tokens,
-    add_backpointers,
+    add_frame,
     append,
     append_tokens,
     arc_arrays,
+    extend,
+    hand_over,
     no_backpointers,
     pruning_of,
     slice_tokens,
@@ -129,13 +127,12 @@ def advance_with_lookup(
             if len(unknown):
                 # The frame is expanded again when its histories have been.
                 frames.score_offset[stream] = offset_before
-                frames.begin[stream] -= frames.num_columns
-                frames.num_left[stream] += 1
+                frames.num_read[stream] -= 1
                 pending = append(pending, num_pending, unknown)
                 num_pending += len(unknown)
                 is_over = False
                 break
-            own, made = finish_frame(own, candidates, scores, lm_scale, arcs, frames.score_offset, pruning, made)
+            own, made = finish_frame(own, candidates, scores, lm_scale, arcs, frames, pruning, made)
             goes_on = made.count[0] < enough
             is_over = is_over and goes_on
         stopped = append_tokens(stopped, num_tokens, own)
@@ -154,39 +151,27 @@ def advance_stream(tokens: Any, arcs: Any, frames: Any, pruning: Any, made: Any)
     empty = np.empty(0, dtype=np.int64)
     nothing = CandidateArrays(empty, empty, tokens.score[:0])
     offset_before = 0.0
-    while len(tokens.state) and frames.num_left[tokens.stream[0]]:
+    while len(tokens.state) and frames.num_read[tokens.stream[0]] < frames.num_frames[tokens.stream[0]]:
         own = tokens.stream[0]
         offset_before = frames.score_offset[own]
         room = count_arcs(tokens.state, arcs)
         source, arc = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64)
         out = CandidateArrays(source, arc, np.empty(room, dtype=np.float32))
-        log_prob = frames.log_prob[frames.begin[own] :]
+        log_prob = frames.log_prob[(own * frames.max_frames + frames.num_read[own]) * frames.num_columns :]
         num, best, _ = expand_stream(tokens.state, tokens.score, arcs, log_prob, pruning, pruning.beam, True, out)
         if best > -np.inf:
             frames.score_offset[own] += best
-        frames.begin[own] += frames.num_columns
-        frames.num_left[own] -= 1
+        frames.num_read[own] += 1
         candidates = CandidateArrays(out.source[:num], out.arc[:num], out.score[:num])
         has_words = False
         for i in range(num):
             has_words = has_words or arcs.num_words[candidates.arc[i]] > 0
         if has_words:
             return tokens, candidates, made, offset_before
-        state, context = np.empty(num, dtype=np.int64), np.empty(num, dtype=np.int64)
-        for i in range(num):
-            state[i], context[i] = arcs.dst[candidates.arc[i]], tokens.context[candidates.source[i]]
+        extended = extend(tokens, candidates, arcs)
         winner, no_table = np.empty(num, dtype=np.int64), np.empty(0, dtype=np.int32)
-        kept, _ = keep_stream(state, context, candidates.score, no_table, pruning, winner)
-        source = candidates.source[kept]
-        made = add_backpointers(made, tokens.backpointer[source], candidates.arc[kept])
-        tokens = TokenArrays(
-            tokens.stream[source],
-            state[kept],
-            context[kept],
-            candidates.score[kept],
-            tokens.lm_score[source],
-            made.first + np.arange(made.count[0] - len(kept), made.count[0]),
-        )
+        kept, _ = keep_stream(extended.state, extended.context, extended.score, no_table, pruning, winner)
+        tokens, made = add_frame(made, tokens, candidates, extended, (winner, kept), pruning.beam, frames.num_read)
     return tokens, nothing, made, offset_before
 
 
@@ -240,7 +225,7 @@ def look_words_up(queries: Any, arc: Any, arcs: Any, tables: Any) -> tuple[Any, 
 
 @kernel(fastmath=False)
 def finish_frame(
-    tokens: Any, candidates: Any, scores: Any, lm_scale: Any, arcs: Any, score_offset: Any, pruning: Any, made: Any
+    tokens: Any, candidates: Any, scores: Any, lm_scale: Any, arcs: Any, frames: Any, pruning: Any, made: Any
 ) -> tuple[Any, Any]:
     """Adds the language model's scores, recombines and prunes.
 
@@ -250,39 +235,32 @@ def finish_frame(
         scores: `WordScores`.
         lm_scale: float32.
         arcs: of the graph.
-        score_offset: (N,) float64, changed in place.
+        frames: `Frames`, of which this one has been read; the score offsets are changed in place.
         pruning: beams and limits.
         made: `Backpointers`, to which those of the frame are added.
 
     Returns:
         The tokens after the frame, and `made`.
     """
-    num, score = len(candidates.arc), candidates.score
-    stream, state = np.empty(num, dtype=np.int64), np.empty(num, dtype=np.int64)
-    context, lm_score = np.empty(num, dtype=np.int64), np.empty(num, dtype=np.float64)
-    for i in range(num):
-        source = candidates.source[i]
-        stream[i], state[i] = tokens.stream[source], arcs.dst[candidates.arc[i]]
-        context[i], lm_score[i] = tokens.context[source], tokens.lm_score[source]
+    extended = extend(tokens, candidates, arcs)
     for i in range(len(scores.position)):
         at = scores.position[i]
-        score[at] += scores.log_prob[i] * lm_scale
-        lm_score[at] += scores.log_prob[i]
-        context[at] = scores.next[i]
-    normalize_scores(stream, score, score_offset)
-    is_complete, no_table = np.ones(len(score_offset), dtype=np.bool_), np.empty(0, dtype=np.int32)
-    _, kept, _ = keep_frame(stream, state, context, score, is_complete, no_table, pruning)
-    made = add_backpointers(made, tokens.backpointer[candidates.source[kept]], candidates.arc[kept])
-    backpointer = made.first + np.arange(made.count[0] - len(kept), made.count[0])
-    kept_tokens = TokenArrays(stream[kept], state[kept], context[kept], score[kept], lm_score[kept], backpointer)
-    return kept_tokens, made
+        extended.score[at] += scores.log_prob[i] * lm_scale
+        extended.lm_score[at] += scores.log_prob[i]
+        extended.context[at] = scores.next[i]
+    normalize_scores(extended.stream, extended.score, frames.score_offset)
+    is_complete, no_table = np.ones(len(frames.score_offset), dtype=np.bool_), np.empty(0, dtype=np.int32)
+    winner, kept, _ = keep_frame(
+        extended.stream, extended.state, extended.context, extended.score, is_complete, no_table, pruning
+    )
+    return add_frame(made, tokens, candidates, extended, (winner, kept), pruning.beam, frames.num_read)
 
 
 _TURNS_BETWEEN_COLLECTIONS = 16
 
 
 class NumbaChunkSearchWithLM:
-    """`ChunkBackend` with a language model, without a lattice or a limit on contexts, where each arc reads a frame.
+    """`ChunkBackend` with a language model, without a limit on contexts, where each arc reads a frame.
 
     Where streams have stopped at frames with words, either
 
@@ -319,14 +297,14 @@ class NumbaChunkSearchWithLM:
         self._lm_scale = np.float32(options.lm_scale)
 
     def search(self, tokens: ActiveTokens, chunk: Chunk, sink: SearchSink) -> ActiveTokens:
-        """As `ChunkBackend.search`, without a lattice."""
-        assert sink.lattice is None
+        """As `ChunkBackend.search`."""
         num_streams, max_frames, num_columns = chunk.log_prob.shape
         frames = Frames(
             chunk.log_prob.reshape(-1).numpy(),
             num_columns,
-            np.arange(num_streams) * (max_frames * num_columns),
-            chunk.num_frames.numpy().copy(),
+            max_frames,
+            chunk.num_frames.numpy(),
+            np.zeros(num_streams, dtype=np.int64),
             chunk.score_offset.numpy(),
         )
         finished, turn, looks_up = [ActiveTokens.empty(tokens.state.device)], 0, self._looks_up
@@ -338,24 +316,24 @@ class NumbaChunkSearchWithLM:
             if sink.backtrace.is_due or (not looks_up and turn % _TURNS_BETWEEN_COLLECTIONS == 0):
                 sink.collect([*finished, tokens])
             if looks_up:
-                tokens, is_over = self._look_words_up(tokens, frames, tables, sink.backtrace)
+                tokens, is_over = self._look_words_up(tokens, frames, tables, sink)
                 if is_over:
                     return ActiveTokens.join([*finished, tokens])
             else:
-                tokens, done = self._score_next_words(tokens, frames, sink.backtrace)
+                tokens, done = self._score_next_words(tokens, frames, sink)
                 finished.append(done)
             turn += 1
         return ActiveTokens.join(finished)
 
     def _score_next_words(
-        self, tokens: ActiveTokens, frames: Frames, backtrace: Backtrace
+        self, tokens: ActiveTokens, frames: Frames, sink: SearchSink
     ) -> tuple[ActiveTokens, ActiveTokens]:
         """Runs each stream over its next frame with words -> tokens after it, and those of streams without one."""
         before, candidates, queries, made = self._advance_until_words(
-            token_arrays(tokens), self._arcs, frames, self._pruning, no_backpointers(backtrace.num_records)
+            token_arrays(tokens), self._arcs, frames, self._pruning, no_backpointers(sink)
         )
-        self._add(made, backtrace)
-        has_words = np.zeros(len(frames.num_left), dtype=np.bool_)
+        hand_over(made, self._emitting, sink)
+        has_words = np.zeros(len(frames.num_read), dtype=np.bool_)
         has_words[before.stream[candidates.source]] = True
         done = active_tokens(before).select(torch.from_numpy(np.flatnonzero(~has_words[before.stream])))
         if not len(queries.word):
@@ -366,28 +344,21 @@ class NumbaChunkSearchWithLM:
             log_prob, following = self._emitting.words.score_rest(self._lm, own_arc, log_prob, following)
         after, made = self._finish_frame(
             *(before, candidates, WordScores(queries.position, log_prob.numpy(), following.numpy()), self._lm_scale),
-            *(self._arcs, frames.score_offset, self._pruning, no_backpointers(backtrace.num_records)),
+            *(self._arcs, frames, self._pruning, no_backpointers(sink)),
         )
-        self._add(made, backtrace)
+        hand_over(made, self._emitting, sink)
         return active_tokens(after), done
 
     def _look_words_up(
-        self, tokens: ActiveTokens, frames: Frames, tables: Any, backtrace: Backtrace
+        self, tokens: ActiveTokens, frames: Frames, tables: Any, sink: SearchSink
     ) -> tuple[ActiveTokens, bool]:
         """Runs all streams as far as the tables answer -> the tokens there, and whether no frames are left."""
         after, pending, made, is_over = self._advance_with_lookup(
             *(token_arrays(tokens), self._arcs, frames, self._pruning, self._lm_scale, tables),
-            *(no_backpointers(backtrace.num_records), self._backpointers_per_call),
+            *(no_backpointers(sink), self._backpointers_per_call),
         )
-        self._add(made, backtrace)
+        hand_over(made, self._emitting, sink)
         tokens = active_tokens(after)
         asked = torch.from_numpy(pending)
         self._lm.expand(torch.cat([asked, tokens.context_idx]) if len(asked) else asked, tokens.context_idx)
         return tokens, bool(is_over)
-
-    def _add(self, made: Backpointers, backtrace: Backtrace) -> None:
-        previous, arc, frame_begin = made.made()
-        backtrace.add_blocks(torch.from_numpy(previous), self._graph_arc(arc), frame_begin)
-
-    def _graph_arc(self, arc: Any) -> Tensor:
-        return self._emitting.arc_of(torch.from_numpy(arc))

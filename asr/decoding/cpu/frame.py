@@ -224,12 +224,20 @@ def recombine(state: Any, context: Any, score: Any, table: Any, winner: Any) -> 
     if not has_context:
         for i in range(num):
             table[state[i]] = -1
-    # A candidate that was overtaken points forward; one that came too late points back to one that may have been
-    # overtaken since.
-    for i in range(num - 1, -1, -1):
+    resolve_winners(winner)
+
+
+@kernel(fastmath=False)
+def resolve_winners(winner: Any) -> None:
+    """Leads each candidate (A,), in place, from the one that it lost to to the one that won in the end.
+
+    A candidate that was overtaken points forward; one that came too late points back to one that may have been
+    overtaken since.
+    """
+    for i in range(len(winner) - 1, -1, -1):
         if winner[i] > i:
             winner[i] = winner[winner[i]]
-    for i in range(num):
+    for i in range(len(winner)):
         if winner[i] < i:
             winner[i] = winner[winner[i]]
 

@@ -12,21 +12,22 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 
 from asr.decoding.backend import Chunk, SearchSink
 from asr.decoding.cpu.arrays import (
     CandidateArrays,
     TokenArrays,
     active_tokens,
-    add_backpointers,
+    add_frame,
     arc_arrays,
+    extend,
+    hand_over,
     no_backpointers,
     pruning_of,
     stream_end,
     token_arrays,
 )
-from asr.decoding.cpu.frame import context_slot, count_arcs, normalize_scores, prune_winners
+from asr.decoding.cpu.frame import context_slot, count_arcs, normalize_scores, prune_winners, resolve_winners
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.search_graph import Searchable
 from asr.decoding.tokens import ActiveTokens
@@ -62,30 +63,24 @@ def search_lattice(
             finished = join_tokens(finished, select_tokens(tokens, is_over))
             tokens = select_tokens(tokens, ~is_over)
         out = expand_inside_beam(tokens, arcs, score_offset, pruning)
-        num, score = len(out.arc), out.score
-        stream, state = np.empty(num, dtype=np.int64), np.empty(num, dtype=np.int64)
-        context, lm_score = np.empty(num, dtype=np.int64), np.empty(num, dtype=np.float64)
+        extended, num = extend(tokens, out, arcs), len(out.arc)
         has_words, num_queries = np.empty(num, dtype=np.int64), 0
         for i in range(num):
-            source = out.source[i]
-            stream[i], state[i] = tokens.stream[source], arcs.dst[out.arc[i]]
-            context[i], lm_score[i] = tokens.context[source], tokens.lm_score[source]
             if arcs.num_words[out.arc[i]] > 0:
                 has_words[num_queries] = i
                 num_queries += 1
         if num_queries:
             has_words = has_words[:num_queries]
-            word_score = score_all_words(has_words, out.arc, context, arcs, tables)
+            word_score = score_all_words(has_words, out.arc, extended.context, arcs, tables)
             for j in range(num_queries):
-                score[has_words[j]] += word_score[j] * lm_scale
-                lm_score[has_words[j]] += word_score[j]
-            normalize_scores(stream, score, score_offset)
+                extended.score[has_words[j]] += word_score[j] * lm_scale
+                extended.lm_score[has_words[j]] += word_score[j]
+            normalize_scores(extended.stream, extended.score, score_offset)
         while len(table) < 2 * num:
             table = np.full(2 * len(table), -1, dtype=np.int32)
-        kept = keep_all_streams(stream, state, context, score, table, pruning)
-        made = add_backpointers(made, tokens.backpointer[out.source[kept]], out.arc[kept])
-        backpointer = made.first + np.arange(made.count[0] - len(kept), made.count[0])
-        tokens = TokenArrays(stream[kept], state[kept], context[kept], score[kept], lm_score[kept], backpointer)
+        survivors = keep_all_streams(extended, table, pruning)
+        num_read = np.full(len(num_frames), frame + 1, dtype=np.int64)
+        tokens, made = add_frame(made, tokens, out, extended, survivors, pruning.beam, num_read)
     return finished, made
 
 
@@ -143,31 +138,33 @@ def score_all_words(position: Any, arc: Any, context: Any, arcs: Any, tables: An
 
 
 @kernel(fastmath=False)
-def keep_all_streams(stream: Any, state: Any, context: Any, score: Any, table: Any, pruning: Any) -> Any:
-    """Recombines and prunes the candidates (A,) of a frame: which survive (K',).
+def keep_all_streams(extended: Any, table: Any, pruning: Any) -> tuple[Any, Any]:
+    """Recombines and prunes the candidates of a frame, given as tokens (A,): winner (A,) and kept (K',).
 
     Utterances share no states, so that one table (at least 2 A) does for all; it is -1 before and after.
     """
-    has_lost = np.zeros(len(state), dtype=np.bool_)
+    stream, state, context, score = extended.stream, extended.state, extended.context, extended.score
+    winner = np.arange(len(state))
     for i in range(len(state)):
         slot = context_slot(table, state, context, i)
         other = table[slot]
         if other < 0:
             table[slot] = i
         elif score[i] > score[other]:
-            has_lost[other], table[slot] = True, i
+            winner[other], table[slot] = i, i
         else:
-            has_lost[i] = True
+            winner[i] = other
     table[:] = -1
+    resolve_winners(winner)
     kept, num_kept, begin = np.empty(len(state), dtype=np.int64), 0, 0
     while begin < len(state):
         end, first = stream_end(stream, begin), num_kept
         for i in range(begin, end):
             kept[num_kept] = i
-            num_kept += int(not has_lost[i] and score[i] > -np.inf)
+            num_kept += int(winner[i] == i and score[i] > -np.inf)
         survivors, _ = prune_winners(kept[first:num_kept], score, pruning)
         num_kept, begin = first + len(survivors), end
-    return kept[:num_kept]
+    return winner, kept[:num_kept]
 
 
 @kernel(fastmath=False)
@@ -197,7 +194,7 @@ def join_tokens(one: Any, other: Any) -> Any:
 
 
 class NumbaLatticeSearch:
-    """`ChunkBackend` over a lattice, with a language model whose tables always answer, without keeping a lattice.
+    """`ChunkBackend` over a lattice, with a language model whose tables always answer.
 
     Args:
         graph: on the CPU, all its scores on the arcs.
@@ -216,14 +213,12 @@ class NumbaLatticeSearch:
     def search(self, tokens: ActiveTokens, chunk: Chunk, sink: SearchSink) -> ActiveTokens:
         """As `ChunkBackend.search`; the log-probabilities must be zeros, and are not read."""
         tables = self._lm.lookup_tables()
-        assert tables is not None and tables.always_answers and sink.lattice is None
+        assert tables is not None and tables.always_answers
         if not len(tokens):
             return tokens
         found, made = self._search_lattice(
             *(token_arrays(tokens), self._arcs, chunk.num_frames.numpy(), chunk.score_offset.numpy()),
-            *(self._pruning, self._lm_scale, tables, no_backpointers(sink.backtrace.num_records)),
+            *(self._pruning, self._lm_scale, tables, no_backpointers(sink)),
         )
-        previous, arc, frame_begin = made.made()
-        graph_arc = self._emitting.arc_of(torch.from_numpy(arc))
-        sink.backtrace.add_blocks(torch.from_numpy(previous), graph_arc, frame_begin)
+        hand_over(made, self._emitting, sink)
         return active_tokens(found)
