@@ -64,7 +64,7 @@ def test_the_numba_backend_of_each_search(tmp_path: Path) -> None:
         "no language model": NumbaChunkSearch,
         "a lattice": NumbaChunkSearch,
         "any language model": NumbaChunkSearchWithLM,
-        "a lattice with a language model": type(None),
+        "a lattice with a language model": NumbaChunkSearchWithLM,
         "n-grams": NumbaChunkSearchWithLM,
     }
     limited = DecodingOptions(max_contexts_per_state=2)
@@ -77,7 +77,9 @@ def test_the_numba_backend_of_each_search(tmp_path: Path) -> None:
     lattice = decoder.search(random_log_prob(3, 2, 5), torch.tensor([5, 4]), keep_lattice=True).lattice
     assert lattice is not None
     pushed = LatticeGraph(lattice, OPTIONS)
-    assert isinstance(select_backend(pushed, OPTIONS, ngrams, name="numba").chunk, NumbaLatticeSearch)
+    for keep_lattice in (False, True):
+        backend = select_backend(pushed, OPTIONS, ngrams, keep_lattice, "numba")
+        assert isinstance(backend.chunk, NumbaLatticeSearch)
 
 
 def test_the_reference_runs_frame_by_frame() -> None:
