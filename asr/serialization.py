@@ -115,8 +115,8 @@ def build_network(
         network = (
             network_class(vocabulary, config_class[0](**arguments)) if config_class else network_class(**arguments)
         )
-    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
-        reason = str(error).strip().partition("\n")[0]
+    except (TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError) as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise AsrError(f"{where}: {class_name} does not take the arguments given there ({reason}).") from error
     return ModelSpec(class_name, arguments, network.eval())
 

@@ -93,7 +93,7 @@ def network_from_checkpoint(path: str | Path) -> RNNLanguageModel:
         prefix, state = "network.", checkpoint["state_dict"]
         state = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
         network.load_state_dict(state)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError, MemoryError) as error:
         raise AsrError(f"{path}: not a checkpoint of a recurrent language model ({error}).") from error
     require_finite(state, Path(path))
     return network.eval()

@@ -167,6 +167,7 @@ def test_pruned_half_precision_file_scores_alike(corpus: Path) -> None:
         ("network.json", lambda content: content.replace(b'_size": 8', b'_size": -8'), "it must be 1 or more"),
         ("network.json", lambda content: content.replace(b'_size": 8', b'_size": "8"'), "does not take the arguments"),
         ("network.json", lambda content: content.replace(b'"gru"', b'"lstm"'), "cell is 'lstm'; it must be one of"),
+        ("network.json", lambda content: content.replace(b'layers": 1', b'layers": ' + b"%d" % 2**62), "does not take"),
         ("network.json", lambda content: content.replace(b'maxent_size": ', b'maxent_size": -'), "does not take"),
     ],
 )
