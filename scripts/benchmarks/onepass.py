@@ -42,7 +42,8 @@ from scripts.benchmarks.nbest import measure_n_best, middle_sized
 from scripts.benchmarks.report import table
 
 _CLIPS = ROOT / "scripts" / "demo_clips"
-_PART = Path("librispeech", "LibriSpeech", "dev-clean-2")
+_LIBRISPEECH = Path("librispeech", "LibriSpeech")
+_PART = "dev-clean-2"
 _QUICK_UTTERANCES = 12
 _BATCH_SECONDS = 100.0
 _SHORT_BATCH_SECONDS = 8.0
@@ -76,8 +77,8 @@ SYSTEMS = {
     "gru": System("rnn"),
     "default": System("auto"),
     "gru, one pass": System("rnn", "search"),
-    "gru, one pass, skip 8": System("rnn", "search", skip_beam=8.0),
-    "default, one pass, skip 8": System("auto", "search", skip_beam=8.0),
+    "default, one pass": System("auto", "search"),
+    "gru, one pass, no skip beam": System("rnn", "search", skip_beam=math.inf),
 }
 
 SECOND_PASSES = {
@@ -167,6 +168,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="few utterances and beams, and only the JSON object")
     parser.add_argument("--bundle", type=Path, default=LIBRISPEECH_BUNDLE)
     parser.add_argument("--corpora", type=Path, default=default_corpora(), help="(default: %(default)s)")
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        default=[_PART],
+        help="folders of LibriSpeech, such as train-clean-5/1988 (default: %(default)s)",
+    )
     parser.add_argument("--every", type=int, default=3, help="take every n-th utterance (default: %(default)s)")
     parser.add_argument("--first", type=int, default=0, help="the first utterance taken (default: %(default)s)")
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS), metavar="NAME")
@@ -182,7 +189,7 @@ def main(argv: Sequence[str]) -> int:
     bundle = Bundle.load(args.bundle)
     if bundle.rnn_lm is None or bundle.small_ngram is None:
         raise AsrError(f"{args.bundle}: the bundle has no recurrent language model; name one that has.")
-    speech = read_speech(args.corpora, args.every, args.first, bundle.sampling_rate)
+    speech = read_speech(args.corpora, args.parts, slice(args.first, None, args.every), bundle.sampling_rate)
     with torch.no_grad():
         if args.quick:
             speech = _some(speech, _QUICK_UTTERANCES)
@@ -192,14 +199,23 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def read_speech(corpora: Path | None, every: int, first: int, rate: int) -> Speech:
-    """Utterances of dev-clean-2, or the checkout's clips where there is no such folder."""
-    folder = None if corpora is None else corpora / _PART
-    if folder is not None and folder.is_dir():
-        lines = {name: words for path in sorted(folder.rglob("*.trans.txt")) for name, words in _lines(path)}
-        files = {path.stem: path for path in sorted(folder.rglob("*")) if path.stem in lines}
-        names = [name for name in sorted(lines) if name in files][first::every]
-        return Speech("dev-clean-2", [read_audio(files[n], rate) for n in names], [lines[n] for n in names], rate)
+def read_speech(corpora: Path | None, parts: Sequence[str], chosen: slice, rate: int) -> Speech:
+    """Some utterances of folders of LibriSpeech, or the checkout's clips where there are no such folders.
+
+    Raises:
+        AsrError: one of the folders is missing.
+    """
+    folders = [Path(corpora or "shared/data") / _LIBRISPEECH / part for part in parts]
+    missing = [folder for folder in folders if not folder.is_dir()]
+    if missing and parts != [_PART]:
+        raise AsrError(f"{missing[0]}: there is no such folder; --parts takes those of LibriSpeech in --corpora.")
+    if not missing:
+        found = [path for folder in folders for path in sorted(folder.rglob("*"))]
+        lines = {name: words for path in found if path.name.endswith(".trans.txt") for name, words in _lines(path)}
+        files = {path.stem: path for path in found if path.stem in lines}
+        names = [name for name in sorted(lines) if name in files][chosen]
+        waveforms = [read_audio(files[name], rate) for name in names]
+        return Speech(" ".join(parts), waveforms, [lines[name] for name in names], rate)
     references = read_transcripts(_CLIPS / "reference.txt")
     names = sorted(references)
     waveforms = [read_audio(_CLIPS / f"{name}.flac", rate) for name in names]
@@ -245,7 +261,8 @@ def options_of(system: System, beams: Beams | None) -> dict[str, Any]:
         return shared
     if system.mode == "ngram" and system.second_pass == "nbest":
         return {**shared, "output_beam": beams.output_beam}
-    return {**shared, "output_beam": beams.output_beam, "context_beam": beams.context_beam}
+    # Over a lattice the context beam is what prunes; a bundle's skip beam is for one pass.
+    return {**shared, "output_beam": beams.output_beam, "context_beam": beams.context_beam, "skip_beam": math.inf}
 
 
 def run(
@@ -336,7 +353,7 @@ def stream_seconds(bundle: Bundle, speech: Speech) -> float:
 def quick(bundle: Bundle, scored: Scored) -> dict[str, Any]:
     """The figures of the JSON line."""
     default = System("auto")
-    gru, one_pass = SYSTEMS["gru"], SYSTEMS["gru, one pass, skip 8"]
+    gru, one_pass = SYSTEMS["gru"], SYSTEMS["gru, one pass"]
     warm_up(bundle, scored, [SYSTEMS["trigram"], default, gru, one_pass])
     knee = Recognizer(bundle, decoder="token-passing").options
     context_beam = math.inf if knee.context_beam is None else knee.context_beam
