@@ -627,7 +627,10 @@ class Recognizer(nn.Module):
             decoded = decoder.decode(log_prob, num_frames, models.model)
             if models.second is not None:
                 keeps_lattice = self._needs_lattices or nbest > 1
-                again = SecondPass(self.bundle.graph, self.final_options, self.settings.language_models, keeps_lattice)
+                models_of_pass = self.settings.language_models
+                again = SecondPass(
+                    self.bundle.graph, self.final_options, models_of_pass, keeps_lattice, log_prob.device
+                )
                 decoded = again.rescored(decoded, models.model, models.second.model)
             lists = [self._hypotheses(result, nbest) for result in decoded]
         # No history is held from one batch to the next.

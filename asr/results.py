@@ -283,14 +283,14 @@ def as_result(
     duration = times.audio_seconds
     # Confidences need the times at which the graph outputs words, which are those of the lattice.
     lattices: tuple[PieceLattice, ...] = ()
-    frame_of = decoded.original_frame
+    frame_of = None if decoded.original_frame is None else decoded.original_frame.cpu()
+    lattice = None if decoded.lattice is None else decoded.lattice.to("cpu")
     if calibration is not None:
-        best = calibrated(best, decoded.lattice, options, calibration, frame_of)
-    elif decoded.lattice is not None:
-        best = with_confidences(best, decoded.lattice, options, 1.0 / options.am_scale, original_frame=frame_of)
-    if decoded.lattice is not None:
-        original = None if frame_of is None else frame_of.cpu()
-        lattices = (PieceLattice(0.0, duration, frame_seconds, decoded.lattice.to("cpu"), original),)
+        best = calibrated(best, lattice, options, calibration, frame_of)
+    elif lattice is not None:
+        best = with_confidences(best, lattice, options, 1.0 / options.am_scale, original_frame=frame_of)
+    if lattice is not None:
+        lattices = (PieceLattice(0.0, duration, frame_seconds, lattice, frame_of),)
 
     def words_of(one: Hypothesis) -> tuple[Word, ...]:
         one = one if aligner is None else aligner.aligned(one)

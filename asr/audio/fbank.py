@@ -124,7 +124,9 @@ class Fbank(nn.Module):
                         end = min(begin + _CHUNK, num)
                         features[stream, begin:end] = self._log_energies(frames[stream, begin:end])
             else:
-                features[inside] = self._log_energies(frames[inside])
+                # Padding, too: a GPU would have to be waited for to know what is inside.
+                energies = self._log_energies(frames.flatten(0, 1)).view_as(features)
+                features = torch.where(inside.unsqueeze(2), energies, features)
         return features, num_frames
 
     def _frames(self, waveform: Tensor, num_samples: Tensor, max_frames: int) -> Tensor:

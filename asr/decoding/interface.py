@@ -57,7 +57,8 @@ class DecodeResult:
             nothing survived the beam, or there were no frames and the graph does not allow the empty sentence.
         reached_final: False where no complete sentence survived; the hypothesis is then the best unfinished path.
         num_frames: frames decoded, without those that `blank_skip_threshold` skipped.
-        lattice: the alternatives, where the decoder keeps them and a final state was reached.
+        lattice: the alternatives, where the decoder keeps them and a final state was reached. That of token passing is
+            on the host.
         original_frame: (num_frames,) int64, the original frame of each decoded one, where frames were skipped.
     """
 

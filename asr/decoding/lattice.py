@@ -8,6 +8,7 @@ Shapes: N utterances, T frames, C tokens, S lattice states, A lattice arcs, W wo
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -117,14 +118,25 @@ class Lattice:
         score = options.graph_scale * self.final_graph_score.double() + options.lm_scale * self.final_lm_score.double()
         return torch.where(may_end, score, torch.full_like(score, -torch.inf))
 
+    @functools.cached_property
     def arc_frame_begin(self) -> list[int]:
         """For each frame its first arc, then the number of arcs: T + 1 numbers."""
         frames = torch.arange(self.num_frames + 1, device=self.frame.device)
         return [int(begin) for begin in self.arc_begin[torch.searchsorted(self.frame, frames)].tolist()]
 
     def to(self, device: torch.device | str) -> Lattice:
-        """The same lattice on another device."""
-        return replace(self, **{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+        """The same lattice on another device, in one copy for each type of numbers."""
+        if self.frame.device == torch.device(device):
+            return self
+        moved: dict[str, Tensor] = {}
+        by_type: dict[torch.dtype, dict[str, Tensor]] = {}
+        for field in fields(self):
+            column = getattr(self, field.name)
+            by_type.setdefault(column.dtype, {})[field.name] = column
+        for own in by_type.values():
+            together = torch.cat(list(own.values())).to(device)
+            moved.update(zip(own, together.split([len(column) for column in own.values()]), strict=True))
+        return Lattice(**moved)
 
     def select(self, kept_state: Tensor, kept_arc: Tensor) -> Lattice:
         """Some states and arcs; start states must stay. kept_state (S,) bool, kept_arc (A,) bool."""
@@ -226,7 +238,7 @@ def best_from_start(lattice: Lattice, arc_total: Tensor) -> Tensor:
         loop(*_arrays(lattice, arc_total, score))
         return score
     src_state = lattice.src_state()
-    begin = lattice.arc_frame_begin()
+    begin = lattice.arc_frame_begin
     for first, last in itertools.pairwise(begin):
         extended = score.index_select(0, src_state[first:last]) + arc_total[first:last]
         score.scatter_reduce_(0, lattice.dst_state[first:last], extended, "amax", include_self=True)
@@ -240,7 +252,7 @@ def best_to_end(lattice: Lattice, arc_total: Tensor, final_total: Tensor) -> Ten
         loop(*_arrays(lattice, arc_total, score))
         return score
     src_state = lattice.src_state()
-    begin = lattice.arc_frame_begin()
+    begin = lattice.arc_frame_begin
     for first, last in reversed(list(itertools.pairwise(begin))):
         extended = score.index_select(0, lattice.dst_state[first:last]) + arc_total[first:last]
         score.scatter_reduce_(0, src_state[first:last], extended, "amax", include_self=True)
@@ -393,6 +405,11 @@ def _by_source(parts: LatticeParts) -> tuple[Tensor, Tensor]:
 _SLACK = 0.1
 
 
+def lattice_margin(options: DecodingOptions) -> float:
+    """An arc that loses by more cannot be on a path within the output beam."""
+    return options.output_beam + _SLACK
+
+
 class LatticeRecords:
     """The losing arcs of a search. A lattice state is a back-pointer, or the start of an utterance.
 
@@ -408,7 +425,7 @@ class LatticeRecords:
     def __init__(self, num_utts: int, options: DecodingOptions) -> None:
         self._num_utts = num_utts
         self._search_beam = options.search_beam
-        self.margin = options.output_beam + _SLACK
+        self.margin = lattice_margin(options)
         self._num_frames = 0
         # (utt_idx, frame) of the back-pointers; (src, dst, arc, score_gap) of the losing arcs.
         self._backpointers: list[tuple[Tensor, ...]] = []
@@ -433,24 +450,46 @@ class LatticeRecords:
             survivors: the outcome of recombination and pruning.
             backpointer: (K',) of the survivors.
         """
-        score, stream, (winner, kept, _) = candidates.score, candidates.stream, survivors
+        winner, kept, _ = survivors
         backpointer_of = torch.full_like(winner, -1)
         backpointer_of[kept] = backpointer
-        score_gap = score[winner] - score
+        losing = self.losing(candidates, winner, backpointer_of >= 0).nonzero().squeeze(1)
+        source, won = candidates.source[losing], winner[losing]
+        before, score_gap = tokens.backpointer[source], candidates.score[won] - candidates.score[losing]
+        lm_scores = None
+        if candidates.lm_score is not None:
+            lm_score = candidates.lm_score - tokens.lm_score[candidates.source]
+            lm_scores = lm_score[kept], lm_score[losing]
+        losing_arcs = before, backpointer_of[won], graph_arc[losing], score_gap
+        self.add_frame(candidates.stream[kept], losing_arcs, lm_scores)
+
+    def losing(self, candidates: Candidates, winner: Tensor, survives: Tensor) -> Tensor:
+        """Which candidates of a frame belong to the lattice though they lost, (A,) bool; a GPU is not waited for.
+
+        Args:
+            candidates: all of them.
+            winner: (A,) the position of the candidate that each lost to.
+            survives: (A,) bool, which winners survive.
+        """
+        score, stream = candidates.score, candidates.stream
         # What falls behind the search beam is dropped here as everywhere, unless min_active_states kept worse ones.
         lowest = torch.full((self._num_utts,), -self._search_beam, device=score.device)
-        lowest.scatter_reduce_(0, stream[kept], score[kept], "amin", include_self=True)
-        stays = (backpointer_of[winner] >= 0) & (score_gap <= self.margin) & (score >= lowest[stream])
-        stays &= winner != torch.arange(len(winner), device=winner.device)
-        losing = stays.nonzero().squeeze(1)
-        source = candidates.source
-        if candidates.lm_score is not None:
-            lm_score = candidates.lm_score - tokens.lm_score[source]
-            self._lm_scores.append((lm_score[kept], lm_score[losing]))
+        of_survivors = torch.where(survives, score, torch.full_like(score, torch.inf))
+        lowest.scatter_reduce_(0, stream, of_survivors, "amin", include_self=True)
+        stays = survives[winner] & (score[winner] - score <= self.margin) & (score >= lowest[stream])
+        return stays & (winner != torch.arange(len(winner), device=winner.device))
+
+    def add_frame(
+        self, utt_idx: Tensor, losing_arcs: Sequence[Tensor], lm_scores: Sequence[Tensor] | None = None
+    ) -> None:
+        """Takes the next frame.
+
+        Args:
+            utt_idx: (K',) of each new back-pointer, in order, its utterance.
+            losing_arcs, lm_scores: as of `add_frames`.
+        """
         self._num_frames += 1
-        self._backpointers.append((stream[kept], torch.full_like(backpointer, self._num_frames)))
-        before = tokens.backpointer[source[losing]]
-        self._losing_arcs.append((before, backpointer_of[winner[losing]], graph_arc[losing], score_gap[losing]))
+        self.add_frames(utt_idx, torch.full_like(utt_idx, self._num_frames), losing_arcs, lm_scores)
 
     def add_frames(
         self,
@@ -554,7 +593,7 @@ def arc_posteriors(lattice: Lattice, options: DecodingOptions, scale: float = 1.
         loop(*(part.numpy() for part in parts))
         return posterior
     src_state = lattice.src_state()
-    frames = [(first, last) for first, last in itertools.pairwise(lattice.arc_frame_begin()) if first < last]
+    frames = [(first, last) for first, last in itertools.pairwise(lattice.arc_frame_begin) if first < last]
     for first, last in reversed(frames):
         # The states of a frame are side by side.
         low, high = int(src_state[first]), int(src_state[last - 1]) + 1

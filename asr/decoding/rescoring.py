@@ -35,8 +35,8 @@ class LatticePath:
         total: its scaled score.
         final_graph_score: graph score of ending there.
         lm_score: the language model's share, `final` included, unscaled.
-        lattice: the lattice where asked for; with a language model its states are split by history and its arcs have
-            the language model's scores.
+        lattice: the lattice where asked for, on the host; with a language model its states are split by history and its
+            arcs have the language model's scores.
     """
 
     graph_arc: Tensor
@@ -91,7 +91,8 @@ def rescore_lattice(
     rescored: list[Lattice | None] = [None] * num_utts
     if records is not None:
         parts = records.collected(backtrace, endings)
-        rescored = list(prune(lattice_from_lattice(parts, lattice), options, options.output_beam).split())
+        pruned = prune(lattice_from_lattice(parts, lattice), options, options.output_beam)
+        rescored = list(pruned.to("cpu").split())
     graph_arc, start_score = lattice.graph_arc.cpu(), graph.start_score.tolist()
     return [
         LatticePath(graph_arc[arc], before + ending.total, ending.graph_score, ending.lm_score, own)

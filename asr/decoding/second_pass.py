@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from asr.decoding.interface import DecodeResult, DecodingOptions
 from asr.decoding.lattice import join
 from asr.decoding.nbest import n_best, rescore_n_best
@@ -29,16 +31,23 @@ class SecondPass:
         options: scales, and the beams over a lattice.
         models: kind and weight of the second pass.
         keeps_lattice: whether the results' lattices are needed afterwards.
+        device: where lattices are searched, that of the language models.
     """
 
     def __init__(
-        self, graph: DecodingGraph, options: DecodingOptions, models: LanguageModelOptions, keeps_lattice: bool
+        self,
+        graph: DecodingGraph,
+        options: DecodingOptions,
+        models: LanguageModelOptions,
+        keeps_lattice: bool,
+        device: torch.device | str = "cpu",
     ) -> None:
         self._graph = graph.to("cpu")
         self._mapper = WordMapper(graph.vocabulary)
         self._options = options
         self._models = models
         self._keeps_lattice = keeps_lattice
+        self._device = device
 
     def rescored(
         self, results: Sequence[DecodeResult], first: LanguageModel | None, second: LanguageModel | None
@@ -77,7 +86,8 @@ class SecondPass:
         known = [(position, one.lattice) for position, one in enumerate(results) if one.lattice is not None]
         if not known or lm is None:
             return done
-        paths = rescore_lattice(join([lattice for _, lattice in known]), self._options, lm, self._keeps_lattice)
+        joint = join([lattice for _, lattice in known]).to(self._device)
+        paths = rescore_lattice(joint, self._options, lm, self._keeps_lattice)
         for (position, _), path in zip(known, paths, strict=True):
             if path is not None:
                 hypothesis = path.hypothesis(self._graph, self._options, results[position].original_frame)

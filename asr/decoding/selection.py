@@ -20,6 +20,7 @@ from asr.decoding.cpu.frame import NumbaFrameBackend
 from asr.decoding.cpu.lattice_search import NumbaLatticeSearch
 from asr.decoding.frame import SplitFrameBackend, TorchFrameBackend
 from asr.decoding.interface import DecodingOptions
+from asr.decoding.lattice import lattice_margin
 from asr.decoding.search_graph import Searchable
 from asr.errors import AsrError
 from asr.kernels.jit import has_package, triton_available
@@ -91,10 +92,11 @@ def select_backend(
 
         limits = FrameLimits(options, has_lm, device)
         frame = kernels = TritonFrameBackend(graph, limits)
-        if graph.epsilon is None and lm is not None and not keep_lattice and options.max_contexts_per_state is None:
+        if graph.epsilon is None and lm is not None and options.max_contexts_per_state is None:
             chunk = TritonChunkSearchWithLM(graph, options, lm, kernels)
-        if graph.epsilon is None and not has_lm and not keep_lattice:
-            chunk = CudaGraphSearch(graph, limits, capture=device.type == "cuda")
+        if graph.epsilon is None and not has_lm:
+            margin = lattice_margin(options) if keep_lattice else None
+            chunk = CudaGraphSearch(graph, limits, capture=device.type == "cuda", margin=margin)
     if has_lm and options.max_contexts_per_state is not None:
         # Only torch counts the contexts of a state.
         frame = SplitFrameBackend(frame, torch_backend)

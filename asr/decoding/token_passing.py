@@ -166,7 +166,8 @@ class TokenPassingDecoder:
         results = outcome.results()
         if outcome.lattice is None:
             return results
-        pairs = zip(results, outcome.lattice.split(), strict=True)
+        # One lattice to copy, instead of one for each utterance.
+        pairs = zip(results, outcome.lattice.to("cpu").split(), strict=True)
         return [replace(result, lattice=lattice) if result.reached_final else result for result, lattice in pairs]
 
     def _decode_by_rescoring(self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel) -> list[DecodeResult]:

@@ -5,6 +5,8 @@ Shapes: N streams of a call, T frames, C acoustic tokens, K active tokens.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -87,10 +89,14 @@ class TokenSearch:
         row_of = torch.full_like(self._score_offset, -1, dtype=torch.int64)
         row_of[stream] = torch.arange(len(stream), device=self._device)
         row = row_of.index_select(0, self._tokens.stream)
-        waiting = self._tokens.select((row < 0).nonzero().squeeze(1))
-        chosen = (row >= 0).nonzero().squeeze(1)
-        tokens = self._tokens.select(chosen)
-        tokens.stream = row.index_select(0, chosen)
+        if len(stream) == len(self._score_offset) - len(self._free_streams):
+            # All that are open: nothing to look for, which a GPU would have to be waited for.
+            waiting, tokens = ActiveTokens.empty(self._device), replace(self._tokens, stream=row)
+        else:
+            waiting = self._tokens.select((row < 0).nonzero().squeeze(1))
+            chosen = (row >= 0).nonzero().squeeze(1)
+            tokens = self._tokens.select(chosen)
+            tokens.stream = row.index_select(0, chosen)
         chunk = Chunk(log_prob * self._am_scale, num_frames, self._score_offset.index_select(0, stream))
         sink = SearchSink(self._backtrace, self._lattice, lambda parts: self._collect([waiting, *parts]))
         tokens = self._chunks.search(tokens, chunk, sink)

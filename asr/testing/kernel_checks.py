@@ -18,14 +18,17 @@ from typing import Any
 from unittest import mock
 
 import torch
+import triton
 from torch import Tensor
 
 from asr.decoding.backend import Backend
 from asr.decoding.frame import TorchFrameBackend
 from asr.decoding.gpu import kernels as search_kernels
+from asr.decoding.gpu import losing_arcs
 from asr.decoding.gpu.cuda_graph import CudaGraphSearch
-from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
+from asr.decoding.gpu.frame import FrameLimits, Recombination, TritonFrameBackend
 from asr.decoding.interface import DecodingOptions
+from asr.decoding.lattice import LatticeRecords
 from asr.decoding.search_graph import ArcSet, ArcWords, Searchable
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.tokens import Candidates
@@ -111,6 +114,52 @@ def check_recombination(seed: int, block: int) -> None:
         is_inside = (expected.winner == torch.arange(num)) & (score >= -options.search_beam)
         num_inside = torch.bincount(stream[is_inside], minlength=num_streams)
         _same("winners inside the beam", ours.num_inside(num_streams), num_inside)
+
+
+def check_losing_arcs(seed: int, block: int) -> None:
+    """Which arcs of random candidates a lattice needs though they lost; two frames behind each other."""
+    generator = torch.Generator().manual_seed(seed)
+    limits, beam = (((0, 4), 5.0), ((9, 10), 2.0))[seed % 2]
+    options = DecodingOptions(
+        search_beam=beam, output_beam=2.0, min_active_states=limits[0], max_active_states=limits[1]
+    )
+    own, num_streams, num = FrameLimits(options, False, _CPU, block), 2, 3 * block + 1
+    recombined, records = Recombination(own, num, num_streams, _CPU), LatticeRecords(num_streams, options)
+    counts, expected = torch.zeros(search_kernels.NUM_COUNTS, dtype=torch.int64), []
+    found = _Expanded(num, triton.cdiv(num, block), num_streams)
+    buffers = losing_arcs.LosingArcBuffers(own, records.margin, found, 4 * num)  # type: ignore[arg-type]
+    for _ in range(2):
+        stream = torch.randint(num_streams, (num,), generator=generator).sort().values
+        state = torch.randint(8, (num,), generator=generator)
+        found.stream, found.score = stream.int(), -torch.randint(0, 7, (num,), generator=generator).float()
+        found.arc, found.backpointer = torch.arange(num).int() + 100, torch.arange(num) + 1000
+        recombined.run(found.stream, state.int(), None, found.score, found.num_kept)
+        value, winner = recombined.value, recombined.winner.long()
+        survives = (value > -torch.inf) & (value >= recombined.threshold[stream])
+        buffers.number[survives] = torch.arange(int(survives.sum()))
+        candidates = Candidates(state, state, stream, found.score, state, None, None, torch.ones(num_streams) > 0)
+        losing = records.losing(candidates, winner, survives).nonzero().squeeze(1)
+        gap = found.score[winner[losing]] - found.score[losing]
+        expected.append((found.backpointer[losing], buffers.number[winner[losing]], found.arc[losing].long(), gap))
+        buffers.run(found, recombined, counts)  # type: ignore[arg-type]
+    num_losing = int(counts[search_kernels.NUM_LOSING.value])
+    _same("most losing arcs", int(counts[search_kernels.MOST_LOSING.value]), sum(len(one[0]) for one in expected))
+    parts = (buffers.src, buffers.dst, buffers.arc, buffers.score_gap)
+    for name, part, columns in zip(("src", "dst", "arc", "gap"), parts, zip(*expected, strict=True), strict=True):
+        _same(f"losing arcs, {name}", part[:num_losing], torch.cat(columns))
+
+
+class _Expanded:
+    """Candidates as `ArcExpansion` leaves them."""
+
+    stream: Tensor
+    score: Tensor
+    arc: Tensor
+    backpointer: Tensor
+
+    def __init__(self, num_arcs: int, num_tiles: int, num_streams: int) -> None:
+        self.num_arcs, self.num_tiles, self.num_streams = num_arcs, num_tiles, num_streams
+        self.num_kept, self.score = torch.tensor([num_arcs]), torch.zeros(num_arcs)
 
 
 def check_search(graph: DecodingGraph, seed: int, block: int, in_buffers: bool) -> None:
@@ -201,6 +250,27 @@ MUTANTS = (
         "    pass",
     ),
     Mutant(
+        "lattice: arcs that lost to what was pruned stay",
+        None,
+        losing_arcs,
+        '    survives = (best > float("-inf")) & (best >= tl.load(threshold + own_stream, mask=is_valid, other=0.0))\n',
+        '    survives = best > float("-inf")\n',
+    ),
+    Mutant(
+        "lattice: survivors behind the beam let nothing else in",
+        None,
+        losing_arcs,
+        "tl.minimum(-beam, -unordered(tl.load(worst + own_stream, mask=is_valid, other=0)))",
+        "-beam",
+    ),
+    Mutant(
+        "lattice: losing arcs overwrite those of the frame before",
+        None,
+        losing_arcs,
+        "    place = tl.load(counts + NUM_LOSING) + rank\n",
+        "    place = rank\n",
+    ),
+    Mutant(
         "counts of streams are stored, not added",
         None,
         search_kernels,
@@ -211,16 +281,19 @@ MUTANTS = (
 """Each must be caught by one of `shared_memory_checks`."""
 
 
-def shared_memory_checks(seed: int, block: int) -> list[Callable[[], None]]:
-    """The quick checks with one seed and block size."""
-    return [lambda: check_hash_table(seed, block), lambda: check_recombination(seed, block)]
+def shared_memory_checks(seed: int, block: int, module: ModuleType | None = None) -> list[Callable[[], None]]:
+    """The quick checks with one seed and block size; only those that run a module's kernels."""
+    if module is losing_arcs:
+        return [lambda: check_losing_arcs(seed, block)]
+    checks = [lambda: check_hash_table(seed, block), lambda: check_recombination(seed, block)]
+    return checks if module is not None else [*checks, lambda: check_losing_arcs(seed, block)]
 
 
 def is_caught(mutant: Mutant, seeds: range, block: int) -> bool:
     """Whether a check fails under one of some orders."""
     for seed in seeds:
         with _broken(mutant), interleaved_programs(seed, splits=mutant.split):
-            for check in shared_memory_checks(seed, block):
+            for check in shared_memory_checks(seed, block, mutant.module):
                 try:
                     check()
                 except (Difference, IndexError):

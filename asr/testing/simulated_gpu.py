@@ -309,7 +309,13 @@ def _interpret_kernels(stack: contextlib.ExitStack, device: SimulatedDevice) -> 
         from triton.runtime.interpreter import GridExecutor
     except ImportError:
         return
-    interpret = GridExecutor.__call__
+    run_grid = GridExecutor.__call__
+    # While it runs a kernel, the interpreter puts its own functions in the place of Triton's, for all threads.
+    interprets = threading.Lock()
+
+    def interpret(kernel: Any, *args: Any, **kwargs: Any) -> None:
+        with interprets:
+            run_grid(kernel, *args, **kwargs)
 
     def launch(kernel: Any, *args: Any, **kwargs: Any) -> None:
         hosts = [

@@ -180,7 +180,7 @@ def test_posteriors_sum_to_one_at_each_frame(seed: int) -> None:
     lattice = result.lattice
     assert lattice is not None and result.best is not None
     posterior = arc_posteriors(lattice, OPTIONS)
-    begin = lattice.arc_frame_begin()
+    begin = lattice.arc_frame_begin
     for first, last in itertools.pairwise(begin):
         assert float(posterior[first:last].sum()) == pytest.approx(1.0, abs=1e-6)
     confidences = with_confidences(result.best, lattice, OPTIONS).confidences

@@ -14,7 +14,8 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-GPU = "asr.decoding.gpu.kernels"
+GPU, LOSING = "asr.decoding.gpu.kernels", "asr.decoding.gpu.losing_arcs"
+_COUNT_LOSING = "*fp32 *fp32 *i32 *i32 *fp32 *i32 fp32 fp32 *i64 i32 *i64"
 # Module, kernel, types of its arguments in order, and what is known when it is compiled.
 KERNELS = [
     (GPU, "count_arcs", "*i32 *i64 *i64 *i64 i32", {"B": 256}),
@@ -72,13 +73,21 @@ KERNELS = [
         "*i32 *i32 *i32 *fp32 *fp32 *i64 i32 *i64 *i64 *i32 *i64 *i32 *i32 *i32 *i32 *fp32 *i64 *i32 *i64",
         {"HAS_WORDS": True, "B": 256},
     ),
-    (
-        GPU,
-        "compact_tokens",
-        "*i32 *i32 *fp32 *i64 *i32 *fp32 *i64 i32 *i64 *i64 *i64 *i64 *i32 *i32 *fp32 *i64 i32 i32 *i64 *i64 i32",
-        {"B": 256},
+    *(
+        (
+            GPU,
+            "compact_tokens",
+            "*i32 *i32 *fp32 *i64 *i32 *fp32 *i64 i32 *i64 *i64 *i64 *i64 *i32 *i32 *fp32 *i64 i32 i32 *i64 *i64 i32 "
+            "*i32 *i64",
+            {"KEEPS_LATTICE": keeps_lattice, "B": 256},
+        )
+        for keeps_lattice in (False, True)
     ),
     (GPU, "end_frame", "*i64 *i64 *i64 i32 *i64 i32 i32 i32 i32", {}),
+    (LOSING, "find_worst", "*fp32 *i32 *fp32 *i64 i32 *i32", {"B": 256}),
+    (LOSING, "count_losing", _COUNT_LOSING, {"B": 256}),
+    (LOSING, "write_losing", f"{_COUNT_LOSING} *i64 *i64 *i32 *i64 *i64 *i64 *i64 *i64 *fp32 i32", {"B": 256}),
+    (LOSING, "end_losing", "*i64 *i64 i32 i32", {}),
     ("asr.kernels.hash_table_triton", "_find", "*i64 i32 *i64 i32 i64 i32 i32 *i64", {"L": 256}),
     *(
         (

@@ -107,20 +107,25 @@ def test_a_recognizer_finds_the_same(tiny_bundle_folder: Path, mode: str, option
 @pytest.mark.parametrize(
     ("mode", "lm_fusion", "waits_a_frame"),
     [
-        # Without a language model a look every 32 frames.
+        # Without a language model a look every 32 frames, with lattices or without.
         ("ngram", "lattice", 0),
+        ("ngram, lattices", "lattice", 0),
         # After expansion, at the words, in the table of histories, after the cut-off.
         ("rnn", "search", 4),
         # n-gram models are looked up in one kernel, with nothing to wait for.
         ("large_ngram", "search", 3),
         # Pairs of histories have a table of their own.
         ("interpolated", "search", 5.5),
+        # The search over the lattice waits for its own counts, once a frame.
+        ("interpolated, lattices", "lattice", 2),
     ],
 )
 def test_the_host_seldom_waits(tiny_bundle_folder: Path, mode: str, lm_fusion: str, waits_a_frame: float) -> None:
     """When the histories are known; a new one costs some more."""
     pytest.importorskip("triton", reason="GPUs run Triton's kernels")
-    asked = {"decoder": "token-passing", "lm_fusion": lm_fusion}
+    asked: dict[str, Any] = {"decoder": "token-passing", "lm_fusion": lm_fusion}
+    mode, _, lattices = mode.partition(", ")
+    asked["keep_lattices"] = bool(lattices)
     expected = recognized(Recognizer(Bundle.load(tiny_bundle_folder), mode, **asked))
     with simulated_gpu() as device:
         recognizer = Recognizer(Bundle.load(tiny_bundle_folder), mode, **asked).to(CUDA)
@@ -129,6 +134,10 @@ def test_the_host_seldom_waits(tiny_bundle_folder: Path, mode: str, lm_fusion: s
         found = recognized(recognizer)
         num_waits = device.waits.total()
     assert_equal(found, expected)
+    confidences = [[word.confidence for one in results for word in one.words] for results in (found, expected)]
+    assert (None in confidences[0]) != asked["keep_lattices"]
+    if asked["keep_lattices"]:
+        assert confidences[0] == pytest.approx(confidences[1], abs=1e-4)
     assert num_waits <= waits_a_frame * NUM_FRAMES + 40
 
 
@@ -183,7 +192,8 @@ def test_lattices_and_second_passes_are_the_same(tiny_bundle_folder: Path) -> No
             lattices = [result.lattice for result in results if result.lattice is not None]
             lists = [n_best(lattice, graph, recognizer.options, 5) for lattice in lattices]
             tree = PrefixTree([hypothesis.word_ids for hypotheses in lists for hypothesis in hypotheses], device)
-            rescored = rescore_lattice(join(lattices), recognizer.options, CachedRNNLM(network), keep_lattice=True)  # type: ignore[arg-type]
+            joint = join(lattices).to(device)
+            rescored = rescore_lattice(joint, recognizer.options, CachedRNNLM(network), keep_lattice=True)  # type: ignore[arg-type]
             second = rescore_n_best(lists, CachedRNNLM(network), recognizer.options)  # type: ignore[arg-type]
             return [
                 [[hypothesis.total for hypothesis in hypotheses] for hypotheses in (*lists, *second)],

@@ -22,13 +22,16 @@ from asr.decoding.backend import Chunk, SearchSink
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.gpu import frame, kernels
 from asr.decoding.gpu.frame import ArcExpansion, FrameLimits, Recombination
+from asr.decoding.gpu.losing_arcs import LosingArcBuffers
+from asr.decoding.lattice import LatticeRecords
 from asr.decoding.search_graph import ArcSet, Searchable
 from asr.decoding.tokens import ActiveTokens
+from asr.kernels.hash_table import marked_positions
 
 
 @dataclass(frozen=True)
 class BufferSizes:
-    """Capacities: streams N, frames T, columns C, paths K, ended D, arcs A, records R."""
+    """Capacities: streams N, frames T, columns C, paths K, ended D, arcs A, records R, losing arcs L."""
 
     streams: int
     frames: int
@@ -37,22 +40,34 @@ class BufferSizes:
     ended: int
     arcs: int
     records: int
+    losing: int
 
 
 class FrameBuffers:
     """The buffers of a search, and the kernels of one frame.
+
+    Args:
+        arcs: the graph's arcs that read a frame.
+        limits: beams and limits.
+        sizes: capacities.
+        keeps_all: whether no candidate that is possible is left out.
+        margin: losing arcs that lose by no more are kept; None keeps none.
 
     Attributes:
         log_prob: (N, T, C) float32, scaled log-probabilities; filled by the caller.
         num_frames: (N,) int64, frames of each stream, descending; filled by the caller.
         score_offset: (N,) float64, what relative scores lack.
         paths: stream, state (int32), score (float32), backpointer (int64), (K + D,) each; ended ones from K on.
-        counts: (11,) int64, see `kernels.NUM_COUNTS`.
+        counts: (NUM_COUNTS,) int64, see `kernels.NUM_COUNTS`.
         record_begin: (T,) int64, where each frame's records begin.
         previous, record_arc: (R,) int64, the back-pointers.
+        record_stream: (R,) int32, their streams, where losing arcs are kept.
+        losing: the losing arcs, or None.
     """
 
-    def __init__(self, arcs: ArcSet, limits: FrameLimits, sizes: BufferSizes, keeps_all: bool) -> None:
+    def __init__(
+        self, arcs: ArcSet, limits: FrameLimits, sizes: BufferSizes, keeps_all: bool, margin: float | None = None
+    ) -> None:
         device = arcs.score.device
         self.sizes = sizes
         self.keeps_all = keeps_all
@@ -75,6 +90,8 @@ class FrameBuffers:
         self.counts = zeros(kernels.NUM_COUNTS, torch.int64)
         self.record_begin = zeros(sizes.frames, torch.int64)
         self.previous, self.record_arc = zeros(sizes.records, torch.int64), zeros(sizes.records, torch.int64)
+        self.record_stream = zeros(0 if margin is None else sizes.records, torch.int32)
+        self.losing = None if margin is None else LosingArcBuffers(limits, margin, self._expansion, sizes.losing)
         num_tiles = self._expansion.num_tiles
         self._tile_count, self._tile_end = zeros(num_tiles, torch.int64), zeros(num_tiles, torch.int64)
 
@@ -119,9 +136,13 @@ class FrameBuffers:
         kernels.compact_tokens[(found.num_tiles,)](
             *(found.stream, found.state, ended.value, found.backpointer, found.arc, *kept),
             *(self._tile_count, self._tile_end, self.num_frames, self.counts, *self.paths, *capacity),
-            *(self.previous, self.record_arc, sizes.records),
+            *(self.previous, self.record_arc, sizes.records, self.record_stream),
+            found.backpointer if self.losing is None else self.losing.number,
+            KEEPS_LATTICE=self.losing is not None,
             B=limits.block,
         )
+        if self.losing is not None:
+            self.losing.run(found, ended, self.counts)
         kernels.end_frame[(1,)](
             *(self.counts, self.record_begin, found.arcs_end, sizes.paths, self._tile_end, found.num_tiles),
             *(*capacity, sizes.records),
@@ -178,7 +199,7 @@ class FrameReplay:
 
 
 class CudaGraphSearch:
-    """`ChunkBackend` without a language model, a lattice or input epsilons; the host seldom waits for the device.
+    """`ChunkBackend` without a language model or input epsilons; the host seldom waits for the device.
 
     After `frames_per_call` frames the host reads the counts. Where the buffers were too small, it makes larger ones and
     runs these frames again, from a copy of the tokens before them.
@@ -189,6 +210,8 @@ class CudaGraphSearch:
         capture: whether frames are captured as CUDA graphs, on a GPU.
         frames_per_call: after this many frames the host reads the counts.
         initial_capacity: of the buffers, `FIRST_CAPACITY` if None; they grow.
+        margin: `asr.decoding.lattice.lattice_margin` where a lattice is kept, which is one of whole utterances; else
+            None.
     """
 
     def __init__(
@@ -198,13 +221,15 @@ class CudaGraphSearch:
         capture: bool = True,
         frames_per_call: int = 32,
         initial_capacity: int | None = None,
+        margin: float | None = None,
     ) -> None:
         initial_capacity = initial_capacity or frame.FIRST_CAPACITY
+        self._margin = margin
         self._frames_per_call = frames_per_call
         self._arcs = graph.emitting
         self._limits = limits
         self._capture = capture
-        self._sizes = BufferSizes(1, frames_per_call, 1, *(4 * (initial_capacity,)))
+        self._sizes = BufferSizes(1, frames_per_call, 1, *(5 * (initial_capacity,)))
         self._buffers: dict[tuple[BufferSizes, bool], tuple[FrameBuffers, FrameReplay]] = {}
         self.num_retries = 0
 
@@ -220,21 +245,31 @@ class CudaGraphSearch:
         rank = torch.empty_like(order)
         rank[order] = torch.arange(len(order), device=order.device)
         num_frames, log_prob = num_frames[order], log_prob.index_select(0, order)
+        if not len(order):
+            return tokens
         reads = num_frames[rank[tokens.stream]] > 0
-        unread = tokens.select((~reads).nonzero().squeeze(1))
-        tokens = tokens.select(reads.nonzero().squeeze(1))
+        longest, num_reading = torch.stack([num_frames[0], reads.sum()]).tolist()
+        unread = tokens.select(marked_positions(~reads, len(tokens) - num_reading))
+        tokens = tokens.select(marked_positions(reads, num_reading))
         tokens.stream = rank[tokens.stream]
         alive = tokens.select(torch.sort(tokens.stream, stable=True).indices)
         ended = ActiveTokens.empty(order.device)
         own_score_offset = score_offset[order]
-        longest = int(num_frames[0]) if len(num_frames) else 0
         for begin in range(0, longest, self._frames_per_call):
             if not len(alive):
                 break
             some = Chunk(
                 log_prob[:, begin : min(begin + self._frames_per_call, longest)], num_frames - begin, own_score_offset
             )
-            alive, newly_ended = self._read_at_once(alive, some, backtrace)
+            first = backtrace.num_records
+            counts, buffers = self._read_at_once(alive, some, backtrace)
+            alive, newly_ended = (
+                _tokens(buffers, 0, counts[kernels.NUM_PATHS.value]),
+                _tokens(buffers, buffers.sizes.paths, counts[kernels.NUM_ENDED.value]),
+            )
+            if sink.lattice is not None:
+                frames, records = range(begin, begin + some.log_prob.shape[1]), range(first, backtrace.num_records)
+                self._add_losing(buffers, sink.lattice, frames, records, counts[kernels.NUM_LOSING.value], order)
             ended = ActiveTokens.join([ended, newly_ended])
             if backtrace.is_due:
                 sink.collect([alive, ended, unread])
@@ -243,10 +278,8 @@ class CudaGraphSearch:
         ended.stream = order[ended.stream]
         return ActiveTokens.join([unread, ended])
 
-    def _read_at_once(
-        self, alive: ActiveTokens, chunk: Chunk, backtrace: Backtrace
-    ) -> tuple[ActiveTokens, ActiveTokens]:
-        """A few frames -> the tokens of streams that go on, and of streams that have ended."""
+    def _read_at_once(self, alive: ActiveTokens, chunk: Chunk, backtrace: Backtrace) -> tuple[list[int], FrameBuffers]:
+        """A few frames -> the counts after them, and the buffers, where everything but the back-pointers still is."""
         log_prob, _, score_offset = chunk
         sizes, keeps_all = replace(self._sizes, columns=log_prob.shape[2]), False
         sizes = _ensure_capacity(sizes, streams=len(score_offset), paths=len(alive))
@@ -255,18 +288,15 @@ class CudaGraphSearch:
             self._fill(buffers, alive, chunk, backtrace.num_records)
             replay.read(log_prob.shape[1])
             # Only here the host waits.
-            counts, record_begin = (
-                part.tolist()
-                for part in torch.cat([buffers.counts, buffers.record_begin]).split(
-                    [len(buffers.counts), len(buffers.record_begin)]
-                )
-            )
+            counts = torch.cat([buffers.counts, buffers.record_begin]).tolist()
+            counts, record_begin = counts[: kernels.NUM_COUNTS], counts[kernels.NUM_COUNTS :]
             enough = _ensure_capacity(
                 sizes,
                 arcs=counts[kernels.MOST_ARCS.value],
                 paths=counts[kernels.MOST_PATHS.value],
                 ended=counts[kernels.MOST_ENDED.value],
                 records=counts[kernels.MOST_RECORDS.value],
+                losing=counts[kernels.MOST_LOSING.value],
             )
             is_short = bool(counts[kernels.IS_SHORT.value])
             if enough == sizes and not is_short:
@@ -278,15 +308,35 @@ class CudaGraphSearch:
         graph_arc = self._arcs.arc_of(buffers.record_arc[:num_records])
         backtrace.add_blocks(buffers.previous[:num_records], graph_arc, record_begin[: log_prob.shape[1]])
         score_offset.copy_(buffers.score_offset[: len(score_offset)])
-        num_paths, num_ended = counts[kernels.NUM_PATHS.value], counts[kernels.NUM_ENDED.value]
-        return _tokens(buffers, 0, num_paths), _tokens(buffers, sizes.paths, num_ended)
+        return counts, buffers
+
+    def _add_losing(
+        self,
+        buffers: FrameBuffers,
+        lattice: LatticeRecords,
+        frames: range,
+        records: range,
+        num_losing: int,
+        order: Tensor,
+    ) -> None:
+        """Hands over what the lattice needs of some frames and their back-pointers; order (N,) names the streams."""
+        losing = buffers.losing
+        assert losing is not None, "the search was made without a margin"
+        utt_idx = order.index_select(0, buffers.record_stream[: len(records)].long())
+        record = torch.arange(records.start, records.stop, device=order.device)
+        begin = buffers.record_begin[: len(frames)]
+        frame = frames.start + torch.searchsorted(begin, record, right=True)
+        src, dst, arc, score_gap = (
+            part[:num_losing].clone() for part in (losing.src, losing.dst, losing.arc, losing.score_gap)
+        )
+        lattice.add_frames(utt_idx, frame, (src, dst, self._arcs.arc_of(arc), score_gap))
 
     def _buffers_of(self, sizes: BufferSizes, keeps_all: bool) -> tuple[FrameBuffers, FrameReplay]:
         key = (sizes, keeps_all)
         if key not in self._buffers:
             # Smaller ones are no longer needed.
             self._buffers = {old: both for old, both in self._buffers.items() if old[0] == sizes}
-            buffers = FrameBuffers(self._arcs, self._limits, sizes, keeps_all)
+            buffers = FrameBuffers(self._arcs, self._limits, sizes, keeps_all, self._margin)
             self._buffers[key] = (buffers, FrameReplay(buffers, self._capture))
         return self._buffers[key]
 

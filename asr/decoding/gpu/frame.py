@@ -5,6 +5,8 @@ Shapes are capacities: K tokens, A candidates, N streams, G tiles, M slots of th
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 from torch import Tensor
@@ -227,6 +229,32 @@ class Recombination:
         kernels.clear[grid](*counted, self._owner, self._best, self._slot, B=block)
 
 
+class CountedSurvivors(NamedTuple):
+    """`Survivors` that only the device has counted.
+
+    Attributes:
+        winner: (A,) int32, the position of the candidate that each lost to, its own where it won.
+        survives: (A,) bool, which survive.
+        position: (A,) int64, where they are, ascending; behind them 0.
+        num: (1,) int64, how many they are.
+    """
+
+    winner: Tensor
+    survives: Tensor
+    position: Tensor
+    num: Tensor
+
+
+def counted_positions(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Where a mask (A,) bool is true, ascending and then 0, (A,) int64, and how often, (1,), on its device."""
+    end = mask.cumsum(0)
+    place = torch.where(mask, end - 1, len(mask))
+    position = torch.zeros(len(mask) + 1, dtype=torch.int64, device=mask.device)
+    position.scatter_(0, place, torch.arange(len(mask), device=mask.device))
+    # Not the last prefix sum: without candidates there is none.
+    return position[:-1], mask.sum(0, keepdim=True)
+
+
 class TritonFrameBackend:
     """`FrameBackend` by Triton's kernels; the host reads one number in each of its two methods.
 
@@ -260,16 +288,25 @@ class TritonFrameBackend:
         return self.expand_counted(tokens, self._num_paths, frame, prune)[0]
 
     def expand_counted(
-        self, tokens: ActiveTokens, num_tokens: Tensor, frame: Frame, prune: bool = True
-    ) -> tuple[Expansion, int]:
-        """As `expand` for the first `num_tokens` (1,) int64 of some tokens -> the candidates, and that number."""
+        self, tokens: ActiveTokens, counts: Tensor, frame: Frame, prune: bool = True
+    ) -> tuple[Expansion, list[int]]:
+        """As `expand` for the first of some tokens.
+
+        Args:
+            tokens: (K,).
+            counts: int64, first how many of them count, and whatever else the host wants to know.
+            frame, prune: as of `expand`.
+
+        Returns:
+            The candidates, and `counts` on the host.
+        """
         num_streams, num_arcs = len(frame.begin), self._expansion.num_arcs
         paths = (tokens.stream, tokens.state, tokens.score, tokens.backpointer)
         while True:
             found = self._expansion = self._ensure_capacity(len(tokens), num_arcs, num_streams)
-            found.run(paths, num_tokens, frame.log_prob, frame.begin, self._first_frame, 0, not prune)
-            counts = torch.cat([found.needed, found.num_kept, found.num_with_words, num_tokens])
-            num_arcs, num_kept, num_with_words, num = counts.tolist()
+            found.run(paths, counts, frame.log_prob, frame.begin, self._first_frame, 0, not prune)
+            known = torch.cat([found.needed, found.num_kept, found.num_with_words, counts])
+            num_arcs, num_kept, num_with_words, *host_counts = known.tolist()
             if num_arcs <= found.num_arcs:
                 break
         block = self._limits.block
@@ -280,7 +317,7 @@ class TritonFrameBackend:
         source, arc, stream = (part[:num_kept].long() for part in (found.source, found.arc, found.stream))
         is_complete = found.threshold[:num_streams] == -torch.inf
         with_words = found.with_words[:num_with_words].clone() if self._limits.has_lm else None
-        return Expansion(source, arc, stream, found.score[:num_kept].clone(), is_complete, with_words), num
+        return Expansion(source, arc, stream, found.score[:num_kept].clone(), is_complete, with_words), host_counts
 
     def recombine_and_prune(self, candidates: Candidates) -> Survivors:
         """As `FrameBackend.recombine_and_prune`."""
@@ -300,18 +337,10 @@ class TritonFrameBackend:
         """How many winners of each stream the last recombination has found inside the beam, (N,) int64."""
         return self._recombination.num_inside[:num_streams].long()
 
-    def survivors_counted(self, candidates: Candidates) -> tuple[Tensor, Tensor]:
-        """Recombines and prunes with a language model, and the host waits for nothing.
-
-        Returns:
-            position (A,) int64, those of the survivors first, ascending, and how many they are, (1,) int64.
-        """
-        _, stays = self._recombined(candidates)
-        end = stays.cumsum(0)
-        place = torch.where(stays, end - 1, len(stays))
-        position = torch.zeros(len(stays) + 1, dtype=torch.int64, device=stays.device)
-        position.scatter_(0, place, torch.arange(len(stays), device=stays.device))
-        return position[:-1], end[-1:]
+    def survivors_counted(self, candidates: Candidates) -> CountedSurvivors:
+        """Recombines and prunes with a language model, and the host waits for nothing."""
+        found, stays = self._recombined(candidates)
+        return CountedSurvivors(found.winner[: len(stays)], stays, *counted_positions(stays))
 
     def _recombined(self, candidates: Candidates) -> tuple[Recombination, Tensor]:
         """The buffers after recombination, and which candidates survive (A,)."""

@@ -252,7 +252,13 @@ MOST_RECORDS = tl.constexpr(9)
 FIRST_RECORD = tl.constexpr(10)
 
 
-NUM_COUNTS = 11
+NUM_LOSING = tl.constexpr(11)
+
+
+MOST_LOSING = tl.constexpr(12)
+
+
+NUM_COUNTS = 13
 """Length of the counts, int64, whose entries are numbered above: how many there are of each, and the most that was
 needed. The buffer for back-pointers holds those from FIRST_RECORD to NUM_RECORDS."""
 
@@ -280,6 +286,9 @@ def compact_tokens(
     previous: tl.tensor,
     record_arc: tl.tensor,
     record_capacity: tl.tensor,
+    record_stream: tl.tensor,
+    number: tl.tensor,
+    KEEPS_LATTICE: tl.constexpr,
     B: tl.constexpr,
 ) -> None:
     """Writes the surviving tokens and their back-pointers.
@@ -291,6 +300,8 @@ def compact_tokens(
         counts: see above.
         path_*: (K + D,), written.
         previous, record_arc: (R,) int64, written.
+        record_stream: (R,) int32, the stream of each back-pointer, and number (A,) int64, the back-pointer of each
+            survivor; written only if KEEPS_LATTICE.
     """
     tile = tl.program_id(0)
     num = tl.minimum(tl.load(total), capacity)
@@ -316,6 +327,9 @@ def compact_tokens(
     has_room = stays & (place < record_capacity)
     tl.store(previous + place, tl.load(record + position, mask=stays, other=0), mask=has_room)
     tl.store(record_arc + place, tl.load(arc + position, mask=stays, other=0).to(tl.int64), mask=has_room)
+    if KEEPS_LATTICE:
+        tl.store(record_stream + place, own_stream, mask=has_room)
+        tl.store(number + position, own_record, mask=stays)
 
 
 @triton.jit

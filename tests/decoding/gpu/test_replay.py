@@ -38,7 +38,7 @@ def test_tables_are_clean_after_a_failure() -> None:
     with simulated_gpu():
         cuda, options = torch.device("cuda", 0), DecodingOptions()
         graph = SearchGraph(random_graph(1, num_states=8, num_arcs=24).to(cuda), options)
-        sizes = BufferSizes(streams=1, frames=2, columns=4, paths=64, ended=64, arcs=64, records=64)
+        sizes = BufferSizes(streams=1, frames=2, columns=4, paths=64, ended=64, arcs=64, records=64, losing=64)
         buffers = FrameBuffers(graph.emitting, FrameLimits(options, False, cuda, block=64), sizes, False)
         buffers.counts += 1
         owner = buffers._recombined._owner
