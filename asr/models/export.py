@@ -11,6 +11,7 @@ Shapes: N utterances, T frames, F features, T' frames of output, C tokens.
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 import warnings
 from pathlib import Path
@@ -132,8 +133,10 @@ def _traceable(network: nn.Module) -> nn.Module:
 
 
 def _export_onnx(network: nn.Module, inputs: tuple[Tensor, Tensor], path: Path) -> None:
-    # The newer exporter of torch 2 needs another package.
+    # The newer exporter of torch 2 needs one package more.
     legacy = {} if torch.__version__.startswith("1.") else {"dynamo": False}
+    if legacy and importlib.util.find_spec("onnx") is None:
+        raise AsrError("torch 2 exports to ONNX by the package onnx, which is missing: pip install onnx.")
     export: Any = torch.onnx.export
     export(
         network,

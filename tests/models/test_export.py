@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,3 +105,14 @@ def test_what_cannot_be_exported_is_told(tiny_bundle_folder: Path, tmp_path: Pat
 
     with pytest.raises(AsrError, match="is from elsewhere already"):
         export_acoustic_model(bundle_with_acoustic_model(model, bundle), tmp_path / "model", "onnx")
+
+
+@pytest.mark.skipif(torch.__version__.startswith("1."), reason="torch 1 exports by itself")
+def test_a_missing_exporter_is_told(
+    tiny_bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    given = ["export", str(tiny_bundle_folder), "--format", "onnx", "--output", str(tmp_path / "model.onnx")]
+    assert main(given) == 2
+    assert "by the package onnx, which is missing: pip install onnx." in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
