@@ -300,11 +300,13 @@ def _triton() -> Finding:
 
 
 def _package(name: str, purpose: str, state_if_missing: str) -> Finding:
+    from asr.cli.main import how_to_install
+
     try:
         importlib.import_module(name)
         version = importlib.metadata.version(_DISTRIBUTIONS.get(name, name))
     except (ImportError, OSError) as error:
-        return Finding(name, state_if_missing, f"does not import ({error}); {purpose}: run scripts/setup")
+        return Finding(name, state_if_missing, f"does not import ({error}); {purpose}: {how_to_install(name)}")
     return Finding(name, "ok", f"{version} ({purpose})")
 
 

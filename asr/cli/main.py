@@ -123,6 +123,16 @@ def run(arguments: Sequence[str]) -> int:
     return int(module.run(_command_parser(name, module).parse_args(rest)))
 
 
+_EXTRA_OF = dict.fromkeys(("pytorch_lightning", "jsonargparse", "lhotse", "tensorboard", "torchmetrics"), "train")
+_EXTRA_OF |= {"kaldifst": "graph", "k2": "k2", "onnxruntime": "onnx"}
+
+
+def how_to_install(package: str) -> str:
+    """What brings a missing package, in a checkout and for an installed wheel."""
+    extra = f"[{_EXTRA_OF[package]}]" if package in _EXTRA_OF else ""
+    return f"run scripts/setup, or pip install 'onepass-asr{extra}'"
+
+
 def _import_command(module_name: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
@@ -132,7 +142,7 @@ def _import_command(module_name: str) -> ModuleType:
             raise
         raise AsrError(
             f"this command needs the Python package {missing!r}, which is not installed; "
-            "run scripts/setup, or pip install 'onepass-asr[all]'."
+            f"{how_to_install(missing.partition('.')[0])}."
         ) from error
 
 

@@ -80,3 +80,19 @@ def test_the_package_runs_as_a_module():
     run = subprocess.run([sys.executable, "-m", "asr", "doctors"], capture_output=True, text=True, check=False)
     assert run.returncode == 2
     assert "doctors" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("missing", "extra"), [("pytorch_lightning", "[train]"), ("kaldifst", "[graph]"), ("torch", "")]
+)
+def test_a_missing_package_is_told_with_its_extra(
+    missing: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def import_module(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+    monkeypatch.setattr("importlib.import_module", import_module)
+    assert main.main(["fit", "--help"]) == 2
+    assert f"{missing!r}, which is not installed; run scripts/setup, or pip install 'onepass-asr{extra}'." in (
+        capsys.readouterr().err
+    )
