@@ -58,6 +58,29 @@ class _CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
         return read_checkpoint(path)
 
 
+HELP = """\
+Trains a network as a YAML file, the recipe, says: model, data and trainer. Options go before what the recipe says.
+
+  asr fit --config recipes/an4/am.yaml                     a recipe
+  asr fit --config recipes/an4/am.yaml --data.init_args.max_batch_duration 50 --trainer.devices 2 --trainer.strategy ddp
+  asr fit --config recipes/an4/am.yaml --ckpt_path FILE    goes on where a run stopped
+  asr fit --model.help asr.lm.rnn.training.LitRNNLM        the options of a class
+
+recipes (in the repository):
+  recipes/an4/am.yaml                      Conformer, CTC, 948 utterances
+  recipes/librispeech/am_tdnnf.yaml        TDNN-F, lattice-free MMI
+  recipes/librispeech/am.yaml              Conformer, CTC, 960 hours
+  recipes/librispeech/rnnlm.yaml           GRU language model
+  recipes/wikitext-2/rnnlm-gru256.yaml     GRU language model on a small text
+
+classes for 'model' and 'data':
+  asr.models.training.LitAcousticModel     CTC, with asr.datasets.datamodule.AcousticDataModule
+  asr.models.chain_training.LitChainModel  lattice-free MMI, with asr.models.chain_training.ChainDataModule
+  asr.lm.rnn.training.LitRNNLM             language models, with asr.lm.rnn.datamodule.TextDataModule
+
+What follows are all options of the trainer, and those that the command line has.
+"""
+
 _TERMINATED = 128 + signal.SIGTERM
 _CHECKPOINT_NAME = "terminated.ckpt"
 
@@ -142,6 +165,8 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         AsrError: an option or the YAML is wrong; or whatever the model and the data raise.
     """
+    if {"-h", "--help"} & set(arguments):
+        print(HELP)
     # Batches are bucketed by duration and prepared beside the trainer on purpose.
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     # The arguments are those of the command line without the program's name.

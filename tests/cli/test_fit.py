@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -86,3 +87,20 @@ def test_every_old_class_path_names_a_class():
     for path in _OLD_CLASS_PATHS.values():
         module, name = path.rsplit(".", 1)
         assert isinstance(getattr(importlib.import_module(module), name), type)
+
+
+def test_help_begins_with_recipes_and_classes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main(["fit", "--help"])
+    assert leaving.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith("Trains a network as a YAML file, the recipe, says")
+    own, _, rest = text.partition("What follows")
+    assert "--trainer.max_epochs" in rest
+    recipes = re.findall(r"^  (recipes/\S+)", own, re.MULTILINE)
+    assert len(recipes) == 5 and all((OLD_RECIPE.parents[2] / recipe).is_file() for recipe in recipes)
+    classes = re.findall(r"asr\.[a-z_.]+\.[A-Z]\w+", own)
+    assert len(classes) == 7
+    for name in classes:
+        module, _, class_name = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), class_name)

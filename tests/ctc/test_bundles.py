@@ -212,7 +212,7 @@ def test_a_bundle_with_an_onnx_file(
     assert recognizer(tones(["PAT", "TO", "KIT"]))[0].text == "PAT TO KIT"
     assert copy.deepcopy(recognizer)(tones(["SICK"]))[0].text == "SICK"
     for wrong, reason in (
-        (["--graph", "a.safetensors"], "--graph is not for onnx:"),
+        (["--acoustic-model", f"onnx:{out}/acoustic_model.onnx", "--graph", "none.safetensors"], "none.safetensors"),
         (["--acoustic-model", f"onnx:{source}"], "there is no such file"),
     ):
         assert main(["bundle", str(tmp_path / "other"), *made_of, *wrong]) == 2
