@@ -173,12 +173,18 @@ def compare_modes(
     return f"{num_same} of {len(on_cpu)} transcripts are the same, all totals agree"
 
 
-def compare_workers(folder: Path, mode: str, waveforms: list[Tensor], device: torch.device) -> str:
+def compare_workers(
+    folder: Path,
+    mode: str,
+    waveforms: list[Tensor],
+    device: torch.device,
+    numbers: Sequence[int] = (0, 1, 2, 4),
+) -> str:
     """Batches one after the other, and several at a time in streams of their own, give the same."""
     recordings = waveforms * 4
     seconds = max(map(len, waveforms)) / Bundle.load(folder).sampling_rate
     results = []
-    for num_workers in (0, 1, 2, 4):
+    for num_workers in numbers:
         recognizer = Recognizer.from_folder(
             folder,
             mode=mode,
@@ -192,4 +198,5 @@ def compare_workers(folder: Path, mode: str, waveforms: list[Tensor], device: to
                 f"{text!r} {total}, {other_text!r} {other_total}"
             )
     num_same = sum(found == results[0] for found in results[1:])
-    return f"1, 2 and 4 workers: totals agree, {num_same} of 3 equal to the last digit"
+    told = ", ".join(map(str, numbers[1:]))
+    return f"{told} workers: totals agree, {num_same} of {len(numbers) - 1} equal to the last digit"

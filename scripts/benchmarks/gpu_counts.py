@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,6 +25,7 @@ import torch
 from torch import Tensor
 
 from asr.bundle import Bundle
+from asr.decoding.confidence import Calibration
 from asr.decoding.gpu import frame as gpu_frame
 from asr.decoding.token_search import TokenSearch
 from asr.recognizer import Recognizer
@@ -32,15 +36,22 @@ from asr.testing.tones import RATE, tiny_bundle, tones
 from scripts.benchmarks.gpu_pack import packed_bytes
 
 # The interpreter runs a kernel's programs one by one: little room at first means few that have nothing to do.
-_CAPACITY = 256
+_CAPACITY = 1024
 _BEAMS = {"min_active_states": 0, "max_active_states": 10**6}
 _CASES = {
     "one_pass": ("rnn", "search", False),
-    "default": ("interpolated", "lattice", False),
+    "default": ("interpolated", "lattice", True),
     "ngram": ("ngram", "lattice", False),
     "ngram_lattice": ("ngram", "lattice", True),
 }
+"""Mode, LM fusion, and whether lattices are kept, which confidences need, too."""
+
 _SENTENCES = ["SICK TO SKIP", "KIT TO PAT"]
+# Any will do: the posteriors that it maps are what takes time.
+_CALIBRATION = Calibration(0.0, {"posterior": [-1.0, 1.0]}, {"posterior": [-1.0, 1.0]})
+# The host looks every 32 frames, by which these differ; one frame is 320 samples. Few tokens are interpreted sooner.
+_NARROW_BEAM = 4.0
+_SHORT, _LONG = 24 * 320, 56 * 320
 
 
 def main() -> None:
@@ -49,46 +60,102 @@ def main() -> None:
 
 
 def quick() -> dict[str, Any]:
-    """The fields of the JSON object, by name."""
+    """The fields of the JSON object, by name; kernels are checked in a process beside this one."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        kernels = pool.submit(_of_kernels)
+        return {**_of_recognizers(), **kernels.result()}
+
+
+def _tiny_bundle() -> Bundle:
     with tempfile.TemporaryDirectory() as folder:
-        bundle = tiny_bundle(Path(folder))
+        return tiny_bundle(Path(folder))
+
+
+def _of_recognizers() -> dict[str, Any]:
+    bundle = _tiny_bundle()
     recordings = [tones(sentence.split(), seed=seed) for seed, sentence in enumerate(_SENTENCES)]
     fields: dict[str, Any] = {"host_ms_per_utterance": host_ms_per_utterance(bundle)}
-    for name, (mode, lm_fusion, keep_lattices) in _CASES.items():
-        waits, launches = _per_frame(copy.deepcopy(bundle), recordings, mode, lm_fusion, keep_lattices)
-        fields |= {f"waits_per_frame_{name}": waits, f"launches_per_frame_{name}": launches}
-        print(f"{name}: {waits} waits and {launches} launches for each frame", file=sys.stderr, flush=True)
-    ran, differences = interleavings(bundle.graph, range(4), (4, 16))
-    fields |= {"interleavings_tried": ran.launches, "interleaving_differences": len(differences)}
-    caught = [is_caught(mutant, range(6), 4) for mutant in MUTANTS]
-    fields |= {"mutants_caught": sum(caught), "mutants": len(MUTANTS)}
-    fields["allocator_hazards"] = early_frees(20, num_streams=4)
-    fields["allocator_hazards_of_old_streams"] = early_frees(20, is_persistent=False, num_streams=4)
-    fields["gpu_check_mb"] = round(packed_bytes() / 2**20, 1)
+    for name in _CASES:
+        own = copy.deepcopy(bundle)
+        counts = _slope(own, name) if name.startswith("ngram") else _of_a_call(own, recordings, name)
+        fields |= {f"{kind}_{name}": count for kind, count in counts.items()}
+        told = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in counts.items())
+        print(f"{name}: {told}", file=sys.stderr, flush=True)
     return fields
 
 
-def _per_frame(
-    bundle: Bundle, recordings: list[Tensor], mode: str, lm_fusion: str, keep_lattices: bool
-) -> tuple[float, float]:
-    """Waits and launches of a first call, from samples to words, divided by the frames of the longest recording."""
+def _of_kernels() -> dict[str, Any]:
+    torch.set_num_threads(1)
+    ran, differences = interleavings(_tiny_bundle().graph, range(3), (4, 16))
+    caught = [is_caught(mutant, range(6), 4) for mutant in MUTANTS]
+    return {
+        "interleavings_tried": ran.launches,
+        "interleaving_differences": len(differences),
+        "mutants_caught": sum(caught),
+        "mutants": len(MUTANTS),
+        "allocator_hazards": early_frees(20, num_streams=4),
+        "allocator_hazards_of_old_streams": early_frees(20, is_persistent=False, num_streams=4),
+        "gpu_check_mb": round(packed_bytes() / 2**20, 1),
+    }
+
+
+def _of_a_call(bundle: Bundle, recordings: list[Tensor], name: str) -> dict[str, float]:
+    """Of a first call, whose word histories are new, from samples to words: divided by the longest one's frames."""
+    with _recognizing(bundle, name, _BEAMS) as count:
+        num_frames, waits, launches = count(recordings)
+    return {
+        "waits_per_frame": round(waits / num_frames, 2),
+        "launches_per_frame": round(launches / num_frames, 1),
+    }
+
+
+def _slope(bundle: Bundle, name: str) -> dict[str, float]:
+    """What more frames cost, and what is left of a call; the buffers are large enough from the start."""
+    with _recognizing(bundle, name, {**_BEAMS, "search_beam": _NARROW_BEAM}) as count:
+        of_long, of_short = (count([_of_length(num)]) for num in (_LONG, _SHORT))
+    more = of_long[0] - of_short[0]
+    waits, launches = ((of_long[kind] - of_short[kind]) / more for kind in (1, 2))
+    return {
+        "waits_per_frame": round(waits, 3),
+        "waits_per_call": of_short[1] - math.ceil(waits * of_short[0]),
+        "launches_per_frame": round(launches, 1),
+    }
+
+
+def _of_length(num_samples: int) -> Tensor:
+    """A word and then quiet, so much together."""
+    word = tones(["PAT"])
+    quiet = 0.003 * torch.randn(num_samples - len(word), generator=torch.Generator().manual_seed(0))
+    return torch.cat([word, quiet])
+
+
+@contextmanager
+def _recognizing(
+    bundle: Bundle, name: str, beams: dict[str, Any]
+) -> Iterator[Callable[[list[Tensor]], tuple[int, int, int]]]:
+    """Recordings -> frames of the longest, waits and launches of the call, on a simulated device."""
+    mode, lm_fusion, keep_lattices = _CASES[name]
     with simulated_gpu() as device, mock.patch.object(gpu_frame, "FIRST_CAPACITY", _CAPACITY):
-        asked: Any = {"lm_fusion": lm_fusion, "keep_lattices": keep_lattices, "options": _BEAMS}
+        asked: Any = {"lm_fusion": lm_fusion, "keep_lattices": keep_lattices, "options": beams}
         recognizer = Recognizer(bundle, mode, decoder="token-passing", **asked).to("cuda")
-        # Buffers of the right size are there after the first recordings; the histories of words are new.
+        recognizer.calibration = _CALIBRATION if keep_lattices else None
         recognizer.prepare()
-        frames = []
+        frames: list[int] = []
         advance = TokenSearch.advance
 
         def counted(self: TokenSearch, stream: Tensor, log_prob: Tensor, num_frames: Tensor) -> None:
             frames.append(log_prob.shape[1])
             advance(self, stream, log_prob, num_frames)
 
-        with torch.no_grad(), mock.patch.object(TokenSearch, "advance", counted):
+        def count(recordings: list[Tensor]) -> tuple[int, int, int]:
+            frames.clear()
             device.clear_counts()
-            recognizer(recordings, RATE)
-        num_frames = max(frames)
-        return round(device.waits.total() / num_frames, 2), round(device.num_launches / num_frames, 1)
+            results = recognizer(recordings, RATE)
+            assert not keep_lattices or all(word.confidence is not None for one in results for word in one.words)
+            return max(frames), device.waits.total(), device.num_launches
+
+        with torch.no_grad(), mock.patch.object(TokenSearch, "advance", counted):
+            yield count
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from scripts.benchmarks.inputs import AN4_BUNDLE, ROOT
 
-_FILES = ("scripts/gpu_check", "scripts/bench", "tests/assets/query_streams.npz.xz")
+_FILES = ("scripts/gpu_check", "scripts/bench", "tests/assets/query_streams.npz.xz", "tests/assets/gpu_expected.npz")
 _FOLDERS = ("asr", "scripts/benchmarks")
 _KINDS = (".py", ".json")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from asr.bundle import Bundle
 from asr.lm.cached.statistics import StageClock
 from asr.lm.rnn.data import TokenStreams
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
@@ -43,16 +44,19 @@ def chain(folder: Path, mode: str, waveforms: list[Tensor], batch: int, device: 
 
 
 @torch.no_grad()
-def queries(device: torch.device, numbers: Sequence[int]) -> dict[str, float]:
-    """Scores per second of a GRU with 256 units, for each number of recorded query streams side by side."""
-    rows = throughput_of_one_engine(random_network("nce").to(device), load_streams(_STREAMS), 2.0, numbers)
+def queries(
+    device: torch.device, numbers: Sequence[int], hidden_size: int = 256, seconds: float = 2.0
+) -> dict[str, float]:
+    """Scores per second of a GRU, for each number of recorded query streams side by side, measured so long."""
+    network = random_network("nce", hidden_size=hidden_size).to(device)
+    rows = throughput_of_one_engine(network, load_streams(_STREAMS), seconds, numbers)
     return {f"queries_per_s_{row['streams']}_streams": row["queries/s"] for row in rows}
 
 
 @torch.no_grad()
-def placements_agree(device: torch.device) -> str:
-    """Scores agree wherever search, hidden layer and output layer run."""
-    rows = placement(random_network("nce"), load_streams(_STREAMS), device)
+def placements_agree(device: torch.device, hidden_size: int = 256, num_streams: int | None = None) -> str:
+    """Scores agree wherever search, hidden layer and output layer run; over some of the recorded streams, or all."""
+    rows = placement(random_network("nce", hidden_size=hidden_size), load_streams(_STREAMS)[:num_streams], device)
     difference = max(row["largest difference"] for row in rows)
     assert difference < 1e-3, f"log probabilities differ by up to {difference:.1e}"
     return f"{len(rows)} placements, log probabilities differ by at most {difference:.1e}"
@@ -83,6 +87,33 @@ def training(device: torch.device, num_words: int, num_streams: int, num_steps: 
     rate = round(num_streams * 20 * num_steps / (clock.now() - begin))
     print(f"{device.type:<5}training, GRU 256, {num_words} words, {num_streams} streams: {rate} words/s")
     return {f"training_words_per_s_{num_words}": rate}
+
+
+def acoustic_training(
+    folder: Path, device: torch.device, num_streams: int, num_frames: int, num_steps: int
+) -> dict[str, float]:
+    """Seconds of audio a second that a bundle's acoustic model learns from, by CTC over made-up frames and tokens."""
+    bundle = Bundle.load(folder)
+    network = bundle.acoustic_model.network.to(device).train()
+    num_tokens, num_words = len(bundle.graph.tokens), 30
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(num_streams, num_frames, bundle.features.network.feature_dim, generator=generator).to(device)
+    tokens = torch.randint(1, num_tokens, (num_streams, num_words), generator=generator).to(device)
+    lengths = torch.full((num_streams,), num_frames, device=device)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
+    clock, begin = StageClock([device], synchronize=True), 0.0
+    for step in range(num_steps + 2):
+        if step == 2:
+            begin = clock.now()
+        log_prob, num_outputs = network(features, lengths)
+        loss = torch.nn.functional.ctc_loss(
+            log_prob.transpose(0, 1), tokens, num_outputs, torch.full_like(num_outputs, num_words)
+        )
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    audio = num_steps * num_streams * num_frames * 0.01
+    return {"acoustic_training_times_real_time": round(audio / (clock.now() - begin), 1)}
 
 
 def _vocabulary(num_words: int) -> Vocabulary:

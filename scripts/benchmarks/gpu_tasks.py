@@ -18,15 +18,20 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 
 class Bench(NamedTuple):
-    """What checks work on: the device, a bundle's folder, recordings, and whether the device is simulated."""
+    """What checks work on: the device, a bundle's folder, recordings, and whether the device is simulated.
+
+    Everything is small on a simulated device, and where `is_tiny` says so.
+    """
 
     device: Any
     folder: Path
     waveforms: list[Any]
     is_simulated: bool
+    is_tiny: bool = False
 
 
 def environment(bench: Bench) -> dict[str, Any]:
@@ -64,8 +69,9 @@ def kernels(bench: Bench) -> dict[str, Any]:
     """Every kernel and form of the search against plain torch on the same device, five times."""
     from scripts.benchmarks.gpu_agreement import NotHere, search_checks
 
-    sizes, found = ((2, 3) if bench.is_simulated else (32, 100)), {}
-    for turn in range(1 if bench.is_simulated else 5):
+    is_small = bench.is_simulated or bench.is_tiny
+    sizes, found = ((2, 3) if is_small else (32, 100)), {}
+    for turn in range(1 if is_small else 5):
         for name, compare in search_checks(bench.folder, bench.device, *sizes):
             try:
                 found[name] = compare()
@@ -86,7 +92,26 @@ def acoustic_model(bench: Bench) -> dict[str, Any]:
 
 
 def recognition(bench: Bench) -> dict[str, Any]:
-    """Words and totals of each mode against a CPU."""
+    """Words and totals of each mode against those of a CPU, which were found before and lie beside the bundle."""
+    from scripts.benchmarks.gpu_expected import load_expected, recognized
+
+    expected = None if bench.is_simulated else load_expected(bench.folder)
+    if expected is None:
+        return _recognition_on_both(bench)
+    found: dict[str, Any] = {"expected": "found before on a CPU"}
+    for name, theirs in expected.results.items():
+        ours = recognized(bench.folder, name, expected.waveforms, bench.device)
+        num_same = sum(text == other for (text, _), (other, _) in zip(ours, theirs, strict=True))
+        for (text, total), (other, other_total) in zip(ours, theirs, strict=True):
+            # Sums in another order may turn a tie; the totals must still be as good.
+            assert abs(total - other_total) < 0.1 + 1e-3 * abs(other_total), (
+                f"{name}: {text!r} with {total:.3f}, {other!r} with {other_total:.3f} on a CPU"
+            )
+        found[name] = f"{num_same} of {len(theirs)} transcripts are the same, all totals agree"
+    return found
+
+
+def _recognition_on_both(bench: Bench) -> dict[str, Any]:
     import torch
 
     from asr.bundle import Bundle
@@ -94,13 +119,11 @@ def recognition(bench: Bench) -> dict[str, Any]:
     from scripts.benchmarks.gpu import compare_modes
 
     modes = available_modes(Bundle.load(bench.folder))
-    cases = [(mode, fusion) for mode in modes for fusion in ("torch", "torch-search")][
-        : 1 if bench.is_simulated else None
-    ]
+    cases = [(mode, fusion) for mode in modes for fusion in ("torch", "torch-search")]
     cpu = torch.device("cpu")
     return {
         f"{mode}, {fusion}": compare_modes(bench.folder, mode, fusion, bench.waveforms, cpu, bench.device)
-        for mode, fusion in cases
+        for mode, fusion in cases[: 1 if bench.is_simulated else None]
     }
 
 
@@ -108,11 +131,9 @@ def workers(bench: Bench) -> dict[str, Any]:
     """Batches one after the other, and several at a time."""
     from scripts.benchmarks.gpu import compare_workers
 
-    return {
-        "agrees": compare_workers(
-            bench.folder, "ngram" if bench.is_simulated else "auto", bench.waveforms, bench.device
-        )
-    }
+    mode, numbers = ("ngram", (0, 2)) if bench.is_simulated else ("auto", (0, 1, 2, 4))
+    waveforms = bench.waveforms[: 1 if bench.is_simulated else None]
+    return {"agrees": compare_workers(bench.folder, mode, waveforms, bench.device, numbers)}
 
 
 def distinct(waveforms: Sequence[Any], number: int, seed: int) -> list[Any]:
@@ -131,8 +152,13 @@ def distinct(waveforms: Sequence[Any], number: int, seed: int) -> list[Any]:
     return made
 
 
-def speed(mode: str, lm_fusion: str) -> Callable[[Bench], dict[str, Any]]:
-    """A check of how fast a mode is end to end, with recordings that are new to the engine, and heard before."""
+def speed(mode: str, lm_fusion: str, hidden_size: int | None = None) -> Callable[[Bench], dict[str, Any]]:
+    """A check of how fast a mode is end to end, with recordings that are new to the engine, and heard before.
+
+    Args:
+        mode, lm_fusion: as of `Recognizer`.
+        hidden_size: of a GRU with random weights in the place of the bundle's; None leaves that.
+    """
 
     def measured(bench: Bench) -> dict[str, Any]:
         import torch
@@ -140,16 +166,18 @@ def speed(mode: str, lm_fusion: str) -> Callable[[Bench], dict[str, Any]]:
         from asr.recognizer import Recognizer, ResourceOptions
 
         found: dict[str, Any] = {}
-        for batch in (1,) if bench.is_simulated else (1, 32, 128, 256, 512):
-            recognizer = Recognizer.from_folder(
-                bench.folder,
+        bundle = _bundle_with_gru(bench.folder, 16 if bench.is_simulated and hidden_size else hidden_size)
+        for batch in (1,) if bench.is_simulated else (1, 8, 32, 128, 256, 512):
+            recognizer = Recognizer(
+                bundle,
                 mode=mode,
                 decoder="token-passing",
                 lm_fusion=lm_fusion,
                 resources=ResourceOptions(batch_seconds=1e9),
             ).to(bench.device)
-            # Compiles kernels and makes room; the recordings that follow are others.
-            recognizer(distinct(bench.waveforms, batch, 1))
+            if not bench.is_simulated:
+                # Compiles kernels and makes room; the recordings that follow are others.
+                recognizer(distinct(bench.waveforms, batch, 1))
             recordings = distinct(bench.waveforms, batch, 2)
             seconds = sum(map(len, recordings)) / recognizer.sampling_rate
             for name in ("new", "again"):
@@ -168,27 +196,155 @@ def speed(mode: str, lm_fusion: str) -> Callable[[Bench], dict[str, Any]]:
     return measured
 
 
+def _bundle_with_gru(folder: Path, hidden_size: int | None) -> Any:
+    """The bundle, with a GRU of so many units and random weights in the place of its own."""
+    from dataclasses import replace
+
+    import torch
+
+    from asr.bundle import Bundle
+    from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
+    from asr.serialization import ModelSpec
+
+    bundle = Bundle.load(folder)
+    if hidden_size is None:
+        return bundle
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"embedding_size": hidden_size, "hidden_size": hidden_size}
+    network = RNNLanguageModel(bundle.small_ngram.vocabulary, RNNLMConfig(**sizes)).eval()
+    return replace(bundle, rnn_lm=ModelSpec("RnnLm", sizes, network))
+
+
+def streams(bench: Bench) -> dict[str, Any]:
+    """How long streams wait for an answer: the steps of many at once, which all get a chunk at the same time."""
+    import torch
+
+    from asr.recognizer import Recognizer
+    from asr.streaming import StreamingOptions, StreamingRecognizer
+
+    found: dict[str, Any] = {}
+    recognizer = Recognizer.from_folder(
+        bench.folder, mode="ngram" if bench.is_simulated else "auto", decoder="token-passing"
+    ).to(bench.device)
+    options = StreamingOptions(chunk_seconds=0.3, left_seconds=1.0, right_seconds=0.2)
+    for num_streams in (1,) if bench.is_simulated else (1, 16, 128):
+        online = StreamingRecognizer(recognizer, options)
+        recordings = distinct(bench.waveforms, num_streams, 3)
+        opened = [online.open() for _ in recordings]
+        pieces = [recording.split(int(0.3 * recognizer.sampling_rate)) for recording in recordings]
+        steps: list[float] = []
+        for chunk in range(2 if bench.is_simulated else 12):
+            for stream, own in zip(opened, pieces, strict=True):
+                if chunk < len(own):
+                    online.push(stream, own[chunk])
+            if bench.is_simulated and chunk == 1:
+                online.close(opened[0])
+            if not online.is_ready:
+                continue  # the first window is longer than a chunk
+            begin = time.perf_counter()
+            while online.is_ready:
+                online.step()
+            torch.cuda.synchronize()
+            steps.append(1e3 * (time.perf_counter() - begin))
+        steps = sorted(steps[len(steps) // 4 :])  # the first ones compile
+        found[f"step_ms_median_{num_streams}"] = round(steps[len(steps) // 2], 2)
+        found[f"step_ms_longest_{num_streams}"] = round(steps[-1], 2)
+        print(json.dumps(found), flush=True)
+    return found
+
+
+def profile(bench: Bench) -> dict[str, Any]:
+    """Where a call of the default mode spends its time: milliseconds and launches of each kernel."""
+    import torch
+    from torch.profiler import ProfilerActivity
+
+    from asr.recognizer import Recognizer, ResourceOptions
+
+    if bench.is_simulated:
+        return {"not_here": "the device is simulated"}
+    resources = ResourceOptions(batch_seconds=1e9)
+    recognizer = Recognizer.from_folder(bench.folder, decoder="token-passing", resources=resources).to(bench.device)
+    recognizer(distinct(bench.waveforms, 64, 1))
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        recognizer(distinct(bench.waveforms, 64, 2))
+        torch.cuda.synchronize()
+    found: dict[str, Any] = {}
+    for event in profiler.key_averages():
+        # Newer releases speak of devices in general.
+        spent = getattr(event, "self_device_time_total", None)
+        spent = getattr(event, "self_cuda_time_total", 0.0) if spent is None else spent
+        if spent > 0:
+            found[event.key[:80]] = {"ms": round(spent / 1e3, 3), "launches": event.count}
+    longest = sorted(found, key=lambda name: -found[name]["ms"])[:40]
+    return {"kernels": {name: found[name] for name in longest}}
+
+
+def k2(bench: Bench) -> dict[str, Any]:
+    """k2's search beside this one on the same frames, where it is installed.
+
+    flashlight-text's decoder runs on a CPU and knows phones and letters only: `scripts/bench ctc` has it.
+    """
+    import torch
+
+    from asr.bundle import Bundle
+    from asr.decoding.build import decoding_options
+    from asr.decoding.token_passing import TokenPassingDecoder
+    from asr.kernels.jit import has_package
+    from asr.recognizer import Recognizer
+    from asr.results import StageTimes
+
+    if bench.is_simulated or not has_package("k2"):
+        return {"not_here": "the device is simulated" if bench.is_simulated else "k2 is not installed"}
+    from asr.decoding.k2 import K2Decoder
+
+    bundle = Bundle.load(bench.folder)
+    options, _ = decoding_options(bundle, "ngram", {})
+    recordings = distinct(bench.waveforms, 64, 1)
+    seconds = sum(map(len, recordings)) / bundle.sampling_rate
+    recognizer = Recognizer(bundle, mode="ngram", decoder="token-passing").to(bench.device)
+    with torch.no_grad():
+        log_prob, num_frames = recognizer.log_prob(recordings, StageTimes())
+    graph, found = bundle.graph.to(bench.device), {}
+    for name, decoder in (("token_passing", TokenPassingDecoder(graph, options)), ("k2", K2Decoder(graph, options))):
+        for _ in range(2):
+            begin = time.perf_counter()
+            decoder.decode(log_prob, num_frames)
+            torch.cuda.synchronize()
+            found[f"search_times_real_time_{name}"] = round(seconds / (time.perf_counter() - begin), 1)
+    return found
+
+
 def queries(bench: Bench) -> dict[str, Any]:
-    """Scores of a GRU with 256 units a second."""
+    """Scores a second of GRUs with 256 and 512 units."""
     from scripts.benchmarks.gpu_speed import queries as rates
 
-    return rates(bench.device, [3] if bench.is_simulated else [3, 32, 256])
+    if bench.is_simulated:
+        return rates(bench.device, [1], hidden_size=16, seconds=0.0)
+    found: dict[str, Any] = {}
+    for hidden_size in (256, 512):
+        of_size = rates(bench.device, [3, 32, 256], hidden_size)
+        found |= {f"{name}_gru_{hidden_size}": rate for name, rate in of_size.items()}
+        print(json.dumps(found), flush=True)
+    return found
 
 
 def placements(bench: Bench) -> dict[str, Any]:
     """Hidden and output layer on either side."""
     from scripts.benchmarks.gpu_speed import placements_agree
 
-    return {"agrees": placements_agree(bench.device)}
+    return {"agrees": placements_agree(bench.device, *((16, 1) if bench.is_simulated else ()))}
 
 
 def training(bench: Bench) -> dict[str, Any]:
-    """Steps of the language model's training, forward and backward."""
+    """Steps of both models' training, forward and backward."""
+    from scripts.benchmarks.gpu_speed import acoustic_training
     from scripts.benchmarks.gpu_speed import training as steps
 
     if bench.is_simulated:
         return {"not_here": "a simulated device has no gradients"}
-    return steps(bench.device, 33_000, 256, 50)
+    found = acoustic_training(bench.folder, bench.device, 32, 1000, 10)
+    print(json.dumps(found), flush=True)
+    return {**found, **steps(bench.device, 33_000, 256, 50)}
 
 
 def sanitizer(bench: Bench) -> dict[str, Any]:
@@ -196,8 +352,10 @@ def sanitizer(bench: Bench) -> dict[str, Any]:
     tool = shutil.which("compute-sanitizer")
     if tool is None or bench.is_simulated:
         return {"not_here": "compute-sanitizer is not installed" if tool is None else "the device is simulated"}
-    command = [tool, "--tool", "racecheck", sys.executable, "-m", "scripts.benchmarks.gpu_tasks", "acoustic_model"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    own = [sys.executable, "-m", "scripts.benchmarks.gpu_tasks", "--tiny", "kernels"]
+    done = subprocess.run(
+        [tool, "--tool", "memcheck", "--error-exitcode", "9", *own], capture_output=True, text=True, check=False
+    )
     last = (done.stdout.splitlines() or [""])[-1]
     return {"summary": last} if done.returncode == 0 else {"wrong": last, "code": done.returncode}
 
@@ -210,21 +368,25 @@ TASKS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "workers": workers,
     "speed_ngram": speed("ngram", "lattice"),
     "speed_default": speed("auto", "lattice"),
-    "speed_one_pass": speed("rnn", "search"),
+    "speed_one_pass": speed("rnn", "search", 256),
     "queries": queries,
-    "placements": placements,
+    "streams": streams,
+    "profile": profile,
+    "speed_gru_512": speed("rnn", "search", 512),
     "training": training,
+    "placements": placements,
+    "k2": k2,
     "sanitizer": sanitizer,
 }
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the check that is named last."""
-    name, is_simulated = arguments[-1], "--simulate" in arguments
+    name, is_simulated, is_tiny = arguments[-1], "--simulate" in arguments, "--tiny" in arguments
     if is_simulated:
         os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton
     with ExitStack() as stack:
-        bench = _bench(stack, is_simulated)
+        bench = _bench(stack, is_simulated)._replace(is_tiny=is_tiny)
         try:
             found = TASKS[name](bench)
         except AssertionError as error:
@@ -237,12 +399,16 @@ def _bench(stack: ExitStack, is_simulated: bool) -> Bench:
     import torch
 
     if not is_simulated:
-        from scripts.benchmarks.gpu import demo_waveforms
+        from scripts.benchmarks.gpu_expected import clips
         from scripts.benchmarks.inputs import AN4_BUNDLE
 
-        return Bench(torch.device("cuda"), AN4_BUNDLE, demo_waveforms(16000), False)
+        return Bench(torch.device("cuda"), AN4_BUNDLE, clips(), False)
+    from asr.decoding.gpu import frame
     from asr.testing.simulated_gpu import simulated_gpu
     from asr.testing.tones import tiny_bundle, tones
+
+    # The interpreter runs a kernel's programs one by one.
+    stack.enter_context(mock.patch.object(frame, "FIRST_CAPACITY", 1024))
 
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     tiny_bundle(folder).save(folder / "tones", half_precision=False)

@@ -18,10 +18,10 @@ from asr.text.symbols import BOS_ID, Vocabulary
 from scripts.benchmarks.query_stream import QueryStream, replay
 
 
-def random_network(output: str, num_words: int = 65_000) -> RNNLanguageModel:
-    """GRU H = 256 with trigram features, as in frame-batch (NCE), or with a class softmax as in four-caches."""
+def random_network(output: str, num_words: int = 65_000, hidden_size: int = 256) -> RNNLanguageModel:
+    """GRU with trigram features, as in frame-batch (NCE), or with a class softmax as in four-caches."""
     torch.manual_seed(0)
-    config = RNNLMConfig(output=output, maxent_order=3, maxent_size=1 << 20)  # type: ignore[arg-type]
+    config = RNNLMConfig(hidden_size, hidden_size, output=output, maxent_order=3, maxent_size=1 << 20)  # type: ignore[arg-type]
     network = RNNLanguageModel(Vocabulary([f"w{i}" for i in range(num_words)]), config)
     if network.maxent is not None:
         torch.nn.init.normal_(network.maxent.weight, std=0.05)
