@@ -80,6 +80,14 @@ class SimulatedGraph:
             launch()
 
 
+class _Capture(threading.local):
+    """What one thread captures, and the memory that this uses."""
+
+    def __init__(self) -> None:
+        self.graph: SimulatedGraph | None = None
+        self.used: list[Tensor] = []
+
+
 class SimulatedDevice:
     """What happens on the device.
 
@@ -91,7 +99,6 @@ class SimulatedDevice:
         operations: torch operations that a device would run, by name; views and fresh memory are none.
         kernels: launches of Triton's kernels, by name, and of captured graphs, `graph`.
         streams: the streams, and the memory that they share.
-        graph: what is being captured, or None.
     """
 
     def __init__(self, num_streams: int = 32) -> None:
@@ -99,8 +106,12 @@ class SimulatedDevice:
         self.operations: Counter[str] = Counter()
         self.kernels: Counter[str] = Counter()
         self.streams = StreamModel(num_streams)
-        self.graph: SimulatedGraph | None = None
-        self._used: list[Tensor] = []
+        self._capture = _Capture()
+
+    @property
+    def graph(self) -> SimulatedGraph | None:
+        """What this thread is capturing; the work of others goes on meanwhile (`capture_error_mode="thread_local"`)."""
+        return self._capture.graph
 
     def clear_counts(self) -> None:
         """Starts counting anew."""
@@ -126,14 +137,13 @@ class SimulatedDevice:
     def capture(self, graph: SimulatedGraph, stream: SimulatedStream | None = None, **_: Any) -> Iterator[None]:
         """In the place of `torch.cuda.graph`."""
         used: list[Tensor] = []
-        self._used = used
         graph.replayed = lambda: self._replayed(used)
-        self.graph = graph
+        self._capture.used, self._capture.graph = used, graph
         try:
             with contextlib.nullcontext() if stream is None else self.streams.running(stream):
                 yield
         finally:
-            self.graph = None
+            self._capture.graph = None
 
     def _replayed(self, used: list[Tensor]) -> None:
         self.kernels["graph"] += 1
@@ -143,7 +153,7 @@ class SimulatedDevice:
         """Notes what was queued: what it reads or writes, and the memory that it has made."""
         inputs, outputs = ([one for one in some if isinstance(one, DeviceTensor)] for some in (inputs, outputs))
         if self.graph is not None:
-            self._used += [one.held for one in (*inputs, *outputs)]
+            self._capture.used += [one.held for one in (*inputs, *outputs)]
             return
         counts[name] += 1
         self.streams.work([one.held for one in inputs], [(one, one.held) for one in outputs])

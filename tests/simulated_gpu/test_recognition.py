@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,23 @@ def test_it_replays_what_was_captured_and_lets_nobody_wait_meanwhile(device: Sim
         value.fill_(factor)
         graph.replay()
     assert total.tolist() == [22, 22, 22]
+
+
+def test_a_thread_captures_its_own_work_alone(device: SimulatedDevice) -> None:
+    value, read = torch.ones(3, device=CUDA), []
+
+    def work() -> None:
+        value.add_(1)
+        read.append(value.tolist())
+
+    graph, other = torch.cuda.CUDAGraph(), threading.Thread(target=work)
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        value.mul_(5)
+        other.start()
+        other.join()
+    assert read == [[2, 2, 2]] and value.tolist() == [2, 2, 2]
+    graph.replay()
+    assert value.tolist() == [10, 10, 10]
 
 
 def recognized(recognizer: Recognizer) -> list[RecognitionResult]:
