@@ -20,6 +20,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from asr.audio.cmvn import STD_FLOOR
 from asr.audio.resample import FeatureStream, ResampleStream, checked_rate
 from asr.audio.waveform import as_samples
 from asr.decoding.build import LanguageModels
@@ -35,11 +36,9 @@ from asr.kernels.heap import release_now_and_then
 from asr.lm.interface import LanguageModel
 from asr.models.external.network import ExternalNetwork
 from asr.models.external.streaming import StateEncoder, StateStream
-from asr.models.interface import AcousticNetwork
+from asr.models.interface import LOG_PROB_IN_NOISE, AcousticNetwork
 from asr.recognizer import Recognizer
 from asr.results import StageTimes, StreamResult, Word, notes_on, num_equal, words_in_time
-
-_FLOOR = 1e-5
 
 
 class RunningNorm:
@@ -75,7 +74,7 @@ class RunningNorm:
         if not self._has_begun and float(std.mean()) < self._min_feature_std:
             return None
         self._has_begun = True
-        return mean.float(), std.float().clamp(min=_FLOOR)
+        return mean.float(), std.float().clamp(min=STD_FLOOR)
 
     def add(self, features: Tensor, has_speech: bool) -> None:
         """Adds frames (T, F) to the statistics."""
@@ -95,10 +94,6 @@ def _sums(features: Tensor) -> Tensor:
     """Sums of the values and of their squares: (T, F) -> (2, F)."""
     values = features.double()
     return torch.stack([values.sum(0), values.square().sum(0)])
-
-
-# The log-probability of all tokens but blank in a chunk of noise.
-_LOG_PROB_IN_NOISE = -20.0
 
 
 @dataclass(frozen=True)
@@ -195,7 +190,7 @@ class WindowStream:
         end = begin + self._sizes.chunk if self._is_whole else len(log_prob)
         chunk = log_prob[begin:end]
         if self._is_noise:
-            chunk = torch.full_like(chunk, _LOG_PROB_IN_NOISE)
+            chunk = torch.full_like(chunk, LOG_PROB_IN_NOISE)
             chunk[:, 0] = 0.0
         has_speech = bool((chunk.argmax(1) > 0).any())
         self._norm.add(self._features[begin * self._factor : end * self._factor], has_speech)

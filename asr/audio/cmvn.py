@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_FLOOR = 1e-5
+STD_FLOOR = 1e-5
+"""Features whose standard deviation is smaller are not blown up further."""
 
 
 # Speech has in every second a frame whose log energy (natural) is within `_SPEECH_RANGE` of the loudest frames, or
@@ -47,7 +48,7 @@ class UtteranceCmvn(nn.Module):
         if not self.normalize_variance:
             return centered
         variance = centered.square().masked_fill(~counted, 0.0).sum(dim=1, keepdim=True) / count
-        return centered / variance.sqrt().clamp(min=_FLOOR)
+        return centered / variance.sqrt().clamp(min=STD_FLOOR)
 
     def _counted(self, features: Tensor, inside: Tensor) -> Tensor:
         """Which frames are near speech, (N, T) bool; all frames of an utterance in which nothing stands out."""

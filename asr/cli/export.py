@@ -5,12 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from asr.bundle import Bundle, bundle_folder
+from asr.errors import AsrError
 from asr.models.export import FORMATS, export_acoustic_model
+from asr.models.export_streaming import StreamChunks
 from asr.serialization import require_writable
+from asr.streaming import StreamingOptions
 
 NAME = "export"
+
+_CHUNK_OPTIONS = ("chunk_seconds", "right_seconds", "memory_seconds")
 
 
 HELP = """Writes the acoustic model of a bundle to a file that other programs run: ONNX or TorchScript.
@@ -20,22 +26,42 @@ the tokens and their frames. Tokens and the settings of the filterbank are in th
 'asr transcribe --acoustic-model onnx:FILE' needs nothing beside it. Decoding graph and language models stay in the
 bundle.
 
+With --streaming the file has states: it reads one stream in chunks, normalizes it as it goes, and gives what a stream
+through the bundle gives. 'asr transcribe --stream --acoustic-model onnx:FILE' reads it. Only TDNN-F networks can.
+
 examples:
   asr export librispeech --format onnx --output librispeech.onnx
-  asr transcribe talk.flac --bundle librispeech --acoustic-model onnx:librispeech.onnx"""
+  asr transcribe talk.flac --bundle librispeech --acoustic-model onnx:librispeech.onnx
+  asr export librispeech --format onnx --streaming --output streaming.onnx
+  asr transcribe talk.flac --stream --bundle librispeech --acoustic-model onnx:streaming.onnx"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", nargs="?", help="folder of a trained bundle, or its name in checkpoints/")
     parser.add_argument("--format", choices=FORMATS, required=True, help="kind of file")
+    parser.add_argument("--streaming", action="store_true", help="a network with states, for streams (onnx)")
+    for name in _CHUNK_OPTIONS:
+        default = getattr(StreamingOptions, name)
+        help_text = f"of a stream, as of 'asr transcribe --stream' (default: {default})"
+        parser.add_argument("--" + name.replace("_", "-"), type=float, metavar="SECONDS", help=help_text)
     parser.add_argument("--output", required=True, metavar="FILE", help="the file")
 
 
 def run(args: argparse.Namespace) -> int:
     output = Path(args.output)
     require_writable(output)
+    given = {name: getattr(args, name) for name in _CHUNK_OPTIONS if getattr(args, name) is not None}
+    if given and not args.streaming:
+        raise AsrError(f"--{next(iter(given)).replace('_', '-')} is for streams; add --streaming.")
     bundle = Bundle.load(bundle_folder(args.bundle))
-    export_acoustic_model(bundle, output, args.format)
+    chunks = None
+    if args.streaming:
+        features: Any = bundle.features.network
+        network: Any = bundle.acoustic_model.network
+        frame_seconds = features.frame_shift * network.subsampling_factor / features.sampling_rate
+        sizes = StreamingOptions(**given).window_sizes(frame_seconds)
+        chunks = StreamChunks(sizes.chunk, sizes.right, sizes.memory, sizes.min_feature_std)
+    export_acoustic_model(bundle, output, args.format, streaming=chunks)
     report = {
         "output": str(output),
         "format": args.format,

@@ -3,7 +3,8 @@
 A file reads filterbanks: features (N, T, F) float32 and num_frames (N,) int64 in, natural log-probabilities (N, T', C)
 and their frames (N,) out; the normalization of utterances is inside. Inputs and outputs of ONNX files have the names
 that icefall gives them. Tokens and the settings of the filterbank are in the file, so that `onnx:` and `torchscript:`
-of `asr.models.external` need nothing beside it.
+of `asr.models.external` need nothing beside it. A streaming ONNX file reads one stream, chunk by chunk, see
+`asr.models.export_streaming`.
 
 Shapes: N utterances, T frames, F features, T' frames of output, C tokens.
 """
@@ -14,8 +15,9 @@ import copy
 import importlib.util
 import json
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,9 +26,11 @@ from torch import Tensor, nn
 from asr.audio.cmvn import UtteranceCmvn
 from asr.bundle import Bundle
 from asr.errors import AsrError
+from asr.models.export_streaming import STATES, StreamChunks, StreamingTdnnf
 from asr.models.external import torchscript
 from asr.models.external.network import ExternalNetwork
 from asr.models.shared_batch import FrameNorm
+from asr.models.tdnnf import Tdnnf
 from asr.serialization import atomic_path
 from asr.text.ctc_tokens import CTCTokens
 
@@ -34,24 +38,41 @@ FORMATS = ("onnx", "torchscript")
 _OPSET = 14
 # Of the recordings that the network is traced with: the longer one has a pause for the normalization to find.
 _FRAMES = (240, 97)
+_DYNAMIC_AXES = {
+    "x": {0: "N", 1: "T"},
+    "x_lens": {0: "N"},
+    "log_probs": {0: "N", 1: "T'"},
+    "log_probs_len": {0: "N"},
+}
 
 
-def export_acoustic_model(bundle: Bundle, path: str | Path, form: str) -> None:
+def export_acoustic_model(
+    bundle: Bundle, path: str | Path, form: str, *, streaming: StreamChunks | None = None
+) -> None:
     """Writes the acoustic model of a bundle.
 
     Args:
         bundle: of this program's own networks.
         path: the file.
         form: one of `FORMATS`.
+        streaming: for a network that reads a stream in such chunks; None for one that reads whole utterances.
 
     Raises:
-        AsrError: there is no such format, the network is from elsewhere, or the file cannot be written.
+        AsrError: there is no such format, the network is from elsewhere or cannot stream, or the file cannot be
+            written.
     """
     if form not in FORMATS:
         raise AsrError(f"there is no format {form!r} to export to; there are {', '.join(FORMATS)}.")
+    if streaming is not None and form != "onnx":
+        raise AsrError(f"a streaming network is exported to ONNX, not to {form}; choose the format onnx.")
     if isinstance(bundle.acoustic_model.network, ExternalNetwork):
         raise AsrError(
             f"bundle {bundle.name}: its acoustic model is from elsewhere already; there is nothing to export."
+        )
+    if streaming is not None and not isinstance(bundle.acoustic_model.network, Tdnnf):
+        raise AsrError(
+            f"bundle {bundle.name}: its network sees whole utterances; only a TDNN-F, whose context is bounded, can be "
+            "exported for streams."
         )
     network = _traceable(bundle.acoustic_model.network)
     features: Any = bundle.features.network
@@ -76,18 +97,24 @@ def export_acoustic_model(bundle: Bundle, path: str | Path, form: str) -> None:
                 fbank=features.arguments,
             )
         else:
-            _export_onnx(network, inputs, partial)
-            _add_metadata(
-                partial,
-                {
-                    "model_type": type(bundle.acoustic_model.network).__name__,
-                    "subsampling_factor": str(factor),
-                    "sample_rate": str(features.sampling_rate),
-                    "vocab_size": str(len(tokens)),
-                    "tokens": "\n".join(tokens),
-                    "fbank": json.dumps(features.arguments),
-                },
-            )
+            metadata = {
+                "model_type": type(bundle.acoustic_model.network).__name__,
+                "subsampling_factor": str(factor),
+                "sample_rate": str(features.sampling_rate),
+                "vocab_size": str(len(tokens)),
+                "tokens": "\n".join(tokens),
+                "fbank": json.dumps(features.arguments),
+            }
+            if streaming is None:
+                _export_onnx(network, inputs, partial, ("x", "x_lens"), ("log_probs", "log_probs_len"), _DYNAMIC_AXES)
+            else:
+                stream = StreamingTdnnf(cast(Tdnnf, network), streaming)
+                states = stream.initial_states()
+                inputs = inputs[0][:1, :1].expand(-1, stream.num_frames, -1), torch.tensor([stream.num_frames])
+                names = ("log_probs", "log_probs_len", *(f"new_{name}" for name in STATES))
+                _export_onnx(stream, (*inputs, *states), partial, ("x", "x_lens", *STATES), names, {})
+                metadata |= {"T": str(stream.num_frames), "decode_chunk_len": str(stream.shift)}
+            _add_metadata(partial, metadata)
 
 
 class TraceableCmvn(UtteranceCmvn):
@@ -132,7 +159,14 @@ def _traceable(network: nn.Module) -> nn.Module:
     return network
 
 
-def _export_onnx(network: nn.Module, inputs: tuple[Tensor, Tensor], path: Path) -> None:
+def _export_onnx(
+    network: nn.Module,
+    inputs: tuple[Tensor, ...],
+    path: Path,
+    input_names: Sequence[str],
+    output_names: Sequence[str],
+    dynamic_axes: dict[str, dict[int, str]],
+) -> None:
     # The newer exporter of torch 2 needs one package more.
     legacy = {} if torch.__version__.startswith("1.") else {"dynamo": False}
     if legacy and importlib.util.find_spec("onnx") is None:
@@ -143,14 +177,9 @@ def _export_onnx(network: nn.Module, inputs: tuple[Tensor, Tensor], path: Path) 
         inputs,
         str(path),
         opset_version=_OPSET,
-        input_names=["x", "x_lens"],
-        output_names=["log_probs", "log_probs_len"],
-        dynamic_axes={
-            "x": {0: "N", 1: "T"},
-            "x_lens": {0: "N"},
-            "log_probs": {0: "N", 1: "T'"},
-            "log_probs_len": {0: "N"},
-        },
+        input_names=list(input_names),
+        output_names=list(output_names),
+        dynamic_axes=dynamic_axes,
         **legacy,
     )
 

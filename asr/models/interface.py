@@ -13,6 +13,9 @@ from torch import Tensor, nn
 
 from asr.audio.cmvn import UtteranceCmvn
 
+LOG_PROB_IN_NOISE = -20.0
+"""Log-probability of all tokens but blank as long as a stream has been nothing but noise."""
+
 
 class AcousticNetwork(Protocol):
     """Features in, frame log-probabilities over tokens out; blank is token 0."""

@@ -9,6 +9,7 @@ What a file expects is read from the names of its inputs and from its metadata:
 | the same and `fbank` in the metadata | filterbanks of those settings: an export of this program |
 | `input_values`, `waveform`, `audio` | samples (N, L) |
 | `x` and states | chunks of `T` frames, the next one `decode_chunk_len` frames later: a streaming network |
+| `x`, `x_lens` and states | the same; the last chunk may have fewer frames, and all their outputs count |
 
 Shapes: N utterances, L samples, T frames, F features, C tokens.
 """
@@ -36,6 +37,7 @@ _TRANSPOSED_INPUTS = ("audio_signal", "processed_signal")
 _LENGTH_INPUTS = ("x_lens", "length", "lengths", "x_length", "speech_lengths", "feats_lengths", "num_frames", "len")
 _DEFAULT_SAMPLING_RATE = 16000
 _FBANK_SHIFT = 0.01
+_DTYPES: dict[str, Any] = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(double)": np.float64}
 
 
 class OnnxModel(ExternalModel):
@@ -127,13 +129,30 @@ class OnnxModel(ExternalModel):
         return states
 
     def step(self, chunk: Tensor, states: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        """A chunk of features (T, F) and the states before it -> log-probabilities (T', C) and the states behind."""
+        """A chunk of features (T, F) and the states before it -> log-probabilities (T', C) and the states behind.
+
+        Only a network that `takes_lengths` is given fewer frames than `chunk_sizes` tells.
+        """
         feed = {self._signal: chunk.unsqueeze(0).numpy().astype(np.float32), **states}
         if self._length is not None:
             feed[self._length] = np.array([len(chunk)], dtype=self._dtype(self._length))
+            missing = self.chunk_sizes()[0] - len(chunk)
+            feed[self._signal] = np.pad(feed[self._signal], ((0, 0), (0, missing), (0, 0)))
         outputs = self._run(feed)
         following = dict(zip(self._states, outputs[len(outputs) - len(self._states) :], strict=True))
-        return self.checked(torch.from_numpy(outputs[0]))[0], following
+        log_prob = outputs[0]
+        if len(outputs) > 1 + len(self._states):
+            log_prob = log_prob[:, : int(outputs[1].reshape(-1)[0])]
+        return self.checked(torch.from_numpy(log_prob))[0], following
+
+    @property
+    def takes_lengths(self) -> bool:
+        """Whether the last chunk of a stream may have fewer frames than the others."""
+        return self._length is not None
+
+    def normal_features(self, features: Tensor) -> Tensor:
+        """Log energies as the network was trained on, from those of 16-bit integers."""
+        return features if "fbank" in self.metadata else in_unit_range(features)
 
     def chunk_sizes(self) -> tuple[int, int]:
         """Frames of a chunk, and from one chunk to the next.
@@ -201,7 +220,7 @@ class OnnxModel(ExternalModel):
         features, lengths = self._features(waveform, num_samples)
         if self._kind == "transposed":
             return features.transpose(1, 2).contiguous(), lengths
-        return features if "fbank" in self.metadata else in_unit_range(features), lengths
+        return self.normal_features(features), lengths
 
     def _own_fbank(self) -> Fbank:
         """That of a network of this program, with its settings."""
@@ -223,7 +242,7 @@ class OnnxModel(ExternalModel):
         return round(seconds / max(1, log_prob.shape[1]), 3)
 
     def _dtype(self, name: str) -> Any:
-        return {"tensor(int64)": np.int64, "tensor(int32)": np.int32}.get(self._inputs[name].type, np.float32)
+        return _DTYPES.get(self._inputs[name].type, np.float32)
 
 
 class OnnxStream(StreamingModel):
@@ -242,18 +261,20 @@ class OnnxStream(StreamingModel):
         self._waiting = torch.zeros((0, model._features.feature_dim))
 
     def accept(self, waveform: Tensor, is_last: bool = False) -> Tensor:
-        """As `StreamingModel.accept`; at the end the last chunk is filled up with silence."""
-        features = in_unit_range(self._fbank.push(waveform.float(), is_last))
+        """As `StreamingModel.accept`; at the end the last chunk is filled up with silence, unless it may be shorter."""
+        features = self._model.normal_features(self._fbank.push(waveform.float(), is_last))
         self._waiting = torch.cat([self._waiting, features])
-        if is_last and len(self._waiting):
+        takes_rest = is_last and self._model.takes_lengths
+        if is_last and len(self._waiting) and not takes_rest:
             num_chunks = max(1, math.ceil((len(self._waiting) - self._size) / self._shift) + 1)
             missing = self._size + (num_chunks - 1) * self._shift - len(self._waiting)
             silence = torch.full((missing, self._waiting.shape[1]), float(self._waiting.min()))
             self._waiting = torch.cat([self._waiting, silence])
         found = [torch.zeros((0, len(self.tokens)))]
-        while len(self._waiting) >= self._size:
+        while len(self._waiting) >= self._size or (takes_rest and len(self._waiting)):
             log_prob, self._states = self._model.step(self._waiting[: self._size], self._states)
             found.append(log_prob)
+            takes_rest = takes_rest and len(self._waiting) >= self._size
             self._waiting = self._waiting[self._shift :]
         return torch.cat(found)
 
