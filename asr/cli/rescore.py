@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from asr.bundle import Bundle, bundle_folder, read_rnn_lm
 from asr.cli.bundle_fetch import fetching
 from asr.decoding.kaldi_lattice import is_binary_lattice, read_kaldi_archive
+from asr.decoding.nbest_io import read_n_best, read_n_best_folder
 from asr.decoding.word_lattice import (
     Candidate,
     Rescored,
@@ -21,7 +22,7 @@ from asr.decoding.word_lattice import (
     rescore_lattice,
     rescore_list,
 )
-from asr.decoding.word_lattice_io import read_k2_lattice, read_n_best, read_slf_lattice, read_word_ids
+from asr.decoding.word_lattice_io import read_k2_lattices, read_slf_lattice, read_word_ids
 from asr.errors import AsrError
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import Interpolated, RemappedLM
@@ -38,15 +39,17 @@ NAME = "rescore"
 HELP = """Rescores lattices and n-best lists of other recognizers by a language model of ours, and prints the words.
 
 An input is known by its content or suffix, and may be packed (.gz, .xz):
+  FOLDER         n-best lists of Kaldi (words_text, ac_cost, lm_cost) or SRILM (a file for each utterance)
   .slf, .lat     a lattice of HTK
   .pt            a lattice of k2 or icefall, torch.save(fsa.as_dict(), ...); needs --words
   lat.1.gz, ...  an archive of Kaldi, binary or text ('lattice-copy ark:... ark,t:...'), compact or not; needs --words
   .jsonl         n-best lists: {"id": ..., "nbest": [{"text": ..., "score": ...}, ...]}, also those of 'asr transcribe'
-  other text     n-best lists, one sentence on each line: id<TAB>words or id<TAB>score<TAB>words
+  other text     n-best lists, one sentence on each line: id<TAB>words or id<TAB>score<TAB>words; or one of SRILM's
+                 three formats, the utterance named like the file
 
 The total of a sentence is am-scale * acoustic score + old-lm-scale * the other recognizer's language model score +
-lm-scale * our language model's score + word-insertion-penalty * words, in natural logs. The only score of a list is
-the acoustic one. Kaldi's graph costs count as language model scores. Words are compared with the vocabulary as they are
+lm-scale * our language model's score + word-insertion-penalty * words, in natural logs. The only score of a sentence is
+its acoustic one. Kaldi's graph costs count as language model scores. Words are compared with the vocabulary as they are
 spelled, else in upper, else in lower case; unknown ones are scored as <unk> and keep their spelling.
 
 examples:
@@ -56,7 +59,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("inputs", nargs="+", help="files of lattices or n-best lists")
+    parser.add_argument("inputs", nargs="+", help="files of lattices or n-best lists, or folders of lists")
     parser.add_argument(
         "--words", metavar="FILE", help="Kaldi's words.txt: the words that numbers in lattices stand for"
     )
@@ -127,6 +130,10 @@ class _Utterance(NamedTuple):
 def _utterances(args: argparse.Namespace) -> Iterator[_Utterance]:
     words = read_word_ids(args.words) if args.words else None
     for path in map(Path, args.inputs):
+        if path.is_dir():
+            for name, candidates in read_n_best_folder(path, words).items():
+                yield _Utterance(name, candidates)
+            continue
         kind = _kind(path)
         if kind in ("kaldi", "k2") and words is None:
             raise AsrError(f"{path}: its words are numbers; give --words with the words.txt that they are from.")
@@ -134,8 +141,8 @@ def _utterances(args: argparse.Namespace) -> Iterator[_Utterance]:
             lattice = read_slf_lattice(path)
             yield _Utterance(lattice.name, lattice)
         elif kind == "k2":
-            lattice = read_k2_lattice(path, words or {}, args.frame_seconds)
-            yield _Utterance(lattice.name, lattice)
+            for lattice in read_k2_lattices(path, words or {}, args.frame_seconds):
+                yield _Utterance(lattice.name, lattice)
         elif kind == "kaldi":
             for lattice in read_kaldi_archive(path, words or {}, args.frame_seconds):
                 yield _Utterance(lattice.name, lattice)
@@ -146,7 +153,7 @@ def _utterances(args: argparse.Namespace) -> Iterator[_Utterance]:
 
 def _kind(path: Path) -> str:
     if not path.is_file():
-        raise AsrError(f"{path}: there is no such file.")
+        raise AsrError(f"{path}: there is no such file or folder.")
     is_packed = path.suffix.lower() in (".gz", ".xz")
     with open_text(path, "lattice or list") as file:
         try:

@@ -110,11 +110,18 @@ def word_ids(words: Sequence[str], vocabulary: Vocabulary) -> list[int]:
 
 
 class Candidate(NamedTuple):
-    """A sentence of an n-best list; its scores are 0 where the list has none."""
+    """A sentence of an n-best list.
+
+    Args:
+        words: as they are spelled.
+        am_score, lm_score: of the other recognizer, natural logs; 0 where the list has none.
+        times: begin and end of each word in seconds; empty where the list has none.
+    """
 
     words: tuple[str, ...]
     am_score: float = 0.0
     lm_score: float = 0.0
+    times: tuple[tuple[float, float], ...] = ()
 
 
 def rescore_list(candidates: Sequence[Candidate], lm: LanguageModel, scales: RescoringScales) -> list[Rescored]:
@@ -130,10 +137,15 @@ def rescore_list(candidates: Sequence[Candidate], lm: LanguageModel, scales: Res
     ids = [word_ids(candidate.words, lm.vocabulary) for candidate in candidates]
     scores = score_tree(PrefixTree(ids, lm.start(1).device), lm).tolist()
     found = [
-        _rescored([RescoredWord(word) for word in one.words], (one.am_score, one.lm_score, score), scales)
+        _rescored(_timed_words(one), (one.am_score, one.lm_score, score), scales)
         for one, score in zip(candidates, scores, strict=True)
     ]
     return sorted(found, key=lambda one: -one.total)
+
+
+def _timed_words(one: Candidate) -> list[RescoredWord]:
+    times = one.times or [(None, None)] * len(one.words)
+    return [RescoredWord(word, start, end) for word, (start, end) in zip(one.words, times, strict=True)]
 
 
 def _rescored(words: Sequence[RescoredWord], scores: tuple[float, float, float], scales: RescoringScales) -> Rescored:

@@ -1,6 +1,6 @@
-"""Reads lattices and n-best lists that other recognizers wrote: SLF, k2, JSON Lines, and text.
+"""Reads lattices that other recognizers wrote: SLF and k2.
 
-Those of Kaldi are in `asr.decoding.kaldi_lattice`.
+Those of Kaldi are in `asr.decoding.kaldi_lattice`, n-best lists in `asr.decoding.nbest_io`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from asr.decoding.kaldi_lattice import finite_number, state_times
-from asr.decoding.word_lattice import Candidate, WordArc, WordLattice
+from asr.decoding.word_lattice import WordArc, WordLattice
 from asr.errors import AsrError
-from asr.text.documents import parse_json
 from asr.text.normalize import read_text
 from asr.torch_archive import load_tensors
 
@@ -101,36 +100,80 @@ def read_slf_lattice(path: str | Path) -> WordLattice:
     )
 
 
-def read_k2_lattice(path: str | Path, words: Mapping[int, str], frame_seconds: float) -> WordLattice:
-    """A lattice of k2 or icefall: `torch.save(fsa.as_dict(), path)`. No code runs from the file.
+def read_k2_lattices(path: str | Path, words: Mapping[int, str], frame_seconds: float) -> list[WordLattice]:
+    """Lattices of k2 or icefall: `torch.save(fsa.as_dict(), path)`, of one or of a vector. No code runs from the file.
 
     An arc's `scores` are its total; where there are `lm_scores`, these are its language model's share.
 
     Args:
-        path: the file.
+        path: the file. Its only lattice is named like it; several are named `file-1`, `file-2`, and so on.
         words: id -> word.
         frame_seconds: between two frames of the acoustic model.
 
     Raises:
-        AsrError: the file cannot be read, or is no such lattice.
+        AsrError: the file cannot be read, or has something else in it.
     """
+    path = Path(path)
     try:
         content = load_tensors(path, states_of=["_k2.ragged RaggedTensor"])
     except (OSError, UnpicklingError) as error:
         raise AsrError(f"{path}: this is no k2 lattice, or it is damaged ({error}).") from error
     arcs = content.get("arcs") if isinstance(content, dict) else None
-    if not isinstance(arcs, torch.Tensor) or arcs.dtype != torch.int32 or arcs.dim() != 2 or arcs.shape[1] != 4:
-        raise AsrError(f"{path}: this is no k2 lattice; its arcs are not four integers each.")
+    if not isinstance(arcs, torch.Tensor) or arcs.dtype != torch.int32:
+        raise AsrError(f"{path}: this is no k2 lattice; its arcs are not integers of 32 bits.")
+    splits, arcs = _k2_parts(arcs, path)
     labels = _k2_words(content.get("aux_labels"), len(arcs), path)
-    total = arcs[:, 3].contiguous().view(torch.float32).tolist()
     lm_score = content.get("lm_scores")
     is_given = isinstance(lm_score, torch.Tensor) and lm_score.shape == (len(arcs),)
     lm_scores = lm_score.tolist() if is_given else [0.0] * len(arcs)  # type: ignore[union-attr]
+    scores = arcs[:, 3].contiguous().view(torch.float32).tolist()
+    arc_list = [
+        _K2Arc(src, dst, label, score, old, ids)
+        for (src, dst, label, _), score, old, ids in zip(arcs.tolist(), scores, lm_scores, labels, strict=True)
+    ]
+    names = [path.stem] if len(splits) == 2 else [f"{path.stem}-{number}" for number in range(1, len(splits))]
+    return [
+        _k2_lattice(name, arc_list[begin:end], words, frame_seconds, path)
+        for name, (begin, end) in zip(names, itertools.pairwise(splits), strict=True)
+    ]
+
+
+class _K2Arc(NamedTuple):
+    """An arc of k2: its total score, its language model's share, and its word ids."""
+
+    src: int
+    dst: int
+    label: int
+    score: float
+    lm_score: float
+    ids: list[int]
+
+
+def _k2_parts(arcs: torch.Tensor, path: Path) -> tuple[list[int], torch.Tensor]:
+    """Where the arcs of each lattice begin, with the end of the last one, and the arcs (A, 4).
+
+    One lattice is saved as (A, 4). A vector of them is flat: their number, 0, where the states of each begin, where the
+    arcs of each begin, and the arcs; states are counted anew in each.
+    """
+    if arcs.dim() == 2 and arcs.shape[1] == 4:
+        return [0, len(arcs)], arcs
+    if arcs.dim() == 1 and len(arcs) >= 2 and 0 <= int(arcs[0]) <= (len(arcs) - 4) // 2:
+        number = int(arcs[0])
+        splits, rest = arcs[3 + number : 4 + 2 * number].tolist(), arcs[4 + 2 * number :]
+        rises = all(one <= other for one, other in itertools.pairwise(splits))
+        if int(arcs[1]) == 0 and splits[0] == 0 and rises and 4 * splits[-1] == len(rest):
+            return splits, rest.reshape(-1, 4)
+    raise AsrError(f"{path}: this is no k2 lattice; its arcs are not four integers each.")
+
+
+def _k2_lattice(
+    name: str, arcs: list[_K2Arc], words: Mapping[int, str], frame_seconds: float, path: Path
+) -> WordLattice:
     found: list[WordArc] = []
     final: dict[int, tuple[float, float]] = {}
     frames: list[int] = []
-    num_states = int(arcs[:, :2].max()) + 1 if len(arcs) else 0
-    for (src, dst, label, _), score, old, ids in zip(arcs.tolist(), total, lm_scores, labels, strict=True):
+    num_states = max((max(arc.src, arc.dst) for arc in arcs), default=0) + 1
+    for src, dst, label, score, old, ids in arcs:
         if min(src, dst) < 0 or not math.isfinite(score) or not math.isfinite(old):
             raise AsrError(f"{path}: this is no k2 lattice; a state or a score is not a number of a usual size.")
         if label == _FINAL_LABEL:
@@ -148,7 +191,7 @@ def read_k2_lattice(path: str | Path, words: Mapping[int, str], frame_seconds: f
             frames.append(int(is_last))
             src = end
             num_states += not is_last
-    return WordLattice(Path(path).stem, num_states, 0, found, final, state_times(found, frames, frame_seconds))
+    return WordLattice(name, num_states, 0, found, final, state_times(found, frames, frame_seconds))
 
 
 def _k2_words(labels: Any, num_arcs: int, path: str | Path) -> list[list[int]]:
@@ -162,56 +205,3 @@ def _k2_words(labels: Any, num_arcs: int, path: str | Path) -> list[list[int]]:
         if len(begin) == num_arcs + 1 and begin[0] == 0 and begin[-1] == len(values) and rises:
             return [[one for one in values[begin[i] : begin[i + 1]] if one > 0] for i in range(num_arcs)]
     raise AsrError(f"{path}: the words ('aux_labels') are not one number or a list for each arc.")
-
-
-def read_n_best(path: str | Path) -> dict[str, list[Candidate]]:
-    """N-best lists, one sentence on each line or one utterance.
-
-    JSON Lines: `{"id": ..., "nbest": [{"text": ..., "score": ...}, ...]}`; instead of `score` also `scores` with `am`
-    and `lm`, as `asr transcribe --nbest` writes them; scores may be missing. Text: `id<TAB>words` or
-    `id<TAB>score<TAB>words`, with the same id for all sentences of an utterance.
-
-    Raises:
-        AsrError: the file cannot be read, or a line is not of these formats.
-    """
-    lists: dict[str, list[Candidate]] = {}
-    for number, line in enumerate(read_text(path, "n-best list").splitlines(), start=1):
-        where = f"{path}:{number}"
-        if not line.strip():
-            continue
-        if line.lstrip().startswith("{"):
-            name, candidates = _from_json(line, where)
-            if name in lists:
-                raise AsrError(f"{where}: the utterance {name!r} occurs twice.")
-            lists[name] = candidates
-            continue
-        name, *rest = line.split("\t")
-        if len(rest) not in (1, 2):
-            raise AsrError(f"{where}: expected 'id<TAB>words' or 'id<TAB>score<TAB>words'.")
-        score = finite_number(rest[0], where) if len(rest) == 2 else 0.0
-        lists.setdefault(name.strip(), []).append(Candidate(tuple(rest[-1].split()), score))
-    return lists
-
-
-def _from_json(line: str, where: str) -> tuple[str, list[Candidate]]:
-    try:
-        record = parse_json(line)
-        name = str(record["id"]) if "id" in record else Path(str(record["audio"])).stem
-        return name, [_candidate(entry) for entry in record.get("nbest", [])]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise AsrError(
-            f"{where}: expected an object with 'id' or 'audio' and 'nbest', a list of {{'text': ..., 'score': ...}}."
-        ) from error
-
-
-def _candidate(entry: Any) -> Candidate:
-    words = tuple(str(entry["text"]).split())
-    scores = entry.get("scores")
-    if isinstance(scores, dict):
-        lm_score = float(scores.get("lm", 0.0)) + float(scores.get("graph", 0.0))
-        found = Candidate(words, float(scores.get("am", 0.0)), lm_score)
-    else:
-        found = Candidate(words, float(entry.get("score", 0.0)), float(entry.get("lm_score", 0.0)))
-    if not math.isfinite(found.am_score) or not math.isfinite(found.lm_score):
-        raise ValueError("a score is not finite")
-    return found

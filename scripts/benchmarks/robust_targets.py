@@ -35,7 +35,8 @@ from asr.datasets.corpora import CORPORA
 from asr.datasets.kaldi import read_wav_scp
 from asr.decoding.kaldi_lattice import read_kaldi_archive
 from asr.decoding.lattice_io import load_k2_lattice, read_kaldi_lattices, read_slf
-from asr.decoding.word_lattice_io import read_k2_lattice, read_n_best, read_slf_lattice, read_word_ids
+from asr.decoding.nbest_io import read_n_best, read_n_best_folder
+from asr.decoding.word_lattice_io import read_k2_lattices, read_slf_lattice, read_word_ids
 from asr.errors import AsrError
 from asr.graph.context import TiedStates
 from asr.graph.decoding_graph import DecodingGraph
@@ -283,20 +284,35 @@ def _with_hot_words(decoder: BeamSearchDecoderCTC, path: Path) -> str:
     return decoder.decode(logits, beam_width=8, hotwords=path.read_bytes().decode("latin-1").split("\n"))
 
 
+_KALDI_LISTS = {"words": b"a-1 1 2\na-2\n", "acwt": b"a-1 10 \na-2 12 \n", "lmwt.nolm": b"a-1\t3\na-2\t4\n"}
+
+
 def _lattice_targets() -> dict[str, Target]:
     """Lattices and lists that `asr rescore` reads."""
     words = dict(enumerate(["", *"ABCDEFGHI"]))
     lists = [
         b'{"id": "a", "nbest": [{"text": "A B", "score": -1.5}, {"text": "A", "scores": {"am": -2, "lm": -1}}]}\n',
         b"a\t-1.5\tA B\na\t-2\tA\nb\tC\n",
+        b"-1.5 -2 2 A B\n-2 -1 1 A\n",
+        b"NBestList1.0\n(-1500) A B\n(-1600) A\n",
+        b"NBestList2.0\n(-15) A ( st: 0.1 et: 0.2 g: -5 a: -10 ) a ( st: 0.1 et: 0.2 g: 0 a: -10 )\n(-16)\n",
     ]
     return {
         "words.txt": Target(read_word_ids, [b"<eps> 0\nA 3\nB 4\n"]),
         "other slf": Target(lambda path: vars(read_slf_lattice(path)), [_SLF], ".slf"),
         "other kaldi": Target(lambda path: len(list(read_kaldi_archive(path, words, 0.01))), [_KALDI, _binary_kaldi()]),
         "transitions": Target(read_transition_pdfs, [_TRANSITIONS, _SHOWN_TRANSITIONS]),
-        "other k2": Target(lambda path: vars(read_k2_lattice(path, words, 0.01)), [_k2_lattice()], ".pt"),
+        "other k2": Target(lambda path: len(read_k2_lattices(path, words, 0.01)), [_k2_lattice()], ".pt"),
         "n-best": Target(read_n_best, lists),
+        **{
+            f"n-best {name}": Target(
+                lambda path: read_n_best_folder(path.parent, words), forms, name=name, folder=_KALDI_LISTS
+            )
+            for name, forms in (
+                ("words", [_KALDI_LISTS["words"], b"a-1 \0B\4\2\0\0\0\1\0\0\0\2\0\0\0a-2 \0B\4\0\0\0\0"]),
+                ("acwt", [_KALDI_LISTS["acwt"], b"a-1 \0B\4\0\0\x20\x41a-2 \0B\4\0\0\x40\x41"]),
+            )
+        },
     }
 
 

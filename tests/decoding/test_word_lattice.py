@@ -26,7 +26,7 @@ from asr.decoding.word_lattice import (
     rescore_list,
     word_ids,
 )
-from asr.decoding.word_lattice_io import read_k2_lattice, read_n_best, read_slf_lattice
+from asr.decoding.word_lattice_io import read_k2_lattices, read_slf_lattice
 from asr.errors import AsrError
 from asr.lm.corpus import read_word_stream
 from asr.lm.interface import LanguageModel
@@ -182,37 +182,63 @@ def test_lattices_of_kaldi_compact_and_not(folder: Path) -> None:
     assert plain.time == pytest.approx({0: 0.0, 1: 0.03, 2: 0.06, 3: 0.06})
 
 
-def test_a_lattice_of_k2(folder: Path) -> None:
-    scores = torch.tensor([-1.0, -2.0, -3.0, -0.5])
+def k2_arcs(scores: tuple[float, ...] = (-1.0, -2.0, -3.0, -0.5)) -> torch.Tensor:
     arcs = torch.tensor([[0, 1, 5, 0], [0, 1, 6, 0], [1, 2, 0, 0], [2, 3, -1, 0]], dtype=torch.int32)
-    arcs[:, 3] = scores.view(torch.int32)
+    arcs[:, 3] = torch.tensor(scores).view(torch.int32)
+    return arcs
+
+
+def test_a_lattice_of_k2(folder: Path) -> None:
     content = {
-        "arcs": arcs,
+        "arcs": k2_arcs(),
         "aux_labels": torch.tensor([1, 2, 0, -1], dtype=torch.int32),
         "lm_scores": torch.tensor([-0.25, 0.0, 0.0, -0.5]),
     }
     torch.save(content, folder / "utt.pt")
-    lattice = read_k2_lattice(folder / "utt.pt", NUMBERED, 0.04)
+    (lattice,) = read_k2_lattices(folder / "utt.pt", NUMBERED, 0.04)
+    assert lattice.name == "utt"
     assert lattice.arcs == [WordArc(0, 1, "PAT", -0.75, -0.25), WordArc(0, 1, "KIT", -2.0), WordArc(1, 2, "", -3.0)]
     assert lattice.final == {2: (0.0, -0.5)}
     assert lattice.time == pytest.approx({0: 0.0, 1: 0.04, 2: 0.08})
-    torch.save({"arcs": arcs}, folder / "bad.pt")
+    torch.save({"arcs": k2_arcs()}, folder / "bad.pt")
     with pytest.raises(AsrError, match=r"the words .* are not one number or a list"):
-        read_k2_lattice(folder / "bad.pt", NUMBERED, 0.04)
+        read_k2_lattices(folder / "bad.pt", NUMBERED, 0.04)
 
 
-def test_lists_in_text_and_json(folder: Path) -> None:
-    (folder / "a").write_text("u1\t-3.5\tPAT KIT\nu1\t-4\tPAT\nu2\t-1\t\n")
-    assert read_n_best(folder / "a") == {
-        "u1": [Candidate(("PAT", "KIT"), -3.5), Candidate(("PAT",), -4.0)],
-        "u2": [Candidate((), -1.0)],
-    }
-    (folder / "b").write_text("u1\tPAT KIT\n")
-    assert read_n_best(folder / "b") == {"u1": [Candidate(("PAT", "KIT"))]}
-    entries = [{"text": "PAT", "score": -1}, {"text": "KIT", "scores": {"am": -2, "lm": -3, "graph": -4}}, {"text": ""}]
-    (folder / "c").write_text(json.dumps({"audio": "x/u3.wav", "nbest": entries}) + "\n")
-    expected = [Candidate(("PAT",), -1.0), Candidate(("KIT",), -2.0, -7.0), Candidate(())]
-    assert read_n_best(folder / "c") == {"u3": expected}
+def test_a_vector_of_lattices_of_k2(folder: Path) -> None:
+    """As icefall saves what `get_lattice` returns: several utterances in one flat tensor, one of them without arcs."""
+    arcs = torch.cat([k2_arcs(), k2_arcs((-4.0, -5.0, -6.0, -7.0))])
+    head = torch.tensor([3, 0, 0, 4, 4, 8, 0, 4, 4, 8], dtype=torch.int32)
+    words = torch.tensor([1, 2, 0, -1, 3, 0, 1, -1], dtype=torch.int32)
+    torch.save({"arcs": torch.cat([head, arcs.flatten()]), "aux_labels": words}, folder / "some.pt")
+    first, empty, last = read_k2_lattices(folder / "some.pt", NUMBERED, 0.04)
+    assert [first.name, empty.name, last.name] == ["some-1", "some-2", "some-3"]
+    assert [arc.word for arc in first.arcs] == ["PAT", "KIT", ""] and empty.arcs == [] == list(empty.final)
+    assert last.arcs == [WordArc(0, 1, "ZEBRA", -4.0), WordArc(0, 1, "", -5.0), WordArc(1, 2, "PAT", -6.0)]
+    assert last.final == {2: (-7.0, 0.0)} and first.final == {2: (-0.5, 0.0)}
+    for place, value in ((0, 4), (1, 1), (7, 5), (9, 7), (0, -1)):
+        wrong = head.clone()
+        wrong[place] = value
+        torch.save({"arcs": torch.cat([wrong, arcs.flatten()]), "aux_labels": words}, folder / "bad.pt")
+        with pytest.raises(AsrError, match="no k2 lattice; its arcs are not four integers each"):
+            read_k2_lattices(folder / "bad.pt", NUMBERED, 0.04)
+
+
+def test_what_k2_itself_saves(folder: Path) -> None:
+    k2 = pytest.importorskip("k2", reason="k2 is not installed", exc_type=ImportError)
+    fsa = k2.Fsa.from_str("0 1 1 1 -1.5\n0 1 2 2 -2\n1 2 0 0 -0.25\n2 3 -1 -1 -0.5\n3", acceptor=False)
+    torch.save(fsa.as_dict(), folder / "one.pt")
+    two = k2.create_fsa_vec([fsa, k2.Fsa.from_str("0 1 3 3 -3\n1 2 -1 -1 0\n2", acceptor=False)])
+    torch.save(two.as_dict(), folder / "two.pt")
+    two.aux_labels = k2.RaggedTensor([[1], [2, 3], [], [-1], [3, 1], [-1]])
+    torch.save(two.as_dict(), folder / "ragged.pt")
+    (one,) = read_k2_lattices(folder / "one.pt", NUMBERED, 0.04)
+    first, last = read_k2_lattices(folder / "two.pt", NUMBERED, 0.04)
+    assert [arc.word for arc in one.arcs] == ["PAT", "KIT", ""] and first.arcs == one.arcs
+    assert last.arcs == [WordArc(0, 1, "ZEBRA", -3.0)] and last.final == {1: (0.0, 0.0)}
+    first, last = read_k2_lattices(folder / "ragged.pt", NUMBERED, 0.04)
+    assert [arc.word for arc in first.arcs] == ["PAT", "KIT", "ZEBRA", ""]
+    assert [arc.word for arc in last.arcs] == ["ZEBRA", "PAT"]
 
 
 def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,7 +269,7 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("list", "u1\tx\tPAT\n", "list:1: 'x' is not a finite number"),
         ("list", "u1 PAT\n", "list:1: expected 'id<TAB>words'"),
         ("list", '{"id": "u", "nbest": [{"score": 1}]}\n', "list:1: expected an object with 'id'"),
-        ("gone", None, "there is no such file"),
+        ("gone", None, "there is no such file or folder"),
     ],
 )
 def test_wrong_files_are_one_sentence(folder: Path, name: str, content: str | None, message: str, capsys) -> None:

@@ -1,0 +1,293 @@
+"""Reads n-best lists that other recognizers wrote: JSON Lines, text, Kaldi's archives, and SRILM's three formats."""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from asr.decoding.kaldi_lattice import finite_number
+from asr.decoding.word_lattice import Candidate
+from asr.errors import AsrError
+from asr.text.documents import parse_json
+from asr.text.normalize import READING_ERRORS, open_text, read_text, unreadable
+
+_DECIPHER = re.compile(r"NBestList([12])\.0\s*")
+# SRILM's bytelogs are logarithms to the base 1.0001, divided by 1024.
+_BYTELOG = 1024.0 * math.log(1.0001)
+_LOG_10 = math.log(10.0)
+_FRAME_SECONDS = 0.01  # of Decipher: `et` is where the last frame of a word begins
+_SCORED_WORD = re.compile(r"(\S+) +\( +st: +(\S+) +et: +(\S+) +g: +(\S+) +a: +(\S+) +\) *")
+_PAUSES = ("-pau-", "<s>", "</s>")
+
+# The files of a folder of Kaldi's, as `nbest-to-linear` and the scripts that call it name them. Of the graph costs the
+# first that is there counts; costs with and without a language model are also kept as two files, which belong together.
+_WORDS = ("words_text", "words", "text")  # beside the first two, `text` is the reference
+_AM_COSTS = ("ac_cost", "acwt")
+_GRAPH_COSTS = (("lm_cost",), ("lmwt.withlm",), ("lmwt.nolm", "lmwt.lmonly"), ("lmwt.lmonly",), ("lmwt.nolm",))
+
+
+def read_n_best(path: str | Path) -> dict[str, list[Candidate]]:
+    """The n-best lists of a file.
+
+    | format | lines | scores |
+    | --- | --- | --- |
+    | JSON Lines | `{"id": ..., "nbest": [{"text": ..., "score": ...}, ...]}` | or `scores`: `am`, `lm` |
+    | text | `id<TAB>words`, `id<TAB>score<TAB>words` | natural logs, or none |
+    | SRILM | `am lm num_words words` | logs to the base of 10 |
+    | Decipher 1, with the line `NBestList1.0` first | `(score) words` | bytelogs, both models together |
+    | Decipher 2, `NBestList2.0` | `(score) word ( st: 0.1 et: 0.3 g: -10 a: -900 ) ...` | bytelogs, and times |
+
+    A file of SRILM has one utterance, which is named like the file.
+
+    Raises:
+        AsrError: the file cannot be read, or a line is not of these formats.
+    """
+    path = Path(path)
+    lines = [(f"{path}:{number}", line) for number, line in enumerate(_lines(path), start=1) if line.strip()]
+    if not lines:
+        return {}
+    first = lines[0][1]
+    decipher = _DECIPHER.fullmatch(first)
+    if decipher is not None:
+        parse = _decipher_sentence if decipher[1] == "1" else _timed_sentence
+        return {_name_of(path): [parse(line, where) for where, line in lines[1:]]}
+    if "\t" not in first and _is_srilm(first):
+        return {_name_of(path): [_srilm_sentence(line, where) for where, line in lines]}
+    lists: dict[str, list[Candidate]] = {}
+    for where, line in lines:
+        if line.lstrip().startswith("{"):
+            name, candidates = _from_json(line, where)
+            if name in lists:
+                raise AsrError(f"{where}: the utterance {name!r} occurs twice.")
+            lists[name] = candidates
+            continue
+        name, *rest = line.split("\t")
+        if len(rest) not in (1, 2):
+            raise AsrError(f"{where}: expected 'id<TAB>words' or 'id<TAB>score<TAB>words'.")
+        score = finite_number(rest[0], where) if len(rest) == 2 else 0.0
+        lists.setdefault(name.strip(), []).append(Candidate(tuple(rest[-1].split()), score))
+    return lists
+
+
+def read_n_best_folder(folder: str | Path, words: Mapping[int, str] | None = None) -> dict[str, list[Candidate]]:
+    """The n-best lists of a folder of Kaldi or of SRILM.
+
+    Kaldi's `nbest-to-linear` writes one archive of words and two of costs, text or binary; sentence `utt-3` is the
+    third of the utterance `utt`. They are found by the names that Kaldi's scripts give them: `words_text`, `text` or
+    `words`; `ac_cost` or `acwt`; `lm_cost`, `lmwt.withlm`, or `lmwt.nolm` and `lmwt.lmonly`, whose sum that is.
+    SRILM's folders have a file for each utterance.
+
+    Args:
+        folder: the folder; its files may be packed.
+        words: id -> word, for words that are numbers.
+
+    Raises:
+        AsrError: a file cannot be read or lacks a sentence, or there are none.
+    """
+    folder = Path(folder)
+    files = {_without_packing(path.name): path for path in sorted(folder.iterdir()) if path.is_file()}
+    spoken = next((files[name] for name in _WORDS if name in files), None)
+    if spoken is not None and any(name in files for name in chain(_AM_COSTS, *_GRAPH_COSTS)):
+        return _kaldi_lists(spoken, files, words)
+    lists: dict[str, list[Candidate]] = {}
+    for path in files.values():
+        for name, candidates in read_n_best(path).items():
+            if lists.setdefault(name, candidates) is not candidates:
+                raise AsrError(f"{path}: the utterance {name!r} occurs twice in the folder.")
+    if not lists:
+        raise AsrError(
+            f"{folder}: there are no n-best lists in this folder; Kaldi's are words_text, ac_cost and lm_cost, SRILM's "
+            "a file for each utterance."
+        )
+    return lists
+
+
+def _kaldi_lists(
+    spoken: Path, files: Mapping[str, Path], words: Mapping[int, str] | None
+) -> dict[str, list[Candidate]]:
+    am_costs = next((_costs(files[name]) for name in _AM_COSTS if name in files), None)
+    parts = next((names for names in _GRAPH_COSTS if all(name in files for name in names)), ())
+    graph_costs = [_costs(files[name]) for name in parts]
+    lists: dict[str, list[tuple[int, Candidate]]] = {}
+    for key, text in _archive(spoken, _integers):
+        name, _, number = key.rpartition("-")
+        where = f"{spoken}: {key}"
+        if not name or not number.isdecimal():
+            raise AsrError(f"{where}: a sentence of a list has its number at the end of its name, as in 'utt-1'.")
+        if spoken.name.startswith("words") and not spoken.name.startswith("words_text"):
+            if words is None:
+                raise AsrError(f"{spoken}: its words are numbers; give --words with the words.txt that they are from.")
+            text = [_word(one, words, where) for one in text]
+        am_score = 0.0 if am_costs is None else -_cost(am_costs, key, where)
+        lm_score = -sum(_cost(costs, key, where) for costs in graph_costs)
+        candidate = Candidate(tuple(word for word in text if word), am_score, lm_score)
+        lists.setdefault(name, []).append((int(number), candidate))
+    return {name: [one for _, one in sorted(found, key=lambda item: item[0])] for name, found in lists.items()}
+
+
+def _word(number: str, words: Mapping[int, str], where: str) -> str:
+    if not number.isdecimal() or int(number) not in words:
+        raise AsrError(f"{where}: there is no word {number} in the list of words.")
+    return words[int(number)]
+
+
+def _cost(costs: Mapping[str, float], key: str, where: str) -> float:
+    if key not in costs:
+        raise AsrError(f"{where}: this sentence has no cost; the files of the folder do not belong together.")
+    return costs[key]
+
+
+def _costs(path: Path) -> dict[str, float]:
+    found = {}
+    for key, fields in _archive(path, _number):
+        if len(fields) != 1:
+            raise AsrError(f"{path}: {key}: expected one cost.")
+        found[key] = finite_number(fields[0], f"{path}: {key}")
+    return found
+
+
+def _archive(path: Path, binary: Callable[[bytes, int, str], tuple[list[str], int]]) -> Iterator[tuple[str, list[str]]]:
+    """Key and fields of each entry of an archive of Kaldi, binary or text."""
+    with open_text(path, "archive") as file:
+        try:
+            content = file.read()
+        except READING_ERRORS as error:
+            raise unreadable(path, "archive", error) from error
+    if b"\0B" not in content[:4096]:
+        for line in read_text(path, "archive").splitlines():
+            key, *fields = line.split() or [""]
+            if key:
+                yield key, fields
+        return
+    position = 0
+    while position < len(content):
+        end = content.find(b" \0B", position, position + 4096)
+        key = content[position:end].decode("utf-8", "replace")
+        if end <= position or key.split() != [key]:
+            raise AsrError(f"{path}: byte {position}: expected the name of a sentence; the archive is damaged.")
+        fields, position = binary(content, end + 3, f"{path}: {key}")
+        yield key, fields
+
+
+def _integers(content: bytes, position: int, where: str) -> tuple[list[str], int]:
+    """A list of integers: the bytes of each, their number, and they themselves."""
+    (size, number) = _unpacked("<bi", content, position, where)
+    if size != 4 or number < 0:
+        raise AsrError(f"{where}: this is no list of integers; the archive is damaged.")
+    numbers = _unpacked(f"<{number}i", content, position + 5, where)
+    return [str(one) for one in numbers], position + 5 + 4 * number
+
+
+def _number(content: bytes, position: int, where: str) -> tuple[list[str], int]:
+    (size,) = _unpacked("<b", content, position, where)
+    if size not in (4, 8):
+        raise AsrError(f"{where}: this is no number; the archive is damaged.")
+    (number,) = _unpacked("<f" if size == 4 else "<d", content, position + 1, where)
+    return [repr(number)], position + 1 + size
+
+
+def _unpacked(form: str, content: bytes, position: int, where: str) -> tuple[Any, ...]:
+    if position + struct.calcsize(form) > len(content):
+        raise AsrError(f"{where}: the archive ends in the middle; it is cut short.")
+    return struct.unpack_from(form, content, position)
+
+
+def _lines(path: Path) -> list[str]:
+    return read_text(path, "n-best list").splitlines()
+
+
+def _without_packing(name: str) -> str:
+    return name.removesuffix(".gz").removesuffix(".xz")
+
+
+def _name_of(path: Path) -> str:
+    """The utterance that a file of SRILM is named after."""
+    name = _without_packing(path.name)
+    return name.removesuffix(".score").removesuffix(".nbest") or name
+
+
+def _is_srilm(line: str) -> bool:
+    """Whether a line begins with two scores and a number of words."""
+    fields = line.split()[:3]
+    try:
+        [float(one) for one in fields[:2]]
+    except ValueError:
+        return False
+    return len(fields) == 3 and fields[2].isdecimal()
+
+
+def _srilm_sentence(line: str, where: str) -> Candidate:
+    if not _is_srilm(line):
+        raise AsrError(f"{where}: expected acoustic score, language model score, number of words, and words.")
+    am_score, lm_score = (_LOG_10 * finite_number(one, where) for one in line.split()[:2])
+    return Candidate(_spoken(line.split()[3:]), am_score, lm_score)
+
+
+def _decipher_sentence(line: str, where: str) -> Candidate:
+    score, words = _decipher_score(line, where)
+    return Candidate(_spoken(words.split()), score)
+
+
+def _timed_sentence(line: str, where: str) -> Candidate:
+    """A sentence with times and scores of words; tokens inside a word's time are its phones and states."""
+    _, rest = _decipher_score(line, where)
+    words: list[str] = []
+    times: list[tuple[float, float]] = []
+    am_score = lm_score = 0.0
+    position, last = 0, -math.inf
+    for match in _SCORED_WORD.finditer(rest):
+        if match.start() != position:
+            break
+        position = match.end()
+        start, end, grammar, acoustic = (finite_number(one, where) for one in match.groups()[1:])
+        if start <= last:
+            continue
+        last = end
+        am_score, lm_score = am_score + _BYTELOG * acoustic, lm_score + _BYTELOG * grammar
+        if match[1] not in _PAUSES:
+            words.append(match[1])
+            times.append((start, end + _FRAME_SECONDS))
+    if position != len(rest):
+        raise AsrError(f"{where}: expected 'word ( st: 0.1 et: 0.3 g: -10 a: -900 )' for each word.")
+    return Candidate(tuple(words), am_score, lm_score, tuple(times))
+
+
+def _decipher_score(line: str, where: str) -> tuple[float, str]:
+    """The score at the beginning of a line, and the rest."""
+    match = re.match(r"\s*\(\s*([^\s()]+)\s*\)\s*", line)
+    if match is None:
+        raise AsrError(f"{where}: expected a score in parentheses, then words.")
+    return _BYTELOG * finite_number(match[1], where), line[match.end() :].strip()
+
+
+def _spoken(words: list[str]) -> tuple[str, ...]:
+    return tuple(word for word in words if word not in _PAUSES)
+
+
+def _from_json(line: str, where: str) -> tuple[str, list[Candidate]]:
+    try:
+        record = parse_json(line)
+        name = str(record["id"]) if "id" in record else Path(str(record["audio"])).stem
+        return name, [_candidate(entry) for entry in record.get("nbest", [])]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise AsrError(
+            f"{where}: expected an object with 'id' or 'audio' and 'nbest', a list of {{'text': ..., 'score': ...}}."
+        ) from error
+
+
+def _candidate(entry: Any) -> Candidate:
+    words = tuple(str(entry["text"]).split())
+    scores = entry.get("scores")
+    if isinstance(scores, dict):
+        lm_score = float(scores.get("lm", 0.0)) + float(scores.get("graph", 0.0))
+        found = Candidate(words, float(scores.get("am", 0.0)), lm_score)
+    else:
+        found = Candidate(words, float(entry.get("score", 0.0)), float(entry.get("lm_score", 0.0)))
+    if not math.isfinite(found.am_score) or not math.isfinite(found.lm_score):
+        raise ValueError("a score is not finite")
+    return found
