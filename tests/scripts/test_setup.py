@@ -34,6 +34,9 @@ elif arguments[0] == "venv":
     folder.mkdir(parents=True)
     for name in ("python", "python3", "python" + version):
         (folder / name).symlink_to(os.path.realpath(path))
+elif option.startswith("scripts/"):
+    with open(log + ".scripts", "a") as file:
+        print(option.removeprefix("scripts/"), *arguments, file=file)
 elif arguments[0] == "pip":
     with open(log, "a") as file:
         print(*arguments, file=file)
@@ -80,6 +83,13 @@ class Machine:
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         self.log.unlink(missing_ok=True)
         return lines
+
+    def asked_of_scripts(self) -> list[str]:
+        """Which scripts ran since the last call, but for the one that splits the list of packages."""
+        log = Path(f"{self.log}.scripts")
+        lines = log.read_text().splitlines() if log.exists() else []
+        log.unlink(missing_ok=True)
+        return [line for line in lines if not line.startswith("pinned_hashes")]
 
 
 @pytest.fixture
@@ -134,6 +144,22 @@ def test_a_gpu_that_torch_1_cannot_drive_takes_stack_b(machine: Machine) -> None
     assert "stack B in .venv " in done.stderr and any("stack-b.txt" in line for line in machine.asked_of_pip())
     machine.add("nvidia-smi", "echo 8.9")
     assert "stack A in .venv" in machine.setup().stderr
+
+
+def test_stack_b_looks_for_k2_in_its_own_index(machine: Machine) -> None:
+    machine.add_python("3.12")
+    scripts = machine.checkout / "scripts"
+    (scripts / "install_k2.py").touch()
+    assert machine.setup("--stack", "b").returncode == 0
+    assert machine.asked_of_scripts() == ["install_k2.py"]
+    (machine.checkout / ".venv-b" / "asr-setup-stamp").unlink()
+    assert machine.setup("--stack", "b", "--k2-index", "https://example.org/k2").returncode == 0
+    assert machine.asked_of_scripts() == ["install_k2.py https://example.org/k2"]
+    (machine.checkout / ".venv-b" / "asr-setup-stamp").unlink()
+    assert machine.setup("--stack", "b", "--k2-index", "none").returncode == 0
+    machine.add_python("3.10")
+    assert machine.setup("--stack", "a").returncode == 0
+    assert machine.asked_of_scripts() == []
 
 
 def test_what_failed_is_tried_again(machine: Machine) -> None:
