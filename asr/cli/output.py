@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import gzip
 import hashlib
 import json
 import os
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -304,10 +306,13 @@ def add_lattice_arguments(parser: argparse.ArgumentParser) -> None:
     )
     formats = "; ".join(f"{name}: {text}" for name, text in FORMATS.items())
     parser.add_argument("--lattice-format", choices=[*FORMATS], default="slf", help=f"{formats} (default: slf)")
+    parser.add_argument(
+        "--lattice-gzip", action="store_true", help="pack lattices of the formats slf and kaldi: an eighth of the size"
+    )
 
 
 _ARCHIVE = "lattices.txt"
-KALDI_FILES = (_ARCHIVE, "words.txt")
+KALDI_FILES = (_ARCHIVE, f"{_ARCHIVE}.gz", "words.txt")
 
 
 _PIECE = re.compile(r"-\d{7,}-\d{7,}$")
@@ -321,16 +326,25 @@ class LatticeWriter:
         lattice_format: a key of `FORMATS`.
         recognizer: the recognizer of the results.
         done: recordings whose lattices an earlier run has written, in its order; these are not changed.
+        is_packed: write `NAME.slf.gz` and `lattices.txt.gz`.
 
     Raises:
-        AsrError: the folder cannot be written.
+        AsrError: the folder cannot be written, or the format cannot be packed.
     """
 
     def __init__(
-        self, folder: str | Path, lattice_format: str, recognizer: Recognizer, done: Sequence[Path] = ()
+        self,
+        folder: str | Path,
+        lattice_format: str,
+        recognizer: Recognizer,
+        done: Sequence[Path] = (),
+        is_packed: bool = False,
     ) -> None:
+        if is_packed and lattice_format == "k2":
+            raise AsrError("--lattice-gzip packs lattices of the formats slf and kaldi; k2 reads its own files only.")
         self._folder = Path(folder)
         self._format = lattice_format
+        self._suffix = ".gz" if is_packed else ""
         self._graph = recognizer.bundle.graph
         self._options = recognizer.final_options
         self._taken: set[str] = set()
@@ -338,7 +352,7 @@ class LatticeWriter:
         with self._writable():
             self._folder.mkdir(parents=True, exist_ok=True)
             if lattice_format == "kaldi":
-                _keep_only(self._folder / _ARCHIVE, names_done)
+                _keep_only(self._folder / f"{_ARCHIVE}{self._suffix}", names_done)
                 words = self._graph.vocabulary.words
                 lines = "".join(f"{word} {word_id}\n" for word_id, word in enumerate(words))
                 (self._folder / "words.txt").write_text(lines, encoding="utf-8")
@@ -355,10 +369,10 @@ class LatticeWriter:
             name = stem if is_whole else f"{stem}-{100 * piece.begin:07.0f}-{100 * piece.end:07.0f}"
             with self._writable():
                 if self._format == "kaldi":
-                    with (self._folder / _ARCHIVE).open("a", encoding="utf-8") as file:
+                    with _open_text(self._folder / f"{_ARCHIVE}{self._suffix}", "a") as file:
                         write_kaldi_lattice(file, name, piece.lattice, self._options)
                 elif self._format == "slf":
-                    with (self._folder / f"{name}.slf").open("w", encoding="utf-8") as file:
+                    with _open_text(self._folder / f"{name}.slf{self._suffix}", "w") as file:
                         graph = self._graph
                         write_slf(
                             file,
@@ -391,13 +405,22 @@ class LatticeWriter:
             raise AsrError(f"{self._folder}: lattices cannot be written there ({reason}).") from error
 
 
+def _open_text(path: Path, mode: str) -> TextIO:
+    """Opens a file for writing, `.gz` packed; packed parts that are appended one by one are one packed file."""
+    if path.suffix == ".gz":
+        return gzip.open(path, f"{mode}t", compresslevel=6, encoding="utf-8")  # type: ignore[return-value]
+    return path.open(mode, encoding="utf-8")
+
+
 def _keep_only(archive: Path, names: set[str]) -> None:
-    """Removes all lattices from an archive except those of these recordings."""
-    with atomic_path(archive) as partial, partial.open("wb") as kept:
+    """Removes all lattices from an archive except those of these recordings, and what is cut short behind them."""
+    opens: Any = gzip.open if archive.suffix == ".gz" else open
+    with atomic_path(archive) as partial, opens(partial, "wb") as kept:
         if not names or not archive.is_file():
             return
-        with archive.open("rb") as file:
-            kept.writelines(_entries_of(file, names))
+        with opens(archive, "rb") as file, suppress(EOFError, zlib.error, gzip.BadGzipFile):
+            for line in _entries_of(file, names):
+                kept.write(line)
 
 
 def _entries_of(lines: Iterable[bytes], names: set[str]) -> Iterator[bytes]:

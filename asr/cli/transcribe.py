@@ -286,7 +286,9 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
         recognizer.prepare()
     lattices = None
     if args.lattices is not None:
-        lattices = LatticeWriter(args.lattices, args.lattice_format, recognizer, list(map(Path, done)))
+        lattices = LatticeWriter(
+            args.lattices, args.lattice_format, recognizer, list(map(Path, done)), args.lattice_gzip
+        )
     outcomes = transcribe(recognizer, todo, found.read, nbest=args.nbest)
     console = Console(stderr=True)
     if not args.no_progress and console.is_terminal:

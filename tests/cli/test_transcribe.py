@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 import os
 
@@ -212,36 +213,49 @@ def test_a_folder_may_have_a_folder_called_like_audio(tmp_path, transcribe):
     assert transcribe(tmp_path / "in") == (0, [f"{path}: PAT TO KIT"], "")
 
 
+@pytest.mark.parametrize("packing", [[], ["--lattice-gzip"]])
 @pytest.mark.parametrize("lattice_format", ["kaldi", "slf"])
-def test_an_interrupted_run_keeps_its_lattices(tmp_path, transcribe, lattice_format):
+def test_an_interrupted_run_keeps_its_lattices(tmp_path, transcribe, lattice_format, packing):
     files = [write(tmp_path / "in" / folder / "x.wav", tones(WORDS, seed=ord(folder))) for folder in "abc"]
     files.insert(2, write(tmp_path / "in" / "b" / "x.2.wav", tones(["KIT"])))
-    lattices, output = tmp_path / "lattices", tmp_path / "words.jsonl"
+    lattices, output, gz = tmp_path / "lattices", tmp_path / "words.jsonl", ".gz" if packing else ""
     arguments = (tmp_path / "in", "--lattices", lattices, "--lattice-format", lattice_format, "--output", output)
-    assert transcribe(*arguments)[0] == 0
-    whole = {path.name: path.read_text() for path in lattices.iterdir()}
+
+    def texts():
+        contents = {path.name: path.read_bytes() for path in lattices.iterdir()}
+        return {
+            name: (gzip.decompress(content) if name.endswith(".gz") else content).decode()
+            for name, content in contents.items()
+        }
+
+    assert transcribe(*arguments, *packing)[0] == 0
+    whole = texts()
     if lattice_format == "slf":
-        assert sorted(whole) == ["x.2.slf", "x.3.slf", "x.4.slf", "x.slf"]
+        assert sorted(whole) == sorted(f"{name}.slf{gz}" for name in ("x.2", "x.3", "x.4", "x"))
     # The third is cut short, of the fourth there is nothing.
     lines = output.read_text().splitlines(keepends=True)
     output.write_text("".join(lines[:2]))
+    archive = f"lattices.txt{gz}"
     if lattice_format == "kaldi":
-        entries = whole["lattices.txt"].split("\n\n")
-        (lattices / "lattices.txt").write_text("\n\n".join([*entries[:2], entries[2][:50]]))
+        entries = whole[archive].split("\n\n")
+        begun = "\n\n".join([*entries[:2], entries[2][:50]]).encode()
+        # A packed part that has been cut has no end.
+        third = gzip.compress(begun)[:-12] if packing else begun
+        (lattices / archive).write_bytes(third)
     else:
         for name in ("x.3.slf", "x.4.slf"):
-            (lattices / name).write_text("")
-    assert transcribe(*arguments)[0] == 0
+            (lattices / f"{name}{gz}").write_text("")
+    assert transcribe(*arguments, *packing)[0] == 0
     # Scores may differ in their last digit: the batch is another one.
-    again = {path.name: path.read_text() for path in lattices.iterdir()}
+    again = texts()
     for name, text in whole.items():
         assert again[name].count("\n") == text.count("\n")
     if lattice_format == "kaldi":
-        assert again["lattices.txt"].split("\n\n")[:2] == entries[:2]
-        names = [entry.split("\n")[0] for entry in again["lattices.txt"].split("\n\n")]
+        assert again[archive].split("\n\n")[:2] == entries[:2]
+        names = [entry.split("\n")[0] for entry in again[archive].split("\n\n")]
         assert names == ["x ", "x.2 ", "x.3 ", "x.4 ", ""]
     else:
-        assert all(again[name] == whole[name] for name in ("x.slf", "x.2.slf"))
+        assert all(again[f"{name}{gz}"] == whole[f"{name}{gz}"] for name in ("x.slf", "x.2.slf"))
 
 
 def test_lattices_that_cannot_be_written_are_one_sentence(tmp_path, transcribe):
