@@ -23,9 +23,7 @@ INDEX = "https://k2-fsa.github.io/k2/"
 _TIMEOUT_SECONDS = 10
 _MAX_BYTES = 1 << 25
 _LINK = re.compile(r"href=[\"']?([^\"'\s>]+\.whl)(#[^\"'\s>]*)?")
-_WHEEL = re.compile(
-    r"k2-([\d.]+(?:dev\d+)?)\+(cpu|cuda[\d.]+)\.torch([\d.]+)-cp(\d)(\d+)-[^-]+-(?:many)?linux\w*_(\w+)\.whl"
-)
+_WHEEL = re.compile(r"k2-([\d.]+(?:dev\d+)?)\+(cpu|cuda[\d.]+)\.torch([\d.]+)-cp(\d)(\d+)-[^-]+-([\w.]+)\.whl")
 
 # Two states: the graph reads token 1 in each of two frames, with a score of 0.5, and ends with one of 0.25.
 TRIAL = """

@@ -405,10 +405,10 @@ class LatticeWriter:
             raise AsrError(f"{self._folder}: lattices cannot be written there ({reason}).") from error
 
 
-def _open_text(path: Path, mode: str) -> TextIO:
+def _open_text(path: Path, mode: str) -> Any:
     """Opens a file for writing, `.gz` packed; packed parts that are appended one by one are one packed file."""
     if path.suffix == ".gz":
-        return gzip.open(path, f"{mode}t", compresslevel=6, encoding="utf-8")  # type: ignore[return-value]
+        return gzip.open(path, f"{mode}t", compresslevel=6, encoding="utf-8")
     return path.open(mode, encoding="utf-8")
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 NUM_COLORS = 8
 _WIDTH, _HEIGHT = 440.0, 280.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 66.0, 24.0, 12.0, 46.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 80.0, 24.0, 12.0, 46.0
 
 
 class Point(NamedTuple):

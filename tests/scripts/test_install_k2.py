@@ -88,7 +88,13 @@ def site(tmp_path: Path) -> Path:
     """A folder with a torch 2.9.0 for CUDA 12.6, which knows lists only, and a pip."""
     folder = tmp_path / "site"
     (folder / "pip").mkdir(parents=True)
+    (folder / "pip" / "__init__.py").touch()
     (folder / "pip" / "__main__.py").write_text(PIP)
+    which = [sys.executable, "-c", "import pip; print(pip.__file__)"]
+    found = subprocess.run(
+        which, env={**os.environ, "PYTHONPATH": str(folder)}, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.startswith(str(folder)), "the environment's own pip must not run here"
     (folder / "torch.py").write_text(
         "__version__ = '2.9.0+cu126'\nint32 = None\nclass version:\n    cuda = '12.6'\n"
         "def tensor(values, dtype=None):\n    return values\n"

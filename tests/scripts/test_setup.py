@@ -29,14 +29,14 @@ if option == "--version":
     print("Python " + version)
 elif option == "-c":
     exec(arguments[0])
+elif option.startswith("scripts/"):
+    with open(log + ".scripts", "a") as file:
+        print(option.removeprefix("scripts/"), *arguments, file=file)
 elif arguments[0] == "venv":
     folder = pathlib.Path(arguments[1], "bin")
     folder.mkdir(parents=True)
     for name in ("python", "python3", "python" + version):
         (folder / name).symlink_to(os.path.realpath(path))
-elif option.startswith("scripts/"):
-    with open(log + ".scripts", "a") as file:
-        print(option.removeprefix("scripts/"), *arguments, file=file)
 elif arguments[0] == "pip":
     with open(log, "a") as file:
         print(*arguments, file=file)
