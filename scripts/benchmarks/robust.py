@@ -2,6 +2,7 @@
 
 Each reader gets mutations of small good files, in processes with limits of memory and time. Whatever it does not read
 it must refuse with one sentence of ours. Failures are kept below `--keep` with the seed that made them.
+`memory_growth_mb_per_hour` is of bytes that are allocated, not resident; null where the C library does not count them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from asr.text.documents import parse_json
 from scripts.benchmarks.faults import FIELDS as FAULT_FIELDS
 from scripts.benchmarks.faults import report_of, run_faults
 from scripts.benchmarks.inputs import ROOT
+from scripts.benchmarks.live_memory import ALLOCATOR
 from scripts.benchmarks.robust_targets import Target, targets_in
 
 SECONDS_PER_INPUT = 10.0
@@ -322,13 +324,13 @@ def _kill_and_resume(scratch: Path, num_kills: int, seed: int, report: Counter[s
 
 
 _RECOGNIZER = """
-import ctypes, json, sys, threading
-from pathlib import Path
+import json, sys, threading
 import torch
 torch.set_num_threads(1)
 from asr.audio.io import read_audio
 from asr.bundle import Bundle
 from asr.recognizer import Recognizer
+from scripts.benchmarks.live_memory import growth, live_megabytes
 folder, num_rounds, *clips = sys.argv[1:]
 waveforms = [read_audio(clip)[:64000] for clip in clips]
 bundle = Bundle.load(folder)
@@ -347,18 +349,15 @@ threads = [threading.Thread(target=call, args=(first,)) for first in range(4)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 wrong += [which for which, text in enumerate(expected) if recognizer([waveforms[which]])[0].text != text]
-trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)
-def megabytes():
-    trim(0)
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
 hours = sum(map(len, waveforms)) / 16000 / 3600
 for _ in range(10):  # until caches and pools have their size
     recognizer(waveforms)
-before = megabytes()
+live = []
 for _ in range(int(num_rounds)):
     recognizer(waveforms)
-growth = (megabytes() - before) / (hours * int(num_rounds))
-print(json.dumps({"thread_errors": len(wrong), "memory_growth_mb_per_hour": round(max(0.0, growth), 2)}))
+    live.append(live_megabytes())
+found = None if None in live else round(growth(live, hours), 2)
+print(json.dumps({"thread_errors": len(wrong), "memory_growth_mb_per_hour": found}))
 """
 
 
@@ -366,7 +365,8 @@ def _start_recognizer_check(quick: bool) -> subprocess.Popen[str]:
     clips = sorted(map(str, (ROOT / "scripts" / "demo_clips").glob("*.flac")))[: 3 if quick else 5]
     bundle = ROOT / "checkpoints" / "librispeech"
     command = [sys.executable, "-c", _RECOGNIZER, str(bundle), "30" if quick else "200", *clips]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    environment = {**os.environ, **ALLOCATOR}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
 
 
 def _recognizer_check(process: subprocess.Popen[str]) -> dict[str, Any]:
