@@ -41,7 +41,7 @@ class CTCDecodingConfig:
     search_beam: float = 16.0
     max_active_states: int = 2000
     output_beam: float = 8.0
-    context_beam: float | None = 10.0
+    context_beam: float | None = 6.0
     blank_skip_threshold: float | None = None
     lm_fusion: str = "lattice"
     beam_size: int = 50

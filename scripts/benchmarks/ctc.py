@@ -1,19 +1,22 @@
-"""`CTCDecoder` beside pyctcdecode and flashlight-text: the same frames, n-gram, lexicon and scales, beams swept.
+"""`CTCDecoder` beside other decoders: the same frames, n-gram, lexicon and scales, beams swept.
 
     scripts/bench ctc --quick
     scripts/bench ctc --utterances 60 --kinds letters phones
 
-For letters, pieces and phones, each decoder's beam is swept. The tokens of the networks that `--networks` names are
-those of real speech, dev-clean-2, the others are simulated; `data` says which. All run one utterance at a time on one
-thread; CPU seconds of this process are counted. Words, n-gram and neural model, which is interpolated with the n-gram,
-are the librispeech bundle's. Peers that are not installed are left out. The last line is one JSON object; for each kind
-of tokens
+For letters, pieces and phones, each decoder's beam is swept. The outputs of the networks that `--networks` names are
+those of real speech, dev-clean-2; without them the outputs that lie beside this module are read, which `--record` made
+of such networks; a kind that has neither is simulated, and `data` and `simulated` say so. All run one utterance at a
+time on one thread; CPU seconds of this process are counted. Words, n-gram and neural model, which is interpolated with
+the n-gram, are the librispeech bundle's. Peers that are not installed are left out; --quick has the first two only.
+kaldi-decoder, which sherpa-onnx uses, and k2 search our graph; flashlight-text, torchaudio and pyctcdecode read n-gram
+and lexicon. The last line is one JSON object; for each kind of tokens
 
 - `wer_ours`, `wer_best_peer`, `wer_ours_neural`: the lowest word error rates in % over the beams;
 - `time_over_best_peer_at_equal_wer`: the time of our fastest beam that is no worse than the best peer, divided by the
   time in which that peer reached it; null where ours does not reach it or there is no peer;
-- `time_over_pyctcdecode`, `time_over_flashlight`: the same with each peer alone;
-- `neural_time_over_pyctcdecode`: our time with the neural model over that of pyctcdecode's fastest beam.
+- `time_over_pyctcdecode`, `time_over_flashlight` and so on: the same with each peer alone;
+- `neural_time_over_pyctcdecode`: our time with the neural model, at its fastest beam with fewer errors than any peer
+  has, over that of pyctcdecode's beam with the fewest errors.
 
 With `--spelled` the key `spelled` says what spelling words outside a list of 5,000 does; see `measure_spelled`.
 """
@@ -34,11 +37,12 @@ from asr.bundle import Bundle, bundle_folder
 from asr.ctc import CTCDecoder
 from asr.ctc.graphs import spelled_lexicon
 from asr.ctc.word_models import listed_words, trie_of
+from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.ngram.arpa import write_arpa
 from asr.lm.ngram.model import NgramLM
 from asr.metrics import NO_ERRORS, count_errors, read_transcripts
 from asr.text.lexicon import Lexicon
-from scripts.benchmarks.ctc_workload import CTCWorkload, recorded, simulated, tokens_of
+from scripts.benchmarks.ctc_workload import RECORDED, CTCWorkload, read, recorded, simulated, tokens_of, write
 from scripts.benchmarks.inputs import LIBRISPEECH_BUNDLE, argument_parser, cache_folder, default_corpora
 from scripts.benchmarks.peers import ctc as peers
 from scripts.benchmarks.report import table
@@ -49,32 +53,53 @@ KINDS = ("letters", "pieces", "phones")
 PYCTCDECODE_SCALES = (0.5, 1.5)
 # Scales of each kind, the same for the other decoders.
 LM_SCALE = {"letters": 1.0, "pieces": 1.0, "phones": 1.25}
-OUR_BEAMS = ((8.0, 300), (11.0, 600), (14.0, 1500), (18.0, 3000))
-PEER_BEAMS = {"pyctcdecode": (10, 30, 100), "flashlight": (20, 60, 200, 600)}
+OUR_BEAMS = ((4.0, 50), (6.0, 150), (8.0, 300), (11.0, 600), (14.0, 1500), (18.0, 3000))
+OUR_QUICK_BEAMS = ((4.0, 50), (8.0, 300), (11.0, 600))
+# search_beam, max_active_states, output_beam, context_beam with the neural model
+NEURAL_BEAMS = ((8.0, 300, 4.0, 4.0), (11.0, 600, 5.0, 5.0), (11.0, 600, 6.0, 6.0), (14.0, 1500, 8.0, 10.0))
+NEURAL_QUICK_BEAMS = NEURAL_BEAMS[1:2]
+# The one of --quick first. kaldi-decoder and k2 prune by score as ours does.
+PEER_BEAMS: dict[str, tuple[Any, ...]] = {
+    "pyctcdecode": (30, 10, 100),
+    "flashlight": (60, 20, 200, 600),
+    "torchaudio": (60, 20, 200, 600),
+    "kaldi": ((8.0, 300), (4.0, 50), (6.0, 150), (11.0, 600), (14.0, 1500)),
+    "k2": ((8.0, 300), (4.0, 50), (6.0, 150), (11.0, 600), (14.0, 1500)),
+}
 NUM_FREQUENT = 5000
+# Each loads the n-gram model by itself, for some seconds.
+QUICK_PEERS = ("pyctcdecode", "flashlight")
 Decode = Callable[[Tensor], list[str]]
 Make = Callable[[], Decode]
+System = tuple[str, str, Make]
+"""Name, beam, and what makes it."""
 
 
 def main(arguments: list[str]) -> int:
     parser = argument_parser("ctc", __doc__)
     parser.add_argument("--quick", action="store_true", help="few utterances and beams, under a minute once set up")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="kinds of tokens (default: all)")
-    parser.add_argument("--utterances", type=int, help="of each kind (default: 40, with --quick 6)")
+    parser.add_argument("--utterances", type=int, help="of each kind (default: 40, with --quick 4)")
     parser.add_argument("--corpora", type=Path, default=default_corpora(), help="the folder that holds librispeech/")
     parser.add_argument("--no-neural", action="store_true", help="without the recurrent language model")
     parser.add_argument("--networks", nargs="+", default=(), metavar="BUNDLE", help="bundles with CTC networks")
+    parser.add_argument("--record", action="store_true", help="keep their outputs beside this module, for later runs")
     parser.add_argument("--spelled", action="store_true", help="also words outside a list of the 5,000 most frequent")
     options = parser.parse_args(arguments)
-    num_utts = options.utterances or (6 if options.quick else 40)
+    num_utts = options.utterances or (4 if options.quick else 40)
     bundle = Bundle.load(LIBRISPEECH_BUNDLE)
     networks = {tokens_of(own).kind: own for own in (Bundle.load(bundle_folder(name)) for name in options.networks)}
+    of_networks = {kind: recorded(own, recordings(options.corpora, num_utts)[1]) for kind, own in networks.items()}
+    if options.record:
+        write(of_networks.values(), RECORDED)
+    kept = {} if options.record else read(RECORDED)
     results: dict[str, Any] = {}
     for kind in options.kinds:
-        if kind in networks:
-            workload = recorded(networks[kind], recordings(options.corpora, num_utts)[1])
-        else:
+        workload = of_networks.get(kind) or kept.get(kind)
+        if workload is None:
             workload = simulated_workload(kind, bundle, options.corpora, num_utts)
+        else:
+            workload = workload.first(num_utts)
         results[kind] = measure(kind, bundle, workload, options.quick, not options.no_neural)
     if options.spelled:
         results["spelled"] = measure_spelled(bundle, options.corpora, num_utts)
@@ -97,10 +122,16 @@ def measure(
     assert lexicon is not None
     systems = our_systems(workload, ngram, lexicon, scale, quick)
     systems += peer_systems(kind, workload, words, lexicon, arpa, scale, quick)
+    graph = functools.lru_cache(1)(lambda: built(workload, ngram, lexicon, lm_scale=scale).word_graph.graph)  # type: ignore[union-attr]
+    if not quick:
+        systems += graph_systems(workload, graph, scale)
     rnn = bundle.rnn_lm
     if rnn is not None and neural:
-        make = functools.partial(ours, workload, ngram, lexicon, scale, 14.0, 1500, lm=rnn.network)
-        systems.append(("ours, neural", 14.0, make))
+        for beam, most, output_beam, context_beam in NEURAL_QUICK_BEAMS if quick else NEURAL_BEAMS:
+            beams = {"search_beam": beam, "max_active_states": most}
+            beams |= {"output_beam": output_beam, "context_beam": context_beam}
+            make = functools.partial(ours, workload, ngram, lexicon, lm_scale=scale, lm=rnn.network, **beams)
+            systems.append(("ours, neural", f"{beam:g}/{context_beam:g}", make))
     rows = []
     for name, beam, make in systems:
         try:
@@ -127,21 +158,15 @@ def simulated_workload(kind: str, bundle: Bundle, corpora: Path | None, num_utts
     return simulated(kind, sentences[::step][:num_utts], list(ngram.vocabulary.words[4:]), lexicon)
 
 
-def ours(
-    workload: CTCWorkload, ngram: NgramLM, lexicon: Lexicon, scale: float, beam: float, most: int, lm: Any = None
-) -> Decode:
+def built(workload: CTCWorkload, ngram: NgramLM, lexicon: Lexicon, **settings: Any) -> CTCDecoder:
+    """Our decoder."""
+    folder = cache_folder() / "ctc_graphs"
+    return CTCDecoder(workload.tokens, lexicon=lexicon, ngram=ngram, graph_folder=folder, warm_up=False, **settings)
+
+
+def ours(workload: CTCWorkload, ngram: NgramLM, lexicon: Lexicon, **settings: Any) -> Decode:
     """Our decoder, one utterance a call."""
-    decoder = CTCDecoder(
-        workload.tokens,
-        lexicon=lexicon,
-        ngram=ngram,
-        lm=lm,
-        lm_scale=scale,
-        search_beam=beam,
-        max_active_states=most,
-        graph_folder=cache_folder() / "ctc_graphs",
-        warm_up=False,
-    )
+    decoder = built(workload, ngram, lexicon, **settings)
 
     def decode(log_prob: Tensor) -> list[str]:
         (best,) = decoder(log_prob)
@@ -190,13 +215,15 @@ def measure_spelled(bundle: Bundle, corpora: Path | None, num_utts: int) -> dict
     return figures | {"oov_rate": round(100.0 * num_out / max(1, num_out + num_in), 2)}
 
 
-def our_systems(
-    workload: CTCWorkload, ngram: NgramLM, lexicon: Lexicon, scale: float, quick: bool
-) -> list[tuple[str, float, Make]]:
+def our_systems(workload: CTCWorkload, ngram: NgramLM, lexicon: Lexicon, scale: float, quick: bool) -> list[System]:
     """Our decoder at each beam."""
-    beams = OUR_BEAMS[1:3] if quick else OUR_BEAMS
     return [
-        ("ours", beam, functools.partial(ours, workload, ngram, lexicon, scale, beam, most)) for beam, most in beams
+        (
+            "ours",
+            f"{beam:g}",
+            functools.partial(ours, workload, ngram, lexicon, lm_scale=scale, search_beam=beam, max_active_states=most),
+        )
+        for beam, most in (OUR_QUICK_BEAMS if quick else OUR_BEAMS)
     ]
 
 
@@ -208,19 +235,34 @@ def peer_systems(
     arpa: Path,
     scale: float,
     quick: bool,
-) -> list[tuple[str, float, Make]]:
+) -> list[System]:
     """Those of the others, at each beam."""
-    systems: list[tuple[str, float, Make]] = []
-    for name, beams in PEER_BEAMS.items():
-        for beam in beams[1:2] if quick else beams:
-            if name == "flashlight":
-                ways = {word: lexicon[word] for word in words if word in lexicon}
-                make: Make = functools.partial(peers.flashlight, workload.tokens, ways, arpa, scale, 0.0, beam)
+    systems: list[System] = []
+    ways = {word: lexicon[word] for word in words if word in lexicon}
+    for name in QUICK_PEERS if quick else (*QUICK_PEERS, "torchaudio"):
+        for beam in PEER_BEAMS[name][: 1 if quick else None]:
+            if name != "pyctcdecode":
+                peer = getattr(peers, name)
+                make: Make = functools.partial(peer, workload.tokens, ways, arpa, scale, 0.0, beam)
             elif kind != "phones":
                 make = functools.partial(peers.pyctcdecode, workload.tokens, words, arpa, *PYCTCDECODE_SCALES, beam)
             else:
                 continue
-            systems.append((name, float(beam), make))
+            systems.append((name, str(beam), make))
+    return systems
+
+
+def graph_systems(workload: CTCWorkload, graph: Callable[[], DecodingGraph], scale: float) -> list[System]:
+    """Those that search our graph, at each beam."""
+    systems: list[System] = []
+    for name, peer in (("kaldi", peers.kaldi), ("k2", peers.k2)):
+        for beam, most in PEER_BEAMS[name]:
+
+            def make(peer: Any = peer, beam: float = beam, most: int = most) -> Decode:
+                decode: Decode = peer(workload.tokens, graph(), scale, beam, most)
+                return decode
+
+            systems.append((name, f"{beam:g}", make))
     return systems
 
 
@@ -254,15 +296,17 @@ def summary(rows: Sequence[dict[str, Any]], workload: CTCWorkload) -> dict[str, 
         return round(min(good) / theirs, 4) if good else None
 
     pyctc = by_system.get("pyctcdecode", [])
-    fastest = min((row["ms_per_frame"] for row in pyctc), default=None)
-    return {
+    theirs = min(((row["wer"], row["ms_per_frame"]) for row in pyctc), default=None)
+    good = [row for row in neural if best_peer is None or row["wer"] < best_peer]
+    fastest = min((row["ms_per_frame"] for row in good), default=None)
+    found: dict[str, Any] = {
         "data": workload.name,
+        "simulated": workload.is_simulated,
         "num_frames": workload.num_frames,
         "wer_ours": round(min(row["wer"] for row in own), 3),
         "wer_best_peer": None if best_peer is None else round(best_peer, 3),
         "time_over_best_peer_at_equal_wer": ratio(peer_rows),
         "wer_ours_neural": round(min(row["wer"] for row in neural), 3) if neural else None,
-        "time_over_pyctcdecode": ratio(pyctc),
-        "time_over_flashlight": ratio(by_system.get("flashlight", [])),
-        "neural_time_over_pyctcdecode": round(neural[0]["ms_per_frame"] / fastest, 4) if neural and fastest else None,
+        "neural_time_over_pyctcdecode": round(fastest / theirs[1], 4) if fastest and theirs else None,
     }
+    return found | {f"time_over_{name}": ratio(by_system.get(name, [])) for name in PEER_BEAMS}

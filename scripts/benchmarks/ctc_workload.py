@@ -1,17 +1,21 @@
 """Frames for the benchmark of the CTC decoder.
 
-Real ones are those of a bundle with a CTC network, on dev-clean-2. For kinds of tokens that no network has, outputs are
-simulated: each symbol of a text is a peak of one to three frames with blanks between, in noise that makes about every
-eighth symbol wrong when read greedily.
+Real ones are those of a bundle with a CTC network, on dev-clean-2; some are kept in a file. For kinds of tokens without
+any, outputs are simulated: each symbol of a text is a peak of one to three frames with blanks between, in noise that
+makes about every eighth symbol wrong when read greedily.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from asr.bundle import Bundle
@@ -19,6 +23,8 @@ from asr.ctc import CTCTokens
 from asr.text.lexicon import Lexicon
 from scripts.benchmarks.speech import Recording, frames_of
 
+RECORDED = Path(__file__).with_name("ctc_frames.safetensors")
+NUM_KEPT = 8
 LETTERS = ("-", "|", *"ABCDEFGHIJKLMNOPQRSTUVWXYZ'")
 NOISE, PEAK, NUM_PIECES = 1.6, 5.0, 500
 
@@ -28,16 +34,22 @@ class CTCWorkload:
     """Utterances of one kind of tokens.
 
     Args:
-        name: `letters`, `pieces` or `phones`, and whether simulated.
+        name: `letters`, `pieces` or `phones`, and where the frames are from.
         tokens: their columns.
         frames: log_prob (T, C) of each.
         references: its words.
+        is_simulated: whether no network has made the frames.
     """
 
     name: str
     tokens: CTCTokens
     frames: list[Tensor]
     references: list[list[str]]
+    is_simulated: bool = False
+
+    def first(self, num_utts: int) -> CTCWorkload:
+        """The same with fewer utterances."""
+        return replace(self, frames=self.frames[:num_utts], references=self.references[:num_utts])
 
     @property
     def num_frames(self) -> int:
@@ -77,7 +89,7 @@ def simulated(
         # Among more symbols the best of the noise is higher.
         logits[np.arange(len(columns)), columns] += PEAK * np.sqrt(np.log(len(tokens)) / np.log(len(LETTERS)))
         frames.append(torch.from_numpy(logits).log_softmax(1).float())
-    return CTCWorkload(f"{kind} (simulated)", tokens, frames, usable)
+    return CTCWorkload(f"{kind} (simulated)", tokens, frames, usable, is_simulated=True)
 
 
 def pieces_of(words: Sequence[str]) -> list[str]:
@@ -105,4 +117,37 @@ def tokens_of(bundle: Bundle) -> CTCTokens:
 def recorded(bundle: Bundle, speech: Sequence[Recording]) -> CTCWorkload:
     """Frames of a bundle's CTC network."""
     tokens = tokens_of(bundle)
-    return CTCWorkload(tokens.kind, tokens, frames_of(bundle, speech), [list(one.words) for one in speech])
+    name = f"{tokens.kind} of dev-clean-2"
+    return CTCWorkload(name, tokens, frames_of(bundle, speech), [list(one.words) for one in speech])
+
+
+def write(workloads: Iterable[CTCWorkload], path: Path) -> None:
+    """Keeps the first utterances of each, in half precision."""
+    tensors, described = {}, {}
+    for workload in workloads:
+        kind, kept = workload.tokens.kind, workload.first(NUM_KEPT)
+        tensors[kind] = torch.cat(kept.frames).half()
+        described[kind] = {
+            "name": kept.name,
+            "symbols": list(kept.tokens.symbols),
+            "lengths": list(map(len, kept.frames)),
+            "references": kept.references,
+        }
+    save_file(tensors, path, {"workloads": json.dumps(described)})
+
+
+def read(path: Path) -> dict[str, CTCWorkload]:
+    """What `write` has kept, by kind; nothing without the file."""
+    if not path.is_file():
+        return {}
+    with safe_open(path, "pt") as stored:
+        described = json.loads(stored.metadata()["workloads"])
+        return {
+            kind: CTCWorkload(
+                of["name"],
+                CTCTokens(of["symbols"], kind=kind),
+                list(stored.get_tensor(kind).float().log_softmax(1).split(of["lengths"])),
+                of["references"],
+            )
+            for kind, of in described.items()
+        }

@@ -1,18 +1,28 @@
-"""CTC decoders of others on the same frames, n-gram and lexicon: pyctcdecode, flashlight-text, torchaudio."""
+"""CTC decoders of others on the same frames, n-gram and lexicon.
+
+pyctcdecode, flashlight-text and torchaudio read the n-gram and the lexicon, kaldi-decoder and k2 our decoding graph,
+which holds both. sherpa-onnx searches graphs by kaldi-decoder. Each raises ImportError where it is not installed.
+"""
 
 from __future__ import annotations
 
 import importlib
 import io
 import math
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from asr.ctc import CTCTokens
+from asr.graph.boundary import with_last_boundary
+from asr.graph.decoding_graph import DecodingGraph
+from asr.testing.kaldi_search import KaldiSearch
 
 _LN_10 = math.log(10.0)
 Decode = Callable[[Tensor], list[str]]
@@ -21,7 +31,7 @@ Decode = Callable[[Tensor], list[str]]
 def pyctcdecode(
     tokens: CTCTokens, words: Sequence[str], arpa: Path, lm_scale: float, insertion: float, beam_width: int
 ) -> Decode:
-    """pyctcdecode over letters or pieces; raises ImportError where it is not installed."""
+    """pyctcdecode over letters or pieces."""
     package = importlib.import_module("pyctcdecode")
     labels = ["" if column == tokens.blank_id else symbol for column, symbol in enumerate(tokens.symbols)]
     with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
@@ -42,7 +52,7 @@ def flashlight(
     insertion: float,
     beam_size: int,
 ) -> Decode:
-    """flashlight-text's lexicon decoder with KenLM; raises ImportError where it is not installed."""
+    """flashlight-text's lexicon decoder with KenLM."""
     text = importlib.import_module("flashlight.lib.text.decoder")
     ken = importlib.import_module("flashlight.lib.text.decoder.kenlm")
     dictionary = importlib.import_module("flashlight.lib.text.dictionary")
@@ -79,3 +89,83 @@ def flashlight(
         return [entries.get_entry(word) for word in results[0].words if word >= 0] if results else []
 
     return decode
+
+
+def torchaudio(
+    tokens: CTCTokens,
+    spellings: Mapping[str, Sequence[Sequence[str]]],
+    arpa: Path,
+    lm_scale: float,
+    insertion: float,
+    beam_size: int,
+) -> Decode:
+    """torchaudio's lexicon decoder with KenLM: flashlight-text, as torchaudio 0.13 has it built in."""
+    package = importlib.import_module("torchaudio.models.decoder")
+    boundary = tokens.word_boundary or tokens.symbols[tokens.blank_id]
+    with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as lexicon:
+        for word, ways in spellings.items():
+            for way in ways:
+                lexicon.write(f"{word} {' '.join(way)}\n")
+        lexicon.flush()
+        decoder = package.ctc_decoder(
+            lexicon=lexicon.name,
+            tokens=list(tokens.symbols),
+            lm=str(arpa),
+            beam_size=beam_size,
+            beam_threshold=25.0,
+            lm_weight=lm_scale * _LN_10,
+            word_score=insertion,
+            blank_token=tokens.symbols[tokens.blank_id],
+            sil_token=boundary,
+        )
+
+    def decode(log_prob: Tensor) -> list[str]:
+        found = decoder(log_prob[None])[0]
+        return list(found[0].words) if found else []
+
+    return decode
+
+
+def kaldi(tokens: CTCTokens, graph: DecodingGraph, lm_scale: float, beam: float, most: int) -> Decode:
+    """Kaldi's FasterDecoder on our graph, as sherpa-onnx uses it."""
+    search = KaldiSearch(_scaled(graph, lm_scale), beam, most, min(30, most))
+
+    def decode(log_prob: Tensor) -> list[str]:
+        found = search.decode(_with_boundary(tokens, log_prob))
+        return [] if found is None else _words_of(graph, found[0])
+
+    return decode
+
+
+def k2(tokens: CTCTokens, graph: DecodingGraph, lm_scale: float, beam: float, most: int) -> Decode:
+    """k2's pruned intersection with our graph, and the best path of its lattice."""
+    package = importlib.import_module("k2")
+    to_k2: Any = importlib.import_module("asr.decoding.k2").to_k2
+    fsa = package.create_fsa_vec([to_k2(_scaled(graph, lm_scale))])
+
+    def decode(log_prob: Tensor) -> list[str]:
+        log_prob = _with_boundary(tokens, log_prob)
+        segments = torch.tensor([[0, 0, len(log_prob)]], dtype=torch.int32)
+        frames = package.DenseFsaVec(log_prob[None], segments)
+        lattice = package.intersect_dense_pruned(fsa, frames, beam, beam, min(30, most), most)
+        best = package.shortest_path(lattice, use_double_scores=True)
+        arcs = best.arc_idx
+        return _words_of(graph, arcs[arcs >= 0].long())
+
+    return decode
+
+
+def _scaled(graph: DecodingGraph, lm_scale: float) -> DecodingGraph:
+    return replace(graph, score=graph.score * lm_scale, final_score=graph.final_score * lm_scale)
+
+
+def _with_boundary(tokens: CTCTokens, log_prob: Tensor) -> Tensor:
+    """The columns as the graph numbers them, with the boundary that ends the last word."""
+    log_prob = log_prob[:, torch.tensor(tokens.columns)]
+    return with_last_boundary(log_prob[None], torch.tensor([len(log_prob)]), tokens.boundary_id)[0][0].contiguous()
+
+
+def _words_of(graph: DecodingGraph, arcs: Tensor) -> list[str]:
+    begin, ids = graph.word_begin.tolist(), graph.word_id
+    words = graph.vocabulary.words
+    return [words[int(word)] for arc in arcs.tolist() for word in ids[begin[arc] : begin[arc + 1]]]

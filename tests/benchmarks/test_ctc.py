@@ -1,0 +1,82 @@
+"""The benchmark of CTC decoders: kept frames, peers that search our graph, and what is said of the curves."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from asr.ctc import CTCDecoder, CTCTokens
+from scripts.benchmarks import ctc
+from scripts.benchmarks.ctc_workload import LETTERS, RECORDED, CTCWorkload, read, simulated, write
+from scripts.benchmarks.peers import ctc as peers
+
+WORDS = ["HELLO", "HELP", "WORLD", "WORD", "A"]
+
+
+@pytest.fixture(scope="module")
+def workload() -> CTCWorkload:
+    return simulated("letters", [["HELLO", "A", "WORLD"], ["HELP", "WORD"], ["A", "WORLD"]], WORDS)
+
+
+def test_frames_are_kept(workload: CTCWorkload, tmp_path: Path) -> None:
+    path = tmp_path / "frames.safetensors"
+    assert read(path) == {}
+    write([workload], path)
+    kept = read(path)["letters"]
+    assert kept.tokens.symbols == workload.tokens.symbols
+    assert kept.references == workload.references
+    assert not kept.is_simulated
+    for found, wanted in zip(kept.frames, workload.frames, strict=True):
+        assert torch.allclose(found, wanted, atol=0.02)
+        assert torch.allclose(found.exp().sum(1), torch.ones(len(found)), atol=1e-5)
+    assert len(kept.first(2).frames) == len(kept.first(2).references) == 2
+
+
+def test_the_frames_beside_the_benchmark_are_of_networks() -> None:
+    kept = read(RECORDED)
+    assert set(kept) == {"letters", "phones"}
+    for kind, of in kept.items():
+        assert (of.tokens.kind, of.is_simulated) == (kind, False)
+        assert len(of.frames) == len(of.references) >= 4
+
+
+@pytest.mark.parametrize("name", ["kaldi", "k2"])
+def test_peers_find_our_best_path_in_our_graph(workload: CTCWorkload, name: str) -> None:
+    package = {"kaldi": "kaldi_decoder", "k2": "k2"}[name]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"needs {package}")
+    # Blank last, so that columns must be put in the graph's order.
+    tokens = CTCTokens([*LETTERS[1:], "-"])
+    decoder = CTCDecoder(tokens, words=WORDS, lm_scale=1.0, search_beam=50.0, max_active_states=100000)
+    assert decoder.word_graph is not None
+    peer = getattr(peers, name)(tokens, decoder.word_graph.graph, 1.0, 50.0, 100000)
+    for log_prob, words in zip(workload.frames, workload.references, strict=True):
+        moved = torch.cat([log_prob[:, 1:], log_prob[:, :1]], dim=1)
+        (best,) = decoder(moved)
+        assert peer(moved) == best.text.split() == words  # type: ignore[union-attr]
+
+
+def row(system: str, wer: float, time: float) -> dict[str, Any]:
+    return {"system": system, "beam": "1", "wer": wer, "ms_per_frame": time}
+
+
+def test_times_are_compared_at_the_errors_of_the_other(workload: CTCWorkload) -> None:
+    rows = [
+        *(row("ours", 20.0, 1.0), row("ours", 12.0, 2.0), row("ours", 10.0, 8.0)),
+        *(row("pyctcdecode", 30.0, 5.0), row("pyctcdecode", 12.0, 20.0), row("pyctcdecode", 12.0, 25.0)),
+        *(row("flashlight", 11.0, 16.0), row("k2", 9.0, 3.0)),
+        *(row("ours, neural", 9.5, 2.0), row("ours, neural", 8.0, 5.0), row("ours, neural", 7.0, 30.0)),
+    ]
+    found = ctc.summary(rows, workload)
+    assert found["simulated"] is True
+    assert (found["wer_ours"], found["wer_best_peer"], found["wer_ours_neural"]) == (10.0, 9.0, 7.0)
+    assert found["time_over_pyctcdecode"] == 0.1  # our 12 % in 2, theirs in 20
+    assert found["time_over_flashlight"] == 0.5  # our 10 % in 8
+    assert found["time_over_k2"] is None  # never reached
+    assert found["time_over_best_peer_at_equal_wer"] is None
+    assert found["neural_time_over_pyctcdecode"] == 0.25  # the fastest below 9 % takes 5
+    assert found["time_over_torchaudio"] is None
