@@ -34,6 +34,14 @@ _NOISE = ("Does not validate", "Subtypes:", "Errors:", "Expected a <class 'NoneT
 
 _LONGEST_VALUE = 80
 
+# How torch says that another process of the training is gone, and what that means.
+_LOST_PROCESSES = {
+    "DataLoader worker": "a process that prepares batches was killed or failed, perhaps for lack of memory "
+    "(--data.init_args.num_workers gives fewer of them)",
+    "Connection closed by peer": "another process of this training was killed or failed",
+    "Connection reset by peer": "another process of this training was killed or failed",
+}
+
 # Class paths of recipes before the packages were reorganized; they work for one release.
 _OLD_CLASS_PATHS = {
     "asr.am.lit_acoustic_model.LitAcousticModel": "asr.models.training.LitAcousticModel",
@@ -163,7 +171,8 @@ def run(arguments: Sequence[str]) -> int:
         the exit code; a training that SIGTERM ends raises SystemExit with 143 once its checkpoint is written.
 
     Raises:
-        AsrError: an option or the YAML is wrong; or whatever the model and the data raise.
+        AsrError: an option or the YAML is wrong, or another process of the training is gone; or whatever the model and
+            the data raise.
     """
     if {"-h", "--help"} & set(arguments):
         print(HELP)
@@ -196,6 +205,14 @@ def run(arguments: Sequence[str]) -> int:
         reason = str(error).partition("\n")[0]
         raise AsrError(
             f"{' '.join(arguments)}: the checkpoint is damaged or holds other objects ({reason})."
+        ) from error
+    except RuntimeError as error:
+        lost = next((text for sign, text in _LOST_PROCESSES.items() if sign in str(error)), None)
+        if lost is None:
+            raise
+        raise AsrError(
+            f"{lost}, and the training has ended; the checkpoints that it had written are complete: go on from one "
+            "with --ckpt_path."
         ) from error
     except ValueError as error:
         # What the classes of the YAML say about their input comes wrapped in a page about types.

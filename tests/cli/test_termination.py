@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -39,6 +40,25 @@ class SignalAt(pl.Callback):  # type: ignore[misc]
         is_last = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch and trainer.current_epoch == 0
         if trainer.is_global_zero and (trainer.global_step == self.step if self.step else is_last):
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+class KillAt(pl.Callback):  # type: ignore[misc]
+    """Kills a process of the training at the end of a step, as a kernel without memory does.
+
+    Args:
+        step: the step.
+        victim: `worker` for one that prepares batches, `peer` for another process of the training.
+    """
+
+    def __init__(self, step: int, victim: str) -> None:
+        self.step, self.victim = step, victim
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.is_global_zero and trainer.global_step == self.step:
+            children: list[Any] = [*multiprocessing.active_children()]
+            if self.victim == "peer":
+                children = trainer.strategy.launcher.procs
+            os.kill(children[0].pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -129,3 +149,31 @@ def test_a_signal_in_the_last_batch_of_an_epoch_is_heeded_behind_the_epoch(folde
     found = weights(tmp_path / "resumed" / "last.ckpt")
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=0, atol=0, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("victim", "options", "sentence"),
+    [
+        ("worker", ["--data.init_args.num_workers", "1"], "a process that prepares batches was killed or failed"),
+        (
+            "peer",
+            ["--trainer.devices", "2", "--trainer.strategy", "ddp"],
+            "another process of this training was killed or failed",
+        ),
+    ],
+)
+def test_a_killed_process_ends_the_training_and_checkpoints_stay(
+    folder: Path, tmp_path: Path, victim: str, options: list[str], sentence: str
+) -> None:
+    kills = {"class_path": "tests.cli.test_termination.KillAt", "init_args": {"step": 4, "victim": victim}}
+    every = {"class_path": "pytorch_lightning.callbacks.ModelCheckpoint"}
+    every |= {"init_args": {"dirpath": str(tmp_path / "every"), "every_n_train_steps": 1, "save_top_k": -1}}
+    killed = recipe(folder, "acoustic", tmp_path / "killed", [every, kills])
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-m", "asr", *killed, *options]
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    # Lightning looks every five seconds for processes that are gone, and kills the first one if it is still there.
+    assert ran.returncode in ((2,) if victim == "worker" else (2, -signal.SIGKILL)), ran.stderr
+    assert ran.returncode != 2 or f"asr: error: {sentence}" in ran.stderr, ran.stderr
+    steps = sorted(torch.load(path)["global_step"] for path in (tmp_path / "every").glob("*.ckpt"))
+    assert steps[-1] >= 3
