@@ -37,10 +37,10 @@ def run(args: argparse.Namespace) -> int:
     card = info.pop("card")
     print(f"{info.pop('name')}  {info.pop('megabytes')} MB  {info.pop('folder')}")
     for part, text in info["parts"].items():
-        print(f"  {part:<16}{text}")
+        print(f"  {part:<18}{text}")
     for mode, options in info["decoding"].items():
-        print(f"  mode {mode:<11}{', '.join(f'{name} {value}' for name, value in options.items())}")
-    print(f"  {'fingerprint':<16}{info['fingerprint']}")
+        print(f"  mode {mode:<13}{', '.join(f'{name} {value}' for name, value in options.items())}")
+    print(f"  {'fingerprint':<18}{info['fingerprint']}")
     if card:
         print(f"\n{card.strip()}")
     return 0

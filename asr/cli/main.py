@@ -124,7 +124,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 _EXTRA_OF = dict.fromkeys(("pytorch_lightning", "jsonargparse", "lhotse", "tensorboard", "torchmetrics"), "train")
-_EXTRA_OF |= {"kaldifst": "graph", "k2": "k2", "onnxruntime": "onnx"}
+_EXTRA_OF |= {"kaldifst": "graph", "k2": "k2", "onnxruntime": "onnx", "av": "media"}
 
 
 def how_to_install(package: str) -> str:

@@ -22,6 +22,7 @@ COMMANDS = {
     "accuracy": "word errors of a bundle: clean, at 8 kHz, in noise, as streams; confidences",
     "gpu": "GPU code: counted without a GPU (--quick), measured on one (scripts/gpu_check)",
     "onepass": "error rate against time: one pass, second pass, n-grams, at equal beams and as curves",
+    "install": "an installed wheel: torch.hub, bundles from a server, README's commands",
     "modes": "a bundle's modes on some recordings (scripts/demo)",
     "decode-scale": "decoding over the size of the graph, the beams and the batch",
     "ngram-decode": "decoding with n-gram models of growing size",

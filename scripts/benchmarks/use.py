@@ -81,21 +81,35 @@ def main(arguments: list[str]) -> int:
     return 0 if is_right and is_exact else 1
 
 
-class _BreakingServer(http.server.ThreadingHTTPServer):
-    """Serves bundles of the checkout and ends each answer after a few megabytes."""
+class BreakingServer(http.server.ThreadingHTTPServer):
+    """Serves a folder and ends each answer after a few megabytes.
+
+    Attributes:
+        folder: served as it is.
+        damaged: name of a file that is served with another last byte.
+    """
 
     folder: Path
+    damaged: str | None = None
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    server: _BreakingServer
+class BreakingHandler(http.server.BaseHTTPRequestHandler):
+    """Answers requests, also for the rest of a file."""
+
+    server: BreakingServer
 
     def do_GET(self) -> None:
-        path = self.server.folder / Path(self.path).name
+        path = self.server.folder / self.path.lstrip("/")
         if not path.is_file():
             self.send_error(404)
             return
         content, asked = path.read_bytes(), self.headers.get("Range")
+        if path.name == self.server.damaged:
+            content = content[:-1] + bytes([content[-1] ^ 1])
         begin = int(asked.removeprefix("bytes=").removesuffix("-")) if asked else 0
         self.send_response(206 if asked else 200)
         if asked:
@@ -108,19 +122,23 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def wheel_works(folder: Path, bundle: str) -> bool:
-    """Whether the wheel is complete; what is missing goes to stderr."""
+def copy_sources(folder: Path) -> None:
+    """What git has, bundles left out, so that no build folder of earlier runs gets into a wheel."""
     if shutil.which("git") and (ROOT / ".git").exists():
-        # What git has, so that no build folder of earlier runs gets into the wheel.
         tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
         names = [name for name in tracked.decode().split("\0") if name and not name.startswith("checkpoints/")]
     else:
         names = [str(path.relative_to(ROOT)) for path in (ROOT / "asr").rglob("*.py")] + ["pyproject.toml"]
-    source = folder / "source"
     for name in names:
         if (ROOT / name).is_file():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, source / name)
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, folder / name)
+
+
+def wheel_works(folder: Path, bundle: str) -> bool:
+    """Whether the wheel is complete; what is missing goes to stderr."""
+    source = folder / "source"
+    copy_sources(source)
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "--wheel-dir", str(folder), str(source)]
     built = subprocess.run(build, capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
@@ -135,10 +153,10 @@ def wheel_works(folder: Path, bundle: str) -> bool:
     if missing:
         print(f"scripts/bench use: not installed here: {', '.join(missing)}", file=sys.stderr)
         return False
-    with _BreakingServer(("127.0.0.1", 0), _Handler) as server:
-        server.folder = bundle_folder(bundle)
+    with BreakingServer(("127.0.0.1", 0), BreakingHandler) as server:
+        server.folder = bundle_folder(bundle).resolve().parent
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_address[1]}/{server.folder.name}"
+        address = f"{server.address}/{bundle_folder(bundle).name}"
         environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "ASR_BUNDLE")}
         environment |= {"ASR_CACHE": str(folder / "cache")}
         command = [sys.executable, "-c", _INSIDE, str(folder / "installed"), address, str(_CLIP), str(ROOT)]
