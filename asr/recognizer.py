@@ -43,6 +43,7 @@ from asr.decoding.second_pass import SecondPass
 from asr.decoding.settings import Pass, refuse_unused, setting_options
 from asr.decoding.warmup import made_up_log_prob, needs_warm_up
 from asr.errors import AsrError
+from asr.graph.module import GraphModule
 from asr.kernels.heap import release_now_and_then
 from asr.lm.interface import LanguageModel
 from asr.models.interface import moves_only
@@ -327,8 +328,8 @@ class _Scored(NamedTuple):
 class Recognizer(nn.Module):
     """Turns recordings into words; needs neither Lightning, lhotse nor k2.
 
-    Move it to a GPU with `.to("cuda")`, as any module: features, acoustic model and recurrent language model are
-    submodules, unless resources put the language model elsewhere; graph and n-gram models are arrays, which follow when
+    Move it to a GPU with `.to("cuda")`, as any module: features, acoustic model, decoding graph and recurrent language
+    model are submodules, unless resources put the language model elsewhere; n-gram models are arrays, which follow when
     they are next used, and are not in `state_dict()`. Several threads may call it at the same time: they share the
     weights, and each call has language model caches of its own, up to `cache_bytes`. It always decodes in evaluation
     mode: `train()` leaves it there. `.half()`, `.bfloat16()` and autocast are for the acoustic model: features,
@@ -389,6 +390,7 @@ class Recognizer(nn.Module):
         self.bundle = bundle
         self.features = bundle.features.network
         self.acoustic_model = bundle.acoustic_model.network
+        self.graph = GraphModule(bundle.graph)
         self.language_model = language_model
         self.resources = resources if resources is not None else ResourceOptions()
         self.mode = chosen_mode(bundle, mode, language_model)
@@ -506,14 +508,14 @@ class Recognizer(nn.Module):
         return chosen_decoder(*self._asked_decoder, self.bundle.graph, self.device)[1]
 
     def extra_repr(self) -> str:
-        """The parts that are no modules: graph and n-gram models, which are arrays, and how they are searched."""
-        graph, small, large = self.bundle.graph, self.bundle.small_ngram, self.bundle.large_ngram
+        """The parts that are no modules: n-gram models, which are arrays, and how the graph is searched."""
+        small, large = self.bundle.small_ngram, self.bundle.large_ngram
         ngrams = {"small_ngram": small, "large_ngram": large if self.mode in ("large_ngram", "interpolated") else None}
         sizes = "".join(f", {name}={model.num_arcs} n-grams" for name, model in ngrams.items() if model is not None)
         second = self.settings.language_models.second_pass
         return (
             f"bundle={self.bundle.name}, mode={self.mode}, decoder={self.decoder_name}, lm_fusion={self.lm_fusion}, "
-            f"second_pass={second}, graph={graph.num_states} states, {graph.num_arcs} arcs{sizes}"
+            f"second_pass={second}{sizes}"
         )
 
     def train(self: _Self, mode: bool = True) -> _Self:
@@ -681,7 +683,7 @@ class Recognizer(nn.Module):
         keep_lattices |= self._needs_lattices or self.settings.language_models.second_pass != "none"
         with self._engines.lock:
             if keep_lattices not in self._decoders:
-                graph = self.bundle.graph.to(self.device)
+                graph = self.graph.decoding_graph()
                 decoder = build_decoder(self.decoder_name, self.lm_fusion, graph, self.options, keep_lattices)
                 self._warm_up(decoder, keep_lattices)
                 self._decoders[keep_lattices] = decoder
@@ -759,3 +761,9 @@ class Recognizer(nn.Module):
         super()._apply(moves_only(fn), *args, **kwargs)
         self.acoustic_model._apply(fn, *args, **kwargs)
         return self
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        """Other weights or another graph: what was built from the old ones is built again."""
+        self._decoders = {}
+        self._engines = self._new_pool()
+        super()._load_from_state_dict(*args)  # type: ignore[no-untyped-call]

@@ -402,7 +402,7 @@ class SecondLook:
         if not self._keeps_words:
             self._models = recognizer.build_language_models(options.cache_bytes)
         self._options = recognizer.options
-        graph, fusion = recognizer.bundle.graph.to(recognizer.device), recognizer.lm_fusion
+        graph, fusion = recognizer.graph.decoding_graph(), recognizer.lm_fusion
         self._decoder = TokenPassingDecoder(graph, self._options, lm_fusion=fusion, keep_lattice=True)
 
     def at(self, log_prob: Tensor, decoded: DecodeResult) -> DecodeResult:
@@ -454,12 +454,11 @@ class StreamingRecognizer:
         self.frame_seconds = features.frame_shift * network.subsampling_factor / self._rate
         self._check_settings()
         self._windows = _encoder(network, self.options, self.frame_seconds)
-        device = recognizer.device
         recognizer.eval()
         models = recognizer.build_language_models(self.options.cache_bytes)
         self.engine = models.engine
         self.times = StageTimes()
-        self._graph = recognizer.bundle.graph.to(device)
+        self._graph = recognizer.graph.decoding_graph()
         self._second_look = SecondLook(recognizer, self.options) if recognizer.calibration else None
         self._decoder = self._new_decoder(models.model)
         self._warm_up()

@@ -249,7 +249,7 @@ def test_the_recurrent_model_is_a_part_like_the_acoustic_model(bundle):
     own = {name for name in recognizer.state_dict() if name.startswith("recurrent_model.")}
     assert len(own) == len(bundle.rnn_lm.network.state_dict())
     assert f"mode=interpolated, decoder={recognizer.decoder_name}, lm_fusion=lattice" in repr(recognizer)
-    assert f"{bundle.graph.num_arcs} arcs" in repr(recognizer) and "large_ngram=" in repr(recognizer)
+    assert "large_ngram=" in repr(recognizer)
     copied = copy.deepcopy(recognizer)
     assert copied.recurrent_model is copied.bundle.rnn_lm.network is not recognizer.recurrent_model
     # Neither where no mode asks it, nor where its tables stay on the host.

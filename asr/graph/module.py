@@ -1,0 +1,56 @@
+"""A decoding graph as a part of a module: its tensors are buffers, which move and are saved with the module's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from asr.graph.decoding_graph import TENSOR_DTYPES, DecodingGraph
+
+
+class GraphModule(nn.Module):
+    """Holds a decoding graph's tensors as buffers; nothing is copied as long as they stay on the host.
+
+    `load_state_dict` takes another graph of the same size, with the same tokens and words, and changes the tensors in
+    place: those of the graph that was given, too, wherever it is.
+
+    Args:
+        graph: on the host.
+    """
+
+    def __init__(self, graph: DecodingGraph) -> None:
+        super().__init__()
+        self._host = graph
+        for name in TENSOR_DTYPES:
+            self.register_buffer(name, getattr(graph, name))
+
+    def decoding_graph(self) -> DecodingGraph:
+        """The graph on the device that the module is on."""
+        return replace(self._host, **{name: getattr(self, name) for name in TENSOR_DTYPES})
+
+    def extra_repr(self) -> str:
+        return f"states={self._host.num_states}, arcs={self._host.num_arcs}, words={len(self._host.vocabulary)}"
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        """Checks what is loaded before it takes the graph's place: compiled searches follow arcs unchecked.
+
+        Raises:
+            AsrError: an index is out of range, or no path can end.
+        """
+        given = {name: state_dict.get(prefix + name) for name in TENSOR_DTYPES}
+        loaded: dict[str, Tensor] = {name: tensor for name, tensor in given.items() if isinstance(tensor, Tensor)}
+        fits = {name for name, tensor in loaded.items() if tensor.shape == getattr(self, name).shape}
+        # Tensors that are missing or of another size are reported by torch, which copies none of another size.
+        other = {name: tensor.to("cpu", TENSOR_DTYPES[name]) for name, tensor in loaded.items() if name in fits}
+        if other:
+            replace(self._host, **other).validate("the decoding graph that is to be loaded")
+        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            for name in fits:
+                # With `assign=True` torch takes tensors as they come.
+                setattr(self, name, getattr(self, name).to(TENSOR_DTYPES[name]))
+                getattr(self._host, name).copy_(getattr(self, name))
