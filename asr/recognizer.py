@@ -346,8 +346,8 @@ class Recognizer(nn.Module):
             nothing of the bundle. It answers on the device that the recognizer is on. Calls of several threads take
             turns with it.
         decoder: `auto`, `token-passing` or `k2`; see `asr.decoding.build.DECODERS`.
-        lm_fusion: `lattice` rescores the decoder's lattice with the language model; `search` asks the language model
-            within the search, where it decides what is pruned, which takes several times as long.
+        lm_fusion: `lattice` rescores the decoder's lattice with the language model; `chunks` does so while the lattice
+            grows, on a CPU; `search` asks the language model at each frame, which takes several times as long.
         keep_lattices: whether results have lattices; costs time and memory. Words of a bundle that is not calibrated
             have confidences only then.
         options: override the options that the bundle was tuned to: any of `asr.decoding.settings.setting_options`,
@@ -504,7 +504,7 @@ class Recognizer(nn.Module):
 
     @property
     def lm_fusion(self) -> str:
-        """`lattice` or `search`."""
+        """`lattice`, `chunks` or `search`."""
         return chosen_decoder(*self._asked_decoder, self.bundle.graph, self.device)[1]
 
     def extra_repr(self) -> str:

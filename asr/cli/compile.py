@@ -74,7 +74,8 @@ def _steps(bundle: Bundle) -> list[Callable[[], object]]:
 
     steps: list[Callable[[], object]] = []
     for mode in available_modes(bundle):
-        steps += [prepare(mode), prepare(mode, keep_lattices=True), prepare(mode, lm_fusion="search"), stream(mode)]
+        steps += [prepare(mode), prepare(mode, keep_lattices=True)]
+        steps += [prepare(mode, lm_fusion="chunks"), prepare(mode, lm_fusion="search"), stream(mode)]
     return steps
 
 

@@ -106,8 +106,10 @@ def run_streams(args: argparse.Namespace, recognizer: Recognizer, names: list[st
         if resources[name].needs == WHOLE_RECORDINGS:
             raise AsrError(f"{resources[name].flag} and --stream exclude each other: streams are not cut or batched.")
     decoder = "k2" if args.decoder == "k2" else "token-passing"
-    if decoder == "token-passing" and args.lm_fusion == "lattice":
-        raise AsrError("--lm-fusion lattice: streams ask the model in the search; leave it out, or use --decoder k2.")
+    if decoder == "token-passing" and args.lm_fusion in ("lattice", "chunks"):
+        raise AsrError(
+            f"--lm-fusion {args.lm_fusion}: streams ask the model in the search; leave it out, or use --decoder k2."
+        )
     options = StreamingOptions(
         **{name: getattr(args, name) for name in _SECONDS},
         partial_policy=args.partials,

@@ -76,11 +76,13 @@ class SearchSink:
         lattice: takes the losing arcs of whole utterances, or None.
         collect: to be called now and then, and wherever the backtrace is due for collection, with all living tokens in
             any number of parts. It tells the language model which contexts are held and may renumber back-pointers.
+        is_end: (N,) bool on a CPU, whether a stream whose lattice is kept ends with the chunk; None if all do.
     """
 
     backtrace: Backtrace
     lattice: LatticeRecords | None
     collect: Callable[[list[ActiveTokens]], None]
+    is_end: Tensor | None = None
 
 
 class ChunkBackend(Protocol):

@@ -281,7 +281,8 @@ OLD_FIRST_PASSES = {
 
 def old_first_pass(decoder: str, lm_fusion: str) -> str:
     """The old spelling of a decoder, which the JSON output of `asr evaluate` keeps."""
-    return next(name for name, new in OLD_FIRST_PASSES.items() if new == (decoder, lm_fusion))
+    named = (name for name, new in OLD_FIRST_PASSES.items() if new == (decoder, lm_fusion))
+    return next(named, f"torch-{lm_fusion}")
 
 
 def chosen_decoder(decoder: str, lm_fusion: str, graph: DecodingGraph, device: torch.device) -> tuple[str, str]:
@@ -294,10 +295,12 @@ def chosen_decoder(decoder: str, lm_fusion: str, graph: DecodingGraph, device: t
         raise AsrError(f"there is no decoder {decoder!r}; choose one of {', '.join(DECODERS)}.")
     if lm_fusion not in LM_FUSIONS:
         raise AsrError(f"there is no fusion {lm_fusion!r} of the language model; choose {' or '.join(LM_FUSIONS)}.")
-    if decoder == "k2" and lm_fusion == "search":
+    if decoder == "k2" and lm_fusion != "lattice":
         raise AsrError("k2 cannot ask a language model within its search; choose the decoder token-passing for that.")
+    if lm_fusion == "chunks" and device.type != "cpu":
+        raise AsrError(f"lm_fusion chunks runs on CPUs, and the recognizer is on {device}; choose lattice.")
     if decoder == "auto":
-        is_ours = lm_fusion == "search" or graph.has_epsilons
+        is_ours = lm_fusion != "lattice" or graph.has_epsilons
         decoder = "token-passing" if is_ours else default_decoder(device)
     if decoder == "token-passing" and graph.has_epsilons:
         # Token passing makes no lattice of a graph with arcs that read nothing.

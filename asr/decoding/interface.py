@@ -120,6 +120,9 @@ class DecodingOptions:
             dropped; None keeps all (exact, and asks the language model many times as often).
         blank_skip_threshold: of each run of frames whose blank probability exceeds it, only the first is decoded;
             None decodes all frames (exact).
+        chunk_frames: with `lm_fusion="chunks"`, the language model goes over the lattice each time that it has grown by
+            so many frames.
+        lookahead_frames: with `lm_fusion="chunks"`, the search is so many frames ahead of the language model.
         max_token_seconds: words whose tokens last longer than this on average are noise, and left out of the results of
             recognizers; see `asr.decoding.rejection`. None leaves nothing out.
         word_beam: the old name of `skip_beam`.
@@ -163,6 +166,10 @@ class DecodingOptions:
         "of frames in a row that are blank with a higher probability than this, decode only the first",
         kind=float,
     )
+    chunk_frames: int = option(
+        50, "frames after which the large language model prunes the growing lattice", needs="chunks"
+    )
+    lookahead_frames: int = option(12, "frames that the search is ahead of the large language model", needs="chunks")
     max_token_seconds: float | None = option(
         None,
         "leave out words whose tokens last longer than this on average, which is noise",
@@ -189,6 +196,11 @@ class DecodingOptions:
             raise AsrError(
                 f"decoding options: min_active_states is {self.min_active_states} and max_active_states "
                 f"{self.max_active_states}; choose 0 <= min_active_states <= max_active_states, at most 2^63 - 1."
+            )
+        if self.chunk_frames < 1 or self.lookahead_frames < 0 or self.chunk_frames + self.lookahead_frames >= 2**31:
+            raise AsrError(
+                f"decoding options: chunk_frames is {self.chunk_frames} and lookahead_frames {self.lookahead_frames}; "
+                "give at least 1 and 0, below 2^31 together."
             )
         if self.max_contexts_per_state is not None and self.max_contexts_per_state < 1:
             raise AsrError(

@@ -426,12 +426,24 @@ class LatticeRecords:
         self._num_utts = num_utts
         self._search_beam = options.search_beam
         self.margin = lattice_margin(options)
+        self._first_frame = 0
         self._num_frames = 0
         # (utt_idx, frame) of the back-pointers; (src, dst, arc, score_gap) of the losing arcs.
         self._backpointers: list[tuple[Tensor, ...]] = []
         self._losing_arcs: list[tuple[Tensor, ...]] = []
         # Of both, where a language model takes part.
         self._lm_scores: list[tuple[Tensor, ...]] = []
+
+    def begin_chunk(self, first_frame: int) -> None:
+        """Frames are counted from this one on; for searches that go on in several calls."""
+        self._first_frame, self._num_frames = first_frame, 0
+
+    def arrays(self) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+        """What has been taken: (utt_idx, frame) of all back-pointers, (src, dst, arc, score_gap) of all losing arcs."""
+        none = torch.empty(0, dtype=torch.int64)
+        of_backpointers = _joined(self._backpointers, (none, none))
+        of_losing = _joined(self._losing_arcs, (none, none, none, none.float()))
+        return [part.numpy() for part in of_backpointers], [part.numpy() for part in of_losing]
 
     def add(
         self,
@@ -506,7 +518,7 @@ class LatticeRecords:
                 lost, its arc in the graph, and its score gap.
             lm_scores: (R,) and (L,) float64, what the language model gave the words of each arc; None without one.
         """
-        self._backpointers.append((utt_idx, frame))
+        self._backpointers.append((utt_idx, frame + self._first_frame))
         self._losing_arcs.append(tuple(losing_arcs))
         if lm_scores is not None:
             self._lm_scores.append(tuple(lm_scores))

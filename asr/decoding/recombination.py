@@ -120,7 +120,7 @@ def best_of_group(key: Tensor, score: Tensor, num_kept: int) -> Tensor:
 
 def best_score(score: Tensor, stream: Tensor, num_streams: int) -> Tensor:
     """The best score of each stream, (N,), -inf where it has none."""
-    best = torch.full((num_streams,), -torch.inf, device=score.device)
+    best = torch.full((num_streams,), -torch.inf, dtype=score.dtype, device=score.device)
     if num_streams == 1:
         return score.amax(0, keepdim=True) if len(score) else best
     return best.scatter_reduce_(0, stream, score, "amax", include_self=True)

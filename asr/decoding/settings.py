@@ -172,7 +172,7 @@ class Pass:
     @property
     def rescores(self) -> bool:
         """Whether a language model goes over a lattice."""
-        is_first = self.mode != "ngram" and self.lm_fusion == "lattice"
+        is_first = self.mode != "ngram" and self.lm_fusion in ("lattice", "chunks")
         return is_first or self.language_models.second_pass == "lattice"
 
 
@@ -191,9 +191,13 @@ NEEDS: dict[str, tuple[str, Callable[[Pass], bool]]] = {
         lambda run: run.cache.recombination_length is not None and run.cache.recombination == "best",
     ),
     "both models": ("the mode interpolated", lambda run: "interpolated" in run.modes),
-    "rescoring": ("a language model that rescores a lattice (lm_fusion lattice)", lambda run: run.rescores),
+    "rescoring": ("a language model that rescores a lattice (lm_fusion lattice or chunks)", lambda run: run.rescores),
+    "chunks": (
+        "a large language model with lm_fusion chunks",
+        lambda run: run.mode != "ngram" and run.lm_fusion == "chunks",
+    ),
     "lattice": (
-        "a lattice (lm_fusion lattice, a second pass, lattices or n-best lists)",
+        "a lattice (lm_fusion lattice or chunks, a second pass, lattices or n-best lists)",
         lambda run: run.rescores or run.has_second or run.keeps_lattice,
     ),
     WHOLE_RECORDINGS: ("recordings that are complete", lambda run: True),

@@ -1,7 +1,8 @@
 """The decoder by token passing: whole utterances in, hypotheses out.
 
 The language model acts inside the search, where it decides what is pruned, or behind it: the search by the graph's own
-scores keeps a lattice, which the language model then rescores frame by frame (`asr.decoding.rescoring`).
+scores keeps a lattice, which the language model then rescores frame by frame (`asr.decoding.rescoring`), when it is
+complete or while it grows (`asr.decoding.chunks`).
 
 Shapes: N utterances, T frames, C tokens, L arcs of a path.
 """
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from asr.decoding.backend import Backend
 from asr.decoding.backtrace import Backtrace, Ending, best_arcs, endings_of
+from asr.decoding.chunks import ChunkedSearch
 from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis
 from asr.decoding.lattice import Lattice, LatticeRecords, pruned_lattice
 from asr.decoding.log_probs import LogProbCheck, skip_blanks, whole
@@ -31,6 +33,7 @@ from asr.lm.interface import LanguageModel
 
 LM_FUSIONS = {
     "lattice": "the language model rescores the decoder's lattice",
+    "chunks": "the language model prunes the lattice while it grows, and the search goes on from what is left",
     "search": "the language model decides within the search what is pruned: slower",
 }
 """Where the language model acts -> what that means."""
@@ -97,10 +100,10 @@ class TokenPassingDecoder:
 
     Args:
         graph: decoding graph on the device of the search. Input epsilons are followed, but allow neither a lattice nor
-            `lm_fusion="lattice"`.
-        options: beams and scales; with `lm_fusion="lattice"` the `output_beam` decides what is rescored.
+            `lm_fusion="lattice"` or `"chunks"`.
+        options: beams and scales; with `lm_fusion="lattice"` or `"chunks"` the `output_beam` decides what is rescored.
         lm_fusion: one of `LM_FUSIONS`. The lattice asks about fewer words and is faster, but cannot bring back what the
-            graph's own scores have pruned.
+            graph's own scores have pruned. Chunks are for CPUs.
         keep_lattice: whether results carry a lattice.
         backend: a name in `asr.decoding.selection.BACKENDS`, or a function that makes the backend of each search. All
             backends give the same results.
@@ -108,7 +111,7 @@ class TokenPassingDecoder:
 
     Raises:
         AsrError: the graph has input epsilons and a lattice is needed, there is no such fusion or input, or the backend
-            does not run here.
+            or the fusion does not run here.
     """
 
     def __init__(
@@ -131,6 +134,9 @@ class TokenPassingDecoder:
         self.host_graph = graph.to(torch.device("cpu"))
         self._mapper = WordMapper(graph.vocabulary)
         self._rescores = lm_fusion == "lattice"
+        self._in_chunks = lm_fusion == "chunks"
+        if self._in_chunks and graph.device.type != "cpu":
+            raise AsrError(f"lm_fusion 'chunks' runs on CPUs, and the graph is on {graph.device}; choose lattice.")
         self._keep_lattice = keep_lattice
         if isinstance(backend, str):
             backend_name(backend, graph.device)
@@ -139,7 +145,7 @@ class TokenPassingDecoder:
         # Backends of searches that have ended, by whether a lattice was kept and by the CUDA stream that their buffers
         # belong to. Those with a language model are not kept.
         self._idle_backends: defaultdict[tuple[bool, int], deque[Backend]] = defaultdict(deque)
-        if (keep_lattice or self._rescores) and graph.has_epsilons:
+        if (keep_lattice or self._rescores or self._in_chunks) and graph.has_epsilons:
             raise AsrError(
                 "The graph has arcs that read no frame, from which no lattice can be made. Build the graph without "
                 "input epsilons, or use lm_fusion='search' without lattices."
@@ -152,8 +158,8 @@ class TokenPassingDecoder:
 
         Without `num_frames` all utterances have T frames. No gradient is kept.
 
-        With `lm_fusion="lattice"` an utterance without a lattice, since no complete path survived, is searched again
-        with the language model inside, which finds a complete path or the best unfinished one.
+        With `lm_fusion="lattice"` or `"chunks"` an utterance of which no complete path survived is searched again with
+        the language model inside, which finds a complete path or the best unfinished one.
 
         Raises:
             AsrError: the log-probabilities hold NaN or +inf, or their width is not the graph's number of tokens.
@@ -161,14 +167,22 @@ class TokenPassingDecoder:
         log_prob, num_frames = whole(log_prob, num_frames)
         lm = self._mapper.mapped(lm)
         if lm is not None and self._rescores:
-            return self._decode_by_rescoring(log_prob, num_frames, lm)
-        outcome = self.search(log_prob, num_frames, lm, keep_lattice=self._keep_lattice)
-        results = outcome.results()
-        if outcome.lattice is None:
-            return results
-        # One lattice to copy, instead of one for each utterance.
-        pairs = zip(results, outcome.lattice.to("cpu").split(), strict=True)
-        return [replace(result, lattice=lattice) if result.reached_final else result for result, lattice in pairs]
+            results = self._decode_by_rescoring(log_prob, num_frames, lm)
+        else:
+            in_chunks = lm is not None and self._in_chunks
+            outcome = self.search(log_prob, num_frames, lm, keep_lattice=self._keep_lattice, in_chunks=in_chunks)
+            results = outcome.results()
+            if outcome.lattice is not None:
+                # One lattice to copy, instead of one for each utterance.
+                pairs = zip(results, outcome.lattice.to("cpu").split(), strict=True)
+                results = [replace(one, lattice=lattice) if one.reached_final else one for one, lattice in pairs]
+        unfinished = [utt_idx for utt_idx, result in enumerate(results) if not result.reached_final]
+        if unfinished and lm is not None and (self._rescores or self._in_chunks):
+            rest = torch.tensor(unfinished)
+            instead = self.search(log_prob[rest], num_frames[rest], lm)
+            for utt_idx, result in zip(unfinished, instead.results(), strict=True):
+                results[utt_idx] = result
+        return results
 
     def _decode_by_rescoring(self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel) -> list[DecodeResult]:
         outcome = self.search(log_prob, num_frames, keep_lattice=True)
@@ -181,12 +195,6 @@ class TokenPassingDecoder:
                 continue
             hypothesis = path.hypothesis(outcome.graph, self.options, outcome.frame_of(utt_idx))
             results.append(outcome.result_of(utt_idx, hypothesis, True, path.lattice))
-        unfinished = [utt_idx for utt_idx, result in enumerate(results) if not result.reached_final]
-        if unfinished:
-            rest = torch.tensor(unfinished)
-            instead = self.search(log_prob[rest], num_frames[rest], lm)
-            for utt_idx, result in zip(unfinished, instead.results(), strict=True):
-                results[utt_idx] = result
         return results
 
     def search(
@@ -197,13 +205,15 @@ class TokenPassingDecoder:
         *,
         keep_lattice: bool = False,
         held: Tensor | None = None,
+        in_chunks: bool = False,
     ) -> SearchOutcome:
         """One search, the language model inside it, before paths are spelled.
 
         Args:
             log_prob, num_frames, lm: as of `decode`.
             keep_lattice: whether to keep the lattice.
-            held: (H,) int64, see `TokenSearch`.
+            held: (H,) int64, see `TokenSearch`; none in chunks.
+            in_chunks: whether the language model goes over the growing lattice instead, see `asr.decoding.chunks`.
         """
         self._check(log_prob, num_frames)
         num_utts = len(num_frames)
@@ -214,16 +224,24 @@ class TokenPassingDecoder:
             log_prob, num_frames, original_frame, _ = skip_blanks(
                 log_prob, num_frames, self.options.blank_skip_threshold
             )
-        backtrace = Backtrace(self.graph.device, collects=not keep_lattice)
-        records = LatticeRecords(num_utts, self.options) if keep_lattice and num_utts else None
         lm = self._mapper.mapped(lm)
-        backend = self._take_backend(lm, records is not None)
-        search = TokenSearch(self._search_graph, self.options, lm, backtrace, records, backend=backend, held=held)
-        stream = search.start(torch.zeros_like(num_frames))
-        search.advance(stream, log_prob, num_frames)
-        endings = endings_of(self._search_graph, self.options, lm, *search.alive_in_all())
-        if lm is None:
-            self._idle_backends[records is not None, _stream_number(self.graph.device)].append(backend)
+        if in_chunks and lm is not None:
+            first = self._take_backend(None, True)
+            parts_of = self.graph, self._search_graph, self.options, lm, first, self._make_backend, keep_lattice
+            chunked = ChunkedSearch(*parts_of)
+            found = chunked.search(log_prob, num_frames)
+            backtrace, records = chunked.backtrace, chunked.records
+            self._idle_backends[True, _stream_number(self.graph.device)].append(first)
+        else:
+            backtrace = Backtrace(self.graph.device, collects=not keep_lattice)
+            records = LatticeRecords(num_utts, self.options) if keep_lattice and num_utts else None
+            backend = self._take_backend(lm, records is not None)
+            search = TokenSearch(self._search_graph, self.options, lm, backtrace, records, backend=backend, held=held)
+            search.advance(search.start(torch.zeros_like(num_frames)), log_prob, num_frames)
+            found = search.alive_in_all()
+            if lm is None:
+                self._idle_backends[records is not None, _stream_number(self.graph.device)].append(backend)
+        endings = endings_of(self._search_graph, self.options, lm, *found)
         lattice: Lattice | None = None
         if records is not None:
             parts = records.collected(backtrace, endings)

@@ -78,13 +78,20 @@ class TokenSearch:
         self._tokens = ActiveTokens.join([self._tokens, tokens])
         return stream
 
-    def advance(self, stream: Tensor, log_prob: Tensor, num_frames: Tensor) -> None:
+    def resume(self, tokens: ActiveTokens, num_streams: int) -> Tensor:
+        """Begins with the tokens of streams numbered from 0 -> the numbers, (N,) int64; for a search without others."""
+        self._score_offset = torch.zeros(num_streams, dtype=torch.float64, device=self._device)
+        self._tokens = tokens
+        return torch.arange(num_streams, device=self._device)
+
+    def advance(self, stream: Tensor, log_prob: Tensor, num_frames: Tensor, *, is_end: Tensor | None = None) -> None:
         """Searches a chunk.
 
         Args:
             stream: (N,) int64, distinct.
             log_prob: (N, T, C) float32.
             num_frames: (N,) int64.
+            is_end: see `SearchSink`.
         """
         row_of = torch.full_like(self._score_offset, -1, dtype=torch.int64)
         row_of[stream] = torch.arange(len(stream), device=self._device)
@@ -98,7 +105,7 @@ class TokenSearch:
             tokens = self._tokens.select(chosen)
             tokens.stream = row.index_select(0, chosen)
         chunk = Chunk(log_prob * self._am_scale, num_frames, self._score_offset.index_select(0, stream))
-        sink = SearchSink(self._backtrace, self._lattice, lambda parts: self._collect([waiting, *parts]))
+        sink = SearchSink(self._backtrace, self._lattice, lambda parts: self._collect([waiting, *parts]), is_end)
         tokens = self._chunks.search(tokens, chunk, sink)
         tokens.stream = stream.index_select(0, tokens.stream)
         self._score_offset[stream] = chunk.score_offset

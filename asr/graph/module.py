@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asr.graph.decoding_graph import TENSOR_DTYPES, DecodingGraph
+from asr.graph.decoding_graph import TENSOR_DTYPES, DecodingGraph, require_valid_tensors
 
 
 class GraphModule(nn.Module):
@@ -47,7 +47,9 @@ class GraphModule(nn.Module):
         # Tensors that are missing or of another size are reported by torch, which copies none of another size.
         other = {name: tensor.to("cpu", TENSOR_DTYPES[name]) for name, tensor in loaded.items() if name in fits}
         if other:
-            replace(self._host, **other).validate("the decoding graph that is to be loaded")
+            tensors = {name: other.get(name, getattr(self._host, name)) for name in TENSOR_DTYPES}
+            sizes = len(self._host.tokens), len(self._host.vocabulary)
+            require_valid_tensors(tensors, *sizes, "the decoding graph that is to be loaded")
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[no-untyped-call]
         with torch.no_grad():
             for name in fits:

@@ -41,6 +41,7 @@ TESTS = {
     "asr/lm/rnn/maxent.py": ("tests/lm/rnn",),
     "asr/lm/rnn/model.py": ("tests/lm/rnn",),
     "asr/lm/rnn/outputs/nce.py": ("tests/lm/rnn",),
+    "asr/decoding/chunks.py": ("tests/decoding/test_chunks.py",),
     "asr/decoding/nbest.py": ("tests/decoding/test_nbest.py", "tests/decoding/test_second_pass.py"),
     "asr/decoding/rescoring.py": ("tests/decoding/test_rescoring.py", "tests/decoding/test_second_pass.py"),
     "asr/decoding/second_pass.py": ("tests/decoding/test_second_pass.py",),

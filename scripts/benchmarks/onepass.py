@@ -76,6 +76,7 @@ SYSTEMS = {
     "4-gram": System("large_ngram"),
     "gru": System("rnn"),
     "default": System("auto"),
+    "gru, chunks": System("rnn", "chunks"),
     "gru, one pass": System("rnn", "search"),
     "default, one pass": System("auto", "search"),
     "gru, one pass, no skip beam": System("rnn", "search", skip_beam=math.inf),

@@ -38,7 +38,7 @@ def words_of(results):
     return [result.text.split() for result in results]
 
 
-@pytest.mark.parametrize("lm_fusion", ["lattice", "search"])
+@pytest.mark.parametrize("lm_fusion", ["lattice", "chunks", "search"])
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_finds_the_words(bundle, mode, lm_fusion):
     recognizer = Recognizer(bundle, mode=mode, decoder="token-passing", lm_fusion=lm_fusion)

@@ -21,7 +21,7 @@ from asr.testing.tones import TEXT, tones
 SENTENCES = [line.split() for line in TEXT[:3]]
 
 # For each option a value, the mode and fusion where it acts, and one where it does not.
-LATTICE, SEARCH = "lattice", "search"
+LATTICE, SEARCH, CHUNKS = "lattice", "search", "chunks"
 ACTS = {
     "search_beam": (9.0, ("ngram", LATTICE), None),
     "output_beam": (5.0, ("rnn", LATTICE), None),
@@ -33,8 +33,10 @@ ACTS = {
     "word_insertion_penalty": (0.1, ("ngram", LATTICE), None),
     "skip_beam": (4.0, ("rnn", SEARCH), ("ngram", SEARCH)),
     "max_contexts_per_state": (2, ("rnn", SEARCH), ("ngram", LATTICE)),
-    "context_beam": (4.0, ("rnn", LATTICE), ("rnn", SEARCH)),
+    "context_beam": (4.0, ("rnn", CHUNKS), ("rnn", SEARCH)),
     "blank_skip_threshold": (0.9, ("ngram", LATTICE), None),
+    "chunk_frames": (20, ("rnn", CHUNKS), ("rnn", LATTICE)),
+    "lookahead_frames": (5, ("large_ngram", CHUNKS), ("ngram", CHUNKS)),
     "max_token_seconds": (9.0, ("ngram", LATTICE), None),
     "rnn_weight": (0.3, ("interpolated", LATTICE), ("rnn", LATTICE)),
     "second_pass": ("nbest", ("ngram", LATTICE), None),

@@ -315,13 +315,15 @@ class NumbaChunkSearch:
     ) -> ActiveTokens:
         """Some frames (T,) of one stream, which begin at these places of the log-probabilities."""
         backtrace, lattice = sink.backtrace, sink.lattice
-        # A lattice is kept of whole utterances only.
-        is_end = lattice is not None and num_before + len(frame_begin) == int(chunk.num_frames[stream])
+        final_score = _NO_SCORES
+        if lattice is not None and num_before + len(frame_begin) == int(chunk.num_frames[stream]):
+            is_end = sink.is_end is None or bool(sink.is_end[stream])
+            final_score = self._final_score if is_end else np.zeros_like(self._final_score)
         frames = StreamFrames(
             chunk.log_prob.reshape(-1).numpy(),
             frame_begin.numpy(),
             chunk.score_offset[stream : stream + 1].numpy(),
-            self._final_score if is_end else _NO_SCORES,
+            final_score,
             np.float32(_NO_LATTICE if lattice is None else lattice.margin),
         )
         before = StreamTokens(tokens.state.numpy(), tokens.score.numpy(), tokens.backpointer.numpy())

@@ -1,0 +1,242 @@
+"""One pass in chunks: the language model goes over the lattice while it grows, and decides how the search goes on.
+
+The search by the graph's own scores runs over a chunk of frames and some frames more, to see what comes of its paths.
+The language model then goes over the lattice of the chunk alone, as `asr.decoding.rescoring` does over a whole one.
+What it leaves, word histories at states of the graph with their scores, is where the next chunk begins: paths that it
+dislikes are not followed any more, and the search compares all others by its scores, too.
+
+Shapes: N utterances, T frames, C tokens, K active tokens, F tokens at the front, B states there, R back-pointers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asr.decoding.backend import Backend
+from asr.decoding.backtrace import Backtrace
+from asr.decoding.cpu.chunk_lattice import ChunkRecords, connect_chunk
+from asr.decoding.cpu.lattice import LatticeBackpointers, LosingArcs, add_losses
+from asr.decoding.interface import DecodingOptions
+from asr.decoding.lattice import LatticeRecords
+from asr.decoding.recombination import normalize_scores
+from asr.decoding.rescoring import rescoring_options
+from asr.decoding.search_graph import ArcSet, ArcWords, SearchGraph
+from asr.decoding.selection import BackendFactory
+from asr.decoding.token_search import TokenSearch
+from asr.decoding.tokens import ActiveTokens
+from asr.graph.decoding_graph import DecodingGraph
+from asr.kernels.jit import jit
+from asr.lm.interface import LanguageModel
+
+
+class ChunkGraph:
+    """The lattice of a chunk, as a search walks it: all its scores are pushed, and any path may end.
+
+    Args:
+        words: of the decoding graph's arcs, `word_begin` and `word_id`.
+        connected: arc_begin (S + 1,), dst_state, pushed score and the decoding graph's arc (A,).
+    """
+
+    is_pushed = True
+    epsilon: ArcSet | None = None
+
+    def __init__(self, words: tuple[Tensor, Tensor], *connected: Tensor) -> None:
+        arc_begin, dst_state, score, graph_arc = connected
+        self.num_states = len(arc_begin) - 1
+        own_words = ArcWords.of_arcs(*words, graph_arc)
+        self.emitting = ArcSet(arc_begin, dst_state, torch.zeros_like(dst_state), score, graph_arc, own_words)
+        self.final_score = self.final_graph_score = torch.zeros(self.num_states)
+
+
+class Front(NamedTuple):
+    """Where a chunk begins.
+
+    Attributes:
+        tokens: (F,) word histories at states of the graph, best scores 0.
+        state_idx: (F,) which of the (stream, state) pairs each is at.
+        stream, state: (B,) these pairs.
+        score: (B,) float32, that of the best token of each.
+    """
+
+    tokens: ActiveTokens
+    state_idx: Tensor
+    stream: Tensor
+    state: Tensor
+    score: Tensor
+
+    @classmethod
+    def of(cls, tokens: ActiveTokens, num_states: int) -> Front:
+        """The front of these tokens."""
+        pair, state_idx = torch.unique(tokens.stream * num_states + tokens.state, return_inverse=True)
+        score = torch.full((len(pair),), -math.inf).scatter_reduce_(0, state_idx, tokens.score, "amax")
+        return cls(tokens, state_idx, pair // num_states, pair % num_states, score)
+
+
+class Span(NamedTuple):
+    """The frames of a chunk.
+
+    Attributes:
+        first: the chunk's first frame.
+        num_rescored: (N,) int64 the frames from there that the language model takes.
+        num_searched: (N,) int64 the frames that are searched.
+        is_end: (N,) bool, whether they are the utterance's last.
+    """
+
+    first: int
+    num_rescored: Tensor
+    num_searched: Tensor
+    is_end: Tensor
+
+    @classmethod
+    def at(cls, first: int, num_frames: Tensor, options: DecodingOptions) -> Span:
+        """The chunk that begins at a frame; the last one takes all that is left."""
+        left = (num_frames - first).clamp(min=0)
+        is_end = left <= options.chunk_frames + options.lookahead_frames
+        searched = left.clamp(max=options.chunk_frames + options.lookahead_frames)
+        return cls(first, torch.where(is_end, left, left.clamp(max=options.chunk_frames)), searched, is_end)
+
+
+class ChunkedSearch:
+    """The search of some utterances; used once.
+
+    Args:
+        graph: the decoding graph, on the CPU, without arcs that read nothing.
+        search_graph: the same, prepared.
+        options: beams and scales. `output_beam` bounds the lattice of each chunk, `context_beam` the histories.
+        lm: the language model.
+        first: backend of the search by the graph's own scores, made for lattices.
+        make_backend: makes the backends of the language model's searches.
+        keep_lattice: whether to keep a lattice of all frames.
+    """
+
+    def __init__(
+        self,
+        graph: DecodingGraph,
+        search_graph: SearchGraph,
+        options: DecodingOptions,
+        lm: LanguageModel,
+        first: Backend,
+        make_backend: BackendFactory,
+        keep_lattice: bool,
+    ) -> None:
+        self._graph = search_graph
+        self._words = (graph.word_begin, graph.word_id)
+        self._options = options
+        self._bounds = rescoring_options(options)
+        self._lm = lm
+        self._first = first
+        self._make_backend = make_backend
+        self._keep_lattice = keep_lattice
+        self.backtrace = Backtrace(graph.device, collects=False)
+        self.records: LatticeRecords | None = None
+
+    def search(self, log_prob: Tensor, num_frames: Tensor) -> tuple[ActiveTokens, Tensor]:
+        """log_prob (N, T, C), num_frames (N,) int64 -> the last tokens, and their streams' score offsets (N,)."""
+        num_utts = len(num_frames)
+        if self._keep_lattice and num_utts:
+            self.records = LatticeRecords(num_utts, self._bounds)
+        score_offset = torch.zeros(num_utts, dtype=torch.float64)
+        utt_idx = torch.arange(num_utts)
+        tokens = ActiveTokens.initial(utt_idx, torch.zeros_like(utt_idx), self._lm.start(num_utts))
+        finished, first = ActiveTokens.empty(tokens.state.device), 0
+        while len(tokens):
+            span = Span.at(first, num_frames, self._options)
+            tokens = self._search_chunk(tokens, log_prob, span, score_offset, finished.context_idx)
+            is_over = span.is_end[tokens.stream]
+            finished = ActiveTokens.join([finished, tokens.select(is_over.nonzero().squeeze(1))])
+            tokens = tokens.select((~is_over).nonzero().squeeze(1))
+            first += self._options.chunk_frames
+        return finished, score_offset
+
+    def _search_chunk(
+        self, tokens: ActiveTokens, log_prob: Tensor, span: Span, score_offset: Tensor, held: Tensor
+    ) -> ActiveTokens:
+        """Tokens before a chunk -> tokens after it; score_offset (N,) is changed in place, held (H,) contexts stay."""
+        front = Front.of(tokens, self._graph.num_states)
+        log_prob = log_prob[:, span.first : span.first + int(span.num_searched.max())].contiguous()
+        records = self._search_ahead(front, log_prob, span)
+        margin, score = np.float32(self._options.output_beam), np.zeros(len(records.previous))
+        score[: len(front.score)] = front.score.numpy()
+        arcs = self._graph.emitting
+        connect = jit(connect_chunk) or connect_chunk
+        found = connect(
+            *(records, span.num_rescored.numpy(), margin, arcs.score.numpy(), arcs.token_id.numpy()),
+            *((self._options.am_scale * log_prob).numpy(), score),
+        )
+        number, backpointer, *connected = map(torch.from_numpy, found)
+        graph = ChunkGraph(self._words, *connected)
+        loss, state_score = torch.from_numpy(records.loss)[backpointer], torch.from_numpy(score)[backpointer]
+        # What a token is worse than the best one at its state, it is worse than the best path through there.
+        state = number[front.state_idx]
+        begins = (state >= 0).nonzero().squeeze(1)
+        tokens, state = tokens.select(begins), state[begins]
+        tokens.score = tokens.score - front.score[front.state_idx[begins]] - loss[state]
+        tokens.state = state
+        tokens, offset = self._rescore(graph, tokens, span, held)
+        # From the score of the best way on to the score so far.
+        so_far = tokens.score.double() + offset[tokens.stream] + state_score[tokens.state] + loss[tokens.state]
+        # The states after the last frame: those of the front if no frame was read.
+        last = backpointer[tokens.state]
+        reached = arcs.dst_state[torch.from_numpy(records.arc)[last]].long()
+        num_front = len(front.state)
+        at_front = torch.cat([front.state, front.state.new_zeros(1)])[last.clamp(max=num_front)]
+        tokens.state = torch.where(last < num_front, at_front, reached)
+        tokens.score = normalize_scores(so_far, tokens.stream, score_offset).float()
+        return tokens
+
+    def _search_ahead(self, front: Front, log_prob: Tensor, span: Span) -> ChunkRecords:
+        """Searches the chunk and the frames behind it by the graph's own scores."""
+        num_utts, device = len(span.is_end), log_prob.device
+        backtrace, records = Backtrace(device, collects=False), LatticeRecords(num_utts, self._options)
+        nothing = torch.zeros_like(front.state)
+        backpointer = backtrace.add(nothing - 1, nothing)
+        records.add_frames(front.stream, nothing, (nothing[:0], nothing[:0], nothing[:0], front.score[:0]))
+        tokens = ActiveTokens(front.stream, front.state, nothing, front.score, nothing.double(), backpointer)
+        search = TokenSearch(self._graph, self._options, None, backtrace, records, backend=self._first)
+        stream = search.resume(tokens, num_utts)
+        search.advance(stream, log_prob, span.num_searched, is_end=span.is_end)
+        after, _ = search.alive_in_all()
+        previous, arc = (part.numpy() for part in backtrace.records())
+        (utt_idx, frame), (src, dst, losing_arc, score_gap) = records.arrays()
+        loss = self._losses(after, span, len(arc))
+        add_up = jit(add_losses) or add_losses
+        add_up(LatticeBackpointers(previous, utt_idx, frame), LosingArcs(src, dst, score_gap), loss)
+        return ChunkRecords(previous, arc, utt_idx, frame, src, dst, losing_arc, score_gap, loss)
+
+    def _losses(self, tokens: ActiveTokens, span: Span, num_records: int) -> NDArray[np.float32]:
+        """By how much each last back-pointer loses against the best of its stream, (R,), infinite for all others."""
+        final = torch.where(span.is_end[tokens.stream], self._graph.final_score[tokens.state], 0.0)
+        total, num_utts = tokens.score + final, len(span.is_end)
+        best = torch.full((num_utts,), -math.inf).scatter_reduce_(0, tokens.stream, total, "amax")
+        # Where no path may end, none is complete.
+        unfinished = best[tokens.stream] == -math.inf
+        total = torch.where(unfinished, tokens.score, total)
+        best = torch.full((num_utts,), -math.inf).scatter_reduce_(0, tokens.stream, total, "amax")
+        loss = torch.full((num_records,), math.inf)
+        loss[tokens.backpointer] = best[tokens.stream] - total
+        return np.asarray(loss.numpy(), dtype=np.float32)
+
+    def _rescore(
+        self, graph: ChunkGraph, tokens: ActiveTokens, span: Span, held: Tensor
+    ) -> tuple[ActiveTokens, Tensor]:
+        """The language model's search over a chunk: tokens after it, and what is to be added to their scores, (N,)."""
+        num_utts = len(span.is_end)
+        before = torch.zeros(num_utts, dtype=torch.float64)
+        tokens = replace(tokens, score=normalize_scores(tokens.score, tokens.stream, before))
+        tokens = tokens.select((tokens.score >= -self._bounds.search_beam).nonzero().squeeze(1))
+        if self.records is not None:
+            self.records.begin_chunk(span.first)
+        backend = self._make_backend(graph, self._bounds, self._lm, self._keep_lattice)
+        search = TokenSearch(graph, self._bounds, self._lm, self.backtrace, self.records, backend=backend, held=held)
+        stream = search.resume(tokens, num_utts)
+        search.advance(stream, torch.zeros(num_utts, int(span.num_rescored.max()), 1), span.num_rescored)
+        tokens, offset = search.alive_in_all()
+        order = torch.sort(tokens.stream, stable=True).indices
+        return tokens.select(order), before + offset
