@@ -766,4 +766,4 @@ class Recognizer(nn.Module):
         """Other weights or another graph: what was built from the old ones is built again."""
         self._decoders = {}
         self._engines = self._new_pool()
-        super()._load_from_state_dict(*args)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(*args)

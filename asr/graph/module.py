@@ -50,7 +50,7 @@ class GraphModule(nn.Module):
             tensors = {name: other.get(name, getattr(self._host, name)) for name in TENSOR_DTYPES}
             sizes = len(self._host.tokens), len(self._host.vocabulary)
             require_valid_tensors(tensors, *sizes, "the decoding graph that is to be loaded")
-        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(state_dict, prefix, *args)
         with torch.no_grad():
             for name in fits:
                 # With `assign=True` torch takes tensors as they come.
