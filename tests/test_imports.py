@@ -77,8 +77,13 @@ def trees() -> dict[str, ast.Module]:
     return {name.removesuffix(".__init__"): ast.parse(path.read_text("utf-8")) for name, path in paths.items()}
 
 
-def imported(tree: ast.Module, at_import_only: bool = False) -> Iterator[str]:
+@cache
+def imported(module: str, at_import_only: bool = False) -> tuple[str, ...]:
     """The dotted names that a module imports, in functions as well unless told otherwise."""
+    return tuple(import_names(trees()[module], at_import_only))
+
+
+def import_names(tree: ast.Module, at_import_only: bool) -> Iterator[str]:
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()
@@ -129,23 +134,23 @@ def cycles(graph: dict[str, set[str]]) -> set[str]:
 def test_packages_import_one_way() -> None:
     assert not cycles({package: set(allowed.split()) for package, allowed in ALLOWED.items()}), "the table itself"
     wrong = []
-    for module, tree in trees().items():
+    for module in trees():
         package = package_of(module)
         if package not in EVERYTHING:
             assert package in ALLOWED, f"{package} is new: say in ALLOWED what it may import"
             allowed = {package, *ALLOWED[package].split()}
-            wrong += [f"{module} -> {target}" for target in own(imported(tree)) if package_of(target) not in allowed]
+            wrong += [f"{module} -> {target}" for target in own(imported(module)) if package_of(target) not in allowed]
     assert not wrong
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    graph = {module: own(imported(tree, at_import_only=True)) for module, tree in trees().items()}
+    graph = {module: own(imported(module, at_import_only=True)) for module in trees()}
     assert not cycles(graph)
 
 
 @pytest.mark.parametrize("package", ONLY_IN)
 def test_heavy_packages_stay_where_they_belong(package: str) -> None:
-    users = [module for module, tree in trees().items() if package in {name.split(".")[0] for name in imported(tree)}]
+    users = [module for module in trees() if package in {name.split(".")[0] for name in imported(module)}]
     assert users, f"nothing imports {package}"
     assert [module for module in users if not matches(module, ONLY_IN[package])] == []
 
@@ -156,7 +161,7 @@ def test_loading_a_bundle_and_recognizing_import_no_training_package() -> None:
         module = pending.pop()
         if module not in seen:
             seen.add(module)
-            names = list(imported(trees()[module], at_import_only=True))
+            names = imported(module, at_import_only=True)
             pending += own(names)
             outside |= {name.split(".")[0] for name in names}
     assert not outside & {"pytorch_lightning", "lhotse", "k2", "torchaudio", "jsonargparse", "numba", "triton"}

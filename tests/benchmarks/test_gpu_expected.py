@@ -9,6 +9,7 @@ from scripts.benchmarks.gpu_expected import load_expected, recognized
 from scripts.benchmarks.inputs import AN4_BUNDLE
 
 
+@pytest.mark.slow
 def test_expectations_are_those_of_the_bundle() -> None:
     expected = load_expected(AN4_BUNDLE)
     assert expected is not None, "the AN4 bundle has changed: run python -m scripts.benchmarks.gpu_expected"

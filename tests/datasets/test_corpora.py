@@ -171,6 +171,7 @@ def test_a_part_without_any_pair(tmp_path: Path) -> None:
         LibriSpeech().list_part(tmp_path, "train-clean-100")
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 def test_the_real_corpora(corpora: Path) -> None:
     expected: list[tuple[Corpus, str, dict[str, tuple[int, int]]]] = [

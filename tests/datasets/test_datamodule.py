@@ -112,6 +112,7 @@ def test_every_way_to_keep_data_gives_the_same(corpus: dict[str, Any], tmp_path:
             assert torch.equal(features[:frames], epochs[0][cut_id][:frames])
 
 
+@pytest.mark.slow
 def test_speed_is_drawn_afresh_and_reproducibly(corpus: dict[str, Any]) -> None:
     def lengths(seed: int) -> list[dict[str, int]]:
         module = AcousticDataModule(**corpus, speed_factors=[0.9, 1.0, 1.1], seed=seed)

@@ -20,6 +20,7 @@ from asr.testing.kaldi_search import KaldiSearch
 OPTIONS = DecodingOptions(search_beam=1e4, min_active_states=0, max_active_states=10**6)
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10**6), epsilons=st.booleans())
 def test_same_path_and_score(seed: int, epsilons: bool) -> None:

@@ -95,6 +95,7 @@ def scores(num_pieces: int = 4, num_frames: int = 3, seed: int = 3) -> Tensor:
     return 2.0 * torch.randn(num_pieces, num_frames, 5, generator=generator)
 
 
+@pytest.mark.slow
 def test_the_denominator_equals_path_enumeration_in_value_and_gradient() -> None:
     score = scores()
     value, posterior = LfMmi(tiny_graph(), LEAK).denominator(score)
@@ -115,6 +116,7 @@ def test_the_numerator_equals_path_enumeration_in_value_and_gradient() -> None:
     torch.testing.assert_close(posterior.double(), gradient, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_loss_is_denominator_less_numerator_and_its_gradient_is_theirs() -> None:
     score = scores().requires_grad_()
     loss, posterior = LfMmi(tiny_graph(), LEAK)(score, tiny_pieces())

@@ -70,6 +70,7 @@ def test_words_and_their_times(recognizer):
     assert [result.is_final for result in results].count(True) == 1
 
 
+@pytest.mark.slow
 @settings(max_examples=3)
 @given(seed=st.integers(0, 10**6))
 def test_neither_cuts_nor_neighbours_change_anything(recognizer, seed):

@@ -65,6 +65,7 @@ def test_every_failure_is_counted(tmp_path: Path, monkeypatch, read: Callable[[P
     assert (tmp_path / "keep").is_dir() == (kind != "refused")
 
 
+@pytest.mark.slow
 def test_readers_survive_a_short_run(tmp_path: Path) -> None:
     report: Counter[str] = Counter()
     for name, target in robust.targets_in(tmp_path).items():
@@ -72,6 +73,7 @@ def test_readers_survive_a_short_run(tmp_path: Path) -> None:
     assert set(report) <= {"inputs_tried", "refused"} and report["inputs_tried"] > 100
 
 
+@pytest.mark.slow
 def test_killed_runs_lose_and_double_nothing(tmp_path: Path) -> None:
     report: Counter[str] = Counter()
     robust._kill_and_resume(tmp_path, 8, 0, report)

@@ -81,6 +81,7 @@ def test_a_length_beyond_all_memory_is_one_sentence(tmp_path: Path) -> None:
         read_audio(mp3_with_length(tmp_path / "a.mp3", 0x7FFFFFFF))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 1000, 4096])
 def test_mp3_in_pieces_is_the_whole_and_quiet(tmp_path: Path, capfd, size: int) -> None:
     noise = np.random.default_rng(0).uniform(-0.3, 0.3, 48000).astype(np.float32)

@@ -132,6 +132,7 @@ def test_merging_prefers_the_first_and_letters_spell() -> None:
     assert Lexicon.of_letters(["DON'T"])["DON'T"] == [("D", "O", "N", "'", "T")]
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 def test_real_lexicons(corpora: Path) -> None:
     librispeech = Lexicon.from_file(corpora / "text" / "lexicon.txt.xz")

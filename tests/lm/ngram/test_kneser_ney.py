@@ -174,6 +174,7 @@ def test_a_wrong_request_for_a_word_list(
         run(["lm", "vocabulary", *options, "--text", "nowhere.txt"])
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 def test_wikitext_perplexity_is_that_of_lmplz(corpora: Path) -> None:
     folder = corpora / "text" / "wikitext-2"

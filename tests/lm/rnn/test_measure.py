@@ -53,6 +53,7 @@ def test_the_normaliser_in_int8_is_near_float32(folder: Path, capsys: pytest.Cap
     assert abs(found[1] / found[0] - 1) < 1e-3
 
 
+@pytest.mark.slow
 def test_a_bundles_network_is_measured_as_its_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bundle = Path(__file__).parents[3] / "checkpoints" / "an4"
     network = read_rnn_lm(bundle).network
