@@ -16,6 +16,7 @@ from typing import Any
 
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
+from asr.graph.denominator_graph import DenominatorGraph
 from asr.hub import KNOWN_BUNDLES, Progress, cached_bundles, fetch, source_of
 from asr.lm.combine import num_oov_words
 from asr.lm.ngram.io import load_ngram_lm, read_ngram_lm, save_ngram_lm
@@ -106,8 +107,9 @@ _FIELDS: dict[str, dict[str, type]] = {
     "large_ngram": {"file": str},
     "rnn_lm": {"class": str, "arguments": dict, "file": str, "words": str},
     "lexicon": {"file": str},
+    "denominator": {"file": str},
 }
-_OPTIONAL = ("small_ngram", "large_ngram", "rnn_lm", "lexicon")
+_OPTIONAL = ("small_ngram", "large_ngram", "rnn_lm", "lexicon", "denominator")
 
 
 def _files_of(manifest: dict[str, Any]) -> list[str]:
@@ -133,6 +135,9 @@ _WORDS_FILE = "rnn_lm_words.txt"
 _LEXICON_FILE = "lexicon.txt.xz"
 
 
+_DENOMINATOR_FILE = "denominator.safetensors"
+
+
 _NGRAM_FILES = {"small_ngram": "small_ngram.bin", "large_ngram": "large_ngram.bin"}
 
 
@@ -149,6 +154,7 @@ class Bundle:
         large_ngram: a larger n-gram model for the same words, or None.
         rnn_lm: the recurrent language model, or None.
         lexicon: the pronunciations that the graph was built from, for exact word times, or None.
+        denominator: of the acoustic model's training by lattice-free MMI, for adaptation to speakers, or None.
         decoding: mode (`ngram`, `rnn`, ...) -> decoding options that it was tuned to.
         confidence: mode -> the calibration of its confidences, as `asr.decoding.confidence.Calibration` reads it.
         fingerprint: of the files that it was loaded from; empty for one that was put together here.
@@ -163,6 +169,7 @@ class Bundle:
     large_ngram: NgramLM | None = None
     rnn_lm: ModelSpec | None = None
     lexicon: Lexicon | None = None
+    denominator: DenominatorGraph | None = None
     decoding: dict[str, dict[str, Any]] = field(default_factory=dict)
     confidence: dict[str, dict[str, Any]] = field(default_factory=dict)
     card: str = ""
@@ -189,6 +196,11 @@ class Bundle:
             raise AsrError(
                 f"bundle {self.name}: the acoustic model has {num_tokens} outputs and the decoding graph reads "
                 f"{len(self.graph.tokens)} tokens; take the graph that was built for this model."
+            )
+        if self.denominator is not None and self.denominator.num_columns > num_tokens:
+            raise AsrError(
+                f"bundle {self.name}: the denominator graph reads {self.denominator.num_columns} outputs and the "
+                f"acoustic model has {num_tokens}; take the denominator graph of its training."
             )
         feature_dim = int(self.features.network.feature_dim)  # type: ignore[arg-type]
         num_features = self.acoustic_model.arguments.get("num_features", feature_dim)
@@ -268,6 +280,9 @@ class Bundle:
             # Only words that the graph can write.
             self.lexicon.restricted_to(self.graph.vocabulary.words)[0].save(folder / _LEXICON_FILE)
             manifest["lexicon"] = {"file": _LEXICON_FILE}
+        if self.denominator is not None:
+            self.denominator.save(folder / _DENOMINATOR_FILE)
+            manifest["denominator"] = {"file": _DENOMINATOR_FILE}
         (folder / _CARD).write_text(self.card, encoding="utf-8")
         write_manifest(folder, manifest)
 
@@ -284,6 +299,7 @@ class Bundle:
         if "rnn_lm" in manifest:
             vocabulary = Vocabulary.from_file(folder / manifest["rnn_lm"]["words"])
             rnn_lm = _load_network(folder, manifest["rnn_lm"], LANGUAGE_MODEL_CLASSES, vocabulary)
+        denominator = manifest.get("denominator")
         ngrams = {part: folder / manifest[part]["file"] for part in _NGRAM_FILES if part in manifest}
         # The checksums of all files have been compared already.
         bundle = cls(
@@ -293,6 +309,7 @@ class Bundle:
             graph=DecodingGraph.load(folder / manifest["graph"]["file"], verify=False),
             rnn_lm=rnn_lm,
             lexicon=_load_lexicon(folder / manifest["lexicon"]["file"]) if "lexicon" in manifest else None,
+            denominator=None if denominator is None else DenominatorGraph.load(folder / denominator["file"]),
             decoding=manifest["decoding"],
             confidence=manifest.get("confidence", {}),
             fingerprint=fingerprint_of_description(manifest),

@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-import queue
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
@@ -43,11 +40,14 @@ from asr.decoding.second_pass import SecondPass
 from asr.decoding.settings import Pass, refuse_unused, setting_options
 from asr.decoding.warmup import made_up_log_prob, needs_warm_up
 from asr.errors import AsrError
+from asr.graph.context import TIED_STATES, TiedStates
 from asr.graph.module import GraphModule
 from asr.kernels.heap import release_now_and_then
 from asr.lm.interface import LanguageModel
-from asr.models.interface import moves_only
+from asr.models.adaptation import RecognizedSpeech, SpeakerTransform, adapt, score_of_speaker
+from asr.models.interface import NormalizingNetwork, moves_only
 from asr.options import check_options, device_named, option, options_of
+from asr.pipeline import StreamPool, pipelined, to_device
 from asr.results import RecognitionResult, StageTimes, as_result, joined
 from asr.text.lexicon import Lexicon
 
@@ -61,128 +61,6 @@ _BATCH_SECONDS = {"cpu": 100.0, "cuda": 3000.0}
 
 # For the language model that a warm-up asks; what it caches is dropped afterwards.
 _WARM_UP_BYTES = 1 << 26
-
-
-class StreamPool:
-    """One CUDA stream for each of several threads, for as long as the pool lives; on a CPU its methods do nothing.
-
-    Memory goes back to the stream that it was allocated in. So what a thread changes must be made in its own stream,
-    and used there from call to call: language models with caches, and buffers of searches.
-
-    Args:
-        number: of threads; they number themselves from 0.
-        device: what the threads compute on.
-    """
-
-    def __init__(self, number: int, device: torch.device) -> None:
-        self._streams: list[Any] = []
-        self._device = device
-        if device.type == "cuda":
-            self._streams = [torch.cuda.Stream(device) for _ in range(number)]
-        self.catch_up()
-
-    def catch_up(self) -> None:
-        """Lets the streams start behind everything that this thread has queued so far, such as copies of weights."""
-        for stream in self._streams:
-            stream.wait_stream(torch.cuda.current_stream(self._device))
-
-    @contextlib.contextmanager
-    def running(self, thread: int, after: Any = None) -> Iterator[None]:
-        """Queues what runs inside in the thread's stream, behind an event that another thread has recorded."""
-        if not self._streams:
-            yield
-            return
-        with torch.cuda.stream(self._streams[thread]):
-            if after is not None:
-                self._streams[thread].wait_event(after)
-            yield
-
-    def event(self, thread: int) -> Any:
-        """An event behind everything in the thread's stream so far; None on a CPU."""
-        return self._streams[thread].record_event() if self._streams else None
-
-    def wait(self, thread: int) -> None:
-        """Blocks until the thread's stream has done all its work."""
-        if self._streams:
-            self._streams[thread].synchronize()
-
-
-def to_device(host: Tensor, device: torch.device) -> Tensor:
-    """Copies a tensor to a device; to a GPU through pinned memory, so that the host does not wait for the copy."""
-    if host.device.type == "cpu" and device.type == "cuda":
-        return host.pin_memory().to(device, non_blocking=True)
-    return host.to(device)
-
-
-_Item = TypeVar("_Item")
-_Between = TypeVar("_Between")
-_Result = TypeVar("_Result")
-
-
-def pipelined(
-    items: Iterable[_Item],
-    first: Callable[[_Item], _Between],
-    second: Callable[[int, _Between], _Result],
-    num_workers: int,
-    streams: StreamPool,
-) -> Iterator[_Result]:
-    """Runs two stages on all items, the second one beside the first; results come in the order of the items.
-
-    Threads suffice: on a CPU torch and k2 release Python's lock while they compute. On a GPU each thread has a stream,
-    and the second stage waits for the first one's event there, not on the host.
-
-    Args:
-        items: taken as they are needed; at most `num_workers` + 1 are in progress.
-        first: runs in one thread, item after item.
-        second: runs in the workers; its first argument is the worker, 0 to `num_workers` - 1.
-        num_workers: 0 runs both stages in turn, in this thread.
-        streams: one for each worker, and one for the first stage.
-
-    Raises:
-        Exception: whatever a stage raises, for the first such item in order.
-    """
-    streams.catch_up()
-    if num_workers == 0:
-        for item in items:
-            with streams.running(0):
-                result = second(0, first(item))
-            streams.wait(0)
-            yield result
-        return
-    idle: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for worker in range(num_workers):
-        idle.put(worker)
-
-    @torch.no_grad()
-    def run_first(item: _Item) -> tuple[_Between, Any]:
-        with streams.running(num_workers):
-            return first(item), streams.event(num_workers)
-
-    @torch.no_grad()
-    def run_second(pending: Future[tuple[_Between, Any]]) -> _Result:
-        value, is_ready = pending.result()
-        worker = idle.get()
-        try:
-            with streams.running(worker, after=is_ready):
-                result = second(worker, value)
-            # Any thread may read the result, and the value's memory goes back to the first stage's stream.
-            streams.wait(worker)
-            return result
-        finally:
-            idle.put(worker)
-
-    in_progress: deque[Future[_Result]] = deque()
-    with ThreadPoolExecutor(1) as front, ThreadPoolExecutor(num_workers) as back:
-        try:
-            for item in items:
-                in_progress.append(back.submit(run_second, front.submit(run_first, item)))
-                if len(in_progress) > num_workers:
-                    yield in_progress.popleft().result()
-            while in_progress:
-                yield in_progress.popleft().result()
-        finally:
-            for future in in_progress:
-                future.cancel()
 
 
 class Engines(NamedTuple):
@@ -529,6 +407,7 @@ class Recognizer(nn.Module):
         sampling_rate: int | None = None,
         num_samples: Tensor | Sequence[int] | None = None,
         nbest: int = 1,
+        speaker: SpeakerTransform | None = None,
     ) -> list[RecognitionResult]:
         """Recognizes one recording or several.
 
@@ -540,6 +419,7 @@ class Recognizer(nn.Module):
             num_samples: (N,) length of each recording of a padded batch. Without them, zeros at the end of a recording
                 of a batch are taken for padding.
             nbest: the maximum number of `hypotheses` of each result. More than 1 makes lattices, which take time.
+            speaker: who speaks, as `speaker_transform` has learnt it from recordings.
 
         Returns:
             A list with one result for each recording, in order; also for a single recording.
@@ -553,19 +433,15 @@ class Recognizer(nn.Module):
         self.eval()  # the acoustic model may be trained elsewhere
         rate = self.sampling_rate
         recordings = self._recordings(audio, rate if sampling_rate is None else sampling_rate, num_samples)
-        segments = [
-            (recording_idx, begin, end)
-            for recording_idx, recording in enumerate(recordings)
-            for begin, end in split_at_pauses(recording, rate, self.resources.max_segment_seconds)
-        ]
-        max_padded = int(self.batch_seconds * rate)
-        batches = batches_of_similar_length([end - begin for _, begin, end in segments], max_padded)
+        segments = self._segments(recordings)
+        batches = self._batches(segments)
         samples = ([recordings[segments[i][0]][segments[i][1] : segments[i][2]] for i in batch] for batch in batches)
         found: dict[int, RecognitionResult] = {}
         decoder = self._prepared_decoder(nbest > 1)
         with self._engines.lend(self._new_engines) as engines:
             decode = partial(self._decode, decoder, engines, nbest)
-            batch_results = pipelined(samples, self._score, decode, self.resources.num_workers, engines.streams)
+            score = partial(self._score, speaker=speaker)
+            batch_results = pipelined(samples, score, decode, self.resources.num_workers, engines.streams)
             for batch, results in zip(batches, batch_results, strict=True):
                 found.update(zip(batch, results, strict=True))
         recognized = []
@@ -573,6 +449,75 @@ class Recognizer(nn.Module):
             own = [i for i, segment in enumerate(segments) if segment[0] == recording_idx]
             recognized.append(joined([found[i] for i in own], [segments[i][1] / rate for i in own]))
         return recognized
+
+    @torch.no_grad()
+    def speaker_transform(
+        self, audio: Any, sampling_rate: int | None = None, num_samples: Tensor | Sequence[int] | None = None
+    ) -> SpeakerTransform:
+        """Learns from recordings without transcripts how a speaker differs from those of the training.
+
+        The recordings are recognized, and a transform of the features is trained on the words that were found, which
+        takes several times as long as recognition. See `asr.models.adaptation`.
+
+        Args:
+            audio: recordings of one speaker in one place; this and the others as in the call.
+            sampling_rate: as in the call.
+            num_samples: as in the call.
+
+        Returns:
+            What the call takes as `speaker`.
+
+        Raises:
+            AsrError: as the call, or the bundle has no denominator graph, which only networks trained by lattice-free
+                MMI have.
+
+        Example:
+            >>> speaker = recognizer.speaker_transform(["monday.mp3", "tuesday.mp3"])  # doctest: +SKIP
+            >>> recognizer("wednesday.mp3", speaker=speaker)[0].text  # doctest: +SKIP
+            'HELLO WORLD'
+        """
+        network, denominator = self.acoustic_model, self.bundle.denominator
+        tied = self.bundle.graph.meta.get(TIED_STATES)
+        if denominator is None or tied is None or not isinstance(network, NormalizingNetwork):
+            raise AsrError(
+                f"bundle {self.bundle.name}: it cannot adapt to speakers, for lack of a denominator graph; take a "
+                "bundle whose network was trained by lattice-free MMI, and make it with 'asr bundle --denominator'."
+            )
+        self.eval()
+        rate = self.sampling_rate
+        recordings = self._recordings(audio, rate if sampling_rate is None else sampling_rate, num_samples)
+        segments = self._segments(recordings)
+        decoder, speech = self._prepared_decoder(), []
+        with self._engines.lend(self._new_engines) as engines, engines.streams.running(0):
+            engines.streams.catch_up()
+            for batch in self._batches(segments):
+                samples = [recordings[segments[i][0]][segments[i][1] : segments[i][2]] for i in batch]
+                features, num_features = self._features(samples, StageTimes())
+                log_prob, num_frames = self._log_prob(features, num_features, StageTimes(), None)
+                with torch.autocast(self.device.type, enabled=False):
+                    decoded = decoder.decode(log_prob, num_frames, engines.models[0].model)
+                engines.models[0].forget_contexts()
+                speech += [
+                    RecognizedSpeech(row[:length], result.hypotheses[0].phones)
+                    for row, length, result in zip(features, num_features.tolist(), decoded, strict=True)
+                    if result.hypotheses
+                ]
+            transform = adapt(network, TiedStates.from_json(tied), denominator, speech)
+        engines.streams.wait(0)
+        return transform
+
+    def _segments(self, recordings: Sequence[Tensor]) -> list[tuple[int, int, int]]:
+        """Recording, first sample and sample after the last of each segment."""
+        return [
+            (recording_idx, begin, end)
+            for recording_idx, recording in enumerate(recordings)
+            for begin, end in split_at_pauses(recording, self.sampling_rate, self.resources.max_segment_seconds)
+        ]
+
+    def _batches(self, segments: Sequence[tuple[int, int, int]]) -> list[list[int]]:
+        """Segments that are recognized together."""
+        max_padded = int(self.batch_seconds * self.sampling_rate)
+        return batches_of_similar_length([end - begin for _, begin, end in segments], max_padded)
 
     def _recordings(self, audio: Any, old_rate: int, num_samples: Tensor | Sequence[int] | None) -> list[Tensor]:
         """(L,) at the bundle's sampling rate for each recording."""
@@ -590,32 +535,49 @@ class Recognizer(nn.Module):
             return [row if named else at_rate(row, old_rate, rate) for row, named in zip(rows, is_file, strict=True)]
         return [at_rate(row, old_rate, rate) for row in as_recordings(audio, num_samples)]
 
-    def log_prob(self, samples: Sequence[Tensor], times: StageTimes) -> tuple[Tensor, Tensor]:
+    def log_prob(
+        self, samples: Sequence[Tensor], times: StageTimes, speaker: SpeakerTransform | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Segments (L,) at the bundle's sampling rate to token log-probabilities.
 
         Args:
             samples: the segments.
             times: gets the seconds of `features` and `acoustic model`.
+            speaker: as in the call.
 
         Returns:
             log_prob (N, T, C), natural logs, and num_frames (N,).
         """
+        return self._log_prob(*self._features(samples, times), times, speaker)
+
+    def _features(self, samples: Sequence[Tensor], times: StageTimes) -> tuple[Tensor, Tensor]:
+        """(N, T, F) and their number of frames (N,)."""
         device = self.device
         num_samples = to_device(torch.tensor([len(row) for row in samples]), device)
         with times.measure("features", device):
             padded = to_device(nn.utils.rnn.pad_sequence(list(samples), batch_first=True), device)
             features, num_frames = self.features(padded, num_samples)
-        with times.measure("acoustic model", device):
+        return features, num_frames
+
+    def _log_prob(
+        self, features: Tensor, num_frames: Tensor, times: StageTimes, speaker: SpeakerTransform | None
+    ) -> tuple[Tensor, Tensor]:
+        """(N, T', C) and their number of frames (N,)."""
+        with times.measure("acoustic model", self.device):
             if int(num_frames.max()) == 0:
-                return features.new_zeros(len(samples), 0, len(self.bundle.graph.tokens)), num_frames
-            log_prob, num_frames = self.acoustic_model(features, num_frames)
+                return features.new_zeros(len(features), 0, len(self.bundle.graph.tokens)), num_frames
+            if speaker is None:
+                log_prob, num_frames = self.acoustic_model(features, num_frames)
+            else:
+                network: Any = self.acoustic_model
+                log_prob, num_frames = score_of_speaker(network, features, num_frames, speaker)
         return log_prob, num_frames
 
-    def _score(self, samples: list[Tensor]) -> _Scored:
+    def _score(self, samples: list[Tensor], speaker: SpeakerTransform | None = None) -> _Scored:
         """The first stage of a batch: features and acoustic model."""
         times = StageTimes()
         lengths = [len(row) / self.sampling_rate for row in samples]
-        return _Scored(*self.log_prob(samples, times), lengths, times)
+        return _Scored(*self.log_prob(samples, times, speaker), lengths, times)
 
     def _decode(
         self, decoder: Decoder, engines: Engines, nbest: int, worker: int, scored: _Scored

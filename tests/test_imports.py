@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ALLOWED = {
     "errors": "",
     "distributed": "errors",
+    "pipeline": "",
     "options": "errors",
     "text": "errors",
     "torch_archive": "errors",
@@ -37,9 +38,10 @@ ALLOWED = {
     "transcripts": "errors results",
     "reports": "audio decoding errors metrics nist results serialization text",
     "ctc": "audio bundle decoding errors graph hub kernels lm models results serialization text",
-    "recognizer": "audio bundle ctc decoding errors graph kernels lm models options results serialization text",
+    "recognizer": "audio bundle ctc decoding errors graph kernels lm models options pipeline results serialization "
+    "text",
     "streaming": "audio bundle decoding errors kernels lm models recognizer results text",
-    "testing": "audio bundle decoding errors graph kernels lm models recognizer serialization text",
+    "testing": "audio bundle decoding errors graph kernels lm models pipeline recognizer serialization text",
 }
 EVERYTHING = {"asr", "cli", "__main__"}  # these may import what they like
 # Which modules may import the heavy packages.

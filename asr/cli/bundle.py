@@ -17,6 +17,7 @@ from asr.decoding.build import OLD_MODES, recognition_settings
 from asr.decoding.settings import MODES
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
+from asr.graph.denominator_graph import DenominatorGraph
 from asr.lm.ngram.io import read_ngram_lm
 from asr.lm.ngram.model import NgramLM
 from asr.models.external.base import KINDS
@@ -63,6 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rnn-lm", help="recurrent language model: a checkpoint of 'asr fit', an exported folder, or a bundle"
     )
     parser.add_argument("--lexicon", help="the pronunciations that the graph was built from, for exact word times")
+    parser.add_argument(
+        "--denominator",
+        help="denominator graph that the acoustic model was trained with (the denominator.npz of 'asr chain'), for "
+        "adaptation to speakers",
+    )
     parser.add_argument(
         "--decoding",
         help="YAML or JSON with the tuned decoding options of each mode (default: those of the bundle "
@@ -122,6 +128,9 @@ def _assembled(args: argparse.Namespace, name: str) -> Bundle:
         large_ngram=_ngram(args.large_ngram),
         rnn_lm=read_rnn_lm(args.rnn_lm) if args.rnn_lm else None,
         lexicon=Lexicon.for_words([args.lexicon], graph.vocabulary.words) if args.lexicon else None,
+        denominator=acoustics.denominator
+        if args.denominator is None
+        else DenominatorGraph.load(Path(args.denominator)),
         decoding=_by_mode(_mapping(Path(args.decoding)) if args.decoding else acoustics.decoding),
         card=_text(Path(args.card)) if args.card else "",
     )
@@ -145,6 +154,7 @@ class _Acoustics(NamedTuple):
     features: ModelSpec
     tokens: TokenTable
     decoding: dict[str, dict[str, Any]]
+    denominator: DenominatorGraph | None = None
 
 
 def _acoustics(paths: list[Path], recipe: str | None) -> _Acoustics:
@@ -155,7 +165,9 @@ def _acoustics(paths: list[Path], recipe: str | None) -> _Acoustics:
                 "--acoustic-model: only checkpoints of 'asr fit' can be averaged; give these, or one bundle."
             )
         bundle = Bundle.load(paths[0])
-        return _Acoustics(bundle.acoustic_model, bundle.features, bundle.graph.tokens, bundle.decoding)
+        return _Acoustics(
+            bundle.acoustic_model, bundle.features, bundle.graph.tokens, bundle.decoding, bundle.denominator
+        )
     if recipe is None:
         raise AsrError(f"{paths[0]}: a checkpoint needs --recipe, the YAML that it was trained with.")
     from asr.models.checkpoint import network_from_checkpoint

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asr.cli.evaluation_details import Details, details_of_file, evaluation_of
 from asr.errors import AsrError
@@ -44,6 +45,9 @@ from asr.results import StageTimes, format_cache
 from asr.serialization import require_writable, write_whole_text
 from asr.text.documents import parse_json
 from asr.text.normalize import read_text
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Transcripts = dict[str, tuple[str, ...]]
 
@@ -94,6 +98,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="sclite: count errors as sclite does; auto: where a file is CTM, STM or TRN (default: auto)",
     )
     parser.add_argument(
+        "--adapt",
+        action="store_true",
+        help="with --cuts, learn the voice of each speaker from his recordings first, without their transcripts",
+    )
+    parser.add_argument(
         "--export", metavar="DIR", help="write ref.trn and hyp.trn there, for sclite and other programs"
     )
     parser.add_argument(
@@ -142,6 +151,8 @@ def run(args: argparse.Namespace) -> int:
     require_writable(*outputs, inputs=read)
     if args.confidences and not args.cuts:
         raise AsrError("--confidences needs --cuts; transcripts have the confidences of 'asr transcribe --lattices'.")
+    if args.adapt and not args.cuts:
+        raise AsrError("--adapt needs --cuts, whose recordings are recognized.")
     is_sclite = args.scoring == "sclite" or any(is_nist(path) for path in read[:3] if path)
     other = _read_other(args) if args.compare else None
     extra: dict[str, Any] = {}
@@ -304,8 +315,8 @@ def _recognize_cuts(
     from asr.cli.compile import compiling_notice
     from asr.cli.options import describe, recognizer_from
     from asr.cli.output import maker_of
-    from asr.cli.transcribe import transcribe
-    from asr.datasets.cuts import cut_source, cut_text, cut_waveform
+    from asr.cli.transcribe import Outcome, learn_speaker, transcribe
+    from asr.datasets.cuts import cut_source, cut_speaker, cut_text, cut_waveform
     from asr.decoding.build import old_first_pass
     from asr.results import later_cache
 
@@ -323,8 +334,22 @@ def _recognize_cuts(
     with compiling_notice():
         recognizer.prepare()
     if output is not None:
-        output.require_maker(maker_of(recognizer))
-    outcomes = transcribe(recognizer, todo, lambda name, rate: cut_waveform(cuts[name], rate))
+        output.require_maker(maker_of(recognizer, "adapted" if args.adapt else ""))
+
+    def read(name: str, rate: int) -> Tensor:
+        return cut_waveform(cuts[name], rate)
+
+    speakers: dict[str, list[str]] = {}
+    for name, cut in cuts.items():
+        speakers.setdefault(cut_speaker(cut) if args.adapt else "", []).append(name)
+
+    def of_speaker(own: Sequence[str]) -> Iterator[Outcome[str]]:
+        left = [name for name in own if name not in hypotheses]
+        return transcribe(
+            recognizer, left, read, speaker=learn_speaker(recognizer, own, read) if args.adapt and left else None
+        )
+
+    outcomes = itertools.chain.from_iterable(of_speaker(own) for own in speakers.values())
     times, cache, num_failed = StageTimes(), dict[str, int | float](), 0
     console = Console(stderr=True)
     shown = track(outcomes, "recognizing", total=len(todo), console=console, disable=not console.is_terminal)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -28,12 +30,16 @@ from asr.cli.output import (
 from asr.cli.recordings import Recordings, Shard, audio_files, recordings
 from asr.cli.stream import STANDARD_INPUT, add_stream_arguments, run_streams
 from asr.errors import AsrError
+from asr.models.adaptation import SpeakerTransform
 from asr.recognizer import Recognizer
 from asr.results import RecognitionResult, StageTimes, format_cache, later_cache
 from asr.serialization import require_writable
 from asr.transcripts import FORMATS, Transcript, format_transcript, parse_formats, unique_names
 
 _Name = TypeVar("_Name", Path, str)
+
+# A few minutes are enough to learn a voice.
+_ADAPTATION_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,7 @@ def transcribe(
     read: Callable[[_Name, int], Tensor],
     batch_seconds: float | None = None,
     nbest: int = 1,
+    speaker: SpeakerTransform | None = None,
 ) -> Iterator[Outcome[_Name]]:
     """Recognizes recordings in order, several at a time, and yields each as soon as it is done.
 
@@ -67,7 +74,9 @@ def transcribe(
         batch_seconds: how much audio is read for each worker before it is recognized together; None is 60 seconds on a
             CPU, and what a batch holds on a GPU.
         nbest: as of `Recognizer`.
+        speaker: as of `Recognizer`.
     """
+    recognize = partial(recognizer, nbest=nbest, speaker=speaker)
     if batch_seconds is None:
         batch_seconds = recognizer.batch_seconds if recognizer.device.type == "cuda" else 60.0
     # With fewer than several batches for each worker the stages could not overlap.
@@ -86,16 +95,33 @@ def transcribe(
         waiting.append((name, waveform))
         num_samples += len(waveform)
         if num_samples >= batch_seconds * recognizer.sampling_rate:
-            yield from _recognized(recognizer, waiting, nbest)
+            yield from _recognized(recognize, waiting)
             waiting, num_samples = [], 0
-    yield from _recognized(recognizer, waiting, nbest)
+    yield from _recognized(recognize, waiting)
 
 
-def _recognized(
-    recognizer: Recognizer, waiting: Sequence[tuple[_Name, Tensor | str]], nbest: int
-) -> Iterator[Outcome[_Name]]:
+def learn_speaker(
+    recognizer: Recognizer, names: Iterable[_Name], read: Callable[[_Name, int], Tensor]
+) -> SpeakerTransform:
+    """Adapts to the speaker of recordings: to their first ten minutes; what cannot be read is left out."""
+    waveforms: list[Tensor] = []
+    room = int(_ADAPTATION_SECONDS * recognizer.sampling_rate)
+    for name in names:
+        if room <= 0:
+            break
+        with contextlib.suppress(Exception):  # recognition tells of it
+            waveforms.append(read(name, recognizer.sampling_rate)[:room])
+            room -= len(waveforms[-1])
+    with Console(stderr=True).status("learning the speaker's voice"):
+        return recognizer.speaker_transform([each for each in waveforms if len(each)])
+
+
+_Recognize = Callable[[list[Tensor]], list[RecognitionResult]]
+
+
+def _recognized(recognize: _Recognize, waiting: Sequence[tuple[_Name, Tensor | str]]) -> Iterator[Outcome[_Name]]:
     waveforms = [content for _, content in waiting if not isinstance(content, str)]
-    results = iter(_all_or_each(recognizer, waveforms, nbest))
+    results = iter(_all_or_each(recognize, waveforms))
     for name, content in waiting:
         if isinstance(content, str):
             yield Outcome(name, error=content)
@@ -107,19 +133,19 @@ def _recognized(
             yield Outcome(name, result)
 
 
-def _all_or_each(recognizer: Recognizer, waveforms: list[Tensor], nbest: int) -> list[RecognitionResult | AsrError]:
+def _all_or_each(recognize: _Recognize, waveforms: list[Tensor]) -> list[RecognitionResult | AsrError]:
     """All together; should that fail, each by itself, so that the others are done."""
     if not waveforms:
         return []
     try:
-        return list(recognizer(waveforms, nbest=nbest))
+        return [*recognize(waveforms)]
     except AsrError as error:
         if len(waveforms) == 1:
             return [error]
     except Exception as error:  # memory, that of a GPU as well, for one
         if len(waveforms) == 1:
             return [AsrError(f"it cannot be recognized ({_in_one_line(error)}).")]
-    return [result for waveform in waveforms for result in _all_or_each(recognizer, [waveform], nbest)]
+    return [result for waveform in waveforms for result in _all_or_each(recognize, [waveform])]
 
 
 def _in_one_line(error: Exception) -> str:
@@ -197,6 +223,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--statistics", action="store_true", help="print the times of all stages and cache counts to stderr"
     )
+    parser.add_argument(
+        "--adapt",
+        action="store_true",
+        help="all recordings are of one speaker: learn his voice from up to ten minutes of them first, which takes "
+        "several times as long as recognizing these",
+    )
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
     parser.add_argument(
         "--nbest",
@@ -220,6 +252,8 @@ def run(args: argparse.Namespace) -> int:
         raise AsrError("--nbest needs --jsonl or --output: the further sentences are a JSON field.")
     if args.stream and args.lattices:
         raise AsrError("--lattices and --stream exclude each other; transcribe the recording afterwards.")
+    if args.adapt and args.stream:
+        raise AsrError("--adapt and --stream exclude each other; transcribe the recording afterwards.")
     if args.stream:
         return _run_streams(args)
     if STANDARD_INPUT in args.audio:
@@ -278,7 +312,7 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
         return 0
     recognizer = recognizer_from(args)
     if output is not None:
-        output.require_maker(maker_of(recognizer))
+        output.require_maker(maker_of(recognizer, "adapted" if args.adapt else ""))
     if not todo:
         return 0
     recognizer.keep_lattices = args.lattices is not None
@@ -289,7 +323,8 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
         lattices = LatticeWriter(
             args.lattices, args.lattice_format, recognizer, list(map(Path, done)), args.lattice_gzip
         )
-    outcomes = transcribe(recognizer, todo, found.read, nbest=args.nbest)
+    speaker = learn_speaker(recognizer, names, found.read) if args.adapt else None
+    outcomes = transcribe(recognizer, todo, found.read, nbest=args.nbest, speaker=speaker)
     console = Console(stderr=True)
     if not args.no_progress and console.is_terminal:
         outcomes = iter(track(outcomes, "transcribing", total=len(todo), console=console))

@@ -162,7 +162,7 @@ def hold_out_speakers(cuts: Sequence[MonoCut], fraction: float, seed: int) -> tu
     """
     duration: dict[str, float] = defaultdict(float)
     for cut in cuts:
-        duration[_speaker(cut)] += cut.duration
+        duration[cut_speaker(cut)] += cut.duration
     if len(duration) < 2:
         raise AsrError("valid_fraction: the training cuts have only one speaker; give valid_cuts instead.")
     speakers = sorted(duration)
@@ -175,7 +175,9 @@ def hold_out_speakers(cuts: Sequence[MonoCut], fraction: float, seed: int) -> tu
             break
         held_out.add(speaker)
         taken += duration[speaker]
-    return [cut for cut in cuts if _speaker(cut) not in held_out], [cut for cut in cuts if _speaker(cut) in held_out]
+    return [cut for cut in cuts if cut_speaker(cut) not in held_out], [
+        cut for cut in cuts if cut_speaker(cut) in held_out
+    ]
 
 
 def select_usable(
@@ -199,7 +201,8 @@ def select_usable(
     return usable, left_out
 
 
-def _speaker(cut: MonoCut) -> str:
+def cut_speaker(cut: MonoCut) -> str:
+    """Who speaks, as the corpus names him; the name of the cut where nothing is known."""
     return next((str(supervision.speaker) for supervision in cut.supervisions if supervision.speaker), cut.id)
 
 

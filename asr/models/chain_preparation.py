@@ -17,9 +17,9 @@ import torch
 from asr.audio.cmvn import UtteranceCmvn
 from asr.errors import AsrError
 from asr.graph.context import ENTRY, LOOP, TiedStates
+from asr.graph.denominator_graph import DenominatorGraph
 from asr.models.chain_corpus import FRAME_SECONDS, Alignment, PreparedCorpus
 from asr.models.denominator import denominator_graph, phone_histories
-from asr.models.lfmmi import DenominatorGraph
 from asr.models.state_tying import ContextStatistics, grow_trees
 from asr.text.documents import parse_json
 
@@ -115,15 +115,13 @@ def load_chain(folder: Path) -> tuple[TiedStates, DenominatorGraph]:
     """What `prepare_chain` wrote.
 
     Raises:
-        AsrError: a file is missing.
+        AsrError: a file is missing or damaged.
     """
     for name in (STATES_FILE, DENOMINATOR_FILE):
         if not (folder / name).is_file():
             raise AsrError(f"{folder / name}: there is no such file; prepare the training first.")
     states = TiedStates.from_json(parse_json((folder / STATES_FILE).read_text(encoding="utf-8")))
-    with np.load(folder / DENOMINATOR_FILE) as file:
-        graph = DenominatorGraph(**{name: file[name] for name in DenominatorGraph._fields})
-    return states, graph
+    return states, DenominatorGraph.load(folder / DENOMINATOR_FILE)
 
 
 def _cosines(num_features: int) -> npt.NDArray[np.float32]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from asr.graph.context import TiedStates
-from asr.models.lfmmi import DenominatorGraph
+from asr.graph.denominator_graph import DenominatorGraph
 
 History = tuple[int, ...]
 _BOUNDARY = 0  # silence stands in front of every utterance

@@ -17,41 +17,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from asr.graph.denominator_graph import DenominatorGraph, FloatArray
 from asr.kernels.jit import jit
 
-FloatArray = npt.NDArray[np.float32]
 _HIGHEST = 30.0
-
-
-class DenominatorGraph(NamedTuple):
-    """A hidden Markov model whose states read one column on arrival and another, or the same, while they last.
-
-    Attributes:
-        entry: (S,) int64, the column read by every arc that leads to a state from another.
-        loop: (S,) int64, the column read by the arc from a state to itself.
-        stay: (S,) float32, the probability of that arc.
-        begin: (S + 1,) int64; the arcs to state s from others are `begin[s] : begin[s + 1]`.
-        source: (A,) int64, where an arc comes from.
-        probability: (A,) float32.
-        initial: (S,) float32, the state in front of a piece's first frame; sums to 1.
-    """
-
-    entry: npt.NDArray[np.int64]
-    loop: npt.NDArray[np.int64]
-    stay: FloatArray
-    begin: npt.NDArray[np.int64]
-    source: npt.NDArray[np.int64]
-    probability: FloatArray
-    initial: FloatArray
-
-    @property
-    def num_states(self) -> int:
-        """S."""
-        return len(self.initial)
-
-    def target(self) -> npt.NDArray[np.int64]:
-        """Where each arc leads, (A,)."""
-        return np.repeat(np.arange(self.num_states), np.diff(self.begin))
 
 
 class _OutgoingArcs(NamedTuple):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from asr.lm.cached.states import HiddenStore
-from asr.recognizer import StreamPool, pipelined
+from asr.pipeline import StreamPool, pipelined
 from asr.testing.simulated_gpu import simulated_gpu
 
 _CUDA = torch.device("cuda", 0)

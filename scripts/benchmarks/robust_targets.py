@@ -40,6 +40,7 @@ from asr.decoding.word_lattice_io import read_k2_lattices, read_slf_lattice, rea
 from asr.errors import AsrError
 from asr.graph.context import TiedStates
 from asr.graph.decoding_graph import DecodingGraph
+from asr.graph.denominator_graph import DenominatorGraph
 from asr.graph.transition_model import read_transition_pdfs
 from asr.lm.corpus import read_word_stream
 from asr.lm.ngram.arpa import read_arpa, write_arpa
@@ -243,6 +244,11 @@ def _bundle_targets(folder: Path) -> dict[str, Target]:
 def _text_targets(folder: Path) -> dict[str, Target]:
     """Lists, tables, transcripts of other programs."""
     states = {"phones": ["SIL", "A"], "entry": [[0, 1], [0, 2]], "loop": [[3, 4], [3, 4]]}
+    row, one = np.zeros(2, dtype=np.int64), np.full(2, 0.5, dtype=np.float32)
+    denominator = DenominatorGraph(row, row + 1, one, np.array([0, 1, 2]), np.array([1, 0]), one, one)
+    denominator.save(folder / "denominator.safetensors")
+    archive = io.BytesIO()
+    np.savez(archive, **denominator._asdict())
     vocabulary = [b'{"<blank>": 0, "a": 1, "b": 2, "|": 3}', b'["<blank>", "a", "b", "|"]']
     decoder = build_ctcdecoder(["", "a", "b", " "])
     decoder.save_to_dir(folder)
@@ -262,6 +268,14 @@ def _text_targets(folder: Path) -> dict[str, Target]:
 
     return {
         "tied states": Target(lambda path: TiedStates.from_file(path).num_columns, [json.dumps(states).encode()]),
+        "denominator": Target(
+            lambda path: DenominatorGraph.load(path).num_columns,
+            [(folder / "denominator.safetensors").read_bytes()],
+            ".safetensors",
+        ),
+        "denominator of a training": Target(
+            lambda path: DenominatorGraph.load(path).num_columns, [archive.getvalue()], ".npz"
+        ),
         "ctc tokens.json": Target(lambda path: CTCTokens(path).symbols, vocabulary, ".json"),
         "ctc tokens.txt": Target(lambda path: CTCTokens(path).symbols, [b"<blk> 0\na 1\nb 2\n", b"<blk>\na\nb\n"]),
         "saved decoder": Target(

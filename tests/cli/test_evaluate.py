@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import soundfile
 
+import asr
 from asr.bundle import Bundle
 from asr.cli.main import main
 from asr.lm.rnn.export import save_network
@@ -206,3 +208,42 @@ def test_details_of_a_file_of_transcripts(tmp_path, transcripts, evaluate):
     assert record["utterances"][0]["words"] == [{"text": "one", "start": 0.5, "end": 1.0, "confidence": 0.9}]
     message = "--confidences needs --cuts"
     assert message in evaluate(hypothesis, "--reference", reference, "--confidences")[2]
+
+
+def test_adaptation_is_refused_where_it_cannot_be(cuts, evaluate, transcripts, tiny_bundle_folder):
+    hypothesis, reference = transcripts
+    assert "--adapt needs --cuts" in evaluate(hypothesis, "--reference", reference, "--adapt")[2]
+    code, _, errors = evaluate("--cuts", cuts, "--bundle", tiny_bundle_folder, "--adapt")
+    assert code == 2 and "it cannot adapt to speakers, for lack of a denominator graph" in errors
+
+
+@pytest.mark.slow
+def test_each_speakers_voice_is_learnt_from_his_recordings_alone(tmp_path, evaluate):
+    lhotse = pytest.importorskip("lhotse")
+    clips = sorted((Path(__file__).resolve().parents[2] / "scripts" / "demo_clips").glob("*.flac"))[:4]
+    made = []
+    for index, path in enumerate(clips):
+        recording = lhotse.Recording.from_file(path)
+        speaker = "AB"[index % 2]
+        supervision = lhotse.SupervisionSegment(
+            path.stem, recording.id, 0, recording.duration, text="A", speaker=speaker
+        )
+        made.append(lhotse.MonoCut(path.stem, 0, recording.duration, 0, [supervision], recording=recording))
+    lhotse.CutSet.from_cuts(made).to_file(tmp_path / "cuts.jsonl.gz")
+    arguments = ("--cuts", tmp_path / "cuts.jsonl.gz", "--bundle", "librispeech", "--mode", "ngram", "--adapt")
+    assert evaluate(*arguments, "--output", tmp_path / "words.jsonl")[0] == 0
+    lines = [json.loads(line) for line in (tmp_path / "words.jsonl").read_text().splitlines()]
+    recognizer = asr.load("librispeech", mode="ngram")
+    for own in (clips[::2], clips[1::2]):
+        speaker = recognizer.speaker_transform(own)
+        for path, result in zip(own, recognizer(own, speaker=speaker), strict=True):
+            record = next(line for line in lines if line["id"] == path.stem)
+            assert record["text"] == result.text
+            assert record["scores"]["total"] == pytest.approx(result.total, abs=1e-2)
+    # A run that goes on learns the same voices, from all of the recordings.
+    (tmp_path / "words.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:1]))
+    assert evaluate(*arguments, "--output", tmp_path / "words.jsonl", "--resume")[0] == 0
+    again = [json.loads(line) for line in (tmp_path / "words.jsonl").read_text().splitlines()]
+    assert {one["id"]: one["text"] for one in again} == {one["id"]: one["text"] for one in lines}
+    code, _, errors = evaluate(*arguments[:-1], "--output", tmp_path / "words.jsonl", "--resume")
+    assert code == 2 and "words.jsonl" in errors

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from asr.graph.denominator_graph import DenominatorGraph
 from asr.models import lfmmi
-from asr.models.lfmmi import DenominatorGraph, LfMmi, NumeratorPiece, numerator_piece
+from asr.models.lfmmi import LfMmi, NumeratorPiece, numerator_piece
 
 LEAK = 0.3
 

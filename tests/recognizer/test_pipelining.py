@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from asr.recognizer import StreamPool, pipelined
+from asr.pipeline import StreamPool, pipelined
 
 CPU = torch.device("cpu")
 

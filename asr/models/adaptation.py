@@ -1,0 +1,159 @@
+"""Adaptation of an acoustic model to a speaker, from recordings without transcripts.
+
+What the recognizer finds in the recordings takes the place of transcripts. A scale and a shift of each normalized
+feature are then trained by lattice-free MMI (Povey et al. 2016), the objective of the network itself; its weights stay
+as they are. With few parameters, and few steps, wrong words do little harm. The idea of a transform of the features
+for each speaker is that of constrained maximum likelihood regression (Gales 1998), its training by an objective of
+sequences that of Wang and Woodland (2004).
+
+Shapes: T frames of features, F features, T' output frames, C columns, N pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from asr.graph.context import TiedStates
+from asr.graph.denominator_graph import DenominatorGraph
+from asr.models.interface import NormalizingNetwork
+from asr.models.lfmmi import LfMmi, NumeratorPiece, numerator_piece
+
+_PIECE = 60  # output frames
+_TOLERANCE = 1.5  # output frames by which a phone may begin earlier or end later
+# Output frames between two steps: 36 s of speech. Less would follow single utterances.
+_FRAMES_PER_STEP = 1200
+_LEARNING_RATE = 0.01
+_NUM_EPOCHS = 3
+
+
+class SpeakerTransform(NamedTuple):
+    """What is done to the normalized features of a speaker.
+
+    Attributes:
+        scale: (F,) float32.
+        shift: (F,) float32.
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    @classmethod
+    def identity(cls, num_features: int, device: torch.device | None = None) -> SpeakerTransform:
+        """The transform that changes nothing."""
+        return cls(torch.ones(num_features, device=device), torch.zeros(num_features, device=device))
+
+    def __call__(self, features: Tensor, num_frames: Tensor) -> Tensor:
+        """Normalized features (N, T, F) of num_frames (N,) frames to (N, T, F); padding stays 0."""
+        inside = torch.arange(features.shape[1], device=features.device) < num_frames.to(features.device)[:, None]
+        moved = features * self.scale.to(features.device) + self.shift.to(features.device)
+        return moved.masked_fill(~inside[:, :, None], 0.0)
+
+
+class RecognizedSpeech(NamedTuple):
+    """A segment of a speaker's recording and what was recognized in it.
+
+    Attributes:
+        features: (T, F), not normalized.
+        runs: the columns of the best path, in output frames, as `Hypothesis.phones` has them.
+    """
+
+    features: Tensor
+    runs: tuple[tuple[int, int, int], ...]
+
+
+def score_of_speaker(
+    network: NormalizingNetwork, features: Tensor, num_frames: Tensor, transform: SpeakerTransform
+) -> tuple[Tensor, Tensor]:
+    """As the call of the network, (N, T, F), (N,) -> (N, T', C), (N,), with the speaker's transform in it."""
+    normal = transform(network.input_norm(features, num_frames), num_frames)
+    outputs, num_outputs = network.forward_normalized(normal, num_frames)
+    return outputs[-1], num_outputs
+
+
+def adapt(
+    network: NormalizingNetwork, states: TiedStates, denominator: DenominatorGraph, speech: Sequence[RecognizedSpeech]
+) -> SpeakerTransform:
+    """Trains the transform of a speaker.
+
+    Args:
+        network: in evaluation mode; it is not changed.
+        states: what its columns mean.
+        denominator: all phone sequences, as in its training.
+        speech: of one speaker. Segments without words, or of less than two seconds, say nothing.
+
+    Returns:
+        The transform; the identity where nothing can be learnt.
+    """
+    device = next(network.parameters()).device
+    start = SpeakerTransform.identity(network.num_features, device)
+    transform = SpeakerTransform(start.scale.requires_grad_(), start.shift.requires_grad_())
+    optimizer = torch.optim.Adam(transform, lr=_LEARNING_RATE)
+    objective = LfMmi(denominator)
+    spoken = [(each, numerator_pieces(states, each.runs)) for each in speech if each.runs]
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(_NUM_EPOCHS):
+        order = torch.randperm(len(spoken), generator=generator).tolist()
+        waiting: list[tuple[RecognizedSpeech, list[NumeratorPiece]]] = []
+        for position, index in enumerate(order):
+            waiting.append(spoken[index])
+            num_frames = sum(len(pieces) for _, pieces in waiting) * _PIECE
+            if num_frames >= _FRAMES_PER_STEP or (num_frames and position + 1 == len(order)):
+                _step(network, objective, transform, waiting)
+                optimizer.step()
+                waiting = []
+    return SpeakerTransform(transform.scale.detach(), transform.shift.detach())
+
+
+def numerator_pieces(states: TiedStates, runs: Sequence[tuple[int, int, int]]) -> list[NumeratorPiece]:
+    """A path in pieces of 60 output frames: its phones, and silence wherever there is none."""
+    phones: list[int] = [0]
+    starts: list[int] = [0]
+    end = 0
+    for phone, first, after in states.phones_of_runs(runs):
+        if first > end and phones[-1] != 0:
+            phones.append(0)
+            starts.append(end)
+        phones.append(phone)
+        starts.append(first)
+        end = after
+    phone_idx, start = np.array(phones), np.array(starts, dtype=np.float64)
+    before = np.concatenate(([0], phone_idx[:-1]))
+    columns = states.entry[before, phone_idx], states.loop[before, phone_idx]
+    return [
+        numerator_piece(*columns, *_from(start, begin, end), _PIECE, _TOLERANCE)
+        for begin in range(0, end - _PIECE + 1, _PIECE)
+    ]
+
+
+def _from(
+    start: npt.NDArray[np.float64], begin: int, end: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Begin and end of each phone in frames from the piece's beginning."""
+    return start - begin, np.append(start[1:], max(start[-1] + 1, end)) - begin
+
+
+def _step(
+    network: NormalizingNetwork,
+    objective: LfMmi,
+    transform: SpeakerTransform,
+    speech: Sequence[tuple[RecognizedSpeech, list[NumeratorPiece]]],
+) -> None:
+    """The gradient of the objective a frame."""
+    scores: list[Tensor] = []
+    pieces: list[NumeratorPiece] = []
+    with torch.enable_grad(), torch.autocast(transform.scale.device.type, enabled=False):
+        for (features, _), own in speech:
+            num_frames = torch.tensor([len(features)], device=features.device)
+            score, _ = score_of_speaker(network, features[None], num_frames, transform)
+            scores += list(score[0].split(_PIECE)[: len(own)])
+            pieces += own
+        loss, _ = objective(torch.stack(scores).float().cpu(), pieces)
+        total = loss.sum() / (len(pieces) * _PIECE)
+        # Of the weights no gradient is wanted.
+        transform.scale.grad, transform.shift.grad = torch.autograd.grad(total, list(transform))

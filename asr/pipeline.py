@@ -1,0 +1,135 @@
+"""Two stages of work, one beside the other, in threads and, on a GPU, in CUDA streams."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+
+class StreamPool:
+    """One CUDA stream for each of several threads, for as long as the pool lives; on a CPU its methods do nothing.
+
+    Memory goes back to the stream that it was allocated in. So what a thread changes must be made in its own stream,
+    and used there from call to call: language models with caches, and buffers of searches.
+
+    Args:
+        number: of threads; they number themselves from 0.
+        device: what the threads compute on.
+    """
+
+    def __init__(self, number: int, device: torch.device) -> None:
+        self._streams: list[Any] = []
+        self._device = device
+        if device.type == "cuda":
+            self._streams = [torch.cuda.Stream(device) for _ in range(number)]
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Lets the streams start behind everything that this thread has queued so far, such as copies of weights."""
+        for stream in self._streams:
+            stream.wait_stream(torch.cuda.current_stream(self._device))
+
+    @contextlib.contextmanager
+    def running(self, thread: int, after: Any = None) -> Iterator[None]:
+        """Queues what runs inside in the thread's stream, behind an event that another thread has recorded."""
+        if not self._streams:
+            yield
+            return
+        with torch.cuda.stream(self._streams[thread]):
+            if after is not None:
+                self._streams[thread].wait_event(after)
+            yield
+
+    def event(self, thread: int) -> Any:
+        """An event behind everything in the thread's stream so far; None on a CPU."""
+        return self._streams[thread].record_event() if self._streams else None
+
+    def wait(self, thread: int) -> None:
+        """Blocks until the thread's stream has done all its work."""
+        if self._streams:
+            self._streams[thread].synchronize()
+
+
+def to_device(host: Tensor, device: torch.device) -> Tensor:
+    """Copies a tensor to a device; to a GPU through pinned memory, so that the host does not wait for the copy."""
+    if host.device.type == "cpu" and device.type == "cuda":
+        return host.pin_memory().to(device, non_blocking=True)
+    return host.to(device)
+
+
+_Item = TypeVar("_Item")
+_Between = TypeVar("_Between")
+_Result = TypeVar("_Result")
+
+
+def pipelined(
+    items: Iterable[_Item],
+    first: Callable[[_Item], _Between],
+    second: Callable[[int, _Between], _Result],
+    num_workers: int,
+    streams: StreamPool,
+) -> Iterator[_Result]:
+    """Runs two stages on all items, the second one beside the first; results come in the order of the items.
+
+    Threads suffice: on a CPU torch and k2 release Python's lock while they compute. On a GPU each thread has a stream,
+    and the second stage waits for the first one's event there, not on the host.
+
+    Args:
+        items: taken as they are needed; at most `num_workers` + 1 are in progress.
+        first: runs in one thread, item after item.
+        second: runs in the workers; its first argument is the worker, 0 to `num_workers` - 1.
+        num_workers: 0 runs both stages in turn, in this thread.
+        streams: one for each worker, and one for the first stage.
+
+    Raises:
+        Exception: whatever a stage raises, for the first such item in order.
+    """
+    streams.catch_up()
+    if num_workers == 0:
+        for item in items:
+            with streams.running(0):
+                result = second(0, first(item))
+            streams.wait(0)
+            yield result
+        return
+    idle: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for worker in range(num_workers):
+        idle.put(worker)
+
+    @torch.no_grad()
+    def run_first(item: _Item) -> tuple[_Between, Any]:
+        with streams.running(num_workers):
+            return first(item), streams.event(num_workers)
+
+    @torch.no_grad()
+    def run_second(pending: Future[tuple[_Between, Any]]) -> _Result:
+        value, is_ready = pending.result()
+        worker = idle.get()
+        try:
+            with streams.running(worker, after=is_ready):
+                result = second(worker, value)
+            # Any thread may read the result, and the value's memory goes back to the first stage's stream.
+            streams.wait(worker)
+            return result
+        finally:
+            idle.put(worker)
+
+    in_progress: deque[Future[_Result]] = deque()
+    with ThreadPoolExecutor(1) as front, ThreadPoolExecutor(num_workers) as back:
+        try:
+            for item in items:
+                in_progress.append(back.submit(run_second, front.submit(run_first, item)))
+                if len(in_progress) > num_workers:
+                    yield in_progress.popleft().result()
+            while in_progress:
+                yield in_progress.popleft().result()
+        finally:
+            for future in in_progress:
+                future.cancel()
