@@ -28,8 +28,8 @@ _PIECE = 60  # output frames
 _TOLERANCE = 1.5  # output frames by which a phone may begin earlier or end later
 # Output frames between two steps: 36 s of speech. Less would follow single utterances.
 _FRAMES_PER_STEP = 1200
-_LEARNING_RATE = 0.01
-_NUM_EPOCHS = 3
+_LEARNING_RATE = 0.02
+_NUM_EPOCHS = 6
 
 
 class SpeakerTransform(NamedTuple):

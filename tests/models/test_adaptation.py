@@ -75,9 +75,9 @@ def test_the_objective_rises_and_the_network_stays_as_it_is(network: Tdnnf) -> N
     found = adapt(network, STATES, DENOMINATOR, spoken)
     identity = SpeakerTransform.identity(8)
     gain = [loss(network, each, identity) - loss(network, each, found) for each in spoken]
-    assert sum(gain) > 0.002 and not found.scale.requires_grad
-    # Three epochs of one step each, by a hundredth at most.
-    assert 0.0 < float((found.scale - 1.0).abs().max()) < 0.0301 and float(found.shift.abs().max()) < 0.0301
+    assert sum(gain) > 0.01 and not found.scale.requires_grad
+    # Six epochs of one step each, of about two hundredths.
+    assert 0.0 < float((found.scale - 1.0).abs().max()) < 0.15 and float(found.shift.abs().max()) < 0.15
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     assert all(parameter.grad is None for parameter in network.parameters())
     again = adapt(network, STATES, DENOMINATOR, spoken)
@@ -86,7 +86,7 @@ def test_the_objective_rises_and_the_network_stays_as_it_is(network: Tdnnf) -> N
 
 def test_more_speech_makes_more_steps(network: Tdnnf) -> None:
     found = adapt(network, STATES, DENOMINATOR, [speech(seed, 3000) for seed in range(3)])
-    assert float((found.scale - 1.0).abs().max()) > 0.031
+    assert float((found.scale - 1.0).abs().max()) > 0.15
 
 
 def test_nothing_to_learn_is_the_identity(network: Tdnnf) -> None:
