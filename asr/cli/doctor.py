@@ -292,10 +292,17 @@ def _torchaudio() -> Finding:
 
 
 def _triton() -> Finding:
+    from asr.kernels.jit import OLDEST_TRITON, triton_is_new_enough
+
     try:
         triton = importlib.import_module("triton")
     except ImportError:
         return Finding("triton", "no", "not installed; GPU kernels fall back to plain torch")
+    if not triton_is_new_enough():
+        oldest = ".".join(map(str, OLDEST_TRITON))
+        return Finding(
+            "triton", "no", f"{triton.__version__} is older than {oldest}; searches on a GPU use plain torch"
+        )
     return Finding("triton", "ok", triton.__version__)
 
 

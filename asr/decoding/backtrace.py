@@ -93,6 +93,17 @@ class Backtrace:
         self._collect_at = max(_FIRST_COLLECTION, 2 * self.num_records)
         return number[living]
 
+    @property
+    def block_begin(self) -> list[int]:
+        """The first back-pointer of each frame that has some, ascending."""
+        return sorted({begin for begin in self._block_begin if begin < self.num_records})
+
+    def replace(self, previous: Tensor, arc: Tensor, block_begin: list[int]) -> None:
+        """Takes others in the place of all back-pointers, previous (R,), arc (R,), with the begins of their blocks."""
+        self._previous, self._arc = previous, arc
+        self.num_records, self._block_begin = len(arc), block_begin
+        self._collect_at = max(_FIRST_COLLECTION, 2 * self.num_records)
+
     def path(self, backpointer: int) -> Tensor:
         """The arcs from the stream's start to a back-pointer, (L,) int64."""
         records = []

@@ -33,6 +33,7 @@ from asr.decoding.cpu.lattice import (
 from asr.decoding.interface import DecodingOptions, Hypothesis
 from asr.decoding.tokens import ActiveTokens, Candidates, Survivors
 from asr.graph.decoding_graph import DecodingGraph
+from asr.kernels.hash_table import marked_positions
 from asr.kernels.jit import jit
 
 
@@ -410,6 +411,11 @@ def lattice_margin(options: DecodingOptions) -> float:
     return options.output_beam + _SLACK
 
 
+def collects_on(device: torch.device, keep_lattice: bool) -> bool:
+    """Whether back-pointers are collected: not for a lattice on a CPU, whose loops prune each chunk themselves."""
+    return not keep_lattice or device.type != "cpu"
+
+
 class LatticeRecords:
     """The losing arcs of a search. A lattice state is a back-pointer, or the start of an utterance.
 
@@ -522,6 +528,54 @@ class LatticeRecords:
         self._losing_arcs.append(tuple(losing_arcs))
         if lm_scores is not None:
             self._lm_scores.append(tuple(lm_scores))
+
+    def collect(self, backtrace: Backtrace, living: Tensor) -> Tensor:
+        """Drops what loses by more than `margin` on all ways to living back-pointers; a GPU is waited for twice.
+
+        However the search goes on, a path that goes through such a back-pointer or losing arc loses at least as much
+        against the best path to where it then is: the lattice within the output beam remains the same.
+
+        Args:
+            backtrace: of the search, whose blocks are its frames; it is renumbered.
+            living: (K,) the back-pointers of all tokens.
+
+        Returns:
+            Their new numbers (K,).
+        """
+        previous, arc = backtrace.records()
+        if not len(arc):
+            return living
+        none, blocks = arc[:0], backtrace.block_begin
+        utt_idx, frame = _joined(self._backpointers, (none, none))
+        src, dst, losing_arc, score_gap = _joined(self._losing_arcs, (none, none, none, none.float()))
+        begin = torch.tensor(blocks, device=arc.device)
+        # Losing arcs stand in the order of the blocks that they lead to.
+        losing_begin = torch.searchsorted(frame.index_select(0, dst), frame.index_select(0, begin)).tolist()
+        loss = torch.full((len(arc) + 1,), torch.inf, device=arc.device)
+        loss[living] = 0.0  # -1 marks the spare last entry
+        before_losing, before = (torch.where(one < 0, len(arc), one) for one in (src, previous))
+        ends = zip(blocks, [*blocks[1:], len(arc)], strict=True)
+        losing_ends = zip(losing_begin, [*losing_begin[1:], len(dst)], strict=True)
+        for (first, end), (first_losing, end_losing) in reversed(list(zip(ends, losing_ends, strict=True))):
+            own = slice(first_losing, end_losing)
+            lost = loss.index_select(0, dst[own]) + score_gap[own]
+            loss.scatter_reduce_(0, before_losing[own], lost, "amin", include_self=True)
+            loss.scatter_reduce_(0, before[first:end], loss[first:end].clone(), "amin", include_self=True)
+        keeps, keeps_losing = loss[:-1] <= self.margin, loss.index_select(0, dst) + score_gap <= self.margin
+        number = torch.cat([keeps.cumsum(0) - keeps.long(), none.new_zeros(1)])
+        num_kept, num_losing, *block_begin = torch.cat(
+            [keeps.sum(0, keepdim=True), keeps_losing.sum(0, keepdim=True), number.index_select(0, begin)]
+        ).tolist()
+        number[-1] = -1
+        kept, kept_losing = marked_positions(keeps, num_kept), marked_positions(keeps_losing, num_losing)
+        backtrace.replace(number[previous[kept]], arc[kept], block_begin)
+        self._backpointers = [(utt_idx[kept], frame[kept])]
+        dst = number[dst[kept_losing]]
+        self._losing_arcs = [(number[src[kept_losing]], dst, losing_arc[kept_losing], score_gap[kept_losing])]
+        if self._lm_scores:
+            of_backpointers, of_losing = _joined(self._lm_scores, (none.double(), none.double()))
+            self._lm_scores = [(of_backpointers[kept], of_losing[kept_losing])]
+        return number[living]
 
     def collected(self, backtrace: Backtrace, endings: Sequence[Ending]) -> LatticeParts:
         """The lattice, or at least what lies within the output beam.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from asr.decoding.backtrace import Backtrace, best_arcs, endings_of
 from asr.decoding.interface import DecodingOptions, Hypothesis
-from asr.decoding.lattice import Lattice, LatticeRecords, lattice_from_lattice, prune
+from asr.decoding.lattice import Lattice, LatticeRecords, collects_on, lattice_from_lattice, prune
 from asr.decoding.lattice_graph import LatticeGraph
 from asr.decoding.paths import hypothesis_of_path
 from asr.decoding.selection import BackendFactory, select_backend
@@ -80,7 +80,7 @@ def rescore_lattice(
     graph = LatticeGraph(lattice, options)
     device = lattice.frame.device
     bounds = rescoring_options(options)
-    backtrace = Backtrace(device, collects=not keep_lattice)
+    backtrace = Backtrace(device, collects=collects_on(device, keep_lattice))
     records = LatticeRecords(num_utts, bounds) if keep_lattice else None
     backend = make_backend(graph, bounds, lm, keep_lattice)
     search = TokenSearch(graph, bounds, lm, backtrace, records, backend=backend, held=held)

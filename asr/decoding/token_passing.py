@@ -20,7 +20,7 @@ from asr.decoding.backend import Backend
 from asr.decoding.backtrace import Backtrace, Ending, best_arcs, endings_of
 from asr.decoding.chunks import ChunkedSearch
 from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis
-from asr.decoding.lattice import Lattice, LatticeRecords, pruned_lattice
+from asr.decoding.lattice import Lattice, LatticeRecords, collects_on, pruned_lattice
 from asr.decoding.log_probs import LogProbCheck, skip_blanks, whole
 from asr.decoding.rescoring import rescore_lattice
 from asr.decoding.search_graph import SearchGraph
@@ -233,7 +233,7 @@ class TokenPassingDecoder:
             backtrace, records = chunked.backtrace, chunked.records
             self._idle_backends[True, _stream_number(self.graph.device)].append(first)
         else:
-            backtrace = Backtrace(self.graph.device, collects=not keep_lattice)
+            backtrace = Backtrace(self.graph.device, collects=collects_on(self.graph.device, keep_lattice))
             records = LatticeRecords(num_utts, self.options) if keep_lattice and num_utts else None
             backend = self._take_backend(lm, records is not None)
             search = TokenSearch(self._search_graph, self.options, lm, backtrace, records, backend=backend, held=held)

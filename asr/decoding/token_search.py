@@ -136,6 +136,11 @@ class TokenSearch:
         if self._lm is not None:
             self._lm.retain(torch.cat([*(part.context_idx for part in parts), *self._held]))
         if self._backtrace.is_due:
-            backpointers = self._backtrace.collect(torch.cat([part.backpointer for part in parts]))
+            living = torch.cat([part.backpointer for part in parts])
+            backpointers = (
+                self._backtrace.collect(living)
+                if self._lattice is None
+                else self._lattice.collect(self._backtrace, living)
+            )
             for part, own in zip(parts, torch.split(backpointers, [len(part) for part in parts]), strict=True):
                 part.backpointer = own

@@ -23,7 +23,7 @@ _LARGEST = tl.constexpr((1 << 63) - 1)
 _EMPTY = tl.constexpr(-1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_keys"])
 def _find(
     table: tl.tensor,
     num_places: tl.tensor,
@@ -50,7 +50,7 @@ def _find(
     tl.store(slot + query, found, mask=is_valid)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_keys"])
 def _insert(
     table: tl.tensor,
     num_places: tl.tensor,

@@ -24,7 +24,19 @@ def triton_available(device: torch.device) -> bool:
 
     The interpreter, slow and meant for tests, is chosen by the environment variable TRITON_INTERPRET=1.
     """
-    return (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1") and has_package("triton")
+    return (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1") and triton_is_new_enough()
+
+
+OLDEST_TRITON = (3, 0)
+"""Comes with torch 2.4. Older ones lack histograms, and refuse arguments by the name of `stream`."""
+
+
+def triton_is_new_enough() -> bool:
+    """Whether there is a Triton, of `OLDEST_TRITON` or newer."""
+    if not has_package("triton"):
+        return False
+    version = str(importlib.import_module("triton").__version__)
+    return tuple(int(part) for part in version.split(".")[:2]) >= OLDEST_TRITON
 
 
 def has_package(name: str) -> bool:

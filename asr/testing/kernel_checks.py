@@ -23,8 +23,8 @@ from torch import Tensor
 
 from asr.decoding.backend import Backend
 from asr.decoding.frame import TorchFrameBackend
+from asr.decoding.gpu import cut_off, losing_arcs
 from asr.decoding.gpu import kernels as search_kernels
-from asr.decoding.gpu import losing_arcs
 from asr.decoding.gpu.cuda_graph import CudaGraphSearch
 from asr.decoding.gpu.frame import FrameLimits, Recombination, TritonFrameBackend
 from asr.decoding.interface import DecodingOptions
@@ -114,6 +114,38 @@ def check_recombination(seed: int, block: int) -> None:
         is_inside = (expected.winner == torch.arange(num)) & (score >= -options.search_beam)
         num_inside = torch.bincount(stream[is_inside], minlength=num_streams)
         _same("winners inside the beam", ours.num_inside(num_streams), num_inside)
+
+
+def check_cut_off(seed: int, block: int) -> None:
+    """The worst score that survives in each of some streams, one of which has none; twice, in the same buffers."""
+    generator = torch.Generator().manual_seed(seed)
+    num, num_streams, beam = 5 * block + 1, 4, 5.0
+    min_active, max_active = ((2, 3), (3 * block, 4 * block), (0, 2), (0, 10**6))[seed % 4]
+    ours = cut_off.CutOff(num, num_streams, block, _CPU)
+    for _ in range(2):
+        stream = torch.randint(num_streams, (num,), generator=generator).sort().values
+        stream += stream >= 2
+        stream = stream.clamp(max=num_streams - 1)
+        score = -torch.randint(0, 9, (num,), generator=generator).float() * torch.rand(num, generator=generator)
+        score[torch.rand(num, generator=generator) < 0.2] = -torch.inf
+        parts = [score[stream == one] for one in range(num_streams)]
+        inside = torch.tensor([int((part >= -beam).sum()) for part in parts])
+        end = torch.tensor([len(part) for part in parts]).cumsum(0)
+        begin = torch.cat([end.new_zeros(1), end[:-1]])
+        is_there = end > begin
+        by_stream = torch.stack([inside, begin * is_there, end * is_there]).int()
+        ours.run((score, stream, torch.tensor([num])), by_stream, beam, min_active, max_active)
+        expected = [_threshold(part, beam, min_active, max_active) for part in parts]
+        _same("the worst scores that survive", ours.threshold.tolist(), expected)
+
+
+def _threshold(score: Tensor, beam: float, min_active: int, max_active: int) -> float:
+    inside = int((score >= -beam).sum())
+    wanted = min_active if inside < min_active else max_active
+    kth = float(score.sort(descending=True).values[wanted - 1]) if 0 < wanted <= len(score) else -float("inf")
+    if inside < min_active:
+        return min(-beam, kth)
+    return max(-beam, kth) if inside > max_active else -beam
 
 
 def check_losing_arcs(seed: int, block: int) -> None:
@@ -271,6 +303,27 @@ MUTANTS = (
         "    place = rank\n",
     ),
     Mutant(
+        "cut-off: what another program has counted is overwritten",
+        None,
+        cut_off,
+        'tl.atomic_add(histogram + row + bucket, count, mask=count > 0, sem="relaxed")',
+        "tl.store(histogram + row + bucket, count, mask=count > 0)",
+    ),
+    Mutant(
+        "cut-off: counts are added by a load and a store",
+        None,
+        cut_off,
+        'tl.atomic_add(histogram + row + bucket, count, mask=count > 0, sem="relaxed")',
+        "tl.store(histogram + row + bucket, tl.load(histogram + row + bucket) + count)",
+    ),
+    Mutant(
+        "cut-off: what has been counted stays for the next frame",
+        None,
+        cut_off,
+        "tl.store(histogram + row + tl.arange(0, _NUM_BUCKETS), tl.zeros([_NUM_BUCKETS], tl.int32))",
+        "pass",
+    ),
+    Mutant(
         "counts of streams are stored, not added",
         None,
         search_kernels,
@@ -283,10 +336,14 @@ MUTANTS = (
 
 def shared_memory_checks(seed: int, block: int, module: ModuleType | None = None) -> list[Callable[[], None]]:
     """The quick checks with one seed and block size; only those that run a module's kernels."""
-    if module is losing_arcs:
-        return [lambda: check_losing_arcs(seed, block)]
+    alone: dict[ModuleType | None, Callable[[int, int], None]]
+    alone = {losing_arcs: check_losing_arcs, cut_off: check_cut_off}
+    if module in alone:
+        return [lambda: alone[module](seed, block)]
     checks = [lambda: check_hash_table(seed, block), lambda: check_recombination(seed, block)]
-    return checks if module is not None else [*checks, lambda: check_losing_arcs(seed, block)]
+    if module is None:
+        checks += [lambda: check_losing_arcs(seed, block), lambda: check_cut_off(seed, block)]
+    return checks
 
 
 def is_caught(mutant: Mutant, seeds: range, block: int) -> bool:

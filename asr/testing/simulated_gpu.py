@@ -1,10 +1,10 @@
 """A GPU that is not there: tensors that live in this process's memory and say that they are on one.
 
 What torch refuses on a real GPU is refused here: tensors of two devices in one operation, a device's tensor as a numpy
-array, waiting for values while a CUDA graph is captured. Each time the host waits for the device is counted. Operations
-are torch's CPU code and kernels run in Triton's interpreter, so that results are the CPU's: what a GPU's own arithmetic
-makes of it, and races between programs or streams, are not seen. There are no gradients: torch's autograd asks for a
-real device.
+array, waiting for values while a CUDA graph is captured. So are ties that a GPU would decide by chance. Each time the
+host waits for the device is counted. Operations are torch's CPU code and kernels run in Triton's interpreter, so that
+results are the CPU's: what a GPU's own arithmetic makes of it, and races between programs or streams, are not seen.
+There are no gradients: torch's autograd asks for a real device.
 
 Streams do their work at once, too, but `asr.testing.simulated_streams` follows what a real one might still have to do
 when memory is freed.
@@ -192,6 +192,8 @@ class _Operations(TorchDispatchMode):
             return func(*args, **kwargs)
         if name not in _MIXES:
             self._check(func, name, args, tensors)
+        if name == "index_copy_":
+            _check_ties(*args[1:])
         waits = "copy to host" if not to_device else name if name in _WAITS else self._choice(name, args, tensors)
         if waits is not None:
             self._device.wait(waits)
@@ -244,6 +246,19 @@ class _Operations(TorchDispatchMode):
             return None
         hosts = any(not isinstance(one, DeviceTensor) and one.dim() for one in tensors)
         return name if hosts or any(one.dtype is torch.bool for one in tensors[1:]) else None
+
+
+def _check_ties(dim: int, index: Any, source: Any) -> None:
+    """Where a position occurs several times, a GPU decides by chance which of the sources stays there.
+
+    Raises:
+        RuntimeError: they are not the same.
+    """
+    held, rows = index.held, source.held.movedim(dim, 0)
+    order = held.argsort(stable=True)
+    same = held[order][1:] == held[order][:-1]
+    if not torch.equal(rows[order][1:][same], rows[order][:-1][same]):
+        raise RuntimeError("index_copy_: a position occurs twice with different sources, and a GPU takes any of them")
 
 
 def _is_work(func: Any, name: str) -> bool:

@@ -32,7 +32,7 @@ class Check(NamedTuple):
 
 CHECKS = (
     Check("environment", 15),
-    Check("kernels", 55),
+    Check("kernels", 50),
     Check("acoustic_model", 20),
     Check("recognition", 40),
     Check("workers", 35),
@@ -43,10 +43,11 @@ CHECKS = (
     Check("streams", 30),
     Check("profile", 25),
     Check("speed_gru_512", 30),
-    Check("training", 35),
+    Check("training", 30),
     Check("placements", 20),
-    Check("k2", 10),
-    Check("sanitizer", 28),
+    Check("k2", 12),
+    Check("flashlight", 10),
+    Check("sanitizer", 24),
 )
 """Most valuable first."""
 

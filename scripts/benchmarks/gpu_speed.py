@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -114,6 +116,52 @@ def acoustic_training(
         optimizer.zero_grad(set_to_none=True)
     audio = num_steps * num_streams * num_frames * 0.01
     return {"acoustic_training_times_real_time": round(audio / (clock.now() - begin), 1)}
+
+
+def training_agrees(folder: Path, device: torch.device) -> dict[str, Any]:
+    """Loss and size of the gradients of a step of each model, on a device and on a CPU: `wrong` if they differ."""
+    found: dict[str, Any] = {}
+    for name, step in (("lm", _lm_step), ("am", partial(_am_step, folder))):
+        theirs, ours = step(torch.device("cpu")), step(device)
+        for kind, one, other in zip(("loss", "gradient"), ours, theirs, strict=True):
+            difference = abs(one - other) / abs(other)
+            found[f"{kind}_difference_{name}"] = float(f"{difference:.1e}")
+            # TF32 has ten bits.
+            if not difference < 0.01:
+                return {**found, "wrong": f"{name}: {kind} {one}, {other} on a CPU"}
+    return found
+
+
+def _lm_step(device: torch.device) -> tuple[float, float]:
+    torch.manual_seed(0)
+    network = RNNLanguageModel(_vocabulary(500), _gru()).eval()
+    token_id = torch.randint(4, 500, (8 * 40,), generator=torch.Generator().manual_seed(0))
+    network.output.set_unigram(torch.bincount(token_id, minlength=500), reset_bias=True)
+    network = network.to(device)
+    batch = TokenStreams(token_id.int().numpy(), 8, 20, network.num_history_words)[0]
+    batch = batch._replace(
+        **{name: part.to(device) for name, part in batch._asdict().items() if isinstance(part, Tensor)}
+    )
+    loss, _ = network(batch, None, torch.Generator().manual_seed(0))
+    return _loss_and_gradient(network, loss)
+
+
+def _am_step(folder: Path, device: torch.device) -> tuple[float, float]:
+    bundle = Bundle.load(folder)
+    network, generator = bundle.acoustic_model.network.to(device).eval(), torch.Generator().manual_seed(0)
+    features = torch.randn(2, 120, bundle.features.network.feature_dim, generator=generator)
+    tokens = torch.randint(1, len(bundle.graph.tokens), (2, 5), generator=generator)
+    log_prob, num_outputs = network(features.to(device), torch.tensor([120, 120], device=device))
+    lengths = torch.full_like(num_outputs, 5)
+    loss = torch.nn.functional.ctc_loss(log_prob.transpose(0, 1), tokens.to(device), num_outputs, lengths)
+    return _loss_and_gradient(network, loss)
+
+
+def _loss_and_gradient(network: torch.nn.Module, loss: Tensor) -> tuple[float, float]:
+    loss.backward()
+    gradients = [part.grad for part in network.parameters() if part.grad is not None]
+    dense = [part.to_dense() if part.is_sparse else part for part in gradients]
+    return float(loss.detach()), float(sum(float(part.double().square().sum()) for part in dense) ** 0.5)
 
 
 def _vocabulary(num_words: int) -> Vocabulary:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from asr.decoding import lattice
 from asr.decoding.backend import Backend, ChunkBackend
+from asr.decoding.backtrace import Backtrace, best_arcs, endings_of
 from asr.decoding.cpu.chunk import NumbaChunkSearch
 from asr.decoding.cpu.chunk_lm import NumbaChunkSearchWithLM
 from asr.decoding.cpu.frame import NumbaFrameBackend
@@ -21,11 +22,12 @@ from asr.decoding.cpu.lattice import LatticeBackpointers, LosingArcs, add_losses
 from asr.decoding.cpu.lattice_search import NumbaLatticeSearch
 from asr.decoding.frame import TorchFrameBackend
 from asr.decoding.interface import DecodingOptions
-from asr.decoding.lattice import Lattice
+from asr.decoding.lattice import Lattice, LatticeRecords
 from asr.decoding.rescoring import rescore_lattice
-from asr.decoding.search_graph import Searchable
+from asr.decoding.search_graph import Searchable, SearchGraph
 from asr.decoding.selection import BackendFactory, select_backend
 from asr.decoding.token_passing import TokenPassingDecoder
+from asr.decoding.token_search import TokenSearch
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import Difference, RemappedLM
 from asr.lm.corpus import read_word_stream
@@ -268,3 +270,53 @@ def test_arcs_are_put_in_the_order_of_their_sources(seed: int) -> None:
     order, arc_begin = order_by_source(src_state.numpy(), 7)
     assert order.tolist() == torch.sort(src_state, stable=True).indices.tolist()
     assert arc_begin.tolist() == [0, *torch.bincount(src_state, minlength=7).cumsum(0).tolist()]
+
+
+@pytest.mark.parametrize("with_lm", [False, True])
+def test_collecting_while_it_searches_costs_a_lattice_nothing(with_lm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: in tensor form, and after every few frames."""
+    monkeypatch.setattr(lattice, "jit", lambda function: None)
+    most: list[int] = []
+
+    def is_due(self: Backtrace) -> bool:
+        most[-1] = max(most[-1], self.num_records)
+        return self._collects and self.num_records > 150
+
+    monkeypatch.setattr(Backtrace, "is_due", property(is_due))
+    graph = random_graph(11, num_states=40, num_arcs=200, final_prob=0.2)
+    log_prob, num_frames = random_log_prob(11, 4, 40), torch.tensor([40, 0, 17, 40])
+    # Lowest first: the streams do not end in their order. One has no path from the middle on.
+    log_prob[3, 21] = -torch.inf
+    options = DecodingOptions(search_beam=7.0, output_beam=2.0, min_active_states=5, max_active_states=30)
+    searched, found = SearchGraph(graph, options), []
+    for collects in (False, True):
+        most.append(0)
+        lm = TableLM(graph.vocabulary, 1, num_history_words=1) if with_lm else None
+        backend = Backend(TorchFrameBackend(searched, options, with_lm))
+        backtrace, records = Backtrace(torch.device("cpu"), collects), LatticeRecords(4, options)
+        search = TokenSearch(searched, options, lm, backtrace, records, backend=backend)
+        search.advance(search.start(torch.zeros(4, dtype=torch.int64)), log_prob, num_frames)
+        endings = endings_of(searched, options, lm, *search.alive_in_all())
+        pruned = lattice.pruned_lattice(records.collected(backtrace, endings), graph, log_prob, options)
+        found.append((pruned, [arcs.tolist() for arcs in best_arcs(endings, backtrace)]))
+    (expected, expected_paths), (ours, paths) = found
+    assert_equal(ours, expected)
+    assert paths == expected_paths and expected.num_arcs > 100
+    assert most[1] < most[0] / 2
+
+
+def test_what_is_collected_by_hand() -> None:
+    # 1 -> 3 -> 5, 2 lost 3 to 1 by 0.5; 0 and 4 -> 6 are dead; 5 lives, to which 4 lost by 3.
+    options = DecodingOptions(output_beam=1.0)
+    backtrace, records = Backtrace(torch.device("cpu")), LatticeRecords(1, options)
+    for previous, losing in (([-1, -1, -1], []), ([1, 2], [(2, 3, 0.5)]), ([3, 4], [(4, 5, 3.0)])):
+        own = torch.tensor(previous)
+        backtrace.add(own, 10 + own)
+        src, dst, gap = (torch.tensor(column) for column in zip(*losing, strict=True)) if losing else 3 * [own[:0]]
+        records.add_frame(torch.zeros_like(own), (src, dst, 20 + src, gap.float()))
+    assert records.collect(backtrace, torch.tensor([5, -1])).tolist() == [3, -1]
+    assert [part.tolist() for part in backtrace.records()] == [[-1, -1, 0, 2], [9, 9, 11, 13]]
+    assert backtrace.block_begin == [0, 2, 3]
+    ((utt_idx, frame),), ((src, dst, arc, gap),) = records._backpointers, records._losing_arcs
+    assert utt_idx.tolist() == [0] * 4 and frame.tolist() == [1, 1, 2, 3]
+    assert (src.tolist(), dst.tolist(), arc.tolist(), gap.tolist()) == ([1], [2], [22], [0.5])

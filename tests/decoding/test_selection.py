@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
+from asr.cli import doctor
 from asr.decoding.backend import Backend, Chunk, ChunkBackend, SearchSink
 from asr.decoding.frame import FrameSearch, SplitFrameBackend, TorchFrameBackend
 from asr.decoding.interface import DecodingOptions
@@ -19,6 +22,7 @@ from asr.decoding.selection import select_backend
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.tokens import ActiveTokens
 from asr.errors import AsrError
+from asr.kernels.jit import triton_available
 from asr.lm.combine import Difference, RemappedLM
 from asr.lm.corpus import read_word_stream
 from asr.lm.interface import LanguageModel
@@ -131,3 +135,13 @@ def test_threads_share_a_decoder_but_no_backend() -> None:
     assert all(results == expected for results in found)
     # Idle backends are used again.
     assert 1 < len(made) <= 5
+
+
+@pytest.mark.parametrize(("version", "is_new"), [("2.3.1", False), ("3.0.0", True), ("3.10.0+git12", True)])
+def test_a_triton_that_lacks_what_kernels_use_is_none(
+    version: str, is_new: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton", types.SimpleNamespace(__version__=version))
+    assert triton_available(torch.device("cuda")) == is_new
+    found = doctor._triton()
+    assert found.state == ("ok" if is_new else "no") and version in found.text

@@ -56,6 +56,11 @@ def test_it_refuses_what_a_gpu_refuses(device: SimulatedDevice) -> None:
             mixed()
     with pytest.raises(RuntimeError, match="numpy"):
         there.numpy()
+    index = torch.tensor([2, 1, 2]).to(CUDA)
+    with pytest.raises(RuntimeError, match="any of them"):
+        (there + 0).index_copy_(0, index, there[:3])
+    assert (there + 0).index_copy_(0, index, there[:1].expand(3)).shape == (6,)
+    device.waits.clear()
     assert (there * 2 + 1).cpu().tolist() == [1, 3, 5, 7, 9, 11]
     assert device.waits == {"copy to host": 1}
     assert float(there[2]) == 2.0 and there.nonzero().shape == (5, 1)

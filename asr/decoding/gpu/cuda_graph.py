@@ -102,6 +102,7 @@ class FrameBuffers:
     def clear(self) -> None:
         """Empties all tables, whatever a frame that failed has left in them."""
         self.counts.zero_()
+        self._expansion.empty()
         self._recombined.empty()
 
     def read(self) -> None:

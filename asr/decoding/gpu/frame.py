@@ -14,6 +14,7 @@ from torch import Tensor
 from asr.decoding.backend import Frame
 from asr.decoding.frame import RECOMBINATION_FACTOR, ROUNDING_SLACK
 from asr.decoding.gpu import kernels
+from asr.decoding.gpu.cut_off import CutOff
 from asr.decoding.gpu.kernels import LOWEST
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.search_graph import ArcSet, Searchable
@@ -81,7 +82,8 @@ class ArcExpansion:
         self._cleared[0] = LOWEST.value
         self._by_stream = self._cleared.clone()
         self.best, self.num_inside = self._by_stream[0], self._by_stream[1]
-        self.threshold = zeros(num_streams, torch.float32)
+        self._cut_off = CutOff(num_arcs, num_streams, limits.selection_block, device)
+        self.threshold = self._cut_off.threshold
         # A second row counts those with words, about which a language model is asked.
         num_rows = 2 if limits.has_lm else 1
         self._tile_count = torch.zeros(num_rows, self.num_tiles, dtype=torch.int64, device=device)
@@ -95,6 +97,10 @@ class ArcExpansion:
             self._tile_end[0, -1:],
             self._tile_end[-1, -1:],
         )
+
+    def empty(self) -> None:
+        """Empties the tables; every run leaves them so unless it fails."""
+        self._cut_off.empty()
 
     def run(
         self,
@@ -143,11 +149,8 @@ class ArcExpansion:
         if keeps_all:
             self.threshold.fill_(-torch.inf)
         elif limits.has_lm:
-            kernels.pruning_threshold[self.num_streams,](
-                *(self._score, *self._by_stream[2:], self.num_inside, self.threshold),
-                *(limits.beam, limits.min_active, NO_LIMIT),
-                B=limits.selection_block,
-            )
+            scores = (self._score, self._stream, self.needed)
+            self._cut_off.run(scores, self._by_stream[1:], limits.beam, limits.min_active, NO_LIMIT)
         else:
             is_many = self.num_inside >= limits.enough_inside
             torch.where(is_many, limits.margin_score, limits.lowest_score, out=self.threshold)
@@ -190,10 +193,12 @@ class Recombination:
         self.value = torch.zeros(num_candidates, device=device)
         self._by_stream = torch.zeros(3, num_streams, dtype=torch.int32, device=device)
         self.num_inside = self._by_stream[0]
-        self.threshold = torch.zeros(num_streams, device=device)
+        self._cut_off = CutOff(num_candidates, num_streams, limits.selection_block, device)
+        self.threshold = self._cut_off.threshold
 
     def empty(self) -> None:
-        """Empties the table; every run leaves it so unless it fails."""
+        """Empties the tables; every run leaves them so unless it fails."""
+        self._cut_off.empty()
         self._owner.fill_(kernels.EMPTY.value)
         self._best.fill_(kernels.UNBEATEN.value)
 
@@ -221,11 +226,8 @@ class Recombination:
             limits.beam,
             B=block,
         )
-        kernels.pruning_threshold[self.num_streams,](
-            *(self.value, *self._by_stream[1:], self.num_inside, self.threshold),
-            *(limits.beam, limits.min_active, limits.max_active),
-            B=limits.selection_block,
-        )
+        scores = (self.value, stream, num_candidates)
+        self._cut_off.run(scores, self._by_stream, limits.beam, limits.min_active, limits.max_active)
         kernels.clear[grid](*counted, self._owner, self._best, self._slot, B=block)
 
 

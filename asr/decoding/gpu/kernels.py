@@ -1,4 +1,4 @@
-"""Triton kernels of the search: expansion, recombination, pruning, compaction.
+"""Triton kernels of the search: expansion, recombination, compaction.
 
 * Expansion: every token goes on over every arc that leaves its state, one lane per candidate. Lanes find their token in
   the prefix sums of the numbers of arcs, so that states with many arcs hold up nobody.
@@ -6,9 +6,7 @@
   A lane that finds a slot empty takes it by compare-and-swap; one that finds another key goes on to the next slot.
   Which of several equal candidates takes a slot is left to chance, but not which one wins it: that is the smallest
   (score, position), packed into 64 bits.
-* Pruning: the worst score that survives in each stream, by radix selection, one program per stream. A program counts
-  how many scores have each value of their highest eight bits, takes the bucket with the one it looks for, and counts
-  the next bits inside it: four rounds settle all bits.
+* Pruning: `asr.decoding.gpu.cut_off` finds the worst score that survives in each stream.
 * Compaction: survivors move together in their order. Each tile counts its own; prefix sums of the counts say where
   they go. Streams stand longest first, so that of all survivors those whose stream goes on come first. The others move
   behind the room for tokens, to where tokens of ended streams wait.
@@ -144,81 +142,6 @@ def gather_candidates(
         tl.store(with_words + rank, place, mask=is_word)
 
 
-_NUM_BUCKETS = tl.constexpr(256)
-
-
-@triton.jit
-def _count_buckets(
-    score: tl.tensor, begin: tl.tensor, end: tl.tensor, prefix: tl.tensor, shift: tl.tensor, B: tl.constexpr
-) -> tl.tensor:
-    """How many scores with these highest bits have each value of the eight bits behind them, (256,) int32."""
-    histogram = tl.zeros([_NUM_BUCKETS], tl.int32)
-    first = begin
-    while first < end:
-        position = first + tl.arange(0, B)
-        is_valid = position < end
-        bits = tl.load(score + position, mask=is_valid, other=0.0).to(tl.int32, bitcast=True) & 0x7FFFFFFF
-        is_counted = is_valid & (((bits >> 8) >> shift) == prefix)
-        histogram += tl.histogram(tl.where(is_counted, (bits >> shift) & 0xFF, 0), _NUM_BUCKETS)
-        # Lanes that do not count stood in the first bucket.
-        num_others = B - tl.sum(is_counted.to(tl.int32), 0)
-        histogram -= tl.where(tl.arange(0, _NUM_BUCKETS) == 0, num_others, 0)
-        first += B
-    return histogram
-
-
-@triton.jit
-def _kth_best(score: tl.tensor, begin: tl.tensor, end: tl.tensor, k: tl.tensor, B: tl.constexpr) -> tl.tensor:
-    """The k-th best of scores of at most 0, of which there are at least k; their magnitudes are ordered as integers."""
-    prefix = begin * 0
-    wanted = k
-    shift = begin * 0 + 24
-    while shift >= 0:
-        cumulative = tl.cumsum(_count_buckets(score, begin, end, prefix, shift, B), 0)
-        is_before = cumulative < wanted
-        prefix = (prefix << 8) + tl.sum(is_before.to(tl.int32), 0)
-        wanted -= tl.max(tl.where(is_before, cumulative, 0), 0)
-        shift -= 8
-    return -prefix.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def pruning_threshold(
-    score: tl.tensor,
-    range_begin: tl.tensor,
-    range_end: tl.tensor,
-    num_inside: tl.tensor,
-    threshold: tl.tensor,
-    beam: tl.tensor,
-    min_active: tl.tensor,
-    max_active: tl.tensor,
-    B: tl.constexpr,
-) -> None:
-    """threshold (N,) float32: the worst score that survives, -inf where all that are possible do.
-
-    Args:
-        score: (A,) float32, at most 0, -inf where impossible.
-        range_begin, range_end: (N,) int32, where each stream stands in it.
-        num_inside: (N,) int32, how many are inside the beam.
-        beam: candidates worse than the best by more are dropped.
-        min_active: at least this many survive.
-        max_active: at most this many survive, except for ties.
-    """
-    stream = tl.program_id(0)
-    begin = tl.load(range_begin + stream)
-    end = tl.load(range_end + stream)
-    inside = tl.load(num_inside + stream)
-    is_too_few = inside < min_active
-    wanted = tl.where(is_too_few, min_active, max_active).to(tl.int32)
-    worst = -beam
-    if is_too_few | (inside > max_active):
-        kth = float("-inf")
-        if end - begin >= wanted:
-            kth = _kth_best(score, begin, end, wanted, B)
-        worst = tl.where(is_too_few, tl.minimum(worst, kth), tl.maximum(worst, kth))
-    tl.store(threshold + stream, worst)
-
-
 NUM_PATHS = tl.constexpr(0)
 
 
@@ -332,7 +255,7 @@ def compact_tokens(
         tl.store(number + position, own_record, mask=stays)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles"])
 def end_frame(
     counts: tl.tensor,
     record_begin: tl.tensor,
@@ -454,7 +377,7 @@ def count_arcs(
     tl.store(num_arcs + path, end - first, mask=path < capacity)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_columns"])
 def expand_arcs(
     path_stream: tl.tensor,
     path_state: tl.tensor,
@@ -562,7 +485,7 @@ def normalize_scores(
     add_count(num_inside, own, is_valid & (value >= -beam) & (value > float("-inf")))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["min_active", "num_streams"])
 def shift_offsets(
     best: tl.tensor,
     offset: tl.tensor,

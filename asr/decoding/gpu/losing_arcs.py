@@ -157,7 +157,7 @@ def write_losing(
     tl.store(score_gap + place, gap, mask=has_room)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles"])
 def end_losing(counts: tl.tensor, tile_end: tl.tensor, num_tiles: tl.tensor, num_places: tl.tensor) -> None:
     """Brings the counts of losing arcs up to date after a frame; one program."""
     needed = tl.load(counts + NUM_LOSING) + tl.load(tile_end + num_tiles - 1)

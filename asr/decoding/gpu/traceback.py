@@ -14,7 +14,7 @@ from torch import Tensor
 _LANES = 128
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_streams", "num_blocks"])
 def trace_back(
     backpointer: tl.tensor,
     num_streams: tl.tensor,

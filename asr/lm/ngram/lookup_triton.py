@@ -68,7 +68,7 @@ def _by_search(
     return tl.where(is_listed, low, -1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_queries", "num_homes", "word_bits", "key_bits"])
 def _score_words(
     state: tl.tensor,
     word_id: tl.tensor,

@@ -24,13 +24,14 @@ pytestmark = pytest.mark.slow
 
 
 def test_tables_are_clean_after_a_failure() -> None:
-    def dirty(owner: torch.Tensor) -> Any:
+    def dirty(owner: torch.Tensor, histogram: torch.Tensor) -> Any:
         class Kernel:
             def __getitem__(self, grid: Any) -> Any:
                 return self
 
             def __call__(self, *_: Any, **__: Any) -> None:
                 owner[0] = 5
+                histogram[0, 0, 3] = 7
                 raise OSError("no driver")
 
         return Kernel()
@@ -41,8 +42,8 @@ def test_tables_are_clean_after_a_failure() -> None:
         sizes = BufferSizes(streams=1, frames=2, columns=4, paths=64, ended=64, arcs=64, records=64, losing=64)
         buffers = FrameBuffers(graph.emitting, FrameLimits(options, False, cuda, block=64), sizes, False)
         buffers.counts += 1
-        owner = buffers._recombined._owner
-        with mock.patch.object(kernels, "clear", dirty(owner)), pytest.warns(UserWarning, match="no driver"):
+        owner, histogram = buffers._recombined._owner, buffers._recombined._cut_off._histogram
+        with mock.patch.object(kernels, "clear", dirty(owner, histogram)), pytest.warns(UserWarning, match="no driver"):
             FrameReplay(buffers, capture=True)
         assert set(owner.tolist()) == {kernels.EMPTY.value}
-        assert set(buffers.counts.tolist()) == {0}
+        assert set(buffers.counts.tolist()) == set(histogram.flatten().tolist()) == {0}

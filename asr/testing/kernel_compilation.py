@@ -1,0 +1,176 @@
+"""Compiles every kernel to a GPU's machine code, as it would be launched, on a machine without a GPU.
+
+The interpreter in which kernels are tested takes more than the compiler does. Here a launch ends when the kernel is
+compiled: by Triton's own path, with all that it tells the compiler of the arguments, such as which pointers are aligned
+and which numbers are 1 or multiples of 16. That holds for host tensors, too, so that the code that launches kernels on
+a GPU can be called with those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+
+from asr.decoding.backend import Frame
+from asr.decoding.gpu import cut_off, kernels, losing_arcs, traceback
+from asr.decoding.gpu.cuda_graph import BufferSizes, FrameBuffers
+from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
+from asr.decoding.interface import DecodingOptions
+from asr.decoding.lattice_graph import LatticeGraph
+from asr.decoding.search_graph import SearchGraph
+from asr.decoding.token_passing import TokenPassingDecoder
+from asr.decoding.tokens import ActiveTokens, Candidates
+from asr.graph.decoding_graph import DecodingGraph
+from asr.kernels import hash_table_triton
+from asr.lm.ngram import lookup_triton
+from asr.lm.ngram.model import NgramLM
+
+MODULES: tuple[ModuleType, ...] = (kernels, cut_off, losing_arcs, traceback, hash_table_triton, lookup_triton)
+"""All modules with kernels."""
+
+_CPU = torch.device("cpu")
+
+
+class Compiled(NamedTuple):
+    """What the compiler says of a kernel.
+
+    Attributes:
+        seconds: that it took.
+        registers: of each thread.
+        spilled_bytes: of each thread, to the GPU's local memory.
+        shared_bytes: of each program.
+        num_fences: of memory, which none of the kernels needs.
+    """
+
+    seconds: float
+    registers: int
+    spilled_bytes: int
+    shared_bytes: int
+    num_fences: int
+
+
+class _NoDriver:
+    """In the place of Triton's driver, in a process without a GPU."""
+
+    def __init__(self, capability: int) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@contextlib.contextmanager
+def compiled_instead(capability: int) -> Iterator[dict[str, list[Compiled]]]:
+    """While this lasts, launches compile kernels and run nothing; TRITON_INTERPRET must not be set.
+
+    Args:
+        capability: of the GPU, such as 90.
+
+    Returns:
+        What came out, by kernel, for each kind of arguments.
+    """
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    driver.set_active(_NoDriver(capability))
+    found: dict[str, list[Compiled]] = {}
+    run, known = JITFunction.run, set[int]()
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        begin = time.perf_counter()
+        binary = run(self, *args, grid=grid, warmup=True, **kwargs)
+        seconds = time.perf_counter() - begin
+        if id(binary) not in known:
+            known.add(id(binary))
+            found.setdefault(self.fn.__name__, []).append(Compiled(seconds, *_assembled(binary, capability)))
+        return binary
+
+    with mock.patch.object(JITFunction, "run", compile_only):
+        yield found
+
+
+def _assembled(binary: Any, capability: int) -> tuple[int, int, int, int]:
+    """What follows the seconds in `Compiled`; its assembler tells registers of a kernel that is not loaded."""
+    import triton
+
+    # Newer wheels bring one for each generation of GPUs, and the older one refuses what was made for the newer.
+    assemblers = sorted((Path(triton.__file__).parent / "backends" / "nvidia" / "bin").glob("ptxas*"))
+    text, told = binary.asm["ptx"], ""
+    target = re.search(r"\.target (\w+)", text)
+    name = target[1] if target else f"sm_{capability}"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.ptx"
+        path.write_text(text)
+        for assembler in assemblers:
+            command = [str(assembler), "-v", f"--gpu-name={name}", str(path), "-o", f"{path}.o"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            told = done.stderr if done.returncode == 0 else told
+    registers, spilled = (re.search(pattern, told) for pattern in (r"Used (\d+) registers", r"(\d+) bytes spill"))
+    if registers is None or spilled is None:
+        raise OSError(f"none of {[one.name for one in assemblers]} tells what it makes of kernels for {name}")
+    num_fences = len(re.findall(r"\bfence\.|\bmembar\.|\.acq_rel\b", text))
+    return int(registers[1]), int(spilled[1]), int(binary.metadata.shared), num_fences
+
+
+def launched_kernels() -> set[str]:
+    """The names of all kernels that some code launches; the others are only called by kernels."""
+    sources = [Path(str(module.__file__)).parent.glob("*.py") for module in MODULES]
+    text = "\n".join(path.read_text("utf-8") for path in sorted({path for paths in sources for path in paths}))
+    names = {name for module in MODULES for name, value in vars(module).items() if hasattr(value, "arg_names")}
+    return {name for name in names if re.search(rf"\b{name}\[", text)}
+
+
+def launch_all(graph: DecodingGraph, ngram: NgramLM) -> None:
+    """Launches every kernel with the types of arguments that the search gives them; tensors hold nothing of sense."""
+    options = DecodingOptions(search_beam=8.0, output_beam=4.0, min_active_states=2, max_active_states=30)
+    searched = SearchGraph(graph, options)
+    sizes = BufferSizes(1, 4, len(graph.tokens), 512, 512, 1024, 4096, 4096)
+    for margin in (None, 4.1):
+        for num_streams in (1, 3, 16):
+            own = replace(sizes, streams=num_streams)
+            FrameBuffers(searched.emitting, FrameLimits(options, False, _CPU), own, False, margin).read()
+    # With a language model: over the graph, and over a lattice, whose states are int64.
+    log_prob = torch.zeros(1, 3, len(graph.tokens)).log_softmax(2)
+    found = TokenPassingDecoder(graph, options, backend="torch").search(log_prob, torch.tensor([3]), keep_lattice=True)
+    assert found.lattice is not None
+    for searchable in (searched, LatticeGraph(found.lattice, options)):
+        for num_streams in (1, 16):
+            backend = TritonFrameBackend(searchable, FrameLimits(options, True, _CPU), 512)
+            begin = torch.zeros(num_streams, dtype=torch.int64)
+            frame = Frame(log_prob.flatten(), begin, torch.zeros(num_streams, dtype=torch.float64))
+            tokens = ActiveTokens.initial(begin, begin, begin)
+            backend.expand(tokens, frame)
+            candidates = Candidates(begin, begin, begin, log_prob.flatten()[:1], begin, begin, None, begin == 0)
+            backend.survivors_counted(replace(candidates, score=torch.zeros(num_streams)))
+    _launch_look_ups(ngram)
+
+
+def _launch_look_ups(ngram: NgramLM) -> None:
+    table, value = torch.full((16, 8), -1, dtype=torch.int64), torch.zeros(128, dtype=torch.int64)
+    for num in (1, 5, 16):
+        key = torch.arange(num)
+        hash_table_triton._launch_find(table, key, -7046029254386353131, 59, key.clone())
+        for some_known in (False, True):
+            hash_table_triton._launch_insert(table, value, key, -7046029254386353131, 59, key.clone(), some_known)
+        traceback.arcs_of_paths(key - 1, key, key, 1 + num)
+        for own in (ngram, ngram.with_index(), ngram.quantized()):
+            lookup_triton.score_words(own.arrays, key, key)

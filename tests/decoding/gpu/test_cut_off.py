@@ -1,0 +1,18 @@
+"""The cut-off of all streams by all programs gives what sorting each stream's scores gives, for all block sizes."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+pytest.importorskip("triton", reason="the kernels need triton; its interpreter runs them without a GPU")
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from asr.testing.kernel_checks import check_cut_off
+
+
+@pytest.mark.parametrize("block", [2, 8, 64, 512])
+@pytest.mark.parametrize("seed", range(4))
+def test_thresholds_are_those_of_sorted_scores(seed: int, block: int) -> None:
+    check_cut_off(seed, block)
