@@ -227,8 +227,9 @@ class TokenPassingDecoder:
         lm = self._mapper.mapped(lm)
         if in_chunks and lm is not None:
             first = self._take_backend(None, True)
-            parts_of = self.graph, self._search_graph, self.options, lm, first, self._make_backend, keep_lattice
-            chunked = ChunkedSearch(*parts_of)
+            chunked = ChunkedSearch(
+                self.graph, self._search_graph, self.options, lm, first, self._make_backend, keep_lattice
+            )
             found = chunked.search(log_prob, num_frames)
             backtrace, records = chunked.backtrace, chunked.records
             self._idle_backends[True, _stream_number(self.graph.device)].append(first)
