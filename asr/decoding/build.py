@@ -294,7 +294,9 @@ def chosen_decoder(decoder: str, lm_fusion: str, graph: DecodingGraph, device: t
     if decoder not in DECODERS:
         raise AsrError(f"there is no decoder {decoder!r}; choose one of {', '.join(DECODERS)}.")
     if lm_fusion not in LM_FUSIONS:
-        raise AsrError(f"there is no fusion {lm_fusion!r} of the language model; choose {' or '.join(LM_FUSIONS)}.")
+        raise AsrError(
+            f"there is no fusion {lm_fusion!r} of the language model; choose one of {', '.join(LM_FUSIONS)}."
+        )
     if decoder == "k2" and lm_fusion != "lattice":
         raise AsrError("k2 cannot ask a language model within its search; choose the decoder token-passing for that.")
     if lm_fusion == "chunks" and device.type != "cpu":

@@ -225,24 +225,24 @@ class TokenPassingDecoder:
                 log_prob, num_frames, self.options.blank_skip_threshold
             )
         lm = self._mapper.mapped(lm)
+        in_chunks = in_chunks and lm is not None
+        keeps_losing = in_chunks or (keep_lattice and num_utts > 0)
+        backend = self._take_backend(None if in_chunks else lm, keeps_losing)
         if in_chunks and lm is not None:
-            first = self._take_backend(None, True)
             chunked = ChunkedSearch(
-                self.graph, self._search_graph, self.options, lm, first, self._make_backend, keep_lattice
+                self.graph, self._search_graph, self.options, lm, backend, self._make_backend, keep_lattice
             )
             found = chunked.search(log_prob, num_frames)
             backtrace, records = chunked.backtrace, chunked.records
-            self._idle_backends[True, _stream_number(self.graph.device)].append(first)
         else:
             backtrace = Backtrace(self.graph.device, collects=collects_on(self.graph.device, keep_lattice))
-            records = LatticeRecords(num_utts, self.options) if keep_lattice and num_utts else None
-            backend = self._take_backend(lm, records is not None)
+            records = LatticeRecords(num_utts, self.options) if keeps_losing else None
             search = TokenSearch(self._search_graph, self.options, lm, backtrace, records, backend=backend, held=held)
             search.advance(search.start(torch.zeros_like(num_frames)), log_prob, num_frames)
             found = search.alive_in_all()
-            if lm is None:
-                self._idle_backends[records is not None, _stream_number(self.graph.device)].append(backend)
         endings = endings_of(self._search_graph, self.options, lm, *found)
+        if lm is None or in_chunks:  # its buffers have been read
+            self._idle_backends[keeps_losing, _stream_number(self.graph.device)].append(backend)
         lattice: Lattice | None = None
         if records is not None:
             parts = records.collected(backtrace, endings)

@@ -215,10 +215,10 @@ class _Sweep:
         too_large = {"several": lambda samples: len(samples) > 1, "any": lambda samples: True}
         for name, is_too_large in too_large.items():
 
-            def short_of_memory(self: Any, samples: Any, is_too_large: Any = is_too_large) -> Any:
+            def short_of_memory(self: Any, samples: Any, is_too_large: Any = is_too_large, **options: Any) -> Any:
                 if is_too_large(samples):
                     raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-                return score(self, samples)
+                return score(self, samples, **options)
 
             self.report["faults_tried"] += 1
             self._lay_out()

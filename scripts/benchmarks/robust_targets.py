@@ -244,8 +244,8 @@ def _bundle_targets(folder: Path) -> dict[str, Target]:
 def _text_targets(folder: Path) -> dict[str, Target]:
     """Lists, tables, transcripts of other programs."""
     states = {"phones": ["SIL", "A"], "entry": [[0, 1], [0, 2]], "loop": [[3, 4], [3, 4]]}
-    row, one = np.zeros(2, dtype=np.int64), np.full(2, 0.5, dtype=np.float32)
-    denominator = DenominatorGraph(row, row + 1, one, np.array([0, 1, 2]), np.array([1, 0]), one, one)
+    row, half = np.zeros(2, dtype=np.int64), np.full((3, 2), 0.5, dtype=np.float32)
+    denominator = DenominatorGraph(row, row + 1, half[0], np.array([0, 1, 2]), np.array([1, 0]), half[1], half[2])
     denominator.save(folder / "denominator.safetensors")
     archive = io.BytesIO()
     np.savez(archive, **denominator._asdict())

@@ -128,7 +128,7 @@ def test_any_number_of_workers_finds_the_same(bundle, decoder, lm_fusion):
 def test_wrong_names_and_numbers_are_one_sentence(bundle):
     with pytest.raises(AsrError, match="no decoder 'k3'; choose one of auto, token-passing, k2"):
         Recognizer(bundle, decoder="k3")
-    with pytest.raises(AsrError, match="no fusion 'late' of the language model; choose lattice or search"):
+    with pytest.raises(AsrError, match="no fusion 'late' of the language model; choose one of lattice, chunks, search"):
         Recognizer(bundle, lm_fusion="late")
     with pytest.raises(AsrError, match="k2 cannot ask a language model within its search"):
         Recognizer(bundle, decoder="k2", lm_fusion="search")

@@ -112,7 +112,7 @@ class Recognizer:
     resources = ResourceOptions()
     device = torch.device("cpu")
 
-    def __call__(self, waveforms: list[torch.Tensor], nbest: int = 1) -> list[float]:
+    def __call__(self, waveforms: list[torch.Tensor], nbest: int = 1, speaker: None = None) -> list[float]:
         if any(float(waveform.max()) > 1 for waveform in waveforms):
             raise RuntimeError("CUDA out of memory")
         return [float(waveform.sum()) for waveform in waveforms]
