@@ -297,7 +297,7 @@ class K2StreamingDecoder:
         check_chunks(streams, num_frames)
         opened = [self._open(stream) for stream in streams]
         self._check(log_prob, num_frames)
-        log_prob = log_prob.to(self.graph.device, torch.float32)
+        log_prob = log_prob.detach().to(self.graph.device, torch.float32)
         for row, one in enumerate(opened):
             self._take(one, log_prob[row, : int(num_frames[row])])
             num_ready = sum(map(len, one.log_prob)) - 1

@@ -38,7 +38,13 @@ def check_chunks(streams: Sequence[int], num_frames: Tensor) -> None:
 
 
 def whole(log_prob: Tensor, num_frames: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (N, T, C) that take no gradient, and the number of their frames (N,); all of them if None."""
+    """Log-probabilities (N, T, C) that take no gradient, and the number of their frames (N,); all of them if None.
+
+    Raises:
+        AsrError: the log-probabilities are no tensor.
+    """
+    if not isinstance(log_prob, Tensor):
+        raise AsrError(f"log-probabilities of type {type(log_prob).__name__}: give a tensor, as of torch.as_tensor.")
     if num_frames is None:
         num_frames = torch.full(log_prob.shape[:1], log_prob.shape[1] if log_prob.dim() > 1 else 0, dtype=torch.int64)
     return log_prob.detach(), num_frames
@@ -161,8 +167,11 @@ def check_numbers(log_prob: Tensor, num_frames: Tensor) -> None:
 
 
 def _are_finite(log_prob: Tensor) -> Tensor:
-    """Whether there is neither NaN nor +inf anywhere, in one pass: either would make the sum one."""
-    return torch.isfinite(log_prob.clamp(min=_LOW).sum())
+    """Whether there is neither NaN nor +inf anywhere, in one pass: either would make the sum one.
+
+    In float32, since half precision has neither room for the sum nor for what stands in the place of -inf.
+    """
+    return torch.isfinite(log_prob.float().clamp(min=_LOW).sum())
 
 
 def _refuse_numbers(log_prob: Tensor, num_frames: Tensor) -> None:

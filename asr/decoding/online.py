@@ -136,7 +136,7 @@ class StreamingDecoder:
         check_chunks(streams, num_frames)
         progress = [self._open(stream) for stream in streams]
         self._check(log_prob, num_frames)
-        log_prob = log_prob.to(self.graph.device, torch.float32)
+        log_prob = log_prob.detach().to(self.graph.device, torch.float32)
         num_frames = num_frames.to(self.graph.device, torch.int64)
         kept_log_prob, kept_frames, frame = log_prob, num_frames, None
         if self.options.blank_skip_threshold is not None:

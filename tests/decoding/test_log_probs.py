@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +33,12 @@ def _rescoring(graph: DecodingGraph, inputs: str) -> Feed:
 def _streaming(graph: DecodingGraph, inputs: str) -> Feed:
     decoder = StreamingDecoder(graph, inputs=inputs)
     streams = decoder.start(2)
-    return lambda log_prob: decoder.advance(streams, log_prob, torch.tensor([log_prob.shape[1]] * 2))
+    return lambda log_prob: _partials(decoder, streams, log_prob)
+
+
+def _partials(decoder: Any, streams: list[int], log_prob: Tensor) -> list[Any]:
+    decoder.advance(streams, log_prob, torch.tensor([log_prob.shape[1]] * 2))
+    return [decoder.partial(stream) for stream in streams]
 
 
 def _k2(graph: DecodingGraph, inputs: str) -> Feed:
@@ -46,7 +52,7 @@ def _k2_streaming(graph: DecodingGraph, inputs: str) -> Feed:
 
     decoder = K2StreamingDecoder(graph, inputs=inputs)
     streams = decoder.start(2)
-    return lambda log_prob: decoder.advance(streams, log_prob, torch.tensor([log_prob.shape[1]] * 2))
+    return lambda log_prob: _partials(decoder, streams, log_prob)
 
 
 needs_k2 = pytest.mark.skipif(importlib.util.find_spec("k2") is None, reason="k2 is not installed")
@@ -75,6 +81,21 @@ def test_the_first_batch_is_looked_at(make: Callable[[DecodingGraph, str], Feed]
         make(graph, "scores")(log_prob.exp())
     with pytest.raises(AsrError, match="no inputs 'logit'; give one of log_probs, scores"):
         make(graph, "logit")
+
+
+@pytest.mark.parametrize("make", DECODERS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_types_and_gradients_are_taken(make: Callable[[DecodingGraph, str], Feed], dtype: torch.dtype) -> None:
+    given = random_log_prob(0, 2, 6).to(dtype)
+    given[0, 0, 1] = -torch.inf
+    wanted = make(random_graph(0), "scores")(given.float())
+    found = make(random_graph(0), "log_probs")(given.clone().requires_grad_())
+    assert str(found) == str(wanted)
+
+
+def test_arrays_are_refused_by_name() -> None:
+    with pytest.raises(AsrError, match=r"of type ndarray: give a tensor, as of torch\.as_tensor"):
+        TokenPassingDecoder(random_graph(0)).decode(random_log_prob(0, 2, 6).numpy())  # type: ignore[arg-type]
 
 
 def test_frames_that_are_not_used_do_not_count() -> None:
