@@ -76,7 +76,7 @@ def transcribe(
         nbest: as of `Recognizer`.
         speaker: as of `Recognizer`.
     """
-    recognize = partial(recognizer, nbest=nbest, speaker=speaker)
+    recognize = partial(recognizer.__call__, nbest=nbest, speaker=speaker)
     if batch_seconds is None:
         batch_seconds = recognizer.batch_seconds if recognizer.device.type == "cuda" else 60.0
     # With fewer than several batches for each worker the stages could not overlap.

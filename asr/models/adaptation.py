@@ -12,7 +12,7 @@ Shapes: T frames of features, F features, T' output frames, C columns, N pieces.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -131,9 +131,7 @@ def numerator_pieces(states: TiedStates, runs: Sequence[tuple[int, int, int]]) -
     ]
 
 
-def _from(
-    start: npt.NDArray[np.float64], begin: int, end: int
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def _from(start: npt.NDArray[np.float64], begin: int, end: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Begin and end of each phone in frames from the piece's beginning."""
     return start - begin, np.append(start[1:], max(start[-1] + 1, end)) - begin
 
