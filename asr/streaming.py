@@ -1,10 +1,9 @@
 """Recognizes streams: words while the audio is still coming, for many streams at once that open and close at any time.
 
-A stream is cut into chunks. The acoustic model evaluates each chunk in a window with audio on both sides of it, and
-only the chunk's own outputs are used. Where chunks lie depends on nothing but the beginning of the stream, so that
-results do not depend on how the audio arrives.
+A stream is cut into chunks (`asr.models.windows`), which are searched as they come. Results do not depend on how the
+audio arrives.
 
-Shapes: N streams, L samples, T frames of features, F features, T' frames of output, C tokens.
+Shapes: N streams, L samples, T' frames of output, C tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from asr.audio.cmvn import STD_FLOOR
 from asr.audio.resample import FeatureStream, ResampleStream, checked_rate
 from asr.audio.waveform import as_samples
 from asr.decoding.build import LanguageModels
@@ -36,211 +34,9 @@ from asr.kernels.heap import release_now_and_then
 from asr.lm.interface import LanguageModel
 from asr.models.external.network import ExternalNetwork
 from asr.models.external.streaming import StateEncoder, StateStream
-from asr.models.interface import LOG_PROB_IN_NOISE, AcousticNetwork
+from asr.models.windows import ChunkedEncoder, WindowSizes, WindowStream
 from asr.recognizer import Recognizer
 from asr.results import StageTimes, StreamResult, Word, notes_on, num_equal, words_in_time
-
-
-class RunningNorm:
-    """Mean and variance of the features of a stream so far; beyond `max_frames` frames the older ones decay.
-
-    A window that is normalized by its own statistics would turn the noise of a pause into speech. Therefore windows are
-    normalized by everything heard so far; of a pause only the first chunk counts; and as long as the features vary less
-    than those of speech do, nothing is normalized at all.
-
-    Args:
-        feature_dim: F.
-        max_frames: the maximum number of frames that count.
-        min_feature_std: standard deviation, averaged over features, above which the stream is taken for speech.
-        device: where the features are.
-    """
-
-    def __init__(self, feature_dim: int, max_frames: int, min_feature_std: float, device: torch.device) -> None:
-        self._max_frames = max_frames
-        self._min_feature_std = min_feature_std
-        self._count = 0.0
-        self._sums = torch.zeros(2, feature_dim, dtype=torch.float64, device=device)
-        self._has_begun = False
-        self._in_pause = False
-
-    def statistics(self, features: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Mean and standard deviation, (F,) float32 each, of the frames so far and these (T, F), which are not kept.
-
-        None as long as there has been nothing but noise.
-        """
-        count = self._count + len(features)
-        mean, square = (self._sums + _sums(features)) / max(count, 1.0)
-        std = (square - mean.square()).clamp(min=0.0).sqrt()
-        if not self._has_begun and float(std.mean()) < self._min_feature_std:
-            return None
-        self._has_begun = True
-        return mean.float(), std.float().clamp(min=STD_FLOOR)
-
-    def add(self, features: Tensor, has_speech: bool) -> None:
-        """Adds frames (T, F) to the statistics."""
-        if not has_speech and self._in_pause:
-            return
-        # Of noise before the first word, too, only the first chunk counts.
-        self._in_pause = not has_speech
-        count = self._count + len(features)
-        if count > self._max_frames:
-            self._sums *= (self._max_frames - len(features)) / self._count
-            count = self._max_frames
-        self._count = count
-        self._sums += _sums(features)
-
-
-def _sums(features: Tensor) -> Tensor:
-    """Sums of the values and of their squares: (T, F) -> (2, F)."""
-    values = features.double()
-    return torch.stack([values.sum(0), values.square().sum(0)])
-
-
-@dataclass(frozen=True)
-class WindowSizes:
-    """Sizes of the acoustic model's windows, in frames of output.
-
-    Args:
-        chunk: number of outputs that a window yields.
-        left: context before the chunk.
-        right: context after the chunk. An output is delayed by `right` frames and up to a chunk.
-        memory: the maximum number of frames that count in the normalization of the features.
-        min_feature_std: see `RunningNorm`; outputs are blank until the features vary this much.
-
-    Raises:
-        AsrError: a size is out of range.
-    """
-
-    chunk: int
-    left: int
-    right: int
-    memory: int
-    min_feature_std: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.chunk < 1 or self.left < 0 or self.right < 0 or self.memory < self.chunk:
-            raise AsrError(
-                f"windows of {self.chunk} frames with {self.left} before, {self.right} after and a memory of "
-                f"{self.memory}: the chunk needs at least 1, the context at least 0, the memory at least a chunk."
-            )
-
-
-class WindowStream:
-    """The features of one stream that its coming windows will see.
-
-    Args:
-        feature_dim: F.
-        factor: frames of features for each frame of output.
-        sizes: sizes of the windows.
-        device: where the network is.
-    """
-
-    def __init__(self, feature_dim: int, factor: int, sizes: WindowSizes, device: torch.device) -> None:
-        self._factor = factor
-        self._sizes = sizes
-        self._features = torch.zeros(0, feature_dim, device=device)
-        # The frame of output at which the buffered features begin, and the next one to be output.
-        self._first = 0
-        self._next = 0
-        self._is_closed = False
-        self._is_done = False
-        # False for the last window of a stream, which has less context than it could have.
-        self._is_whole = True
-        self._is_noise = False
-        self._norm = RunningNorm(feature_dim, sizes.memory * factor, sizes.min_feature_std, device)
-
-    def push(self, features: Tensor) -> None:
-        """Adds features (T, F)."""
-        self._features = torch.cat([self._features, features])
-
-    def close(self) -> None:
-        """No more features will come."""
-        self._is_closed = True
-
-    @property
-    def num_outputs(self) -> int:
-        """Frames of output so far."""
-        return self._next
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether a window can be evaluated."""
-        return len(self._features) >= self._wanted() or (self._is_closed and not self._is_done)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether all windows of a closed stream have been evaluated."""
-        return self._is_done
-
-    def _wanted(self) -> int:
-        """Number of features in the buffer when the next window is complete."""
-        return (self._next - self._first + self._sizes.chunk + self._sizes.right) * self._factor
-
-    def window(self) -> Tensor:
-        """The next window (T, F), normalized; a call of `accept` must follow."""
-        self._is_whole = len(self._features) >= self._wanted()
-        seen = self._features[: self._wanted()]
-        statistics = self._norm.statistics(seen[(self._next - self._first) * self._factor :])
-        self._is_noise = statistics is None
-        return torch.zeros_like(seen) if statistics is None else (seen - statistics[0]) / statistics[1]
-
-    def accept(self, log_prob: Tensor) -> Tensor:
-        """Cuts the outputs of the window (T', C) down to those of its chunk; those of the last window stay whole."""
-        begin = self._next - self._first
-        end = begin + self._sizes.chunk if self._is_whole else len(log_prob)
-        chunk = log_prob[begin:end]
-        if self._is_noise:
-            chunk = torch.full_like(chunk, LOG_PROB_IN_NOISE)
-            chunk[:, 0] = 0.0
-        has_speech = bool((chunk.argmax(1) > 0).any())
-        self._norm.add(self._features[begin * self._factor : end * self._factor], has_speech)
-        self._is_done = not self._is_whole
-        self._next = self._first + max(begin, end)
-        first = max(0, self._next - self._sizes.left)
-        self._features = self._features[(first - self._first) * self._factor :]
-        self._first = first
-        return chunk
-
-
-class ChunkedEncoder:
-    """Runs windows of many streams through the acoustic model in one batch.
-
-    Args:
-        network: the acoustic model.
-        sizes: sizes of the windows. Left context that the network does not see is left out; what comes after a chunk
-            also counts in the normalization, and stays.
-    """
-
-    def __init__(self, network: AcousticNetwork, sizes: WindowSizes) -> None:
-        self._network = network
-        seen: tuple[int, int] | None = getattr(network, "receptive_field", None)
-        if seen is not None:
-            sizes = replace(sizes, left=min(sizes.left, -(-seen[0] // network.subsampling_factor)))
-        self.sizes = sizes
-
-    def open(self, device: torch.device) -> WindowStream:
-        """A new stream."""
-        return WindowStream(self._network.num_features, self._network.subsampling_factor, self.sizes, device)
-
-    @torch.no_grad()
-    def step(self, streams: Sequence[WindowStream]) -> list[Tensor]:
-        """Evaluates the next window of each stream; all must be ready.
-
-        Returns:
-            log_prob (T', C) of the chunk of each stream.
-        """
-        windows = [stream.window() for stream in streams]
-        if not any(map(len, windows)):
-            nothing = windows[0].new_zeros(0, self._network.num_tokens)
-            return [stream.accept(nothing) for stream in streams]
-        num_frames = torch.tensor([len(window) for window in windows], device=windows[0].device)
-        padded = nn.utils.rnn.pad_sequence(windows, batch_first=True)
-        outputs, num_outputs = self._network.forward_normalized(padded, num_frames)
-        return [
-            stream.accept(row[:num])
-            for stream, row, num in zip(streams, outputs[-1], num_outputs.tolist(), strict=True)
-        ]
-
 
 PARTIAL_POLICIES = {
     "agreed": "words on which the best paths of two chunks in succession agree",
@@ -268,8 +64,10 @@ class StreamingOptions:
         longest_utterance: an utterance ends here at the latest; from half of it on ever shorter pauses end it.
         force_commit_seconds: words of the best path become final when they are this old. None makes final only what all
             paths share, which is exact, and bounded because `longest_utterance` ends utterances. Token passing only.
-        decoder: `token-passing`, with the language model within the search, or `k2`, which rescores its lattice; k2's
-            cost and memory grow with an utterance, and none of its partial results is stable.
+        partial_search_beam, partial_max_active_states: at most these beams where the search while the audio comes is
+            for partial results and endpoints alone, since each utterance is searched again when it has ended.
+        decoder: `token-passing`, or `k2`, which rescores its lattice; k2's cost and memory grow with an utterance, and
+            none of its partial results is stable.
         cache_bytes: memory for the recurrent language model's histories.
 
     Raises:
@@ -286,11 +84,14 @@ class StreamingOptions:
     silence_after_words: float = 1.0
     longest_utterance: float = 30.0
     force_commit_seconds: float | None = None
+    partial_search_beam: float = 10.0
+    partial_max_active_states: int = 1000
     decoder: str = "token-passing"
     cache_bytes: int = 1 << 28
 
     def __post_init__(self) -> None:
-        for name in ("chunk_seconds", "silence_before_words", "silence_after_words", "longest_utterance"):
+        positive = ("chunk_seconds", "silence_before_words", "silence_after_words", "longest_utterance")
+        for name in (*positive, "partial_search_beam", "partial_max_active_states"):
             if not 0 < getattr(self, name) < math.inf:
                 raise AsrError(f"streaming: {name} is {getattr(self, name)}; it must be above 0, and finite.")
         commit = self.force_commit_seconds
@@ -383,40 +184,46 @@ class _Stream:
 
 
 class SecondLook:
-    """Searches an utterance of a stream again when it has ended, as that of a recording is searched.
+    """Searches utterances of streams again when they have ended, as those of recordings are searched.
 
-    The search of a stream keeps no lattice, which confidences need, and its beams hold fewer words, since each history
-    of a language model within the search counts. A lattice that the language model rescores finds better words.
+    The search while the audio comes keeps no lattice, which confidences and a language model over it need. One inside
+    that search does not do as well: each history of it counts in the beams.
 
     Args:
-        recognizer: with a calibration. A language model of the user's, which holds what open streams need, is not
-            asked again: words then stay as they are.
-        options: under the policy `stable`, words stay as they are.
+        recognizer: its graph, options and calibration, if any, are used.
+        models: the language model over the lattice, if any.
+        keeps_words: whether words stay as they were found, so that only confidences are new.
+
+    Attributes:
+        keeps_words: the same.
     """
 
-    def __init__(self, recognizer: Recognizer, options: StreamingOptions) -> None:
-        assert recognizer.calibration is not None
+    def __init__(self, recognizer: Recognizer, models: LanguageModels, keeps_words: bool) -> None:
         self._calibration = recognizer.calibration
-        self._keeps_words = options.partial_policy == "stable" or recognizer.language_model is not None
-        self._models = LanguageModels(None, None)
-        if not self._keeps_words:
-            self._models = recognizer.build_language_models(options.cache_bytes)
+        self._models = models
+        self.keeps_words = keeps_words
         self._options = recognizer.options
-        graph, fusion = recognizer.graph.decoding_graph(), recognizer.lm_fusion
+        fusion = "chunks" if recognizer.lm_fusion == "chunks" else "lattice"
+        graph = recognizer.graph.decoding_graph()
         self._decoder = TokenPassingDecoder(graph, self._options, lm_fusion=fusion, keep_lattice=True)
 
-    def at(self, log_prob: Tensor, decoded: DecodeResult) -> DecodeResult:
-        """What was found in an utterance, now with confidences.
+    def at(self, log_probs: Sequence[Tensor], decoded: Sequence[DecodeResult]) -> list[DecodeResult]:
+        """What is found in utterances that have ended.
 
         Args:
-            log_prob: (T', C) of the utterance.
-            decoded: what the stream's search found.
+            log_probs: (T', C) of each utterance.
+            decoded: what the streams' search found.
         """
-        (again,) = self._decoder.decode(log_prob[None], lm=self._models.model)
+        num_frames = torch.tensor([len(log_prob) for log_prob in log_probs])
+        padded = nn.utils.rnn.pad_sequence(list(log_probs), batch_first=True)
+        results = self._decoder.decode(padded, num_frames, self._models.model)
         self._models.forget_contexts()
-        if not again.reached_final or (self._keeps_words and decoded.best is not None):
-            again = replace(again, hypotheses=decoded.hypotheses, reached_final=decoded.reached_final)
-        if again.best is None:
+        return [self._final(again, before) for again, before in zip(results, decoded, strict=True)]
+
+    def _final(self, again: DecodeResult, before: DecodeResult) -> DecodeResult:
+        if again.best is None or (self.keeps_words and before.best is not None):
+            again = replace(again, hypotheses=before.hypotheses, reached_final=before.reached_final)
+        if again.best is None or self._calibration is None:
             return again
         best = calibrated(again.best, again.lattice, self._options, self._calibration, again.original_frame)
         return replace(again, hypotheses=(best,))
@@ -431,9 +238,14 @@ class StreamingRecognizer:
     finds in the whole recording. Several threads may call the methods; they take turns, since all streams share the
     search and the language model's caches. `step` returns results of every stream, whoever calls it.
 
+    Where the language model acts is the recognizer's `lm_fusion`. With `lattice` or `chunks` the graph's own n-gram
+    finds the partial results, and the language model goes over each utterance when it has ended. With `search` it finds
+    the partial results, too. So it does where words are decided before their utterance ends: with the policy `stable`,
+    whose words nothing revises, and with `force_commit_seconds`.
+
     Args:
-        recognizer: its bundle, mode, language model, decoding options and device are used. A language model that was
-            handed to it should answer either it or streams at any time, since both tell the model what to forget.
+        recognizer: its bundle, mode, language model, fusion, decoding options and device are used. A language model
+            that was handed to it should answer either it or streams at any time, since both tell it what to forget.
         options: windows, partial results and endpoints.
 
     Attributes:
@@ -452,6 +264,9 @@ class StreamingRecognizer:
         network: Any = recognizer.acoustic_model
         features: Any = recognizer.features
         self.frame_seconds = features.frame_shift * network.subsampling_factor / self._rate
+        self._is_k2 = self.options.decoder == "k2"
+        is_decided_early = self.options.partial_policy == "stable" or self.options.force_commit_seconds is not None
+        self._lm_in_search = recognizer.lm_fusion == "search" or is_decided_early
         self._check_settings()
         self._windows = _encoder(network, self.options, self.frame_seconds)
         recognizer.eval()
@@ -459,7 +274,7 @@ class StreamingRecognizer:
         self.engine = models.engine
         self.times = StageTimes()
         self._graph = recognizer.graph.decoding_graph()
-        self._second_look = SecondLook(recognizer, self.options) if recognizer.calibration else None
+        self._second_look = self._new_second_look(models)
         self._decoder = self._new_decoder(models.model)
         self._warm_up()
         self._streams: dict[int, _Stream] = {}
@@ -472,13 +287,40 @@ class StreamingRecognizer:
             raise AsrError(
                 f"streams have no second pass ({settings.language_models.second_pass}); set second_pass to none."
             )
-        is_k2 = self.options.decoder == "k2"
-        fusion = "lattice" if is_k2 else "search"
-        self._recognizer.refuse_unused(Pass(self._recognizer.mode, fusion, *settings.models, keeps_lattice=is_k2))
+        fusion = self._recognizer.lm_fusion
+        if self._is_k2:
+            fusion = "lattice"
+        elif self._lm_in_search:
+            fusion = "search"
+        self._recognizer.refuse_unused(Pass(self._recognizer.mode, fusion, *settings.models, keeps_lattice=self._is_k2))
+
+    def _new_second_look(self, models: LanguageModels) -> SecondLook | None:
+        recognizer = self._recognizer
+        if not (self._is_k2 or self._lm_in_search) and (models.model is not None or recognizer.calibration is not None):
+            return SecondLook(recognizer, models, keeps_words=False)
+        if recognizer.calibration is None:
+            return None
+        # A model of the user's holds what open streams need, and cannot be told to forget it.
+        keeps_words = self.options.partial_policy == "stable" or recognizer.language_model is not None
+        models = LanguageModels(None, None)
+        if not keeps_words:
+            models = recognizer.build_language_models(self.options.cache_bytes)
+        return SecondLook(recognizer, models, keeps_words)
+
+    @property
+    def _finds_partials_alone(self) -> bool:
+        """Whether the search while the audio comes is for partial results and endpoints alone."""
+        return self._second_look is not None and not (self._is_k2 or self._lm_in_search)
 
     def _new_decoder(self, model: LanguageModel | None) -> Any:
         options, rules = self._recognizer.options, self.options.endpoint_rules(self.frame_seconds)
-        if self.options.decoder == "k2":
+        if self._finds_partials_alone:
+            most = min(options.max_active_states, self.options.partial_max_active_states)
+            beam = min(options.search_beam, self.options.partial_search_beam)
+            least = min(options.min_active_states, most)
+            options = replace(options, search_beam=beam, min_active_states=least, max_active_states=most)
+            model = None
+        if self._is_k2:
             k2_online = importlib.import_module("asr.decoding.k2_online")
             return k2_online.K2StreamingDecoder(self._graph, options, model, rules)
         seconds = self.options.force_commit_seconds
@@ -489,12 +331,13 @@ class StreamingRecognizer:
     def _warm_up(self) -> None:
         """Compiles what streams need, so that the first one does not wait for it."""
         recognizer = self._recognizer
-        kind = ("streams", self.options.decoder)
+        kind = ("streams", self.options.decoder, self._lm_in_search)
         is_external = recognizer.language_model is not None
         if is_external or not needs_warm_up(recognizer.bundle, recognizer.mode, recognizer.device, kind):
             return
         # Language models of its own: caches and statistics start with the first real stream.
-        decoder = self._new_decoder(recognizer.build_language_models(_WARM_UP_BYTES).model)
+        models = recognizer.build_language_models(_WARM_UP_BYTES)
+        decoder, second_look = self._new_decoder(models.model), self._new_second_look(models)
         log_prob, num_frames = made_up_log_prob(self._graph)
         streams = decoder.start(len(num_frames))
         for begin in range(0, log_prob.shape[1], _WARM_UP_CHUNK):
@@ -504,8 +347,8 @@ class StreamingRecognizer:
             decoder.is_endpoint(stream)
             decoder.partial(stream)
             decoder.finalize(stream)
-        if self._second_look is not None:
-            self._second_look.at(log_prob[0], DecodeResult((), False, 0))
+        if second_look is not None:
+            second_look.at([log_prob[0]], [DecodeResult((), False, 0)])
         noise = torch.randn(recognizer.sampling_rate, generator=torch.Generator().manual_seed(0)) * 0.01
         features, num_features = recognizer.features(noise[None], torch.tensor([len(noise)]))
         recognizer.acoustic_model.forward_normalized(features, num_features)  # type: ignore[operator]
@@ -593,7 +436,12 @@ class StreamingRecognizer:
             if self._second_look is not None:
                 for one, chunk in zip(streams, chunks, strict=True):
                     one.log_probs.append(chunk.half())
-            return [result for number in numbers for result in self._results(number)]
+            ended = self._ended(numbers)
+            return [
+                result
+                for number in numbers
+                for result in (self._final(number, ended[number]) if number in ended else self._partial(number))
+            ]
 
     @property
     @_one_at_a_time
@@ -606,45 +454,54 @@ class StreamingRecognizer:
             raise AsrError(f"stream {stream} is not open; `open` opens streams and `close` closes them.")
         return self._streams[stream]
 
-    def _results(self, number: int) -> Iterator[StreamResult]:
+    def _ended(self, numbers: Sequence[int]) -> dict[int, DecodeResult | None]:
+        """Of the streams whose utterance has ended, what was found in it; None where that was a pause without words."""
+        ended: dict[int, DecodeResult | None] = {}
+        for number in numbers:
+            one = self._streams[number]
+            if one.windows.is_done or self._decoder.is_endpoint(one.search):
+                found = self._decoder.finalize(one.search)
+                has_words = found.best is not None and bool(found.best.words)
+                ended[number] = found if one.windows.is_done or has_words else None
+        told = {number: found for number, found in ended.items() if found is not None}
+        if self._second_look is not None and told:
+            log_probs = [torch.cat(self._streams[number].log_probs).float() for number in told]
+            ended.update(zip(told, self._second_look.at(log_probs, list(told.values())), strict=True))
+        return ended
+
+    def _partial(self, number: int) -> Iterator[StreamResult]:
         one = self._streams[number]
-        is_end = one.windows.is_done
-        if is_end or self._decoder.is_endpoint(one.search):
-            result = self._decoder.finalize(one.search)
-            if is_end:
-                del self._streams[number]
-            if is_end or (result.best is not None and result.best.words):
-                yield self._final(number, one, result, "end" if is_end else "pause")
-            if not is_end:
-                (one.search,) = self._decoder.start()
-                one.begin, one.best, one.shown, one.log_probs = one.windows.num_outputs, (), (), []
-            return
         hypothesis = self._decoder.partial(one.search)
         word_ids = hypothesis.word_ids if hypothesis is not None else ()
-        num_stable = self._decoder.num_settled_words(one.search)
-        num_shown = {"best": len(word_ids), "stable": num_stable}.get(
-            self.options.partial_policy, max(num_stable, num_equal(one.best, word_ids))
+        num_settled = self._decoder.num_settled_words(one.search)
+        num_shown = {"best": len(word_ids), "stable": num_settled}.get(
+            self.options.partial_policy, max(num_settled, num_equal(one.best, word_ids))
         )
         one.best = word_ids
         if hypothesis is not None and word_ids[:num_shown] != one.shown:
             one.shown = word_ids[:num_shown]
             words = self._words(one, hypothesis)[:num_shown]
             begin, end = self._span(one)
-            yield StreamResult(number, False, "", begin, end, words, min(num_stable, len(words)))
+            is_revised = self._second_look is not None and not self._second_look.keeps_words
+            yield StreamResult(number, False, "", begin, end, words, 0 if is_revised else min(num_settled, len(words)))
 
-    def _final(self, number: int, one: _Stream, decoded: DecodeResult, reason: str) -> StreamResult:
+    def _final(self, number: int, decoded: DecodeResult | None) -> Iterator[StreamResult]:
+        """The result of an utterance that has ended, if there is something to be told; the next one begins."""
+        one = self._streams[number]
         begin, end = self._span(one)
-        if self._second_look is not None:
-            decoded = self._second_look.at(torch.cat(one.log_probs).float(), decoded)
-        release_now_and_then(end - begin)
-        best = decoded.best
-        if best is None:
-            return StreamResult(number, True, reason, begin, end, (), 0, decoded.reached_final)
-        words = self._words(one, best)
-        notes = notes_on(len(best.words) - len(words), words)
-        scores = (best.am_score, best.graph_score, best.lm_score, best.total)
-        reached_final = decoded.reached_final
-        return StreamResult(number, True, reason, begin, end, words, len(words), reached_final, *scores, notes)
+        if decoded is not None:
+            release_now_and_then(end - begin)
+            best, is_complete = decoded.best, decoded.reached_final
+            words = () if best is None else self._words(one, best)
+            scores = () if best is None else (best.am_score, best.graph_score, best.lm_score, best.total)
+            notes = () if best is None else (notes_on(len(best.words) - len(words), words),)
+            reason = "end" if one.windows.is_done else "pause"
+            yield StreamResult(number, True, reason, begin, end, words, len(words), is_complete, *scores, *notes)
+        if one.windows.is_done:
+            del self._streams[number]
+        else:
+            (one.search,) = self._decoder.start()
+            one.begin, one.best, one.shown, one.log_probs = one.windows.num_outputs, (), (), []
 
     def _span(self, one: _Stream) -> tuple[float, float]:
         heard = one.num_samples / one.sampling_rate

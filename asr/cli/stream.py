@@ -106,9 +106,10 @@ def run_streams(args: argparse.Namespace, recognizer: Recognizer, names: list[st
         if resources[name].needs == WHOLE_RECORDINGS:
             raise AsrError(f"{resources[name].flag} and --stream exclude each other: streams are not cut or batched.")
     decoder = "k2" if args.decoder == "k2" else "token-passing"
-    if decoder == "token-passing" and args.lm_fusion in ("lattice", "chunks"):
+    if args.partials == "stable" and args.lm_fusion in ("lattice", "chunks"):
         raise AsrError(
-            f"--lm-fusion {args.lm_fusion}: streams ask the model in the search; leave it out, or use --decoder k2."
+            f"--lm-fusion {args.lm_fusion}: it may revise all words of an utterance, and --partials stable shows none "
+            "that may change; leave one of them out."
         )
     options = StreamingOptions(
         **{name: getattr(args, name) for name in _SECONDS},

@@ -236,6 +236,10 @@ class Tdnnf(NormalizingNetwork):
         """As `forward_all_layers`, of features that the caller has normalised; padding must be zero."""
         factor = self.subsampling_factor
         behind = -features.shape[1] % factor + self.right_context
-        hidden = self.encode(F.pad(self.as_weights(features), (0, 0, self.left_context, behind)))
+        log_prob = self.forward_in_context(F.pad(features, (0, 0, self.left_context, behind)))
         num_outputs = torch.div(num_frames + factor - 1, factor, rounding_mode="floor")
-        return [F.log_softmax(self.branch(hidden).float(), dim=-1)], num_outputs
+        return [log_prob], num_outputs
+
+    def forward_in_context(self, features: Tensor) -> Tensor:
+        """Normalised features with their context, (N, left + 3 T' + right, F) -> log-probabilities (N, T', C)."""
+        return F.log_softmax(self.branch(self.encode(self.as_weights(features))).float(), dim=-1)

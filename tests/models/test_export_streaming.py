@@ -19,9 +19,10 @@ from asr.models.export import export_acoustic_model
 from asr.models.export_streaming import StreamChunks, StreamingTdnnf
 from asr.models.external import load_acoustic_model
 from asr.models.tdnnf import Tdnnf
+from asr.models.windows import ChunkedEncoder, WindowSizes
 from asr.recognizer import Recognizer
 from asr.serialization import ModelSpec
-from asr.streaming import ChunkedEncoder, WindowSizes, recognize_stream
+from asr.streaming import recognize_stream
 
 ARGUMENTS: dict[str, Any] = {
     "num_features": 20,

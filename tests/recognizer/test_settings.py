@@ -15,7 +15,7 @@ from asr.decoding.settings import MODES, setting_options
 from asr.errors import AsrError
 from asr.options import options_of
 from asr.recognizer import Recognizer, ResourceOptions
-from asr.streaming import StreamingRecognizer
+from asr.streaming import StreamingOptions, StreamingRecognizer
 from asr.testing.tones import TEXT, tones
 
 SENTENCES = [line.split() for line in TEXT[:3]]
@@ -146,15 +146,22 @@ def test_the_command_line_has_every_option(tiny_bundle_folder, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"context_beam": 5.0}, "context_beam has no effect here"),
         ({"output_beam": 5.0}, "output_beam has no effect here"),
-        ({"second_pass": "nbest"}, "streams have no second pass"),
+        ({"second_pass": "nbest", "second_pass_mode": "large_ngram"}, "streams have no second pass"),
     ],
 )
 def test_streams_refuse_what_they_cannot_do(bundle, options, message):
-    recognizer = Recognizer(bundle, "rnn", decoder="token-passing", options=options)
+    recognizer = Recognizer(bundle, "rnn", decoder="token-passing", lm_fusion="search", options=options)
     with pytest.raises(AsrError, match=message):
         StreamingRecognizer(recognizer)
+
+
+def test_streams_whose_words_are_decided_early_have_the_model_in_the_search(bundle):
+    recognizer = Recognizer(bundle, "rnn", decoder="token-passing", options={"context_beam": 5.0})
+    StreamingRecognizer(recognizer)
+    for options in (StreamingOptions(partial_policy="stable"), StreamingOptions(force_commit_seconds=5.0)):
+        with pytest.raises(AsrError, match="context_beam has no effect here"):
+            StreamingRecognizer(recognizer, options)
 
 
 @pytest.mark.parametrize(

@@ -16,15 +16,9 @@ from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.models.feedforward import FeedForwardNetwork
 from asr.models.tdnnf import Tdnnf
+from asr.models.windows import ChunkedEncoder, RunningNorm, WindowSizes
 from asr.recognizer import Recognizer
-from asr.streaming import (
-    ChunkedEncoder,
-    RunningNorm,
-    StreamingOptions,
-    StreamingRecognizer,
-    WindowSizes,
-    recognize_stream,
-)
+from asr.streaming import StreamingOptions, StreamingRecognizer, recognize_stream
 from asr.testing.tones import PRONUNCIATIONS, RATE, TEXT, tones
 from asr.text.lexicon import Lexicon
 
@@ -37,6 +31,12 @@ QUICK = {"chunk_seconds": 0.3, "left_seconds": 1.0, "right_seconds": 0.2}
 @pytest.fixture(scope="module")
 def recognizer(tiny_bundle_folder):
     return Recognizer(Bundle.load(tiny_bundle_folder), mode="rnn", decoder="token-passing")
+
+
+@pytest.fixture(scope="module")
+def searching(tiny_bundle_folder):
+    """A recognizer whose language model is inside the search."""
+    return Recognizer(Bundle.load(tiny_bundle_folder), mode="rnn", decoder="token-passing", lm_fusion="search")
 
 
 def run(streaming, stream, samples, cuts=()):
@@ -140,6 +140,35 @@ def test_final_results_are_those_of_decoding_the_same_outputs_at_once(recognizer
     assert windows.is_done and not windows.is_ready
 
 
+def test_over_the_lattice_the_model_is_asked_when_an_utterance_has_ended(recognizer, searching):
+    pieces = [tones(words, seed=3) for words in SENTENCES[:3]]
+    found = {}
+    for one in (recognizer, searching):
+        for beam in (10.0, 0.5):
+            options = StreamingOptions(**QUICK, **ENDLESS, partial_search_beam=beam, partial_max_active_states=8)
+            streaming = StreamingRecognizer(one, options)
+            streams = [streaming.open() for _ in pieces]
+            partials = []
+            for stream, piece in zip(streams, pieces, strict=True):
+                streaming.push(stream, piece)
+                while streaming.is_ready:
+                    partials += streaming.step()
+            assert (streaming.engine.statistics().num_queries > 0) == (one is searching)
+            for stream in streams:
+                streaming.close(stream)
+            finals = streaming.step()
+            assert not streaming.is_ready and streaming.engine.statistics().num_queries > 0
+            assert partials and any(result.num_stable for result in partials) == (one is searching)
+            found[one, beam] = [(result.text, result.total, result.num_stable) for result in finals]
+            assert [final.stream for final in finals] == streams
+    # The beams of the search for partial results decide nothing.
+    assert found[recognizer, 10.0] == found[recognizer, 0.5]
+    assert [text.split() for text, _, _ in found[recognizer, 0.5]] == SENTENCES[:3]
+    assert found[searching, 10.0] == found[searching, 0.5]
+    for one, other in zip(found[recognizer, 10.0], found[searching, 10.0], strict=True):
+        assert one == (other[0], pytest.approx(other[1], abs=1e-2), len(other[0].split()))
+
+
 @pytest.mark.parametrize(
     "network",
     [
@@ -216,8 +245,8 @@ def test_k2_finds_the_same(recognizer):
     assert found[0][-1].total == pytest.approx(found[1][-1].total, abs=1e-2)
 
 
-def test_memory_does_not_grow(recognizer):
-    streaming = StreamingRecognizer(recognizer, StreamingOptions(**QUICK, **ENDLESS, cache_bytes=300_000))
+def test_memory_does_not_grow(searching):
+    streaming = StreamingRecognizer(searching, StreamingOptions(**QUICK, **ENDLESS, cache_bytes=300_000))
     stream = streaming.open()
     sizes = []
     for index in range(6):

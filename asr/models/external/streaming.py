@@ -69,7 +69,7 @@ class StateStream:
 
 
 class StateEncoder:
-    """Runs streams through a network with states, in the place of `asr.streaming.ChunkedEncoder`.
+    """Runs streams through a network with states, in the place of `asr.models.windows.ChunkedEncoder`.
 
     Args:
         network: a streaming one.

@@ -1,0 +1,257 @@
+"""An acoustic model over audio that is still coming: chunks, each evaluated in a window with audio on both sides of it.
+
+Where chunks lie depends on nothing but the beginning of the stream, so that outputs do not depend on how audio arrives.
+
+Shapes: N streams, T frames of features, F features, T' frames of output, C tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asr.audio.cmvn import STD_FLOOR
+from asr.errors import AsrError
+from asr.models.interface import LOG_PROB_IN_NOISE, AcousticNetwork
+
+
+class RunningNorm:
+    """Mean and variance of the features of a stream so far; beyond `max_frames` frames the older ones decay.
+
+    A window that is normalized by its own statistics would turn the noise of a pause into speech. Therefore windows are
+    normalized by everything heard so far; of a pause only the first chunk counts; and as long as the features vary less
+    than those of speech do, nothing is normalized at all.
+
+    Args:
+        feature_dim: F.
+        max_frames: the maximum number of frames that count.
+        min_feature_std: standard deviation, averaged over features, above which the stream is taken for speech.
+        device: where the features are.
+    """
+
+    def __init__(self, feature_dim: int, max_frames: int, min_feature_std: float, device: torch.device) -> None:
+        self._max_frames = max_frames
+        self._min_feature_std = min_feature_std
+        self._count = 0.0
+        self._sums = torch.zeros(2, feature_dim, dtype=torch.float64, device=device)
+        self._has_begun = False
+        self._in_pause = False
+
+    def statistics(self, features: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Mean and standard deviation, (F,) float32 each, of the frames so far and these (T, F), which are not kept.
+
+        None as long as there has been nothing but noise.
+        """
+        count = self._count + len(features)
+        mean, square = (self._sums + _sums(features)) / max(count, 1.0)
+        std = (square - mean.square()).clamp(min=0.0).sqrt()
+        if not self._has_begun and float(std.mean()) < self._min_feature_std:
+            return None
+        self._has_begun = True
+        return mean.float(), std.float().clamp(min=STD_FLOOR)
+
+    def add(self, features: Tensor, has_speech: bool) -> None:
+        """Adds frames (T, F) to the statistics."""
+        if not has_speech and self._in_pause:
+            return
+        # Of noise before the first word, too, only the first chunk counts.
+        self._in_pause = not has_speech
+        count = self._count + len(features)
+        if count > self._max_frames:
+            self._sums *= (self._max_frames - len(features)) / self._count
+            count = self._max_frames
+        self._count = count
+        self._sums += _sums(features)
+
+
+def _sums(features: Tensor) -> Tensor:
+    """Sums of the values and of their squares: (T, F) -> (2, F)."""
+    values = features.double()
+    return torch.stack([values.sum(0), values.square().sum(0)])
+
+
+@dataclass(frozen=True)
+class WindowSizes:
+    """Sizes of the acoustic model's windows, in frames of output.
+
+    Args:
+        chunk: number of outputs that a window yields.
+        left: context before the chunk.
+        right: context after the chunk. An output is delayed by `right` frames and up to a chunk.
+        memory: the maximum number of frames that count in the normalization of the features.
+        min_feature_std: see `RunningNorm`; outputs are blank until the features vary this much.
+
+    Raises:
+        AsrError: a size is out of range.
+    """
+
+    chunk: int
+    left: int
+    right: int
+    memory: int
+    min_feature_std: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.chunk < 1 or self.left < 0 or self.right < 0 or self.memory < self.chunk:
+            raise AsrError(
+                f"windows of {self.chunk} frames with {self.left} before, {self.right} after and a memory of "
+                f"{self.memory}: the chunk needs at least 1, the context at least 0, the memory at least a chunk."
+            )
+
+
+class WindowStream:
+    """The features of one stream that its coming windows will see.
+
+    Args:
+        feature_dim: F.
+        factor: frames of features for each frame of output.
+        sizes: sizes of the windows.
+        device: where the network is.
+    """
+
+    def __init__(self, feature_dim: int, factor: int, sizes: WindowSizes, device: torch.device) -> None:
+        self._factor = factor
+        self._sizes = sizes
+        self._features = torch.zeros(0, feature_dim, device=device)
+        # The frame of output at which the buffered features begin, and the next one to be output.
+        self._first = 0
+        self._next = 0
+        self._is_closed = False
+        self._is_done = False
+        self._is_whole = True
+        self._is_noise = False
+        self._norm = RunningNorm(feature_dim, sizes.memory * factor, sizes.min_feature_std, device)
+
+    def push(self, features: Tensor) -> None:
+        """Adds features (T, F)."""
+        self._features = torch.cat([self._features, features])
+
+    def close(self) -> None:
+        """No more features will come."""
+        self._is_closed = True
+
+    @property
+    def num_outputs(self) -> int:
+        """Frames of output so far."""
+        return self._next
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a window can be evaluated."""
+        return len(self._features) >= self._wanted() or (self._is_closed and not self._is_done)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all windows of a closed stream have been evaluated."""
+        return self._is_done
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the last window had all the context that it may have; if not, it was the stream's last."""
+        return self._is_whole
+
+    @property
+    def num_history(self) -> int:
+        """Frames of features that the next window has in front of its chunk."""
+        return (self._next - self._first) * self._factor
+
+    def _wanted(self) -> int:
+        """Number of features in the buffer when the next window is complete."""
+        return self.num_history + (self._sizes.chunk + self._sizes.right) * self._factor
+
+    def window(self) -> Tensor:
+        """The next window (T, F), normalized; a call of `accept` must follow."""
+        self._is_whole = len(self._features) >= self._wanted()
+        seen = self._features[: self._wanted()]
+        statistics = self._norm.statistics(seen[self.num_history :])
+        self._is_noise = statistics is None
+        return torch.zeros_like(seen) if statistics is None else (seen - statistics[0]) / statistics[1]
+
+    def accept(self, chunk: Tensor) -> Tensor:
+        """Takes the outputs of the window's chunk (T', C), and returns those of the stream: blank where it is noise."""
+        if self._is_noise:
+            chunk = torch.full_like(chunk, LOG_PROB_IN_NOISE)
+            chunk[:, 0] = 0.0
+        has_speech = bool((chunk.argmax(1) > 0).any())
+        self._norm.add(self._features[self.num_history :][: len(chunk) * self._factor], has_speech)
+        self._is_done = not self._is_whole
+        self._next += len(chunk)
+        first = max(0, self._next - self._sizes.left)
+        self._features = self._features[(first - self._first) * self._factor :]
+        self._first = first
+        return chunk
+
+
+class ChunkedEncoder:
+    """Runs windows of many streams through the acoustic model in one batch.
+
+    Args:
+        network: the acoustic model. One with `forward_in_context` computes nothing but a chunk's outputs.
+        sizes: sizes of the windows. Left context that the network does not see is left out; what comes after a chunk
+            also counts in the normalization, and stays.
+    """
+
+    def __init__(self, network: AcousticNetwork, sizes: WindowSizes) -> None:
+        self._network = network
+        seen: tuple[int, int] | None = getattr(network, "receptive_field", None)
+        if seen is not None:
+            sizes = replace(sizes, left=min(sizes.left, -(-seen[0] // network.subsampling_factor)))
+        self.sizes = sizes
+        self._receptive_field = seen
+        self._forward_in_context: Any = getattr(network, "forward_in_context", None)
+
+    def open(self, device: torch.device) -> WindowStream:
+        """A new stream."""
+        return WindowStream(self._network.num_features, self._network.subsampling_factor, self.sizes, device)
+
+    @torch.no_grad()
+    def step(self, streams: Sequence[WindowStream]) -> list[Tensor]:
+        """Evaluates the next window of each stream; all must be ready.
+
+        Returns:
+            log_prob (T', C) of the chunk of each stream.
+        """
+        windows = [stream.window() for stream in streams]
+        if not any(map(len, windows)):
+            nothing = windows[0].new_zeros(0, self._network.num_tokens)
+            return [stream.accept(nothing) for stream in streams]
+        if self._forward_in_context is not None:
+            chunks = self._outputs_in_context(streams, windows)
+        else:
+            chunks = self._outputs(streams, windows)
+        return [stream.accept(chunk) for stream, chunk in zip(streams, chunks, strict=True)]
+
+    def _outputs(self, streams: Sequence[WindowStream], windows: Sequence[Tensor]) -> list[Tensor]:
+        """Normalized windows (T, F) -> log_prob (T', C) of their chunks, by way of the whole windows' outputs."""
+        num_frames = torch.tensor([len(window) for window in windows], device=windows[0].device)
+        padded = nn.utils.rnn.pad_sequence(list(windows), batch_first=True)
+        outputs, num_outputs = self._network.forward_normalized(padded, num_frames)
+        chunks = []
+        for stream, row, num in zip(streams, outputs[-1], num_outputs.tolist(), strict=True):
+            begin = stream.num_history // self._network.subsampling_factor
+            chunks.append(row[begin : begin + self.sizes.chunk if stream.is_whole else num])
+        return chunks
+
+    def _outputs_in_context(self, streams: Sequence[WindowStream], windows: Sequence[Tensor]) -> list[Tensor]:
+        """The same, but only the chunks are computed; zeros stand where the context is beyond a stream's ends."""
+        assert self._receptive_field is not None
+        left, right = self._receptive_field
+        factor = self._network.subsampling_factor
+        nums = [
+            self.sizes.chunk if stream.is_whole else -(-(len(window) - stream.num_history) // factor)
+            for stream, window in zip(streams, windows, strict=True)
+        ]
+        length = left + max(nums) * factor + right
+        rows = []
+        for stream, window, num in zip(streams, windows, nums, strict=True):
+            begin = stream.num_history - left
+            seen = window[max(0, begin) : stream.num_history + num * factor + right]
+            before = max(0, -begin)
+            rows.append(F.pad(seen, (0, 0, before, length - before - len(seen))))
+        outputs = self._forward_in_context(torch.stack(rows))
+        return [row[:num] for row, num in zip(outputs, nums, strict=True)]
