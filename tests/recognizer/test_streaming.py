@@ -183,7 +183,7 @@ def test_windows_hold_no_more_than_the_network_sees_and_give_the_outputs_of_the_
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     network.eval()
-    features = torch.randn(600, 6)
+    features = torch.randn(605, 6)
     encoder = ChunkedEncoder(network, WindowSizes(10, 100, 20, 1000))
     assert 0 < encoder.sizes.left < 20
     stream = encoder.open(torch.device("cpu"))
@@ -193,8 +193,8 @@ def test_windows_hold_no_more_than_the_network_sees_and_give_the_outputs_of_the_
     while stream.is_ready:
         assert len(stream.window()) <= 3 * (10 + encoder.sizes.left + encoder.sizes.right)
         chunks += encoder.step([stream])
-    whole = network.forward_normalized(features[None], torch.tensor([600]))[0][-1][0]
-    assert len(chunks) > 15
+    whole = network.forward_normalized(features[None], torch.tensor([605]))[0][-1][0]
+    assert len(chunks) > 15 and stream.num_outputs == len(whole) == 202
     torch.testing.assert_close(torch.cat(chunks), whole, atol=1e-5, rtol=1e-4)
 
 
@@ -210,6 +210,12 @@ def test_pauses_end_utterances(recognizer):
     starts = [word.start for result in finals for word in result.words]
     assert starts == sorted(starts) and all(one.end <= two.begin for one, two in itertools.pairwise(finals))
     assert finals[-1].end == pytest.approx(len(waveform) / RATE)
+
+
+def test_pauses_without_words_end_utterances_of_which_nothing_is_told(recognizer):
+    options = StreamingOptions(**QUICK, silence_before_words=0.5)
+    (final,) = recognize_stream(recognizer, torch.zeros(3 * RATE).split(2000), options=options)
+    assert final.reason == "end" and not final.words and final.begin > 2.0
 
 
 def test_partial_results_of_every_kind(recognizer):
