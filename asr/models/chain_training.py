@@ -47,7 +47,7 @@ class ChainDataModule(pl.LightningDataModule):
         max_warp: of vocal tract length perturbation.
         spec_augment: masks, or None.
         seed: of the order.
-        fbank: that the corpus was prepared with; what a bundle is made with.
+        fbank: that the corpus was prepared with; what a bundle is made with. None is the default.
 
     Raises:
         AsrError: a file is missing, or the corpus was prepared with other filterbanks.
@@ -70,8 +70,12 @@ class ChainDataModule(pl.LightningDataModule):
     ) -> None:
         super().__init__()
         self.corpus = PreparedCorpus(corpus)
-        if fbank is not None and fbank.arguments != self.corpus.fbank_arguments:
-            raise AsrError(f"{corpus}: it was prepared with other filterbanks than fbank says; prepare it again.")
+        if (fbank or Fbank()).arguments != self.corpus.fbank_arguments:
+            defaults = Fbank().arguments
+            own = {name: value for name, value in self.corpus.fbank_arguments.items() if value != defaults[name]}
+            raise AsrError(
+                f"{corpus}: it was prepared with other filterbanks; give fbank the init_args {own} or prepare anew."
+            )
         self.alignment_path = Path(corpus) / alignment
         self.alignment = Alignment.load(self.alignment_path)
         self.states, self.graph = load_chain(Path(chain))

@@ -178,3 +178,11 @@ def test_utterances_are_chosen_by_speaker_and_score(folder: Path) -> None:
     assert train == [3, 4] and aside == [2, 5]
     with pytest.raises(AsrError, match="nobody"):
         usable_utterances(corpus, alignment, {}, ["nobody"])
+
+
+def test_recipes_name_the_filterbanks_of_the_corpus(folder: Path) -> None:
+    from asr.models.chain_training import ChainDataModule
+
+    for fbank in (None, Fbank(num_mel_bins=20, high_freq=5600.0)):
+        with pytest.raises(AsrError, match=r"other filterbanks; give fbank the init_args \{'num_mel_bins': 20\}"):
+            ChainDataModule(folder / "prepared", "alignment.npz", folder, fbank=fbank)
