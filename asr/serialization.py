@@ -5,7 +5,6 @@ Files name classes of the registry and never hold pickled objects; reading a che
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import hashlib
@@ -387,12 +386,17 @@ def require_writable(*paths: Path, inputs: Iterable[str | Path | None] = ()) -> 
         AsrError: the folder of a path is missing or not writable, a path is a folder, two paths are the same, or one is
             an input, also through links.
     """
+    # Of a hundred thousand inputs nothing is asked in vain, and no more than needed.
+    existing = {_identity(path) for path in paths if path.is_file()}
     read: dict[tuple[int, int], str | Path] = {}
-    if any(path.is_file() for path in paths):  # of a hundred thousand inputs nothing is asked in vain
-        for name in inputs:
-            with contextlib.suppress(OSError):
-                if name is not None:
-                    read[_identity(name)] = name
+    for name in inputs if existing else ():
+        if name is not None:
+            try:
+                found = _identity(name)
+            except OSError:
+                continue
+            if found in existing:
+                read[found] = name
     seen: set[str] = set()
     for path in paths:
         if path.is_file() and _identity(path) in read:

@@ -291,7 +291,7 @@ def print_line(line: str, stream: TextIO) -> None:
 FORMATS = {
     "kaldi": "one text archive, lattices.txt, with words.txt beside it",
     "slf": "HTK's format, one file for each lattice",
-    "k2": "one file for each lattice, for k2.Fsa.from_dict(torch.load(...)); needs k2",
+    "k2": "one file for each lattice, for k2.Fsa.from_dict(torch.load(...)), with words.txt beside them; needs k2",
 }
 
 
@@ -353,6 +353,7 @@ class LatticeWriter:
             self._folder.mkdir(parents=True, exist_ok=True)
             if lattice_format == "kaldi":
                 _keep_only(self._folder / f"{_ARCHIVE}{self._suffix}", names_done)
+            if lattice_format in ("kaldi", "k2"):  # whose labels are numbers
                 words = self._graph.vocabulary.words
                 lines = "".join(f"{word} {word_id}\n" for word_id, word in enumerate(words))
                 (self._folder / "words.txt").write_text(lines, encoding="utf-8")

@@ -294,7 +294,7 @@ def _formats(args: argparse.Namespace) -> tuple[str, ...]:
 def _require_output(args: argparse.Namespace, files: Sequence[str | Path]) -> None:
     """Refuses an output that is an input."""
     outputs = [Path(args.output)] if args.output is not None else []
-    if args.lattices is not None and args.lattice_format == "kaldi":
+    if args.lattices is not None and args.lattice_format in ("kaldi", "k2"):
         outputs += [Path(args.lattices) / name for name in KALDI_FILES if (Path(args.lattices) / name).is_file()]
     inputs = [*files, args.lexicon, args.ngram, args.graph, args.large_ngram, args.rnn_lm]
     if args.output is None or not Path(args.output).exists() or Path(args.output).is_file():

@@ -39,6 +39,7 @@ from asr.cli.recordings import recordings
 from asr.models.export import export_acoustic_model
 from asr.models.external import load_acoustic_model
 from asr.results import Word
+from asr.serialization import require_writable
 from asr.transcripts import FORMATS, Transcript, format_transcript
 from scripts.benchmarks.inputs import ROOT
 from scripts.benchmarks.processes import largest_differences
@@ -182,7 +183,10 @@ def _is_installed(name: str) -> bool:
 
 
 def resume_seconds(folder: Path) -> float:
-    """Processor seconds until it is known which of 100,000 recordings are done: the folder listed, the results read."""
+    """Processor seconds until it is known which of 100,000 recordings are done.
+
+    The folder is listed, no input may be the output, and the results are read.
+    """
     audio = folder / "audio"
     words = [{"word": "WORD", "start": 0.1 * place, "end": 0.1 * place + 0.1} for place in range(8)]
     line = json.dumps({"audio": "@", "text": "WORD " * 8, "words": words, "made_by": "bench ngram 0"})
@@ -194,6 +198,7 @@ def resume_seconds(folder: Path) -> float:
     (folder / "words.jsonl").write_text("".join(line.replace("@", name) + "\n" for name in names))
     begin = time.process_time()
     found = recordings([str(audio)])
+    require_writable(folder / "words.jsonl", inputs=found.names)
     with ResultsFile(folder / "words.jsonl", "audio") as output:
         left = [name for name in found.names if name not in output.done]
     seconds = time.process_time() - begin
