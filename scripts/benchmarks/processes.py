@@ -131,7 +131,7 @@ def _acoustic(folder: Path, kind: str) -> tuple[Any, Any]:
 
     chain = ChainDataModule(
         str(folder / "prepared"), "alignment.npz", str(folder / "states"), ["toy-speaker2"], lengths=(20, 40),
-        frames_per_batch=120, spec_augment=SpecAugment(),
+        frames_per_batch=120, spec_augment=SpecAugment(), fbank=Fbank(num_mel_bins=20),
     )  # fmt: skip
     tdnnf = Tdnnf(20, chain.states.num_columns, 16, 4, 2, 8, 8, has_auxiliary=True)
     return LitChainModel(tdnnf, peak_lr=5e-3, average_decay=0.5, dropout=0.3), chain
