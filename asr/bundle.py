@@ -391,6 +391,16 @@ def all_bundle_folders(checkpoints: Path = _CHECKPOINTS) -> list[Path]:
     return sorted(path.parent for path in checkpoints.glob(f"*/{FILE_NAME}"))
 
 
+def local_bundle_folder(name: str | Path | None, checkpoints: Path = _CHECKPOINTS) -> Path | None:
+    """The folder that `bundle_folder` finds, not among what was fetched; None if there is none."""
+    own = all_bundle_folders(checkpoints)
+    asked = str(name or os.environ.get("ASR_BUNDLE") or "")
+    if not asked and own:
+        return next((path for path in own if path.name == _PREFERRED), own[0])
+    folders = (Path(asked), checkpoints / asked) if asked else ()
+    return next((folder for folder in folders if (folder / FILE_NAME).is_file()), None)
+
+
 def bundle_folder(
     name: str | Path | None, checkpoints: Path = _CHECKPOINTS, on_progress: Progress | None = None
 ) -> Path:
@@ -406,14 +416,10 @@ def bundle_folder(
     Raises:
         AsrError: there is no such bundle, or it cannot be fetched.
     """
+    if (local := local_bundle_folder(name, checkpoints)) is not None:
+        return local
     own = all_bundle_folders(checkpoints)
-    asked = str(name or os.environ.get("ASR_BUNDLE") or "")
-    if not asked and own:
-        return next((path for path in own if path.name == _PREFERRED), own[0])
-    for folder in (Path(asked), checkpoints / asked) if asked else ():
-        if (folder / FILE_NAME).is_file():
-            return folder
-    asked = asked or _PREFERRED
+    asked = str(name or os.environ.get("ASR_BUNDLE") or _PREFERRED)
     source = source_of(asked)
     if source is not None:
         return fetch(source, on_progress=on_progress)

@@ -5,6 +5,7 @@ Files name classes of the registry and never hold pickled objects; reading a che
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import hashlib
@@ -12,6 +13,7 @@ import importlib
 import json
 import os
 import shutil
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -380,7 +382,8 @@ def require_writable(*paths: Path, inputs: Iterable[str | Path | None] = ()) -> 
 
     Args:
         paths: outputs.
-        inputs: files that the same command reads; None for inputs that are not given.
+        inputs: files that the same command reads, and folders, of which each file counts; None for inputs that are not
+            given.
 
     Raises:
         AsrError: the folder of a path is missing or not writable, a path is a folder, two paths are the same, or one is
@@ -390,13 +393,9 @@ def require_writable(*paths: Path, inputs: Iterable[str | Path | None] = ()) -> 
     existing = {_identity(path) for path in paths if path.is_file()}
     read: dict[tuple[int, int], str | Path] = {}
     for name in inputs if existing else ():
-        if name is not None:
-            try:
-                found = _identity(name)
-            except OSError:
-                continue
+        for found, file in () if name is None else _files_of(name):
             if found in existing:
-                read[found] = name
+                read[found] = file
     seen: set[str] = set()
     for path in paths:
         if path.is_file() and _identity(path) in read:
@@ -412,6 +411,21 @@ def require_writable(*paths: Path, inputs: Iterable[str | Path | None] = ()) -> 
         if os.path.realpath(path) in seen:
             raise AsrError(f"{path}: two results would go to this file; name another one for one of them.")
         seen.add(os.path.realpath(path))
+
+
+def _files_of(name: str | Path) -> Iterator[tuple[tuple[int, int], str | Path]]:
+    """A file itself, or all files of a folder, each with its identity, but for those that cannot be read."""
+    try:
+        status = os.stat(name)  # noqa: PTH116
+    except OSError:
+        return
+    if not stat.S_ISDIR(status.st_mode):
+        yield (status.st_dev, status.st_ino), name
+        return
+    for folder, _, files in os.walk(name):
+        for file in files:
+            with contextlib.suppress(OSError):
+                yield _identity(Path(folder, file)), Path(folder, file)
 
 
 def _identity(path: str | Path) -> tuple[int, int]:

@@ -136,19 +136,10 @@ def run(args: argparse.Namespace) -> int:
 
         return run_recipe(args)
     # Files that cannot be read or written are reported before anything is recognized.
-    outputs = (Path(path) for path in (args.details, args.output) if path)
-    read = (
-        args.hypotheses,
-        args.reference,
-        args.cuts,
-        args.compare,
-        args.lexicon,
-        args.ngram,
-        args.graph,
-        args.large_ngram,
-        args.rnn_lm,
-    )
-    require_writable(*outputs, inputs=read)
+    read = (args.hypotheses, args.reference, args.cuts, args.compare)
+    from asr.cli.options import recognizer_inputs
+
+    require_writable(*_outputs(args), inputs=[*read, *recognizer_inputs(args)])
     if args.confidences and not args.cuts:
         raise AsrError("--confidences needs --cuts; transcripts have the confidences of 'asr transcribe --lattices'.")
     if args.adapt and not args.cuts:
@@ -193,6 +184,13 @@ def run(args: argparse.Namespace) -> int:
             _write_details(Path(args.details), references, hypotheses, report)
     print(json.dumps(_as_dict(report, extra)) if args.json else "\n".join(_as_text(report, extra)))
     return 1 if extra.get("failed") else 0
+
+
+def _outputs(args: argparse.Namespace) -> list[Path]:
+    from asr.cli.output import existing
+
+    exported = existing(args.export, ("ref.trn", "hyp.trn")) if args.export else []
+    return [*(Path(path) for path in (args.details, args.output) if path), *exported]
 
 
 def _sclite_errors(reference: Sequence[str], hypothesis: Sequence[str]) -> ErrorCounts:
@@ -291,9 +289,10 @@ def _recognize(
     graphs: dict[str, WordGraph],
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]], dict[str, Any]]:
     from asr.cli.output import ResultsFile
-    from asr.datasets.cuts import cut_text, read_cuts
+    from asr.datasets.cuts import cut_source, cut_text, read_cuts
 
     cuts = {cut.id: cut for cut in read_cuts([args.cuts])}
+    require_writable(*_outputs(args), inputs=[source[0] for cut in cuts.values() if (source := cut_source(cut))])
     references = {name: tuple(cut_text(cut).split()) for name, cut in cuts.items()}
     if other is not None:
         # Refuses other utterances before recognition, which takes long.

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from asr.bundle import Bundle, bundle_folder
+from asr.bundle import Bundle, bundle_folder, local_bundle_folder
 from asr.errors import AsrError
 from asr.models.export import FORMATS, export_acoustic_model
 from asr.models.export_streaming import StreamChunks
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     output = Path(args.output)
-    require_writable(output)
+    require_writable(output, inputs=[local_bundle_folder(args.bundle)])
     given = {name: getattr(args, name) for name in _CHUNK_OPTIONS if getattr(args, name) is not None}
     if given and not args.streaming:
         raise AsrError(f"--{next(iter(given)).replace('_', '-')} is for streams; add --streaming.")

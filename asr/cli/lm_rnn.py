@@ -29,11 +29,12 @@ from asr.lm.evaluate import (
 from asr.lm.ngram.io import load_ngram_lm
 from asr.lm.ngram.model import NgramLM
 from asr.lm.rnn.data import TokenFile
-from asr.lm.rnn.export import network_from_checkpoint, save_network
+from asr.lm.rnn.export import NETWORK_FILES, network_from_checkpoint, save_network
 from asr.lm.rnn.model import RNNLanguageModel
 from asr.lm.rnn.outputs.log_partition import Precision
 from asr.lm.rnn.outputs.nce import NceOutput
 from asr.lm.rnn.outputs.softmax import FullSoftmaxOutput
+from asr.serialization import require_writable
 from asr.text.symbols import EOS_ID
 
 NAME = "lm rnn"
@@ -89,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "export":
         if args.maxent_weights is not None and args.maxent_weights < 1:
             raise AsrError(f"--maxent-weights {args.maxent_weights}: give 1 or more, or leave it out to keep all.")
+        if args.folder.is_dir():
+            require_writable(*(args.folder / name for name in NETWORK_FILES), inputs=[args.checkpoint])
         network = network_from_checkpoint(args.checkpoint)
         save_network(network, args.folder, half_precision=not args.float32, num_maxent_weights=args.maxent_weights)
         return 0

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from asr.bundle import Bundle, bundle_folder
+from asr.bundle import Bundle, bundle_folder, local_bundle_folder
 from asr.cli.bundle_fetch import fetching
 from asr.ctc.bundles import bundle_with_acoustic_model, graph_cache
 from asr.decoding.build import DECODERS, OLD_FIRST_PASSES, OLD_MODES
@@ -219,6 +219,13 @@ def recognizer_from(args: argparse.Namespace, mode: str | None = None) -> Recogn
         models, cache = recognizer.settings.models
         recognizer.refuse_unused(Pass(recognizer.mode, recognizer.lm_fusion, models, cache, keeps_lattice))
     return recognizer
+
+
+def recognizer_inputs(args: argparse.Namespace) -> list[str | Path | None]:
+    """Files and folders that `recognizer_from` reads, which no output may overwrite."""
+    network = None if args.acoustic_model is None else args.acoustic_model.partition(":")[2]
+    others = (args.lexicon, args.ngram, args.graph, args.large_ngram, args.rnn_lm)
+    return [local_bundle_folder(args.bundle), network, *others]
 
 
 def _folder(bundle: str | None) -> Path:

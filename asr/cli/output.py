@@ -312,7 +312,24 @@ def add_lattice_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 _ARCHIVE = "lattices.txt"
-KALDI_FILES = (_ARCHIVE, f"{_ARCHIVE}.gz", "words.txt")
+
+
+def existing(folder: str | Path, names: Iterable[str]) -> list[Path]:
+    """The files of a folder that have one of these names; of many names no more than a few are asked about."""
+    try:
+        here = {entry.name for entry in os.scandir(folder)}
+    except OSError:
+        return []
+    return [path for name in names if name in here and (path := Path(folder, name)).is_file()]
+
+
+def lattice_files(lattice_format: str, stems: Iterable[str]) -> list[str]:
+    """Names of the files that lattices of whole recordings go to."""
+    if lattice_format == "kaldi":
+        return [_ARCHIVE, f"{_ARCHIVE}.gz", "words.txt"]
+    suffixes = (".pt",) if lattice_format == "k2" else (".slf", ".slf.gz")
+    names = [f"{'_'.join(stem.split())}{suffix}" for stem in stems for suffix in suffixes]
+    return [*names, *(["words.txt"] if lattice_format == "k2" else [])]
 
 
 _PIECE = re.compile(r"-\d{7,}-\d{7,}$")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from asr.bundle import Bundle, bundle_folder, read_rnn_lm
+from asr.bundle import Bundle, bundle_folder, local_bundle_folder, read_rnn_lm
 from asr.cli.bundle_fetch import fetching
 from asr.decoding.kaldi_lattice import is_binary_lattice, read_kaldi_archive
 from asr.decoding.nbest_io import read_n_best, read_n_best_folder
@@ -107,7 +107,8 @@ def run(args: argparse.Namespace) -> int:
     if args.jsonl and args.output_format:
         raise AsrError("--jsonl and --output-format exclude each other; give one of them.")
     outputs = [Path(args.output)] if args.output else []
-    require_writable(*outputs, inputs=[*args.inputs, args.words, args.ngram, args.rnn_lm])
+    inputs = [*args.inputs, args.words, args.ngram, args.rnn_lm, local_bundle_folder(args.bundle)]
+    require_writable(*outputs, inputs=inputs)
     # Everything is read before the language model is loaded, which may take longer.
     utterances = list(_utterances(args))
     lm = language_model(args)

@@ -16,13 +16,14 @@ from rich.progress import track
 from torch import Tensor
 
 from asr.cli.compile import compiling_notice
-from asr.cli.options import add_recognizer_arguments, describe, recognizer_from
+from asr.cli.options import add_recognizer_arguments, describe, recognizer_from, recognizer_inputs
 from asr.cli.output import (
-    KALDI_FILES,
     LatticeWriter,
     ResultsFile,
     TranscriptFolder,
     add_lattice_arguments,
+    existing,
+    lattice_files,
     maker_of,
     print_line,
     print_record,
@@ -34,7 +35,7 @@ from asr.models.adaptation import SpeakerTransform
 from asr.recognizer import Recognizer
 from asr.results import RecognitionResult, StageTimes, format_cache, later_cache
 from asr.serialization import require_writable
-from asr.transcripts import FORMATS, Transcript, format_transcript, parse_formats, unique_names
+from asr.transcripts import FORMATS, SUFFIXES, Transcript, format_transcript, parse_formats, unique_names
 
 _Name = TypeVar("_Name", Path, str)
 
@@ -259,7 +260,7 @@ def run(args: argparse.Namespace) -> int:
     if STANDARD_INPUT in args.audio:
         raise AsrError("standard input (-) needs --stream.")
     found = recordings(args.audio)
-    _require_output(args, found.inputs)
+    _require_output(args, found.inputs, found.stems, formats)
     if args.output_dir is not None:
         names = dict(zip(found.names, unique_names(found.stems), strict=True))
         return _transcribe(args, found, TranscriptFolder(Path(args.output_dir), formats, names))
@@ -291,12 +292,18 @@ def _formats(args: argparse.Namespace) -> tuple[str, ...]:
     return formats
 
 
-def _require_output(args: argparse.Namespace, files: Sequence[str | Path]) -> None:
+def _require_output(
+    args: argparse.Namespace, files: Sequence[str | Path], stems: Sequence[str] = (), formats: Sequence[str] = ()
+) -> None:
     """Refuses an output that is an input."""
     outputs = [Path(args.output)] if args.output is not None else []
-    if args.lattices is not None and args.lattice_format in ("kaldi", "k2"):
-        outputs += [Path(args.lattices) / name for name in KALDI_FILES if (Path(args.lattices) / name).is_file()]
-    inputs = [*files, args.lexicon, args.ngram, args.graph, args.large_ngram, args.rnn_lm]
+    if args.lattices is not None:
+        outputs += existing(args.lattices, lattice_files(args.lattice_format, stems))
+    if args.output_dir is not None:
+        outputs += existing(
+            args.output_dir, [f"{stem}{SUFFIXES[kind]}" for stem in unique_names(stems) for kind in formats]
+        )
+    inputs = [*files, *recognizer_inputs(args)]
     if args.output is None or not Path(args.output).exists() or Path(args.output).is_file():
         require_writable(*outputs, inputs=inputs)
 

@@ -90,7 +90,7 @@ def prepare_part(
         raise AsrError(
             f"{output_dir}: the output cannot be written ({error.strerror}); choose another --output."
         ) from error
-    require_writable(report_path)
+    require_writable(cuts_path, text_path, report_path, inputs=[corpus_dir] if corpus_dir.is_file() else [])
     cuts: list[MonoCut | MultiCut] = []
     skipped = list(listing.skipped)
     # Utterances of one file come one after the other.

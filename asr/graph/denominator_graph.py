@@ -18,8 +18,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from asr.errors import AsrError
-from asr.serialization import open_atomic
+from asr.serialization import checksum_of_tensors, open_atomic
 
+_CHECKSUM = "sha256"
 FloatArray = npt.NDArray[np.float32]
 
 
@@ -59,18 +60,18 @@ class DenominatorGraph(NamedTuple):
         return int(max(self.entry.max(), self.loop.max())) + 1
 
     def save(self, path: Path) -> None:
-        """Writes a safetensors file."""
-        tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in self._asdict().items()}
+        """Writes a safetensors file with a checksum."""
         with open_atomic(path) as file:
-            file.write(save(tensors))
+            file.write(save(self._tensors(), {_CHECKSUM: self._checksum()}))
 
     @classmethod
     def load(cls, path: Path) -> DenominatorGraph:
         """Reads the file that `save` wrote, or the `denominator.npz` of a training.
 
         Raises:
-            AsrError: it cannot be read, or its arrays do not fit each other.
+            AsrError: it cannot be read, does not match its checksum, or its arrays do not fit each other.
         """
+        expected = None  # an archive of numpy has checksums of its own, files of earlier versions have none
         try:
             if path.suffix == ".npz":
                 with np.load(path, allow_pickle=False) as archive:
@@ -78,8 +79,11 @@ class DenominatorGraph(NamedTuple):
             else:
                 with safe_open(path, framework="np") as file:
                     arrays = {name: file.get_tensor(name) for name in cls._fields}
+                    expected = (file.metadata() or {}).get(_CHECKSUM)
             graph = cls(**arrays)
             reason = graph._misfit()
+            if not reason and expected is not None and expected != graph._checksum():
+                reason = "it does not match its checksum, so it is damaged"
         # A damaged archive raises whatever its reader stumbles over.
         except (OSError, SafetensorError, ValueError, KeyError, EOFError, TypeError) as error:
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -88,6 +92,12 @@ class DenominatorGraph(NamedTuple):
         if reason:
             raise AsrError(f"{path}: no denominator graph can be read there ({reason}); take 'asr chain's.")
         return graph
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in self._asdict().items()}
+
+    def _checksum(self) -> str:
+        return checksum_of_tensors("", self._tensors())
 
     def _misfit(self) -> str:
         """Why the arrays cannot be a graph; compiled loops trust them. Empty if they can."""

@@ -241,6 +241,10 @@ def _bundle_targets(folder: Path) -> dict[str, Target]:
     }
 
 
+def _arrays(graph: DenominatorGraph) -> dict[str, Any]:
+    return {name: array.tolist() for name, array in graph._asdict().items()}
+
+
 def _text_targets(folder: Path) -> dict[str, Target]:
     """Lists, tables, transcripts of other programs."""
     states = {"phones": ["SIL", "A"], "entry": [[0, 1], [0, 2]], "loop": [[3, 4], [3, 4]]}
@@ -269,12 +273,13 @@ def _text_targets(folder: Path) -> dict[str, Target]:
     return {
         "tied states": Target(lambda path: TiedStates.from_file(path).num_columns, [json.dumps(states).encode()]),
         "denominator": Target(
-            lambda path: DenominatorGraph.load(path).num_columns,
+            lambda path: _arrays(DenominatorGraph.load(path)),
             [(folder / "denominator.safetensors").read_bytes()],
             ".safetensors",
+            is_checked=True,
         ),
         "denominator of a training": Target(
-            lambda path: DenominatorGraph.load(path).num_columns, [archive.getvalue()], ".npz"
+            lambda path: _arrays(DenominatorGraph.load(path)), [archive.getvalue()], ".npz", is_checked=True
         ),
         "ctc tokens.json": Target(lambda path: CTCTokens(path).symbols, vocabulary, ".json"),
         "ctc tokens.txt": Target(lambda path: CTCTokens(path).symbols, [b"<blk> 0\na 1\nb 2\n", b"<blk>\na\nb\n"]),

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import save
 
 from asr.bundle import Bundle
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph, PhoneGraph
+from asr.graph.denominator_graph import DenominatorGraph
 from asr.lm.ngram.io import load_ngram_lm, save_ngram_lm
 from asr.lm.rnn.export import load_network, save_network
 
@@ -26,6 +30,8 @@ def content_of(value: object) -> object:
         return tensors, value.tokens.tokens, value.vocabulary.words, value.meta
     if isinstance(value, Bundle):
         return value.name, value.decoding, content_of(value.graph), value.features.arguments
+    if isinstance(value, DenominatorGraph):
+        return {name: array.tolist() for name, array in value._asdict().items()}
     if isinstance(value, torch.nn.Module):
         return {name: tensor.tolist() for name, tensor in value.state_dict().items()}
     return {name: tensor.tolist() for name, tensor in value.arrays.tensors().items()}, value.vocabulary.words  # type: ignore[attr-defined]
@@ -80,6 +86,28 @@ def test_no_flipped_bit_of_a_graph_of_phones_is_read(tmp_path: Path) -> None:
     path = tmp_path / "graph.safetensors"
     graph.save(path)
     no_flipped_bit_is_read(path, lambda: DecodingGraph.load(path), 150)
+
+
+def test_no_flipped_bit_of_a_denominator_is_read(tmp_path: Path) -> None:
+    rows = np.array([0, 1]), np.array([1, 2]), np.array([0, 1, 2]), np.array([1, 0])
+    halves = np.full((3, 2), 0.5, dtype=np.float32)
+    entry, loop, begin, source = rows
+    graph = DenominatorGraph(entry, loop, halves[0], begin, source, halves[1], halves[2])
+    path = tmp_path / "denominator.safetensors"
+    graph.save(path)
+    no_flipped_bit_is_read(path, lambda: DenominatorGraph.load(path), 300)
+    arrays = dict(np.load(io.BytesIO(np_archive(graph))))
+    (tmp_path / "old.safetensors").write_bytes(save({name: torch.from_numpy(array) for name, array in arrays.items()}))
+    assert content_of(DenominatorGraph.load(tmp_path / "old.safetensors")) == content_of(graph)  # has no checksum
+    path = tmp_path / "denominator.npz"
+    path.write_bytes(np_archive(graph))
+    no_flipped_bit_is_read(path, lambda: DenominatorGraph.load(path), 200)
+
+
+def np_archive(graph: DenominatorGraph) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **graph._asdict())
+    return file.getvalue()
 
 
 def test_no_flipped_bit_of_other_models_is_read(tmp_path: Path, bundle: Bundle) -> None:

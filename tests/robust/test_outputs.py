@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 import soundfile
 
+from asr.bundle import Bundle
 from asr.cli.main import main
 from asr.cli.output import ResultsFile
 from asr.errors import AsrError
+from asr.lm.rnn.export import load_network, save_network
 from asr.testing.tones import TEXT, tones
+from scripts.benchmarks.robust_targets import _cut_of as cut_of
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch) -> Path:
+def folder(tmp_path: Path, tiny_bundle_folder: Path, monkeypatch) -> Path:
     """Audio, texts and models of every kind."""
     for name, words in (("a", ["SICK", "SKIP"]), ("b", ["PAT", "KIT"])):
         soundfile.write(str(tmp_path / f"{name}.wav"), tones(words).numpy(), 16000, subtype="FLOAT")
@@ -30,6 +35,20 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("link-to-text").symlink_to("text")
     os.link("ref", "other-ref")
+    for name, lines in (("words_text", "a-1 SICK\n"), ("ac_cost", "a-1 10\n"), ("lm_cost", "a-1 3\n")):
+        (tmp_path / "lists").mkdir(exist_ok=True)
+        (tmp_path / "lists" / name).write_text(lines)
+    os.link("lists/ac_cost", "linked")
+    (tmp_path / "trn").mkdir()
+    for name in ("hyp", "ref"):
+        (tmp_path / "trn" / f"{name}.trn").write_text("sick  skip (a)\n")
+    shutil.copytree(tiny_bundle_folder, tmp_path / "tones")
+    shutil.copy("a.wav", "rnn_lm_words.wav")
+    shutil.copy("lexicon", "a.txt")
+    shutil.copy("tones/graph.safetensors", "a.slf")
+    (tmp_path / "lm").mkdir()
+    shutil.copy("text", "lm/words.txt")
+    (tmp_path / "cuts.jsonl").write_text(json.dumps(cut_of("file", str(tmp_path / "a.wav"))) + "\n")
     return tmp_path
 
 
@@ -48,17 +67,66 @@ COMMANDS = {
     "stream": ["transcribe", "--bundle", "{bundle}", "--stream", "a.wav", "--output", "a.wav"],
     "stream over text": ["transcribe", "--bundle", "{bundle}", "--stream", "a.wav", "--output", "text"],
     "transcribe over text": ["transcribe", "--bundle", "{bundle}", "a.wav", "--output", "text"],
+    "rescored over a list": ["rescore", "lists", "--ngram", "2.arpa", "--output", "lists/words_text"],
+    "rescored over a list, hard link": ["rescore", "lists", "--ngram", "2.arpa", "--output", "linked"],
+    "rescored over a bundle": ["rescore", "lists", "--bundle", "tones", "--output", "tones/bundle.json"],
+    "details over a bundle": [
+        *("evaluate", "hyp", "--reference", "ref", "--bundle", "tones", "--details", "tones/graph.safetensors")
+    ],
+    "exported transcripts": ["evaluate", "trn/hyp.trn", "--reference", "trn/ref.trn", "--export", "trn"],
+    "exported network": ["export", "tones", "--format", "torchscript", "--output", "tones/bundle.json"],
+    "graph over a bundle": [
+        *(
+            "graph",
+            "--lexicon",
+            "lexicon",
+            "--arpa",
+            "2.arpa",
+            "--tokens",
+            "tones",
+            "--output",
+            "tones/graph.safetensors",
+        )
+    ],
+    "files over a lexicon": [
+        *(
+            "transcribe",
+            "--bundle",
+            "tones",
+            "a.wav",
+            "--lexicon",
+            "a.txt",
+            "--output-dir",
+            ".",
+            "--output-format",
+            "txt",
+        )
+    ],
+    "files over a bundle": [
+        *("transcribe", "--bundle", "tones", "rnn_lm_words.wav", "--output-dir", "tones", "--output-format", "txt,srt")
+    ],
+    "lattices over a graph": [
+        *("transcribe", "--bundle", "tones", "a.wav", "--graph", "a.slf", "--lattices", ".", "--output", "new")
+    ],
+    "exported model over its checkpoint": ["lm", "rnn", "export", "lm/words.txt", "lm"],
+    "details over a recording": ["evaluate", "--cuts", "cuts.jsonl", "--bundle", "tones", "--details", "a.wav"],
 }
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_no_output_destroys_an_input(folder: Path, tiny_bundle_folder: Path, command: list[str], capsys) -> None:
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    if "--cuts" in command:
+        pytest.importorskip("lhotse")
+    before = contents(folder)
     assert main([part.format(bundle=tiny_bundle_folder) for part in command]) == 2
     error = capsys.readouterr().err
     assert "is an input of the same command" in error or "is not output of this command" in error
     assert error.count("\n") == 1
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert contents(folder) == before
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def transcribe(bundle: Path, *arguments: str) -> int:
@@ -102,6 +170,21 @@ def test_two_processes_do_not_write_to_one_output(folder: Path, tiny_bundle_fold
         other.add({"audio": "a.wav", "text": "MINE"})
     assert transcribe(tiny_bundle_folder) == 0
     assert [record["text"] for record in records()] == ["MINE", "PAT KIT"]
+
+
+def test_an_exported_network_is_replaced_as_a_whole(tmp_path: Path, tiny_bundle_folder: Path, monkeypatch) -> None:
+    network = Bundle.load(tiny_bundle_folder).rnn_lm.network  # type: ignore[union-attr]
+    save_network(network, tmp_path / "lm")  # type: ignore[arg-type]
+    before = contents(tmp_path)
+    monkeypatch.setattr("asr.lm.rnn.export.save_weights", full_disk)
+    with pytest.raises(AsrError, match="No space left on device"):
+        save_network(network, tmp_path / "lm")  # type: ignore[arg-type]
+    assert contents(tmp_path) == before
+    load_network(tmp_path / "lm")
+
+
+def full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_an_unfinished_line_goes(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from asr.errors import AsrError
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.serialization import (
     LANGUAGE_MODEL_CLASSES,
+    atomic_folder,
     build_network,
     checksums,
     load_weights,
-    open_atomic,
     read_checkpoint,
     read_description,
     require_finite,
@@ -28,23 +28,27 @@ _FORMAT = 1
 
 
 _FILES = "network.safetensors", "words.txt"
+NETWORK_FILES = ("network.json", *_FILES)
 
 
 def save_network(
     network: RNNLanguageModel, folder: Path, *, half_precision: bool = True, num_maxent_weights: int | None = None
 ) -> None:
-    """Writes a network; `num_maxent_weights` keeps only that many n-gram weights, the largest."""
+    """Writes a network, all files or none; `num_maxent_weights` keeps only that many n-gram weights, the largest.
+
+    Raises:
+        AsrError: the folder cannot be written; an earlier network there is as it was.
+    """
     network = copy.deepcopy(network)
     maxent = network.maxent
     if maxent is not None and num_maxent_weights is not None:
         maxent.prune(num_maxent_weights)
-    folder.mkdir(parents=True, exist_ok=True)
-    network.vocabulary.save(folder / "words.txt")
-    save_weights(network, folder / "network.safetensors", half_precision)
-    description = {"format": _FORMAT, "class": "RnnLm", "arguments": asdict(network.config)}
-    description["files"] = checksums(folder, _FILES)
-    with open_atomic(folder / "network.json") as file:
-        file.write((json.dumps(sealed(description), indent=2) + "\n").encode())
+    with atomic_folder(folder) as partial:
+        network.vocabulary.save(partial / "words.txt")
+        save_weights(network, partial / "network.safetensors", half_precision)
+        description = {"format": _FORMAT, "class": "RnnLm", "arguments": asdict(network.config)}
+        description["files"] = checksums(partial, _FILES)
+        (partial / "network.json").write_text(json.dumps(sealed(description), indent=2) + "\n", encoding="utf-8")
 
 
 def load_network(folder: str | Path) -> RNNLanguageModel:
