@@ -78,12 +78,21 @@ def find_audio_names(folder: Path) -> list[str]:
             for entry in scan:
                 name = entry.name
                 is_folder = entry.is_dir(follow_symlinks=False)
-                if is_folder or (name.lower().endswith(AUDIO_SUFFIXES) and name[0] != "." and not entry.is_dir()):
+                if is_folder or (
+                    name.lower().endswith(AUDIO_SUFFIXES) and name[0] != "." and not _leads_to_folder(entry)
+                ):
                     entries.append((name, is_folder))
         entries.sort(reverse=True)
         before = f"{path}/" if path and not path.endswith("/") else path
         pending += [(before + name, is_folder) for name, is_folder in entries]
     return found
+
+
+def _leads_to_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False  # a link that leads to itself; reading it tells
 
 
 def is_cut_short(file: soundfile.SoundFile) -> bool:

@@ -10,7 +10,7 @@ import pytest
 import soundfile
 import torch
 
-from asr.audio.io import file_pieces, read_audio
+from asr.audio.io import file_pieces, find_audio_names, read_audio
 from asr.cli.transcribe import transcribe
 from asr.errors import AsrError
 from asr.recognizer import ResourceOptions
@@ -128,3 +128,18 @@ def test_whatever_is_raised_becomes_the_files_error() -> None:
     assert [outcome.result for outcome in outcomes] == [4.0, None, 4.0, None, 4.0]
     assert outcomes[1].error == "odd: it cannot be read (ZeroDivisionError: of a library)."
     assert outcomes[3].error == "loud: it cannot be recognized (RuntimeError: CUDA out of memory)."
+
+
+def test_a_link_to_itself_hides_no_recording(tmp_path: Path) -> None:
+    for name in ("a.wav", "z.wav"):
+        written(tmp_path / name)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "to-folder.wav").symlink_to("folder")
+    # A folder is read in no particular order: with a link first, in the middle and last, none may be left out.
+    for number in range(5):
+        (tmp_path / f"loop{number}.wav").symlink_to(f"loop{number}.wav")
+        written(tmp_path / f"b{number}.wav")
+    names = [*(f"b{number}" for number in range(5)), *(f"loop{number}" for number in range(5))]
+    assert [Path(name).stem for name in find_audio_names(tmp_path)] == ["a", *names, "z"]
+    with pytest.raises(AsrError, match=r"loop0.wav: .*\.$"):
+        read_audio(tmp_path / "loop0.wav")
