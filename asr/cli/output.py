@@ -418,9 +418,8 @@ class LatticeWriter:
     def _writable(self) -> Iterator[None]:
         try:
             yield
-        except (OSError, RuntimeError) as error:
-            reason = getattr(error, "strerror", None) or error  # torch.save raises RuntimeError
-            raise AsrError(f"{self._folder}: lattices cannot be written there ({reason}).") from error
+        except OSError as error:
+            raise AsrError(f"{self._folder}: lattices cannot be written there ({error.strerror}).") from error
 
 
 def _open_text(path: Path, mode: str) -> Any:

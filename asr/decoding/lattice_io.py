@@ -21,6 +21,7 @@ Shapes: S states, A arcs, W words.
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 import re
@@ -36,6 +37,7 @@ from asr.decoding.interface import DecodingOptions
 from asr.decoding.k2 import import_k2
 from asr.decoding.lattice import Lattice
 from asr.errors import AsrError
+from asr.serialization import open_atomic
 from asr.text.symbols import EPSILON_ID, TokenTable, Vocabulary
 from asr.torch_archive import load_tensors
 
@@ -673,8 +675,15 @@ def _lattice_of_arcs(
 
 
 def save_k2_lattice(path: str | Path, lattice: Lattice, options: DecodingOptions) -> None:
-    """Writes a file for `k2.Fsa.from_dict(torch.load(path))`."""
-    torch.save(lattice_to_k2(lattice, options).as_dict(), str(path))
+    """Writes a file for `k2.Fsa.from_dict(torch.load(path))`.
+
+    Raises:
+        AsrError: the file cannot be written; an earlier one is as it was.
+    """
+    file = io.BytesIO()  # torch's own writer of files may end the process where a disk is full
+    torch.save(lattice_to_k2(lattice, options).as_dict(), file)
+    with open_atomic(Path(path)) as whole:
+        whole.write(file.getbuffer())
 
 
 def load_k2_lattice(path: str | Path) -> Lattice:

@@ -7,6 +7,8 @@ import io
 import json
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -177,3 +179,32 @@ def test_a_full_disk_leaves_the_earlier_bundle(tmp_path: Path, bundle: Bundle, m
     monkeypatch.undo()
     bundle.save(folder)
     assert (folder / "notes.txt").read_text() == "mine" and Bundle.load(folder).name == bundle.name
+
+
+FULL_DISK = """
+import resource, sys, torch
+from pathlib import Path
+from asr.errors import AsrError
+from asr.models.external import torchscript
+from asr.serialization import atomic_path
+from asr.text.ctc_tokens import CTCTokens
+network = torch.jit.script(torch.nn.Linear(100, 100))
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+try:
+    with atomic_path(Path(sys.argv[1])) as partial:
+        torchscript.save(network, partial, CTCTokens(["<blk>", "a"]))
+except AsrError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk_does_not_end_the_process_that_exports(tmp_path: Path) -> None:
+    """torch's own writer ends it with a signal."""
+    path = tmp_path / "model.pt"
+    path.write_bytes(b"mine")
+    command = [sys.executable, "-c", FULL_DISK, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    assert (done.returncode, path.read_bytes()) == (0, b"mine"), done.stderr
+    assert "cannot be written (File too large)" in done.stdout
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model.pt"]

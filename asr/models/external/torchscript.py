@@ -64,9 +64,15 @@ class TorchScriptModel(ExternalModel):
 
 
 def save(network: Any, path: str | Path, tokens: CTCTokens, **metadata: Any) -> None:
-    """Writes a scripted or traced network with its tokens and metadata in one file, for `load`."""
+    """Writes a scripted or traced network with its tokens and metadata in one file, for `load`.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     content = {METADATA: json.dumps(metadata), TOKENS: "".join(f"{symbol}\n" for symbol in tokens.symbols)}
-    torch.jit.save(network, str(path), _extra_files=content)
+    file = io.BytesIO()  # torch's own writer of files ends the process where a disk is full
+    torch.jit.save(network, file, _extra_files=content)
+    Path(path).write_bytes(file.getbuffer())
 
 
 def load(path: str, **metadata: Any) -> TorchScriptModel:
