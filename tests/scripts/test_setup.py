@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -225,5 +226,43 @@ def test_every_pin_has_hashes(stack: str) -> None:
     known = (ROOT / "constraints" / "hashes.txt").read_text()
     lines = (ROOT / "constraints" / f"stack-{stack}.txt").read_text().splitlines()
     pins = [line.split("==") for line in lines if line and not line.startswith("#")]
-    lacking = [name for name, version in pins if f"{re.sub('[-_.]+', '-', name).lower()}=={version} \\\n" not in known]
+    lacking = [name for name, version in pins if f"{canonical(name)}=={version} \\\n" not in known]
     assert lacking == []
+
+
+def test_everything_that_is_installed_is_pinned() -> None:
+    """What the project with the tests needs, and what these packages need, has a version and so hashes."""
+    requirements = pytest.importorskip("packaging.requirements")
+    tomllib = pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    lines = (ROOT / "constraints" / f"stack-{'a' if sys.version_info < (3, 11) else 'b'}.txt").read_text().splitlines()
+    pins = {canonical(name): version for name, _, version in (line.partition("==") for line in lines)}
+    if metadata.version("torch").partition("+")[0] != pins["torch"]:
+        pytest.skip("this environment is of neither stack")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    def own_of(extras: frozenset[str]) -> list[str]:
+        return project["dependencies"] + [one for name in extras for one in project["optional-dependencies"][name]]
+
+    pending = [("onepass-asr", frozenset({"all"}))]
+    seen = set(pending)
+    while pending:
+        package, extras = pending.pop()
+        try:
+            needed = own_of(extras) if package == "onepass-asr" else metadata.requires(package)
+        except metadata.PackageNotFoundError:
+            continue  # an extra that this environment lacks
+        for requirement in map(requirements.Requirement, needed or []):
+            marker = requirement.marker
+            if marker is None or any(marker.evaluate({"extra": extra}) for extra in (extras or {""})):
+                found = requirement.name, frozenset(requirement.extras)
+                pending += [found] if found not in seen else []
+                seen.add(found)
+    # pip builds with the first two, and torch's CUDA builds bring the others in versions of their own.
+    free = re.compile(r"setuptools|wheel|triton|nvidia-.*|cuda-.*|onepass-asr")
+    names = {canonical(name) for name, _ in seen}
+    assert len(names) > 50
+    assert {name for name in names - pins.keys() if not free.fullmatch(name)} == set()
+
+
+def canonical(name: str) -> str:
+    return re.sub("[-_.]+", "-", name).lower()
