@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from asr.bundle import Bundle
+from asr.bundle import FILE_NAME, Bundle
 from asr.errors import AsrError
 from asr.graph.build import BuildReport, OptionalSilence, build_phone_graph
 from asr.graph.context import BIPHONE_TOPOLOGY, TIED_STATES, TiedStates
@@ -207,7 +207,9 @@ def _check(args: argparse.Namespace) -> None:
         raise AsrError("--lexicon and --arpa are missing: a graph is compiled of these, or converted with --from.")
     if args.words is not None:
         raise AsrError("--words is for --from; the words of a compiled graph are those of --arpa.")
-    read = [*args.lexicon, args.arpa, args.tokens, args.tied_states, args.pronunciation_scores]
+    is_other_folder = args.tokens is not None and args.tokens.is_dir() and not (args.tokens / FILE_NAME).is_file()
+    tokens = None if is_other_folder else args.tokens  # a list or a bundle; other folders are refused later
+    read = [*args.lexicon, args.arpa, tokens, args.tied_states, args.pronunciation_scores]
     require_writable(args.output, _list_file(args.output), inputs=read)
     from_bundle = args.tokens is not None and args.tokens.is_dir() and args.topology is None
     if (args.topology == BIPHONE_TOPOLOGY) != (args.tied_states is not None) and not from_bundle:

@@ -320,7 +320,7 @@ def existing(folder: str | Path, names: Iterable[str]) -> list[Path]:
         here = {entry.name for entry in os.scandir(folder)}
     except OSError:
         return []
-    return [path for name in names if name in here and (path := Path(folder, name)).is_file()]
+    return [path for name in dict.fromkeys(names) if name in here and (path := Path(folder, name)).is_file()]
 
 
 def lattice_files(lattice_format: str, stems: Iterable[str]) -> list[str]:

@@ -173,6 +173,8 @@ def _k2_lattice(
     final: dict[int, tuple[float, float]] = {}
     frames: list[int] = []
     num_states = max((max(arc.src, arc.dst) for arc in arcs), default=0) + 1
+    if num_states > 2 * len(arcs) + 1:  # arrays have a place for each
+        raise AsrError(f"{path}: this is no k2 lattice; it has {num_states} states, but {len(arcs)} arcs only.")
     for src, dst, label, score, old, ids in arcs:
         if min(src, dst) < 0 or not math.isfinite(score) or not math.isfinite(old):
             raise AsrError(f"{path}: this is no k2 lattice; a state or a score is not a number of a usual size.")

@@ -321,7 +321,12 @@ def _lattice_targets() -> dict[str, Target]:
         "other slf": Target(lambda path: vars(read_slf_lattice(path)), [_SLF], ".slf"),
         "other kaldi": Target(lambda path: len(list(read_kaldi_archive(path, words, 0.01))), [_KALDI, _binary_kaldi()]),
         "transitions": Target(read_transition_pdfs, [_TRANSITIONS, _SHOWN_TRANSITIONS]),
-        "other k2": Target(lambda path: len(read_k2_lattices(path, words, 0.01)), [_k2_lattice()], ".pt"),
+        "other k2": Target(
+            lambda path: repr(read_k2_lattices(path, words, 0.01)),
+            [_k2_lattice(), _saved(_k2_vector())],
+            ".pt",
+            is_checked=True,
+        ),
         "n-best": Target(read_n_best, lists),
         **{
             f"n-best {name}": Target(
@@ -501,6 +506,14 @@ def _k2_lattice() -> bytes:
         for name in names:
             del sys.modules[name]
         sys.modules.update(earlier)
+
+
+def _k2_vector() -> dict[str, torch.Tensor]:
+    """Two lattices as k2 puts them in one tensor: their number, where states and arcs of each begin, the arcs."""
+    head = torch.tensor([2, 0, 0, 4, 8, 0, 3, 6], dtype=torch.int32)
+    arcs = torch.tensor([[0, 1, 1, 0], [1, 2, 2, 0], [2, 3, -1, 0]], dtype=torch.int32).flatten()
+    labels = torch.tensor([1, 2, -1, 3, 0, -1], dtype=torch.int32)
+    return {"arcs": torch.cat([head, arcs, arcs]), "aux_labels": labels, "lm_scores": torch.zeros(6)}
 
 
 _SLF = b"""VERSION=1.0

@@ -224,6 +224,15 @@ def test_a_vector_of_lattices_of_k2(folder: Path) -> None:
             read_k2_lattices(folder / "bad.pt", NUMBERED, 0.04)
 
 
+def test_a_few_arcs_stand_for_no_billion_states(folder: Path) -> None:
+    for state in (100, 1 << 20, (1 << 31) - 1):
+        arcs = k2_arcs()
+        arcs[2, 1] = state
+        torch.save({"arcs": arcs, "aux_labels": torch.tensor([1, 2, 0, -1], dtype=torch.int32)}, folder / "bad.pt")
+        with pytest.raises(AsrError, match=rf"no k2 lattice; it has {state + 1} states, but 4 arcs only"):
+            read_k2_lattices(folder / "bad.pt", NUMBERED, 0.04)
+
+
 def test_what_k2_itself_saves(folder: Path) -> None:
     k2 = pytest.importorskip("k2", reason="k2 is not installed", exc_type=ImportError)
     fsa = k2.Fsa.from_str("0 1 1 1 -1.5\n0 1 2 2 -2\n1 2 0 0 -0.25\n2 3 -1 -1 -0.5\n3", acceptor=False)
