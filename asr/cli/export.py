@@ -27,7 +27,8 @@ the tokens and their frames. Tokens and the settings of the filterbank are in th
 bundle.
 
 With --streaming the file has states: it reads one stream in chunks, normalizes it as it goes, and gives what a stream
-through the bundle gives. 'asr transcribe --stream --acoustic-model onnx:FILE' reads it. Only TDNN-F networks can.
+through the bundle gives. 'asr transcribe --stream --acoustic-model onnx:FILE' (or torchscript:FILE) reads it. Only
+TDNN-F networks can.
 
 examples:
   asr export librispeech --format onnx --output librispeech.onnx
@@ -39,7 +40,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", nargs="?", help="folder of a trained bundle, or its name in checkpoints/")
     parser.add_argument("--format", choices=FORMATS, required=True, help="kind of file")
-    parser.add_argument("--streaming", action="store_true", help="a network with states, for streams (onnx)")
+    parser.add_argument("--streaming", action="store_true", help="a network with states, for streams")
     for name in _CHUNK_OPTIONS:
         default = getattr(StreamingOptions, name)
         help_text = f"of a stream, as of 'asr transcribe --stream' (default: {default})"

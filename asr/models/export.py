@@ -3,7 +3,7 @@
 A file reads filterbanks: features (N, T, F) float32 and num_frames (N,) int64 in, natural log-probabilities (N, T', C)
 and their frames (N,) out; the normalization of utterances is inside. Inputs and outputs of ONNX files have the names
 that icefall gives them. Tokens and the settings of the filterbank are in the file, so that `onnx:` and `torchscript:`
-of `asr.models.external` need nothing beside it. A streaming ONNX file reads one stream, chunk by chunk, see
+of `asr.models.external` need nothing beside it. A streaming file reads one stream, chunk by chunk, see
 `asr.models.export_streaming`.
 
 Shapes: N utterances, T frames, F features, T' frames of output, C tokens.
@@ -63,8 +63,6 @@ def export_acoustic_model(
     """
     if form not in FORMATS:
         raise AsrError(f"there is no format {form!r} to export to; there are {', '.join(FORMATS)}.")
-    if streaming is not None and form != "onnx":
-        raise AsrError(f"a streaming network is exported to ONNX, not to {form}; choose the format onnx.")
     if isinstance(bundle.acoustic_model.network, ExternalNetwork):
         raise AsrError(
             f"bundle {bundle.name}: its acoustic model is from elsewhere already; there is nothing to export."
@@ -85,8 +83,17 @@ def export_acoustic_model(
     with atomic_path(Path(path)) as partial, warnings.catch_warnings():
         # Of sizes that become constants: those of the network are constant.
         warnings.simplefilter("ignore")
+        stream = None if streaming is None else StreamingTdnnf(cast(Tdnnf, network), streaming)
+        states: tuple[Tensor, ...] = ()
+        if stream is not None:
+            states = stream.initial_states()
+            inputs = inputs[0][:1, :1].expand(-1, stream.num_frames, -1), torch.tensor([stream.num_frames])
         if form == "torchscript":
-            traced: Any = torch.jit.trace(network, inputs, check_trace=False)
+            traced: Any = torch.jit.trace(network if stream is None else stream, (*inputs, *states), check_trace=False)
+            chunks: dict[str, Any] = {}
+            if stream is not None:
+                described = [(list(state.shape), str(state.dtype).removeprefix("torch.")) for state in states]
+                chunks = {"states": described, "T": stream.num_frames, "decode_chunk_len": stream.shift}
             torchscript.save(
                 traced,
                 partial,
@@ -95,6 +102,7 @@ def export_acoustic_model(
                 frame_shift=factor * features.frame_shift / features.sampling_rate,
                 input="fbank",
                 fbank=features.arguments,
+                **chunks,
             )
         else:
             metadata = {
@@ -105,12 +113,9 @@ def export_acoustic_model(
                 "tokens": "\n".join(tokens),
                 "fbank": json.dumps(features.arguments),
             }
-            if streaming is None:
+            if stream is None:
                 _export_onnx(network, inputs, partial, ("x", "x_lens"), ("log_probs", "log_probs_len"), _DYNAMIC_AXES)
             else:
-                stream = StreamingTdnnf(cast(Tdnnf, network), streaming)
-                states = stream.initial_states()
-                inputs = inputs[0][:1, :1].expand(-1, stream.num_frames, -1), torch.tensor([stream.num_frames])
                 names = ("log_probs", "log_probs_len", *(f"new_{name}" for name in STATES))
                 _export_onnx(stream, (*inputs, *states), partial, ("x", "x_lens", *STATES), names, {})
                 metadata |= {"T": str(stream.num_frames), "decode_chunk_len": str(stream.shift)}

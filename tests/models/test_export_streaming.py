@@ -17,12 +17,13 @@ from asr.cli.main import main
 from asr.errors import AsrError
 from asr.models.export import export_acoustic_model
 from asr.models.export_streaming import StreamChunks, StreamingTdnnf
-from asr.models.external import load_acoustic_model
+from asr.models.external import load_acoustic_model, torchscript
 from asr.models.tdnnf import Tdnnf
 from asr.models.windows import ChunkedEncoder, WindowSizes
 from asr.recognizer import Recognizer
 from asr.serialization import ModelSpec
 from asr.streaming import recognize_stream
+from asr.text.ctc_tokens import CTCTokens
 
 ARGUMENTS: dict[str, Any] = {
     "num_features": 20,
@@ -125,13 +126,15 @@ def tdnnf_bundle(folder: Path, network: Tdnnf) -> Bundle:
     return replace(bundle, acoustic_model=ModelSpec("Tdnnf", ARGUMENTS, network))
 
 
-def test_read_back_in_chunks_of_any_size(tiny_bundle_folder: Path, tmp_path: Path, network: Tdnnf) -> None:
-    pytest.importorskip("onnxruntime")
-    if not torch.__version__.startswith("1."):
-        pytest.importorskip("onnx")
-    bundle, path = tdnnf_bundle(tiny_bundle_folder, network), tmp_path / "model.onnx"
-    export_acoustic_model(bundle, path, "onnx", streaming=StreamChunks(5, 6, 50, 0.7))
-    model: Any = load_acoustic_model(f"onnx:{path}")
+@pytest.mark.parametrize("form", ["onnx", "torchscript"])
+def test_read_back_in_chunks_of_any_size(tiny_bundle_folder: Path, tmp_path: Path, network: Tdnnf, form: str) -> None:
+    if form == "onnx":
+        pytest.importorskip("onnxruntime")
+        if not torch.__version__.startswith("1."):
+            pytest.importorskip("onnx")
+    bundle, path = tdnnf_bundle(tiny_bundle_folder, network), tmp_path / "model"
+    export_acoustic_model(bundle, path, form, streaming=StreamChunks(5, 6, 50, 0.7))
+    model: Any = load_acoustic_model(f"{form}:{path}")
     assert model.is_streaming
     assert model.frame_shift == pytest.approx(0.03)
     generator = torch.Generator().manual_seed(1)
@@ -151,18 +154,39 @@ def test_read_back_in_chunks_of_any_size(tiny_bundle_folder: Path, tmp_path: Pat
         assert torch.allclose(torch.cat(parts), whole[0], atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("described", "message"),
+    [
+        ({"states": [[[1, 4], "float8"]], "T": 9, "decode_chunk_len": 3}, "does not describe its states"),
+        ({"states": [[[1, -4], "float32"]], "T": 9, "decode_chunk_len": 3}, "does not describe its states"),
+        ({"states": [[[1, 4], "float32"]], "T": 9}, "does not describe its states"),
+        ({"states": [[[1, 4], "float32"]], "T": 9, "decode_chunk_len": 0}, "no filterbanks or chunks"),
+        ({"states": [[[1, 4], "float32"]], "T": 9, "decode_chunk_len": 3, "input": "waveform"}, "no filterbanks"),
+        ({"states": [[[1, 4], "float32"]], "T": 9, "decode_chunk_len": 3}, "cannot be run in chunks"),
+    ],
+)
+def test_files_whose_states_are_described_wrongly(tmp_path: Path, described: dict[str, Any], message: str) -> None:
+    network = torch.jit.trace(torch.nn.Linear(80, 2), torch.zeros(1, 80))
+    tokens = CTCTokens(["-", "A"])
+    torchscript.save(network, tmp_path / "model", tokens, **{"frame_shift": 0.03, "input": "fbank", **described})
+    with pytest.raises(AsrError, match=message):
+        load_acoustic_model(f"torchscript:{tmp_path / 'model'}")(torch.zeros(4000))
+
+
 @pytest.mark.slow
-def test_the_shipped_network_says_the_same_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("onnxruntime")
-    if not torch.__version__.startswith("1."):
-        pytest.importorskip("onnx")
-    path = tmp_path / "streaming.onnx"
-    assert main(["export", "librispeech", "--format", "onnx", "--streaming", "--output", str(path)]) == 0
+@pytest.mark.parametrize("form", ["onnx", "torchscript"])
+def test_the_shipped_network_says_the_same_words(tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str) -> None:
+    if form == "onnx":
+        pytest.importorskip("onnxruntime")
+        if not torch.__version__.startswith("1."):
+            pytest.importorskip("onnx")
+    path = tmp_path / "streaming"
+    assert main(["export", "librispeech", "--format", form, "--streaming", "--output", str(path)]) == 0
     capsys.readouterr()
     bundle = Bundle.load(bundle_folder("librispeech"))
     clip = read_audio(sorted(CLIPS.glob("*.flac"))[0], 16000)
     texts = []
-    for name in (None, f"onnx:{path}"):
+    for name in (None, f"{form}:{path}"):
         recognizer = Recognizer(bundle, "ngram", decoder="token-passing", acoustic_model=name)
         results = [result for result in recognize_stream(recognizer, clip.split(4000)) if result.is_final]
         texts.append([word.text for result in results for word in result.words])
@@ -176,8 +200,6 @@ def test_what_cannot_stream_is_told(
     chunks, path = StreamChunks(4, 4, 40, 0.0), tmp_path / "model"
     with pytest.raises(AsrError, match="its network sees whole utterances; only a TDNN-F"):
         export_acoustic_model(Bundle.load(tiny_bundle_folder), path, "onnx", streaming=chunks)
-    with pytest.raises(AsrError, match="exported to ONNX, not to torchscript"):
-        export_acoustic_model(tdnnf_bundle(tiny_bundle_folder, network), path, "torchscript", streaming=chunks)
     given = ["export", str(tiny_bundle_folder), "--format", "onnx", "--output", str(path), "--chunk-seconds", "0.3"]
     assert main(given) == 2
     assert "--chunk-seconds is for streams; add --streaming." in capsys.readouterr().err

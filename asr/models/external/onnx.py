@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from asr.audio.fbank import INT16_SCALE, Fbank
-from asr.audio.resample import FeatureStream
 from asr.errors import AsrError
 from asr.models.external.base import ExternalModel, StreamingModel, frames_by_share, package
+from asr.models.external.chunks import ChunkedStream, whole_in_chunks
 from asr.models.external.nemo_features import NemoFeatures
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.documents import parse_json
@@ -86,7 +86,7 @@ class OnnxModel(ExternalModel):
         self.sampling_rate = int(self.metadata.get("sample_rate", _DEFAULT_SAMPLING_RATE))
         self._signal, self._length, self._states = self._sorted_inputs()
         self._kind = _input_kind(self._signal, len(self._inputs[self._signal].shape), self.name)
-        self._features = self._feature_extractor()
+        self.extractor = self._feature_extractor()
         self.frame_shift = frame_shift if frame_shift is not None else self._shift()
 
     def __reduce__(self) -> tuple[type[OnnxModel], tuple[Any, ...]]:
@@ -100,11 +100,7 @@ class OnnxModel(ExternalModel):
     def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         """As `ExternalModel.forward`."""
         if self.is_streaming:
-            parts = []
-            for each, num in zip(waveform, num_samples.tolist(), strict=True):
-                stream = self.stream()
-                parts.append(stream.accept(each[:num], is_last=True))
-            return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True), torch.tensor([len(x) for x in parts])
+            return whole_in_chunks(self, waveform, num_samples)
         signal, lengths = self._signal_of(waveform, num_samples)
         feed: dict[str, Any] = {self._signal: signal.numpy().astype(np.float32)}
         if self._length is not None:
@@ -118,7 +114,7 @@ class OnnxModel(ExternalModel):
 
     def stream(self) -> StreamingModel:
         """As `ExternalModel.stream`."""
-        return OnnxStream(self) if self.is_streaming else super().stream()
+        return ChunkedStream(self) if self.is_streaming else super().stream()
 
     def initial_states(self) -> dict[str, Any]:
         """Zeros for every state."""
@@ -215,9 +211,9 @@ class OnnxModel(ExternalModel):
         return Fbank(num_mel_bins=num_mel_bins, high_freq=-400.0, sampling_rate=self.sampling_rate)
 
     def _signal_of(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
-        if self._features is None:
+        if self.extractor is None:
             return waveform, num_samples
-        features, lengths = self._features(waveform, num_samples)
+        features, lengths = self.extractor(waveform, num_samples)
         if self._kind == "transposed":
             return features.transpose(1, 2).contiguous(), lengths
         return self.normal_features(features), lengths
@@ -243,40 +239,6 @@ class OnnxModel(ExternalModel):
 
     def _dtype(self, name: str) -> Any:
         return _DTYPES.get(self._inputs[name].type, np.float32)
-
-
-class OnnxStream(StreamingModel):
-    """One utterance through a streaming network.
-
-    Args:
-        model: with states.
-    """
-
-    def __init__(self, model: OnnxModel) -> None:
-        self.tokens, self.sampling_rate, self.frame_shift = model.tokens, model.sampling_rate, model.frame_shift
-        self._model = model
-        self._states = model.initial_states()
-        self._size, self._shift = model.chunk_sizes()
-        self._fbank = FeatureStream(model._features)
-        self._waiting = torch.zeros((0, model._features.feature_dim))
-
-    def accept(self, waveform: Tensor, is_last: bool = False) -> Tensor:
-        """As `StreamingModel.accept`; at the end the last chunk is filled up with silence, unless it may be shorter."""
-        features = self._model.normal_features(self._fbank.push(waveform.float(), is_last))
-        self._waiting = torch.cat([self._waiting, features])
-        takes_rest = is_last and self._model.takes_lengths
-        if is_last and len(self._waiting) and not takes_rest:
-            num_chunks = max(1, math.ceil((len(self._waiting) - self._size) / self._shift) + 1)
-            missing = self._size + (num_chunks - 1) * self._shift - len(self._waiting)
-            silence = torch.full((missing, self._waiting.shape[1]), float(self._waiting.min()))
-            self._waiting = torch.cat([self._waiting, silence])
-        found = [torch.zeros((0, len(self.tokens)))]
-        while len(self._waiting) >= self._size or (takes_rest and len(self._waiting)):
-            log_prob, self._states = self._model.step(self._waiting[: self._size], self._states)
-            found.append(log_prob)
-            takes_rest = takes_rest and len(self._waiting) >= self._size
-            self._waiting = self._waiting[self._shift :]
-        return torch.cat(found)
 
 
 def in_unit_range(features: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """TorchScript files: a network with its tokens, read without its Python code.
 
-Shapes: N utterances, L samples, T frames, C tokens.
+Shapes: N utterances, L samples, T frames, F features, T' frames of output, C tokens.
 """
 
 from __future__ import annotations
@@ -11,16 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from asr.audio.fbank import Fbank
 from asr.errors import AsrError
-from asr.models.external.base import ExternalModel, frames_by_share
+from asr.models.external.base import ExternalModel, StreamingModel, frames_by_share
+from asr.models.external.chunks import ChunkedStream, whole_in_chunks
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.documents import parse_json
 
 METADATA = "metadata.json"
 TOKENS = "tokens.txt"
+_STATE_TYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
 
 
 class TorchScriptModel(ExternalModel):
@@ -31,11 +34,13 @@ class TorchScriptModel(ExternalModel):
             lengths.
         tokens: its output symbols.
         metadata: `sampling_rate` (16000), `frame_shift` in seconds, `input` (`waveform` or `fbank`), and for the latter
-            `fbank`, the arguments of `asr.audio.fbank.Fbank`.
+            `fbank`, the arguments of `asr.audio.fbank.Fbank`. A network with states has `states`, their shapes, and
+            types as torch names them; `T`, the frames of a chunk; and `decode_chunk_len`, those from one chunk to the
+            next. It is called as `asr.models.export_streaming.StreamingTdnnf`.
         name: shown to users.
 
     Raises:
-        AsrError: the metadata lack the frame shift or name another input.
+        AsrError: the metadata lack the frame shift, name another input or do not describe the states.
     """
 
     def __init__(self, network: Any, tokens: CTCTokens, metadata: dict[str, Any], name: str = "torchscript") -> None:
@@ -49,12 +54,59 @@ class TorchScriptModel(ExternalModel):
         kind = metadata.get("input", "waveform")
         if kind not in ("waveform", "fbank"):
             raise AsrError(f"{name}: the input is {kind!r}; it is waveform or fbank.")
-        self._fbank = Fbank(**metadata.get("fbank", {})) if kind == "fbank" else None
+        self.extractor = Fbank(**metadata.get("fbank", {})) if kind == "fbank" else None
+        try:
+            self._states = [
+                torch.zeros([int(size) for size in shape], dtype=_STATE_TYPES[name])
+                for shape, name in metadata.get("states", ())
+            ]
+            self._chunk_sizes = (int(metadata["T"]), int(metadata["decode_chunk_len"])) if self._states else (0, 0)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise AsrError(f"{name}: {METADATA} does not describe its states and chunks; export it again.") from error
+        if self._states and (self.extractor is None or min(self._chunk_sizes) < 1):
+            raise AsrError(f"{name}: {METADATA} gives a network with states no filterbanks or chunks; export it again.")
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether the network keeps states between chunks."""
+        return bool(self._states)
+
+    @property
+    def takes_lengths(self) -> bool:
+        """See `ChunkedModel`."""
+        return True
+
+    def normal_features(self, features: Tensor) -> Tensor:
+        """See `ChunkedModel`."""
+        return features
+
+    def chunk_sizes(self) -> tuple[int, int]:
+        """See `ChunkedModel`."""
+        return self._chunk_sizes
+
+    def initial_states(self) -> list[Tensor]:
+        """See `ChunkedModel`."""
+        return self._states
+
+    def step(self, chunk: Tensor, states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """See `ChunkedModel`."""
+        padded = F.pad(chunk, (0, 0, 0, self._chunk_sizes[0] - len(chunk)))
+        try:
+            log_prob, num, *states = self._network(padded[None], torch.tensor([len(chunk)]), *states)
+        except RuntimeError as error:
+            raise AsrError(f"{self.name}: it cannot be run in chunks ({str(error).splitlines()[-1]}).") from error
+        return self.checked(log_prob[:, : int(num)])[0], states
+
+    def stream(self) -> StreamingModel:
+        """As `ExternalModel.stream`."""
+        return ChunkedStream(self) if self.is_streaming else super().stream()
 
     def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         """As `ExternalModel.forward`."""
-        if self._fbank is not None:
-            inputs, lengths = self._fbank(waveform, num_samples)
+        if self.is_streaming:
+            return whole_in_chunks(self, waveform, num_samples)
+        if self.extractor is not None:
+            inputs, lengths = self.extractor(waveform, num_samples)
         else:
             inputs, lengths = waveform, num_samples
         output = self._network(inputs, lengths)
