@@ -5,6 +5,7 @@ Shapes: N recordings, C channels, L samples.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -107,10 +108,12 @@ def _mono(row: Tensor, name: str) -> Tensor:
         raise AsrError(f"{name} has the shape {tuple(row.shape)}; give (samples,) or (channels, samples).")
     if row.numel() == 0:
         raise AsrError(f"{name} has no samples.")
-    # Padding that `num_samples` cuts off may hold anything.
-    if not bool(torch.isfinite(row).all()):
+    row = row.float()
+    # Padding that `num_samples` cuts off may hold anything. Extremes, unlike torch.isfinite, need no memory: with hours
+    # of audio, that would be more than the audio.
+    if not all(math.isfinite(float(extreme)) for extreme in torch.aminmax(row)):
         raise AsrError(f"{name} has samples that are NaN or infinite.")
-    return row.float() if row.dim() == 1 else row.float().mean(dim=0)
+    return row if row.dim() == 1 else row.mean(dim=0)
 
 
 def at_rate(waveform: Tensor, old_rate: int, new_rate: int) -> Tensor:

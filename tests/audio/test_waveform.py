@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -50,3 +52,18 @@ def test_zeros_at_the_end_of_a_row_of_a_batch_are_padding():
     assert [len(row) for row in as_recordings(batch, [4, 4, 4])] == [4, 4, 4]
     assert len(as_recordings(batch[0])[0]) == 4 and len(as_recordings([batch[0], batch[1]])[0]) == 4
     assert len(as_recordings(batch[:1])[0]) == 4
+
+
+def test_checks_of_samples_need_no_memory() -> None:
+    program = """
+import resource
+import torch
+from asr.audio.waveform import as_recordings
+as_recordings(torch.zeros(1000))
+recording = torch.full((20_000_000,), 0.5)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+as_recordings([recording])
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert float(ran.stdout) < 8.0  # the recording has 76 MB
