@@ -418,7 +418,6 @@ def bundle_folder(
     """
     if (local := local_bundle_folder(name, checkpoints)) is not None:
         return local
-    own = all_bundle_folders(checkpoints)
     asked = str(name or os.environ.get("ASR_BUNDLE") or _PREFERRED)
     source = source_of(asked)
     if source is not None:
@@ -431,6 +430,7 @@ def bundle_folder(
             f"{asked}: this bundle is not on this machine; give its folder with --bundle, https://... or "
             "hf:owner/name, or set ASR_BUNDLES to the https address of the folder with the project's bundles."
         )
+    own = all_bundle_folders(checkpoints)
     here = (
         f"checkpoints/ has: {', '.join(path.name for path in own)}" if own else "'asr bundle list' shows those that are"
     )

@@ -267,6 +267,7 @@ class StreamingRecognizer:
         self._is_k2 = self.options.decoder == "k2"
         is_decided_early = self.options.partial_policy == "stable" or self.options.force_commit_seconds is not None
         self._lm_in_search = recognizer.lm_fusion == "search" or is_decided_early
+        self._lm_comes_last = not self._is_k2 and not self._lm_in_search
         self._check_settings()
         self._windows = _encoder(network, self.options, self.frame_seconds)
         recognizer.eval()
@@ -296,7 +297,7 @@ class StreamingRecognizer:
 
     def _new_second_look(self, models: LanguageModels) -> SecondLook | None:
         recognizer = self._recognizer
-        if not (self._is_k2 or self._lm_in_search) and (models.model is not None or recognizer.calibration is not None):
+        if self._lm_comes_last and (models.model is not None or recognizer.calibration is not None):
             return SecondLook(recognizer, models, keeps_words=False)
         if recognizer.calibration is None:
             return None
@@ -307,14 +308,9 @@ class StreamingRecognizer:
             models = recognizer.build_language_models(self.options.cache_bytes)
         return SecondLook(recognizer, models, keeps_words)
 
-    @property
-    def _finds_partials_alone(self) -> bool:
-        """Whether the search while the audio comes is for partial results and endpoints alone."""
-        return self._second_look is not None and not (self._is_k2 or self._lm_in_search)
-
     def _new_decoder(self, model: LanguageModel | None) -> Any:
         options, rules = self._recognizer.options, self.options.endpoint_rules(self.frame_seconds)
-        if self._finds_partials_alone:
+        if self._lm_comes_last and self._second_look is not None:  # partial results and endpoints alone
             most = min(options.max_active_states, self.options.partial_max_active_states)
             beam = min(options.search_beam, self.options.partial_search_beam)
             least = min(options.min_active_states, most)

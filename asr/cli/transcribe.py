@@ -260,9 +260,11 @@ def run(args: argparse.Namespace) -> int:
     if STANDARD_INPUT in args.audio:
         raise AsrError("standard input (-) needs --stream.")
     found = recordings(args.audio)
-    _require_output(args, found.inputs, found.stems, formats)
+    own_names = unique_names(found.stems) if args.output_dir is not None else []
+    written = [f"{name}{SUFFIXES[kind]}" for name in own_names for kind in formats]
+    _require_output(args, found.inputs, found.stems, written)
     if args.output_dir is not None:
-        names = dict(zip(found.names, unique_names(found.stems), strict=True))
+        names = dict(zip(found.names, own_names, strict=True))
         return _transcribe(args, found, TranscriptFolder(Path(args.output_dir), formats, names))
     if formats and not FORMATS[formats[0]].is_joinable and len(found.names) > 1:
         raise AsrError(f"--output-format {formats[0]} of several recordings needs --output-dir: one file for each.")
@@ -293,16 +295,14 @@ def _formats(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _require_output(
-    args: argparse.Namespace, files: Sequence[str | Path], stems: Sequence[str] = (), formats: Sequence[str] = ()
+    args: argparse.Namespace, files: Sequence[str | Path], stems: Sequence[str] = (), written: Sequence[str] = ()
 ) -> None:
-    """Refuses an output that is an input."""
+    """Refuses an output that is an input; `written` are names in the folder of outputs."""
     outputs = [Path(args.output)] if args.output is not None else []
     if args.lattices is not None:
         outputs += existing(args.lattices, lattice_files(args.lattice_format, stems))
     if args.output_dir is not None:
-        outputs += existing(
-            args.output_dir, [f"{stem}{SUFFIXES[kind]}" for stem in unique_names(stems) for kind in formats]
-        )
+        outputs += existing(args.output_dir, written)
     inputs = [*files, *recognizer_inputs(args)]
     if args.output is None or not Path(args.output).exists() or Path(args.output).is_file():
         require_writable(*outputs, inputs=inputs)

@@ -25,7 +25,7 @@ from asr.decoding.cpu.chunk_lattice import ChunkRecords, connect_chunk
 from asr.decoding.cpu.lattice import LatticeBackpointers, LosingArcs, add_losses
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import LatticeRecords
-from asr.decoding.recombination import normalize_scores
+from asr.decoding.recombination import best_score, normalize_scores
 from asr.decoding.rescoring import rescoring_options
 from asr.decoding.search_graph import ArcSet, ArcWords, SearchGraph
 from asr.decoding.selection import BackendFactory
@@ -75,7 +75,7 @@ class Front(NamedTuple):
     def of(cls, tokens: ActiveTokens, num_states: int) -> Front:
         """The front of these tokens."""
         pair, state_idx = torch.unique(tokens.stream * num_states + tokens.state, return_inverse=True)
-        score = torch.full((len(pair),), -math.inf).scatter_reduce_(0, state_idx, tokens.score, "amax")
+        score = best_score(tokens.score, state_idx, len(pair))
         return cls(tokens, state_idx, pair // num_states, pair % num_states, score)
 
 
@@ -214,11 +214,11 @@ class ChunkedSearch:
         """By how much each last back-pointer loses against the best of its stream, (R,), infinite for all others."""
         final = torch.where(span.is_end[tokens.stream], self._graph.final_score[tokens.state], 0.0)
         total, num_utts = tokens.score + final, len(span.is_end)
-        best = torch.full((num_utts,), -math.inf).scatter_reduce_(0, tokens.stream, total, "amax")
+        best = best_score(total, tokens.stream, num_utts)
         # Where no path may end, none is complete.
         unfinished = best[tokens.stream] == -math.inf
         total = torch.where(unfinished, tokens.score, total)
-        best = torch.full((num_utts,), -math.inf).scatter_reduce_(0, tokens.stream, total, "amax")
+        best = best_score(total, tokens.stream, num_utts)
         loss = torch.full((num_records,), math.inf)
         loss[tokens.backpointer] = best[tokens.stream] - total
         return np.asarray(loss.numpy(), dtype=np.float32)

@@ -446,10 +446,13 @@ class LatticeRecords:
 
     def arrays(self) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
         """What has been taken: (utt_idx, frame) of all back-pointers, (src, dst, arc, score_gap) of all losing arcs."""
-        none = torch.empty(0, dtype=torch.int64)
-        of_backpointers = _joined(self._backpointers, (none, none))
-        of_losing = _joined(self._losing_arcs, (none, none, none, none.float()))
+        of_backpointers, of_losing = self._taken(torch.empty(0, dtype=torch.int64))
         return [part.numpy() for part in of_backpointers], [part.numpy() for part in of_losing]
+
+    def _taken(self, none: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """(utt_idx, frame) of all back-pointers, (src, dst, arc, score_gap) of losing arcs; `none` is (0,) int64."""
+        of_backpointers = _joined(self._backpointers, (none, none))
+        return of_backpointers, _joined(self._losing_arcs, (none, none, none, none.float()))
 
     def add(
         self,
@@ -546,8 +549,7 @@ class LatticeRecords:
         if not len(arc):
             return living
         none, blocks = arc[:0], backtrace.block_begin
-        utt_idx, frame = _joined(self._backpointers, (none, none))
-        src, dst, losing_arc, score_gap = _joined(self._losing_arcs, (none, none, none, none.float()))
+        (utt_idx, frame), (src, dst, losing_arc, score_gap) = self._taken(none)
         begin = torch.tensor(blocks, device=arc.device)
         # Losing arcs stand in the order of the blocks that they lead to.
         losing_begin = torch.searchsorted(frame.index_select(0, dst), frame.index_select(0, begin)).tolist()
@@ -588,8 +590,7 @@ class LatticeRecords:
         final = ActiveTokens.join([ending.final for ending in endings])
         previous, arc = backtrace.records()
         none = arc[:0]
-        utt_idx, frame = _joined(self._backpointers, (none, none))
-        src, dst, losing_arc, score_gap = _joined(self._losing_arcs, (none, none, none, none.float()))
+        (utt_idx, frame), (src, dst, losing_arc, score_gap) = self._taken(none)
         loops = (jit(add_losses), jit(kept_within)) if arc.device.type == "cpu" else (None, None)
         if loops[0] is not None and loops[1] is not None:
             backpointers = LatticeBackpointers(previous.numpy(), utt_idx.numpy(), frame.numpy())

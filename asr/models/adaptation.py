@@ -21,7 +21,7 @@ from torch import Tensor
 
 from asr.graph.context import TiedStates
 from asr.graph.denominator_graph import DenominatorGraph
-from asr.models.interface import NormalizingNetwork
+from asr.models.interface import NormalizingNetwork, valid_frames
 from asr.models.lfmmi import LfMmi, NumeratorPiece, numerator_piece
 
 _PIECE = 60  # output frames
@@ -50,7 +50,7 @@ class SpeakerTransform(NamedTuple):
 
     def __call__(self, features: Tensor, num_frames: Tensor) -> Tensor:
         """Normalized features (N, T, F) of num_frames (N,) frames to (N, T, F); padding stays 0."""
-        inside = torch.arange(features.shape[1], device=features.device) < num_frames.to(features.device)[:, None]
+        inside = valid_frames(num_frames.to(features.device), features.shape[1])
         moved = features * self.scale.to(features.device) + self.shift.to(features.device)
         return moved.masked_fill(~inside[:, :, None], 0.0)
 

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from asr.decoding.interface import DecodingOptions
 from asr.graph.decoding_graph import DecodingGraph
 from asr.text.symbols import SPECIAL_WORDS, TokenTable, Vocabulary
+
+UNPRUNED = DecodingOptions(
+    search_beam=math.inf,
+    context_beam=None,
+    max_active_states=10**6,
+    am_scale=0.7,
+    graph_scale=1.3,
+    lm_scale=0.6,
+    word_insertion_penalty=-0.4,
+)
+"""Nothing is pruned but by the output beam, and no scale is one that a mistake could leave out."""
 
 
 def random_graph(

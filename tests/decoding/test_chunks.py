@@ -16,20 +16,11 @@ from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.text.symbols import SPECIAL_WORDS, TokenTable, Vocabulary
-from tests.decoding.random_graphs import random_graph, random_log_prob
+from tests.decoding.random_graphs import UNPRUNED, random_graph, random_log_prob
 from tests.reference.lattice_paths import all_sentences
 from tests.reference.table_lm import TableLM
 
-OPEN = DecodingOptions(
-    search_beam=math.inf,
-    output_beam=1e4,
-    context_beam=None,
-    max_active_states=10**6,
-    am_scale=0.7,
-    graph_scale=1.3,
-    lm_scale=0.6,
-    word_insertion_penalty=-0.4,
-)
+OPEN = replace(UNPRUNED, output_beam=1e4)
 NARROW = replace(OPEN, search_beam=6.0, output_beam=4.0, context_beam=4.0, min_active_states=2, max_active_states=40)
 LENGTHS = torch.tensor([9, 4, 0, 7])
 

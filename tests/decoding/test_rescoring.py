@@ -22,21 +22,12 @@ from asr.lm.combine import Difference, RemappedLM
 from asr.lm.corpus import read_word_stream
 from asr.lm.ngram.estimate import estimate_kneser_ney
 from asr.lm.ngram.model import NgramLM
-from tests.decoding.random_graphs import random_graph, random_log_prob
+from tests.decoding.random_graphs import UNPRUNED, random_graph, random_log_prob
 from tests.reference.lattice_paths import all_sentences
 from tests.reference.ngram_oracle import toy_sentences
 from tests.reference.table_lm import TableLM
 
-OPTIONS = DecodingOptions(
-    search_beam=math.inf,
-    output_beam=6.0,
-    context_beam=None,
-    max_active_states=10**6,
-    am_scale=0.7,
-    graph_scale=1.3,
-    lm_scale=0.6,
-    word_insertion_penalty=-0.4,
-)
+OPTIONS = replace(UNPRUNED, output_beam=6.0)
 
 
 def lattices_of(seed: int) -> tuple[list[Lattice], TableLM, TokenPassingDecoder]:
