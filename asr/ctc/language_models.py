@@ -47,7 +47,10 @@ class LentModels:
                 self._idle = self._idle or [self._make()]
                 yield self._idle[0]
             return
-        model = self._idle.pop() if self._idle else self._make()
+        try:
+            model = self._idle.pop()
+        except IndexError:  # all are lent
+            model = self._make()
         try:
             yield model
         finally:

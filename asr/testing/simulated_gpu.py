@@ -23,7 +23,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from asr.testing.simulated_streams import SimulatedStream, StreamModel
@@ -149,14 +149,25 @@ class SimulatedDevice:
         self.kernels["graph"] += 1
         self.streams.work(used, ())
 
-    def work(self, name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], counts: Counter[str]) -> None:
-        """Notes what was queued: what it reads or writes, and the memory that it has made."""
-        inputs, outputs = ([one for one in some if isinstance(one, DeviceTensor)] for some in (inputs, outputs))
+    def work(
+        self,
+        name: str,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        counts: Counter[str],
+        changed: Sequence[Tensor] = (),
+    ) -> None:
+        """Notes what was queued: what it reads or writes, the memory that it has made, and what it has changed."""
+        inputs, outputs, changed = (
+            [one for one in some if isinstance(one, DeviceTensor)] for some in (inputs, outputs, changed)
+        )
         if self.graph is not None:
             self._capture.used += [one.held for one in (*inputs, *outputs)]
             return
         counts[name] += 1
-        self.streams.work([one.held for one in inputs], [(one, one.held) for one in outputs])
+        self.streams.work(
+            [one.held for one in inputs], [(one, one.held) for one in outputs], [one.held for one in changed]
+        )
 
     def launch(self, run: Callable[[], object]) -> None:
         """Runs what changes memory of the device, or keeps it for a replay."""
@@ -200,7 +211,8 @@ class _Operations(TorchDispatchMode):
         result = self._run(func, name, tensors, args, kwargs, to_device)
         results = tree_flatten(result)[0]
         if _is_work(func, name):
-            self._device.work(name, tensors, results, self._device.operations)
+            changed = results if func._schema.is_mutable else ()
+            self._device.work(name, tensors, results, self._device.operations, changed)
         elif self._device.graph is None:
             self._device.streams.made(*((one, one.held) for one in results if isinstance(one, DeviceTensor)))
         if waits is not None:
@@ -339,7 +351,8 @@ def _interpret_kernels(stack: contextlib.ExitStack, device: SimulatedDevice) -> 
     interprets = threading.Lock()
 
     def interpret(kernel: Any, *args: Any, **kwargs: Any) -> None:
-        with interprets:
+        # What the interpreter does with torch is not the device's work.
+        with interprets, _disable_current_modes():
             run_grid(kernel, *args, **kwargs)
 
     def launch(kernel: Any, *args: Any, **kwargs: Any) -> None:
@@ -353,3 +366,5 @@ def _interpret_kernels(stack: contextlib.ExitStack, device: SimulatedDevice) -> 
         device.work(kernel.fn.__name__, [*args, *kwargs.values()], (), device.kernels)
 
     stack.enter_context(mock.patch.object(GridExecutor, "__call__", launch))
+    # Arguments are in the host's memory; the interpreter would copy each of them to where it already is.
+    stack.enter_context(mock.patch.object(GridExecutor, "_restore_args_dev", lambda *_: None, create=True))

@@ -6,6 +6,10 @@ use it, unless the host has seen that work done, or the block's own stream waits
 block, which stream has used it last and what each stream and the host know of each other, and counts the blocks that
 are freed too early. It counts them when they are freed, whether or not something takes their place: whether it does
 depends on the schedule.
+
+For the same reason it counts blocks that a stream uses while another stream's writing to them may not be done, and
+blocks that it writes to while another stream's use of them may not be. Kernels and captured graphs count as readers:
+nothing tells which of their arguments they write to.
 """
 
 from __future__ import annotations
@@ -84,12 +88,13 @@ class SimulatedStream:
 
 
 class _Block:
-    """Memory: the stream that it is from, how many tensors hold it, and where each stream has used it last."""
+    """Memory: the stream that it is from, how many tensors hold it, and where each stream used and wrote to it last."""
 
     def __init__(self, home: _Work) -> None:
         self.home = home
         self.num_tensors = 0
         self.used: dict[int, tuple[int, str]] = {}
+        self.written: dict[int, tuple[int, str]] = {}
 
 
 class StreamModel:
@@ -100,10 +105,12 @@ class StreamModel:
 
     Attributes:
         hazards: blocks that were freed too early, by the place of the last use.
+        races: uses of blocks that did not wait for another stream's, by the places of both.
     """
 
     def __init__(self, num_streams: int = 32) -> None:
         self.hazards: Counter[str] = Counter()
+        self.races: Counter[tuple[str, str]] = Counter()
         self._default = _Work(0)
         self._pool = [_Work(1 + number) for number in range(num_streams)]
         self._turns = itertools.cycle(self._pool)
@@ -142,23 +149,41 @@ class StreamModel:
         for work in (self._default, *self._pool):
             self.see(work.state())
 
-    def work(self, inputs: Sequence[Tensor], outputs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def work(
+        self, inputs: Sequence[Tensor], outputs: Sequence[tuple[Tensor, Tensor]], changed: Sequence[Tensor] = ()
+    ) -> None:
         """Queues work in the current stream.
 
         Args:
             inputs: what it reads or changes, tensors of the host that hold the values.
             outputs: each tensor that was made, and what holds its values.
+            changed: those of the inputs that it is known to change.
         """
         with self._lock:
             own = self._current()
             own.queued += 1
-            place = _place()
-            for held in inputs:
-                block = self._blocks.get(_address(held))
-                if block is not None:
-                    block.used[own.number] = own.queued, place
+            now = own.queued, _place()
+            addresses = {_address(held) for held in changed}
+            for address in {_address(held) for held in inputs}:
+                block = self._blocks.get(address)
+                if block is None:
+                    continue
+                changes = address in addresses
+                for place in self._unfinished(block.used if changes else block.written, own):
+                    self.races[place, now[1]] += 1
+                block.used[own.number] = now
+                if changes:
+                    block.written[own.number] = now
             for block in self.made(*outputs):
-                block.used[own.number] = own.queued, place
+                block.used[own.number] = block.written[own.number] = now
+
+    def _unfinished(self, uses: dict[int, tuple[int, str]], by: _Work) -> list[str]:
+        """The places of uses, one for each stream, behind which a stream's work does not certainly run."""
+        return [
+            place
+            for number, (amount, place) in uses.items()
+            if number != by.number and amount > max(self._done.get(number, 0), by.is_behind.get(number, 0))
+        ]
 
     def made(self, *outputs: tuple[Tensor, Tensor]) -> list[_Block]:
         """Counts tensors, and what holds their values, as users of their memory -> the memory of each."""
@@ -185,10 +210,7 @@ class StreamModel:
             if block.num_tensors:
                 return
             del self._blocks[address]
-            for number, (amount, place) in block.used.items():
-                seen = max(self._done.get(number, 0), block.home.is_behind.get(number, 0))
-                if number != block.home.number and amount > seen:
-                    self.hazards[place] += 1
+            self.hazards.update(self._unfinished(block.used, block.home))
 
 
 def _address(held: Tensor) -> int:

@@ -1,58 +1,70 @@
-"""Two workers whose arrays grow in streams of their own, on a simulated GPU: is memory freed too early?
+"""The streams of a recognizer's workers on a simulated GPU: is memory freed or read too early?
 
-That is how `Recognizer` runs its stages: the acoustic model in one stream, each worker's language model in another,
-call after call.
+The acoustic model runs in one stream and each worker's language model, whose arrays grow, in another, call after call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+import copy
+from unittest import mock
 
 import torch
 from torch import Tensor
 
-from asr.lm.cached.states import HiddenStore
-from asr.pipeline import StreamPool, pipelined
+from asr.bundle import Bundle
+from asr.pipeline import pipelined
+from asr.recognizer import Recognizer, ResourceOptions
 from asr.testing.simulated_gpu import simulated_gpu
 
-_CUDA = torch.device("cuda", 0)
-_NUM_WORKERS, _WIDTH = 2, 8
+_NUM_BATCHES, _NUM_QUERIES = 6, 64
 
 
-def early_frees(num_calls: int, is_persistent: bool = True, num_streams: int = 32) -> int:
-    """How many blocks are freed while another stream may still use them.
+def stream_hazards(bundle: Bundle, num_calls: int, num_streams: int = 4, has_kernels: bool = True) -> tuple[int, int]:
+    """Calls of a recognizer with two workers whose language models are asked for ever new histories.
 
     Args:
-        num_calls: each runs six batches.
-        is_persistent: whether streams live as long as the arrays, which are made in them. False makes new streams for
-            each call and the arrays in the default stream, which is the mutant that must be noticed.
+        bundle: one with a recurrent language model.
+        num_calls: each of six batches.
         num_streams: see `asr.testing.simulated_gpu.SimulatedDevice`.
+        has_kernels: whether histories are looked up by Triton's kernels; otherwise by tensor operations.
+
+    Returns:
+        How many blocks of memory were freed while another stream might still use them, and how often one was used while
+        another stream might still write to it.
     """
-    with simulated_gpu(num_streams) as device:
-        streams = StreamPool(_NUM_WORKERS + 1, _CUDA)
-        stores = list(_stores(streams if is_persistent else None))
-
-        def first(value: int) -> Tensor:
-            return torch.full((64, _WIDTH), float(value), device=_CUDA) + 1.0
-
-        def second(worker: int, values: Tensor) -> int:
-            stores[worker].append(values * 2.0)
-            return worker
-
-        run: Callable[..., Iterator[int]] = pipelined
-        for _ in range(num_calls):
-            if not is_persistent:
-                streams = StreamPool(_NUM_WORKERS + 1, _CUDA)
-            for _ in run(range(6), first, second, _NUM_WORKERS, streams):
-                pass
-        return device.streams.hazards.total()
+    with contextlib.ExitStack() as stack:
+        device = stack.enter_context(simulated_gpu(num_streams))
+        stack.enter_context(torch.no_grad())
+        if not has_kernels:
+            stack.enter_context(mock.patch("asr.kernels.jit.triton_available", lambda device: False))
+        resources = ResourceOptions(num_workers=2)
+        own = copy.deepcopy(bundle)  # its networks are moved
+        recognizer = Recognizer(own, "rnn", decoder="token-passing", lm_fusion="search", resources=resources)
+        recognizer.to("cuda")
+        for call in range(num_calls):
+            _ask(recognizer, call)
+        return device.streams.hazards.total(), device.streams.races.total()
 
 
-def _stores(streams: StreamPool | None) -> Iterator[HiddenStore]:
-    for worker in range(_NUM_WORKERS):
-        if streams is None:
-            yield HiddenStore(_WIDTH, "float32", _CUDA)
-            continue
-        with streams.running(worker):
-            store = HiddenStore(_WIDTH, "float32", _CUDA)
-        yield store
+def _ask(recognizer: Recognizer, call: int) -> None:
+    """A call as `Recognizer.forward` makes it; words take the place of samples, and queries that of the search."""
+    with recognizer._engines.lend(recognizer._new_engines) as engines:
+        generator, num_words = torch.Generator().manual_seed(call), len(recognizer.bundle.graph.vocabulary)
+
+        def first(length: int) -> Tensor:
+            word_id = torch.randint(4, num_words, (length, _NUM_QUERIES), generator=generator)
+            return word_id.to(recognizer.device) + 0
+
+        def second(worker: int, word_ids: Tensor) -> Tensor:
+            lm = engines.models[worker].model
+            assert lm is not None
+            context_idx = lm.start(_NUM_QUERIES)
+            for word_id in word_ids:
+                log_prob, context_idx = lm.score(context_idx, word_id)
+            engines.models[worker].forget_contexts()
+            return log_prob + 0.0
+
+        lengths = [3 + call + batch % 2 for batch in range(_NUM_BATCHES)]
+        for log_prob in pipelined(lengths, first, second, recognizer.resources.num_workers, engines.streams):
+            log_prob.tolist()

@@ -8,9 +8,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from rich.console import Console
-from rich.progress import track
-
 from asr.errors import AsrError
 from asr.text.normalize import read_text
 
@@ -60,4 +57,7 @@ def read_sentences(path: Path) -> Iterator[list[str]]:
 
 def with_progress(items: Iterable[_T], what: str, total: int | None = None) -> Iterator[_T]:
     """The items, with a progress bar on stderr."""
+    from rich.console import Console  # scripts/gpu_check has to do without rich
+    from rich.progress import track
+
     yield from track(items, description=what, total=total, console=Console(stderr=True), transient=True)

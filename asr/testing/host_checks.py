@@ -1,0 +1,273 @@
+"""Checks of the host's code around the kernels, and broken forms of it that they must notice.
+
+What goes wrong here does so now and then on a GPU, or in other threads: memory that goes from stream to stream, ties
+that chance decides, what a failure leaves behind. `asr.testing.kernel_checks` does the same for kernels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import itertools
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import CodeType, ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+
+from asr.bundle import Bundle
+from asr.ctc.language_models import LentModels
+from asr.decoding import k2
+from asr.decoding.build import default_decoder
+from asr.decoding.gpu import kernels
+from asr.decoding.gpu.cuda_graph import BufferSizes, FrameBuffers, FrameReplay
+from asr.decoding.gpu.frame import FrameLimits
+from asr.decoding.interface import DecodingOptions
+from asr.decoding.search_graph import SearchGraph
+from asr.decoding.token_passing import TokenPassingDecoder
+from asr.kernels.hash_table import HashTable
+from asr.pipeline import StreamPool
+from asr.recognizer import EnginePool, Recognizer
+from asr.testing.kernel_checks import Difference
+from asr.testing.simulated_gpu import simulated_gpu
+from asr.testing.stream_checks import stream_hazards
+
+
+def check_streams(bundle: Bundle) -> None:
+    """Workers free no memory too early, and wait for what they use."""
+    num_hazards, num_races = stream_hazards(bundle, 1, has_kernels=False)
+    if num_hazards or num_races:
+        raise Difference(f"{num_hazards} blocks were freed and {num_races} used too early")
+
+
+def check_failed_capture(bundle: Bundle) -> None:
+    """A frame that cannot be captured leaves clean tables and a warning, whatever the failure is called."""
+
+    class Failing:
+        """In the place of a kernel."""
+
+        def __getitem__(self, grid: Any) -> Failing:
+            return self
+
+        def __call__(self, *_: Any, **__: Any) -> None:
+            owner[0] = 5
+            histogram[0, 0, 3] = 7
+            raise OSError("no driver")
+
+    with simulated_gpu():
+        cuda, options = torch.device("cuda", 0), DecodingOptions()
+        graph = SearchGraph(bundle.graph.to(cuda), options)
+        sizes = BufferSizes(streams=1, frames=2, columns=4, paths=64, ended=64, arcs=64, records=64, losing=64)
+        buffers = FrameBuffers(graph.emitting, FrameLimits(options, False, cuda, block=64), sizes, False)
+        buffers.counts += 1
+        owner, histogram = buffers._recombined._owner, buffers._recombined._cut_off._histogram
+        with mock.patch.object(kernels, "clear", Failing()), warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            FrameReplay(buffers, capture=True)
+        if not any("no driver" in str(one.message) for one in told):
+            raise Difference("the failure is not told")
+        if set(owner.tolist()) != {kernels.EMPTY.value} or bool(buffers.counts.any()) or bool(histogram.any()):
+            raise Difference("tables are dirty after a failure")
+
+
+def check_backends_are_lent_once(bundle: Bundle) -> None:
+    """Searches of two threads never share a backend, wherever one of them interrupts the other."""
+    made: Any = lambda *_: object()  # noqa: E731
+    decoder = TokenPassingDecoder(bundle.graph, backend=made)
+
+    def take() -> Any:
+        return decoder._take_backend(None, False)
+
+    def given_back() -> None:
+        decoder._idle_backends[False, 0].append(made())
+
+    _check_lent_once(given_back, take, TokenPassingDecoder._take_backend.__code__)
+
+
+def check_language_models_are_lent_once(bundle: Bundle) -> None:
+    """The same of CTC decoders' language models."""
+    models = LentModels(mock.Mock, is_shared=False)
+    with contextlib.ExitStack() as held:
+        _check_lent_once(
+            lambda: models._idle.append(mock.Mock()),
+            lambda: held.enter_context(models.lent()),
+            inspect.unwrap(LentModels.lent).__code__,
+        )
+
+
+def _check_lent_once(give_back: Callable[[], None], take: Callable[[], Any], code: CodeType) -> None:
+    for at in itertools.count():
+        give_back()
+        first, others = _interrupted(take, code, at)
+        if not others:
+            return
+        if first is others[0]:
+            raise Difference("two threads have taken the same")
+
+
+def _interrupted(take: Callable[[], Any], code: CodeType, at: int) -> tuple[Any, list[Any]]:
+    """Calls `take`, and once more before the bytecode number `at` of a function inside it, if it has so many."""
+    number, before = itertools.count(), sys.gettrace()
+    others: list[Any] = []
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        if frame.f_code is not code or others:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and next(number) == at:
+            others.append(take())
+        return trace
+
+    sys.settrace(trace)
+    try:
+        return take(), others
+    finally:
+        sys.settrace(before)
+
+
+def check_default_decoder(bundle: Bundle) -> None:
+    """A k2 that imports, but intersects nothing, is not the default."""
+    with mock.patch.dict(sys.modules, {"k2": ModuleType("k2")}):
+        if default_decoder(torch.device("cuda")) != "token-passing":
+            raise Difference("k2 is the default though it cannot intersect")
+
+
+@dataclass(frozen=True)
+class HostMutant:
+    """A function with some text of its source replaced.
+
+    Args:
+        name: what is wrong.
+        function: the function, in the class or module `owner`.
+        text, instead: what is replaced, which must occur.
+        check: what must notice it.
+        error: what it raises then.
+    """
+
+    name: str
+    owner: Any
+    function: str
+    text: str
+    instead: str
+    check: Callable[[Bundle], None]
+    error: type[Exception] = Difference
+
+    def is_caught(self, bundle: Bundle) -> bool:
+        """Whether the check notices it."""
+        with self._broken():
+            try:
+                self.check(bundle)
+            except self.error:
+                return True
+        return False
+
+    @contextlib.contextmanager
+    def _broken(self) -> Iterator[None]:
+        function = inspect.unwrap(getattr(self.owner, self.function))
+        source = textwrap.dedent(inspect.getsource(function))
+        if self.text not in source:
+            raise ValueError(f"the mutant {self.name!r} changes what {self.function} does not have")
+        names = dict(function.__globals__)
+        code = compile(
+            f"from __future__ import annotations\n{source.replace(self.text, self.instead)}", __file__, "exec"
+        )
+        exec(code, names)
+        with mock.patch.object(self.owner, self.function, names[self.function]):
+            yield
+
+
+_IDLE = "self._idle_backends[keep_lattice, _stream_number(self.graph.device)]"
+HOST_MUTANTS = (
+    HostMutant(
+        "language models are made outside their workers' streams",
+        Recognizer,
+        "_new_engines",
+        "with streams.running(worker):",
+        "if True:",
+        check_streams,
+    ),
+    HostMutant(
+        "streams are made anew for each call",
+        EnginePool,
+        "lend",
+        "yield engines\n",
+        "yield engines._replace(streams=StreamPool(len(engines.models) + 1, torch.device('cuda')))\n",
+        check_streams,
+    ),
+    HostMutant(
+        "a worker does not wait for the acoustic model",
+        StreamPool,
+        "running",
+        "self._streams[thread].wait_event(after)",
+        "pass",
+        check_streams,
+    ),
+    HostMutant(
+        "streams do not wait for copies of weights",
+        StreamPool,
+        "catch_up",
+        "stream.wait_stream(torch.cuda.current_stream(self._device))",
+        "pass",
+        check_streams,
+    ),
+    HostMutant(
+        "results are handed out before they are there",
+        StreamPool,
+        "wait",
+        "self._streams[thread].synchronize()",
+        "pass",
+        check_streams,
+    ),
+    HostMutant(
+        "each query of a new history adds it, and chance decides which one stays",
+        HashTable,
+        "insert",
+        "    return slot, one\n",
+        "    return slot, torch.arange(len(key), device=key.device)\n",
+        check_streams,
+        RuntimeError,
+    ),
+    HostMutant(
+        "a capture may fail with a RuntimeError only",
+        FrameReplay,
+        "__init__",
+        "except Exception as",
+        "except RuntimeError as",
+        check_failed_capture,
+        OSError,
+    ),
+    HostMutant(
+        "tables stay dirty after a failure", FrameReplay, "__init__", "buffers.clear()", "pass", check_failed_capture
+    ),
+    HostMutant(
+        "an idle backend is looked for, and then taken",
+        TokenPassingDecoder,
+        "_take_backend",
+        f"try:\n            return {_IDLE}.pop()\n        except IndexError:\n            pass",
+        f"if {_IDLE}:\n            return {_IDLE}.pop()",
+        check_backends_are_lent_once,
+        IndexError,
+    ),
+    HostMutant(
+        "an idle language model is looked for, and then taken",
+        LentModels,
+        "lent",
+        "    try:\n        model = self._idle.pop()\n    except IndexError:",
+        "    if self._idle:\n        model = self._idle.pop()\n    else:",
+        check_language_models_are_lent_once,
+        IndexError,
+    ),
+    HostMutant(
+        "k2 is the default if it imports",
+        k2,
+        "k2_works",
+        "    k2 = import_k2()\n",
+        "    return import_k2() is not None\n",
+        check_default_decoder,
+    ),
+)
