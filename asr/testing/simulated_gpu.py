@@ -23,7 +23,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from asr.testing.simulated_streams import SimulatedStream, StreamModel
@@ -343,6 +343,7 @@ def _operations(device: SimulatedDevice) -> Iterator[None]:
 def _interpret_kernels(stack: contextlib.ExitStack, device: SimulatedDevice) -> None:
     """Lets Triton's interpreter read and write what the device's tensors hold, where Triton is installed."""
     try:
+        from torch.utils._python_dispatch import _disable_current_modes  # torch 2
         from triton.runtime.interpreter import GridExecutor
     except ImportError:
         return

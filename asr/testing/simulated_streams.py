@@ -90,8 +90,10 @@ class SimulatedStream:
 class _Block:
     """Memory: the stream that it is from, how many tensors hold it, and where each stream used and wrote to it last."""
 
-    def __init__(self, home: _Work) -> None:
+    def __init__(self, home: _Work, num_bytes: int, file: str) -> None:
         self.home = home
+        self.num_bytes = num_bytes
+        self.file = file
         self.num_tensors = 0
         self.used: dict[int, tuple[int, str]] = {}
         self.written: dict[int, tuple[int, str]] = {}
@@ -106,11 +108,18 @@ class StreamModel:
     Attributes:
         hazards: blocks that were freed too early, by the place of the last use.
         races: uses of blocks that did not wait for another stream's, by the places of both.
+        bytes_held: bytes of the blocks that tensors hold, by the file that made them.
+        most_held: the most that `bytes_held` has been, file by file.
+        peak_bytes: the most that they have been together.
     """
 
     def __init__(self, num_streams: int = 32) -> None:
         self.hazards: Counter[str] = Counter()
         self.races: Counter[tuple[str, str]] = Counter()
+        self.bytes_held: Counter[str] = Counter()
+        self.most_held: Counter[str] = Counter()
+        self.peak_bytes = 0
+        self._num_bytes = 0
         self._default = _Work(0)
         self._pool = [_Work(1 + number) for number in range(num_streams)]
         self._turns = itertools.cycle(self._pool)
@@ -194,11 +203,21 @@ class StreamModel:
                     continue
                 tensor.is_counted = True  # type: ignore[attr-defined]
                 address = _address(held)
-                block = self._blocks.setdefault(address, _Block(self._current()))
+                block = self._blocks.get(address)
+                if block is None:
+                    file = _place().rpartition(":")[0]
+                    block = self._blocks[address] = _Block(self._current(), held.untyped_storage().nbytes(), file)
+                    self._hold(block, block.num_bytes)
                 block.num_tensors += 1
                 weakref.finalize(tensor, self._dropped, address).atexit = False
                 blocks.append(block)
         return blocks
+
+    def _hold(self, block: _Block, num_bytes: int) -> None:
+        self.bytes_held[block.file] += num_bytes
+        self._num_bytes += num_bytes
+        self.most_held[block.file] = max(self.most_held[block.file], self.bytes_held[block.file])
+        self.peak_bytes = max(self.peak_bytes, self._num_bytes)
 
     def _current(self) -> _Work:
         return getattr(self._thread, "work", self._default)
@@ -210,6 +229,7 @@ class StreamModel:
             if block.num_tensors:
                 return
             del self._blocks[address]
+            self._hold(block, -block.num_bytes)
             self.hazards.update(self._unfinished(block.used, block.home))
 
 

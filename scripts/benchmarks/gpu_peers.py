@@ -20,11 +20,8 @@ from asr.decoding.build import decoding_options
 from asr.decoding.interface import DecodeResult
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.lm.ngram.arpa import write_arpa
-from asr.metrics import NO_ERRORS, count_errors
 from asr.recognizer import Recognizer
 from asr.results import StageTimes
-from scripts.benchmarks.ctc_workload import simulated
-from scripts.benchmarks.peers import ctc as peers
 
 # The two prune differently, so that now and then one of them loses a path that the other one keeps.
 _MOST_OTHERS = 0.1
@@ -92,6 +89,11 @@ def beside_flashlight(folder: Path, device: torch.device, num_utts: int) -> dict
     Raises:
         ImportError: flashlight-text is not installed.
     """
+    # k2 does without what these need.
+    from asr.metrics import NO_ERRORS, count_errors
+    from scripts.benchmarks.ctc_workload import simulated
+    from scripts.benchmarks.peers import ctc as peers
+
     ngram = Bundle.load(folder).small_ngram
     chance, words = random.Random(0), [word for word in ngram.vocabulary.words if word.isalpha() and word.isupper()]
     workload = simulated("letters", [chance.choices(words, k=6) for _ in range(num_utts)], words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from asr.recognizer import Recognizer, ResourceOptions
 from asr.results import StageTimes
 from asr.text.symbols import Vocabulary
 from scripts.benchmarks.inputs import ROOT
-from scripts.benchmarks.query_stream import load_streams
+from scripts.benchmarks.query_stream import QueryStream, load_streams
 from scripts.benchmarks.query_tables import placement, throughput_of_one_engine
 from scripts.benchmarks.query_workload import random_network
 
@@ -45,23 +46,50 @@ def chain(folder: Path, mode: str, waveforms: list[Tensor], batch: int, device: 
     return {f"{mode}_{batch}_times_real_time": round(times.audio_seconds / seconds, 1)}
 
 
+def recorded_streams(num_streams: int | None = None, num_calls: int | None = None) -> list[QueryStream]:
+    """The first of the recorded query streams, and the first calls of each; None takes all."""
+    streams = load_streams(_STREAMS)[:num_streams]
+    if num_calls is None:
+        return streams
+    return [
+        replace(one, query=one.query[: int(one.call_begin[num_calls])], call_begin=one.call_begin[: num_calls + 1])
+        for one in streams
+    ]
+
+
 @torch.no_grad()
 def queries(
-    device: torch.device, numbers: Sequence[int], hidden_size: int = 256, seconds: float = 2.0
+    device: torch.device,
+    numbers: Sequence[int],
+    hidden_size: int = 256,
+    seconds: float = 2.0,
+    streams: Sequence[QueryStream] | None = None,
 ) -> dict[str, float]:
     """Scores per second of a GRU, for each number of recorded query streams side by side, measured so long."""
     network = random_network("nce", hidden_size=hidden_size).to(device)
-    rows = throughput_of_one_engine(network, load_streams(_STREAMS), seconds, numbers)
+    rows = throughput_of_one_engine(network, streams or recorded_streams(), seconds, numbers)
     return {f"queries_per_s_{row['streams']}_streams": row["queries/s"] for row in rows}
 
 
 @torch.no_grad()
-def placements_agree(device: torch.device, hidden_size: int = 256, num_streams: int | None = None) -> str:
-    """Scores agree wherever search, hidden layer and output layer run; over some of the recorded streams, or all."""
-    rows = placement(random_network("nce", hidden_size=hidden_size), load_streams(_STREAMS)[:num_streams], device)
+def placements(
+    device: torch.device, hidden_size: int = 256, streams: Sequence[QueryStream] | None = None
+) -> list[dict[str, Any]]:
+    """What each placement of search, hidden and output layer takes and moves, on the recorded streams or others.
+
+    Raises:
+        AssertionError: their scores differ.
+    """
+    rows = placement(random_network("nce", hidden_size=hidden_size), streams or recorded_streams(), device)
     difference = max(row["largest difference"] for row in rows)
     assert difference < 1e-3, f"log probabilities differ by up to {difference:.1e}"
-    return f"{len(rows)} placements, log probabilities differ by at most {difference:.1e}"
+    return rows
+
+
+def placements_agree(device: torch.device) -> str:
+    """Scores agree wherever search, hidden layer and output layer run."""
+    rows = placements(device)
+    return f"{len(rows)} placements agree, to {max(row['largest difference'] for row in rows):.1e}"
 
 
 def training(device: torch.device, num_words: int, num_streams: int, num_steps: int) -> dict[str, float]:

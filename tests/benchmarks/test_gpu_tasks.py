@@ -77,6 +77,18 @@ def test_the_sanitizer_is_run(
     assert ("unfinished" in found, found["num_errors"]) == (output is None, 2 if code else 0)
 
 
+def test_launches_and_waits_are_counted_by_frame() -> None:
+    calls = {"cudaLaunchKernel": 30, "cuLaunchKernelEx": 8, "cudaGraphLaunch": 2, "cudaStreamSynchronize": 5}
+    found = gpu_tasks.launches_and_waits({**calls, "cudaMemcpyAsync": 9, "aten::add": 100}, 20.0)
+    assert found == {"launches_per_frame": 2.0, "waits_per_frame": 0.25}
+
+
+def test_recordings_of_a_length_are_distinct() -> None:
+    made = gpu_tasks.distinct([tones(["PAT"]), tones(["KIT"])], 5, 1, 40_000)
+    assert [len(one) for one in made] == [40_000] * 5
+    assert all(not torch.equal(made[0], one) for one in made[1:])
+
+
 @pytest.mark.slow
 def test_training_on_a_cpu(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     found = gpu_tasks.training(bench)

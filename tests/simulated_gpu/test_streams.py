@@ -80,3 +80,16 @@ def test_two_streams_may_read_at_a_time() -> None:
             with torch.cuda.stream(stream):
                 _ = block + 1.0
         assert not device.streams.races
+
+
+def test_the_bytes_that_tensors_hold_are_counted() -> None:
+    with simulated_gpu() as device:
+        first = torch.zeros(1000, device="cuda")
+        second = first[10:].view(torch.int32) + 1
+        view = second[:5]
+        del first, second
+        (file,) = device.streams.most_held
+        assert device.streams.most_held[file] == device.streams.peak_bytes == 4000 + 3960
+        assert device.streams.bytes_held[file] == 3960
+        del view
+        assert device.streams.bytes_held[file] == 0
