@@ -19,9 +19,9 @@ from asr.decoding.log_probs import LogProbCheck, skip_blanks, whole
 from asr.decoding.rescoring import LatticePath, rescore_lattice
 from asr.decoding.search_graph import SearchGraph
 from asr.decoding.token_passing import TokenPassingDecoder
-from asr.decoding.word_map import WordMapper
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
+from asr.lm.combine import WordMapper
 from asr.lm.interface import LanguageModel
 
 FINAL_LABEL = -1

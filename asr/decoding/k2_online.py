@@ -43,9 +43,9 @@ from asr.decoding.search_graph import ArcSet, ArcWords, SearchGraph
 from asr.decoding.selection import select_backend
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.tokens import ActiveTokens
-from asr.decoding.word_map import WordMapper
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
+from asr.lm.combine import WordMapper
 from asr.lm.interface import LanguageModel
 
 

@@ -17,9 +17,9 @@ from asr.decoding.log_probs import LogProbCheck, check_chunks, skip_blanks
 from asr.decoding.paths import SpelledPath
 from asr.decoding.search_graph import SearchGraph
 from asr.decoding.token_search import TokenSearch
-from asr.decoding.word_map import WordMapper
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
+from asr.lm.combine import WordMapper
 from asr.lm.interface import LanguageModel
 
 

@@ -17,13 +17,50 @@ from torch import Tensor
 
 from asr.decoding.backtrace import Backtrace, best_arcs, endings_of
 from asr.decoding.interface import DecodingOptions, Hypothesis
-from asr.decoding.lattice import Lattice, LatticeRecords, collects_on, lattice_from_lattice, prune
-from asr.decoding.lattice_graph import LatticeGraph
+from asr.decoding.lattice import Lattice, LatticeRecords, best_to_end, collects_on, lattice_from_lattice, prune
 from asr.decoding.paths import hypothesis_of_path
+from asr.decoding.search_graph import ArcSet, ArcWords
 from asr.decoding.selection import BackendFactory, select_backend
 from asr.decoding.token_search import TokenSearch
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.interface import LanguageModel
+
+
+class LatticeGraph:
+    """A lattice as the search walks it, so that rescoring a lattice and searching a graph are the same code.
+
+    All scores are on the arcs; the log-probabilities that the search reads are zeros. Scores are pushed: a partial
+    path's score is that of its best completion by the lattice's own scores. So a beam prunes only by what the language
+    model adds. Totals of paths, without the language model scores that the lattice has, are the same but for
+    `start_score`.
+
+    Args:
+        lattice: one or several utterances.
+        options: scales and penalty.
+    """
+
+    is_pushed = True
+
+    def __init__(self, lattice: Lattice, options: DecodingOptions) -> None:
+        arc_total = lattice.arc_total(options) - options.lm_scale * lattice.lm_score.double()
+        final_total = lattice.final_total(options) - options.lm_scale * lattice.final_lm_score.double()
+        ahead = best_to_end(lattice, arc_total, final_total)
+        # -inf minus -inf would be NaN: a state that leads nowhere is left as it is.
+        known = torch.where(ahead > -torch.inf, ahead, torch.zeros_like(ahead))
+        pushed = arc_total + ahead[lattice.dst_state] - known[lattice.src_state()]
+        self.num_states = lattice.num_states
+        self.emitting = ArcSet(
+            lattice.arc_begin,
+            lattice.dst_state,
+            torch.zeros_like(lattice.token_id),
+            pushed.float(),
+            None,
+            ArcWords(lattice.word_begin, lattice.word_id),
+        )
+        self.epsilon: ArcSet | None = None
+        self.final_graph_score = lattice.final_graph_score
+        self.final_score = (final_total - known).float()
+        self.start_score = ahead[lattice.start_state]
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,9 +15,8 @@ from asr.decoding.lattice import join
 from asr.decoding.nbest import n_best, rescore_n_best
 from asr.decoding.rescoring import rescore_lattice
 from asr.decoding.settings import LanguageModelOptions
-from asr.decoding.word_map import WordMapper
 from asr.graph.decoding_graph import DecodingGraph
-from asr.lm.combine import ADD, CombinedLM, Step
+from asr.lm.combine import ADD, CombinedLM, Step, WordMapper
 from asr.lm.interface import LanguageModel
 
 

@@ -26,9 +26,9 @@ from asr.decoding.rescoring import rescore_lattice
 from asr.decoding.search_graph import SearchGraph
 from asr.decoding.selection import BackendFactory, backend_name, select_backend
 from asr.decoding.token_search import TokenSearch
-from asr.decoding.word_map import WordMapper
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
+from asr.lm.combine import WordMapper
 from asr.lm.interface import LanguageModel
 
 LM_FUSIONS = {

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -28,6 +29,8 @@ from asr.text.symbols import SPECIAL_WORDS, UNK_ID, Vocabulary
 _LOGGER = logging.getLogger(__name__)
 
 MIX, ADD, SUBTRACT = range(3)
+
+_MAPPED_AT_MOST = 64  # models that a `WordMapper` remembers
 
 
 class Step(NamedTuple):
@@ -346,6 +349,35 @@ class RemappedLM(LanguageModel):
     def retain(self, live: Tensor) -> None:
         """Passes on which contexts (L,) the search still holds."""
         self._lm.retain(live)
+
+
+class WordMapper:
+    """Maps language models' words to the graph's where the vocabularies differ, and remembers the last ones mapped.
+
+    Several threads may ask.
+
+    Args:
+        vocabulary: the graph's words.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._mapped: dict[int, tuple[LanguageModel, LanguageModel]] = {}
+        self._lock = threading.Lock()
+
+    def mapped(self, lm: LanguageModel | None) -> LanguageModel | None:
+        """The same language model, answering for the graph's word ids; None for None."""
+        if lm is None:
+            return None
+        # Two threads with one model must get one mapped model: it has a state of its own.
+        with self._lock:
+            if id(lm) not in self._mapped:
+                own = lm if lm.vocabulary == self._vocabulary else RemappedLM(lm, self._vocabulary)
+                if len(self._mapped) >= _MAPPED_AT_MOST:
+                    self._mapped = {}
+                # The model itself is kept, too, so that no other gets its id.
+                self._mapped[id(lm)] = (lm, own)
+            return self._mapped[id(lm)][1]
 
 
 class RemappedTables(NamedTuple):

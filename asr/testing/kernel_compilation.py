@@ -27,7 +27,7 @@ from asr.decoding.gpu import cut_off, kernels, losing_arcs, traceback
 from asr.decoding.gpu.cuda_graph import BufferSizes, FrameBuffers
 from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
 from asr.decoding.interface import DecodingOptions
-from asr.decoding.lattice_graph import LatticeGraph
+from asr.decoding.rescoring import LatticeGraph
 from asr.decoding.search_graph import SearchGraph
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.tokens import ActiveTokens, Candidates

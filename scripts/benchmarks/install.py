@@ -1,10 +1,11 @@
 """`scripts/bench install --python PYTHON ...`: an installed wheel tried as a new user would, away from the checkout.
 
 PYTHON is the interpreter of an environment in which the wheel is installed with its extra graph, such as
-`python3.13 -m venv new && new/bin/pip install dist/*.whl[graph]`. Tried are torch.hub (`list`, `help`, all entries,
-from the checkout's files in a folder of their own), `asr bundle list|fetch|info` with a server that breaks off, a wrong
-file, no network, and the commands and the program of README.md as they stand there, but for those that it says are
-not run. Bundles are fetched from that server. Each line is one JSON object; the exit code is 1 if anything failed.
+`python3.13 -m venv new && new/bin/pip install -f dist 'onepass-asr[graph]'`. Tried are torch.hub (`list`, `help`, all
+entries, from the checkout's files in a folder of their own), `asr bundle list|fetch|info` with a server that breaks
+off, a wrong file, no network, and the commands and the program of README.md as they stand there, but for those that it
+says are not run. Bundles are fetched from that server. Each line is one JSON object; the exit code is 1 if anything
+failed.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from asr.cli import doctor
 from asr.decoding.backend import Backend, Chunk, ChunkBackend, SearchSink
 from asr.decoding.frame import FrameSearch, SplitFrameBackend, TorchFrameBackend
 from asr.decoding.interface import DecodingOptions
-from asr.decoding.lattice_graph import LatticeGraph
+from asr.decoding.rescoring import LatticeGraph
 from asr.decoding.search_graph import Searchable, SearchGraph
 from asr.decoding.selection import select_backend
 from asr.decoding.token_passing import TokenPassingDecoder

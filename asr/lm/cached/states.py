@@ -33,11 +33,11 @@ class HiddenStore:
         last_used: the call that last read each row, int32 (capacity,); the engine's, where rows are limited.
     """
 
-    def __init__(self, state_size: int, dtype: str, device: torch.device, max_rows: int | None = None) -> None:
+    def __init__(self, state_size: int, dtype: str, device: torch.device) -> None:
         self.state_size = state_size
         self.device = device
         self.dtype = HIDDEN_DTYPES[dtype]
-        self.max_rows = max_rows
+        self.max_rows: int | None = None
         self.clear()
 
     def clear(self) -> None:

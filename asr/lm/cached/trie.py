@@ -107,9 +107,9 @@ class HistoryTrie:
         edge_score, edge_node: float32 and int32 (slots,), NaN where not scored yet.
     """
 
-    def __init__(self, device: torch.device, max_nodes: int | None = None) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.max_nodes = max_nodes
+        self.max_nodes: int | None = None
         self.clear()
 
     def clear(self) -> None:
