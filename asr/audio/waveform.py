@@ -160,7 +160,7 @@ def split_at_pauses(waveform: Tensor, sampling_rate: int, max_seconds: float) ->
     return [*segments, (begin, num_samples)]
 
 
-def batches_of_similar_length(lengths: Sequence[int], max_padded: int) -> list[list[int]]:
+def batches_of_similar_length(lengths: Sequence[int], max_padded: float) -> list[list[int]]:
     """Groups indices of similar lengths so that the padded size of each group stays within `max_padded`.
 
     A recording that is longer than that has a group of its own.

@@ -66,6 +66,24 @@ def test_a_device_budget_changes_nothing(bundle, mode, monkeypatch):
         with_budget(30)(waveforms)
 
 
+def test_the_acoustic_model_takes_a_large_batch_in_parts(bundle):
+    recognizer = Recognizer(bundle, mode="ngram")
+    generator = torch.Generator().manual_seed(0)
+    samples = [torch.randn(int(seconds * RATE), generator=generator) for seconds in (9, 21, 14, 0.1, 33, 8)]
+    sizes = []
+    hook = recognizer.acoustic_model.register_forward_hook(lambda _, inputs, __: sizes.append(inputs[0].shape[:2]))
+    log_prob, num_frames = recognizer.log_prob(samples, StageTimes())
+    hook.remove()
+    alone = [recognizer.log_prob([row], StageTimes()) for row in samples]
+    frames_per_second = RATE / recognizer.features.frame_shift
+    # 33 seconds are too many for one part, but nothing can be done about it.
+    assert sorted(rows for rows, _ in sizes) == [1, 1, 2, 2]
+    assert all(rows == 1 or rows * frames <= 30 * frames_per_second for rows, frames in sizes)
+    assert num_frames.tolist() == [int(frames) for _, frames in alone]
+    for row, (own, frames) in zip(log_prob, alone, strict=True):
+        torch.testing.assert_close(row[: int(frames)], own[0], atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("mode", ["ngram", "interpolated"])
 def test_both_decoders_agree(bundle, mode):
     pytest.importorskip("k2")
