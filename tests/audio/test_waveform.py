@@ -54,6 +54,7 @@ def test_zeros_at_the_end_of_a_row_of_a_batch_are_padding():
     assert len(as_recordings(batch[:1])[0]) == 4
 
 
+@pytest.mark.slow
 def test_checks_of_samples_need_no_memory() -> None:
     program = """
 import resource

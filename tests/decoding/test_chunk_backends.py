@@ -233,7 +233,7 @@ def test_streams_ask_together() -> None:
     assert lm.num_calls == 2
 
 
-@pytest.mark.parametrize("name", ["numba", "triton"])
+@pytest.mark.parametrize("name", ["numba", pytest.param("triton", marks=pytest.mark.slow)])
 def test_arcs_are_named_as_in_the_graph(name: str) -> None:
     # The arcs of a part of a graph or lattice have other numbers there.
     if name == "triton":

@@ -43,6 +43,7 @@ def require_same(ours: list[DecodeResult], theirs: list[DecodeResult]) -> None:
             assert one.best.lm_score == pytest.approx(other.best.lm_score, abs=1e-3)
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(
     seed=st.integers(0, 10**6),
@@ -76,6 +77,7 @@ def test_one_chunk_is_a_lattice_rescored(seed: int, backend: str) -> None:
                 assert found == pytest.approx(expected, abs=1e-3)
 
 
+@pytest.mark.slow
 @settings(max_examples=6)
 @given(seed=st.integers(0, 10**6), chunk_frames=st.integers(1, 4), lookahead_frames=st.integers(0, 3))
 def test_narrow_beams_find_the_same_alone_and_uncompiled(seed: int, chunk_frames: int, lookahead_frames: int) -> None:

@@ -38,6 +38,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(**CASES)
 def test_loops_keep_the_same_paths(**case: Any) -> None:

@@ -124,6 +124,7 @@ def _rescoring_backend(chunk: ChunkFactory) -> BackendFactory:
     return made
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(
     seed=st.integers(0, 10**6),

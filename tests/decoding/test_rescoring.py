@@ -176,6 +176,7 @@ def test_rescoring_pass_equals_the_language_model_inside_the_search(seed: int) -
             assert result.best.am_score == pytest.approx(other.best.am_score, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_rescoring_pass_tells_unfinished_paths_as_the_search_does() -> None:
     graph = random_graph(11, num_states=30, num_arcs=150)
     graph.final_score[:] = -math.inf
@@ -208,6 +209,7 @@ def test_skip_beam_asks_the_language_model_less() -> None:
     assert 0 < skipping.num_queries < exact.num_queries == none.num_queries
 
 
+@pytest.mark.slow
 def test_without_options_few_histories_are_asked_about() -> None:
     graph = random_graph(7, num_states=20, num_arcs=100)
     log_prob, num_frames = random_log_prob(7, 1, 12), torch.tensor([12])

@@ -47,6 +47,7 @@ class _StepsOnly:
 NETWORK = _network()
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.integers(3, 6), max_size=6), min_size=1, max_size=8), st.integers(1, 9))
 @torch.no_grad()
 def test_equal_to_one_word_after_the_other(sentences: list[list[int]], sentences_at_once: int) -> None:

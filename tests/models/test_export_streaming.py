@@ -86,7 +86,7 @@ def stream_with_states(network: Tdnnf, chunks: StreamChunks, features: Tensor) -
 
 
 @pytest.mark.parametrize(("chunk", "right"), [(4, 6), (8, 2), (1, 0)])
-@pytest.mark.parametrize("num_frames", [7, 30, 90, 361, 600])
+@pytest.mark.parametrize("num_frames", [7, 30, 90, *(pytest.param(num, marks=pytest.mark.slow) for num in (361, 600))])
 @pytest.mark.parametrize(("memory", "min_std"), [(40, 0.7), (1000, 0.0)])
 def test_states_do_what_windows_do(
     network: Tdnnf, chunk: int, right: int, num_frames: int, memory: int, min_std: float

@@ -124,7 +124,8 @@ def test_a_batch_is_its_recordings_one_by_one(bundle):
 
 
 @pytest.mark.parametrize(
-    ("decoder", "lm_fusion"), [("token-passing", "lattice"), ("token-passing", "search"), ("k2", "lattice")]
+    ("decoder", "lm_fusion"),
+    [("token-passing", "lattice"), pytest.param("token-passing", "search", marks=pytest.mark.slow), ("k2", "lattice")],
 )
 def test_any_number_of_workers_finds_the_same(bundle, decoder, lm_fusion):
     if decoder == "k2":

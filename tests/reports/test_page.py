@@ -203,6 +203,7 @@ def test_a_spectrogram_has_the_words_at_their_times(recording: Path) -> None:
     assert html.count('class="link"') == 2
 
 
+@pytest.mark.slow
 def test_a_thousand_utterances_stay_small() -> None:
     many = [Utterance(f"u{n}", ("word",) * 20, words("word " * 19), 5.0, {"search": 0.1}) for n in range(1000)]
     html = make_page([evaluation(utterances=tuple(many))], PageOptions()).html

@@ -28,6 +28,7 @@ print(growth(live[10:], 1.0))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kept", "least", "most"), [("", 0.0, 0.003), ("arrays", 0.019, 0.022), ("objects", 0.015, 0.04)]
 )

@@ -39,7 +39,7 @@ def beam_search(engine, network, num_steps, width, seed, marks):
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=12)
-@pytest.mark.parametrize("network_class", [ToyNetwork, ToyClassNetwork])
+@pytest.mark.parametrize("network_class", [ToyNetwork, pytest.param(ToyClassNetwork, marks=pytest.mark.slow)])
 def test_any_capacity_gives_the_plain_scores(network_class, capacity, width, marks, num_steps, seed):
     network = network_class()
     engine = CachedRNNLM(network, CacheOptions(capacity_bytes=capacity))
@@ -182,6 +182,7 @@ def test_the_bound_holds_after_every_call(network_class, options):
     assert bool(torch.isfinite(engine.final(context)).all())
 
 
+@pytest.mark.slow
 def test_where_live_contexts_alone_pass_the_bound_they_take_what_they_need_and_no_more():
     network = ToyNetwork(num_words=3000, hidden_size=16)
     engine = CachedRNNLM(network, CacheOptions(capacity_bytes=50_000))

@@ -36,7 +36,9 @@ def scores_by_level(
     return scores
 
 
-@pytest.mark.parametrize("network_class", NETWORKS)
+@pytest.mark.parametrize(
+    "network_class", [NETWORKS[0], *(pytest.param(own, marks=pytest.mark.slow) for own in NETWORKS[1:])]
+)
 @settings(max_examples=25, deadline=None)
 @given(hypotheses=st.lists(WORDS, min_size=1, max_size=12), chunk=st.integers(1, 12), data=st.data())
 def test_equals_the_plain_network(network_class, hypotheses, chunk, data):

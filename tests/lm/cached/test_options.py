@@ -32,6 +32,7 @@ def plain_scores(network, hypotheses):
     return torch.tensor([plain.log_probs(words) for words in hypotheses])
 
 
+@pytest.mark.slow
 @given(
     hypotheses=HYPOTHESES,
     caches=st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans()),
@@ -47,6 +48,7 @@ def test_caches_batching_and_workers_change_no_score(hypotheses, caches, batchin
         assert torch.allclose(scores(engine, hypotheses), plain_scores(network, hypotheses), atol=1e-5)
 
 
+@pytest.mark.slow
 @given(hypotheses=HYPOTHESES, rows_ahead=st.integers(1, 9))
 def test_rows_ahead_change_no_score(hypotheses, rows_ahead):
     network = ToyNetwork()
@@ -137,6 +139,7 @@ def test_histories_that_end_in_the_same_words_share_a_context(length, choice, hy
         assert len(set(context.tolist())) == len(set(endings))
 
 
+@pytest.mark.slow
 @given(hypotheses=HYPOTHESES)
 def test_a_recombination_length_beyond_the_hypotheses_is_exact(hypotheses):
     network = ToyNetwork()
@@ -212,6 +215,7 @@ def test_histories_are_near_by_the_columns_that_the_next_step_reads():
     assert engine.statistics().num_shared_rows > 0
 
 
+@pytest.mark.slow
 def test_sharing_and_capacity_together_keep_the_books():
     for options in (
         {"history_precision": "sign"},
