@@ -45,7 +45,7 @@ from asr.graph.module import GraphModule
 from asr.kernels.heap import release_now_and_then
 from asr.lm.interface import LanguageModel
 from asr.models.adaptation import RecognizedSpeech, SpeakerTransform, adapt, score_of_speaker
-from asr.models.interface import NormalizingNetwork, moves_only
+from asr.models.interface import ACOUSTIC_SECONDS, NormalizingNetwork, in_parts, moves_only
 from asr.options import check_options, device_named, option, options_of
 from asr.pipeline import StreamPool, pipelined, to_device
 from asr.results import RecognitionResult, StageTimes, as_result, joined
@@ -58,10 +58,6 @@ _MAX_WORKERS = 64
 
 # A GPU needs many streams at a time before its work takes longer than the host's launches.
 _BATCH_SECONDS = {"cpu": 100.0, "cuda": 3000.0}
-
-# On a CPU the acoustic model takes a batch in parts: where its outputs exceed the caches, it takes two to three times as
-# long.
-_ACOUSTIC_SECONDS = 30.0
 
 # For the language model that a warm-up asks; what it caches is dropped afterwards.
 _WARM_UP_BYTES = 1 << 26
@@ -510,14 +506,6 @@ class Recognizer(nn.Module):
         engines.streams.wait(0)
         return transform
 
-    @property
-    def _max_frames_of_network(self) -> float:
-        """Frames, padding included, that the acoustic model takes at a time."""
-        if self.device.type != "cpu":
-            return math.inf
-        frame_shift: Any = self.features.frame_shift
-        return _ACOUSTIC_SECONDS * self.sampling_rate / frame_shift
-
     def _segments(self, recordings: Sequence[Tensor]) -> list[tuple[int, int, int]]:
         """Recording, first sample and sample after the last of each segment."""
         return [
@@ -578,28 +566,11 @@ class Recognizer(nn.Module):
         with times.measure("acoustic model", self.device):
             if int(num_frames.max()) == 0:
                 return features.new_zeros(len(features), 0, len(self.bundle.graph.tokens)), num_frames
-            max_frames = self._max_frames_of_network
-            if features.shape[0] * features.shape[1] <= max_frames:
-                return self._network_outputs(features, num_frames, speaker)
-            parts = [torch.tensor(part) for part in batches_of_similar_length(num_frames.tolist(), max_frames)]
-            scored = [
-                self._network_outputs(features[part, : int(num_frames[part].max())], num_frames[part], speaker)
-                for part in parts
-            ]
-            rows = [row for outputs, _ in scored for row in outputs]
-            order = torch.cat(parts).argsort()
-            num_outputs = torch.cat([num for _, num in scored])[order]
-            return nn.utils.rnn.pad_sequence([rows[i] for i in order.tolist()], batch_first=True), num_outputs
-
-    def _network_outputs(
-        self, features: Tensor, num_frames: Tensor, speaker: SpeakerTransform | None
-    ) -> tuple[Tensor, Tensor]:
-        """As `_log_prob`, by one call of the network."""
-        if speaker is None:
-            log_prob, num_frames = self.acoustic_model(features, num_frames)
-            return log_prob, num_frames
-        network: Any = self.acoustic_model
-        return score_of_speaker(network, features, num_frames, speaker)
+            network: Any = self.acoustic_model
+            if speaker is not None:
+                network = partial(score_of_speaker, network, transform=speaker)
+            frame_shift: Any = self.features.frame_shift
+            return in_parts(network, features, num_frames, ACOUSTIC_SECONDS * self.sampling_rate / frame_shift)
 
     def _score(self, samples: list[Tensor], speaker: SpeakerTransform | None = None) -> _Scored:
         """The first stage of a batch: features and acoustic model."""

@@ -34,6 +34,7 @@ from asr.kernels.heap import release_now_and_then
 from asr.lm.interface import LanguageModel
 from asr.models.external.network import ExternalNetwork
 from asr.models.external.streaming import StateEncoder, StateStream
+from asr.models.interface import ACOUSTIC_SECONDS
 from asr.models.windows import ChunkedEncoder, WindowSizes, WindowStream
 from asr.recognizer import Recognizer
 from asr.results import StageTimes, StreamResult, Word, notes_on, num_equal, words_in_time
@@ -147,7 +148,8 @@ def _encoder(network: Any, options: StreamingOptions, frame_seconds: float) -> A
         AsrError: it is from elsewhere and reads whole utterances, or an option is for windows, of which it has none.
     """
     if not isinstance(network, ExternalNetwork):
-        return ChunkedEncoder(network, options.window_sizes(frame_seconds))
+        frames_a_second = network.subsampling_factor / frame_seconds
+        return ChunkedEncoder(network, options.window_sizes(frame_seconds), ACOUSTIC_SECONDS * frames_a_second)
     for name in _OF_WINDOWS:
         if getattr(options, name) != getattr(StreamingOptions, name):
             raise AsrError(f"streaming: {name} is for windows; {network.model.name} keeps states; leave it out.")
@@ -179,8 +181,6 @@ class _Stream:
     is_closed: bool = False
     best: tuple[int, ...] = ()
     shown: tuple[int, ...] = field(default=())
-    # Of the current utterance so far, (T', C) each, for its confidences.
-    log_probs: list[Tensor] = field(default_factory=list)
 
 
 class SecondLook:
@@ -429,10 +429,9 @@ class StreamingRecognizer:
         log_prob = torch.nn.utils.rnn.pad_sequence(chunks, batch_first=True)
         with self.times.measure("search", device):
             self._decoder.advance([one.search for one in streams], log_prob, num_frames)
-            if self._second_look is not None:
-                for one, chunk in zip(streams, chunks, strict=True):
-                    one.log_probs.append(chunk.half())
             ended = self._ended(numbers)
+        ended |= self._looked_at_again({number: found for number, found in ended.items() if found is not None})
+        with self.times.measure("search", device):
             return [
                 result
                 for number in numbers
@@ -459,11 +458,16 @@ class StreamingRecognizer:
                 found = self._decoder.finalize(one.search)
                 has_words = found.best is not None and bool(found.best.words)
                 ended[number] = found if one.windows.is_done or has_words else None
-        told = {number: found for number, found in ended.items() if found is not None}
-        if self._second_look is not None and told:
-            log_probs = [torch.cat(self._streams[number].log_probs).float() for number in told]
-            ended.update(zip(told, self._second_look.at(log_probs, list(told.values())), strict=True))
         return ended
+
+    def _looked_at_again(self, ended: dict[int, DecodeResult]) -> dict[int, DecodeResult]:
+        """What the second look finds in the streams whose utterance has ended."""
+        if self._second_look is None or not ended:
+            return ended
+        with self.times.measure("acoustic model", self._recognizer.device):
+            log_probs = self._windows.hear_again([self._streams[number].windows for number in ended])
+        with self.times.measure("search", self._recognizer.device):
+            return dict(zip(ended, self._second_look.at(log_probs, list(ended.values())), strict=True))
 
     def _partial(self, number: int) -> Iterator[StreamResult]:
         one = self._streams[number]
@@ -497,7 +501,8 @@ class StreamingRecognizer:
             del self._streams[number]
         else:
             (one.search,) = self._decoder.start()
-            one.begin, one.best, one.shown, one.log_probs = one.windows.num_outputs, (), (), []
+            one.windows.begin_utterance()
+            one.begin, one.best, one.shown = one.windows.num_outputs, (), ()
 
     def _span(self, one: _Stream) -> tuple[float, float]:
         heard = one.num_samples / one.sampling_rate

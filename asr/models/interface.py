@@ -12,9 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from asr.audio.cmvn import UtteranceCmvn
+from asr.audio.waveform import batches_of_similar_length
 
 LOG_PROB_IN_NOISE = -20.0
 """Log-probability of all tokens but blank as long as a stream has been nothing but noise."""
+
+ACOUSTIC_SECONDS = 30.0
+"""Audio that an acoustic model takes at a time on a CPU, see `in_parts`."""
 
 
 class AcousticNetwork(Protocol):
@@ -94,6 +98,31 @@ class Objective(Protocol):
             num_tokens: (N,) int64.
         """
         ...
+
+
+Outputs = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""What a network does: features (N, T, F), num_frames (N,) -> log-probabilities (N, T', C), num_frames' (N,)."""
+
+
+def in_parts(network: Outputs, features: Tensor, num_frames: Tensor, max_frames: float) -> tuple[Tensor, Tensor]:
+    """As network(features, num_frames), on a CPU of some utterances at a time.
+
+    A batch whose activations exceed the processor's caches takes two to three times as long.
+
+    Args:
+        network: what is called.
+        features: (N, T, F).
+        num_frames: (N,).
+        max_frames: frames of features that it takes at a time on a CPU, padding included, but at least one utterance.
+    """
+    if features.device.type != "cpu" or features.shape[0] * features.shape[1] <= max_frames:
+        return network(features, num_frames)
+    parts = [torch.tensor(part) for part in batches_of_similar_length(num_frames.tolist(), max_frames)]
+    found = [network(features[part, : int(num_frames[part].max())], num_frames[part]) for part in parts]
+    rows = [row for outputs, _ in found for row in outputs]
+    order = torch.cat(parts).argsort()
+    num_outputs = torch.cat([num for _, num in found])[order]
+    return nn.utils.rnn.pad_sequence([rows[i] for i in order.tolist()], batch_first=True), num_outputs
 
 
 def moves_only(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

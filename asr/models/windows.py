@@ -7,6 +7,7 @@ Shapes: N streams, T frames of features, F features, T' frames of output, C toke
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from asr.audio.cmvn import STD_FLOOR
 from asr.errors import AsrError
-from asr.models.interface import LOG_PROB_IN_NOISE, AcousticNetwork
+from asr.models.interface import LOG_PROB_IN_NOISE, AcousticNetwork, in_parts
 
 
 class RunningNorm:
@@ -105,7 +106,7 @@ class WindowSizes:
 
 
 class WindowStream:
-    """The features of one stream that its coming windows will see.
+    """The features of one stream: those that its coming windows will see, and those of its current utterance.
 
     Args:
         feature_dim: F.
@@ -126,6 +127,7 @@ class WindowStream:
         self._is_whole = True
         self._is_noise = False
         self._norm = RunningNorm(feature_dim, sizes.memory * factor, sizes.min_feature_std, device)
+        self.begin_utterance()
 
     def push(self, features: Tensor) -> None:
         """Adds features (T, F)."""
@@ -134,6 +136,11 @@ class WindowStream:
     def close(self) -> None:
         """No more features will come."""
         self._is_closed = True
+
+    def begin_utterance(self) -> None:
+        """What comes from here on belongs to another utterance."""
+        self._utterance: list[Tensor] = []
+        self._begin = self._next
 
     @property
     def num_outputs(self) -> int:
@@ -168,23 +175,41 @@ class WindowStream:
         """The next window (T, F), normalized; a call of `accept` must follow."""
         self._is_whole = len(self._features) >= self._wanted()
         seen = self._features[: self._wanted()]
-        statistics = self._norm.statistics(seen[self.num_history :])
-        self._is_noise = statistics is None
-        return torch.zeros_like(seen) if statistics is None else (seen - statistics[0]) / statistics[1]
+        return self._normalized(seen, self._norm.statistics(seen[self.num_history :]))
 
     def accept(self, chunk: Tensor) -> Tensor:
         """Takes the outputs of the window's chunk (T', C), and returns those of the stream: blank where it is noise."""
-        if self._is_noise:
-            chunk = torch.full_like(chunk, LOG_PROB_IN_NOISE)
-            chunk[:, 0] = 0.0
+        chunk = self._unless_noise(chunk)
         has_speech = bool((chunk.argmax(1) > 0).any())
-        self._norm.add(self._features[self.num_history :][: len(chunk) * self._factor], has_speech)
+        taken = self._features[self.num_history :][: len(chunk) * self._factor]
+        self._norm.add(taken, has_speech)
+        self._utterance.append(taken)
         self._is_done = not self._is_whole
         self._next += len(chunk)
         first = max(0, self._next - self._sizes.left)
         self._features = self._features[(first - self._first) * self._factor :]
         self._first = first
         return chunk
+
+    def utterance(self) -> Tensor:
+        """The utterance so far and a window's right context (T, F), normalized by all that has been heard."""
+        behind = self._features[self.num_history :][: self._sizes.right * self._factor]
+        return self._normalized(torch.cat([*self._utterance, behind]), self._norm.statistics(behind[:0]))
+
+    def of_utterance(self, outputs: Tensor) -> Tensor:
+        """Of the outputs of `utterance` those that are its own, as many as `accept` took; blank where all was noise."""
+        return self._unless_noise(outputs[: self._next - self._begin])
+
+    def _normalized(self, features: Tensor, statistics: tuple[Tensor, Tensor] | None) -> Tensor:
+        self._is_noise = statistics is None
+        return torch.zeros_like(features) if statistics is None else (features - statistics[0]) / statistics[1]
+
+    def _unless_noise(self, outputs: Tensor) -> Tensor:
+        if not self._is_noise:
+            return outputs
+        outputs = torch.full_like(outputs, LOG_PROB_IN_NOISE)
+        outputs[:, 0] = 0.0
+        return outputs
 
 
 class ChunkedEncoder:
@@ -194,10 +219,13 @@ class ChunkedEncoder:
         network: the acoustic model. One with `forward_in_context` computes nothing but a chunk's outputs.
         sizes: sizes of the windows. Left context that the network does not see is left out; what comes after a chunk
             also counts in the normalization, and stays.
+        max_frames: frames of features of which the network hears whole utterances at a time, see
+            `asr.models.interface.in_parts`.
     """
 
-    def __init__(self, network: AcousticNetwork, sizes: WindowSizes) -> None:
+    def __init__(self, network: AcousticNetwork, sizes: WindowSizes, max_frames: float = math.inf) -> None:
         self._network = network
+        self._max_frames = max_frames
         seen: tuple[int, int] | None = getattr(network, "receptive_field", None)
         if seen is not None:
             sizes = replace(sizes, left=min(sizes.left, -(-seen[0] // network.subsampling_factor)))
@@ -226,13 +254,36 @@ class ChunkedEncoder:
             chunks = self._outputs(streams, windows)
         return [stream.accept(chunk) for stream, chunk in zip(streams, chunks, strict=True)]
 
+    @torch.no_grad()
+    def hear_again(self, streams: Sequence[WindowStream]) -> list[Tensor]:
+        """Evaluates the utterance of each stream so far as a whole, normalized by all that has been heard.
+
+        The first windows of a stream are normalized by a second of it, which costs a tenth more errors.
+
+        Returns:
+            log_prob (T', C) of each, as many frames as `step` gave.
+        """
+        utterances = [stream.utterance() for stream in streams]
+        if not any(map(len, utterances)):
+            nothing = utterances[0].new_zeros(0, self._network.num_tokens)
+            return [stream.of_utterance(nothing) for stream in streams]
+        num_frames = torch.tensor([len(utterance) for utterance in utterances], device=utterances[0].device)
+        padded = nn.utils.rnn.pad_sequence(utterances, batch_first=True)
+        outputs, _ = in_parts(self._last_layer, padded, num_frames, self._max_frames)
+        return [stream.of_utterance(row) for stream, row in zip(streams, outputs, strict=True)]
+
+    def _last_layer(self, features: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalized features (N, T, F), num_frames (N,) -> log_prob (N, T', C), num_frames' (N,)."""
+        outputs, num_outputs = self._network.forward_normalized(features, num_frames)
+        return outputs[-1], num_outputs
+
     def _outputs(self, streams: Sequence[WindowStream], windows: Sequence[Tensor]) -> list[Tensor]:
         """Normalized windows (T, F) -> log_prob (T', C) of their chunks, by way of the whole windows' outputs."""
         num_frames = torch.tensor([len(window) for window in windows], device=windows[0].device)
         padded = nn.utils.rnn.pad_sequence(list(windows), batch_first=True)
-        outputs, num_outputs = self._network.forward_normalized(padded, num_frames)
+        outputs, num_outputs = self._last_layer(padded, num_frames)
         chunks = []
-        for stream, row, num in zip(streams, outputs[-1], num_outputs.tolist(), strict=True):
+        for stream, row, num in zip(streams, outputs, num_outputs.tolist(), strict=True):
             begin = stream.num_history // self._network.subsampling_factor
             chunks.append(row[begin : begin + self.sizes.chunk if stream.is_whole else num])
         return chunks

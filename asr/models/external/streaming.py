@@ -25,11 +25,16 @@ class StateStream:
     def __init__(self, network: ExternalNetwork, device: torch.device) -> None:
         self._network = network
         self._model = network.model.stream()
-        self._device = device
+        self.device = device
         self._held: list[Tensor] = []
         self._is_closed = False
         self._is_done = False
         self._num_outputs = 0
+        self.begin_utterance()
+
+    def begin_utterance(self) -> None:
+        """What comes from here on belongs to another utterance."""
+        self.utterance: list[Tensor] = []
 
     def push(self, features: Tensor) -> None:
         """Adds samples (L, 1)."""
@@ -65,7 +70,8 @@ class StateStream:
         if self._is_done:
             boundary = self._network.tokens.boundary_id
             log_prob = with_last_boundary(log_prob[None], torch.tensor([len(log_prob)]), boundary)[0][0]
-        return log_prob.to(self._device)
+        self.utterance.append(log_prob.half())
+        return log_prob.to(self.device)
 
 
 class StateEncoder:
@@ -89,3 +95,7 @@ class StateEncoder:
     def step(self, streams: Sequence[StateStream]) -> list[Tensor]:
         """log_prob (T, C) of the next frames of each stream; all must be ready."""
         return [stream.read() for stream in streams]
+
+    def hear_again(self, streams: Sequence[StateStream]) -> list[Tensor]:
+        """log_prob (T, C) of the utterance of each stream so far, as the network gave them: it hears them but once."""
+        return [torch.cat(stream.utterance).float().to(stream.device) for stream in streams]
