@@ -1,8 +1,9 @@
 """Memory that recognition takes on a GPU, counted on the simulated device: `python -m scripts.benchmarks.gpu_memory`.
 
 Recordings made of halves of the demo's clips are searched side by side, with lattices. What is counted are the bytes of
-all tensors on the device, by the part of the program that made them, each part at its most. Work memory inside an
-operation is not counted, nor what the allocator keeps beside it.
+all tensors on the device, together and by the part of the program that made them; the files of a part are each at their
+most, which need not be at the same time. Work memory inside an operation is not counted, nor what the allocator keeps
+beside it.
 
 Triton's interpreter would take hours for so many tokens. So the search runs in tensor operations, which find the same
 tokens, back-pointers and lattices. The buffers of the kernels are made as large as they become when a part of the
