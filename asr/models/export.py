@@ -35,6 +35,7 @@ from asr.serialization import atomic_path
 from asr.text.ctc_tokens import CTCTokens
 
 FORMATS = ("onnx", "torchscript")
+_IS_TORCH_1 = torch.__version__.startswith("1.")
 _OPSET = 14
 # Of the recordings that the network is traced with: the longer one has a pause for the normalization to find.
 _FRAMES = (240, 97)
@@ -164,6 +165,11 @@ def _traceable(network: nn.Module) -> nn.Module:
     return network
 
 
+def can_export_onnx() -> bool:
+    """Whether this torch exports to ONNX: the exporter of torch 2 needs the package onnx."""
+    return _IS_TORCH_1 or importlib.util.find_spec("onnx") is not None
+
+
 def _export_onnx(
     network: nn.Module,
     inputs: tuple[Tensor, ...],
@@ -172,10 +178,9 @@ def _export_onnx(
     output_names: Sequence[str],
     dynamic_axes: dict[str, dict[int, str]],
 ) -> None:
-    # The newer exporter of torch 2 needs one package more.
-    legacy = {} if torch.__version__.startswith("1.") else {"dynamo": False}
-    if legacy and importlib.util.find_spec("onnx") is None:
+    if not can_export_onnx():
         raise AsrError("torch 2 exports to ONNX by the package onnx, which is missing: pip install onnx.")
+    legacy = {} if _IS_TORCH_1 else {"dynamo": False}
     export: Any = torch.onnx.export
     export(
         network,

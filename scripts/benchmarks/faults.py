@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -83,6 +84,12 @@ COMMANDS = {
         "bundle tones --acoustic-model new-tones --graph new-tones/graph.safetensors --card card", ("tones",)
     ),
     "manifest": Command("prepare csv --corpus table.csv --output manifests", ("manifests",)),
+    "rescored lattices": Command(
+        "rescore slf/0.slf slf/1.slf --ngram 2.arpa --jsonl --output rescored", ("rescored",)
+    ),
+    "exported language model": Command("lm rnn export rnnlm.ckpt rnnlm", ("rnnlm",)),
+    "exported TorchScript": Command("export tones --format torchscript --output network.pt", ("network.pt",)),
+    "exported ONNX": Command("export tones --format onnx --output network.onnx", ("network.onnx",)),
 }
 
 
@@ -129,9 +136,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps({} if process is None else report_of(process)))
         return 0
     os.environ.pop("LD_PRELOAD", None)  # not for compilers and the like
+    from asr.models.export import can_export_onnx  # not before LD_PRELOAD has gone
+
+    commands = {args.only: COMMANDS[args.only]} if args.only else COMMANDS
+    if not can_export_onnx():
+        commands = {name: command for name, command in commands.items() if name != "exported ONNX"}
     with tempfile.TemporaryDirectory() as scratch:
         sweep = _Sweep(Path(scratch), ctypes.CDLL(str(args.library)))
-        sweep.run({args.only: COMMANDS[args.only]} if args.only else COMMANDS, args.limit, args.seed)
+        sweep.run(commands, args.limit, args.seed)
     print(json.dumps(dict(sweep.report)))
     return 0
 
@@ -328,6 +340,8 @@ def _timeless(path: Path) -> str:
             return gzip.decompress(content).decode()  # the header has the time in it
         except (OSError, EOFError):
             return "incomplete"
+    if path.suffix == ".pt" and content.startswith(b"PK"):
+        return _untraced(path)
     if path.suffix != ".jsonl":
         return content.decode("latin-1")
     lines = []
@@ -341,6 +355,16 @@ def _timeless(path: Path) -> str:
             record.pop("seconds", None)
         lines.append(json.dumps(record) + line[len(line.rstrip("\n")) :])
     return "".join(lines)
+
+
+def _untraced(path: Path) -> str:
+    """The entries of a TorchScript file but those that depend on which lines of this program called for it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if not name.endswith((".debug_pkl", "/serialization_id"))]
+            return "".join(f"{name}\n{archive.read(name).decode('latin-1')}\n" for name in sorted(names))
+    except (OSError, zipfile.BadZipFile):
+        return "incomplete"
 
 
 def _num_complete(contents: dict[str, str], path: str) -> int:
@@ -358,6 +382,7 @@ def _fill(folder: Path) -> None:
 
     from asr.cli.main import main as asr
     from asr.testing.tones import PRONUNCIATIONS, RATE, TEXT, tiny_bundle, tones
+    from asr.text.symbols import SPECIAL_WORDS
 
     torch.set_num_threads(1)
     (folder / "audio").mkdir(parents=True)
@@ -366,6 +391,12 @@ def _fill(folder: Path) -> None:
     bundle.name = "new tones"
     bundle.save(folder / "new-tones", half_precision=False)
     (folder / "tones" / "notes").write_text("not part of the bundle\n")
+    assert bundle.rnn_lm is not None
+    network: Any = bundle.rnn_lm.network
+    state = {f"network.{name}": value for name, value in network.state_dict().items()}
+    words = list(network.vocabulary.words[len(SPECIAL_WORDS) :])
+    checkpoint = {"state_dict": state, "rnn_lm_words": words, "rnn_lm_config": bundle.rnn_lm.arguments}
+    torch.save(checkpoint, folder / "rnnlm.ckpt")
     for number, sentence in enumerate(TEXT[:5]):
         waveform = tones(sentence.split(), seed=number).numpy()
         soundfile.write(str(folder / "audio" / f"{number}.wav"), waveform, RATE, subtype="FLOAT")
@@ -375,7 +406,8 @@ def _fill(folder: Path) -> None:
     (folder / "hyp").write_text("a SICK SKIP\nb PAT TO\n")
     (folder / "card").write_text("# Tones\n")
     (folder / "words").write_text("PAT\n")
-    (folder / "details").write_text("earlier\n")
+    for earlier in ("details", "rescored", "network.pt", "network.onnx"):
+        (folder / earlier).write_text("earlier\n")
     (folder / "table.csv").write_text(
         "id,audio,text\n" + "".join(f"{number},audio/{number}.wav,{text}\n" for number, text in enumerate(TEXT[:3]))
     )
@@ -384,11 +416,11 @@ def _fill(folder: Path) -> None:
     try:
         for arguments in (
             "lm ngram --text text --order 2 --arpa 2.arpa",
-            "transcribe --bundle tones audio --lattices l",
+            "transcribe --bundle tones audio --lattices slf",
+            "lm rnn export rnnlm.ckpt rnnlm",
         ):
             if asr(arguments.split()) != 0:
                 raise RuntimeError(f"asr {arguments} failed")
-        shutil.rmtree("l")
     finally:
         os.chdir(here)
 
