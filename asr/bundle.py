@@ -18,6 +18,7 @@ from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.graph.denominator_graph import DenominatorGraph
 from asr.hub import KNOWN_BUNDLES, Progress, cached_bundles, fetch, source_of
+from asr.kernels.heap import release
 from asr.lm.combine import num_oov_words
 from asr.lm.ngram.io import load_ngram_lm, read_ngram_lm, save_ngram_lm
 from asr.lm.ngram.model import NgramLM
@@ -295,18 +296,21 @@ class Bundle:
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
+        # The checksums of all files have been compared already.
+        graph = DecodingGraph.load(folder / manifest["graph"]["file"], verify=False)
+        # What building a graph needs, several times its size, is given back before the other parts come.
+        release()
         rnn_lm = None
         if "rnn_lm" in manifest:
             vocabulary = Vocabulary.from_file(folder / manifest["rnn_lm"]["words"])
             rnn_lm = _load_network(folder, manifest["rnn_lm"], LANGUAGE_MODEL_CLASSES, vocabulary)
         denominator = manifest.get("denominator")
         ngrams = {part: folder / manifest[part]["file"] for part in _NGRAM_FILES if part in manifest}
-        # The checksums of all files have been compared already.
         bundle = cls(
             name=manifest["name"],
             features=_load_network(folder, manifest["features"], FEATURE_CLASSES),
             acoustic_model=_load_acoustic_model(folder, manifest["acoustic_model"]),
-            graph=DecodingGraph.load(folder / manifest["graph"]["file"], verify=False),
+            graph=graph,
             rnn_lm=rnn_lm,
             lexicon=_load_lexicon(folder / manifest["lexicon"]["file"]) if "lexicon" in manifest else None,
             denominator=None if denominator is None else DenominatorGraph.load(folder / denominator["file"]),
@@ -317,6 +321,7 @@ class Bundle:
             **{part: load_ngram_lm(path, verify=False) for part, path in ngrams.items()},
         )
         bundle.check()
+        release()
         return bundle
 
 

@@ -9,8 +9,10 @@ Shapes: N recordings or segments, C channels or tokens, L samples, T frames.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +23,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from asr.audio.waveform import as_recordings, at_rate, batches_of_similar_length, split_at_pauses
+from asr.audio.waveform import (
+    as_recording,
+    as_recordings,
+    at_rate,
+    batches_of_similar_length,
+    segments_at_pauses,
+    split_at_pauses,
+)
 from asr.bundle import Bundle
 from asr.decoding.build import (
     LanguageModels,
@@ -52,12 +61,16 @@ from asr.results import RecognitionResult, StageTimes, as_result, joined
 from asr.text.lexicon import Lexicon
 
 if TYPE_CHECKING:
+    from asr.audio.io import AudioFile
     from asr.models.external import ExternalModel
 
 _MAX_WORKERS = 64
 
 # A GPU needs many streams at a time before its work takes longer than the host's launches.
-_BATCH_SECONDS = {"cpu": 100.0, "cuda": 3000.0}
+_BATCH_SECONDS = {"cpu": 50.0, "cuda": 3000.0}
+
+# Of files, so many batches are read before they are recognized: enough to find segments of similar length.
+_BATCHES_AHEAD = 6
 
 # For the language model that a warm-up asks; what it caches is dropped afterwards.
 _WARM_UP_BYTES = 1 << 26
@@ -120,7 +133,7 @@ class ResourceOptions:
 
     Args:
         max_segment_seconds: longer recordings are cut at pauses into segments of at most this length.
-        batch_seconds: segments are recognized together up to this much audio, padding included. None is 100 seconds on
+        batch_seconds: segments are recognized together up to this much audio, padding included. None is 50 seconds on
             a CPU and 3,000 on a GPU.
         num_workers: number of batches that are decoded at the same time, each with a language model and a share of
             `cache_bytes` of its own, while the next batch goes through the acoustic model. 0 does everything in turn.
@@ -138,7 +151,7 @@ class ResourceOptions:
     max_segment_seconds: float = option(25.0, "cut longer recordings at pauses", needs="whole recordings")
     batch_seconds: float | None = option(
         None,
-        "audio that is recognized together, in seconds (100 on a CPU, 3,000 on a GPU)",
+        "audio that is recognized together, in seconds (50 on a CPU, 3,000 on a GPU)",
         kind=float,
         needs="whole recordings",
     )
@@ -192,6 +205,15 @@ def _with_acoustic_model(acoustic_model: str | ExternalModel, *parts: Any) -> Bu
 
 
 _Self = TypeVar("_Self", bound="Recognizer")
+
+
+class _Segment(NamedTuple):
+    """Samples (L,) of a recording from sample `begin` on; `is_read`: from a file, not from the caller's memory."""
+
+    recording_idx: int
+    begin: int
+    samples: Tensor
+    is_read: bool
 
 
 class _Scored(NamedTuple):
@@ -433,22 +455,23 @@ class Recognizer(nn.Module):
         self.eval()  # the acoustic model may be trained elsewhere
         rate = self.sampling_rate
         recordings = self._recordings(audio, rate if sampling_rate is None else sampling_rate, num_samples)
-        segments = self._segments(recordings)
-        batches = self._batches(segments)
-        samples = ([recordings[segments[i][0]][segments[i][1] : segments[i][2]] for i in batch] for batch in batches)
-        found: dict[int, RecognitionResult] = {}
+        batches, places = self._batches(recordings), deque[list[tuple[int, int]]]()
+
+        def samples() -> Iterator[list[Tensor]]:
+            for batch in batches:
+                places.append([(segment.recording_idx, segment.begin) for segment in batch])
+                yield [segment.samples for segment in batch]
+
+        found: list[dict[int, RecognitionResult]] = [{} for _ in recordings]
         decoder = self._prepared_decoder(nbest > 1)
         with self._engines.lend(self._new_engines) as engines:
             decode = partial(self._decode, decoder, engines, nbest)
             score = partial(self._score, speaker=speaker)
-            batch_results = pipelined(samples, score, decode, self.resources.num_workers, engines.streams)
-            for batch, results in zip(batches, batch_results, strict=True):
-                found.update(zip(batch, results, strict=True))
-        recognized = []
-        for recording_idx in range(len(recordings)):
-            own = [i for i, segment in enumerate(segments) if segment[0] == recording_idx]
-            recognized.append(joined([found[i] for i in own], [segments[i][1] / rate for i in own]))
-        return recognized
+            for results in pipelined(samples(), score, decode, self.resources.num_workers, engines.streams):
+                for (recording_idx, begin), result in zip(places.popleft(), results, strict=True):
+                    found[recording_idx][begin] = result
+        in_order = [dict(sorted(parts.items())) for parts in found]
+        return [joined([*parts.values()], [begin / rate for begin in parts]) for parts in in_order]
 
     @torch.no_grad()
     def speaker_transform(
@@ -486,13 +509,11 @@ class Recognizer(nn.Module):
         self.eval()
         rate = self.sampling_rate
         recordings = self._recordings(audio, rate if sampling_rate is None else sampling_rate, num_samples)
-        segments = self._segments(recordings)
-        decoder, speech = self._prepared_decoder(), []
+        batches, decoder, speech = self._batches(recordings), self._prepared_decoder(), []
         with self._engines.lend(self._new_engines) as engines, engines.streams.running(0):
             engines.streams.catch_up()
-            for batch in self._batches(segments):
-                samples = [recordings[segments[i][0]][segments[i][1] : segments[i][2]] for i in batch]
-                features, num_features = self._features(samples, StageTimes())
+            for batch in batches:
+                features, num_features = self._features([segment.samples for segment in batch], StageTimes())
                 log_prob, num_frames = self._log_prob(features, num_features, StageTimes(), None)
                 with torch.autocast(self.device.type, enabled=False):
                     decoded = decoder.decode(log_prob, num_frames, engines.models[0].model)
@@ -506,34 +527,75 @@ class Recognizer(nn.Module):
         engines.streams.wait(0)
         return transform
 
-    def _segments(self, recordings: Sequence[Tensor]) -> list[tuple[int, int, int]]:
-        """Recording, first sample and sample after the last of each segment."""
-        return [
-            (recording_idx, begin, end)
-            for recording_idx, recording in enumerate(recordings)
-            for begin, end in split_at_pauses(recording, self.sampling_rate, self.resources.max_segment_seconds)
-        ]
+    def _segments(self, recordings: Sequence[Tensor | AudioFile]) -> Iterator[_Segment]:
+        limit = self.resources.max_segment_seconds
+        for index, recording in enumerate(recordings):
+            if isinstance(recording, Tensor):
+                for begin, end in split_at_pauses(recording, self.sampling_rate, limit):
+                    yield _Segment(index, begin, recording[begin:end], is_read=False)
+            else:
+                for begin, samples in segments_at_pauses(recording, self.sampling_rate, limit):
+                    yield _Segment(index, begin, samples, is_read=True)
 
-    def _batches(self, segments: Sequence[tuple[int, int, int]]) -> list[list[int]]:
-        """Segments that are recognized together."""
+    def _batches(self, recordings: Sequence[Tensor | AudioFile]) -> Iterator[list[_Segment]]:
+        """Segments that are recognized together; of files, what is needed is read when it is needed.
+
+        What is wrong with the beginning of a file is raised by this call, the rest while batches are taken.
+        """
         max_padded = int(self.batch_seconds * self.sampling_rate)
-        return batches_of_similar_length([end - begin for _, begin, end in segments], max_padded)
+        windows = self._windows(self._segments(recordings))
+        first = next(windows, [])
 
-    def _recordings(self, audio: Any, old_rate: int, num_samples: Tensor | Sequence[int] | None) -> list[Tensor]:
-        """(L,) at the bundle's sampling rate for each recording."""
+        def batches() -> Iterator[list[_Segment]]:
+            for window in itertools.chain([first], windows):
+                lengths = [len(segment.samples) for segment in window]
+                ready = [[window[i] for i in batch] for batch in batches_of_similar_length(lengths, max_padded)]
+                window.clear()  # each batch goes when it is done
+                while ready:
+                    yield ready.pop(0)
+
+        return batches()
+
+    def _windows(self, segments: Iterator[_Segment]) -> Iterator[list[_Segment]]:
+        """Segments among which similar ones are looked for: all of arrays, of files those of some batches."""
+        room = _BATCHES_AHEAD * int(self.batch_seconds * self.sampling_rate)
+        window: list[_Segment] = []
+        num_read = 0
+        for segment in segments:
+            window.append(segment)
+            num_read += len(segment.samples) if segment.is_read else 0
+            if num_read >= room:
+                yield window
+                window, num_read = [], 0
+        if window:
+            yield window
+
+    def _recordings(
+        self, audio: Any, old_rate: int, num_samples: Tensor | Sequence[int] | None
+    ) -> list[Tensor | AudioFile]:
+        """Recordings at the bundle's sampling rate, (L,) each; files are not read yet."""
         rate = self.sampling_rate
         if isinstance(audio, (str, PathLike)):
             audio = [audio]
-        if isinstance(audio, (list, tuple)) and any(isinstance(entry, (str, PathLike)) for entry in audio):
-            from asr.audio.io import read_audio  # needs soundfile, which arrays do not
+        entries = audio if isinstance(audio, (list, tuple)) else []
+        is_file = [isinstance(entry, (str, PathLike)) for entry in entries]
+        if not any(is_file):
+            return [at_rate(row, old_rate, rate) for row in as_recordings(audio, num_samples)]
+        from asr.audio.io import AudioFile, read_audio  # needs soundfile, which arrays do not
 
-            is_file = [isinstance(entry, (str, PathLike)) for entry in audio]
+        if num_samples is not None:
             read = [
-                read_audio(Path(entry), rate) if named else entry for entry, named in zip(audio, is_file, strict=True)
+                read_audio(Path(entry), rate) if named else entry for entry, named in zip(entries, is_file, strict=True)
             ]
             rows = as_recordings(read, num_samples)
             return [row if named else at_rate(row, old_rate, rate) for row, named in zip(rows, is_file, strict=True)]
-        return [at_rate(row, old_rate, rate) for row in as_recordings(audio, num_samples)]
+        recordings: list[Tensor | AudioFile] = []
+        for index, entry in enumerate(entries):
+            if is_file[index]:
+                recordings.append(entry if isinstance(entry, AudioFile) else AudioFile(Path(entry), rate))
+            else:
+                recordings.append(at_rate(as_recording(entry, f"recording {index}"), old_rate, rate))
+        return recordings
 
     def log_prob(
         self, samples: Sequence[Tensor], times: StageTimes, speaker: SpeakerTransform | None = None

@@ -30,7 +30,7 @@ ALLOWED = {
     "lm": "distributed errors kernels options serialization text",
     "graph": "errors lm serialization text torch_archive",
     "hub": "errors serialization",
-    "bundle": "errors graph hub lm serialization text",
+    "bundle": "errors graph hub kernels lm serialization text",
     "datasets": "audio distributed errors serialization text",
     "models": "audio bundle datasets distributed errors graph kernels metrics serialization text",
     "decoding": "bundle errors graph kernels lm options serialization text torch_archive",

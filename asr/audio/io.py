@@ -6,6 +6,7 @@ Shapes: L samples.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import re
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from asr.audio.media import MEDIA_SUFFIXES, container_of, open_media
-from asr.audio.resample import checked_rate, resample
+from asr.audio.resample import ResampleStream, checked_rate
 from asr.errors import AsrError
 
 AUDIO_SUFFIXES = (".flac", ".wav", ".mp3", ".sph", ".ogg", ".opus", ".aiff", ".aif", ".au", *MEDIA_SUFFIXES)
@@ -31,27 +32,95 @@ AUDIO_SUFFIXES = (".flac", ".wav", ".mp3", ".sph", ".ogg", ".opus", ".aiff", ".a
 _SHORTER_THAN_HEADER = re.compile(r"(data|RIFF) : (\d+) \(should be \d+\)|should be \d+")
 _MAX_DECODED_BYTES = 1 << 32
 _BLOCK_VALUES = 1 << 20
-# The channels cancel each other if the power of their mean is below this fraction of theirs.
+# The channels cancel each other if the power of their mean is below this fraction of theirs, for so many seconds.
 _CANCELLED = 1e-4
+_JUDGED_SECONDS = 10.0
 
 
 def read_audio(path: str | Path, sampling_rate: int = 16000) -> Tensor:
     """Reads a file: samples (L,) float32 in [-1, 1], with channels averaged and resampled to `sampling_rate`.
 
-    If the channels cancel each other, such as left = -right, the first one is used.
+    Where the channels cancel each other, such as left = -right, the first one is used.
 
     Raises:
         AsrError: the file is missing, cannot be decoded, is cut short, has no samples, has samples that are not finite,
             or is larger than 4 GiB when decoded.
     """
-    samples, file_rate, _ = _decode(Path(path))
-    return resample(samples, file_rate, sampling_rate)
+    return _joined([*AudioFile(path, sampling_rate)])
+
+
+def open_audio(path: str | Path, sampling_rate: int, whole_seconds: float = 300.0) -> Tensor | AudioFile:
+    """The samples of a file as `read_audio`, or, if there are more than `whole_seconds`, the file to be read in pieces.
+
+    Raises:
+        AsrError: as `read_audio`; of longer files what is wrong with their beginning.
+    """
+    file = AudioFile(path, sampling_rate)
+    pieces, head, num_samples = iter(file), list[Tensor](), 0
+    for piece in pieces:
+        head.append(piece)
+        num_samples += len(piece)
+        if num_samples > whole_seconds * sampling_rate:
+            file.begun = itertools.chain(head, pieces)
+            return file
+    return _joined(head)
+
+
+class AudioFile(os.PathLike[str]):
+    """A file whose samples are decoded piece by piece, so that hours of audio take no more memory than minutes.
+
+    Iteration gives pieces (L,) that together are what `read_audio` gives, and raises as that does: for what is wrong
+    with the end of a file, behind its last piece.
+
+    Args:
+        path: the file.
+        sampling_rate: of the pieces, in Hz.
+
+    Attributes:
+        begun: the pieces of the next iteration, if they have been opened already.
+    """
+
+    def __init__(self, path: str | Path, sampling_rate: int) -> None:
+        self.path, self.sampling_rate = Path(path), sampling_rate
+        self.begun: Iterator[Tensor] | None = None
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        begun, self.begun = self.begun, None
+        return self._pieces() if begun is None else begun
+
+    def _pieces(self) -> Iterator[Tensor]:
+        rate, blocks = _decode(self.path)
+        stream = ResampleStream(rate, self.sampling_rate)
+        for block in blocks:
+            yield stream.push(torch.from_numpy(_mixed(block, rate)))
+        if len(rest := stream.push(torch.zeros(0), is_last=True)):
+            yield rest
+
+
+def _joined(pieces: list[Tensor]) -> Tensor:
+    """The pieces as one (L,), each freed as soon as it has been copied; the list is empty then."""
+    if len(pieces) == 1:
+        return pieces.pop()
+    whole = torch.empty(sum(map(len, pieces)))
+    position = 0
+    pieces.reverse()
+    while pieces:
+        piece = pieces.pop()
+        whole[position : position + len(piece)] = piece
+        position += len(piece)
+    return whole
 
 
 def inspect_audio(path: str | Path) -> tuple[int, int, int]:
     """Decodes a whole file: number of samples, sampling rate and number of channels; raises as `read_audio` does."""
-    samples, rate, num_channels = _decode(Path(path))
-    return len(samples), rate, num_channels
+    rate, blocks = _decode(Path(path))
+    num_samples = num_channels = 0
+    for block in blocks:
+        num_samples, num_channels = num_samples + len(block), block.shape[1]
+    return num_samples, rate, num_channels
 
 
 def find_audio_files(folder: Path) -> list[Path]:
@@ -156,28 +225,77 @@ def _is_media(path: Path) -> bool:
     return False
 
 
-def _decode(path: Path, first_channel_only: bool = False) -> tuple[Tensor, int, int]:
-    """Decodes a file to one channel (L,); also returns the sampling rate and the number of channels."""
-    mixed = _Mix(path, first_channel_only)
-    try:
+_Block = np.ndarray[Any, Any]
+
+
+def _decode(path: Path) -> tuple[int, Iterator[_Block]]:
+    """Opens a file: its sampling rate, and blocks (L, channels) float32, checked and decoded as they are taken."""
+    with _telling(path):
         if _is_media(path):
             rate, blocks = open_media(path)
-            checked_rate(rate)
-            announced, cut_short, num_channels = -1, False, 1
-            for block in blocks:
-                mixed.add(block)
-                num_channels = block.shape[1]
-        else:
-            with _open(path) as file:
-                rate, num_channels, announced = int(file.samplerate), int(file.channels), file.frames
-                checked_rate(rate)
-                cut_short = is_cut_short(file)
-                size = max(1, _BLOCK_VALUES // num_channels)
-                for block in file.blocks_to_end(size):
-                    mixed.add(block)
-        if not mixed.num_samples and announced == 0:
-            for piece in _unannounced(path, rate):
-                mixed.add(piece.numpy()[:, None])
+            return checked_rate(rate), _checked(path, _gathered(blocks), -1)
+        file = _open(path)
+        rate = checked_rate(int(file.samplerate))
+        return rate, _checked(path, _file_blocks(path, file), file.frames, is_cut_short(file))
+
+
+def _file_blocks(path: Path, file: _SequentialFile) -> Iterator[_Block]:
+    num_samples, announced, rate = 0, file.frames, int(file.samplerate)
+    with file:
+        for block in file.blocks_to_end(max(1, _BLOCK_VALUES // file.channels)):
+            num_samples += len(block)
+            yield block
+    if announced == num_samples == 0:
+        for piece in _unannounced(path, rate):
+            yield piece.numpy()[:, None]
+
+
+def _gathered(blocks: Iterator[_Block]) -> Iterator[_Block]:
+    """Larger blocks: FFmpeg's have some hundred samples, which would take many times as long to resample."""
+    held, num_values = list[_Block](), 0
+    for block in blocks:
+        held.append(block)
+        num_values += block.size
+        if num_values >= _BLOCK_VALUES // 4:
+            yield np.concatenate(held)
+            held, num_values = [], 0
+    if held:
+        yield np.concatenate(held)
+
+
+def _checked(path: Path, blocks: Iterator[_Block], announced: int, cut_short: bool = False) -> Iterator[_Block]:
+    """The blocks; raises `AsrError` as `read_audio` does, for what is known at the end behind the last block."""
+    num_samples = num_not_finite = 0
+    with _telling(path):
+        for block in blocks:
+            num_samples += len(block)
+            if 4 * num_samples > _MAX_DECODED_BYTES:
+                raise AsrError(
+                    f"{path}: the audio has more than {_MAX_DECODED_BYTES // 4} samples; cut it into pieces, or use "
+                    "--stream."
+                )
+            is_finite = np.isfinite(block)
+            if not is_finite.all():
+                num_not_finite += int((~is_finite).any(axis=1).sum())
+            if not (num_not_finite or cut_short):
+                yield block
+    if num_samples == 0:
+        raise AsrError(f"{path}: the audio has no samples (zero length).")
+    if cut_short or (0 < announced < 2**62 and num_samples < announced):
+        raise AsrError(
+            f"{path}: the audio is cut short: its header announces more than the {num_samples} samples there are."
+        )
+    if num_not_finite:
+        raise AsrError(
+            f"{path}: {num_not_finite} of {num_samples} samples are not numbers (NaN or infinite); make the file anew."
+        )
+
+
+@contextlib.contextmanager
+def _telling(path: Path) -> Iterator[None]:
+    """Turns whatever decoding raises into one sentence."""
+    try:
+        yield
     except AsrError as error:
         raise (
             error if str(error).startswith(str(path)) else AsrError(f"{path}: the header is damaged: {error}")
@@ -186,65 +304,20 @@ def _decode(path: Path, first_channel_only: bool = False) -> tuple[Tensor, int, 
         raise AsrError(f"{path}: there is not enough memory for this audio; cut it into pieces.") from error
     except Exception as error:
         raise AsrError(f"{path}: the audio cannot be decoded{_reason(error)}; it is damaged or not audio.") from error
-    num_samples = mixed.num_samples
-    if num_samples == 0:
-        raise AsrError(f"{path}: the audio has no samples (zero length).")
-    if cut_short or (0 < announced < 2**62 and num_samples < announced):
-        raise AsrError(
-            f"{path}: the audio is cut short: its header announces more than the {num_samples} samples there are."
-        )
-    if mixed.num_not_finite:
-        raise AsrError(
-            f"{path}: {mixed.num_not_finite} of {num_samples} samples are not numbers (NaN or infinite); make the file "
-            "anew."
-        )
-    if mixed.is_cancelled:
-        return _decode(path, first_channel_only=True)
-    return mixed.waveform(), rate, num_channels
 
 
-class _Mix:
-    """Averages the channels of blocks as they come, so that only one channel is kept in memory."""
-
-    def __init__(self, path: Path, first_channel_only: bool) -> None:
-        self._path = path
-        self._first_channel_only = first_channel_only
-        self._blocks: list[np.ndarray[Any, Any]] = []
-        self._power_of_channels = self._power = 0.0
-        self.num_samples = self.num_not_finite = 0
-
-    def add(self, block: np.ndarray[Any, Any]) -> None:
-        """Adds a block (L, channels) float32."""
-        self.num_samples += len(block)
-        if 4 * self.num_samples > _MAX_DECODED_BYTES:
-            raise AsrError(
-                f"{self._path}: the audio has more than {_MAX_DECODED_BYTES // 4} samples; cut it into pieces, or use "
-                "--stream."
-            )
-        is_finite = np.isfinite(block)
-        if not is_finite.all():
-            self.num_not_finite += int((~is_finite).any(axis=1).sum())
-        several = block.shape[1] > 1 and not self._first_channel_only
-        mono = block.mean(axis=1) if several else block[:, 0].copy()
-        if several and not self.num_not_finite:
-            self._power += float(np.square(mono, dtype=np.float64).sum())
-            self._power_of_channels += float(np.square(block, dtype=np.float64).mean(axis=1).sum())
-        self._blocks.append(mono)
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether the channels cancel each other."""
-        return self._power < _CANCELLED * self._power_of_channels
-
-    def waveform(self) -> Tensor:
-        """The waveform (L,) float32; the blocks are deleted."""
-        whole = torch.empty(self.num_samples)
-        position = 0
-        while self._blocks:
-            block = self._blocks.pop(0)
-            whole[position : position + len(block)] = torch.from_numpy(block)
-            position += len(block)
-        return whole
+def _mixed(block: _Block, rate: int) -> _Block:
+    """(L, channels) -> (L,), the mean of the channels; the first one for those seconds in which they cancel."""
+    if block.shape[1] == 1:
+        return block[:, 0]
+    mean: _Block = block.mean(axis=1)
+    size = int(_JUDGED_SECONDS * rate)
+    for begin in range(0, len(block), size):
+        channels, mixed = block[begin : begin + size], mean[begin : begin + size]
+        power, power_of_channels = (np.square(each, dtype=np.float64).mean() for each in (mixed, channels))
+        if power < _CANCELLED * power_of_channels:
+            mixed[:] = channels[:, 0]
+    return mean
 
 
 def _unannounced(path: Path, rate: int) -> Iterator[Tensor]:

@@ -6,7 +6,7 @@ Shapes: N recordings, C channels, L samples.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,11 @@ def as_samples(array: Any, name: str) -> Tensor:
     if not array.is_floating_point():
         raise AsrError(f"{name} holds {array.dtype}; give floating-point samples in [-1, 1], int16 or int32.")
     return array
+
+
+def as_recording(waveform: Any, name: str) -> Tensor:
+    """An array (L,) or (C, L) as a float tensor (L,); the rules and errors of `as_recordings`."""
+    return _mono(as_samples(waveform, name), name)
 
 
 def as_recordings(waveform: Any, num_samples: Tensor | Sequence[int] | None = None) -> list[Tensor]:
@@ -142,22 +147,50 @@ def split_at_pauses(waveform: Tensor, sampling_rate: int, max_seconds: float) ->
     Raises:
         AsrError: `max_seconds` is below 1.
     """
-    if max_seconds < 1.0:
-        raise AsrError(f"segments of at most {max_seconds} s are too short to recognize; allow 1 second or more.")
-    longest = int(max_seconds * sampling_rate)
-    window = int(_PAUSE_SECONDS * sampling_rate)
+    longest, window = _segment_sizes(sampling_rate, max_seconds)
     segments = []
     begin, num_samples = 0, waveform.numel()
     while num_samples - begin > longest:
-        first, last = begin + longest // 2, begin + longest - window
-        # Sums of this half only: those of hours of audio in double precision would take a gigabyte.
-        power = waveform[first : last + window].double().square()
-        cumulative = torch.cat([power.new_zeros(1), power.cumsum(0)])
-        energy = cumulative[window : window + last - first] - cumulative[: last - first]
-        cut = first + int(energy.argmin()) + window // 2
+        cut = begin + _quietest(waveform[begin : begin + longest], window)
         segments.append((begin, cut))
         begin = cut
     return [*segments, (begin, num_samples)]
+
+
+def segments_at_pauses(
+    pieces: Iterable[Tensor], sampling_rate: int, max_seconds: float
+) -> Iterator[tuple[int, Tensor]]:
+    """`split_at_pauses` of a recording that comes in pieces (L,): the first sample of each segment, and the segment.
+
+    Raises:
+        AsrError: as `split_at_pauses`, and what the pieces raise.
+    """
+    longest, window = _segment_sizes(sampling_rate, max_seconds)
+    begin, held = 0, torch.zeros(0)
+    for piece in pieces:
+        held = torch.cat([held, piece])
+        while len(held) > longest:
+            cut = _quietest(held[:longest], window)
+            yield begin, held[:cut].clone()  # a view would keep all the piece
+            begin, held = begin + cut, held[cut:]
+    yield begin, held
+
+
+def _segment_sizes(sampling_rate: int, max_seconds: float) -> tuple[int, int]:
+    """The longest segment and the window of a pause, in samples."""
+    if max_seconds < 1.0:
+        raise AsrError(f"segments of at most {max_seconds} s are too short to recognize; allow 1 second or more.")
+    return int(max_seconds * sampling_rate), int(_PAUSE_SECONDS * sampling_rate)
+
+
+def _quietest(longest: Tensor, window: int) -> int:
+    """Where the longest segment (L,) is cut."""
+    first = len(longest) // 2
+    # Sums of this half only: those of hours of audio in double precision would take a gigabyte.
+    power = longest[first:].double().square()
+    cumulative = torch.cat([power.new_zeros(1), power.cumsum(0)])
+    energy = cumulative[window:-1] - cumulative[: -window - 1]
+    return first + int(energy.argmin()) + window // 2
 
 
 def batches_of_similar_length(lengths: Sequence[int], max_padded: float) -> list[list[int]]:

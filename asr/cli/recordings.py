@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from asr.audio.io import AUDIO_SUFFIXES, find_audio_files, find_audio_names, read_audio
+from asr.audio.io import AUDIO_SUFFIXES, AudioFile, find_audio_files, find_audio_names, open_audio
 from asr.errors import AsrError
 
 
@@ -50,10 +50,10 @@ class Recordings:
     inputs: list[str | Path] = field(default_factory=list)
     _readers: dict[str, Callable[[int], Tensor]] = field(default_factory=dict)
 
-    def read(self, name: str, sampling_rate: int) -> Tensor:
-        """The samples (L,) of a recording; raises `AsrError` if it cannot be read."""
+    def read(self, name: str, sampling_rate: int) -> Tensor | AudioFile:
+        """The samples (L,) of a recording, or a long file of it; raises `AsrError` if it cannot be read."""
         reader = self._readers.get(name)
-        return read_audio(name, sampling_rate) if reader is None else reader(sampling_rate)
+        return open_audio(name, sampling_rate) if reader is None else reader(sampling_rate)
 
     def add(self, name: str, stem: str, reader: Callable[[int], Tensor] | None = None) -> None:
         """Adds a recording; an audio file needs no reader."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,10 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import torch
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
+from asr.audio.io import AudioFile
 from asr.cli.compile import compiling_notice
 from asr.cli.options import add_recognizer_arguments, describe, recognizer_from, recognizer_inputs
 from asr.cli.output import (
@@ -61,7 +64,7 @@ class Outcome(Generic[_Name]):
 def transcribe(
     recognizer: Recognizer,
     names: Sequence[_Name],
-    read: Callable[[_Name, int], Tensor],
+    read: Callable[[_Name, int], Tensor | AudioFile],
     batch_seconds: float | None = None,
     nbest: int = 1,
     speaker: SpeakerTransform | None = None,
@@ -71,7 +74,8 @@ def transcribe(
     Args:
         recognizer: the recognizer.
         names: names of the recordings.
-        read: returns the samples (L,) of a recording by name and sampling rate; its `AsrError` becomes the outcome.
+        read: returns the samples (L,) of a recording by name and sampling rate, or the file of a long one; its
+            `AsrError` becomes the outcome.
         batch_seconds: how much audio is read for each worker before it is recognized together; None is 60 seconds on a
             CPU, and what a batch holds on a GPU.
         nbest: as of `Recognizer`.
@@ -82,27 +86,27 @@ def transcribe(
         batch_seconds = recognizer.batch_seconds if recognizer.device.type == "cuda" else 60.0
     # With fewer than several batches for each worker the stages could not overlap.
     batch_seconds *= 1 + 4 * recognizer.resources.num_workers
-    waiting: list[tuple[_Name, Tensor | str]] = []
-    num_samples = 0
+    waiting: list[tuple[_Name, Tensor | AudioFile | str]] = []
+    num_samples = 0.0
     for name in names:
         try:
-            waveform = read(name, recognizer.sampling_rate)
+            recording = read(name, recognizer.sampling_rate)
         except AsrError as error:
             waiting.append((name, str(error)))
             continue
         except Exception as error:  # one odd file must not end the run
             waiting.append((name, f"{name}: it cannot be read ({_in_one_line(error)})."))
             continue
-        waiting.append((name, waveform))
-        num_samples += len(waveform)
+        waiting.append((name, recording))
+        num_samples += len(recording) if isinstance(recording, Tensor) else math.inf
         if num_samples >= batch_seconds * recognizer.sampling_rate:
             yield from _recognized(recognize, waiting)
-            waiting, num_samples = [], 0
+            waiting, num_samples = [], 0.0
     yield from _recognized(recognize, waiting)
 
 
 def learn_speaker(
-    recognizer: Recognizer, names: Iterable[_Name], read: Callable[[_Name, int], Tensor]
+    recognizer: Recognizer, names: Iterable[_Name], read: Callable[[_Name, int], Tensor | AudioFile]
 ) -> SpeakerTransform:
     """Adapts to the speaker of recordings: to their first ten minutes; what cannot be read is left out."""
     waveforms: list[Tensor] = []
@@ -111,42 +115,56 @@ def learn_speaker(
         if room <= 0:
             break
         with contextlib.suppress(Exception):  # recognition tells of it
-            waveforms.append(read(name, recognizer.sampling_rate)[:room])
+            waveforms.append(_beginning(read(name, recognizer.sampling_rate), room))
             room -= len(waveforms[-1])
     with Console(stderr=True).status("learning the speaker's voice"):
         return recognizer.speaker_transform([each for each in waveforms if len(each)])
 
 
-_Recognize = Callable[[list[Tensor]], list[RecognitionResult]]
+def _beginning(recording: Tensor | AudioFile, num_samples: int) -> Tensor:
+    if isinstance(recording, Tensor):
+        return recording[:num_samples]
+    pieces = list[Tensor]()
+    for piece in recording:
+        pieces.append(piece)
+        if sum(map(len, pieces)) >= num_samples:
+            break
+    return torch.cat(pieces)[:num_samples]
 
 
-def _recognized(recognize: _Recognize, waiting: Sequence[tuple[_Name, Tensor | str]]) -> Iterator[Outcome[_Name]]:
-    waveforms = [content for _, content in waiting if not isinstance(content, str)]
-    results = iter(_all_or_each(recognize, waveforms))
+_Recognize = Callable[[list[Tensor | AudioFile]], list[RecognitionResult]]
+
+
+def _recognized(
+    recognize: _Recognize, waiting: Sequence[tuple[_Name, Tensor | AudioFile | str]]
+) -> Iterator[Outcome[_Name]]:
+    recordings = [content for _, content in waiting if not isinstance(content, str)]
+    results = iter(_all_or_each(recognize, recordings))
     for name, content in waiting:
         if isinstance(content, str):
             yield Outcome(name, error=content)
             continue
         result = next(results)
         if isinstance(result, AsrError):
-            yield Outcome(name, error=f"{name}: {result}")
+            # What is wrong with a file names it already.
+            yield Outcome(name, error=str(result) if str(result).startswith(f"{name}: ") else f"{name}: {result}")
         else:
             yield Outcome(name, result)
 
 
-def _all_or_each(recognize: _Recognize, waveforms: list[Tensor]) -> list[RecognitionResult | AsrError]:
+def _all_or_each(recognize: _Recognize, recordings: list[Tensor | AudioFile]) -> list[RecognitionResult | AsrError]:
     """All together; should that fail, each by itself, so that the others are done."""
-    if not waveforms:
+    if not recordings:
         return []
     try:
-        return [*recognize(waveforms)]
+        return [*recognize(recordings)]
     except AsrError as error:
-        if len(waveforms) == 1:
+        if len(recordings) == 1:
             return [error]
     except Exception as error:  # memory, that of a GPU as well, for one
-        if len(waveforms) == 1:
+        if len(recordings) == 1:
             return [AsrError(f"it cannot be recognized ({_in_one_line(error)}).")]
-    return [result for waveform in waveforms for result in _all_or_each(recognize, [waveform])]
+    return [result for recording in recordings for result in _all_or_each(recognize, [recording])]
 
 
 def _in_one_line(error: Exception) -> str:

@@ -17,16 +17,18 @@ _seconds_since = 0.0
 
 
 def release_now_and_then(audio_seconds: float) -> None:
-    """To be called when so much audio has been recognized; every five minutes of it free memory is given back.
-
-    This takes some milliseconds. With another C library than glibc nothing happens.
-    """
+    """To be called when so much audio has been recognized; every five minutes of it free memory is given back."""
     global _seconds_since  # noqa: PLW0603
     with _lock:
         _seconds_since += audio_seconds
         if _seconds_since < _SECONDS_BETWEEN:
             return
         _seconds_since = 0.0
+    release()
+
+
+def release() -> None:
+    """Gives free memory back now; takes some milliseconds. With another C library than glibc nothing happens."""
     trim = _malloc_trim()
     if trim is not None:
         trim(0)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asr.audio.waveform import as_recordings, split_at_pauses
+from asr.audio.waveform import as_recordings, segments_at_pauses, split_at_pauses
 from asr.errors import AsrError
 
 RATE = 1000
@@ -68,3 +68,12 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert float(ran.stdout) < 8.0  # the recording has 76 MB
+
+
+@pytest.mark.parametrize("size", [50, 700, 16000, 10**6])
+def test_segments_of_pieces_are_those_of_the_whole(size):
+    waveform = torch.randn(70_000, generator=torch.Generator().manual_seed(1))
+    waveform[20_000:21_000] = waveform[33_000:34_000] = 0.0
+    segments = list(segments_at_pauses(iter(waveform.split(size)), 8000, 2.0))
+    assert [(begin, begin + len(samples)) for begin, samples in segments] == split_at_pauses(waveform, 8000, 2.0)
+    assert torch.equal(torch.cat([samples for _, samples in segments]), waveform)

@@ -211,6 +211,46 @@ def test_long_recordings_are_cut_at_pauses(bundle):
     assert starts[-1] > result.duration - 1.0
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_long_files_are_read_while_they_are_recognized(bundle, tmp_path, num_workers):
+    """Words and times are those of the whole in memory, and only some batches are ahead of the recognition."""
+    audio_io = pytest.importorskip("asr.audio.io")
+    import soundfile
+
+    waveform = torch.cat([tones(words, seed=seed) for seed, words in enumerate(SENTENCES * 8)])
+    soundfile.write(str(tmp_path / "a.wav"), waveform.numpy(), RATE, subtype="FLOAT")
+    resources = ResourceOptions(batch_seconds=1.0, max_segment_seconds=1.0, num_workers=num_workers)
+    recognizer = Recognizer(bundle, resources=resources)
+    num_read, ahead = [0], []
+
+    class SmallPieces(audio_io.AudioFile):
+        def __iter__(self):
+            for piece in waveform.split(1000):
+                num_read[0] += len(piece)
+                yield piece
+
+    score = recognizer._score
+
+    def counted(samples, **settings):
+        ahead.append(num_read[0] - sum(ahead_of))
+        ahead_of.append(sum(map(len, samples)))
+        return score(samples, **settings)
+
+    ahead_of = []
+    recognizer._score = counted
+    (expected,) = recognizer([waveform])
+    (of_file,) = recognizer(tmp_path / "a.wav")
+    ahead.clear()
+    ahead_of.clear()
+    (of_pieces, again) = recognizer([SmallPieces(tmp_path / "a.wav", RATE), waveform[: 3 * RATE]])
+    assert len(expected.words) > 90
+    for result in (of_file, of_pieces):
+        assert result.text == expected.text and result.duration == expected.duration
+        assert [(word.start, word.end) for word in result.words] == [(word.start, word.end) for word in expected.words]
+    assert again.text == recognizer([waveform[: 3 * RATE]])[0].text
+    assert max(ahead) < 12 * RATE < len(waveform) / 2
+
+
 @pytest.mark.parametrize(
     ("waveform", "message"),
     [

@@ -10,7 +10,8 @@ import pytest
 import soundfile
 import torch
 
-from asr.audio.io import file_pieces, find_audio_names, read_audio
+from asr.audio.io import AudioFile, file_pieces, find_audio_names, open_audio, read_audio
+from asr.audio.resample import resample
 from asr.cli.transcribe import transcribe
 from asr.errors import AsrError
 from asr.recognizer import ResourceOptions
@@ -97,6 +98,37 @@ def test_channels_that_cancel_each_other_are_heard(tmp_path: Path) -> None:
     assert (read_audio(path) - torch.from_numpy(TONE)).abs().max() < 1e-4
     half = written(tmp_path / "b.wav", np.stack([TONE, 0 * TONE], 1))
     assert (read_audio(half) - torch.from_numpy(TONE) / 2).abs().max() < 1e-4
+
+
+def test_channels_that_cancel_each_other_for_a_while_are_heard(tmp_path: Path) -> None:
+    minute = np.tile(TONE, 60)
+    channels = np.stack([np.tile(minute, 2), np.concatenate([minute, -minute])], 1)
+    read = read_audio(written(tmp_path / "a.wav", channels)).split(16000)
+    assert all(float(part.square().mean().sqrt()) > 0.2 for part in read[:60] + read[70:])
+
+
+@pytest.mark.parametrize("rate", [16000, 44100])
+def test_long_files_come_in_pieces(tmp_path: Path, rate: int) -> None:
+    noise = np.random.default_rng(0).uniform(-0.3, 0.3, 2 * 1_100_000).astype(np.float32)
+    path = written(tmp_path / "a.wav", noise, rate, subtype="FLOAT")
+    whole = resample(torch.from_numpy(noise), rate, 16000)
+    assert torch.allclose(read_audio(path), whole, atol=1e-6) and len(read_audio(path)) == len(whole)
+    file = open_audio(path, 16000, whole_seconds=20.0)
+    assert isinstance(file, AudioFile)
+    first, again = list(file), list(file)
+    assert len(first) > 1 and torch.equal(torch.cat(first), torch.cat(again))
+    assert torch.equal(torch.cat(first), read_audio(path))
+    short = open_audio(path, 16000, whole_seconds=1000.0)
+    assert isinstance(short, torch.Tensor) and torch.equal(short, read_audio(path))
+
+
+def test_what_is_wrong_with_the_end_of_a_long_file_is_told(tmp_path: Path) -> None:
+    samples = np.tile(TONE, 150)
+    samples[-5] = np.nan
+    path = written(tmp_path / "a.wav", samples, subtype="FLOAT")
+    file = open_audio(path, 16000, whole_seconds=10.0)
+    with pytest.raises(AsrError, match=r"a\.wav: 1 of 2400000 samples are not numbers"):
+        list(file)
 
 
 def test_too_much_for_memory_is_refused_before_it_is_held(tmp_path: Path, monkeypatch) -> None:

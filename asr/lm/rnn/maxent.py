@@ -106,8 +106,9 @@ class HashedMaxEnt(nn.Module):
         if bits is not None:
             kept = state_dict.pop(prefix + "kept_weight")
             is_kept = torch.from_numpy(np.unpackbits(bits.cpu().numpy(), count=len(self.weight))).bool()
-            weight = torch.zeros(len(self.weight))
-            weight[is_kept] = kept.float().cpu()
+            # In place: another table of this size would be a third of what loading a bundle takes.
+            weight = self.weight.detach().zero_()
+            weight[is_kept.to(weight.device)] = kept.to(weight)
             state_dict[prefix + "weight"] = weight
             self.is_pruned = True
         super()._load_from_state_dict(state_dict, prefix, *args)
