@@ -289,8 +289,8 @@ def print_line(line: str, stream: TextIO) -> None:
 
 
 FORMATS = {
-    "kaldi": "one text archive, lattices.txt, with words.txt beside it",
-    "slf": "HTK's format, one file for each lattice",
+    "kaldi": "one text archive, lattices.txt.gz, with words.txt beside it",
+    "slf": "HTK's format, one .slf.gz for each lattice",
     "k2": "one file for each lattice, for k2.Fsa.from_dict(torch.load(...)), with words.txt beside them; needs k2",
 }
 
@@ -307,7 +307,10 @@ def add_lattice_arguments(parser: argparse.ArgumentParser) -> None:
     formats = "; ".join(f"{name}: {text}" for name, text in FORMATS.items())
     parser.add_argument("--lattice-format", choices=[*FORMATS], default="slf", help=f"{formats} (default: slf)")
     parser.add_argument(
-        "--lattice-gzip", action="store_true", help="pack lattices of the formats slf and kaldi: an eighth of the size"
+        "--lattice-gzip",
+        action=argparse.BooleanOptionalAction,
+        help="pack lattices of the formats slf and kaldi (.gz), to an eighth of their size; done unless "
+        "--no-lattice-gzip is given",
     )
 
 
@@ -343,7 +346,8 @@ class LatticeWriter:
         lattice_format: a key of `FORMATS`.
         recognizer: the recognizer of the results.
         done: recordings whose lattices an earlier run has written, in its order; these are not changed.
-        is_packed: write `NAME.slf.gz` and `lattices.txt.gz`.
+        is_packed: write `NAME.slf.gz` and `lattices.txt.gz`; None does, unless it is for k2, or there is a
+            `lattices.txt` to go on with.
 
     Raises:
         AsrError: the folder cannot be written, or the format cannot be packed.
@@ -355,12 +359,14 @@ class LatticeWriter:
         lattice_format: str,
         recognizer: Recognizer,
         done: Sequence[Path] = (),
-        is_packed: bool = False,
+        is_packed: bool | None = None,
     ) -> None:
         if is_packed and lattice_format == "k2":
             raise AsrError("--lattice-gzip packs lattices of the formats slf and kaldi; k2 reads its own files only.")
         self._folder = Path(folder)
         self._format = lattice_format
+        if is_packed is None:
+            is_packed = lattice_format == "slf" or not (self._folder / _ARCHIVE).is_file()
         self._suffix = ".gz" if is_packed else ""
         self._graph = recognizer.bundle.graph
         self._options = recognizer.final_options

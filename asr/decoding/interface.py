@@ -5,6 +5,7 @@ Shapes: N utterances, T frames, C tokens.
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -89,6 +90,7 @@ class Decoder(Protocol):
         """
 
 
+_WIDEST_BEAM = 1e30  # as good as infinite, and float32 holds it
 _MAX_SCALE = 1e6
 _MOST_STATES = 2**63 - 1
 
@@ -186,6 +188,8 @@ class DecodingOptions:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise AsrError(f"decoding options: {name} is {value}; it must be above 0.")
+            if name.endswith("_beam") and value is not None and value > _WIDEST_BEAM:
+                object.__setattr__(self, name, math.inf)
         for name in ("am_scale", "graph_scale", "lm_scale", "word_insertion_penalty"):
             if not abs(getattr(self, name)) <= _MAX_SCALE:  # beyond, sums of scores leave float32
                 raise AsrError(

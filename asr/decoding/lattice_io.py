@@ -38,6 +38,7 @@ from asr.decoding.k2 import import_k2
 from asr.decoding.lattice import Lattice
 from asr.errors import AsrError
 from asr.serialization import open_atomic
+from asr.text.normalize import read_text
 from asr.text.symbols import EPSILON_ID, TokenTable, Vocabulary
 from asr.torch_archive import load_tensors
 
@@ -322,18 +323,14 @@ def read_slf(
     Links without `d` have as many frames as lie between their nodes' times, of blank, and all scores on the first.
 
     Args:
-        path: the file.
+        path: the file, plain, .gz or .xz.
         vocabulary, tokens: what its words and tokens are called.
         frame_seconds: between two frames; what the file itself tells if None.
 
     Raises:
         AsrError: the file cannot be read or is no lattice, or has a word or token that is not known.
     """
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise AsrError(f"{path}: the lattice cannot be read ({error}).") from error
+    text = read_text(path, "lattice")
     told = _FRAME_SECONDS.search(text)
     if frame_seconds is None:
         frame_seconds = _number(told[1], str(path)) if told else 0.01
@@ -491,17 +488,13 @@ def read_kaldi_lattices(path: str | Path, num_words: int) -> Iterator[tuple[str,
     """The utterances of an archive and their lattices. What the file does not hold is 0, or -1 for graph arcs.
 
     Args:
-        path: a text archive of compact lattices, from here or from Kaldi.
+        path: a text archive of compact lattices, from here or from Kaldi, plain, .gz or .xz.
         num_words: size of the vocabulary that the words' ids number.
 
     Raises:
         AsrError: the file cannot be read, or something in it is no lattice; the line is named.
     """
-    path = Path(path)
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise AsrError(f"{path}: the lattices cannot be read ({error}).") from error
+    lines = read_text(path, "lattices").splitlines()
     utterance: str | None = None
     first, rows = 0, list[tuple[int, list[str]]]()
     for number, line in enumerate([*lines, ""], start=1):

@@ -27,7 +27,7 @@ from asr.audio.cmvn import UtteranceCmvn
 from asr.bundle import Bundle
 from asr.errors import AsrError
 from asr.models.export_streaming import STATES, StreamChunks, StreamingTdnnf
-from asr.models.external import torchscript
+from asr.models.external import onnx, torchscript
 from asr.models.external.network import ExternalNetwork
 from asr.models.shared_batch import FrameNorm
 from asr.models.tdnnf import Tdnnf
@@ -121,6 +121,7 @@ def export_acoustic_model(
                 _export_onnx(stream, (*inputs, *states), partial, ("x", "x_lens", *STATES), names, {})
                 metadata |= {"T": str(stream.num_frames), "decode_chunk_len": str(stream.shift)}
             _add_metadata(partial, metadata)
+            onnx.seal(partial)
 
 
 class TraceableCmvn(UtteranceCmvn):

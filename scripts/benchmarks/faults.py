@@ -84,7 +84,9 @@ COMMANDS = {
         "bundle tones --acoustic-model new-tones --graph new-tones/graph.safetensors --card card", ("tones",)
     ),
     "manifest": Command("prepare csv --corpus table.csv --output manifests", ("manifests",)),
-    "rescored lattices": Command("rescore slf/0.slf slf/1.slf --ngram 2.arpa --jsonl --output rescored", ("rescored",)),
+    "rescored lattices": Command(
+        "rescore slf/0.slf.gz slf/1.slf.gz --ngram 2.arpa --jsonl --output rescored", ("rescored",)
+    ),
     "exported language model": Command("lm rnn export rnnlm.ckpt rnnlm", ("rnnlm",)),
     "exported TorchScript": Command("export tones --format torchscript --output network.pt", ("network.pt",)),
     "exported ONNX": Command("export tones --format onnx --output network.onnx", ("network.onnx",)),

@@ -35,7 +35,8 @@ from scripts.benchmarks.inputs import ROOT
 from scripts.benchmarks.live_memory import ALLOCATOR
 from scripts.benchmarks.robust_targets import Target, targets_in
 
-SECONDS_PER_INPUT = 10.0
+SECONDS_PER_INPUT = 10.0  # of processor time: how much else runs on the machine does not count
+BLOCKED_SECONDS = 120.0  # without any result, whatever the process waits for
 MEMORY_BYTES = 3 << 30  # beside what the process has mapped when it begins
 QUICK_INPUTS, ALL_INPUTS = 2600, 50_000
 QUICK_FAULTS = 40  # of some 800
@@ -138,9 +139,14 @@ def _child(
     outcome = "crashes"
     with os.fdopen(reading, "rb", buffering=0) as results:
         while True:
-            if not select.select([results], [], [], SECONDS_PER_INPUT)[0]:
-                os.kill(pid, signal.SIGKILL)
-                outcome = "hangs"
+            begin, used = time.monotonic(), _processor_seconds(pid)
+            while not select.select([results], [], [], SECONDS_PER_INPUT)[0]:
+                is_blocked = time.monotonic() - begin > BLOCKED_SECONDS
+                if is_blocked or _processor_seconds(pid) - used >= SECONDS_PER_INPUT:
+                    os.kill(pid, signal.SIGKILL)
+                    outcome = "hangs"
+                    break
+            if outcome == "hangs":
                 break
             block = results.read(1 << 16)
             if not block:
@@ -162,6 +168,12 @@ def _child(
         _keep(name, outcome, "", target, seed, indices[num_done], keep)
         num_done += 1
     return num_done
+
+
+def _processor_seconds(pid: int) -> float:
+    """What a process has used so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _keep(name: str, kind: str, text: str, target: Target, seed: int, index: int, keep: Path) -> None:

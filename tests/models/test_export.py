@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import random
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +18,8 @@ from asr.audio.io import read_audio
 from asr.bundle import Bundle, all_bundle_folders
 from asr.cli.main import main
 from asr.errors import AsrError
-from asr.models.export import FORMATS, TraceableCmvn, export_acoustic_model
-from asr.models.external import CallableModel, load_acoustic_model
+from asr.models.export import FORMATS, TraceableCmvn, can_export_onnx, export_acoustic_model
+from asr.models.external import CallableModel, load_acoustic_model, onnx
 from asr.recognizer import Recognizer
 
 CLIPS = Path(__file__).resolve().parents[2] / "scripts" / "demo_clips"
@@ -93,6 +94,32 @@ def test_the_command(tiny_bundle_folder: Path, tmp_path: Path, capsys: pytest.Ca
     assert load_acoustic_model(f"torchscript:{output}").tokens.symbols[0] == "<blk>"
     assert main(["export", str(tiny_bundle_folder), "--format", "onnx", "--output", str(tmp_path / "no" / "a")]) == 2
     assert "make it first" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not can_export_onnx(), reason="needs onnx")
+def test_flipped_bits_of_onnx_files_are_noticed(tiny_bundle_folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    export_acoustic_model(Bundle.load(tiny_bundle_folder), path, "onnx")
+    good = path.read_bytes()
+    onnx.require_intact(path)
+    assert b"asr_sha256" in good[-100:]
+    # The checksum's key is the last thing before it, and nothing that matters.
+    num_checked = len(good) - len(b"..asr_sha256..") - 66
+    generator = random.Random(0)
+    for position in [0, num_checked - 1, len(good) - 1, *(generator.randrange(num_checked) for _ in range(50))]:
+        damaged = bytearray(good)
+        damaged[position] ^= 1 << generator.randrange(8)
+        path.write_bytes(damaged)
+        with pytest.raises(AsrError, match="does not match the checksum in it"):
+            onnx.require_intact(path)
+    if importlib.util.find_spec("onnxruntime") is not None:
+        with pytest.raises(AsrError, match="does not match the checksum in it"):
+            load_acoustic_model(f"onnx:{path}")
+        path.write_bytes(good)
+        assert load_acoustic_model(f"onnx:{path}").metadata["asr_sha256"] == good[-64:].decode()
+    # Files of other programs have none.
+    path.write_bytes(b"short")
+    onnx.require_intact(path)
 
 
 def test_what_cannot_be_exported_is_told(tiny_bundle_folder: Path, tmp_path: Path) -> None:

@@ -20,6 +20,16 @@ def hang(path: Path) -> None:
     time.sleep(30)
 
 
+def spin(path: Path) -> None:
+    while True:
+        pass
+
+
+def nap(path: Path) -> None:
+    time.sleep(1.5)
+    raise AsrError(f"{path}: this took its time.")
+
+
 def fail(path: Path) -> None:
     raise KeyError("no sentence")
 
@@ -45,6 +55,8 @@ def read_anything(path: Path) -> bytes:
     [
         (lambda path: os.abort(), "crashes"),
         (hang, "hangs"),
+        (spin, "hangs"),
+        (nap, "refused"),  # a busy machine is no fault of the reader's
         (fail, "other_exceptions"),
         (take_memory, "other_exceptions"),
         (mumble, "refusals_without_sentence"),
@@ -54,7 +66,8 @@ def read_anything(path: Path) -> bytes:
     ],
 )
 def test_every_failure_is_counted(tmp_path: Path, monkeypatch, read: Callable[[Path], Any], kind: str) -> None:
-    monkeypatch.setattr(robust, "SECONDS_PER_INPUT", 1.0)
+    monkeypatch.setattr(robust, "SECONDS_PER_INPUT", 0.5)
+    monkeypatch.setattr(robust, "BLOCKED_SECONDS", 3.0)
     (tmp_path / "fuzz-a").mkdir()
     target = robust.Target(read, [b"good"], is_checked=kind == "silent_bit_flips")
     report: Counter[str] = Counter()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import struct
+import warnings
 import zlib
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from asr.cli.main import main
 from asr.decoding.interface import DecodingOptions
 from asr.errors import AsrError
 from asr.lm.ngram.io import load_ngram_lm, save_ngram_lm
+from asr.recognizer import Recognizer
+from asr.testing.tones import tones
 
 _PREFIX = struct.Struct("<8sIII")
 
@@ -24,6 +28,16 @@ def test_scales_beyond_float32_are_refused(name: str) -> None:
     for value in (1e38, float("inf"), float("nan")):
         with pytest.raises(AsrError, match=f"{name} is .*it must be (a finite number|above 0)"):
             DecodingOptions(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["search_beam", "output_beam", "context_beam", "skip_beam"])
+def test_beams_beyond_float32_keep_all(tiny_bundle_folder: Path, name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        recognizer = Recognizer.from_folder(tiny_bundle_folder, options={name: 1e300})
+        (result,) = recognizer([tones(["PAT", "TO", "KIT"])])
+    assert getattr(recognizer.options, name) == math.inf
+    assert result.text == "PAT TO KIT"
 
 
 def test_negative_numbers_with_an_exponent_are_numbers(capsys) -> None:

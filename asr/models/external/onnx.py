@@ -16,6 +16,7 @@ Shapes: N utterances, L samples, T frames, F features, C tokens.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,43 @@ _LENGTH_INPUTS = ("x_lens", "length", "lengths", "x_length", "speech_lengths", "
 _DEFAULT_SAMPLING_RATE = 16000
 _FBANK_SHIFT = 0.01
 _DTYPES: dict[str, Any] = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(double)": np.float64}
+
+
+# A field of `metadata_props` at the end of a file: a key, and behind it 64 characters for a value.
+_SEAL = b"r\x4e\n\x0aasr_sha256\x12@"
+
+
+def seal(path: Path) -> None:
+    """Adds the checksum of an ONNX file to its metadata, behind everything else."""
+    digest = _sha256_of_head(path, path.stat().st_size)
+    with path.open("ab") as stream:
+        stream.write(_SEAL + digest.encode())
+
+
+def require_intact(path: Path) -> None:
+    """Compares a file that `seal` has sealed with its checksum; others pass.
+
+    Raises:
+        AsrError: the file is damaged.
+    """
+    num_bytes = path.stat().st_size - len(_SEAL) - 64
+    with path.open("rb") as stream:
+        stream.seek(max(0, num_bytes))
+        found = stream.read()
+    if found.startswith(_SEAL) and found[len(_SEAL) :] != _sha256_of_head(path, num_bytes).encode():
+        raise AsrError(
+            f"onnx:{path}: the file does not match the checksum in it: it is damaged, copy or export it again; if "
+            "another program has changed it, remove 'asr_sha256' from its metadata."
+        )
+
+
+def _sha256_of_head(path: Path, num_bytes: int) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(min(num_bytes, 1 << 20)):
+            digest.update(block)
+            num_bytes -= len(block)
+    return digest.hexdigest()
 
 
 class OnnxModel(ExternalModel):
@@ -70,6 +108,7 @@ class OnnxModel(ExternalModel):
         runtime = package("onnxruntime", self.name)
         if not path.is_file():
             raise AsrError(f"{self.name}: there is no such file.")
+        require_intact(path)
         options = runtime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads() if num_threads is None else num_threads
         options.log_severity_level = 3
