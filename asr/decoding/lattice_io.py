@@ -330,6 +330,7 @@ def read_slf(
     Raises:
         AsrError: the file cannot be read or is no lattice, or has a word or token that is not known.
     """
+    path = Path(path)
     text = read_text(path, "lattice")
     told = _FRAME_SECONDS.search(text)
     if frame_seconds is None:
@@ -494,6 +495,7 @@ def read_kaldi_lattices(path: str | Path, num_words: int) -> Iterator[tuple[str,
     Raises:
         AsrError: the file cannot be read, or something in it is no lattice; the line is named.
     """
+    path = Path(path)
     lines = read_text(path, "lattices").splitlines()
     utterance: str | None = None
     first, rows = 0, list[tuple[int, list[str]]]()
