@@ -39,7 +39,7 @@ SECONDS_PER_INPUT = 10.0  # of processor time: how much else runs on the machine
 BLOCKED_SECONDS = 120.0  # without any result, whatever the process waits for
 MEMORY_BYTES = 3 << 30  # beside what the process has mapped when it begins
 QUICK_INPUTS, ALL_INPUTS = 2600, 50_000
-QUICK_FAULTS = 40  # of some 800
+QUICK_FAULTS = 40  # of some 1,000
 _NUMBERS = [0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF]
 _WORDS = [
     b"nan",
