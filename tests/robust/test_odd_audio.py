@@ -101,10 +101,10 @@ def test_channels_that_cancel_each_other_are_heard(tmp_path: Path) -> None:
 
 
 def test_channels_that_cancel_each_other_for_a_while_are_heard(tmp_path: Path) -> None:
-    minute = np.tile(TONE, 60)
-    channels = np.stack([np.tile(minute, 2), np.concatenate([minute, -minute])], 1)
+    part = np.tile(TONE, 40)
+    channels = np.stack([np.tile(part, 2), np.concatenate([part, -part])], 1)
     read = read_audio(written(tmp_path / "a.wav", channels)).split(16000)
-    assert all(float(part.square().mean().sqrt()) > 0.2 for part in read[:60] + read[70:])
+    assert all(float(part.square().mean().sqrt()) > 0.2 for part in read[:40] + read[50:])
 
 
 @pytest.mark.parametrize("rate", [16000, 44100])
