@@ -165,7 +165,7 @@ class Copies:
         try:
             if mutant is not None:
                 path.write_text(mutant.source(), encoding="utf-8")
-            command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", "-p", "no:cacheprovider"]
+            command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
             environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
             try:
                 done = subprocess.run(

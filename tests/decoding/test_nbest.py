@@ -173,6 +173,24 @@ def test_arcs_with_several_words_are_one_sentence_however_they_are_cut() -> None
     assert paths == [[1, -1, 3], [1, -1, 4]]
 
 
+def test_arcs_of_many_words_become_chains_of_their_words() -> None:
+    _, result = decoded(0, False)
+    assert result.lattice is not None
+    num_words = torch.arange(result.lattice.num_arcs) % 5
+    begin = torch.cat([num_words.new_zeros(1), num_words.cumsum(0)])
+    lattice = replace(result.lattice, word_begin=begin, word_id=torch.arange(int(begin[-1])))
+    total, final_total = lattice.arc_total(OPTIONS), lattice.final_total(OPTIONS)
+    chains, arc_of = _one_word_an_arc(lattice, total, final_total, best_to_end(lattice, total, final_total))
+    assert int(num_words.max()) == 4 and arc_of[: lattice.num_arcs].tolist() == list(range(lattice.num_arcs))
+    for arc in range(lattice.num_arcs):
+        found, at = [int(chains.word[arc])], arc
+        while (state := int(chains.dst_state[at])) >= lattice.num_states:
+            at = int(chains.arc_begin[state])
+            found.append(int(chains.word[at]))
+        assert found == (list(range(int(begin[arc]), int(begin[arc + 1]))) or [-1])
+        assert state == int(lattice.dst_state[arc])
+
+
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10**6))
 def test_posteriors_sum_to_one_at_each_frame(seed: int) -> None:

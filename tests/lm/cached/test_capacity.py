@@ -54,6 +54,34 @@ def test_small_capacities_do_evict_and_stay_bounded():
     assert counts.peak_bytes <= 100_000
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_contexts_that_are_given_out_again_stay(compiled):
+    network = ToyNetwork(hidden_size=128)
+    engine = CachedRNNLM(network, CacheOptions(capacity_bytes=60_000, compiled=compiled))
+    start = engine.start(1)
+    sentences = torch.randint(3, 24, (400, 3), generator=torch.Generator().manual_seed(0))
+
+    def walked(words):
+        context = start
+        for word in words:
+            _, context = engine.score(context, word.view(1))
+        return context
+
+    # Others are used more often than the first, so that it would leave before them.
+    for sentence in sentences[1:20].repeat_interleave(6, dim=0):
+        walked(sentence)
+    walked(sentences[0])
+    engine.retain(start)
+    held = walked(sentences[0])
+    for sentence in sentences[20:]:
+        walked(sentence)
+        if engine.statistics().num_evicted_contexts:
+            break
+    assert engine.statistics().num_evicted_contexts > 0
+    log_prob, _ = engine.score(held, torch.tensor([8]))
+    assert float(log_prob) == pytest.approx(PlainLM(network).last_log_prob([*sentences[0].tolist(), 8]), abs=1e-5)
+
+
 def test_without_marks_only_hidden_rows_leave():
     engine = CachedRNNLM(ToyNetwork(hidden_size=128), CacheOptions(capacity_bytes=20_000))
     beam_search(engine, engine.network, 20, 8, 0, marks=False)
