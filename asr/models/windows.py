@@ -183,7 +183,7 @@ class WindowStream:
         has_speech = bool((chunk.argmax(1) > 0).any())
         taken = self._features[self.num_history :][: len(chunk) * self._factor]
         self._norm.add(taken, has_speech)
-        self._utterance.append(taken)
+        self._utterance.append(taken.clone())  # a view would keep all that the windows held
         self._is_done = not self._is_whole
         self._next += len(chunk)
         first = max(0, self._next - self._sizes.left)

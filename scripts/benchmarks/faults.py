@@ -108,7 +108,7 @@ def run_faults(limit: int | None, seed: int, only: str | None = None) -> subproc
     library = Path(tempfile.mkdtemp()) / "faults.so"
     source = Path(__file__).with_name("faults.c")
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"], check=True)
-    command = [sys.executable, "-m", "scripts.benchmarks.faults", "--library", str(library), "--seed", str(seed)]
+    command = [sys.executable, "-m", "scripts.benchmarks.faults", "--preloaded", str(library), "--seed", str(seed)]
     command += [] if limit is None else ["--limit", str(limit)]
     command += [] if only is None else ["--only", only]
     environment = {**os.environ, "LD_PRELOAD": str(library), "OMP_NUM_THREADS": "1"}
@@ -129,9 +129,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, help="how many faults; without it one of each kind at each call")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", help="one command")
-    parser.add_argument("--library", type=Path, help="the compiled faults.c, which has been loaded already")
+    parser.add_argument("--preloaded", type=Path, help="the compiled faults.c, which has been loaded already")
     args = parser.parse_args(arguments)
-    if args.library is None:
+    if args.preloaded is None:
         process = run_faults(args.limit, args.seed, args.only)
         print(json.dumps({} if process is None else report_of(process)))
         return 0
@@ -142,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not can_export_onnx():
         commands = {name: command for name, command in commands.items() if name != "exported ONNX"}
     with tempfile.TemporaryDirectory() as scratch:
-        sweep = _Sweep(Path(scratch), ctypes.CDLL(str(args.library)))
+        sweep = _Sweep(Path(scratch), ctypes.CDLL(str(args.preloaded)))
         sweep.run(commands, args.limit, args.seed)
     print(json.dumps(dict(sweep.report)))
     return 0

@@ -139,14 +139,9 @@ def _child(
     outcome = "crashes"
     with os.fdopen(reading, "rb", buffering=0) as results:
         while True:
-            begin, used = time.monotonic(), _processor_seconds(pid)
-            while not select.select([results], [], [], SECONDS_PER_INPUT)[0]:
-                is_blocked = time.monotonic() - begin > BLOCKED_SECONDS
-                if is_blocked or _processor_seconds(pid) - used >= SECONDS_PER_INPUT:
-                    os.kill(pid, signal.SIGKILL)
-                    outcome = "hangs"
-                    break
-            if outcome == "hangs":
+            if not _answers(results, pid):
+                os.kill(pid, signal.SIGKILL)
+                outcome = "hangs"
                 break
             block = results.read(1 << 16)
             if not block:
@@ -168,6 +163,16 @@ def _child(
         _keep(name, outcome, "", target, seed, indices[num_done], keep)
         num_done += 1
     return num_done
+
+
+def _answers(results: Any, pid: int) -> bool:
+    """Waits for a result of a process; False if it takes too long."""
+    begin, used = time.monotonic(), _processor_seconds(pid)
+    while not select.select([results], [], [], SECONDS_PER_INPUT)[0]:
+        is_blocked = time.monotonic() - begin > BLOCKED_SECONDS
+        if is_blocked or _processor_seconds(pid) - used >= SECONDS_PER_INPUT:
+            return False
+    return True
 
 
 def _processor_seconds(pid: int) -> float:
