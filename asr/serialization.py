@@ -11,6 +11,7 @@ import errno
 import hashlib
 import importlib
 import json
+import math
 import os
 import shutil
 import stat
@@ -177,7 +178,9 @@ def _misfit(path: Path, reason: str) -> AsrError:
 
 def checksums(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """File name -> size and checksum."""
-    return {name: {"num_bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)} for name in names}
+    return {
+        name: {"num_bytes": (folder / name).stat().st_size, "sha256": sha256_of_file(folder / name)} for name in names
+    }
 
 
 def require_intact(path: Path, expected: dict[str, Any], what: str) -> None:
@@ -201,7 +204,7 @@ def require_intact(path: Path, expected: dict[str, Any], what: str) -> None:
             f"{path}: the file has {num_bytes} bytes where the {what} names {expected.get('num_bytes')}; "
             "the download was cut short, or it is a Git LFS pointer: fetch it again."
         )
-    if _sha256(path) != expected.get("sha256"):
+    if sha256_of_file(path) != expected.get("sha256"):
         raise AsrError(
             f"{path}: the checksum is not the one that the {what} names; the file is damaged, fetch it again."
         )
@@ -250,7 +253,7 @@ def fingerprint_of(path: Path) -> str:
     """SHA-256 of a file, or of the files of a folder; empty if it cannot be read."""
     files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
     try:
-        digests = [_sha256(file) for file in files]
+        digests = [sha256_of_file(file) for file in files]
     except OSError:
         return ""
     return digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
@@ -266,11 +269,13 @@ def checksum_of_tensors(header: str, tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _sha256(path: Path) -> str:
+def sha256_of_file(path: Path, num_bytes: float = math.inf) -> str:
+    """SHA-256 of a file, or of its first bytes."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
+        while block := file.read(int(min(num_bytes, 1 << 20))):
             digest.update(block)
+            num_bytes -= len(block)
     return digest.hexdigest()
 
 

@@ -16,7 +16,6 @@ Shapes: N utterances, L samples, T frames, F features, C tokens.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from asr.errors import AsrError
 from asr.models.external.base import ExternalModel, StreamingModel, frames_by_share, package
 from asr.models.external.chunks import ChunkedStream, whole_in_chunks
 from asr.models.external.nemo_features import NemoFeatures
+from asr.serialization import sha256_of_file
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.documents import parse_json
 
@@ -47,7 +47,7 @@ _SEAL = b"r\x4e\n\x0aasr_sha256\x12@"
 
 def seal(path: Path) -> None:
     """Adds the checksum of an ONNX file to its metadata, behind everything else."""
-    digest = _sha256_of_head(path, path.stat().st_size)
+    digest = sha256_of_file(path)
     with path.open("ab") as stream:
         stream.write(_SEAL + digest.encode())
 
@@ -62,20 +62,11 @@ def require_intact(path: Path) -> None:
     with path.open("rb") as stream:
         stream.seek(max(0, num_bytes))
         found = stream.read()
-    if found.startswith(_SEAL) and found[len(_SEAL) :] != _sha256_of_head(path, num_bytes).encode():
+    if found.startswith(_SEAL) and found[len(_SEAL) :] != sha256_of_file(path, num_bytes).encode():
         raise AsrError(
             f"onnx:{path}: the file does not match the checksum in it: it is damaged, copy or export it again; if "
             "another program has changed it, remove 'asr_sha256' from its metadata."
         )
-
-
-def _sha256_of_head(path: Path, num_bytes: int) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(min(num_bytes, 1 << 20)):
-            digest.update(block)
-            num_bytes -= len(block)
-    return digest.hexdigest()
 
 
 class OnnxModel(ExternalModel):
