@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from torch import nn
 from asr.ctc.config import CTCDecodingConfig
 from asr.ctc.frames import FRAME_INPUTS, FrameInput, as_frames
 from asr.ctc.graph_search import GraphSearch
-from asr.ctc.graphs import WordGraph, compile_graph, read_lexicon, read_words, spelled_lexicon
+from asr.ctc.graphs import SILENCES, WordGraph, compile_graph, read_lexicon, read_words, spelled_lexicon
 from asr.ctc.hypothesis import CTCHypothesis
 from asr.ctc.language_models import LentModels, is_ngram_file, model_maker
 from asr.ctc.prefix_search import TokenSearch
@@ -72,7 +73,7 @@ class CTCDecoder:
             are to be spelled (`spell_unknown`).
         blank, word_boundary, kind, piece_model: see `CTCTokens`.
         spell_unknown: whether words outside the list may be found, spelled in letters or pieces wherever the n-gram
-            model allows `<unk>`.
+            model allows `<unk>`; phones are turned into letters as the lexicon has them.
         spelling_penalty: natural log, added to each such word.
         frame_shift: seconds from one frame of the network's output to the next, for times of words in seconds.
         inputs: what is given to the call: `log_probs`, `logits`, `probabilities`, or `scores` (unchecked).
@@ -228,7 +229,7 @@ class CTCDecoder:
         spelling = self._spelling_model(spellings, token_lm, spelling_penalty) if spell_unknown else None
         graph = compile_graph(tokens, spellings, large, graph_ngrams, spelling, progress, graph_folder)
         if self.device.type != "cpu":
-            graph = WordGraph(graph.graph.to(self.device), graph.ngram.to(self.device), graph.lexicon, graph.spells)
+            graph = replace(graph, graph=graph.graph.to(self.device), ngram=graph.ngram.to(self.device))
         small = graph.ngram
         if lm is None:
             if small.vocabulary == large.vocabulary and small.num_arcs == large.num_arcs:
@@ -253,13 +254,12 @@ class CTCDecoder:
         self, lexicon: Lexicon, token_lm: str | Path | nn.Module | LanguageModel | None, penalty: float
     ) -> SpellingModel:
         tokens = self.tokens
-        if tokens.kind == "phones":
-            raise AsrError(f"{tokens.name}: words cannot be spelled in phones; letters or pieces are needed for that.")
         boundary = None if tokens.boundary_id is None else tokens.table.tokens[tokens.boundary_id]
+        silences = SILENCES if tokens.kind == "phones" else ()
         symbols = [
             symbol
             for entry, symbol in enumerate(tokens.table.tokens)
-            if tokens.is_text(entry) and entry != tokens.boundary_id
+            if tokens.is_text(entry) and entry != tokens.boundary_id and symbol not in silences
         ]
         beginnings = None
         if tokens.kind == "pieces":

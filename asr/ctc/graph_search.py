@@ -95,6 +95,9 @@ class GraphSearch:
                 start_frame, end_frame = tokens[begin].start_frame, tokens[end - 1].end_frame
                 if word_id == UNK_ID:
                     text = "".join(self._tokens.text_of(runs[at][0]) for at in range(begin, end))
+            elif word_id == UNK_ID and (letters := self.word_graph.letters) is not None:
+                spoken = (token.text for token in tokens if start_frame <= token.start_frame < end_frame)
+                text = letters.spell(list(spoken)) or text
             confidence = hypothesis.confidences[position] if hypothesis.confidences else None
             words.append(self._word(text, start_frame, min(end_frame, num_frames), confidence, word_id == UNK_ID))
         return CTCHypothesis(

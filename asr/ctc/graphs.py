@@ -8,12 +8,13 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from asr.ctc.phones_to_letters import PhonesToLetters
 from asr.ctc.spelled_words import SPELLING, SpellingModel, splice_spellings
 from asr.ctc.word_models import graph_ngram, without_unknown_histories
 from asr.errors import AsrError
@@ -31,9 +32,10 @@ from asr.text.normalize import read_text
 from asr.text.symbols import SPECIAL_WORDS, TokenTable
 
 _LOGGER = logging.getLogger(__name__)
-_SILENCES = ("SIL", "sil", "<sil>", "SP", "sp")
+SILENCES = ("SIL", "sil", "<sil>", "SP", "sp")
+"""Names of the phone between words, one of which may be among the tokens."""
 _MOST_GRAPHS_KEPT = 4
-_GRAPH_SUFFIX, _NGRAM_SUFFIX = ".safetensors", ".ngram"
+_GRAPH_SUFFIX, _NGRAM_SUFFIX, _LETTERS_SUFFIX = ".safetensors", ".ngram", ".letters.ngram"
 _kept_graphs: OrderedDict[Hashable, WordGraph] = OrderedDict()
 _kept_lock = threading.Lock()
 
@@ -47,12 +49,14 @@ class WordGraph:
         ngram: the model inside it, which a larger one may replace while the search runs.
         lexicon: how its words are spelled.
         spells: whether words outside the lexicon are spelled.
+        letters: how the phones of such words are written; None where nothing is spelled, or in letters or pieces.
     """
 
     graph: DecodingGraph
     ngram: NgramLM
     lexicon: Lexicon
     spells: bool
+    letters: PhonesToLetters | None = None
 
 
 def read_lexicon(source: str | Path | Lexicon | Mapping[str, Any], tokens: CTCTokens) -> Lexicon:
@@ -157,11 +161,15 @@ def compile_graph(
             _kept_graphs.move_to_end(key)
             return kept
     path = None if folder is None else Path(folder) / _checksum(tokens, lexicon, ngram, max_ngrams, spelling)
-    compiled = None if path is None else _kept(path, tokens, lexicon, spelling is not None)
+    writes_letters = spelling is not None and tokens.kind == "phones"
+    compiled = None if path is None else _kept(path, tokens, lexicon, spelling is not None, writes_letters)
     if compiled is None:
         progress("n-gram")
         small = graph_ngram(ngram, list(lexicon.pronunciations), max_ngrams)
         compiled = _compiled(tokens, lexicon, small, spelling, progress)
+        if writes_letters:
+            progress("letters of phones")
+            compiled = replace(compiled, letters=PhonesToLetters.estimate(lexicon))
         if path is not None:
             _keep(compiled, path)
     with _kept_lock:
@@ -183,7 +191,7 @@ def _compiled(
         table = TokenTable((*table.tokens[1:], SPELLING), name=table.name)
         in_graph = without_unknown_histories(small)
         entries = Lexicon({**lexicon.pronunciations, "<unk>": [(SPELLING,)]}, name=lexicon.name)
-    silence = next((name for name in _SILENCES if name in table), None) if tokens.kind == "phones" else None
+    silence = next((name for name in SILENCES if name in table), None) if tokens.kind == "phones" else None
     optional = OptionalSilence(silence) if silence is not None else None
     phone_graph, _ = build_phone_graph(entries, in_graph, table, silence=optional, progress=progress)
     arrays, symbols = phone_graph.arrays, phone_graph.phones
@@ -224,12 +232,19 @@ def _checksum(
     return digest.hexdigest()[:32]
 
 
-def _kept(path: Path, tokens: CTCTokens, lexicon: Lexicon, spells: bool) -> WordGraph | None:
+def _kept(path: Path, tokens: CTCTokens, lexicon: Lexicon, spells: bool, writes_letters: bool) -> WordGraph | None:
     """A graph from the folder; None where it is not there."""
     graph, ngram = path.with_suffix(_GRAPH_SUFFIX), path.with_suffix(_NGRAM_SUFFIX)
-    if not (graph.is_file() and ngram.is_file()):
+    letters = path.with_suffix(_LETTERS_SUFFIX) if writes_letters else None
+    if not (graph.is_file() and ngram.is_file() and (letters is None or letters.is_file())):
         return None
-    return WordGraph(DecodingGraph.load(graph, tokens.table), load_ngram_lm(ngram), lexicon, spells)
+    return WordGraph(
+        DecodingGraph.load(graph, tokens.table),
+        load_ngram_lm(ngram),
+        lexicon,
+        spells,
+        None if letters is None else PhonesToLetters(load_ngram_lm(letters)),
+    )
 
 
 def _keep(compiled: WordGraph, path: Path) -> None:
@@ -238,6 +253,8 @@ def _keep(compiled: WordGraph, path: Path) -> None:
     except OSError as error:
         raise AsrError(f"{path.parent}: the folder for graphs cannot be made ({error.strerror}).") from error
     save_ngram_lm(compiled.ngram, path.with_suffix(_NGRAM_SUFFIX))
+    if compiled.letters is not None:
+        save_ngram_lm(compiled.letters.ngram, path.with_suffix(_LETTERS_SUFFIX))
     with atomic_path(path.with_suffix(_GRAPH_SUFFIX)) as partial:
         compiled.graph.save(partial)
 

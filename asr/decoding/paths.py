@@ -22,6 +22,7 @@ from asr.errors import AsrError
 from asr.graph.context import BIPHONE_TOPOLOGY, TIED_STATES, TiedStates
 from asr.graph.decoding_graph import DecodingGraph
 from asr.text.lexicon import Lexicon, word_ends
+from asr.text.symbols import UNK_ID
 
 _Runs = tuple[tuple[int, int, int], ...]
 
@@ -271,7 +272,7 @@ def can_align(graph: DecodingGraph) -> bool:
 
 
 class WordAligner:
-    """Gives hypotheses the times that their phones have.
+    """Gives hypotheses the times that their phones have. `<unk>` may have any, unless the lexicon has it.
 
     Args:
         lexicon: that the graph was built from, or one with more.
@@ -300,7 +301,14 @@ class WordAligner:
         """The hypothesis with the times of its words' phones; unchanged where the lexicon does not explain them."""
         runs = hypothesis.phones if self._states is None else self._states.phones_of_runs(hypothesis.phones)
         phones = [run for run in runs if run[0] != self._silence]
-        variants = [self._variants_of(word) for word in hypothesis.words]
+        variants: list[list[tuple[int, ...]] | int] = []
+        for word_id, word, start_frame in zip(
+            hypothesis.word_ids, hypothesis.words, hypothesis.start_frames, strict=True
+        ):
+            ways = self._variants_of(word)
+            is_open = word_id == UNK_ID and not ways
+            # The graph writes it where its first phone is read.
+            variants.append(sum(end <= start_frame for _, _, end in phones) if is_open else ways)
         ends = word_ends([token for token, _, _ in phones], variants)
         if ends is None:
             return hypothesis

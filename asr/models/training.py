@@ -24,6 +24,7 @@ from asr.models.alignment import TeacherAlignment
 from asr.models.checkpoint import weights_and_tokens
 from asr.models.interface import AcousticNetwork, Objective
 from asr.models.targets import FlatStartTarget, ObjectiveTarget, Target, TeacherTarget, TrainingBatch
+from asr.text.ctc_tokens import PIECE_PREFIX
 
 
 def warmup_cosine(step: int, warmup_steps: int, total_steps: int, floor: float) -> float:
@@ -113,7 +114,8 @@ def transfer_weights(
 ) -> None:
     """Initializes a network with the weights of another one that may have other tokens; they are matched by name.
 
-    Tokens that the other network lacks keep their random initialization, with the lowest bias of the other network.
+    A token that the other network lacks begins as the mean of its letters where that network has them, as a piece of a
+    word does after a network of letters. The others keep their random initialization, with the lowest bias.
 
     Args:
         network: modified in place.
@@ -127,6 +129,13 @@ def transfer_weights(
     shared = [token for token in tokens if token in weight_tokens]
     new = torch.tensor([list(tokens).index(token) for token in shared])
     old = torch.tensor([list(weight_tokens).index(token) for token in shared])
+    spelled = {
+        number: [weight_tokens.index(letter) for letter in letters]
+        for number, token in enumerate(tokens)
+        if token not in weight_tokens
+        and (letters := token.removeprefix(PIECE_PREFIX))
+        and set(letters) <= set(weight_tokens[1:])
+    }
     state = network.state_dict()
     if state.keys() != weights.keys():
         name = sorted(state.keys() ^ weights.keys())[0]
@@ -137,6 +146,9 @@ def transfer_weights(
         if dim is not None:
             source = target.clone().fill_(source.min()) if target.ndim == 1 else target.clone()
             source.index_copy_(dim, new, weights[name].index_select(dim, old))
+            for token, parts in spelled.items():
+                mean = weights[name].index_select(dim, torch.tensor(parts)).mean(dim)
+                source.select(dim, token).copy_(mean)
         if source.shape != target.shape:
             raise AsrError(
                 f"initial_checkpoint: {name} is {tuple(source.shape)} there and {tuple(target.shape)} here; "

@@ -153,12 +153,12 @@ def _without_stress(phone: str) -> str:
     return _STRESSED_VOWEL.sub(r"\g<phone>", phone)
 
 
-def word_ends(phones: Sequence[int], variants: Sequence[Sequence[tuple[int, ...]]]) -> list[int] | None:
+def word_ends(phones: Sequence[int], variants: Sequence[Sequence[tuple[int, ...]] | int]) -> list[int] | None:
     """After how many phones each word ends.
 
     Args:
         phones: (P,) tokens.
-        variants: for each of W words its pronunciations.
+        variants: for each of W words its pronunciations; for one that may have any phones, how many are before it.
 
     Returns:
         (W,) ascending, the last being P unless phones of a word that has not been written yet follow; the last word
@@ -170,6 +170,10 @@ def word_ends(phones: Sequence[int], variants: Sequence[Sequence[tuple[int, ...]
         is_last = position == len(variants) - 1
         after: dict[int, int] = {}
         for begin in reached[-1]:
+            if isinstance(choices, int):
+                for end in range(begin + 1, len(phones) + 1) if begin == choices else ():
+                    after.setdefault(end, begin)
+                continue
             for choice in choices:
                 end = begin + len(choice)
                 if tuple(phones[begin:end]) == choice:

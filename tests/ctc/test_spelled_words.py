@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
 pytest.importorskip("kaldifst", reason="compiling graphs needs kaldifst")
 
-from asr.ctc import CTCDecoder
+from asr.ctc import CTCDecoder, graphs
 from asr.ctc.word_models import ngram_of_spellings, without_unknown_histories
-from asr.errors import AsrError
 from asr.lm.ngram.model import NgramLM
 
 pytestmark = pytest.mark.slow
@@ -100,6 +101,42 @@ def test_unknown_histories_are_left_out_and_nothing_else(word_model: NgramLM) ->
     assert bool((finder == -math.inf).all())
 
 
-def test_phones_cannot_be_spelled() -> None:
-    with pytest.raises(AsrError, match="words cannot be spelled in phones"):
-        CTCDecoder(["<blk>", "AA", "B"], lexicon={"ba": "B AA"}, spell_unknown=True, warm_up=False)
+PHONES = ["<blk>", "SIL", "K", "S", "AA", "B", "D"]
+SOUND_OF = {"c": "K", "s": "S", "a": "AA", "b": "B", "d": "D", "-": "SIL"}
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_phones_of_unknown_words_become_letters(
+    is_kept: bool,
+    ngram_of: Callable[..., NgramLM],
+    frames_of: Callable[..., torch.Tensor],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listed = ("ca", "sab", "bad", "dab", "cabs", "scab", "dabs", "basc", "daba", "casba")
+    lexicon = {word: " ".join(SOUND_OF[letter] for letter in word) for word in listed}
+    word_model = ngram_of(["ca sab", "bad <unk> ca", "<unk> sab", "sab <unk> sab"], list(lexicon), order=2)
+    for _ in range(1 + is_kept):
+        monkeypatch.setattr(graphs, "_kept_graphs", OrderedDict())
+        decoder = CTCDecoder(
+            PHONES,
+            lexicon=lexicon,
+            ngram=word_model,
+            spell_unknown=True,
+            graph_folder=tmp_path,
+            frame_shift=1.0,
+            warm_up=False,
+        )
+    for text in ("ca dacs sab", "bassa-sab", "bad-adda-ca", "sab-cascad", "dab"):
+        heard = text.replace(" ", "")
+        log_prob = frames_of(PHONES, [SOUND_OF[letter] for letter in heard], strength=12.0)
+        best = decoder(log_prob)[0]
+        words = text.replace("-", " ").split()
+        assert best.text == " ".join(words)
+        assert [word.is_spelled for word in best.words] == [word not in lexicon for word in words]
+        assert [word.start_frame for word in best.words] == [2 * heard.index(word) for word in words]
+        assert [word.end_frame for word in best.words] == [2 * (heard.index(word) + len(word)) - 1 for word in words]
+        stream = decoder.stream()
+        for chunk in log_prob.split(5):
+            stream.accept(chunk)
+        assert stream.finish() == best

@@ -44,6 +44,17 @@ def test_what_cannot_be_explained() -> None:
     assert word_ends([1, 2, 3], [[(1,)], [(2,)]]) == [1, 2]
 
 
+def test_a_word_of_any_phones_begins_where_it_is_said_to() -> None:
+    # The first word may be (1, 2) or (1,), the last (3, 4) or (4,).
+    known, last = [(1, 2), (1,)], [(3, 4), (4,)]
+    assert word_ends([1, 2, 5, 5, 6, 4], [known, 1, last]) == [1, 5, 6]
+    assert word_ends([1, 2, 5, 5, 6, 4], [known, 2, last]) == [2, 5, 6]
+    assert word_ends([1, 2, 3, 4], [known, 2]) == [2, 4]
+    assert word_ends([1, 2, 3, 4], [known, 1, 3]) == [1, 3, 4]
+    assert word_ends([1, 2, 3, 4], [known, 3]) is None
+    assert word_ends([1, 2], [known, 2]) is None
+
+
 def test_runs_of_a_path() -> None:
     graph = random_graph(0)
     graph.token_id[:7] = torch.tensor([0, 2, 2, 0, 2, 3, 0])

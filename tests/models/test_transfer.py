@@ -29,6 +29,18 @@ def test_tokens_are_matched_by_name() -> None:
     assert new.out.bias[1] == old.out.bias.min()
 
 
+def test_pieces_begin_as_the_mean_of_their_letters() -> None:
+    old, new = network(4), network(6)
+    random_start = new.out.weight[[4, 5]].clone()
+    transfer_weights(new, ("<blk>", "▁AB", "▁C", "CAB", "▁", "AX"), old.state_dict(), ("<blk>", "A", "B", "C"))
+    letters = [[1, 2], [3], [1, 2, 3]]
+    for parameter in ("weight", "bias"):
+        values = getattr(old.out, parameter)
+        torch.testing.assert_close(getattr(new.out, parameter)[1:4], torch.stack([values[x].mean(0) for x in letters]))
+    assert torch.equal(new.out.weight[[4, 5]], random_start)
+    assert bool((new.out.bias[[4, 5]] == old.out.bias.min()).all())
+
+
 def test_a_tdnnf_takes_other_tokens() -> None:
     sizes = {"num_features": 20, "dim": 16, "bottleneck_dim": 8, "num_layers": 2, "prefinal_dim": 8, "small_dim": 8}
     old, new = Tdnnf(num_tokens=5, **sizes), Tdnnf(num_tokens=3, **sizes)
