@@ -52,9 +52,10 @@ from asr.errors import AsrError
 from asr.graph.context import TIED_STATES, TiedStates
 from asr.graph.module import GraphModule
 from asr.kernels.heap import release_now_and_then
+from asr.kernels.int8 import byte_products
 from asr.lm.interface import LanguageModel
 from asr.models.adaptation import RecognizedSpeech, SpeakerTransform, adapt, score_of_speaker
-from asr.models.interface import ACOUSTIC_SECONDS, NormalizingNetwork, in_parts, moves_only
+from asr.models.interface import ACOUSTIC_PRECISIONS, ACOUSTIC_SECONDS, NormalizingNetwork, in_parts, moves_only
 from asr.options import check_options, device_named, option, options_of
 from asr.pipeline import StreamPool, pipelined, to_device
 from asr.results import RecognitionResult, StageTimes, as_result, joined
@@ -129,7 +130,7 @@ class EnginePool:
 class ResourceOptions:
     """How much a recognizer works on at a time, and the memory that its language models may take.
 
-    None of these changes the words, except `max_segment_seconds`, which decides where long recordings are cut.
+    None of these changes the words, but `max_segment_seconds` and, since it rounds scores, `acoustic_precision`.
 
     Args:
         max_segment_seconds: longer recordings are cut at pauses into segments of at most this length.
@@ -141,6 +142,7 @@ class ResourceOptions:
         cache_bytes: memory for the recurrent language model's caches; the least frequently used histories are evicted.
         lm_device_bytes: device memory for the tables of the large language models; the rest of the tables stays in
             host memory. None puts everything on the device.
+        acoustic_precision: of the acoustic model's products on a CPU; see `asr.kernels.int8` for `auto`.
         lm_hidden_device, lm_output_device: where the recurrent language model runs its hidden and its output layer,
             such as `cuda` and `cpu`; histories are kept where the output layer is. None is the recognizer's device.
 
@@ -177,6 +179,7 @@ class ResourceOptions:
         unit="MB",
         needs="large model",
     )
+    acoustic_precision: str = option("auto", "what the acoustic model multiplies", choices=ACOUSTIC_PRECISIONS)
     lm_hidden_device: str | None = option(
         None, "where the recurrent language model's hidden layer runs", kind=str, needs="recurrent model"
     )
@@ -632,7 +635,12 @@ class Recognizer(nn.Module):
             if speaker is not None:
                 network = partial(score_of_speaker, network, transform=speaker)
             frame_shift: Any = self.features.frame_shift
-            return in_parts(network, features, num_frames, ACOUSTIC_SECONDS * self.sampling_rate / frame_shift)
+            with self.acoustic_arithmetic():
+                return in_parts(network, features, num_frames, ACOUSTIC_SECONDS * self.sampling_rate / frame_shift)
+
+    def acoustic_arithmetic(self) -> contextlib.AbstractContextManager[None]:
+        """Within, this thread's acoustic models have the precision that the resources ask for."""
+        return byte_products(self.resources.acoustic_precision == "auto")
 
     def _score(self, samples: list[Tensor], speaker: SpeakerTransform | None = None) -> _Scored:
         """The first stage of a batch: features and acoustic model."""

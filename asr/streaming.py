@@ -347,7 +347,8 @@ class StreamingRecognizer:
             second_look.at([log_prob[0]], [DecodeResult((), False, 0)])
         noise = torch.randn(recognizer.sampling_rate, generator=torch.Generator().manual_seed(0)) * 0.01
         features, num_features = recognizer.features(noise[None], torch.tensor([len(noise)]))
-        recognizer.acoustic_model.forward_normalized(features, num_features)  # type: ignore[operator]
+        with recognizer.acoustic_arithmetic():
+            recognizer.acoustic_model.forward_normalized(features, num_features)  # type: ignore[operator]
 
     @_one_at_a_time
     def open(self, sampling_rate: int | None = None) -> int:
@@ -423,7 +424,7 @@ class StreamingRecognizer:
             return []
         streams = [self._streams[number] for number in numbers]
         device = self._recognizer.device
-        with self.times.measure("acoustic model", device):
+        with self.times.measure("acoustic model", device), self._recognizer.acoustic_arithmetic():
             chunks = self._windows.step([one.windows for one in streams])
         num_frames = torch.tensor([len(chunk) for chunk in chunks])
         log_prob = torch.nn.utils.rnn.pad_sequence(chunks, batch_first=True)
@@ -464,7 +465,7 @@ class StreamingRecognizer:
         """What the second look finds in the streams whose utterance has ended."""
         if self._second_look is None or not ended:
             return ended
-        with self.times.measure("acoustic model", self._recognizer.device):
+        with self.times.measure("acoustic model", self._recognizer.device), self._recognizer.acoustic_arithmetic():
             log_probs = self._windows.hear_again([self._streams[number].windows for number in ended])
         with self.times.measure("search", self._recognizer.device):
             return dict(zip(ended, self._second_look.at(log_probs, list(ended.values())), strict=True))

@@ -168,6 +168,8 @@ def _add_option(group: argparse._ArgumentGroup, one: Option, note: str) -> None:
 def _shown(one: Option) -> str:
     if one.default is None:
         return "no limit" if one.unit else "the recognizer's"
+    if one.kind is str:
+        return str(one.default)
     return f"{one.default / 1e6:.0f}" if one.unit else f"{one.default:g}"
 
 

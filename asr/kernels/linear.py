@@ -4,7 +4,8 @@ For many rows the weights are kept in the form that oneDNN's kernels read. Given
 each call, or hands them to MKL, which does not use most vector instructions of other makers' processors.
 
 The product of few rows takes as long as reading the weights. `Float16Weights` keeps weights that are exact in float16,
-as those of a bundle are, in 16 bits, and widens them on the way into the registers. Sums are float32.
+as those of a bundle are, in 16 bits, and widens them on the way into the registers. Sums are float32. Within
+`asr.kernels.int8.byte_products` inputs and weights are rounded to bytes.
 
 Shapes: Q rows, I inputs, O outputs, P tiles of W outputs, P W at least O.
 """
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from asr.kernels.int8 import Int8Weights, are_bytes_multiplied
 from asr.kernels.jit import has_package, jit
 from asr.kernels.simd import COLUMNS, ROWS, add_block, tiled
 
@@ -38,11 +40,12 @@ class Float16Weights:
         padded_bias = F.pad(bias, (0, -len(weight) % COLUMNS)).numpy()
         self.tables: tuple[Any, Any] = tiled(weight.half(), COLUMNS).view(torch.int16).numpy(), padded_bias
 
-    def __call__(self, inputs: Tensor) -> Tensor:
+    def __call__(self, inputs: Tensor, rectifies: bool = False) -> Tensor:
         num_rows = len(inputs)
         outputs = inputs.new_empty(-(-num_rows // ROWS) * ROWS, len(self.tables[1]))
         self._loop(outputs.numpy(), inputs.detach().contiguous().numpy(), *self.tables)
-        return outputs[:num_rows, : self._num_outputs]
+        outputs = outputs[:num_rows, : self._num_outputs]
+        return outputs.relu_() if rectifies else outputs
 
 
 def float16_weights(weight: Tensor, bias: Tensor) -> Float16Weights | None:
@@ -81,7 +84,8 @@ def fill_products(outputs: Any, inputs: Any, tiles: Any, bias: Any) -> None:
             add_block(outputs[begin:, column:], left, tiles[tile], 0)
 
 
-_Product = Callable[[Tensor], Tensor]
+# inputs (Q, I), and whether negative outputs become 0 -> (Q, O)
+_Product = Callable[[Tensor, bool], Tensor]
 
 
 # Fewer rows are multiplied as fast by plain weights.
@@ -105,13 +109,13 @@ class PackedWeights:
     def __init__(self) -> None:
         self._held: tuple[tuple[int, ...], _Weights] | None = None
 
-    def __call__(self, inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """inputs (Q, I), weight (O, I), bias (O,) -> (Q, O), in any memory order."""
-        if (
-            len(inputs) < _MIN_PACKED_ROWS or weight.is_inference()
-        ):  # an inference tensor has no version that tells whether it has changed
-            return torch.addmm(bias, inputs, weight.t())
-        return self._weights(weight, bias).product_for(len(inputs))(inputs)
+    def __call__(self, inputs: Tensor, weight: Tensor, bias: Tensor, rectifies: bool = False) -> Tensor:
+        """inputs (Q, I), weight (O, I), bias (O,) -> (Q, O), in any memory order, negative ones as 0 if `rectifies`."""
+        # An inference tensor has no version that tells whether it has changed.
+        if weight.is_inference() or (len(inputs) < _MIN_PACKED_ROWS and not are_bytes_multiplied()):
+            outputs = torch.addmm(bias, inputs, weight.t())
+            return outputs.relu_() if rectifies else outputs
+        return self._weights(weight, bias).product_for(len(inputs))(inputs, rectifies)
 
     def small_batch_weights(self, weight: Tensor, bias: Tensor) -> tuple[Any, Any] | None:
         """The tables that a loop reads to multiply few rows itself, see `fill_products`; None if it cannot."""
@@ -141,11 +145,15 @@ class _Weights:
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         self._plain = weight, bias
         self._may_widen = weight.device.type == "cpu" and weight.dtype == torch.float32
+        self._in_bytes: _Product | None = None
         self._for_few_rows: _Product | None = None
         self._for_many_rows: _Product | None = None
 
     def product_for(self, num_rows: int) -> _Product:
-        """The product for this many rows. oneDNN divides them between threads, the loop does not."""
+        """The product for this many rows. oneDNN divides them between threads, the loop for few does not."""
+        if are_bytes_multiplied():
+            self._in_bytes = self._in_bytes or Int8Weights(*self._plain)
+            return self._in_bytes
         if self._may_widen and num_rows <= MAX_LOOP_ROWS and torch.get_num_threads() == 1:
             self._for_few_rows = self._for_few_rows or float16_weights(*self._plain)
             self._may_widen = self._for_few_rows is not None
@@ -162,7 +170,12 @@ def _product(weight: Tensor, bias: Tensor) -> _Product:
         if torch.__version__.startswith("1."):
             return _convolution_product(weight, bias)
     weight_t = weight.t()
-    return lambda inputs: torch.addmm(bias, inputs, weight_t)
+
+    def product(inputs: Tensor, rectifies: bool) -> Tensor:
+        outputs = torch.addmm(bias, inputs, weight_t)
+        return outputs.relu_() if rectifies else outputs
+
+    return product
 
 
 def _packed_product(weight: Tensor, bias: Tensor) -> _Product:
@@ -170,8 +183,8 @@ def _packed_product(weight: Tensor, bias: Tensor) -> _Product:
     operators: Any = torch.ops.mkldnn
     packed = operators._reorder_linear_weight(weight, None)
 
-    def product(inputs: Tensor) -> Tensor:
-        outputs: Tensor = operators._linear_pointwise(inputs, packed, bias, "none", [], "")
+    def product(inputs: Tensor, rectifies: bool) -> Tensor:
+        outputs: Tensor = operators._linear_pointwise(inputs, packed, bias, "relu" if rectifies else "none", [], "")
         return outputs
 
     return product
@@ -187,14 +200,14 @@ def _convolution_product(weight: Tensor, bias: Tensor) -> _Product:
     plain, plain_bias = weight.to_mkldnn(), bias.to_mkldnn()
     packed = operators.mkldnn_reorder_conv2d_weight(weight[:, :, None, None].to_mkldnn(), *shape)
 
-    def product(inputs: Tensor) -> Tensor:
-        outputs: Tensor
+    def product(inputs: Tensor, rectifies: bool) -> Tensor:
         if len(inputs) >= _MIN_LINEAR_ROWS:
-            outputs = operators.mkldnn_linear(inputs.to_mkldnn(), plain, plain_bias).to_dense()
-            return outputs
-        pixels = inputs.t()[None, :, :, None]
-        outputs = torch.mkldnn_convolution(pixels, packed, bias, *shape)  # type: ignore[attr-defined]
-        return outputs[0, :, :, 0].t()
+            outputs: Tensor = operators.mkldnn_linear(inputs.to_mkldnn(), plain, plain_bias).to_dense()
+        else:
+            pixels = inputs.t()[None, :, :, None]
+            outputs = torch.mkldnn_convolution(pixels, packed, bias, *shape)  # type: ignore[attr-defined]
+            outputs = outputs[0, :, :, 0].t()
+        return outputs.relu_() if rectifies else outputs
 
     return product
 
@@ -219,8 +232,16 @@ class PackedLinear(nn.Linear):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """inputs (..., in_features) -> (..., out_features)."""
+        return self._product(inputs, rectifies=False)
+
+    def rectified(self, inputs: Tensor) -> Tensor:
+        """The outputs with 0 in the place of negative ones, in one pass where that is possible."""
+        return self._product(inputs, rectifies=True)
+
+    def _product(self, inputs: Tensor, rectifies: bool) -> Tensor:
         is_plain = inputs.device.type == "cpu" and inputs.dtype == self.weight.dtype == torch.float32
         if torch.is_grad_enabled() or not is_plain or _is_autocast():
-            return super().forward(inputs)
-        outputs = self._fixed(inputs.reshape(-1, self.in_features), self.weight, self.bias)
+            outputs = super().forward(inputs)
+            return F.relu(outputs) if rectifies else outputs
+        outputs = self._fixed(inputs.reshape(-1, self.in_features), self.weight, self.bias, rectifies)
         return outputs.reshape(*inputs.shape[:-1], self.out_features)

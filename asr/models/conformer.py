@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asr.distributed import draw_rows
+from asr.kernels.convolution import ChannelsLastConv2d
 from asr.kernels.linear import PackedLinear
 from asr.models.interface import NormalizingNetwork, valid_frames
 from asr.models.shared_batch import BatchDropout
@@ -89,7 +90,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (N, T, dim) -> (N, T, dim)."""
-        return self.contract(F.relu(self.expand(self.norm(x))))
+        return self.contract(self.expand.rectified(self.norm(x)))
 
 
 class ConvModule(nn.Module):
@@ -184,8 +185,8 @@ class ConvSubsampling(nn.Module):
 
     def __init__(self, num_features: int, dim: int, first_channels: int = 8, second_channels: int = 32) -> None:
         super().__init__()
-        self.first = nn.Conv2d(1, first_channels, kernel_size=3, stride=2, padding=1)
-        self.second = nn.Conv2d(first_channels, second_channels, kernel_size=3, stride=2, padding=1)
+        self.first = ChannelsLastConv2d(1, first_channels, kernel_size=3, stride=2, padding=1)
+        self.second = ChannelsLastConv2d(first_channels, second_channels, kernel_size=3, stride=2, padding=1)
         self.out = PackedLinear(second_channels * ((num_features + 3) // 4), dim)
 
     def forward(self, features: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:

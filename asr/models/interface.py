@@ -17,6 +17,8 @@ from asr.audio.waveform import batches_of_similar_length
 LOG_PROB_IN_NOISE = -20.0
 """Log-probability of all tokens but blank as long as a stream has been nothing but noise."""
 
+ACOUSTIC_PRECISIONS = {"auto": "8-bit integers where the processor multiplies them fast", "float32": "float32"}
+
 ACOUSTIC_SECONDS = 30.0
 """Audio that an acoustic model takes at a time on a CPU, see `in_parts`."""
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asr.distributed import draw_rows
+from asr.kernels.convolution import ChannelsLastConv2d
 from asr.kernels.linear import PackedLinear
 from asr.models.interface import NormalizingNetwork
 from asr.models.shared_batch import FrameNorm
@@ -78,7 +79,7 @@ class FactorizedLayer(nn.Module):
             hidden = before[:, :-stride] + after[:, stride:]
             hidden = torch.cat((hidden[:, :-stride], hidden[:, stride:]), dim=2)
             x = x[:, stride:-stride]
-        hidden = self.dropout(self.norm(F.relu(self.expand(hidden))))
+        hidden = self.dropout(self.norm(self.expand.rectified(hidden)))
         return torch.add(hidden, x, alpha=_BYPASS_SCALE)
 
     @torch.no_grad()
@@ -119,8 +120,10 @@ class ConvFrontEnd(nn.Module):
 
     def __init__(self, num_features: int, dim: int, first_channels: int = 16, second_channels: int = 48) -> None:
         super().__init__()
-        self.first = nn.Conv2d(1, first_channels, kernel_size=3, stride=(1, 2), padding=(0, 1))
-        self.second = nn.Conv2d(first_channels, second_channels, kernel_size=(5, 3), stride=(3, 2), padding=(0, 1))
+        self.first = ChannelsLastConv2d(1, first_channels, kernel_size=3, stride=(1, 2), padding=(0, 1))
+        self.second = ChannelsLastConv2d(
+            first_channels, second_channels, kernel_size=(5, 3), stride=(3, 2), padding=(0, 1)
+        )
         self.out = PackedLinear(second_channels * ((num_features + 3) // 4), dim)
         self.norm = FrameNorm(dim)
 
@@ -128,7 +131,7 @@ class ConvFrontEnd(nn.Module):
         """(N, 3 T' + 4, F) -> (N, T', D); output t is centred on input frame 3 t + 3."""
         hidden = F.relu(self.first(features.unsqueeze(1)))
         hidden = F.relu(self.second(hidden))
-        hidden = F.relu(self.out(hidden.transpose(1, 2).flatten(2)))
+        hidden = self.out.rectified(hidden.transpose(1, 2).flatten(2))
         normal: Tensor = self.norm(hidden)
         return normal
 
@@ -148,7 +151,7 @@ class OutputBranch(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, T', in_dim) -> (N, T', C)."""
-        hidden = self.expand_norm(F.relu(self.expand(x)))
+        hidden = self.expand_norm(self.expand.rectified(x))
         outputs: Tensor = self.out(self.contract_norm(self.contract(hidden)))
         return outputs
 

@@ -49,7 +49,7 @@ def test_few_rows_take_it_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None
 
     def recorded(weight: torch.Tensor, bias: torch.Tensor) -> linear._Product:
         product = float16_weights(weight, bias) or (lambda inputs: F.linear(inputs, weight, bias))
-        return lambda inputs: (asked.append(len(inputs)), product(inputs))[1]
+        return lambda inputs, rectifies: (asked.append(len(inputs)), product(inputs))[1]
 
     monkeypatch.setattr(linear, "float16_weights", recorded)
     fixed, weight, bias = PackedWeights(), torch.randn(5, 7).half().float(), torch.randn(5)

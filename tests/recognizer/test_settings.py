@@ -7,14 +7,17 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 
 from asr.bundle import Bundle
 from asr.cli.options import add_recognizer_arguments, given_options, recognizer_from
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.settings import MODES, setting_options
 from asr.errors import AsrError
+from asr.kernels.int8 import has_byte_products
 from asr.options import options_of
 from asr.recognizer import Recognizer, ResourceOptions
+from asr.results import StageTimes
 from asr.streaming import StreamingOptions, StreamingRecognizer
 from asr.testing.tones import TEXT, tones
 
@@ -126,7 +129,12 @@ def parsed(*arguments):
 def test_the_command_line_has_every_option(tiny_bundle_folder, capsys):
     settings = {name: value for name, (value, _, _) in ACTS.items()}
     resources = {"cache_bytes": 3_000_000, "num_workers": 1, "lm_hidden_device": "cpu", "batch_seconds": 9.0}
-    resources |= {"max_segment_seconds": 8.0, "lm_device_bytes": 5_000_000, "lm_output_device": "cpu"}
+    resources |= {
+        "acoustic_precision": "float32",
+        "max_segment_seconds": 8.0,
+        "lm_device_bytes": 5_000_000,
+        "lm_output_device": "cpu",
+    }
     assert set(resources) == set(options_of(ResourceOptions))
     arguments = []
     for name, one in (setting_options() | options_of(ResourceOptions)).items():
@@ -202,3 +210,19 @@ def test_help_names_modes_and_choices(capsys):
     for name in (*MODES, "--skip-beam", "--second-pass {none,lattice,nbest}", "--history-precision {round-2"):
         assert name in text
     assert "--word-beam" not in text
+
+
+@pytest.mark.skipif(not has_byte_products(), reason="needs numba and AVX-512 VNNI")
+def test_acoustic_precision(bundle):
+    waveform = torch.sin(torch.arange(16000) / 7.0) * torch.linspace(0.0, 0.5, 16000)
+    rough, exact = (
+        Recognizer(bundle, "ngram", resources=ResourceOptions(acoustic_precision=precision))
+        for precision in ("auto", "float32")
+    )
+    with torch.no_grad():
+        features = exact._features([waveform], StageTimes())
+        found, wanted = (each._log_prob(*features, StageTimes(), None)[0] for each in (rough, exact))
+        assert torch.equal(wanted, bundle.acoustic_model.network(*features)[0])
+    assert 0.0 < float((found - wanted).abs().max()) < 0.3
+    with pytest.raises(AsrError, match="acoustic_precision is 'int4'"):
+        ResourceOptions(acoustic_precision="int4")

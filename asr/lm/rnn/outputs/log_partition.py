@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from asr.kernels.int8 import has_byte_products, quads, rounded_rows
 from asr.kernels.jit import Intrinsic, jit_for
 from asr.kernels.simd import (
     COLUMNS,
@@ -74,12 +75,7 @@ def log_z_of(rows: Tensor, bias: Tensor, maxent: HashedMaxEnt | None, precision:
 def _loop_for(rows: Tensor, precision: Precision, num_queries: int) -> Callable[..., None] | None:
     if precision == "float32":
         return jit_for(add_exponentials_float32, rows) if num_queries >= _QUERIES_WORTH_TILES else None
-    loop = jit_for(add_exponentials_int8, rows)
-    if loop is None:
-        return None
-    from asr.kernels.intrinsics import has_instruction
-
-    return loop if has_instruction("avx512vnni") else None
+    return jit_for(add_exponentials_int8, rows) if has_byte_products() else None
 
 
 def _without_gradient(log_z: LogZ) -> LogZ:
@@ -210,9 +206,6 @@ def _exponentials(scores: Any, top: Any) -> Any:
 EXACT_SHARE = 1 / 256  # words with a larger share of the sum so far are scored again
 
 
-_LARGEST = 127
-
-
 _UNSIGNED = 128  # added to hidden numbers: the instruction multiplies unsigned numbers by signed ones
 
 
@@ -256,25 +249,25 @@ class Int8LogZ:
     ) -> None:
         self._rows, self._bias, self._maxent, self._loop = rows, bias, maxent, loop
         self._weight = bias.new_zeros(0) if maxent is None else maxent.weight.detach()
-        self._word_step, rounded = _rounded(rows)
-        feature_step, (features,) = _rounded(self._weight[None])
+        self._word_step, rounded = rounded_rows(rows)
+        feature_step, (features,) = rounded_rows(self._weight[None])
         if loop is None:
             self._rounded_rows, self._rough_weight = rounded, features * feature_step
             return
         # A tile may reach beyond the last word.
         self._tables = (
-            tiled(_quads(rounded.char())), in_tiles((-_UNSIGNED * rounded.sum(dim=1)).int()),
+            tiled(quads(rounded.char())), in_tiles((-_UNSIGNED * rounded.sum(dim=1)).int()),
             in_tiles(self._word_step), in_tiles(_LOG2_E * bias, -math.inf), F.pad(features.char(), (0, TILE)),
             np.float32(_LOG2_E * feature_step.item()), rows.contiguous(), self._weight,
         )  # fmt: skip
 
     def __call__(self, hidden: Tensor, history: Tensor) -> Tensor:
         """hidden (Q, H), history (Q, M) -> (Q,)."""
-        step, rounded = _rounded(hidden)
+        step, rounded = rounded_rows(hidden)
         if self._loop is None:
             parts = zip(*(tensor.split(_QUERIES_AT_ONCE) for tensor in (hidden, step, rounded, history)), strict=True)
             return torch.cat([self._by_tensors(*part) for part in parts])
-        queries = _quads((rounded + _UNSIGNED).byte()), _LOG2_E * step, hidden.contiguous()
+        queries = quads((rounded + _UNSIGNED).byte()), _LOG2_E * step, hidden.contiguous()
         rooms = ((ROWS, TILE), torch.int32), *(((TILE,), kind) for kind in (torch.int16, torch.float32, torch.int64))
         return log_sums(self._loop, queries, history, self._maxent, self._tables, rooms)
 
@@ -293,18 +286,6 @@ class Int8LogZ:
             scores = torch.where(rough > limit[:, None], exact, rough)
             log_z = torch.logaddexp(log_z, scores.logsumexp(dim=1))
         return log_z
-
-
-def _rounded(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """numbers (N, K) -> the step of each row (N,), and whole numbers of -127 to 127 of it (N, K)."""
-    largest = numbers.abs().amax(dim=1) if numbers.numel() else numbers.new_zeros(len(numbers))
-    step = largest.clamp(min=torch.finfo(torch.float32).tiny * _LARGEST) / _LARGEST
-    return step, (numbers / step[:, None]).round_()
-
-
-def _quads(numbers: Tensor) -> Tensor:
-    """(N, K) of 8 bits -> (N, K / 4) int32, each four numbers side by side, zeros after the last ones."""
-    return F.pad(numbers, (0, -numbers.shape[1] % 4)).contiguous().view(torch.int32)
 
 
 def add_exponentials_int8(
