@@ -21,6 +21,7 @@ import soundfile
 import torch
 from torch import Tensor
 
+from asr.audio.decoder_messages import kept_complaints
 from asr.audio.media import MEDIA_SUFFIXES, container_of, open_media
 from asr.audio.resample import ResampleStream, checked_rate
 from asr.errors import AsrError
@@ -32,6 +33,7 @@ AUDIO_SUFFIXES = (".flac", ".wav", ".mp3", ".sph", ".ogg", ".opus", ".aiff", ".a
 _SHORTER_THAN_HEADER = re.compile(r"(data|RIFF) : (\d+) \(should be \d+\)|should be \d+")
 _MAX_DECODED_BYTES = 1 << 32
 _BLOCK_VALUES = 1 << 20
+_NO_LENGTH = 1 << 62  # what libsndfile takes for a length that is not known, or more
 # The channels cancel each other if the power of their mean is below this fraction of theirs, for so many seconds.
 _CANCELLED = 1e-4
 _JUDGED_SECONDS = 10.0
@@ -198,9 +200,22 @@ class _SequentialFile(soundfile.SoundFile):
         return False
 
     def blocks_to_end(self, size: int) -> Iterator[np.ndarray[Any, Any]]:
-        """The rest in float32 blocks (at most `size`, channels), whatever length the header announces."""
-        while len(block := self.read(size, dtype="float32", always_2d=True)):
+        """The rest in float32 blocks (at most `size`, channels), whatever length the header announces.
+
+        Warns at the end of an MP3 that was damaged, unless it is also cut short, which callers see.
+        """
+        is_damaged, num_samples = False, 0
+        while True:
+            with kept_complaints() if self.format == "MP3" else contextlib.nullcontext() as complaints:
+                block = self.read(size, dtype="float32", always_2d=True)
+            is_damaged = is_damaged or bool(complaints)
+            num_samples += len(block)
+            if not len(block):
+                break
             yield block
+        if is_damaged and not num_samples < self.frames < _NO_LENGTH:
+            name = os.fsdecode(self.name)
+            _LOGGER.warning("%s: the MP3 is damaged in places; words there may be wrong or missing.", name)
 
 
 def _open(path: Path) -> _SequentialFile:
@@ -209,7 +224,8 @@ def _open(path: Path) -> _SequentialFile:
     if path.stat().st_size == 0:
         raise AsrError(f"{path}: the audio file is empty (0 bytes); fetch it again.")
     try:
-        return _SequentialFile(os.fsencode(path))
+        with kept_complaints():
+            return _SequentialFile(os.fsencode(path))
     except Exception as error:  # soundfile and numpy raise more than they document
         raise AsrError(f"{path}: the audio cannot be decoded{_reason(error)}; it is damaged or not audio.") from error
 
@@ -281,7 +297,7 @@ def _checked(path: Path, blocks: Iterator[_Block], announced: int, cut_short: bo
                 yield block
     if num_samples == 0:
         raise AsrError(f"{path}: the audio has no samples (zero length).")
-    if cut_short or (0 < announced < 2**62 and num_samples < announced):
+    if cut_short or (0 < announced < _NO_LENGTH and num_samples < announced):
         raise AsrError(
             f"{path}: the audio is cut short: its header announces more than the {num_samples} samples there are."
         )
@@ -423,13 +439,17 @@ def _decoded(path: Path, file: _SequentialFile, size: int) -> Iterator[Tensor]:
         if is_cut_short(file):
             _LOGGER.warning("%s: the audio is cut short: its header announces more than there is.", path)
         blocks = file.blocks_to_end(size)
+        num_samples = 0
         while True:
             try:
                 samples = next(blocks, None)
             except Exception as error:
                 raise AsrError(f"{path}: the audio cannot be decoded to its end; it is damaged.") from error
             if samples is None:
+                if file.format == "MP3" and num_samples < file.frames < _NO_LENGTH:
+                    _LOGGER.warning("%s: the audio is cut short: its header announces more than there is.", path)
                 return
+            num_samples += len(samples)
             yield torch.from_numpy(samples.mean(axis=1))
 
 
