@@ -254,6 +254,9 @@ class _BatchSampler(DistributedSampler[PlannedBatch]):
         self.batches.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[PlannedBatch]:
+        # Not before the first batch is asked for: loaders with persistent workers make an iterator and drop it.
         start, self.start = self.start, 0
-        numbered, epoch = enumerate(self.batches), self.epoch
-        return (PlannedBatch(cuts, epoch, number, self.batch_seed) for number, cuts in numbered if number >= start)
+        epoch = self.epoch
+        for number, cuts in enumerate(self.batches):
+            if number >= start:
+                yield PlannedBatch(cuts, epoch, number, self.batch_seed)

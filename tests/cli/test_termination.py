@@ -23,6 +23,7 @@ from scripts.benchmarks.processes import write_inputs  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
+WORKERS = ["--data.init_args.num_workers", "1"]
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -154,7 +155,7 @@ def test_a_signal_in_the_last_batch_of_an_epoch_is_heeded_behind_the_epoch(folde
 @pytest.mark.parametrize(
     ("victim", "options", "sentence"),
     [
-        ("worker", ["--data.init_args.num_workers", "1"], "a process that prepares batches was killed or failed"),
+        ("worker", WORKERS, "a process that prepares batches was killed or failed"),
         (
             "peer",
             ["--trainer.devices", "2", "--trainer.strategy", "ddp"],
@@ -175,5 +176,13 @@ def test_a_killed_process_ends_the_training_and_checkpoints_stay(
     # Lightning looks every five seconds for processes that are gone, and kills the first one if it is still there.
     assert ran.returncode in ((2,) if victim == "worker" else (2, -signal.SIGKILL)), ran.stderr
     assert ran.returncode != 2 or f"asr: error: {sentence}" in ran.stderr, ran.stderr
-    steps = sorted(torch.load(path)["global_step"] for path in (tmp_path / "every").glob("*.ckpt"))
-    assert steps[-1] >= 3
+    steps = {int(torch.load(path)["global_step"]): path for path in (tmp_path / "every").glob("*.ckpt")}
+    assert max(steps) >= 3
+    if victim == "worker":
+        # With processes that prepare batches, too, the run goes on from the same batch.
+        resumed = recipe(folder, "acoustic", tmp_path / "resumed", [])
+        assert train.run(recipe(folder, "acoustic", tmp_path / "whole", [])) == 0
+        assert train.run([*resumed, *WORKERS, "--ckpt_path", str(steps[3])]) == 0
+        expected, found = (weights(tmp_path / name / "last.ckpt") for name in ("whole", "resumed"))
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5, msg=name)
