@@ -51,7 +51,7 @@ from asr.decoding.warmup import made_up_log_prob, needs_warm_up
 from asr.errors import AsrError
 from asr.graph.context import TIED_STATES, TiedStates
 from asr.graph.module import GraphModule
-from asr.kernels.heap import release_now_and_then
+from asr.kernels.heap import limit_compiled_shapes, release_now_and_then
 from asr.kernels.int8 import byte_products
 from asr.lm.interface import LanguageModel
 from asr.models.adaptation import RecognizedSpeech, SpeakerTransform, adapt, score_of_speaker
@@ -288,6 +288,7 @@ class Recognizer(nn.Module):
         resources: ResourceOptions | None = None,
     ) -> None:
         super().__init__()
+        limit_compiled_shapes()
         if acoustic_model is not None:
             bundle = _with_acoustic_model(acoustic_model, bundle)
         self.bundle = bundle
