@@ -9,28 +9,19 @@ Shapes: N recordings or segments, C channels or tokens, L samples, T frames.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from asr.audio.waveform import (
-    as_recording,
-    as_recordings,
-    at_rate,
-    batches_of_similar_length,
-    segments_at_pauses,
-    split_at_pauses,
-)
+from asr.audio.batches import Segment, open_recordings, segment_batches
 from asr.bundle import Bundle
 from asr.decoding.build import (
     LanguageModels,
@@ -62,16 +53,12 @@ from asr.results import RecognitionResult, StageTimes, as_result, joined
 from asr.text.lexicon import Lexicon
 
 if TYPE_CHECKING:
-    from asr.audio.io import AudioFile
     from asr.models.external import ExternalModel
 
 _MAX_WORKERS = 64
 
 # A GPU needs many streams at a time before its work takes longer than the host's launches.
 _BATCH_SECONDS = {"cpu": 50.0, "cuda": 3000.0}
-
-# Of files, so many batches are read before they are recognized: enough to find segments of similar length.
-_BATCHES_AHEAD = 6
 
 # For the language model that a warm-up asks; what it caches is dropped afterwards.
 _WARM_UP_BYTES = 1 << 26
@@ -208,15 +195,6 @@ def _with_acoustic_model(acoustic_model: str | ExternalModel, *parts: Any) -> Bu
 
 
 _Self = TypeVar("_Self", bound="Recognizer")
-
-
-class _Segment(NamedTuple):
-    """Samples (L,) of a recording from sample `begin` on; `is_read`: from a file, not from the caller's memory."""
-
-    recording_idx: int
-    begin: int
-    samples: Tensor
-    is_read: bool
 
 
 class _Scored(NamedTuple):
@@ -457,16 +435,15 @@ class Recognizer(nn.Module):
         if nbest < 1:
             raise AsrError(f"nbest is {nbest}; ask for 1 hypothesis or more.")
         self.eval()  # the acoustic model may be trained elsewhere
-        rate = self.sampling_rate
-        recordings = self._recordings(audio, rate if sampling_rate is None else sampling_rate, num_samples)
-        batches, places = self._batches(recordings), deque[list[tuple[int, int]]]()
+        num_recordings, batches = self._batches(audio, sampling_rate, num_samples)
+        places = deque[list[tuple[int, int]]]()
 
         def samples() -> Iterator[list[Tensor]]:
             for batch in batches:
                 places.append([(segment.recording_idx, segment.begin) for segment in batch])
                 yield [segment.samples for segment in batch]
 
-        found: list[dict[int, RecognitionResult]] = [{} for _ in recordings]
+        found: list[dict[int, RecognitionResult]] = [{} for _ in range(num_recordings)]
         decoder = self._prepared_decoder(nbest > 1)
         with self._engines.lend(self._new_engines) as engines:
             decode = partial(self._decode, decoder, engines, nbest)
@@ -475,7 +452,7 @@ class Recognizer(nn.Module):
                 for (recording_idx, begin), result in zip(places.popleft(), results, strict=True):
                     found[recording_idx][begin] = result
         in_order = [dict(sorted(parts.items())) for parts in found]
-        return [joined([*parts.values()], [begin / rate for begin in parts]) for parts in in_order]
+        return [joined([*parts.values()], [begin / self.sampling_rate for begin in parts]) for parts in in_order]
 
     @torch.no_grad()
     def speaker_transform(
@@ -511,9 +488,8 @@ class Recognizer(nn.Module):
                 "bundle whose network was trained by lattice-free MMI, and make it with 'asr bundle --denominator'."
             )
         self.eval()
-        rate = self.sampling_rate
-        recordings = self._recordings(audio, rate if sampling_rate is None else sampling_rate, num_samples)
-        batches, decoder, speech = self._batches(recordings), self._prepared_decoder(), []
+        batches = self._batches(audio, sampling_rate, num_samples)[1]
+        decoder, speech = self._prepared_decoder(), []
         with self._engines.lend(self._new_engines) as engines, engines.streams.running(0):
             engines.streams.catch_up()
             for batch in batches:
@@ -531,75 +507,14 @@ class Recognizer(nn.Module):
         engines.streams.wait(0)
         return transform
 
-    def _segments(self, recordings: Sequence[Tensor | AudioFile]) -> Iterator[_Segment]:
-        limit = self.resources.max_segment_seconds
-        for index, recording in enumerate(recordings):
-            if isinstance(recording, Tensor):
-                for begin, end in split_at_pauses(recording, self.sampling_rate, limit):
-                    yield _Segment(index, begin, recording[begin:end], is_read=False)
-            else:
-                for begin, samples in segments_at_pauses(recording, self.sampling_rate, limit):
-                    yield _Segment(index, begin, samples, is_read=True)
-
-    def _batches(self, recordings: Sequence[Tensor | AudioFile]) -> Iterator[list[_Segment]]:
-        """Segments that are recognized together; of files, what is needed is read when it is needed.
-
-        What is wrong with the beginning of a file is raised by this call, the rest while batches are taken.
-        """
-        max_padded = int(self.batch_seconds * self.sampling_rate)
-        windows = self._windows(self._segments(recordings))
-        first = next(windows, [])
-
-        def batches() -> Iterator[list[_Segment]]:
-            for window in itertools.chain([first], windows):
-                lengths = [len(segment.samples) for segment in window]
-                ready = [[window[i] for i in batch] for batch in batches_of_similar_length(lengths, max_padded)]
-                window.clear()  # each batch goes when it is done
-                while ready:
-                    yield ready.pop(0)
-
-        return batches()
-
-    def _windows(self, segments: Iterator[_Segment]) -> Iterator[list[_Segment]]:
-        """Segments among which similar ones are looked for: all of arrays, of files those of some batches."""
-        room = _BATCHES_AHEAD * int(self.batch_seconds * self.sampling_rate)
-        window: list[_Segment] = []
-        num_read = 0
-        for segment in segments:
-            window.append(segment)
-            num_read += len(segment.samples) if segment.is_read else 0
-            if num_read >= room:
-                yield window
-                window, num_read = [], 0
-        if window:
-            yield window
-
-    def _recordings(
-        self, audio: Any, old_rate: int, num_samples: Tensor | Sequence[int] | None
-    ) -> list[Tensor | AudioFile]:
-        """Recordings at the bundle's sampling rate, (L,) each; files are not read yet."""
+    def _batches(
+        self, audio: Any, sampling_rate: int | None, num_samples: Tensor | Sequence[int] | None
+    ) -> tuple[int, Iterator[list[Segment]]]:
+        """The number of recordings, and their segments, batch by batch."""
         rate = self.sampling_rate
-        if isinstance(audio, (str, PathLike)):
-            audio = [audio]
-        entries = audio if isinstance(audio, (list, tuple)) else []
-        is_file = [isinstance(entry, (str, PathLike)) for entry in entries]
-        if not any(is_file):
-            return [at_rate(row, old_rate, rate) for row in as_recordings(audio, num_samples)]
-        from asr.audio.io import AudioFile, read_audio  # needs soundfile, which arrays do not
-
-        if num_samples is not None:
-            read = [
-                read_audio(Path(entry), rate) if named else entry for entry, named in zip(entries, is_file, strict=True)
-            ]
-            rows = as_recordings(read, num_samples)
-            return [row if named else at_rate(row, old_rate, rate) for row, named in zip(rows, is_file, strict=True)]
-        recordings: list[Tensor | AudioFile] = []
-        for index, entry in enumerate(entries):
-            if is_file[index]:
-                recordings.append(entry if isinstance(entry, AudioFile) else AudioFile(Path(entry), rate))
-            else:
-                recordings.append(at_rate(as_recording(entry, f"recording {index}"), old_rate, rate))
-        return recordings
+        recordings = open_recordings(audio, rate if sampling_rate is None else sampling_rate, rate, num_samples)
+        limit = self.resources.max_segment_seconds
+        return len(recordings), segment_batches(recordings, rate, limit, self.batch_seconds)
 
     def log_prob(
         self, samples: Sequence[Tensor], times: StageTimes, speaker: SpeakerTransform | None = None
