@@ -21,6 +21,7 @@ from asr.decoding.selection import BackendFactory, select_backend
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.token_search import TokenSearch
 from asr.decoding.tokens import ActiveTokens
+from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import Difference, RemappedLM
@@ -35,6 +36,8 @@ from tests.reference.table_lm import TableLM
 
 NUM_FRAMES = torch.tensor([5, 0, 11, 11, 1])
 GRAPH = random_graph(3, num_states=40, num_arcs=200)
+# 200 arcs leave each state, of which sharp frames make few likely.
+WIDE_GRAPH = random_graph(3, num_states=8, num_arcs=1600, num_tokens=60)
 
 
 @pytest.mark.slow
@@ -76,6 +79,19 @@ def test_loops(frames_per_call: int, beam: float, limits: tuple[int, int], monke
         return Backend(TorchFrameBackend(graph, options, False), NumbaChunkSearch(graph, options, frames_per_call))
 
     _check_same_paths(made, beam, limits, monkeypatch)
+
+
+@pytest.mark.parametrize("has_lm", [False, True])
+@pytest.mark.parametrize(
+    ("beam", "limits"), [(4.0, (0, 50)), (4.0, (6, 8)), (0.3, (7, 8)), (float("inf"), (0, 10**6)), (1.0, (40, 60))]
+)
+def test_loops_over_states_with_many_arcs(
+    beam: float, limits: tuple[int, int], has_lm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numba")
+    lm = TableLM(WIDE_GRAPH.vocabulary, num_history_words=2) if has_lm else None
+    backend: BackendFactory = functools.partial(select_backend, name="numba")
+    _check_same_paths(backend, beam, limits, monkeypatch, lm, graph=WIDE_GRAPH, sharpness=6.0)
 
 
 def _numba_with_lm(looks_up: bool) -> BackendFactory:
@@ -261,11 +277,12 @@ def _check_same_paths(
     lm: LanguageModel | None = None,
     skip_beam: float | None = None,
     loops_first: bool = False,
+    graph: DecodingGraph = GRAPH,
+    sharpness: float = 2.0,
 ) -> int:
     """In one chunk and in several, back-pointers collected on the way; gives the number of calls of `lm.score`."""
     monkeypatch.setattr(Backtrace, "is_due", property(lambda self: self.num_records > 200))
-    graph = GRAPH
-    log_prob = random_log_prob(5, 5, 11)
+    log_prob = random_log_prob(5, 5, 11, len(graph.tokens), sharpness)
     log_prob[2, :, 1] = -torch.inf
     log_prob[3, 6] = -torch.inf
     options = DecodingOptions(

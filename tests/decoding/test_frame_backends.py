@@ -35,6 +35,7 @@ CASES = {
     "limits": st.sampled_from([(0, 5), (4, 6), (30, 40), (0, 10**6)]),
     "skip_beam": st.sampled_from([None, 1.0]),
     "max_contexts": st.sampled_from([None, 1, 2]),
+    "many_arcs": st.booleans(),
 }
 
 
@@ -73,10 +74,14 @@ def _check_same_paths(
     limits: tuple[int, int],
     skip_beam: float | None,
     max_contexts: int | None,
+    many_arcs: bool,
 ) -> None:
-    graph = random_graph(seed, num_states=40, num_arcs=200, epsilons=epsilons)
+    if many_arcs:  # 100 for each state, of which sharp frames make few likely
+        graph = random_graph(seed, num_states=8, num_arcs=800, num_tokens=60, epsilons=epsilons)
+    else:
+        graph = random_graph(seed, num_states=40, num_arcs=200, epsilons=epsilons)
     num_utts, num_frames = 3, 8
-    log_prob = random_log_prob(seed, num_utts, num_frames)
+    log_prob = random_log_prob(seed, num_utts, num_frames, len(graph.tokens), sharpness=6.0 if many_arcs else 2.0)
     log_prob[0, :, 1] = -torch.inf
     options = DecodingOptions(
         search_beam=beam,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from asr.decoding.backend import Chunk, SearchSink
 from asr.decoding.cpu.arrays import CandidateArrays, arc_arrays, ensure_capacity, pruning_of
-from asr.decoding.cpu.frame import count_arcs, expand_stream, prune_winners
+from asr.decoding.cpu.frame import count_arcs, expand_stream, prune_winners, wider
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.search_graph import Searchable
 from asr.decoding.tokens import ActiveTokens
@@ -125,13 +125,13 @@ def search_frames(
             for i in range(num):
                 new_state[i] = arcs.dst[arc[begin + i]]
             winners = rank_by_state(new_state, value[:num], ranking[2 * begin : 2 * end], table)
-            kept, num_inside = prune_winners(winners, value, pruning)
-            if num_inside >= pruning.min_active or not left_out:
+            if len(winners) >= pruning.min_active or not left_out:
+                kept = prune_winners(winners, value, pruning)
                 if best > -np.inf:
                     frames.score_offset[0] += best
                 break
-            # Fewer than min_active survive near the best: what was left out may survive after all.
-            margin = np.float32(np.inf)
+            # There are fewer than min_active: what was left out may survive after all.
+            margin = wider(margin)
         state, score = np.empty(len(kept), dtype=np.int64), np.empty(len(kept), dtype=np.float32)
         winner = ensure_capacity(winner, first_token + len(kept))
         for k in range(len(kept)):

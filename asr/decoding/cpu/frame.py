@@ -15,13 +15,20 @@ import torch
 from numpy.typing import NDArray
 
 from asr.decoding.backend import Frame
-from asr.decoding.cpu.arrays import CandidateArrays, arc_arrays, pruning_of, stream_end
-from asr.decoding.frame import RECOMBINATION_FACTOR, ROUNDING_SLACK
+from asr.decoding.cpu.arrays import CandidateArrays, arc_arrays, ensure_capacity, pruning_of, stream_end
+from asr.decoding.frame import ROUNDING_SLACK
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.recombination import HASH_MULTIPLIERS
 from asr.decoding.search_graph import Searchable
 from asr.decoding.tokens import ActiveTokens, Candidates, Expansion, Survivors
 from asr.kernels.jit import jit_required, kernel
+
+# Wider ones are tried up to here, and then all.
+_WIDEST_MARGIN = 50.0
+# A state's arcs are looked up by the likely tokens if there are so many for each; below, a look at all is faster.
+_ARCS_PER_LIKELY = 16
+# Without a language model several candidates may recombine into one; with too few winners the next margin is tried.
+_CANDIDATES_PER_WINNER = 2
 
 
 class FrameArrays(NamedTuple):
@@ -52,7 +59,7 @@ def expand_stream(
         arcs: of the graph.
         log_prob: (C,) or more, where the stream's frame begins.
         pruning: with a language model, only what it is to be asked about stays.
-        margin: candidates further behind the best may be left out, as long as enough are inside the beam.
+        margin: the beam or more; what is further behind the best may be left out, as long as there is enough else.
         has_lm: whether a language model takes part.
         out: takes the candidates; has room for all arcs.
 
@@ -69,14 +76,28 @@ def expand_stream(
     for position in range(arcs.begin[state[leader]], arcs.begin[state[leader] + 1]):
         reached = score[leader] + arcs.score[position]
         lead = max(lead, reached + log_prob[arcs.token[position]])
+    chosen = np.empty(0, dtype=np.int64)
     while True:
         best = lead
         floor = np.float32(best - margin - ROUNDING_SLACK)
+        likely = np.empty(0, dtype=np.int32)  # not known yet
         left_out = False
         num = 0
         for token in range(len(state)):
             token_score = score[token]
-            for position in range(arcs.begin[state[token]], arcs.begin[state[token] + 1]):
+            first, row = arcs.begin[state[token]], arcs.wide.row[state[token]]
+            num_arcs = arcs.begin[state[token] + 1] - first
+            is_wide = row >= 0 and floor > -np.inf
+            if is_wide and not len(likely):
+                likely = likely_tokens(log_prob, floor - score[leader], arcs.wide)
+            is_chosen = is_wide and _ARCS_PER_LIKELY * len(likely) < num_arcs
+            if is_chosen:
+                chosen = ensure_capacity(chosen, num_arcs)
+                num_chosen = choose_arcs(arcs.wide, row, likely, log_prob, floor - token_score, chosen)
+                left_out = left_out or num_chosen < num_arcs
+                num_arcs = num_chosen
+            for i in range(num_arcs):
+                position = chosen[i] if is_chosen else first + i
                 reached = token_score + arcs.score[position]
                 reached = reached + log_prob[arcs.token[position]]
                 if reached < floor or reached == -np.inf:
@@ -92,18 +113,65 @@ def expand_stream(
         num_inside = 0
         for i in range(num):
             relative = out.score[i] - best
-            if relative >= -pruning.beam and (
+            if relative >= -margin and (
                 not has_lm or relative >= -pruning.skip_beam or arcs.num_words[out.arc[i]] == 0
             ):
                 num_inside += 1
-        if num_inside >= (pruning.min_active if has_lm else RECOMBINATION_FACTOR * pruning.min_active):
+        if num_inside >= (pruning.min_active if has_lm else _CANDIDATES_PER_WINNER * pruning.min_active):
             break
-        margin = np.float32(np.inf)
+        margin = wider(margin)
     for i in range(num):
         out.score[i] -= best
     if has_lm:
         num = prune_before_words(out, num, arcs, pruning)
     return num, best, left_out
+
+
+@kernel(fastmath=False)
+def wider(margin: Any) -> Any:
+    """The margin to be tried next."""
+    return np.float32(1.5 * margin + 0.5 if margin < _WIDEST_MARGIN else np.inf)
+
+
+@kernel(fastmath=False)
+def likely_tokens(log_prob: Any, worst: Any, wide: Any) -> Any:
+    """The tokens (Q,) int32, ascending, by which an arc of a wide state may score `worst` or better; at least one."""
+    worst = worst - wide.best_score.max() - np.float32(ROUNDING_SLACK)
+    likely, num = np.empty(wide.num_columns, dtype=np.int32), 0
+    for token in range(wide.num_columns):
+        likely[num] = token
+        num += int(log_prob[token] >= worst)
+    return likely[: max(num, 1)]
+
+
+@kernel(fastmath=False)
+def choose_arcs(wide: Any, row: Any, likely: Any, log_prob: Any, worst: Any, chosen: Any) -> int:
+    """Fills `chosen` with the arcs of a wide state that may score `worst` or better, ascending -> how many."""
+    begin, end = wide.begin[row], wide.begin[row + 1]
+    worst = worst - wide.best_score[row] - np.float32(ROUNDING_SLACK)
+    num = 0
+    for token in likely:
+        if log_prob[token] < worst:
+            continue
+        low, high = begin, end
+        while low < high:
+            middle = (low + high) // 2
+            if wide.token[middle] < token:
+                low = middle + 1
+            else:
+                high = middle
+        while low < end and wide.token[low] == token:
+            chosen[num] = wide.position[low]
+            num += 1
+            low += 1
+    # In the order of the graph, by which ties are decided.
+    for i in range(1, num):
+        position, k = chosen[i], i
+        while k and chosen[k - 1] > position:
+            chosen[k] = chosen[k - 1]
+            k -= 1
+        chosen[k] = position
+    return num
 
 
 @kernel(fastmath=False)
@@ -243,8 +311,8 @@ def resolve_winners(winner: Any) -> None:
 
 
 @kernel(fastmath=False)
-def prune_winners(kept: Any, score: Any, pruning: Any) -> tuple[Any, int]:
-    """Prunes the winners of one stream: which survive, ascending, and how many of them are inside the beam.
+def prune_winners(kept: Any, score: Any, pruning: Any) -> Any:
+    """Prunes the winners of one stream -> those which survive, ascending.
 
     Args:
         kept: (W,) positions of the winners; overwritten.
@@ -255,23 +323,26 @@ def prune_winners(kept: Any, score: Any, pruning: Any) -> tuple[Any, int]:
     for k in range(len(kept)):
         value[k] = score[kept[k]]
     threshold = pruning_threshold(value, pruning.beam, pruning.min_active, pruning.max_active)
-    num_kept, num_inside = 0, 0
+    num_kept = 0
     for k in range(len(kept)):
         kept[num_kept] = kept[k]
         num_kept += int(value[k] >= threshold)
-        num_inside += int(value[k] >= threshold and value[k] >= -pruning.beam)
-    return kept[:num_kept], num_inside
+    return kept[:num_kept]
 
 
 @kernel(fastmath=False)
 def keep_stream(state: Any, context: Any, score: Any, table: Any, pruning: Any, winner: Any) -> tuple[Any, int]:
-    """Recombines and prunes the candidates of one stream; arguments as of `recombine`, returns as `prune_winners`."""
+    """Recombines and prunes the candidates of one stream; arguments as of `recombine`.
+
+    Returns:
+        The winners which survive, ascending, and how many winners there are.
+    """
     recombine(state, context, score, table, winner)
     kept, num_winners = np.empty(len(state), dtype=np.int64), 0
     for i in range(len(state)):
         kept[num_winners] = i
         num_winners += int(winner[i] == i and score[i] > -np.inf)
-    return prune_winners(kept[:num_winners], score, pruning)
+    return prune_winners(kept[:num_winners], score, pruning), num_winners
 
 
 @kernel(fastmath=False)
@@ -325,7 +396,7 @@ def keep_frame(
     is_enough, begin = True, 0
     while begin < len(state):
         own, end = stream[begin], stream_end(stream, begin)
-        own_kept, num_inside = keep_stream(
+        own_kept, num_winners = keep_stream(
             state[begin:end], context[begin:end], score[begin:end], table, pruning, winner[begin:end]
         )
         for i in range(begin, end):
@@ -333,7 +404,7 @@ def keep_frame(
         for k in range(len(own_kept)):
             kept[num_kept] = begin + own_kept[k]
             num_kept += 1
-        is_enough = is_enough and (num_inside >= pruning.min_active or is_complete[own])
+        is_enough = is_enough and (num_winners >= pruning.min_active or is_complete[own])
         begin = end
     return winner, kept[:num_kept], is_enough
 

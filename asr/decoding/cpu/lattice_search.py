@@ -162,7 +162,7 @@ def keep_all_streams(extended: Any, table: Any, pruning: Any) -> tuple[Any, Any]
         for i in range(begin, end):
             kept[num_kept] = i
             num_kept += int(winner[i] == i and score[i] > -np.inf)
-        survivors, _ = prune_winners(kept[first:num_kept], score, pruning)
+        survivors = prune_winners(kept[first:num_kept], score, pruning)
         num_kept, begin = first + len(survivors), end
     return winner, kept[:num_kept]
 
