@@ -59,9 +59,10 @@ def test_peers_find_our_best_path_in_our_graph(workload: CTCWorkload, name: str)
         pytest.skip(f"needs {package}")
     # Blank last, so that columns must be put in the graph's order.
     tokens = CTCTokens([*LETTERS[1:], "-"])
-    decoder = CTCDecoder(tokens, words=WORDS, lm_scale=1.0, search_beam=50.0, max_active_states=100000)
+    settings = {"lm_scale": 0.7, "word_insertion_penalty": 0.5, "search_beam": 50.0, "max_active_states": 100000}
+    decoder = CTCDecoder(tokens, words=WORDS, **settings)
     assert decoder.word_graph is not None
-    peer = getattr(peers, name)(tokens, decoder.word_graph.graph, 1.0, 50.0, 100000)
+    peer = getattr(peers, name)(tokens, decoder.word_graph.graph, 0.7, 0.5, 50.0, 100000)
     for log_prob, words in zip(workload.frames, workload.references, strict=True):
         moved = torch.cat([log_prob[:, 1:], log_prob[:, :1]], dim=1)
         (best,) = decoder(moved)

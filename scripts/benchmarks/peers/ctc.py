@@ -126,9 +126,9 @@ def torchaudio(
     return decode
 
 
-def kaldi(tokens: CTCTokens, graph: DecodingGraph, lm_scale: float, beam: float, most: int) -> Decode:
+def kaldi(tokens: CTCTokens, graph: DecodingGraph, lm_scale: float, insertion: float, beam: float, most: int) -> Decode:
     """Kaldi's FasterDecoder on our graph, as sherpa-onnx uses it."""
-    search = KaldiSearch(_scaled(graph, lm_scale), beam, most, min(30, most))
+    search = KaldiSearch(_scaled(graph, lm_scale, insertion), beam, most, min(30, most))
 
     def decode(log_prob: Tensor) -> list[str]:
         found = search.decode(_with_boundary(tokens, log_prob))
@@ -137,11 +137,11 @@ def kaldi(tokens: CTCTokens, graph: DecodingGraph, lm_scale: float, beam: float,
     return decode
 
 
-def k2(tokens: CTCTokens, graph: DecodingGraph, lm_scale: float, beam: float, most: int) -> Decode:
+def k2(tokens: CTCTokens, graph: DecodingGraph, lm_scale: float, insertion: float, beam: float, most: int) -> Decode:
     """k2's pruned intersection with our graph, and the best path of its lattice."""
     package = importlib.import_module("k2")
     to_k2: Any = importlib.import_module("asr.decoding.k2").to_k2
-    fsa = package.create_fsa_vec([to_k2(_scaled(graph, lm_scale))])
+    fsa = package.create_fsa_vec([to_k2(_scaled(graph, lm_scale, insertion))])
 
     def decode(log_prob: Tensor) -> list[str]:
         log_prob = _with_boundary(tokens, log_prob)
@@ -155,8 +155,9 @@ def k2(tokens: CTCTokens, graph: DecodingGraph, lm_scale: float, beam: float, mo
     return decode
 
 
-def _scaled(graph: DecodingGraph, lm_scale: float) -> DecodingGraph:
-    return replace(graph, score=graph.score * lm_scale, final_score=graph.final_score * lm_scale)
+def _scaled(graph: DecodingGraph, lm_scale: float, insertion: float) -> DecodingGraph:
+    score = graph.score * lm_scale + insertion * graph.word_begin.diff()
+    return replace(graph, score=score, final_score=graph.final_score * lm_scale)
 
 
 def _with_boundary(tokens: CTCTokens, log_prob: Tensor) -> Tensor:
