@@ -18,7 +18,7 @@ from torch import Tensor
 
 from asr.bundle import Bundle
 from asr.decoding.build import OLD_FIRST_PASSES, available_modes
-from asr.recognizer import Recognizer
+from asr.recognizer import Recognizer, ResourceOptions
 from scripts.benchmarks.inputs import AN4_BUNDLE, ROOT
 
 PATH = ROOT / "tests" / "assets" / "gpu_expected.npz"
@@ -57,7 +57,10 @@ def recognized(folder: Path, name: str, waveforms: list[Tensor], device: torch.d
     """Text and total of each recording; `name` is a mode and a first pass, such as `rnn, torch-search`."""
     mode, first_pass = name.split(", ")
     decoder, lm_fusion = OLD_FIRST_PASSES[first_pass]
-    recognizer = Recognizer.from_folder(folder, mode=mode, decoder=decoder, lm_fusion=lm_fusion).to(device)
+    # As on a GPU, which does not multiply bytes.
+    resources = ResourceOptions(acoustic_precision="float32")
+    choices: dict[str, Any] = {"mode": mode, "decoder": decoder, "lm_fusion": lm_fusion, "resources": resources}
+    recognizer = Recognizer.from_folder(folder, **choices).to(device)
     return [(result.text, result.total) for result in recognizer(waveforms)]
 
 
