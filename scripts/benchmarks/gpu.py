@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from asr.lm.cached.engine import CachedRNNLM
 from asr.recognizer import Recognizer, ResourceOptions
 from asr.results import StageTimes
 from scripts.benchmarks.gpu_agreement import NotHere, search_checks
+from scripts.benchmarks.gpu_expected import IN_FLOAT32
 from scripts.benchmarks.gpu_plan import main as run_checks
 from scripts.benchmarks.gpu_speed import chain, placements_agree, queries, training
 from scripts.benchmarks.inputs import ROOT, argument_parser
@@ -126,7 +128,7 @@ def _check(name: str, compare: Callable[[], str]) -> bool | None:
 def compare_log_prob(folder: Path, waveforms: list[Tensor], cpu: torch.device, gpu: torch.device) -> str:
     tables = []
     for device in (cpu, gpu):
-        recognizer = Recognizer.from_folder(folder, mode="ngram").to(device)
+        recognizer = Recognizer.from_folder(folder, mode="ngram", resources=IN_FLOAT32).to(device)
         with torch.no_grad():
             tables.append([row.cpu() for row in recognizer.log_prob(waveforms, StageTimes())])
     assert torch.equal(tables[0][1], tables[1][1]), "the numbers of frames differ"
@@ -160,10 +162,8 @@ def compare_modes(
     folder: Path, mode: str, first_pass: str, waveforms: list[Tensor], cpu: torch.device, gpu: torch.device
 ) -> str:
     decoder, lm_fusion = OLD_FIRST_PASSES[first_pass]
-    on_cpu, on_gpu = (
-        Recognizer.from_folder(folder, mode=mode, decoder=decoder, lm_fusion=lm_fusion).to(device)(waveforms)
-        for device in (cpu, gpu)
-    )
+    choices: dict[str, Any] = {"mode": mode, "decoder": decoder, "lm_fusion": lm_fusion, "resources": IN_FLOAT32}
+    on_cpu, on_gpu = (Recognizer.from_folder(folder, **choices).to(device)(waveforms) for device in (cpu, gpu))
     num_same = sum(ours.text == theirs.text for ours, theirs in zip(on_cpu, on_gpu, strict=True))
     for ours, theirs in zip(on_cpu, on_gpu, strict=True):
         # Sums in another order may turn a tie; the totals must still be as good.

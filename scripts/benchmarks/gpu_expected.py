@@ -22,6 +22,9 @@ from asr.recognizer import Recognizer, ResourceOptions
 from scripts.benchmarks.inputs import AN4_BUNDLE, ROOT
 
 PATH = ROOT / "tests" / "assets" / "gpu_expected.npz"
+IN_FLOAT32 = ResourceOptions(acoustic_precision="float32")
+"""What a CPU is compared with a GPU in, which does not multiply bytes."""
+
 _INT16 = 32768.0
 
 
@@ -57,9 +60,7 @@ def recognized(folder: Path, name: str, waveforms: list[Tensor], device: torch.d
     """Text and total of each recording; `name` is a mode and a first pass, such as `rnn, torch-search`."""
     mode, first_pass = name.split(", ")
     decoder, lm_fusion = OLD_FIRST_PASSES[first_pass]
-    # As on a GPU, which does not multiply bytes.
-    resources = ResourceOptions(acoustic_precision="float32")
-    choices: dict[str, Any] = {"mode": mode, "decoder": decoder, "lm_fusion": lm_fusion, "resources": resources}
+    choices: dict[str, Any] = {"mode": mode, "decoder": decoder, "lm_fusion": lm_fusion, "resources": IN_FLOAT32}
     recognizer = Recognizer.from_folder(folder, **choices).to(device)
     return [(result.text, result.total) for result in recognizer(waveforms)]
 

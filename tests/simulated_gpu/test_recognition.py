@@ -38,6 +38,8 @@ pytestmark = [
     pytest.mark.skipif(torch.__version__ < "2", reason="the simulated device needs torch 2's dispatch modes"),
 ]
 CUDA = torch.device("cuda")
+# A GPU does not multiply bytes.
+IN_FLOAT32 = ResourceOptions(acoustic_precision="float32")
 SENTENCES = [["KIT", "TWO"], ["PAT"]]
 NUM_FRAMES = math.ceil(len(tones(SENTENCES[0])) / RATE * 50)
 
@@ -115,7 +117,8 @@ def recognized(recognizer: Recognizer) -> list[RecognitionResult]:
 )
 def test_a_recognizer_finds_the_same(tiny_bundle_folder: Path, mode: str, options: dict[str, Any]) -> None:
     pytest.importorskip("triton", reason="GPUs run Triton's kernels")
-    expected = recognized(Recognizer(Bundle.load(tiny_bundle_folder), mode, decoder="token-passing"))
+    bundle = Bundle.load(tiny_bundle_folder)
+    expected = recognized(Recognizer(bundle, mode, decoder="token-passing", resources=IN_FLOAT32))
     with simulated_gpu() as device:
         options = {**options, "resources": ResourceOptions(**options["resources"])}
         ours = Recognizer(Bundle.load(tiny_bundle_folder), mode, decoder="token-passing", **options)
@@ -149,7 +152,7 @@ def test_the_host_seldom_waits(tiny_bundle_folder: Path, mode: str, lm_fusion: s
     asked: dict[str, Any] = {"decoder": "token-passing", "lm_fusion": lm_fusion}
     mode, _, lattices = mode.partition(", ")
     asked["keep_lattices"] = bool(lattices)
-    expected = recognized(Recognizer(Bundle.load(tiny_bundle_folder), mode, **asked))
+    expected = recognized(Recognizer(Bundle.load(tiny_bundle_folder), mode, resources=IN_FLOAT32, **asked))
     with simulated_gpu() as device:
         recognizer = Recognizer(Bundle.load(tiny_bundle_folder), mode, **asked).to(CUDA)
         recognized(recognizer)
@@ -207,7 +210,7 @@ def test_lattices_and_second_passes_are_the_same(tiny_bundle_folder: Path) -> No
     def found_on(device: str) -> list[Any]:
         bundle = Bundle.load(tiny_bundle_folder)
         assert bundle.rnn_lm is not None
-        recognizer = Recognizer(bundle, "ngram", decoder="token-passing").to(device)
+        recognizer = Recognizer(bundle, "ngram", decoder="token-passing", resources=IN_FLOAT32).to(device)
         graph, network = bundle.graph.to(torch.device(device)), bundle.rnn_lm.network.to(device)
         with torch.no_grad():
             log_prob = recognizer.log_prob([tones(words) for words in SENTENCES], StageTimes())
