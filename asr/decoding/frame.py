@@ -24,10 +24,6 @@ ROUNDING_SLACK = 0.01
 """More than the rounding of a difference of two scores can be. Compiled backends leave out what is behind the beam by
 more than this before the best score of the frame is known."""
 
-RECOMBINATION_FACTOR = 8
-"""Without a language model several candidates may recombine into one. Compiled backends leave some out only where this
-many times `min_active_states` are inside the beam."""
-
 # A table with one entry for each (stream, state) is faster than hashing, up to this size.
 _LARGEST_TABLE = 1 << 24
 FRAMES_BETWEEN_COLLECTIONS = 16

@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 
 from asr.decoding.backend import Frame
-from asr.decoding.frame import RECOMBINATION_FACTOR, ROUNDING_SLACK
+from asr.decoding.frame import ROUNDING_SLACK
 from asr.decoding.gpu import kernels
 from asr.decoding.gpu.cut_off import CutOff
 from asr.decoding.gpu.kernels import LOWEST
@@ -22,6 +22,10 @@ from asr.decoding.tokens import ActiveTokens, Candidates, Expansion, Survivors
 from asr.kernels.hash_table import marked_positions
 
 NO_LIMIT = 0x7FFFFFFF
+
+# Without a language model several candidates may recombine into one: some are left out only where this many times
+# `min_active_states` are inside the beam.
+_CANDIDATES_PER_WINNER = 8
 
 FIRST_CAPACITY = 1 << 12
 """Tokens and candidates that searches have room for at first."""
@@ -42,7 +46,7 @@ class FrameLimits:
         self.skip_beam = options.skip_beam if has_lm and options.skip_beam is not None else float("inf")
         self.min_active = options.min_active_states
         self.max_active = options.max_active_states
-        self.enough_inside = RECOMBINATION_FACTOR * options.min_active_states
+        self.enough_inside = _CANDIDATES_PER_WINNER * options.min_active_states
         self.has_lm = has_lm
         self.block = block
         self.selection_block = 2 * block
