@@ -193,27 +193,37 @@ class _SequentialFile(soundfile.SoundFile):
     soundfile seeks to the current position after each block. An MP3 decoder then loses the bit reservoir: samples at
     the beginning of the next block are wrong, and libmpg123 writes warnings to stderr. Formats without seeking, such as
     GSM 6.10, could not be read at all.
+
+    Attributes:
+        num_read: samples of each channel that `blocks_to_end` has read.
     """
+
+    num_read = 0
 
     def seekable(self) -> bool:
         """Always false."""
         return False
+
+    @property
+    def announces_more(self) -> bool:
+        """Whether the header announces more than has been read."""
+        return self.num_read < self.frames < _NO_LENGTH
 
     def blocks_to_end(self, size: int) -> Iterator[np.ndarray[Any, Any]]:
         """The rest in float32 blocks (at most `size`, channels), whatever length the header announces.
 
         Warns at the end of an MP3 that was damaged, unless it is also cut short, which callers see.
         """
-        is_damaged, num_samples = False, 0
+        is_damaged = False
         while True:
             with kept_complaints() if self.format == "MP3" else contextlib.nullcontext() as complaints:
                 block = self.read(size, dtype="float32", always_2d=True)
             is_damaged = is_damaged or bool(complaints)
-            num_samples += len(block)
+            self.num_read += len(block)
             if not len(block):
                 break
             yield block
-        if is_damaged and not num_samples < self.frames < _NO_LENGTH:
+        if is_damaged and not self.announces_more:
             name = os.fsdecode(self.name)
             _LOGGER.warning("%s: the MP3 is damaged in places; words there may be wrong or missing.", name)
 
@@ -439,17 +449,15 @@ def _decoded(path: Path, file: _SequentialFile, size: int) -> Iterator[Tensor]:
         if is_cut_short(file):
             _LOGGER.warning("%s: the audio is cut short: its header announces more than there is.", path)
         blocks = file.blocks_to_end(size)
-        num_samples = 0
         while True:
             try:
                 samples = next(blocks, None)
             except Exception as error:
                 raise AsrError(f"{path}: the audio cannot be decoded to its end; it is damaged.") from error
             if samples is None:
-                if file.format == "MP3" and num_samples < file.frames < _NO_LENGTH:
+                if file.format == "MP3" and file.announces_more:
                     _LOGGER.warning("%s: the audio is cut short: its header announces more than there is.", path)
                 return
-            num_samples += len(samples)
             yield torch.from_numpy(samples.mean(axis=1))
 
 

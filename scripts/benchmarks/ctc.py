@@ -146,7 +146,7 @@ def measure(
 
 
 def built(
-    workload: CTCWorkload, ngram: NgramLM, lexicon: Lexicon, scales: tuple[float, float], **settings: Any
+    workload: CTCWorkload, ngram: NgramLM, lexicon: Lexicon | None, scales: tuple[float, float], **settings: Any
 ) -> CTCDecoder:
     """Our decoder."""
     folder = cache_folder() / "ctc_graphs"
@@ -174,23 +174,15 @@ def measure_spelled(kind: str, bundle: Bundle, workload: CTCWorkload) -> dict[st
     said and is in the list; both in %.
     """
     ngram = bundle.small_ngram
-    assert ngram is not None and bundle.lexicon is not None
+    assert ngram is not None
     words = listed_words(ngram)[:NUM_FREQUENT]
     known = set(words)
     num_out = sum(word not in known for words in workload.references for word in words)
     num_in = sum(map(len, workload.references)) - num_out
     figures = {"oov_rate": round(100.0 * num_out / (num_out + num_in), 2)}
     for spells in (False, True):
-        decoder = CTCDecoder(
-            workload.tokens,
-            lexicon=bundle.lexicon if kind == "phones" else None,
-            words=words,
-            ngram=ngram,
-            lm_scale=SCALES[kind][0],
-            word_insertion_penalty=SCALES[kind][1],
-            spell_unknown=spells,
-            graph_folder=cache_folder() / "ctc_graphs",
-        )
+        lexicon = bundle.lexicon if kind == "phones" else None
+        decoder = built(workload, ngram, lexicon, SCALES[kind], words=words, spell_unknown=spells)
         counts, num_found, num_false = NO_ERRORS, 0, 0
         for log_prob, reference in zip(workload.frames, workload.references, strict=True):
             (best,) = decoder(log_prob)

@@ -28,7 +28,7 @@ class WideStates(NamedTuple):
     Attributes:
         row: (S,) int32, the state's place among the wide ones (D of them), else -1.
         begin: (D + 1,) int64, where its arcs begin in `token` and `position`.
-        best_score: (D,) float32, that of its best arc.
+        best_score: (D,) float32, that of its best arc; `best_of_all` float32, the best of these.
         token: (F,) int32, ascending among the arcs of a state.
         position: (F,) int64, where the arc stands in `ArcArrays`.
         num_columns: tokens that arcs read are below this.
@@ -37,6 +37,7 @@ class WideStates(NamedTuple):
     row: Any
     begin: Any
     best_score: Any
+    best_of_all: Any
     token: Any
     position: Any
     num_columns: int
@@ -171,7 +172,9 @@ def _wide_states(arcs: ArcSet) -> WideStates:
     position = np.arange(wide_begin[-1]) + np.repeat(begin[states] - wide_begin[:-1], num_arcs)
     best_score = np.maximum.reduceat(score[position], wide_begin[:-1]) if len(states) else score[:0]
     position = position[np.lexsort((token[position], np.repeat(states, num_arcs)))]
-    return WideStates(row, wide_begin, best_score, token[position], position, int(token.max(initial=-1)) + 1)
+    best_of_all = best_score.max(initial=np.float32(-np.inf))
+    num_columns = int(token.max(initial=-1)) + 1
+    return WideStates(row, wide_begin, best_score, best_of_all, token[position], position, num_columns)
 
 
 def token_arrays(tokens: ActiveTokens) -> TokenArrays:

@@ -136,7 +136,7 @@ def wider(margin: Any) -> Any:
 @kernel(fastmath=False)
 def likely_tokens(log_prob: Any, worst: Any, wide: Any) -> Any:
     """The tokens (Q,) int32, ascending, by which an arc of a wide state may score `worst` or better; at least one."""
-    worst = worst - wide.best_score.max() - np.float32(ROUNDING_SLACK)
+    worst = worst - wide.best_of_all - np.float32(ROUNDING_SLACK)
     likely, num = np.empty(wide.num_columns, dtype=np.int32), 0
     for token in range(wide.num_columns):
         likely[num] = token
