@@ -102,6 +102,65 @@ def lowest_bit(typingctx: Any, bits: Any) -> Any:
 
 
 @intrinsic
+def reaching(
+    typingctx: Any, token: Any, score: Any, begin: Any, num: Any, log_prob: Any, start: Any, limit: Any
+) -> Any:
+    """Bit i of an int64, i < num <= 16: whether (start + score[begin + i]) + log_prob[token[begin + i]] >= limit.
+
+    `token` is int32, the others are float32. The sums are rounded as in Python's order, on any processor.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values = list(arguments)
+        for at in (0, 1, 4):
+            values[at] = make_array(signature.args[at])(context, builder, values[at]).data
+        bits_of = _bits_of_gathered if has_instruction("avx512f") else _bits_one_by_one
+        return bits_of(builder, *values)
+
+    return types.int64(token, score, begin, num, log_prob, start, limit), generate
+
+
+def _bits_of_gathered(
+    builder: Any, token: Any, score: Any, begin: Any, num: Any, log_prob: Any, start: Any, limit: Any
+) -> Any:
+    ids, numbers, flags = (ir.VectorType(kind, 16) for kind in (_INT32, _FLOAT, ir.IntType(1)))
+    inside = builder.icmp_signed(
+        "<", ir.Constant(ids, list(range(16))), _in_all_lanes(builder, builder.trunc(num, _INT32), ids)
+    )
+
+    def load(data: Any, kind: Any, name: str) -> Any:
+        function_kind = ir.FunctionType(kind, [kind.as_pointer(), _INT32, flags, kind])
+        function = cgutils.get_or_insert_function(builder.module, function_kind, f"llvm.masked.load.{name}.p0")
+        place = builder.bitcast(builder.gep(data, [begin]), kind.as_pointer())
+        return builder.call(function, [place, _INT32(4), inside, ir.Constant(kind, None)])
+
+    byte = ir.IntType(8).as_pointer()
+    gather_kind = ir.FunctionType(numbers, [numbers, byte, ids, flags, _INT32])
+    gather = cgutils.get_or_insert_function(builder.module, gather_kind, "llvm.x86.avx512.mask.gather.dps.512")
+    places = builder.bitcast(log_prob, byte), load(token, ids, "v16i32")
+    gathered = builder.call(gather, [ir.Constant(numbers, None), *places, inside, _INT32(4)])
+    partial = builder.fadd(_in_all_lanes(builder, start, numbers), load(score, numbers, "v16f32"))
+    is_set = builder.fcmp_ordered(">=", builder.fadd(partial, gathered), _in_all_lanes(builder, limit, numbers))
+    return builder.zext(builder.bitcast(builder.and_(is_set, inside), ir.IntType(16)), _INT64)
+
+
+def _bits_one_by_one(
+    builder: Any, token: Any, score: Any, begin: Any, num: Any, log_prob: Any, start: Any, limit: Any
+) -> Any:
+    bits, last = _INT64(0), builder.sub(num, _INT64(1))
+    for i in range(16):
+        # Behind the last one, the last one again: nothing else may be read.
+        own = builder.select(builder.icmp_signed("<", _INT64(i), num), _INT64(i), last)
+        at = builder.add(begin, own)
+        column = builder.sext(builder.load(builder.gep(token, [at])), _INT64)
+        partial = builder.fadd(start, builder.load(builder.gep(score, [at])))
+        total = builder.fadd(partial, builder.load(builder.gep(log_prob, [column])))
+        is_set = builder.zext(builder.fcmp_ordered(">=", total, limit), _INT64)
+        bits = builder.or_(bits, builder.shl(is_set, own))
+    return bits
+
+
+@intrinsic
 def row_product(typingctx: Any, left: Any, i: Any, right: Any, j: Any) -> Any:
     """left[i] . right[j] of two float32 arrays (N, K) and (M, K), rows contiguous."""
 

@@ -19,28 +19,6 @@ from asr.kernels.jit import kernel
 
 _NONE = -1
 _NO_LATTICE = -1.0
-_MANY_ARCS = 32
-
-
-class WideStates(NamedTuple):
-    """States that many arcs leave, with these arcs (F,) by the token that they read.
-
-    Attributes:
-        row: (S,) int32, the state's place among the wide ones (D of them), else -1.
-        begin: (D + 1,) int64, where its arcs begin in `token` and `position`.
-        best_score: (D,) float32, that of its best arc; `best_of_all` float32, the best of these.
-        token: (F,) int32, ascending among the arcs of a state.
-        position: (F,) int64, where the arc stands in `ArcArrays`.
-        num_columns: tokens that arcs read are below this.
-    """
-
-    row: Any
-    begin: Any
-    best_score: Any
-    best_of_all: Any
-    token: Any
-    position: Any
-    num_columns: int
 
 
 class ArcArrays(NamedTuple):
@@ -53,7 +31,6 @@ class ArcArrays(NamedTuple):
     word_begin: Any
     word: Any
     dst: Any
-    wide: WideStates
 
 
 class TokenArrays(NamedTuple):
@@ -158,23 +135,7 @@ def arc_arrays(arcs: ArcSet) -> ArcArrays:
         word_begin=words.word_begin.numpy(),
         word=words.word_id.numpy(),
         dst=arcs.dst_state.numpy(),
-        wide=_wide_states(arcs),
     )
-
-
-def _wide_states(arcs: ArcSet) -> WideStates:
-    begin, token, score = arcs.arc_begin.numpy(), arcs.token_id.numpy(), arcs.score.numpy()
-    states = np.flatnonzero(np.diff(begin) >= _MANY_ARCS)
-    row = np.full(len(begin) - 1, -1, dtype=np.int32)
-    row[states] = np.arange(len(states))
-    num_arcs = np.diff(begin)[states]
-    wide_begin = np.concatenate([[0], num_arcs.cumsum()])
-    position = np.arange(wide_begin[-1]) + np.repeat(begin[states] - wide_begin[:-1], num_arcs)
-    best_score = np.maximum.reduceat(score[position], wide_begin[:-1]) if len(states) else score[:0]
-    position = position[np.lexsort((token[position], np.repeat(states, num_arcs)))]
-    best_of_all = best_score.max(initial=np.float32(-np.inf))
-    num_columns = int(token.max(initial=-1)) + 1
-    return WideStates(row, wide_begin, best_score, best_of_all, token[position], position, num_columns)
 
 
 def token_arrays(tokens: ActiveTokens) -> TokenArrays:

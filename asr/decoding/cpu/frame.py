@@ -1,4 +1,4 @@
-"""One frame of the search by numba's loops: expand, recombine, prune. Uncompiled the loops are slow oracles.
+"""One frame of the search by numba's loops: expand, recombine, prune.
 
 On a CPU they are several times faster than `TorchFrameBackend`, and give the same tokens bit for bit: what falls behind
 the best candidate so far is dropped at once, and each survivor is written once.
@@ -15,20 +15,25 @@ import torch
 from numpy.typing import NDArray
 
 from asr.decoding.backend import Frame
-from asr.decoding.cpu.arrays import CandidateArrays, arc_arrays, ensure_capacity, pruning_of, stream_end
+from asr.decoding.cpu.arrays import CandidateArrays, arc_arrays, pruning_of, stream_end
 from asr.decoding.frame import ROUNDING_SLACK
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.recombination import HASH_MULTIPLIERS
 from asr.decoding.search_graph import Searchable
 from asr.decoding.tokens import ActiveTokens, Candidates, Expansion, Survivors
-from asr.kernels.jit import jit_required, kernel
+from asr.kernels.jit import Intrinsic, jit_required, kernel
 
 # Wider ones are tried up to here, and then all.
 _WIDEST_MARGIN = 50.0
-# A state's arcs are looked up by the likely tokens if there are so many for each; below, a look at all is faster.
-_ARCS_PER_LIKELY = 16
+# Arcs that are looked at together, and tokens ahead of them whose arcs are asked for.
+_BLOCK, _AHEAD = 16, 4
+_LOWEST = np.finfo(np.float32).min
 # Without a language model several candidates may recombine into one; with too few winners the next margin is tried.
 _CANDIDATES_PER_WINNER = 2
+
+lowest_bit: Any = Intrinsic("asr.kernels.intrinsics", "lowest_bit")
+prefetch: Any = Intrinsic("asr.kernels.intrinsics", "prefetch")
+reaching: Any = Intrinsic("asr.kernels.intrinsics", "reaching")
 
 
 class FrameArrays(NamedTuple):
@@ -65,7 +70,7 @@ def expand_stream(
 
     Returns:
         How many candidates there are, the best score before it was subtracted from all, and whether any that is
-        possible was left out.
+        possible may have been left out.
     """
     # The successors of the best token tell at once what is not worth writing down.
     leader = 0
@@ -76,38 +81,32 @@ def expand_stream(
     for position in range(arcs.begin[state[leader]], arcs.begin[state[leader] + 1]):
         reached = score[leader] + arcs.score[position]
         lead = max(lead, reached + log_prob[arcs.token[position]])
-    chosen = np.empty(0, dtype=np.int64)
     while True:
         best = lead
         floor = np.float32(best - margin - ROUNDING_SLACK)
-        likely = np.empty(0, dtype=np.int32)  # not known yet
         left_out = False
         num = 0
         for token in range(len(state)):
-            token_score = score[token]
-            first, row = arcs.begin[state[token]], arcs.wide.row[state[token]]
-            num_arcs = arcs.begin[state[token] + 1] - first
-            is_wide = row >= 0 and floor > -np.inf
-            if is_wide and not len(likely):
-                likely = likely_tokens(log_prob, floor - score[leader], arcs.wide)
-            is_chosen = is_wide and _ARCS_PER_LIKELY * len(likely) < num_arcs
-            if is_chosen:
-                chosen = ensure_capacity(chosen, num_arcs)
-                num_chosen = choose_arcs(arcs.wide, row, likely, log_prob, floor - token_score, chosen)
-                left_out = left_out or num_chosen < num_arcs
-                num_arcs = num_chosen
-            for i in range(num_arcs):
-                position = chosen[i] if is_chosen else first + i
-                reached = token_score + arcs.score[position]
-                reached = reached + log_prob[arcs.token[position]]
-                if reached < floor or reached == -np.inf:
-                    left_out = left_out or reached > -np.inf
-                    continue
-                out.source[num], out.arc[num], out.score[num] = token, position, reached
-                num += 1
-                if reached > best:
-                    best = reached
-                    floor = np.float32(best - margin - ROUNDING_SLACK)
+            if token + _AHEAD < len(state):
+                ahead = arcs.begin[state[token + _AHEAD]]
+                prefetch(arcs.token, ahead)
+                prefetch(arcs.score, ahead)
+            token_score, end = score[token], arcs.begin[state[token] + 1]
+            for block in range(arcs.begin[state[token]], end, _BLOCK):
+                size = min(_BLOCK, end - block)
+                bits = reaching(arcs.token, arcs.score, block, size, log_prob, token_score, max(floor, _LOWEST))
+                left_out = left_out or bits != (1 << size) - 1
+                while bits:
+                    position = block + lowest_bit(bits)
+                    bits &= bits - 1
+                    reached = token_score + arcs.score[position]
+                    reached = reached + log_prob[arcs.token[position]]
+                    out.source[num], out.arc[num], out.score[num] = token, position, reached
+                    num += 1
+                    if reached > best:
+                        best = reached
+                        floor = np.float32(best - margin - ROUNDING_SLACK)
+        left_out = left_out and floor > -np.inf
         if not left_out:
             break
         num_inside = 0
@@ -120,8 +119,12 @@ def expand_stream(
         if num_inside >= (pruning.min_active if has_lm else _CANDIDATES_PER_WINNER * pruning.min_active):
             break
         margin = wider(margin)
-    for i in range(num):
-        out.score[i] -= best
+    # Those behind the margin that were found before the best one are not all that there are.
+    num, num_found = 0, num
+    for i in range(num_found):
+        relative = out.score[i] - best
+        out.source[num], out.arc[num], out.score[num] = out.source[i], out.arc[i], relative
+        num += int(relative >= -margin or not left_out)
     if has_lm:
         num = prune_before_words(out, num, arcs, pruning)
     return num, best, left_out
@@ -131,47 +134,6 @@ def expand_stream(
 def wider(margin: Any) -> Any:
     """The margin to be tried next."""
     return np.float32(1.5 * margin + 0.5 if margin < _WIDEST_MARGIN else np.inf)
-
-
-@kernel(fastmath=False)
-def likely_tokens(log_prob: Any, worst: Any, wide: Any) -> Any:
-    """The tokens (Q,) int32, ascending, by which an arc of a wide state may score `worst` or better; at least one."""
-    worst = worst - wide.best_of_all - np.float32(ROUNDING_SLACK)
-    likely, num = np.empty(wide.num_columns, dtype=np.int32), 0
-    for token in range(wide.num_columns):
-        likely[num] = token
-        num += int(log_prob[token] >= worst)
-    return likely[: max(num, 1)]
-
-
-@kernel(fastmath=False)
-def choose_arcs(wide: Any, row: Any, likely: Any, log_prob: Any, worst: Any, chosen: Any) -> int:
-    """Fills `chosen` with the arcs of a wide state that may score `worst` or better, ascending -> how many."""
-    begin, end = wide.begin[row], wide.begin[row + 1]
-    worst = worst - wide.best_score[row] - np.float32(ROUNDING_SLACK)
-    num = 0
-    for token in likely:
-        if log_prob[token] < worst:
-            continue
-        low, high = begin, end
-        while low < high:
-            middle = (low + high) // 2
-            if wide.token[middle] < token:
-                low = middle + 1
-            else:
-                high = middle
-        while low < end and wide.token[low] == token:
-            chosen[num] = wide.position[low]
-            num += 1
-            low += 1
-    # In the order of the graph, by which ties are decided.
-    for i in range(1, num):
-        position, k = chosen[i], i
-        while k and chosen[k - 1] > position:
-            chosen[k] = chosen[k - 1]
-            k -= 1
-        chosen[k] = position
-    return num
 
 
 @kernel(fastmath=False)
