@@ -91,6 +91,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise AsrError(f"{path}: 'name' or 'files' is of the wrong kind; fetch the bundle again.")
     if not isinstance(manifest["decoding"], dict):
         raise AsrError(f"{path}: 'decoding' does not give options for each mode; fetch the bundle again.")
+    if not isinstance(manifest.get("default_mode", ""), str):
+        raise AsrError(f"{path}: 'default_mode' is not the name of a mode; fetch the bundle again.")
     if not isinstance(manifest.get("confidence", {}), dict):
         raise AsrError(f"{path}: 'confidence' does not give calibrations for each mode; fetch the bundle again.")
     for name in _files_of(manifest):
@@ -157,6 +159,7 @@ class Bundle:
         lexicon: the pronunciations that the graph was built from, for exact word times, or None.
         denominator: of the acoustic model's training by lattice-free MMI, for adaptation to speakers, or None.
         decoding: mode (`ngram`, `rnn`, ...) -> decoding options that it was tuned to.
+        default_mode: the mode of those who ask for none; without it, the best that the parts allow.
         confidence: mode -> the calibration of its confidences, as `asr.decoding.confidence.Calibration` reads it.
         fingerprint: of the files that it was loaded from; empty for one that was put together here.
         card: what it was trained on and what it reaches, in Markdown.
@@ -172,6 +175,7 @@ class Bundle:
     lexicon: Lexicon | None = None
     denominator: DenominatorGraph | None = None
     decoding: dict[str, dict[str, Any]] = field(default_factory=dict)
+    default_mode: str | None = None
     confidence: dict[str, dict[str, Any]] = field(default_factory=dict)
     card: str = ""
     fingerprint: str = ""
@@ -212,7 +216,7 @@ class Bundle:
             )
 
     def with_language_models(self, large_ngram: str | Path | None = None, rnn_lm: str | Path | None = None) -> Bundle:
-        """A copy of the bundle with other language models.
+        """A copy of the bundle with other language models. Its default mode is the best that the parts allow.
 
         Args:
             large_ngram: file of an n-gram model, binary or ARPA, instead of the large one of the bundle.
@@ -233,6 +237,7 @@ class Bundle:
         bundle = replace(
             self,
             fingerprint=" ".join((self.fingerprint, *replaced)),
+            default_mode=None,
             large_ngram=self.large_ngram if large_ngram is None else read_ngram_lm(large_ngram),
             rnn_lm=self.rnn_lm if rnn_lm is None else read_rnn_lm(rnn_lm),
         )
@@ -262,6 +267,7 @@ class Bundle:
             "acoustic_model": _description(self.acoustic_model, **_save_acoustic_model(self, folder, half_precision)),
             "graph": {"file": _GRAPH_FILE},
             "decoding": self.decoding,
+            **({"default_mode": self.default_mode} if self.default_mode else {}),
             **({"confidence": self.confidence} if self.confidence else {}),
         }
         if graph_file is None:
@@ -315,6 +321,7 @@ class Bundle:
             lexicon=_load_lexicon(folder / manifest["lexicon"]["file"]) if "lexicon" in manifest else None,
             denominator=None if denominator is None else DenominatorGraph.load(folder / denominator["file"]),
             decoding=manifest["decoding"],
+            default_mode=manifest.get("default_mode"),
             confidence=manifest.get("confidence", {}),
             fingerprint=fingerprint_of_description(manifest),
             card=(folder / _CARD).read_text(encoding="utf-8", errors="replace") if (folder / _CARD).is_file() else "",

@@ -218,7 +218,7 @@ class Recognizer(nn.Module):
 
     Args:
         bundle: the trained parts.
-        mode: which language model decides: `auto` (the best that the bundle has), `rnn`, `interpolated`, `large_ngram`
+        mode: which language model decides: `auto` (the default of the bundle), `rnn`, `interpolated`, `large_ngram`
             or `ngram`; see `asr.decoding.build.MODES`.
         acoustic_model: a CTC network from elsewhere in the place of the bundle's, `KIND:NAME` or the network itself;
             the bundle's words and language models stay. See `asr.ctc.bundles.bundle_with_acoustic_model`.

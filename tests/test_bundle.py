@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from asr.bundle import Bundle, read_rnn_lm
+from asr.decoding.build import available_modes, chosen_mode
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.rnn.export import save_network
@@ -82,6 +83,7 @@ def test_no_bundle_is_one_sentence(tmp_path):
         (lambda m: m.update(format="else"), "is no bundle of this program"),
         (lambda m: m.update(version=99), "has version 99 and this program reads 1"),
         (lambda m: m.pop("graph"), "the field 'graph' is missing"),
+        (lambda m: m.update(default_mode=["rnn"]), "'default_mode' is not the name of a mode"),
         (lambda m: m["acoustic_model"].update({"class": "os.system"}), "'os.system' is not one that files may name"),
         (lambda m: m["acoustic_model"]["arguments"].update(depth=3), "does not take the arguments"),
         (lambda m: m["acoustic_model"]["arguments"].update(hidden_dim=31), "weights do not fit the network"),
@@ -103,6 +105,22 @@ def test_a_language_model_of_other_words_is_refused(folder, tmp_path):
         bundle.with_language_models(rnn_lm=tmp_path / "rnn")
     with pytest.raises(AsrError, match="has none of"):
         replace(bundle, rnn_lm=read_rnn_lm(tmp_path / "rnn")).save(tmp_path / "bundle")
+
+
+def test_the_default_mode_is_kept_and_chosen_until_a_language_model_is_replaced(folder, tmp_path):
+    bundle = replace(Bundle.load(folder), default_mode="ngram")
+    assert chosen_mode(bundle, "auto") == "ngram"
+    assert chosen_mode(bundle, "rnn") == "rnn"
+    assert available_modes(bundle) == [
+        "ngram",
+        *(mode for mode in available_modes(Bundle.load(folder)) if mode != "ngram"),
+    ]
+    bundle.save(tmp_path / "copy")
+    assert Bundle.load(tmp_path / "copy").default_mode == "ngram"
+    other = bundle.with_language_models(rnn_lm=folder)
+    assert chosen_mode(other, "auto") == chosen_mode(Bundle.load(folder), "auto") != "ngram"
+    with pytest.raises(AsrError, match="the mode 'large_ngram' is not available; it has"):
+        chosen_mode(replace(bundle, default_mode="large_ngram", large_ngram=None), "auto")
 
 
 def test_a_description_that_is_no_json(folder):

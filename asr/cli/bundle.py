@@ -13,7 +13,7 @@ from asr.audio.fbank import Fbank
 from asr.bundle import Bundle, read_rnn_lm
 from asr.cli.options import graph_notice
 from asr.ctc.bundles import bundle_with_acoustic_model
-from asr.decoding.build import OLD_MODES, recognition_settings
+from asr.decoding.build import OLD_MODES, chosen_mode, recognition_settings
 from asr.decoding.settings import MODES
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
@@ -75,6 +75,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "that the acoustic "
         "model is from)",
     )
+    parser.add_argument(
+        "--default-mode",
+        choices=list(MODES),
+        help="the mode of those who ask for none (default: the best of the parts)",
+    )
     parser.add_argument("--card", help="Markdown file that says what the bundle was trained on and its error rates")
     parser.add_argument("--full-precision", action="store_true", help="store weights as float32 instead of float16")
 
@@ -83,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.output)
     is_external = any(name.partition(":")[0] in KINDS for name in args.acoustic_model)
     bundle = _external(args, folder.name) if is_external else _assembled(args, folder.name)
+    bundle.default_mode = args.default_mode
+    chosen_mode(bundle, "auto")
     _check_decoding(bundle)
     graph_file = Path(args.graph) if args.graph is not None else None
     bundle.save(folder, half_precision=not args.full_precision, graph_file=graph_file)

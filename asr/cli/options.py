@@ -88,7 +88,7 @@ def add_recognizer_arguments(parser: argparse.ArgumentParser) -> None:
         type=renamed("--mode", OLD_MODES),
         choices=["auto", *MODES],
         default="auto",
-        help=f"which language model decides; {_choices(MODES)}; auto: the best that the bundle has",
+        help=f"which language model decides; {_choices(MODES)}; auto: the default of the bundle",
     )
     group.add_argument("--ngram-only", action="store_true", help="the same as --mode ngram")
     group.add_argument(

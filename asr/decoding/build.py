@@ -45,16 +45,17 @@ _ROWS_AHEAD = 8
 
 
 def available_modes(bundle: Bundle) -> list[str]:
-    """The modes that the bundle's parts allow, best first."""
+    """The modes that the bundle's parts allow: its default, then best first."""
     has_rnn = bundle.rnn_lm is not None and bundle.small_ngram is not None
     has_large = bundle.large_ngram is not None and bundle.small_ngram is not None
     allowed = {"rnn": has_rnn, "interpolated": has_rnn, "large_ngram": has_large, "ngram": True}
     best_first = sorted(MODES, key=lambda mode: mode != "interpolated") if has_large else MODES
-    return [mode for mode in best_first if allowed[mode]]
+    modes = [mode for mode in best_first if allowed[mode]]
+    return sorted(modes, key=lambda mode: mode != bundle.default_mode)
 
 
 def chosen_mode(bundle: Bundle, mode: str, language_model: LanguageModel | None = None) -> str:
-    """The mode itself; for `auto` the bundle's best, or `external` where the user hands in a language model.
+    """The mode itself; for `auto` the bundle's default, or `external` where the user hands in a language model.
 
     Raises:
         AsrError: the bundle lacks the parts for it, or both a mode and a language model are asked for.
@@ -71,7 +72,7 @@ def chosen_mode(bundle: Bundle, mode: str, language_model: LanguageModel | None 
             )
         return EXTERNAL_MODE
     if mode == "auto":
-        return available[0]
+        mode = bundle.default_mode or available[0]
     if mode not in available:
         raise AsrError(f"bundle {bundle.name}: the mode {mode!r} is not available; it has {', '.join(available)}.")
     return mode
@@ -80,8 +81,8 @@ def chosen_mode(bundle: Bundle, mode: str, language_model: LanguageModel | None 
 def recognition_settings(bundle: Bundle, mode: str, overrides: Mapping[str, Any]) -> Settings:
     """The options that the bundle was tuned to in a mode, with the user's own on top.
 
-    For `external`, those of the best mode with a large model apply. A mode that the bundle was not tuned to has those
-    of `ngram`.
+    For `external`, those of the first of `available_modes` that was tuned apply. A mode that the bundle was not tuned
+    to has those of `ngram`.
 
     Raises:
         AsrError: an option does not exist or is out of range.
@@ -102,7 +103,9 @@ def decoding_options(bundle: Bundle, mode: str, overrides: Mapping[str, Any]) ->
 
 
 def calibration_of(bundle: Bundle, mode: str) -> Calibration | None:
-    """The calibration of the confidences of a mode; where it has none, that of the best mode which has; or None.
+    """The calibration of a mode's confidences; where it has none, that of the first of `available_modes` which has.
+
+    None is for a bundle without any.
 
     Args:
         bundle: perhaps calibrated.

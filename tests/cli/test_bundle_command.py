@@ -78,6 +78,14 @@ def test_a_bundle_can_be_made_anew_from_its_own_parts(parts, capsys):
     assert recognizer(tones(["SICK", "SKIP"]))[0].text == "SICK SKIP"
 
 
+def test_the_default_mode_must_be_one_that_the_parts_allow(parts, capsys):
+    assert main([*arguments(parts, parts / "out"), "--default-mode", "ngram"]) == 0
+    assert Recognizer.from_folder(parts / "out").mode == "ngram"
+    assert main([*arguments(parts, parts / "out"), "--default-mode", "large_ngram"]) == 2
+    assert "the mode 'large_ngram' is not available; it has rnn" in capsys.readouterr().err
+    assert Bundle.load(parts / "out").default_mode == "ngram"
+
+
 def test_a_folder_that_cannot_be_made_is_one_sentence(parts, capsys):
     assert main(arguments(parts, parts / "card.md")) == 2
     assert "card.md: the folder cannot be written (File exists); name another one" in capsys.readouterr().err
