@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, cast
 
 import pytorch_lightning as pl
@@ -15,6 +16,7 @@ from asr.distributed import average_gradient, broadcast, current_share, gather_r
 from asr.errors import AsrError
 from asr.kernels.threads import torch_on_one_thread
 from asr.lm.rnn.data import TokenBatch
+from asr.lm.rnn.export import load_network
 from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.lm.rnn.optim import AdamWithSparseRows
@@ -28,7 +30,8 @@ class LitRNNLM(pl.LightningModule):
     Args:
         vocabulary: word list, one word a line.
         network: the network's shape.
-        init_from: a checkpoint to start from with a new schedule: its weights, and its optimiser's state.
+        init_from: what to start from with a new schedule: a checkpoint, with its optimiser's state, or an exported
+            folder; then let the rates rise slowly (`warmup_steps`).
         lr: Adam's learning rate for the recurrent layers.
         sparse_lr: Adagrad's learning rate for word vectors, biases and n-gram features.
         warmup_steps: the rates rise linearly over these batches.
@@ -91,7 +94,9 @@ class LitRNNLM(pl.LightningModule):
         data.setup(stage)
         counts = torch.from_numpy(data.train_tokens.unigram_counts(len(data.vocabulary)))
         self.network.output.set_unigram(counts, reset_bias=self.init_from is None)
-        if self.init_from is not None:
+        if self.init_from is not None and Path(self.init_from).is_dir():
+            self.network.load_state_dict(load_network(self.init_from).state_dict())
+        elif self.init_from is not None:
             self.load_state_dict(read_checkpoint(self.init_from)["state_dict"])
 
     def _tables(self) -> dict[str, torch.nn.Parameter]:
@@ -187,7 +192,7 @@ class LitRNNLM(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         """Adam with sparse rows; warm-up, plateau, half cosine."""
         optimizer = AdamWithSparseRows(self.network.parameters(), lr=self.lr, sparse_lr=self.sparse_lr)
-        if self.init_from is not None:
+        if self.init_from is not None and not Path(self.init_from).is_dir():
             state = read_checkpoint(self.init_from)["optimizer_states"][0]
             # Of the groups only the parameters' order is taken; rates are this run's.
             optimizer.load_state_dict({"state": state["state"], "param_groups": optimizer.state_dict()["param_groups"]})

@@ -129,6 +129,18 @@ def test_init_from_takes_weights_and_accumulators(corpus: Path) -> None:
     assert accumulator.max() > 2
 
 
+def test_init_from_takes_an_exported_folder(corpus: Path) -> None:
+    torch.manual_seed(1)
+    network = RNNLanguageModel(Vocabulary.from_file(corpus / "words.txt"), RNNLMConfig(**SMALL))
+    torch.nn.init.normal_(network.output.bias.weight)
+    save_network(network, corpus / "lm", half_precision=False)
+    model = _model(corpus, init_from=str(corpus / "lm"), lr=0.0, sparse_lr=0.0)
+    _trainer(corpus, max_steps=1, enable_checkpointing=False).fit(model, _data(corpus))
+    for name, value in network.state_dict().items():
+        if "unigram" not in name:
+            torch.testing.assert_close(model.network.state_dict()[name], value, msg=name)
+
+
 def test_export_needs_only_the_checkpoint(corpus: Path) -> None:
     model = _model(corpus)
     trainer = _trainer(corpus, enable_checkpointing=False, max_steps=3)
