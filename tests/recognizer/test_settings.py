@@ -51,6 +51,7 @@ ACTS = {
     "recombination": ("best", None, ("rnn", LATTICE)),
     "recombination_window": (9, None, ("rnn", LATTICE)),
     "history_precision": ("sign", ("interpolated", SEARCH), ("ngram", LATTICE)),
+    "hidden_products": ("int8", ("rnn", LATTICE), ("large_ngram", LATTICE)),
 }
 
 
@@ -93,6 +94,7 @@ def test_the_second_pass_makes_its_options_act(bundle):
     [
         ({"options": {"skip_beam": -1.0}}, "skip_beam is -1.0; it must be above 0"),
         ({"options": {"hidden_dtype": "int4"}}, "hidden_dtype is 'int4'; it must be one of float32, float16"),
+        ({"options": {"hidden_products": "int4"}}, "hidden_products is 'int4'; it must be one of float32, int8"),
         ({"options": {"history_precision": 2}}, "history_precision is 2; it must be one of round-2, round-1, sign"),
         ({"options": {"recombination_length": 0}}, "recombination_length: 0 is too short"),
         ({"options": {"max_active_states": 30.5}}, "max_active_states is 30.5; it must be a whole number"),
@@ -179,6 +181,7 @@ def test_streams_whose_words_are_decided_early_have_the_model_in_the_search(bund
         ("ngram", {"second_pass": "lattice", "second_pass_mode": "large_ngram"}),
         ("large_ngram", {"second_pass": "lattice", "second_pass_weight": 0.7}),
         ("rnn", {"hidden_dtype": "int8", "recombination_length": 2}),
+        ("rnn", {"hidden_products": "int8"}),
     ],
 )
 def test_the_words_are_found_in_every_way(bundle, mode, options):

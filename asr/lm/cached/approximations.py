@@ -55,6 +55,8 @@ class CacheOptions:
         recombination_window: for how many calls the best history stays at least.
         history_precision: approximation: "round-2", "round-1" or "sign". Two histories share a hidden row where their
             quantised previous states and their last words are equal. None shares none.
+        hidden_products: numbers that the hidden layer multiplies: float32; or as an approximation int8, on a CPU that
+            has the instruction (`asr.kernels.int8`).
         capacity_bytes: memory for histories, hidden rows and normalisers. Contexts are forgotten only if `retain` did
             not name them; hidden rows are computed again when needed, which costs time but changes no score. See
             `asr.lm.cached.eviction` for when the bound cannot be kept. None is unlimited.
@@ -87,6 +89,12 @@ class CacheOptions:
         "approximation: histories with the same rounded state and last word share a hidden state",
         kind=str,
         choices=PRECISIONS,
+        needs="recurrent model",
+    )
+    hidden_products: str = option(
+        "float32",
+        "approximation: numbers that the hidden layer multiplies, where the processor can",
+        choices=("float32", "int8"),
         needs="recurrent model",
     )
     capacity_bytes: int | None = None

@@ -274,7 +274,9 @@ class CachedRNNLM(LanguageModel):
         hidden_networks = hidden_networks or [network]
         devices = [each.initial_state().device for each in hidden_networks]
         self._clock = StageClock([self.device, self.search_device, *devices], synchronize)
-        layer = HiddenLayer(hidden_networks, self.device, options.batching, self._counts, self._clock)
+        layer = HiddenLayer(
+            hidden_networks, self.device, options.batching, options.hidden_products, self._counts, self._clock
+        )
         ahead = options.rows_ahead if options.capacity_bytes is None and options.cache_hidden else 0
         self.expansion = Expansion(self.trie, self.hidden, layer, self.sharing, ahead)
         self.capacity = self._capacity(options.capacity_bytes) if options.capacity_bytes is not None else None

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from asr.errors import AsrError
 from asr.kernels.hash_table import first_of_each
+from asr.kernels.int8 import byte_products
 from asr.lm.cached.approximations import HIDDEN_DTYPES, QuantizedHistory
 from asr.lm.cached.statistics import QueryStatistics, StageClock
 from asr.lm.cached.trie import START, HistoryTrie, RowAllocator
@@ -126,6 +127,7 @@ class HiddenLayer:
             them. The same network twice is two workers (threads) that share it.
         home: the device that rows come from and go back to.
         batching: "frame", all rows of a call in one run, or "query", one row a run (for the papers' comparison).
+        products: numbers that are multiplied, float32 or int8; see `CacheOptions.hidden_products`.
         statistics: where runs, blocks and seconds are counted.
         clock: what seconds are read from.
     """
@@ -135,6 +137,7 @@ class HiddenLayer:
         networks: Sequence[StatefulNetwork],
         home: torch.device,
         batching: str,
+        products: str,
         statistics: QueryStatistics,
         clock: StageClock,
     ) -> None:
@@ -143,6 +146,7 @@ class HiddenLayer:
         self.networks = list(networks)
         self.home = home
         self.batching = batching
+        self.are_bytes = products == "int8"
         self.statistics = statistics
         self.clock = clock
         self._devices = [network.initial_state().device for network in self.networks]
@@ -159,7 +163,7 @@ class HiddenLayer:
         begin = self.clock.now()
         num_rows = word_id.numel()
         if before is not None:
-            with torch.no_grad():
+            with torch.no_grad(), byte_products(self.are_bytes):
                 runs = [_Run(self.networks[0].branch(state, before, word_id))]
         elif self.batching == "query":
             runs = [self._run(0, *row) for row in zip(state.split(1), word_id.split(1), strict=True)]
@@ -181,7 +185,7 @@ class HiddenLayer:
 
     def _run(self, worker: int, state: Tensor, word_id: Tensor) -> _Run:
         network, device = self.networks[worker], self._devices[worker]
-        with torch.no_grad():  # the mode is a thread's own
+        with torch.no_grad(), byte_products(self.are_bytes):  # both modes are a thread's own
             if device == self.home:
                 return _Run(network.step(state, word_id))
             begin = self.clock.now()

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asr.errors import AsrError
+from asr.kernels.int8 import are_bytes_multiplied, byte_products, has_byte_products
 from asr.lm.cached.approximations import CacheOptions, QuantizedHistory, Recombination
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.cached.states import _packed, _unpacked
@@ -123,6 +124,26 @@ def test_hidden_rows_may_be_kept_in_fewer_bytes(dtype, tolerance):
     error = (scores(engine, hypotheses) - plain_scores(network, hypotheses)).abs().max()
     assert (error > 1e-5) == (dtype != "float32")
     assert error < tolerance
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_the_hidden_layer_may_multiply_bytes(num_workers):
+    torch.manual_seed(0)
+    vocabulary = Vocabulary([f"W{i}" for i in range(21)])
+    network = RNNLanguageModel(vocabulary, RNNLMConfig(embedding_size=24, hidden_size=40)).eval()
+    hypotheses = torch.randint(3, 24, (50, 6), generator=torch.Generator().manual_seed(0)).tolist()
+    options = CacheOptions(hidden_products="int8")
+    engine = CachedRNNLM(network, options, hidden_networks=[network] * num_workers)
+    found = scores(engine, hypotheses)
+    assert not are_bytes_multiplied()
+    with byte_products():
+        assert torch.allclose(found, plain_scores(network, hypotheses), atol=1e-5)
+    error = (found - plain_scores(network, hypotheses)).abs().max()
+    assert (error > 1e-5) == has_byte_products()
+    assert error < 0.05
+    # A row is rounded by itself, whatever is beside it.
+    alone = [scores(CachedRNNLM(network, options), [words])[0] for words in hypotheses[:5]]
+    assert torch.allclose(found[:5], torch.stack(alone), atol=1e-5)
 
 
 @given(length=st.integers(1, 4), choice=st.sampled_from(["first", "best"]), hypotheses=HYPOTHESES)
