@@ -75,10 +75,10 @@ SYSTEMS = {
     "trigram": System("ngram"),
     "4-gram": System("large_ngram"),
     "gru": System("rnn"),
-    "default": System("auto"),
+    "gru and 4-gram": System("interpolated"),
     "gru, chunks": System("rnn", "chunks"),
     "gru, one pass": System("rnn", "search"),
-    "default, one pass": System("auto", "search"),
+    "gru and 4-gram, one pass": System("interpolated", "search"),
     "gru, one pass, no skip beam": System("rnn", "search", skip_beam=math.inf),
 }
 
@@ -420,7 +420,7 @@ def report(bundle: Bundle, scored: Scored, args: argparse.Namespace) -> None:
 
 
 def _has(bundle: Bundle, system: System) -> bool:
-    return system.mode == "auto" or system.mode in available_modes(bundle)
+    return system.mode in available_modes(bundle)
 
 
 def _option(text: str) -> tuple[str, float | int]:
