@@ -66,7 +66,8 @@ class CTCDecoder:
         ngram: an n-gram model of words: ARPA text (.gz, .xz too), our binary, or an `NgramLM`, of any size: what the
             graph cannot hold acts while the search runs.
         lm: another language model of words for the search: a folder or bundle of a recurrent network, its network, a
-            binary of KenLM, or any `asr.lm.interface.LanguageModel`.
+            binary of KenLM, or any `asr.lm.interface.LanguageModel`. A network's hidden layer multiplies bytes where
+            the processor can; for exact scores give `asr.lm.cached.engine.CachedRNNLM(network)`.
         lm_weight: how much of `lm` there is in its linear interpolation with `ngram`, 0 to 1; 1 where there is no
             `ngram`.
         token_lm: a language model of tokens, as `ngram` or `lm` are given; with it words are not listed, unless they

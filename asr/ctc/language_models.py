@@ -98,7 +98,8 @@ def model_maker(source: Any, words: Sequence[str]) -> tuple[Callable[[], Languag
     if isinstance(source, nn.Module) and hasattr(source, "initial_state"):
         network: Any = source.eval()
         # Histories stay from one utterance to the next, the least used ones making room.
-        return lambda: CachedRNNLM(network, CacheOptions(capacity_bytes=_CACHE_BYTES)), False
+        options = CacheOptions(capacity_bytes=_CACHE_BYTES, hidden_products="int8")
+        return lambda: CachedRNNLM(network, options), False
     if isinstance(source, LanguageModel):
         return lambda: source, True
     raise AsrError(
