@@ -344,12 +344,17 @@ def _interpret_kernels(stack: contextlib.ExitStack, device: SimulatedDevice) -> 
     """Lets Triton's interpreter read and write what the device's tensors hold, where Triton is installed."""
     try:
         from torch.utils._python_dispatch import _disable_current_modes  # torch 2
-        from triton.runtime.interpreter import GridExecutor
+        from triton.runtime.interpreter import FunctionRewriter, GridExecutor
     except ImportError:
         return
-    run_grid = GridExecutor.__call__
+    run_grid, rewrite = GridExecutor.__call__, FunctionRewriter.rewrite_ast
     # While it runs a kernel, the interpreter puts its own functions in the place of Triton's, for all threads.
-    interprets = threading.Lock()
+    interprets = threading.RLock()
+
+    def rewrite_alone(rewriter: Any) -> Any:
+        # Python 3.11 counts the depth of all threads' syntax trees together: two at once may be a SystemError.
+        with interprets:
+            return rewrite(rewriter)
 
     def interpret(kernel: Any, *args: Any, **kwargs: Any) -> None:
         # What the interpreter does with torch is not the device's work.
@@ -366,6 +371,7 @@ def _interpret_kernels(stack: contextlib.ExitStack, device: SimulatedDevice) -> 
         device.launch(lambda: interpret(kernel, *held_args, **held_kwargs))
         device.work(kernel.fn.__name__, [*args, *kwargs.values()], (), device.kernels)
 
+    stack.enter_context(mock.patch.object(FunctionRewriter, "rewrite_ast", rewrite_alone))
     stack.enter_context(mock.patch.object(GridExecutor, "__call__", launch))
     # Arguments are in the host's memory; the interpreter would copy each of them to where it already is.
     stack.enter_context(mock.patch.object(GridExecutor, "_restore_args_dev", lambda *_: None, create=True))

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import threading
+import time
+from typing import Any
+from unittest import mock
+
 import pytest
 import torch
 
@@ -93,3 +99,27 @@ def test_the_bytes_that_tensors_hold_are_counted() -> None:
         assert device.streams.bytes_held[file] == 3960
         del view
         assert device.streams.bytes_held[file] == 0
+
+
+def test_kernels_are_prepared_for_the_interpreter_one_at_a_time() -> None:
+    """Python 3.11 may end two threads that make syntax trees at once with a SystemError."""
+    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    in_progress, most = threading.Semaphore(0), []
+
+    def transform(rewriter: Any, source: str) -> ast.AST:
+        in_progress.release()
+        time.sleep(0.02)
+        most.append(in_progress._value)
+        in_progress.acquire()
+        return ast.parse(source)
+
+    def kernel() -> None:
+        pass
+
+    with mock.patch.object(interpreter.FunctionRewriter, "_transform_ast", transform), simulated_gpu():
+        threads = [threading.Thread(target=interpreter.FunctionRewriter(kernel).rewrite_ast) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert most == [1] * 4
