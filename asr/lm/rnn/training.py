@@ -20,6 +20,7 @@ from asr.lm.rnn.export import load_network
 from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.lm.rnn.optim import AdamWithSparseRows
+from asr.lm.rnn.widen import widened
 from asr.serialization import read_checkpoint
 from asr.text.symbols import SPECIAL_WORDS, Vocabulary
 
@@ -31,7 +32,7 @@ class LitRNNLM(pl.LightningModule):
         vocabulary: word list, one word a line.
         network: the network's shape.
         init_from: what to start from with a new schedule: a checkpoint, with its optimiser's state, or an exported
-            folder; then let the rates rise slowly (`warmup_steps`).
+            folder; then let the rates rise slowly (`warmup_steps`). The folder's network may be narrower.
         lr: Adam's learning rate for the recurrent layers.
         sparse_lr: Adagrad's learning rate for word vectors, biases and n-gram features.
         warmup_steps: the rates rise linearly over these batches.
@@ -95,7 +96,10 @@ class LitRNNLM(pl.LightningModule):
         counts = torch.from_numpy(data.train_tokens.unigram_counts(len(data.vocabulary)))
         self.network.output.set_unigram(counts, reset_bias=self.init_from is None)
         if self.init_from is not None and Path(self.init_from).is_dir():
-            self.network.load_state_dict(load_network(self.init_from).state_dict())
+            network = load_network(self.init_from)
+            if network.config.hidden_size < self.network.config.hidden_size:
+                network = widened(network, self.network.config.hidden_size)
+            self.network.load_state_dict(network.state_dict())
         elif self.init_from is not None:
             self.load_state_dict(read_checkpoint(self.init_from)["state_dict"])
 
