@@ -1,8 +1,8 @@
-"""Language models made of others: interpolated, one minus the other, or asked with other word ids.
+"""Combinations of language models: interpolations, differences, and models queried with another vocabulary's ids.
 
-An interpolation or a difference asks each model once for every query, and computes its score by a few steps, each of
-which combines two rows of scores. So a difference of interpolations is one model with one packed context
-(`DenseContexts`), and compiled loops can look it up where they can look up each of its models.
+An interpolation or a difference queries each model once and combines their rows of scores in a few steps, two rows at
+a time. So a difference of interpolations is one model with one packed context (`DenseContexts`), and compiled loops
+can look it up if they can look up each of its models.
 
 Shapes: Q queries, V words, M models, L live contexts, K contexts.
 """
@@ -34,12 +34,12 @@ _MAPPED_AT_MOST = 64  # models that a `WordMapper` remembers
 
 
 class Step(NamedTuple):
-    """Makes one row of scores of two others, see `CombinedLM`.
+    """Combines two rows of scores into a new one, see `CombinedLM`.
 
     Attributes:
         kind: `MIX`, log(exp(left + left_weight) + exp(right + right_weight)), the weights being logarithms; `ADD`,
             left * left_weight + right * right_weight; or `SUBTRACT`, left - right, but -inf where right is infinite.
-        left, right: rows: those of the models come first, then one of each step.
+        left, right: row numbers; the models' rows come first, then one row for each step.
     """
 
     kind: int
@@ -54,7 +54,7 @@ class Step(NamedTuple):
         if self.kind == MIX:
             return torch.logaddexp(torch.add(left, self.left_weight), torch.add(right, self.right_weight))
         if self.kind == SUBTRACT:
-            # What the small model rules out is not in the graph, and must not come back as +inf or nan.
+            # Words that the small model rules out are not in the graph, and must not come back as +inf or nan.
             return torch.where(torch.isinf(right), torch.full_like(left, -math.inf), torch.sub(left, right))
         total = torch.zeros_like(left)
         for weight, row in ((self.left_weight, left), (self.right_weight, right)):
@@ -64,10 +64,10 @@ class Step(NamedTuple):
 
 
 class CombinedLM(LanguageModel):
-    """Several models over one vocabulary, whose scores a few steps combine. A model that occurs twice is asked once.
+    """Several models over one vocabulary, with scores combined in steps. A model that occurs twice is queried once.
 
     Args:
-        parts: the models; combined ones are taken apart.
+        parts: the models; the models and steps of combined ones are taken over.
         steps: combine the parts' rows of scores; the last step's row is the result.
         forget_from: see `DenseContexts`.
 
@@ -97,7 +97,7 @@ class CombinedLM(LanguageModel):
         self._step_weights = np.array([step[3:] for step in self.steps], dtype=np.float32)
 
     def _take_apart(self, part: LanguageModel) -> int:
-        """Adds the steps of a combined part -> the row of a part's scores."""
+        """Adds the steps of a part that is a combination itself; returns the number of the row with its scores."""
         position = {id(model): row for row, model in enumerate(self.models)}
         if not isinstance(part, CombinedLM):
             return position[id(part)]
@@ -122,7 +122,8 @@ class CombinedLM(LanguageModel):
         """The combined score and the next context, (Q,) each; see `LanguageModel.score`.
 
         Raises:
-            AsrError: a model's context index is too large to be packed; on a GPU `start` and `final` say so.
+            AsrError: a model's context index is too large to be packed; on a GPU only `start`, `final` and `retain`
+                raise it.
         """
         contexts = self.contexts.unpack(context_idx)
         answers = [model.score(own, word_id) for model, own in zip(self.models, contexts, strict=True)]
@@ -140,7 +141,7 @@ class CombinedLM(LanguageModel):
         return rows[-1]
 
     def lookup_tables(self) -> CombinedTables | None:
-        """The tables of all the models; None if one has none, or if there is one model only."""
+        """The tables of all the models; None if one has none, or if there is only one model."""
         if len(self.models) == 1:
             return None
         tables = []
@@ -152,14 +153,14 @@ class CombinedLM(LanguageModel):
         return CombinedTables(tuple(tables), self._step_rows, self._step_weights, self.contexts.lookup_tables())
 
     def expand(self, context_idx: Tensor, live: Tensor) -> None:
-        """Passes on to each model which contexts (K,) a loop will ask, and which (L,) the search holds."""
+        """Tells each model which contexts (K,) a loop will query, and which (L,) the search holds."""
         self.contexts.take()
         parts = zip(self.models, self.contexts.unpack(context_idx), self.contexts.unpack(live), strict=True)
         for model, own_idx, own_live in parts:
             model.expand(own_idx, own_live)
 
     def retain(self, live: Tensor) -> None:
-        """Passes on to each model which contexts (L,) the search holds."""
+        """Tells each model which contexts (L,) the search holds."""
         for model, own_live in zip(self.models, self.contexts.unpack(live), strict=True):
             model.retain(own_live)
         self.contexts.retain(live)
@@ -210,10 +211,10 @@ class Interpolated(CombinedLM):
 
 
 class Difference(CombinedLM):
-    """log P_large - log P_small: added to scores that contain the small model, it puts the large one in its place.
+    """log P_large - log P_small: added to scores that contain the small model, it replaces the small by the large one.
 
     Args:
-        large: the model that shall count.
+        large: the model that decides in the end.
         small: the model that the decoding graph was built from.
         forget_from: see `DenseContexts`.
 
@@ -226,12 +227,12 @@ class Difference(CombinedLM):
 
 
 class CombinedTables(NamedTuple):
-    """What `look_up_combined` reads of a `CombinedLM`.
+    """The arrays of a `CombinedLM` that `look_up_combined` reads.
 
     Attributes:
-        models: the tables of each.
+        models: the tables of each model.
         step_rows: (steps, 3) kind, left and right of each step.
-        step_weights: (steps, 2) float32.
+        step_weights: (steps, 2) float32, left and right weight of each step.
         numberings: of the packed contexts, see `DenseContexts.lookup_tables`.
     """
 
@@ -242,14 +243,14 @@ class CombinedTables(NamedTuple):
 
     @property
     def always_answers(self) -> bool:
-        """Whether all models do, and contexts are packed without being numbered, for which there may be no room."""
+        """Whether all models always answer, and packing contexts takes no numbering, which may run out of room."""
         return len(self.models) == 2 and all(tables.always_answers for tables in self.models)
 
 
 @compiled_lookup(CombinedTables)
 @kernel(fastmath=False)
 def look_up_combined(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> bool:
-    """Answers as `CombinedLM.score`, for `look_up`."""
+    """`CombinedLM.score` as a loop, called through `look_up`."""
     num, num_models = len(word_id), len(tables.models)
     if num_models > 2 and not has_room(tables.numberings, num):
         return False
@@ -287,16 +288,17 @@ def _apply_step(kind: int, left: Any, right: Any, left_weight: Any, right_weight
 
 
 class RemappedLM(LanguageModel):
-    """A model asked with the word ids of another vocabulary; words it does not have share its `<unk>` evenly.
+    """A model queried with the word ids of another vocabulary; words that it does not have share its `<unk>` evenly.
 
-    Each gets log P(<unk> | history) less the logarithm of their number, so that what the model gives to all words
-    together stays one; as history each is `<unk>`.
+    Each of them gets log P(<unk> | history) minus the log of their number, so that the probabilities still sum to one.
+    In a history each is `<unk>`.
 
     Args:
         lm: the model.
-        vocabulary: the word ids to answer for.
+        vocabulary: the words whose ids queries use.
 
-    `num_oov_words` says how many words of the vocabulary the model lacks; a warning is logged for them.
+    `num_oov_words` is the number of words of the vocabulary that the model does not have; if there are any, a warning
+    is logged.
 
     Raises:
         AsrError: the model has none of the words.
@@ -343,18 +345,18 @@ class RemappedLM(LanguageModel):
         return None if tables is None else RemappedTables(self._word_map.numpy(), self._share_array, tables)
 
     def expand(self, context_idx: Tensor, live: Tensor) -> None:
-        """Passes on which contexts (K,) a loop will ask, and which (L,) the search holds."""
+        """Tells the model which contexts (K,) a loop will query, and which (L,) the search holds."""
         self._lm.expand(context_idx, live)
 
     def retain(self, live: Tensor) -> None:
-        """Passes on which contexts (L,) the search still holds."""
+        """Tells the model which contexts (L,) the search still holds."""
         self._lm.retain(live)
 
 
 class WordMapper:
-    """Maps language models' words to the graph's where the vocabularies differ, and remembers the last ones mapped.
+    """Maps language models to the graph's word ids if the vocabularies differ, and remembers the last models mapped.
 
-    Several threads may ask.
+    Several threads may use it at the same time.
 
     Args:
         vocabulary: the graph's words.
@@ -366,10 +368,10 @@ class WordMapper:
         self._lock = threading.Lock()
 
     def mapped(self, lm: LanguageModel | None) -> LanguageModel | None:
-        """The same language model, answering for the graph's word ids; None for None."""
+        """The same language model, queried with the graph's word ids; None for None."""
         if lm is None:
             return None
-        # Two threads with one model must get one mapped model: it has a state of its own.
+        # Threads that share a model must share its mapped model, too, since that has a state of its own.
         with self._lock:
             if id(lm) not in self._mapped:
                 own = lm if lm.vocabulary == self._vocabulary else RemappedLM(lm, self._vocabulary)
@@ -381,7 +383,7 @@ class WordMapper:
 
 
 class RemappedTables(NamedTuple):
-    """What `look_up_remapped` reads: word_map (V,), what is added to a word's score (V,) or (0,), and the model's."""
+    """What `look_up_remapped` reads: word_map (V,); share (V,) or (0,), added to words' scores; the model's tables."""
 
     word_map: Any
     share: Any
@@ -389,14 +391,14 @@ class RemappedTables(NamedTuple):
 
     @property
     def always_answers(self) -> bool:
-        """Whether the model itself does."""
+        """Whether the model itself always answers."""
         return bool(self.model.always_answers)
 
 
 @compiled_lookup(RemappedTables)
 @kernel(fastmath=False)
 def look_up_remapped(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> bool:
-    """Answers as `RemappedLM.score`, for `look_up`."""
+    """`RemappedLM.score` as a loop, called through `look_up`."""
     word_map, share = tables.word_map, tables.share
     num = len(word_id)
     mapped = np.empty(num, dtype=np.int64)
@@ -410,16 +412,16 @@ def look_up_remapped(context_idx: Any, word_id: Any, tables: Any, log_prob: Any,
 
 
 def num_oov_words(model: Vocabulary, words: Vocabulary) -> int:
-    """How many of the words a language model with the vocabulary `model` lacks.
+    """How many of the words are missing from `model`, a language model's vocabulary.
 
     Raises:
-        AsrError: it lacks all of them.
+        AsrError: all of them are.
     """
     ordinary = words.map_to(model)[len(SPECIAL_WORDS) :]
     num_unlisted = int(ordinary.eq(UNK_ID).sum())
     if 0 < len(ordinary) == num_unlisted:
         raise AsrError(
             f"The language model ({model.words[-1]!r}, ...) has none of the {num_unlisted} words asked for "
-            f"({words.words[-1]!r}, ...); check that both are of one language and case."
+            f"({words.words[-1]!r}, ...); check that both have the same language and letter case."
         )
     return num_unlisted

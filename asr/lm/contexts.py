@@ -1,4 +1,4 @@
-"""Numbers for contexts: of one model's keys, and of the contexts of several models taken together.
+"""Numbers contexts: the keys of one model, and combinations of several models' contexts.
 
 Shapes: Q queries, M models, L live contexts.
 """
@@ -19,11 +19,11 @@ _FIRST_BUCKETS = 1 << 9
 
 
 class ContextTable:
-    """Numbers keys 0, 1, 2, ... in the order in which they first come; equal keys get equal numbers.
+    """Numbers keys 0, 1, 2, ... in the order of their first occurrence; equal keys get equal numbers.
 
     Args:
-        device: where the table lives and is asked.
-        num_buckets: its first size, a power of two; it grows by doubling.
+        device: where the table is kept and queried.
+        num_buckets: its initial size, a power of two; it grows by doubling.
     """
 
     def __init__(self, device: torch.device | str = "cpu", num_buckets: int = _FIRST_BUCKETS) -> None:
@@ -37,14 +37,14 @@ class ContextTable:
         return self._table.count
 
     def key_of(self, idx: Tensor) -> Tensor:
-        """The keys of numbers given before, (Q,)."""
+        """The keys of numbers assigned before, (Q,)."""
         return self._key_of.index_select(0, idx)
 
     def index_of(self, key: Tensor) -> Tensor:
         """Numbers (Q,) int64 of keys (Q,), which are not negative; new keys are added in ascending order."""
         if self._table.can_put:
             slot, _, is_first = self._table.put(key)
-            num_new = int(is_first.sum())  # the only wait
+            num_new = int(is_first.sum())  # the only time the host waits for the device
             if num_new:
                 one = marked_positions(is_first, num_new)
                 new_slot = slot.index_select(0, one)
@@ -57,16 +57,16 @@ class ContextTable:
         return self._table.values.index_select(0, slot)
 
     def keep(self, idx: Tensor) -> None:
-        """Drops all keys but those of numbers (L,); the numbers of the others are given again."""
+        """Drops all keys except those with the numbers idx (L,); the other numbers are used again."""
         is_kept = torch.zeros(len(self._key_of), dtype=torch.bool, device=self._key_of.device)
         is_kept[idx] = True
         self._table.keep(is_kept.index_select(0, self._table.values))
         self._free = (~is_kept).nonzero().squeeze(1)
 
     def lookup_tables(self, room: int) -> NumberingTables:
-        """The arrays for a loop on a CPU, with room for `room` new keys, or as many as the last loop lacked room for.
+        """The arrays for a loop on a CPU, with room for `room` new keys, or for as many as the last loop could not add.
 
-        `take` must follow before the table is used in another way.
+        Call `take` after the loop, before any other use of the table.
         """
         room = max(room, int(self._counts[_LACKING]))
         self._table.reserve(room)
@@ -77,14 +77,14 @@ class ContextTable:
         return NumberingTables(*self._table.for_loop(), *arrays, self._counts)
 
     def take(self) -> None:
-        """Counts what a loop has added."""
+        """Takes over the keys that a loop has added."""
         num_new = int(self._counts[_NEW])
         self._table.count += num_new
         self._free = self._free[num_new:]
         self._counts[_NEW] = 0
 
     def _insert(self, key: Tensor, slot: Tensor, missing: Tensor) -> Tensor:
-        """Adds the keys at the positions `missing`; slot (Q,) of the others -> slot (Q,) of all."""
+        """Adds the keys at the positions `missing`; slot (Q,), valid for the others -> slot (Q,), valid for all."""
         table, num_rebuilds = self._table, self._table.num_rebuilds
         new_slot, one = table.insert(key.index_select(0, missing))
         self._number(key.index_select(0, missing.index_select(0, one)), new_slot.index_select(0, one))
@@ -93,7 +93,7 @@ class ContextTable:
         return slot.index_copy_(0, missing, new_slot)
 
     def _number(self, key: Tensor, slot: Tensor) -> None:
-        """Numbers new keys (D,), which stand in slots (D,)."""
+        """Numbers new keys (D,), which are in slots (D,)."""
         key, order = key.sort()
         self._reserve_numbers(len(key))
         number, self._free = self._free[: len(key)], self._free[len(key) :]
@@ -107,19 +107,19 @@ class ContextTable:
             self._free = torch.cat([self._free, torch.arange(num, 2 * num, device=self._free.device)])
 
 
-# Places in `NumberingTables.counts`: keys added by the loop, how many it may add, and how many lacked room.
+# Indices into `NumberingTables.counts`: keys added by the loop, keys it may add, and keys for which there was no room.
 _NEW, _MAX_NEW, _LACKING = range(3)
 _NUM_COUNTS = 3
 
 
 class NumberingTables(NamedTuple):
-    """What loops read and write of a `ContextTable`.
+    """The arrays of a `ContextTable` that loops read and write.
 
     Attributes:
         keys, multiplier, shift: of the hash table.
-        number: (slots,) of the key in each slot.
-        key_of: (numbers,).
-        free: (F,) the numbers to give next.
+        number: (slots,) the number of the key in each slot.
+        key_of: (numbers,) the key of each number.
+        free: (F,) the numbers to assign next.
         counts: (3,) int64.
     """
 
@@ -143,7 +143,7 @@ def has_room(numberings: Any, num: int) -> bool:
 
 
 def number_keys(keys: Any, tables: Any, number: Any) -> None:
-    """Fills number (Q,) of keys (Q,), new ones included; there is room for them."""
+    """Fills number (Q,) with the numbers of keys (Q,), new ones included; there must be room for them."""
     table, width, counts = tables.keys, tables.keys.shape[1], tables.counts
     for query in range(len(keys)):
         slot = slot_of(table, keys[query], tables.multiplier, tables.shift)
@@ -158,18 +158,18 @@ def number_keys(keys: Any, tables: Any, number: Any) -> None:
 _PACKED_BITS = 32
 _LOW_BITS = (1 << _PACKED_BITS) - 1
 _FORGET_FROM = 1 << 16
-_ROOM = 1 << 10  # for keys that a loop may add at least
+_ROOM = 1 << 10  # a loop can add at least this many keys
 
 
 class DenseContexts:
     """Packs the contexts of several models into one number, exactly.
 
-    Two contexts go into the upper 31 and the lower 32 bits of an int64. Of more than two, the last ones are packed
-    pairwise and numbered densely first, so that they fit 32 bits again. So the first model should be the one with the
-    most contexts.
+    Two contexts go into the upper 31 and the lower 32 bits of an int64. If there are more, the last two are packed
+    into one and numbered densely, so that the result fits 32 bits, until two are left. So the first model should be
+    the one with the most contexts.
 
     Args:
-        num_models: M; of 1 the contexts stay as they are.
+        num_models: M; if it is 1, contexts stay as they are.
         device: where contexts are packed.
         forget_from: how many numbers may be in use before `retain` forgets any.
     """
@@ -184,17 +184,17 @@ class DenseContexts:
     def _clear(self) -> None:
         self._numberings = [ContextTable(self._device) for _ in range(max(0, self.num_models - 2))]
         self._forget_at = self._forget_from
-        # Whether an index was too large: on a GPU this is not waited for in every call.
+        # Whether an index was too large. To test it in every call, the host would have to wait for a GPU.
         self._exceeds: Tensor | None = None
 
     def __len__(self) -> int:
         return max((len(numbering) for numbering in self._numberings), default=0)
 
     def pack(self, contexts: Sequence[Tensor]) -> Tensor:
-        """M contexts of (Q,) each -> (Q,).
+        """M tensors of contexts, (Q,) each -> one tensor, (Q,).
 
         Raises:
-            AsrError: a context needs more bits than there are; on a GPU only `check` says so.
+            AsrError: a context needs more bits than there are; on a GPU only `check` raises it.
         """
         packed = contexts[-1]
         if self.num_models == 1:
@@ -215,7 +215,7 @@ class DenseContexts:
         return [*contexts, rest]
 
     def retain(self, live: Tensor) -> None:
-        """Forgets numbers now and then, but none that contexts (L,) need."""
+        """Once many numbers are in use, forgets all those that contexts (L,) do not need."""
         if live.numel() == 0:
             self.check()
             self._clear()
@@ -228,24 +228,24 @@ class DenseContexts:
             self._forget_at = max(self._forget_from, 2 * len(self))
 
     def check(self) -> None:
-        """Raises AsrError where a context did not fit its bits."""
+        """Raises AsrError if a context did not fit its bits."""
         if self._exceeds is not None and bool(self._exceeds):
             raise AsrError(
-                f"A context index of a combined language model exceeds {_PACKED_BITS - 1} bits. Give the model fewer "
-                "contexts, for instance a capacity."
+                f"A context index of a combined language model exceeds {_PACKED_BITS - 1} bits. Limit the model's "
+                "contexts, for example by a capacity."
             )
 
     def lookup_tables(self) -> tuple[NumberingTables, ...]:
-        """The numberings with room for new numbers, M - 2 of them, for loops; see `ContextTable.lookup_tables`.
+        """The M - 2 numberings for loops, with room for new numbers; see `ContextTable.lookup_tables`.
 
-        Of two models an unused one stands there: a loop has no type for the elements of an empty tuple.
+        With two models there is an unused one, because numba has no type for the elements of an empty tuple.
         """
         if not self._numberings:
             return (self._unused,)
         return tuple(numbering.lookup_tables(_ROOM) for numbering in self._numberings)
 
     def take(self) -> None:
-        """Counts what a loop has numbered."""
+        """Takes over the numbers that a loop has assigned."""
         for numbering in self._numberings:
             numbering.take()
 
@@ -259,7 +259,7 @@ class DenseContexts:
 
 
 def pack_contexts(contexts: Any, numberings: Any, packed: Any) -> None:
-    """Packs contexts (M, Q) into packed (Q,) as `DenseContexts.pack` does, in a loop; there is room for new numbers."""
+    """`DenseContexts.pack` as a loop: contexts (M, Q) into packed (Q,); there must be room for new numbers."""
     num_models, num = contexts.shape
     for i in range(num):
         packed[i] = contexts[num_models - 1, i]

@@ -1,4 +1,4 @@
-"""Text files to word ids: in blocks of sentences, and as one stream for n-gram counting.
+"""Reads text files as word ids: in blocks of sentences, and as one stream for n-gram counting.
 
 Shapes: L words of a block or stream, with the `<s>` and `</s>` of each sentence.
 """
@@ -26,20 +26,20 @@ _SENTENCE_BREAK = " </s> <s> "
 def read_word_ids(
     texts: Iterable[str | Path], transcripts: Iterable[str | Path], id_of: Mapping[str, int]
 ) -> Iterator[npt.NDArray[np.int32]]:
-    """The sentences of texts, one a line, then of transcripts, `utterance-id WORDS` a line as in Kaldi's `text`.
+    """The sentences of texts, one per line, then of transcripts, with lines `utterance-id WORDS` as in Kaldi's `text`.
 
-    Blank lines are no sentences; an utterance without words is one. Files are plain, .gz or .xz.
+    Blank lines are skipped; an utterance without words counts as a sentence. Files are plain, .gz or .xz.
 
     Args:
         texts: the files, read in this order.
         transcripts: the files after them.
-        id_of: asked for every word, with ids of its own choice for words that it does not know.
+        id_of: gives the id of every word; it chooses the ids of unknown words itself.
 
     Yields:
-        `<s> ... </s>` of some sentences, one after the other, (L,).
+        a block of sentences `<s> ... </s>`, one after the other, (L,).
 
     Raises:
-        AsrError: a file is missing, damaged or not UTF-8, or holds a sentence mark as a word.
+        AsrError: a file is missing, damaged or not UTF-8, or contains a sentence mark as a word.
     """
     for path in texts:
         yield from _blocks(Path(path), id_of, has_id=False)
@@ -73,12 +73,12 @@ def _blocks(path: Path, id_of: Mapping[str, int], has_id: bool) -> Iterator[npt.
 
 
 def _refuse_marks(path: Path, first_line: int, lines: list[str], ids: npt.NDArray[np.int32], num: int) -> None:
-    """How many of the words are sentence marks: `<s>` and `</s>` of each sentence."""
+    """Raises an error if ids, of `num` sentences, contain other sentence marks than one `<s>` and `</s>` for each."""
     for special, expected in ((EPSILON_ID, 0), (BOS_ID, num), (EOS_ID, num)):
         if (ids == special).sum() != expected:
             word = SPECIAL_WORDS[special]
             line = next(number for number, line in enumerate(lines, first_line) if word in line.split())
-            raise AsrError(f"{path}, line {line}: the text holds the mark {word} as a word; take it out.")
+            raise AsrError(f"{path}, line {line}: the text contains the mark {word} as a word; remove it.")
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,9 @@ class WordStream:
     """Sentences one after the other, each `<s> ... </s>`.
 
     Attributes:
-        word_id: (L,) int32; ids below `num_listed` are those of the vocabulary asked for.
-        vocabulary: every word met, the vocabulary asked for at its beginning.
-        num_listed: how many ids the vocabulary asked for has; all of them where none was.
+        word_id: (L,) int32; ids below `num_listed` are those of the given vocabulary.
+        vocabulary: the given vocabulary, followed by all other words of the text.
+        num_listed: size of the given vocabulary; size of `vocabulary` if none was given.
     """
 
     word_id: npt.NDArray[np.int32]
@@ -107,11 +107,11 @@ class WordStream:
 
     @property
     def num_unlisted(self) -> int:
-        """How many words of the stream are outside the vocabulary asked for."""
+        """How many words of the stream are outside the given vocabulary."""
         return int((self.word_id >= self.num_listed).sum())
 
     def with_unknown(self) -> WordStream:
-        """The same stream with every word outside the vocabulary asked for as `<unk>`."""
+        """The same stream with every word outside the given vocabulary replaced by `<unk>`."""
         listed = Vocabulary(self.vocabulary.words[len(SPECIAL_WORDS) : self.num_listed])
         word_id = np.where(self.word_id < self.num_listed, self.word_id, np.int32(UNK_ID))
         return WordStream(word_id, listed, self.num_listed)
@@ -124,7 +124,8 @@ def read_word_stream(
 
     Args:
         paths: the texts.
-        vocabulary: gives its words their ids; further words are numbered after it. By default every word counts.
+        vocabulary: its words keep their ids, and further words are numbered after them. By default the vocabulary is
+            made of all words of the text.
         transcripts: the transcripts.
 
     Raises:
@@ -137,7 +138,7 @@ def read_word_stream(
     num_listed = len(id_of)
     parts = list(read_word_ids(paths, transcripts, id_of))
     if not parts:
-        raise AsrError("The text holds no sentence; give files with one sentence a line.")
+        raise AsrError("The text contains no sentence; give files with one sentence per line.")
     words = list(id_of)
     everything = Vocabulary(words[len(SPECIAL_WORDS) :], name="the text")
     return WordStream(np.concatenate(parts), everything, num_listed if vocabulary is not None else len(words))

@@ -28,14 +28,14 @@ from asr.text.symbols import BOS_ID, EOS_ID, UNK_ID
 Queries = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-_WORDS_AT_ONCE = 1 << 14  # the values between two layers fit a CPU's cache
+_WORDS_AT_ONCE = 1 << 14  # so that the activations between two layers fit a CPU's cache
 
 
 _STREAM_WINDOW = 1 << 10
 
 
-# The sentences of a text are divided into groups of equal size, the same for any number of threads. A group has about
-# this many words at least, since each one lays out the weights for the loops, and there are at most this many groups.
+# The sentences of a text are divided into groups of equal size, the same for any number of threads. Since the weights
+# are laid out for the loops once per group, a group has at least about this many words, and their number is limited.
 _WORDS_OF_GROUP, _NUM_GROUPS, _MOST_SENTENCES = 1 << 13, 16, 1024
 
 
@@ -50,11 +50,12 @@ def network_word_scores(
     Args:
         network: an RNNLanguageModel, or any other network.
         token_id: the text (L,).
-        normalized: true probabilities (an RNNLanguageModel only); otherwise what `log_prob` gives.
-        sentences_at_once: how many run side by side; 0 for as many as serve a text of this size.
+        normalized: whether to return true probabilities (only of an RNNLanguageModel) instead of those of `log_prob`.
+        sentences_at_once: how many run side by side; 0 chooses a number that suits the size of the text.
 
     Returns:
-        log_prob (L,) float32, and for a normalised NCE output by how much the true log Z exceeds the constant (L,).
+        log_prob (L,) float32; and for an NCE output, if `normalized`, the true log Z minus the constant one (L,), else
+        None.
     """
     log_prob, excess = torch.empty(len(token_id)), torch.empty(len(token_id))
     has_excess = False
@@ -99,7 +100,7 @@ def language_model_word_scores(lm: LanguageModel, token_id: NDArray[np.int32], s
 
 
 def perplexity(log_prob: Tensor) -> float:
-    """The perplexity of normalised log probabilities, sentence ends included."""
+    """The perplexity of normalized log probabilities, sentence ends included."""
     return float(torch.exp(-log_prob.double().mean()))
 
 
@@ -157,10 +158,10 @@ class Perplexity:
 
     Attributes:
         num_sentences: sentences, each with its `</s>`.
-        num_words: words without `</s>`, those outside the vocabulary among them.
-        num_unlisted: words outside the vocabulary.
-        log_prob: natural log probability of everything.
-        log_prob_listed: the same without the words outside the vocabulary.
+        num_words: words without `</s>`, out-of-vocabulary words included.
+        num_unlisted: out-of-vocabulary words.
+        log_prob: natural log probability of the text.
+        log_prob_listed: the same without the out-of-vocabulary words.
     """
 
     num_sentences: int
@@ -171,12 +172,12 @@ class Perplexity:
 
     @property
     def perplexity(self) -> float:
-        """Over all words and sentence ends, words outside the vocabulary scored as `<unk>`."""
+        """Over all words and sentence ends, with out-of-vocabulary words scored as `<unk>`."""
         return math.exp(-self.log_prob / (self.num_words + self.num_sentences))
 
     @property
     def perplexity_listed(self) -> float:
-        """Words outside the vocabulary left out; in histories they count as `<unk>`."""
+        """Without out-of-vocabulary words; in histories they count as `<unk>`."""
         return math.exp(-self.log_prob_listed / (self.num_words - self.num_unlisted + self.num_sentences))
 
 
@@ -198,7 +199,7 @@ def measure_perplexity(lm: LanguageModel, stream: WordStream) -> Perplexity:
 
 
 def _batches(stream: WordStream) -> Iterator[np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
-    """Sentences of like length as columns, without `<s>`, -1 below each sentence's end: (length, N)."""
+    """Sentences of similar length as columns, without `<s>`, padded with -1: (length, N)."""
     begin = np.flatnonzero(stream.word_id == BOS_ID)
     length = np.diff(begin, append=len(stream.word_id)) - 1
     by_length = np.argsort(length, kind="stable")
@@ -215,7 +216,7 @@ _HISTORY_WORDS_AT_ONCE = 4096  # their word vectors stay in a CPU's cache
 
 @torch.no_grad()
 def network_distributions(network: StatefulNetwork, token_id: NDArray[np.int32]) -> Tensor:
-    """log P(every word | history), normalised, (L, V); a text (L,) of a few hundred words, since L * V is computed."""
+    """Normalized log P(every word | history), (L, V). For texts of a few hundred words: L * V scores are computed."""
     every_word = torch.arange(len(network.vocabulary), device=network.initial_state().device)
     log_prob = torch.empty(len(token_id), len(every_word))
     for hidden, history, _, place in network_queries(network, token_id, sentences_at_once=64):
@@ -232,7 +233,7 @@ def network_distributions(network: StatefulNetwork, token_id: NDArray[np.int32])
 
 @torch.no_grad()
 def language_model_distributions(lm: LanguageModel, token_id: NDArray[np.int32]) -> Tensor:
-    """The same for any `LanguageModel`; not normalised if its scores are not."""
+    """The same for any `LanguageModel`; not normalized if its scores are not."""
     log_prob = torch.empty(len(token_id), len(lm.vocabulary))
     for sentences in pack_sentences(token_id, 0, sentences_at_once=64):
         context_idx = lm.start(sentences.sizes[0])
@@ -248,11 +249,11 @@ def language_model_distributions(lm: LanguageModel, token_id: NDArray[np.int32])
 
 
 def tune_linear_weights(log_prob: Tensor, num_iterations: int = 100) -> tuple[Tensor, Tensor]:
-    """Expectation maximisation from equal weights; the text's probability is concave in them, so it finds the best.
+    """Expectation maximization from equal weights; it finds the optimum, since the log probability is concave in them.
 
     Args:
         log_prob: log P(word | history) of each word by each model, (K, L).
-        num_iterations: at most; fewer where the weights stand still.
+        num_iterations: at most; fewer if the weights converge.
 
     Returns:
         weights (K,), which sum to one, and the mixture's log_prob (L,).
@@ -272,13 +273,13 @@ def tune_linear_weights(log_prob: Tensor, num_iterations: int = 100) -> tuple[Te
 def tune_log_linear_weights(log_prob: Tensor, word_id: Tensor, num_iterations: int = 30) -> Tensor:
     """Newton's method on the likelihood of P(w | h) = prod_k P_k(w | h)^weight_k / Z(h), with Z(h) summed exactly.
 
-    Unnormalised, larger weights would always seem better; normalised, the model is exponential and its likelihood
-    concave. What one model rules out is ruled out.
+    Without Z(h), smaller weights would always seem better. With it, the model is exponential and its log likelihood
+    concave. A word that one model rules out is ruled out.
 
     Args:
         log_prob: log P(w | history) by each model of every word at each place of the text, (K, L, V).
         word_id: the text, (L,).
-        num_iterations: at most; fewer where the weights stand still.
+        num_iterations: at most; fewer if the weights converge.
 
     Returns:
         weights (K,); they need not sum to one.
@@ -298,7 +299,7 @@ def tune_log_linear_weights(log_prob: Tensor, word_id: Tensor, num_iterations: i
         second = torch.einsum("jlv,klv->jk", weighted, features).double() / len(word_id)
         covariance = second - expected.double() @ expected.double().t() / len(word_id)
         step = torch.linalg.solve(covariance + 1e-9 * torch.eye(len(weight), dtype=torch.float64), gradient)
-        # Far from the optimum a whole step may overshoot.
+        # Far from the optimum a full step may overshoot.
         step *= min(1.0, 0.5 / float(step.abs().max().clamp(min=1e-12)))
         weight = weight + step
         if step.abs().max() < 1e-5:
@@ -312,7 +313,7 @@ def of_words(values: Tensor, word_id: Tensor) -> Tensor:
 
 
 def log_linear_log_prob(log_prob: Tensor, word_id: Tensor, weight: Tensor) -> Tensor:
-    """Normalised log P of each word of a text (L,) by the mixture: log_prob (K, L, V), weight (K,) -> (L,)."""
+    """Normalized log P of each word of a text (L,) by the mixture: log_prob (K, L, V), weight (K,) -> (L,)."""
     ruled_out = torch.isinf(log_prob).any(dim=0)
     mixed = torch.tensordot(weight.to(log_prob), log_prob.masked_fill(ruled_out, 0.0), dims=1)
     mixed = mixed.masked_fill(ruled_out, -torch.inf).log_softmax(dim=1)

@@ -1,4 +1,4 @@
-"""The language model that the search asks, and the network behind the cached recurrent language model.
+"""The language model that the search queries, and the network behind the cached recurrent language model.
 
 Shapes: Q queries, N streams, K contexts, S state width, H hidden width, M history words.
 """
@@ -50,7 +50,7 @@ class LanguageModel(ABC):
         """log P(</s> | context), (Q,)."""
 
     def lookup_tables(self) -> LookupTables | None:
-        """The arrays from which a compiled loop answers instead of `score`; None if only `score` can answer.
+        """The arrays with which a compiled loop scores words instead of `score`; None if no loop can do that.
 
         The loop may write to them. They are valid until the next call of any method of the model.
         """
@@ -59,16 +59,16 @@ class LanguageModel(ABC):
     def expand(self, context_idx: Tensor, live: Tensor) -> None:  # noqa: B027, optional
         """Called after each run of a loop that used `lookup_tables`.
 
-        The model registers what the loop has added to the tables, and prepares the contexts that a loop could not
-        answer for. Then the loop runs again with new tables.
+        The model takes over what the loop has added to the tables, and prepares the contexts for which the loop had no
+        answer. Then the loop runs again with new tables.
 
         Args:
-            context_idx: (K,) the contexts that will be asked next.
+            context_idx: (K,) the contexts that will be queried next.
             live: (L,) the contexts that the search holds.
         """
 
     def retain(self, live: Tensor) -> None:  # noqa: B027, optional
-        """Says which contexts the search still holds; the model may forget all others.
+        """Tells the model which contexts the search still holds; it may forget all others.
 
         Contexts that `score` returns later are live as well, and so is that of `start`.
 
@@ -78,7 +78,7 @@ class LanguageModel(ABC):
 
 
 CacheableTerms = Literal["none", "history", "group", "tree"]
-"""Which parts of a score depend on less than history and word, so that a cache may keep them.
+"""Which parts of a score do not depend on both history and word, so that a cache may keep them.
 
 `none`; `history`: log_prob = word_score - history_normalizer; `group`: the same, less group_normalizer; `tree`: the
 decisions at the inner nodes of a tree, see `StatefulNetwork.path_log_prob`.
@@ -86,12 +86,12 @@ decisions at the inner nodes of a tree, see `StatefulNetwork.path_log_prob`.
 
 
 class StatefulNetwork(ABC):
-    """A recurrent language model as a cached language model runs it: a step of its state, and an output layer.
+    """A recurrent language model as a cached language model uses it: a state update and an output layer.
 
     Attributes:
         vocabulary: the words.
         state_size: S, the width of a state: all that the network remembers of a history.
-        hidden_size: H, how many columns of it, the last ones, the output layer reads.
+        hidden_size: H, the number of its last columns, which the output layer reads.
         num_history_words: M, how many words of a history the output layer reads as well.
     """
 
@@ -123,11 +123,11 @@ class StatefulNetwork(ABC):
 
     @property
     def recurrent_size(self) -> int:
-        """How many columns of the state, from the first, `step` reads."""
+        """The number of the state's first columns, which `step` reads."""
         return self.state_size
 
     def branch(self, state: Tensor, before: Tensor, word_id: Tensor) -> Tensor:
-        """`step` where many words follow one state, so that products of it can be shared.
+        """`step` for many words after each state, which can share the state's matrix products.
 
         Args:
             state: (R, S).
@@ -141,11 +141,11 @@ class StatefulNetwork(ABC):
 
     @property
     def cacheable_terms(self) -> CacheableTerms:
-        """Which parts of a score a cache may keep. The methods below are for those; others need not have them."""
+        """Which parts of a score a cache may keep. Only networks with such parts need the methods below."""
         return "none"
 
     def word_score(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
-        """The score before it is normalized, (Q,)."""
+        """The score before normalization, (Q,)."""
         raise NotImplementedError
 
     def history_normalizer(self, hidden: Tensor, history: Tensor) -> Tensor:
@@ -168,7 +168,7 @@ class StatefulNetwork(ABC):
         Args:
             hidden, history, word_id: as of `log_prob`.
             owner: (Q,) a row of `held` for each history.
-            held: (O, K) what is known of K inner nodes, NaN where nothing is; read and filled.
+            held: (O, K) what is known about K inner nodes, NaN where nothing is; read and filled.
 
         Returns:
             log_prob (Q,), and how many decisions had to be computed.
@@ -176,5 +176,5 @@ class StatefulNetwork(ABC):
         raise NotImplementedError
 
     def output_tables(self) -> tuple[Any, ...] | None:
-        """What `asr.lm.cached.engine_numba` reads to score words; None if a score takes more than its loop."""
+        """What `asr.lm.cached.engine_numba` reads to score words; None if its loop cannot compute the scores."""
         return None

@@ -1,9 +1,9 @@
 """Language models larger than the accelerator's memory: tables stay in host memory, rows are fetched and cached.
 
-A table is in one of three placements: all of it on the device, only what finds its rows, or only a cache of rows. A
-batch fetches each row that it lacks once, all in one block. The cache is direct-mapped: each key has one place, and the
-newest takes it. `HostNgramLM` keeps n-grams this way, as Fukunaga et al. (2019) do; `with_host_tables` does it for the
-big tables of a recurrent language model.
+A table has one of three placements: all of it is on the device, or an index that finds its rows, or only a cache of
+rows. A batch fetches each missing row once, all in one block. The cache is direct-mapped: each key has one place, and
+the newest takes it. `HostNgramLM` keeps n-grams this way, as Fukunaga et al. (2019) do; `with_host_tables` does it for
+the big tables of a recurrent language model.
 
 Shapes: Q queries, K distinct rows fetched, C cache places, W columns, S states, A arcs, V words, H hidden, M history
 words, R rows.
@@ -36,13 +36,13 @@ _MULTIPLIER = -7046029254386353131  # 2**64 / golden ratio, odd
 
 @dataclass
 class CacheStatistics:
-    """What a cache has been asked and what it had to fetch.
+    """What was requested from a cache, and what it had to fetch.
 
     Attributes:
-        num_queries: rows asked for, with duplicates.
-        num_distinct: rows asked for, each batch's duplicates left out.
-        num_fetched: rows that had to come from the host.
-        num_bytes: how much was copied to the device.
+        num_queries: rows requested, with duplicates.
+        num_distinct: rows requested, without duplicates within a batch.
+        num_fetched: rows that were fetched from the host.
+        num_bytes: bytes copied to the device.
     """
 
     num_queries: int = 0
@@ -52,7 +52,7 @@ class CacheStatistics:
 
     @property
     def hit_ratio(self) -> float:
-        """Share of distinct rows that the device held already."""
+        """Share of distinct rows that were already on the device."""
         return 1.0 - self.num_fetched / self.num_distinct if self.num_distinct else 0.0
 
 
@@ -60,11 +60,11 @@ class CachedRows:
     """Serves rows by key on a device.
 
     Args:
-        read: gives the rows of distinct keys, host tensors both: key (K,) int64 -> (K, W).
+        read: returns the rows of distinct keys: key (K,) int64 -> (K, W), both on the host.
         num_columns: W.
         dtype: of the rows.
         num_places: C, rounded down to a power of two; 0 caches nothing.
-        device: where rows are wanted.
+        device: where the rows are used.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class CachedRows:
         return rows.to(self._device, non_blocking=True)
 
     def _keep(self, place: Tensor, key: Tensor, row: Tensor) -> None:
-        """Stores rows; of several for one place exactly one is kept, key and row alike."""
+        """Stores rows; of several for one place exactly one is kept, with its own key."""
         self._key[place] = key
         kept = torch.nonzero(self._key.index_select(0, place).eq(key)).squeeze(1)
         self._row.index_copy_(0, place.index_select(0, kept), row.index_select(0, kept))
@@ -136,11 +136,11 @@ LEAST_PLACES = 1024
 
 @dataclass(frozen=True)
 class Placement:
-    """A level of placement and the cache that the budget leaves it.
+    """A level of placement, and the size of the cache that the budget leaves room for.
 
     Attributes:
-        level: `resident`, everything on the device; `index`, what finds a row, rows being fetched; `cache`, neither.
-        num_places: of the cache of rows; 0 where everything is resident.
+        level: `resident`, everything on the device; `index`, only what finds a row; `cache`, not even that.
+        num_places: size of the cache of rows; 0 where everything is resident.
     """
 
     level: Level
@@ -154,10 +154,10 @@ class Placement:
 
         Args:
             device_budget: bytes of device memory to spend.
-            resident_bytes: of the whole table.
-            index_bytes: of what finds its rows; None where nothing is needed for that.
-            place_bytes: of one row in the cache.
-            what: named where the budget is too small.
+            resident_bytes: size of the whole table.
+            index_bytes: size of the index that finds its rows; None if the table has no such placement.
+            place_bytes: size of one row in the cache.
+            what: what to call the table in the error message.
 
         Raises:
             AsrError: the budget is too small for the smallest cache.
@@ -179,15 +179,15 @@ class HostTable:
     """Rows of a table by their number, with the same bits in every placement.
 
     - `resident`: the table on the device.
-    - `index`: (tables with `skips_zeros`) a bit a row on the device says whether it is other than zero; only such rows
-      are fetched from the host, and cached.
+    - `index`: (tables with `skips_zeros`) one bit per row on the device says whether the row is nonzero; only nonzero
+      rows are fetched from the host, and cached.
     - `cache`: only a cache of rows on the device.
 
     Args:
         table: (R, W) float32 in host memory; kept, not copied.
-        device: where rows are wanted.
+        device: where the rows are used.
         device_budget: bytes of device memory that the table may take.
-        skips_zeros: whether many rows are zero, as a pruned table's.
+        skips_zeros: whether many rows are zero, as in a pruned table.
 
     Raises:
         AsrError: the budget is too small for the smallest cache.
@@ -211,12 +211,12 @@ class HostTable:
 
     @property
     def table_bytes(self) -> int:
-        """The size of the whole table."""
+        """Bytes of the whole table."""
         return self._table.numel() * self._table.element_size()
 
     @property
     def device_bytes(self) -> int:
-        """Device memory that the table takes."""
+        """Bytes of device memory that the table takes."""
         if self._cached is None:
             return self.table_bytes
         return self._cached.num_bytes + (len(self._bits) if self._bits is not None else 0)
@@ -283,7 +283,7 @@ class HostMaxEnt(nn.Module):
 
 
 def _nonzero_bits(table: Tensor) -> Tensor:
-    """Bit i % 8 of byte i // 8 says whether row i is other than zero, (ceil(R / 8),) uint8."""
+    """Bit i % 8 of byte i // 8 says whether row i is nonzero, (ceil(R / 8),) uint8."""
     is_nonzero = torch.any(table != 0, dim=1).to(torch.uint8)
     padded = nn.functional.pad(is_nonzero, (0, -len(is_nonzero) % 8)).view(-1, 8)
     return (padded * torch.tensor(_BIT, dtype=torch.uint8)).sum(dim=1, dtype=torch.uint8)
@@ -293,19 +293,19 @@ _COLUMNS = 2
 
 
 class HostNgramLM(LanguageModel):
-    """An n-gram model that equals `NgramLM` bit for bit, within a budget of device memory.
+    """An n-gram model whose scores equal those of `NgramLM` bit for bit, within a budget of device memory.
 
     Three placements, the first that fits the budget:
 
     - `resident`: all arrays on the device.
-    - `index`: labels (in 16 bits where the words allow it), first arcs and backoff states on the device, so that arcs
-      are found there; scores, destinations and backoff weights in host memory, fetched once a batch for each distinct
-      arc and state backed off from. What the budget leaves is a cache of them.
-    - `cache`: only a cache of answers on the device; what it lacks is looked up on the host, labels included.
+    - `index`: labels (in 16 bits if the vocabulary is small enough), first arcs and backoff states on the device, so
+      that arcs are found there; scores, destinations and backoff weights in host memory, fetched once per batch for
+      each distinct arc and state backed off from. The rest of the budget is a cache of them.
+    - `cache`: only a cache of results on the device; all other queries are looked up on the host, labels included.
 
     Args:
-        lm: the model in host memory; a memory-mapped one stays on disk until it is asked.
-        device: where queries come from and answers go.
+        lm: the model in host memory; of a memory-mapped one only the pages that queries need are read.
+        device: where queries come from and results go.
         device_budget: bytes of device memory that the model may take.
 
     Raises:
@@ -339,7 +339,7 @@ class HostNgramLM(LanguageModel):
 
     @property
     def device_bytes(self) -> int:
-        """Device memory that the model takes."""
+        """Bytes of device memory that the model takes."""
         return self._device_bytes
 
     @property
@@ -391,14 +391,14 @@ class HostNgramLM(LanguageModel):
 
 
 def bytes_to_find_arcs(lm: NgramLM) -> int:
-    """Device memory that the placement `index` takes besides its cache."""
+    """Bytes of device memory that the placement `index` takes besides its cache."""
     sizes = lm.arrays.num_bytes()
     label_bytes = 2 * lm.num_arcs if is_narrow(len(lm.vocabulary)) else sizes["label"]
     return label_bytes + sizes["arc_begin"] + sizes["backoff_state"] + sizes["word_map"]
 
 
 def _what_finds_arcs(lm: NgramLM) -> NgramArrays:
-    """What finding an arc needs and no more; the host keeps the rest."""
+    """Only the arrays that finding an arc needs; the others stay on the host."""
     nothing = torch.zeros(0)
     label = narrow(lm.arrays.label) if is_narrow(len(lm.vocabulary)) else lm.arrays.label
     return replace(
@@ -407,26 +407,26 @@ def _what_finds_arcs(lm: NgramLM) -> NgramArrays:
 
 
 def _score_of(row: Tensor) -> Tensor:
-    """(Q, 2) int32 -> the scores whose bits stand in the first column, (Q,) float32."""
+    """(Q, 2) int32 -> the scores whose bits are in the first column, (Q,) float32."""
     return row[:, 0].contiguous().view(torch.float32)
 
 
 def table_bytes(network: RNNLanguageModel) -> int:
-    """The size of the tables that `with_host_tables` can leave in host memory."""
+    """Bytes of the tables that `with_host_tables` can leave in host memory."""
     return sum(_num_bytes(module) for module in _big_modules(network).values())
 
 
 def with_host_tables(
     network: RNNLanguageModel, device: torch.device | str, device_budget: int
 ) -> tuple[RNNLanguageModel, dict[str, HostTable]]:
-    """The same network on a device, for scoring; equal to the original but for rounding.
+    """A copy of a network on a device, for scoring; its scores equal the original's except for rounding.
 
-    Word vectors come first, since a row of them is as much as hundreds of MaxEnt weights: they are resident if the
-    budget allows, else a cache of them takes the part of the budget that they have in the tables' size.
+    Word vectors have priority, since one of them is as large as hundreds of MaxEnt weights. They are resident if the
+    budget allows it; otherwise their cache gets the share of the budget that they have in the size of all tables.
 
     Args:
-        network: in host memory; it keeps its weights, and lends its tables to the copy.
-        device: where it shall run.
+        network: in host memory; it keeps its weights, and the copy shares its tables.
+        device: where the copy runs.
         device_budget: bytes of device memory that the tables may take; the rest of the network is small.
 
     Returns:
@@ -438,8 +438,8 @@ def with_host_tables(
     output = network.output
     if isinstance(output, FullSoftmaxOutput) or (isinstance(output, NceOutput) and output.normalized):
         raise AsrError(
-            "A language model normalised over the whole vocabulary reads all its word vectors for each history; give "
-            "no device budget, or take an NCE, class or hierarchical output."
+            "A language model normalized over the whole vocabulary reads all its word vectors for each history; give "
+            "no device budget, or use an NCE, class or hierarchical output."
         )
     modules = _big_modules(network)
     least_left = sum(_least_bytes(module) for module in modules.values())
@@ -486,6 +486,6 @@ def _num_bytes(module: nn.Embedding | HashedMaxEnt) -> int:
 
 
 def _least_bytes(module: nn.Embedding | HashedMaxEnt) -> int:
-    """What the smallest placement takes: a cache, or all of a table that is smaller than that."""
+    """Bytes of the smallest placement: a cache, or the whole table if that is smaller."""
     cache = LEAST_PLACES * CachedRows.place_bytes(_table(module).shape[1], module.weight.dtype)
     return min(cache, _num_bytes(module))

@@ -28,8 +28,8 @@ from asr.text.symbols import BOS_ID, SPECIAL_WORDS, Vocabulary
 
 
 class StatefulModule(Protocol):
-    """What the adapters need. State tensors are float and of fixed size; whole numbers below 2^24 fit into them, so a
-    Transformer's state may be its last words (or its keys and values), padded."""
+    """A module that the adapters accept. State tensors are float and of fixed size. They can hold integers below 2^24,
+    so a Transformer's state may be its last words (or its keys and values), padded."""
 
     def initial_state(self) -> tuple[Tensor, ...]:
         """The state before anything is read, without a batch dimension."""
@@ -41,8 +41,8 @@ class StatefulModule(Protocol):
 class WordModule(nn.Module, StatefulNetwork):
     """A language model of words as a `StatefulNetwork`.
 
-    A state row holds the module's state tensors one after the other, then its log_prob over all words: the module
-    runs once a history, not once a successor.
+    A state row holds the module's state tensors one after the other, then its log_prob over all words, so that the
+    module runs once per history, not once per successor.
 
     Args:
         module: its symbols are the ids of `vocabulary`.
@@ -81,12 +81,12 @@ class WordModule(nn.Module, StatefulNetwork):
 class SpelledModule(nn.Module, StatefulNetwork):
     """A language model of characters or word pieces as a `StatefulNetwork` over words.
 
-    A word's score is the sum over its spelling; the state stands after the last word's last token.
+    A word's score is the sum over the tokens of its spelling; the state is the one after the last word's last token.
 
     Args:
         module: its symbols are token ids.
         vocabulary: the words.
-        spellings: each word's token ids, of `</s>` too; a word without one is never predicted.
+        spellings: the token ids of each word, `</s>` included; a word without a spelling is never predicted.
         begin_id: the token that is read for `<s>`.
     """
 
@@ -109,7 +109,7 @@ class SpelledModule(nn.Module, StatefulNetwork):
         with torch.no_grad():
             initial = tuple(part[None] for part in module.initial_state())  # type: ignore[operator]
             num_tokens = module(torch.tensor([begin_id], device=initial[0].device), initial)[0].shape[1]
-        # The output reads all of the row: longer spellings run the module again.
+        # The output layer reads the whole row: longer spellings run the module again.
         self.state_size = self.hidden_size = self._packing.size + num_tokens
 
     def initial_state(self) -> Tensor:

@@ -106,7 +106,7 @@ def test_pruning_keeps_what_matters(tmp_path: Path) -> None:
 def test_bad_text_and_options(tmp_path: Path) -> None:
     with pytest.raises(AsrError, match="no sentence"):
         read_word_stream([_text(tmp_path, [" ", ""])])
-    with pytest.raises(AsrError, match="line 3: the text holds the mark <s> as a word"):
+    with pytest.raises(AsrError, match="line 3: the text contains the mark <s> as a word"):
         read_word_stream([_text(tmp_path, ["a b", "<s> a"])])
     (tmp_path / "latin").write_bytes("caf\u00e9\n".encode("latin-1"))
     with pytest.raises(AsrError, match="latin, line 1: the text is not UTF-8"):

@@ -99,5 +99,5 @@ def test_what_cannot_be_placed() -> None:
     with pytest.raises(AsrError, match="budget of 100 bytes is too small for the tables"):
         with_host_tables(network, "cpu", 100)
     for normalized in (_network("full", normalized=True), _network("nce", normalized=True)):
-        with pytest.raises(AsrError, match="normalised over the whole vocabulary"):
+        with pytest.raises(AsrError, match="normalized over the whole vocabulary"):
             with_host_tables(normalized, "cpu", 1 << 30)

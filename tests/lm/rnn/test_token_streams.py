@@ -57,7 +57,7 @@ def test_a_text_is_the_same_for_all_models(tmp_path: Path) -> None:
     assert tokens.tolist() == [4, 5, 6, EOS_ID, 6, EOS_ID, 5, UNK_ID, EOS_ID, EOS_ID]
     assert stream.word_id[stream.word_id != BOS_ID].tolist() == tokens.tolist()
     (tmp_path / "a.txt").write_text("A\n<s> A </s>\n")
-    with pytest.raises(AsrError, match="line 2: the text holds the mark <s> as a word"):
+    with pytest.raises(AsrError, match="line 2: the text contains the mark <s> as a word"):
         TokenFile.build(*files, vocabulary, tmp_path / "t.tokens")
 
 
