@@ -53,9 +53,9 @@ def load(bundle: str | Path | None = None, **arguments: Any) -> Recognizer:
     """Loads a recognizer.
 
     Args:
-        bundle: folder of a bundle; the name of one in `checkpoints/`; or one that is fetched: `https://...`,
-            `hf:owner/name`, or a published one's name. None for the environment variable ASR_BUNDLE, or else the
-            preferred one, unless `acoustic_model` comes with an `ngram` or a `lexicon`.
+        bundle: folder of a bundle; the name of one in `checkpoints/`; or one to fetch: `https://...`,
+            `hf:owner/name`, or the name of a published bundle. None takes the environment variable ASR_BUNDLE, or else
+            the preferred bundle; but no bundle if `acoustic_model` comes with an `ngram` or a `lexicon`.
         arguments: those of `Recognizer` and `Recognizer.from_folder`, such as `mode="ngram"`.
 
     Raises:
@@ -64,7 +64,7 @@ def load(bundle: str | Path | None = None, **arguments: Any) -> Recognizer:
     from asr.bundle import bundle_folder
     from asr.recognizer import Recognizer
 
-    # An acoustic model from elsewhere with words of its own needs no bundle.
+    # An external acoustic model that comes with its own words needs no bundle.
     has_words = arguments.get("ngram") is not None or arguments.get("lexicon") is not None
     is_alone = bundle is None and has_words and arguments.get("acoustic_model") is not None
     return Recognizer.from_folder(None if is_alone else bundle_folder(bundle), **arguments)

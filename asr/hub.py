@@ -1,7 +1,7 @@
-"""Bundles from elsewhere: fetched once by https or from the Hugging Face Hub, checked, and kept in a cache folder.
+"""Downloads bundles by https or from the Hugging Face Hub, verifies them, and caches them in a folder.
 
-A bundle lies at an address as it lies in a folder: `bundle.json` names the files beside it, with sizes and SHA-256. An
-interrupted transfer goes on where it stopped, also in another process. What is complete needs no network any more.
+A remote bundle has the layout of a local one: `bundle.json` lists the files next to it, with sizes and SHA-256. An
+interrupted transfer resumes where it stopped, even in another process. A complete bundle needs no network.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from asr.errors import AsrError
 from asr.serialization import open_atomic, read_description, require_intact
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes that are here, and the bytes of all files."""
+"""Called with the number of bytes fetched so far, and the number of bytes of all files."""
 
 KNOWN_BUNDLES = ("an4", "librispeech")
 """The project's own bundles. Where they are published is up to `ASR_BUNDLES`, the address of the folder with them."""
@@ -38,7 +38,7 @@ _LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 _TIMEOUT_SECONDS = 30.0
 _BLOCK_BYTES = 1 << 20
 _MAX_TEXT_BYTES = 1 << 26
-# Attempts in a row that bring no byte, and the wait after the first of them, which doubles.
+# Consecutive attempts without a single new byte before giving up, and the wait after the first one, which then doubles.
 _MAX_ATTEMPTS = 5
 _FIRST_WAIT_SECONDS = 0.5
 _WORTH_ANOTHER_TRY = (408, 429, 500, 502, 503, 504)
@@ -50,8 +50,8 @@ class Source:
 
     Args:
         name: as the user gave it.
-        address: of the folder that has `bundle.json` in it, without a slash at the end.
-        token: for the Hugging Face Hub; sent to its host only, never to another one that it refers to.
+        address: URL of the folder that holds `bundle.json`, without a trailing slash.
+        token: for the Hugging Face Hub; sent to its host only, never to a host that it redirects to.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Source:
 
 
 def cache_folder() -> Path:
-    """Where fetched bundles are: ASR_CACHE, or else `asr` in the user's cache folder."""
+    """The folder of fetched bundles: ASR_CACHE, or else `asr` in the user's cache folder."""
     own = os.environ.get("ASR_CACHE")
     base = os.environ.get("XDG_CACHE_HOME")
     return Path(own) if own else (Path(base) if base else Path.home() / ".cache") / "asr"
@@ -70,11 +70,10 @@ def source_of(name: str) -> Source | None:
     """The source that a name stands for: `https://...`, `hf:owner/name[@revision]`, or one of `KNOWN_BUNDLES`.
 
     Returns:
-        None if it is none of these, such as a folder; or if a known bundle has no address, since ASR_BUNDLES is not
-        set.
+        None if the name is something else, such as a folder, or if it is a known bundle but ASR_BUNDLES is not set.
 
     Raises:
-        AsrError: the address is not one to fetch from.
+        AsrError: the address is malformed or its scheme is not allowed.
     """
     if name.startswith("hf:"):
         match = _REPOSITORY.fullmatch(name)
@@ -104,13 +103,13 @@ def _checked(address: str) -> str:
 
 
 def cached_folder(source: Source) -> Path | None:
-    """The folder of a bundle that has been fetched completely; None if it has not."""
+    """The folder of a bundle if it has been fetched completely, else None."""
     folder = _folder_of(source)
     return folder if (folder / _SOURCE).is_file() else None
 
 
 def cached_bundles() -> list[tuple[str, Path]]:
-    """Name and folder of each bundle that has been fetched completely, sorted by name."""
+    """Name and folder of each completely fetched bundle, sorted by name."""
     found = []
     for path in (cache_folder() / "bundles").glob(f"*/{_SOURCE}"):
         found.append((str(read_description(path, "cache")["name"]), path.parent))
@@ -118,19 +117,19 @@ def cached_bundles() -> list[tuple[str, Path]]:
 
 
 def fetch(source: Source, refresh: bool = False, on_progress: Progress | None = None) -> Path:
-    """Fetches a bundle into the cache, or finds it there.
+    """Fetches a bundle into the cache unless it is there already.
 
     Args:
-        source: where it is.
-        refresh: compare with the source and fetch what has changed; otherwise a complete bundle is taken as it is.
-        on_progress: told now and then how far it is.
+        source: where to fetch it from.
+        refresh: compare with the source and fetch what has changed; otherwise a complete bundle is used as it is.
+        on_progress: called after each block.
 
     Returns:
-        the folder.
+        The bundle's folder.
 
     Raises:
-        AsrError: there is no network or no bundle at the address, a transfer keeps breaking off, or a file is not what
-            the bundle says it is.
+        AsrError: there is no network or no bundle at the address, a transfer keeps breaking off, or a file does not
+            match its checksum.
     """
     folder = _folder_of(source)
     if not refresh and cached_folder(source) is not None:
@@ -152,7 +151,7 @@ def _folder_of(source: Source) -> Path:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Holds the folder against other processes."""
+    """Holds an exclusive lock on the folder, so that only one process fetches at a time."""
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -162,7 +161,7 @@ def _fetch(source: Source, folder: Path, on_progress: Progress | None) -> None:
     manifest = _small_file(source, _MANIFEST)
     if manifest is None:
         raise AsrError(f"{source.name}: there is no bundle at {source.address} ({_MANIFEST} is missing there).")
-    # Under another name until all files are there: a folder with a bundle.json counts as a bundle.
+    # The name stays `.part` until all files are there, because a folder with a bundle.json counts as a bundle.
     description = folder / f"{_MANIFEST}.part"
     _write(description, manifest)
     files = _files_of(read_description(description, "bundle"), source)
@@ -179,7 +178,7 @@ def _fetch(source: Source, folder: Path, on_progress: Progress | None) -> None:
     card = _small_file(source, _CARD)
     if card is not None:
         _write(folder / _CARD, card)
-    # What was there before stays whole until everything has come.
+    # An earlier version stays usable until the new one has arrived completely.
     (folder / _SOURCE).unlink(missing_ok=True)
     for path, file in ready.items():
         file.replace(path)
@@ -188,10 +187,10 @@ def _fetch(source: Source, folder: Path, on_progress: Progress | None) -> None:
 
 
 def _files_of(manifest: dict[str, Any], source: Source) -> dict[str, dict[str, Any]]:
-    """The files that a bundle names, checked: nothing may be written outside its folder."""
+    """The files that a bundle lists. Their names are checked so that nothing is written outside its folder."""
     files = manifest.get("files")
     if not isinstance(files, dict):
-        raise AsrError(f"{source.name}: what is at {source.address} is no bundle: it does not list its files.")
+        raise AsrError(f"{source.name}: {source.address} is not a bundle: it does not list its files.")
     for name, entry in files.items():
         is_plain = re.fullmatch(r"\w[\w.-]*", name) is not None and name not in (_MANIFEST, _SOURCE)
         is_described = (
@@ -202,31 +201,32 @@ def _files_of(manifest: dict[str, Any], source: Source) -> dict[str, dict[str, A
         )
         if not is_plain or not is_described:
             raise AsrError(
-                f"{source.name}: the bundle names the file {name!r}, or describes it, in a way that is not safe."
+                f"{source.name}: the bundle's entry for the file {name!r} is not safe to fetch (bad name, size or "
+                "checksum)."
             )
     return files
 
 
 def _fetched_file(source: Source, path: Path, entry: dict[str, Any], report: Callable[[int], None]) -> Path:
-    """Fetches one file, going on where an earlier attempt stopped; `path` itself if it is there, else one beside it."""
+    """Fetches one file, resuming an earlier attempt -> `path` if that is intact, else a `.part` file beside it."""
     if _is_intact(path, entry):
         return path
     partial, size = path.with_name(f"{path.name}.{entry['sha256'][:16]}.part"), entry["num_bytes"]
-    wait, failures, reason = _FIRST_WAIT_SECONDS, 0, "it ends too early"
+    wait, failures, reason = _FIRST_WAIT_SECONDS, 0, "it ended early"
     while (begin := partial.stat().st_size if partial.is_file() else 0) != size:
         if begin > size:
             partial.unlink()
-            begin, reason = 0, "more bytes came than the file has"
+            begin, reason = 0, "more bytes arrived than the file has"
         if failures >= _MAX_ATTEMPTS:
             raise AsrError(
-                f"{source.address}/{path.name}: the transfer broke off after {begin} of {size} bytes ({reason}); the "
-                "same command goes on from there."
+                f"{source.address}/{path.name}: the transfer broke off after {begin} of {size} bytes ({reason}); run "
+                "the same command again to resume."
             )
         try:
             _append(_open(source, path.name, begin), partial, begin, size, report)
-            reason = "it ends too early"
+            reason = "it ended early"
         except urllib.error.HTTPError as error:
-            reason = f"the server says {error.code} {_quoted(str(error.reason))}"
+            reason = f"the server returned {error.code} {_quoted(str(error.reason))}"
             if error.code not in _WORTH_ANOTHER_TRY:
                 raise AsrError(f"{source.address}/{path.name}: it cannot be fetched ({reason}).") from error
         except (OSError, http.client.HTTPException) as error:
@@ -242,7 +242,7 @@ def _fetched_file(source: Source, path: Path, entry: dict[str, Any], report: Cal
     if not _is_intact(partial, entry):
         partial.unlink()
         raise AsrError(
-            f"{source.address}/{path.name}: what arrived is not the file that the bundle names (its checksum differs); "
+            f"{source.address}/{path.name}: the file that arrived does not match the bundle (its checksum differs); "
             "fetch it again."
         )
     return partial
@@ -257,11 +257,11 @@ def _is_intact(path: Path, entry: dict[str, Any]) -> bool:
 
 
 def _append(answer: Any, partial: Path, begin: int, size: int, report: Callable[[int], None]) -> None:
-    """Appends what is missing, as far as it comes; a server that cannot begin in the middle starts anew."""
+    """Appends the missing bytes, as many as arrive. If the server ignores the range, the file is written from 0."""
     with answer as response:
         goes_on = begin > 0 and response.status == 206
         if goes_on and not str(response.headers.get("Content-Range", "")).startswith(f"bytes {begin}-"):
-            raise http.client.HTTPException("the server sent another part of the file than was asked for")
+            raise http.client.HTTPException("the server sent a different range than requested")
         position = begin if goes_on else 0
         try:
             stream = partial.open("ab" if goes_on else "wb")
@@ -296,16 +296,16 @@ def _small_file(source: Source, name: str) -> bytes | None:
                 content: bytes = response.read(_MAX_TEXT_BYTES + 1)
             if len(content) > _MAX_TEXT_BYTES:
                 raise AsrError(
-                    f"{source.address}/{name}: the file is larger than any of its kind; it is something else."
+                    f"{source.address}/{name}: the file is far too large to be a bundle's {name}; check the address."
                 )
             announced = str(response.headers.get("Content-Length", len(content))).strip()
             if announced == str(len(content)):
                 return content
-            reason = "it ends too early"
+            reason = "it ended early"
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 return None
-            reason = f"the server says {error.code} {_quoted(str(error.reason))}"
+            reason = f"the server returned {error.code} {_quoted(str(error.reason))}"
             if error.code not in _WORTH_ANOTHER_TRY:
                 raise AsrError(f"{source.address}/{name}: it cannot be fetched ({reason}).") from error
         except (OSError, http.client.HTTPException) as error:
@@ -316,8 +316,8 @@ def _small_file(source: Source, name: str) -> bytes | None:
             time.sleep(wait)
             wait *= 2
     raise AsrError(
-        f"{source.name}: it cannot be fetched from {source.address} ({reason}); is there a network? A folder needs "
-        "none, nor does a bundle that was fetched before."
+        f"{source.name}: it cannot be fetched from {source.address} ({reason}); is there a network? A local folder "
+        "and a bundle that was fetched before need none."
     )
 
 
@@ -327,7 +327,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _quoted(text: str) -> str:
-    """What a server said, in one line and not at length."""
+    """A server's message as one printable line of limited length."""
     line = " ".join("".join(one if one.isprintable() else " " for one in text).split())
     return line if len(line) <= 100 else f"{line[:100]} ..."
 

@@ -1,7 +1,7 @@
-"""Options that users may give, declared once.
+"""User options, declared once.
 
-An option is a field of a dataclass, made by `option`. Command lines, `Recognizer(options=...)` and the decoding section
-of a bundle all follow from these fields, so that no list of options has to be kept by hand.
+An option is a dataclass field made by `option`. Command lines, `Recognizer(options=...)` and the decoding section of a
+bundle are all derived from these fields.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _KEY = "option"
 
 @dataclass(frozen=True)
 class Option:
-    """What is known of an option.
+    """The description of an option.
 
     Args:
         name: of the field.
         kind: float, int or str.
-        default: what stands where it is not given.
-        help: for users.
-        choices: the values that it may have, or none for any; a mapping has a text for each.
-        needs: what a pass must have so that the option has an effect, a key of `asr.decoding.settings.NEEDS`.
-        flag: on command lines.
-        unit: `MB` if command lines take megabytes for bytes.
-        optional: whether None may be given, for "no limit"; it may always be where it is the default.
+        default: the value if the option is not given.
+        help: description for users.
+        choices: the permitted values, empty for any; a mapping describes each value.
+        needs: what a pass must have for the option to have an effect, a key of `asr.decoding.settings.NEEDS`.
+        flag: its name on command lines.
+        unit: `MB` if command lines take megabytes and the field has bytes.
+        optional: whether None is permitted, for "no limit"; always true if None is the default.
     """
 
     name: str
@@ -56,7 +56,7 @@ def option(
     unit: str = "",
     optional: bool = False,
 ) -> Any:
-    """A field of a dataclass that is an option; arguments as of `Option`, `kind` if the default is None."""
+    """A dataclass field for an option; arguments as for `Option`. `kind` is required if the default is None."""
     kind = type(default) if kind is None else kind
     known = {"kind": kind, "help": help, "choices": choices, "needs": needs, "flag": flag, "unit": unit}
     known["optional"] = optional or default is None
@@ -64,7 +64,7 @@ def option(
 
 
 def options_of(*classes: type) -> dict[str, Option]:
-    """The options among the fields of dataclasses, by name, in their order."""
+    """The options among the fields of dataclasses, by name, in the order of declaration."""
     found: dict[str, Option] = {}
     for owner in classes:
         for one in fields(owner):
@@ -78,14 +78,14 @@ def options_of(*classes: type) -> dict[str, Option]:
 
 
 def check_options(owner: Any, what: str) -> None:
-    """Checks type and choice of each option of a dataclass's instance; None passes where the option is optional.
+    """Checks the type of each option of a dataclass instance, and that its value is one of the choices.
 
     Args:
         owner: the instance.
-        what: what to call it in an error.
+        what: its name in error messages.
 
     Raises:
-        AsrError: a value is of the wrong type, or not one of the choices.
+        AsrError: a value has the wrong type or is not one of the choices; None passes if the option is optional.
     """
     for name, one in options_of(type(owner)).items():
         value = getattr(owner, name)
@@ -102,10 +102,10 @@ def check_options(owner: Any, what: str) -> None:
 
 
 def device_named(name: str, option: str = "device") -> torch.device:
-    """The device of a name.
+    """The torch device with this name.
 
     Raises:
-        AsrError: there is no such device here.
+        AsrError: this machine has no such device.
     """
     try:
         device = torch.device(name)

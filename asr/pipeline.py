@@ -1,4 +1,4 @@
-"""Two stages of work, one beside the other, in threads and, on a GPU, in CUDA streams."""
+"""Two overlapping pipeline stages, in threads and, on a GPU, in CUDA streams."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch import Tensor
 
 
 class StreamPool:
-    """One CUDA stream for each of several threads, for as long as the pool lives; on a CPU its methods do nothing.
+    """One CUDA stream per thread, for the lifetime of the pool; on a CPU the methods do nothing.
 
-    Memory goes back to the stream that it was allocated in. So what a thread changes must be made in its own stream,
-    and used there from call to call: language models with caches, and buffers of searches.
+    The allocator returns memory to the stream that it was allocated in. So everything that a thread modifies from call
+    to call, such as language model caches and search buffers, must be created and used in that thread's stream.
 
     Args:
-        number: of threads; they number themselves from 0.
-        device: what the threads compute on.
+        number: number of threads, which are numbered from 0.
+        device: the device that the threads compute on.
     """
 
     def __init__(self, number: int, device: torch.device) -> None:
@@ -32,13 +32,13 @@ class StreamPool:
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Lets the streams start behind everything that this thread has queued so far, such as copies of weights."""
+        """Makes all streams wait for the work that the calling thread has queued so far, such as copies of weights."""
         for stream in self._streams:
             stream.wait_stream(torch.cuda.current_stream(self._device))
 
     @contextlib.contextmanager
     def running(self, thread: int, after: Any = None) -> Iterator[None]:
-        """Queues what runs inside in the thread's stream, behind an event that another thread has recorded."""
+        """Runs the block in the thread's stream, which first waits for the event `after`, if any."""
         if not self._streams:
             yield
             return
@@ -48,17 +48,17 @@ class StreamPool:
             yield
 
     def event(self, thread: int) -> Any:
-        """An event behind everything in the thread's stream so far; None on a CPU."""
+        """An event recorded after everything in the thread's stream so far; None on a CPU."""
         return self._streams[thread].record_event() if self._streams else None
 
     def wait(self, thread: int) -> None:
-        """Blocks until the thread's stream has done all its work."""
+        """Blocks until all work in the thread's stream is done."""
         if self._streams:
             self._streams[thread].synchronize()
 
 
 def to_device(host: Tensor, device: torch.device) -> Tensor:
-    """Copies a tensor to a device; to a GPU through pinned memory, so that the host does not wait for the copy."""
+    """Copies a tensor to a device. Copies to a GPU go through pinned memory, so that the host does not wait."""
     if host.device.type == "cpu" and device.type == "cuda":
         return host.pin_memory().to(device, non_blocking=True)
     return host.to(device)
@@ -76,20 +76,20 @@ def pipelined(
     num_workers: int,
     streams: StreamPool,
 ) -> Iterator[_Result]:
-    """Runs two stages on all items, the second one beside the first; results come in the order of the items.
+    """Runs two overlapping stages on all items and yields the results in the order of the items.
 
-    Threads suffice: on a CPU torch and k2 release Python's lock while they compute. On a GPU each thread has a stream,
-    and the second stage waits for the first one's event there, not on the host.
+    Threads suffice: torch and k2 release the GIL while they compute. On a GPU each thread has a stream, and the second
+    stage waits for the first on the device, not on the host.
 
     Args:
         items: taken as they are needed; at most `num_workers` + 1 are in progress.
-        first: runs in one thread, item after item.
-        second: runs in the workers; its first argument is the worker, 0 to `num_workers` - 1.
+        first: first stage; runs in one thread, item after item.
+        second: second stage; runs in the workers. Its first argument is the worker's number, 0 to `num_workers` - 1.
         num_workers: 0 runs both stages in turn, in this thread.
         streams: one for each worker, and one for the first stage.
 
     Raises:
-        Exception: whatever a stage raises, for the first such item in order.
+        Exception: whatever a stage raises for the first failing item, in the order of the items.
     """
     streams.catch_up()
     if num_workers == 0:
@@ -115,7 +115,7 @@ def pipelined(
         try:
             with streams.running(worker, after=is_ready):
                 result = second(worker, value)
-            # Any thread may read the result, and the value's memory goes back to the first stage's stream.
+            # Any thread may read the result, and the memory of `value` returns to the first stage's stream.
             streams.wait(worker)
             return result
         finally:

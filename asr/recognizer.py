@@ -1,6 +1,6 @@
-"""Recognizes recordings: features, acoustic model, decoder and language model behind one module.
+"""Recognizes recordings: features, acoustic model, decoder and language model in one module.
 
-Long recordings are cut into segments at pauses, segments of similar length form batches, and two stages are pipelined:
+Long recordings are cut into segments at pauses, and segments of similar length form batches. Two stages are pipelined:
 while one batch is decoded, the next one goes through the acoustic model.
 
 Shapes: N recordings or segments, C channels or tokens, L samples, T frames.
@@ -57,18 +57,18 @@ if TYPE_CHECKING:
 
 _MAX_WORKERS = 64
 
-# A GPU needs many streams at a time before its work takes longer than the host's launches.
+# A GPU needs many streams at a time; with fewer, kernel launches on the host are the bottleneck.
 _BATCH_SECONDS = {"cpu": 50.0, "cuda": 3000.0}
 
-# For the language model that a warm-up asks; what it caches is dropped afterwards.
+# Cache of the language model that a warm-up queries; it is dropped afterwards.
 _WARM_UP_BYTES = 1 << 26
 
 
 class Engines(NamedTuple):
-    """What the workers of one call have to themselves.
+    """The resources that the workers of one call use exclusively.
 
     Attributes:
-        models: the language models of each worker, made in its stream.
+        models: the language models of each worker, created in its stream.
         streams: one for each worker, and one for the acoustic model.
     """
 
@@ -77,14 +77,14 @@ class Engines(NamedTuple):
 
 
 class EnginePool:
-    """Language models with caches, and the streams that they belong to, each set lent to one call at a time.
+    """A pool of `Engines`, each lent to one call at a time.
 
-    A language model's caches change with every query, so two calls must never share one. A call takes a set that is
-    idle, or a new one, and returns it warm. A set whose call failed is dropped, since its caches may be half written.
-    Copies of a pool are empty.
+    A language model's caches change with every query, so two calls must never share one. A call takes an idle set, or a
+    new one if there is none, and returns it with warm caches. A set whose call failed is dropped, because its caches
+    may be half written. Copies of a pool are empty.
 
     Args:
-        is_exclusive: whether calls take turns, since all sets would hold the same language model.
+        is_exclusive: whether calls take turns, because all sets would hold the same language model.
     """
 
     def __init__(self, is_exclusive: bool = False) -> None:
@@ -101,7 +101,7 @@ class EnginePool:
 
     @contextlib.contextmanager
     def lend(self, make: Callable[[], Engines]) -> Iterator[Engines]:
-        """A set that nobody else has until the block ends."""
+        """Lends a set to the caller alone until the block ends."""
         with self._turn if self._is_exclusive else contextlib.nullcontext():
             with self.lock:
                 engines = self._idle.pop() if self._idle else make()
@@ -115,26 +115,27 @@ class EnginePool:
 
 @dataclass(frozen=True)
 class ResourceOptions:
-    """How much a recognizer works on at a time, and the memory that its language models may take.
+    """How much audio a recognizer processes at a time, and how much memory its language models may take.
 
-    None of these changes the words, but `max_segment_seconds` and, since it rounds scores, `acoustic_precision`.
+    Only `max_segment_seconds` and `acoustic_precision`, which rounds scores, can change the recognized words.
 
     Args:
         max_segment_seconds: longer recordings are cut at pauses into segments of at most this length.
-        batch_seconds: segments are recognized together up to this much audio, padding included. None is 50 seconds on
-            a CPU and 3,000 on a GPU.
-        num_workers: number of batches that are decoded at the same time, each with a language model and a share of
-            `cache_bytes` of its own, while the next batch goes through the acoustic model. 0 does everything in turn.
-            More workers than free cores do not help.
+        batch_seconds: maximum audio in a batch of segments, padding included. None means 50 seconds on a CPU and 3,000
+            on a GPU.
+        num_workers: number of batches that are decoded at the same time, each with its own language model and share of
+            `cache_bytes`, while the next batch goes through the acoustic model. 0 runs all stages in turn. More workers
+            than free cores do not help.
         cache_bytes: memory for the recurrent language model's caches; the least frequently used histories are evicted.
         lm_device_bytes: device memory for the tables of the large language models; the rest of the tables stays in
             host memory. None puts everything on the device.
-        acoustic_precision: of the acoustic model's products on a CPU; see `asr.kernels.int8` for `auto`.
+        acoustic_precision: precision of the acoustic model's matrix products on a CPU; see `asr.kernels.int8` for
+            `auto`.
         lm_hidden_device, lm_output_device: where the recurrent language model runs its hidden and its output layer,
             such as `cuda` and `cpu`; histories are kept where the output layer is. None is the recognizer's device.
 
     Raises:
-        AsrError: a value is out of range, or there is no such device here.
+        AsrError: a value is out of range, or this machine has no such device.
     """
 
     max_segment_seconds: float = option(25.0, "cut longer recordings at pauses", needs="whole recordings")
@@ -188,7 +189,7 @@ class ResourceOptions:
 
 
 def _with_acoustic_model(acoustic_model: str | ExternalModel, *parts: Any) -> Bundle:
-    """As `bundle_with_acoustic_model`, imported when it is first needed."""
+    """`bundle_with_acoustic_model`, imported on first use."""
     from asr.ctc.bundles import bundle_with_acoustic_model
 
     return bundle_with_acoustic_model(acoustic_model, *parts)
@@ -207,44 +208,43 @@ class _Scored(NamedTuple):
 
 
 class Recognizer(nn.Module):
-    """Turns recordings into words; needs neither Lightning, lhotse nor k2.
+    """Turns recordings into words. Needs neither Lightning, lhotse nor k2.
 
-    Move it to a GPU with `.to("cuda")`, as any module: features, acoustic model, decoding graph and recurrent language
-    model are submodules, unless resources put the language model elsewhere; n-gram models are arrays, which follow when
-    they are next used, and are not in `state_dict()`. Several threads may call it at the same time: they share the
-    weights, and each call has language model caches of its own, up to `cache_bytes`. It always decodes in evaluation
-    mode: `train()` leaves it there. `.half()`, `.bfloat16()` and autocast are for the acoustic model: features,
-    language models and search stay in float32.
+    Move it to a GPU with `.to("cuda")`, like any module. Features, acoustic model, decoding graph and recurrent
+    language model are submodules, unless `resources` places the language model elsewhere. N-gram models are arrays:
+    they move when they are next used, and are not in `state_dict()`. Several threads may call a recognizer at the same
+    time: they share the weights, and each call has its own language model caches of up to `cache_bytes`. It always
+    stays in evaluation mode, even after `train()`. `.half()`, `.bfloat16()` and autocast affect only the acoustic
+    model; features, language models and search stay in float32.
 
     Args:
         bundle: the trained parts.
-        mode: which language model decides: `auto` (the default of the bundle), `rnn`, `interpolated`, `large_ngram`
-            or `ngram`; see `asr.decoding.build.MODES`.
-        acoustic_model: a CTC network from elsewhere in the place of the bundle's, `KIND:NAME` or the network itself;
-            the bundle's words and language models stay. See `asr.ctc.bundles.bundle_with_acoustic_model`.
-        language_model: your own model, in the place of the bundle's large one. What the decoding graph's own n-gram
-            scored is subtracted, and words are mapped where the vocabularies differ, so that the model has to know
-            nothing of the bundle. It answers on the device that the recognizer is on. Calls of several threads take
-            turns with it.
+        mode: the language model that decides: `auto` (the bundle's default), `rnn`, `interpolated`, `large_ngram` or
+            `ngram`; see `asr.decoding.build.MODES`.
+        acoustic_model: an external CTC network that replaces the bundle's, as `KIND:NAME` or the network itself; the
+            bundle's words and language models stay. See `asr.ctc.bundles.bundle_with_acoustic_model`.
+        language_model: your own model, which replaces the bundle's large one. The scores of the decoding graph's own
+            n-gram are subtracted, and words are mapped if the vocabularies differ, so the model need not know the
+            bundle. It must return scores on the recognizer's device. Calls from several threads take turns.
         decoder: `auto`, `token-passing` or `k2`; see `asr.decoding.build.DECODERS`.
         lm_fusion: `lattice` rescores the decoder's lattice with the language model; `chunks` does so while the lattice
-            grows, on a CPU; `search` asks the language model at each frame, which takes several times as long.
-        keep_lattices: whether results have lattices; costs time and memory. Words of a bundle that is not calibrated
-            have confidences only then.
-        options: override the options that the bundle was tuned to: any of `asr.decoding.settings.setting_options`,
-            which are beams and scales, a second pass, and approximations of the recurrent model.
+            grows, on a CPU; `search` queries the language model at each frame, which takes several times as long.
+        keep_lattices: whether results include lattices, which costs time and memory. With a bundle that is not
+            calibrated, words have confidences only if lattices are kept.
+        options: overrides of the bundle's tuned options: any of `asr.decoding.settings.setting_options` (beams, scales,
+            a second pass, approximations of the recurrent model).
         resources: segments, batches, workers, memory and the language model's devices.
 
     Attributes:
         settings: the options in force.
-        final_mode, final_options: language model and scales of the last pass, which results have; those of `mode` and
-            `settings` without a second pass.
-        calibration: of the words' confidences; None where the bundle has none. Set it to None for results without
-            confidences, which take less time.
+        final_mode, final_options: mode and decoding options of the last pass, which results report; without a second
+            pass, those of `mode` and `settings`.
+        calibration: of the words' confidences; None if the bundle has none. Set it to None to save the time that
+            confidences take.
 
     Raises:
-        AsrError: the bundle has no parts for the mode, an option does not exist, is out of range or would have no
-            effect, or the decoder cannot run here.
+        AsrError: the bundle has no parts for the mode; an option does not exist, is out of range or would have no
+            effect; or the decoder cannot run here.
 
     Example:
         >>> recognizer = asr.load("librispeech")  # doctest: +SKIP
@@ -290,13 +290,13 @@ class Recognizer(nn.Module):
             self.final_mode = second.second_pass_mode
             self.final_options = recognition_settings(bundle, second.second_pass_mode, options or {}).decoding
         self._asked_decoder = decoder, lm_fusion
-        # Names that do not exist, and options without effect, are refused at once, whatever device comes later.
+        # Unknown names and options without effect are refused now, not only when a device is chosen.
         fusion = chosen_decoder(decoder, lm_fusion, bundle.graph, torch.device("cpu"))[1]
-        # Of the options, those which only act on a lattice may find one when recordings come.
+        # Options that act on a lattice are allowed: a call may request one later, by `nbest`.
         self.refuse_unused(Pass(self.mode, fusion, *self.settings.models, keeps_lattice=True))
         self.keep_lattices = keep_lattices
         self.calibration = calibration_of(bundle, self.final_mode)
-        # Weights that are spread over host and devices are the language model's own business.
+        # Weights that are spread over host and devices are moved by the language model itself, not as a submodule.
         in_one_place = (
             self.resources.lm_device_bytes,
             self.resources.lm_hidden_device,
@@ -309,7 +309,7 @@ class Recognizer(nn.Module):
         self.aligner: WordAligner | None = None
         if bundle.lexicon is not None and can_align(bundle.graph):
             self.aligner = WordAligner(bundle.lexicon, bundle.graph)
-        # Built on first use, for the device that the weights are on by then.
+        # Built on first use, for the device that holds the weights at that time.
         self._decoders: dict[bool, Decoder] = {}  # by whether lattices are kept
         self._engines = self._new_pool()
         self.eval()
@@ -328,24 +328,24 @@ class Recognizer(nn.Module):
         """Loads a bundle.
 
         Args:
-            folder: the bundle; None for none, where an acoustic model from elsewhere comes with words of its own.
-            large_ngram: n-gram model in the place of the bundle's large one, see `Bundle.with_language_models`.
-            rnn_lm: recurrent model in the place of the bundle's.
+            folder: the bundle; None for no bundle, if an external acoustic model comes with its own words.
+            large_ngram: n-gram model that replaces the bundle's large one, see `Bundle.with_language_models`.
+            rnn_lm: recurrent model that replaces the bundle's.
             lexicon: the pronunciations that the graph was built from, for exact word times; the bundle's own if None.
-                Without any, a word's times are where the graph outputs it, which is up to a few phones late. For an
-                acoustic model from elsewhere, how words are written in its tokens.
-            acoustic_model: a CTC network from elsewhere in the place of the bundle's; this and the next as of
-                `asr.ctc.bundles.bundle_with_acoustic_model`.
-            ngram: n-gram model of words for its decoding graph, in the place of the bundle's.
+                Without one, a word's times are where the graph outputs it, which is up to a few phones late. For an
+                external acoustic model, the spellings of the words in its tokens.
+            acoustic_model: an external CTC network that replaces the bundle's; see
+                `asr.ctc.bundles.bundle_with_acoustic_model` for this and `ngram`.
+            ngram: n-gram model of words for the external model's decoding graph; replaces the bundle's.
             arguments: those of the constructor.
 
         Raises:
-            AsrError: as the constructor, or a file is missing or damaged.
+            AsrError: as for the constructor, or a file is missing or damaged.
         """
         if acoustic_model is None and (folder is None or ngram is not None):
             raise AsrError(
-                "an n-gram model for the decoding graph is for an acoustic model from elsewhere (acoustic_model); a "
-                "bundle has a graph, and takes a larger model beside it (large_ngram)."
+                "an n-gram model for the decoding graph (ngram) needs an external acoustic model (acoustic_model); a "
+                "bundle has its own graph, so give a larger model with large_ngram instead."
             )
         bundle = None if folder is None else Bundle.load(folder)
         if acoustic_model is not None:
@@ -360,17 +360,17 @@ class Recognizer(nn.Module):
 
     @property
     def sampling_rate(self) -> int:
-        """What recordings are resampled to, in Hz."""
+        """The rate that recordings are resampled to, in Hz."""
         return self.bundle.sampling_rate
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the acoustic model's weights."""
         return next(self.acoustic_model.parameters()).device
 
     @property
     def batch_seconds(self) -> float:
-        """Audio that is recognized together, in seconds."""
+        """Maximum audio in a batch, in seconds."""
         asked = self.resources.batch_seconds
         return _BATCH_SECONDS["cuda" if self.device.type == "cuda" else "cpu"] if asked is None else asked
 
@@ -390,7 +390,7 @@ class Recognizer(nn.Module):
         return chosen_decoder(*self._asked_decoder, self.bundle.graph, self.device)[1]
 
     def extra_repr(self) -> str:
-        """The parts that are no modules: n-gram models, which are arrays, and how the graph is searched."""
+        """The parts that are not submodules: n-gram models, and how the graph is searched."""
         small, large = self.bundle.small_ngram, self.bundle.large_ngram
         ngrams = {"small_ngram": small, "large_ngram": large if self.mode in ("large_ngram", "interpolated") else None}
         sizes = "".join(f", {name}={model.num_arcs} n-grams" for name, model in ngrams.items() if model is not None)
@@ -401,7 +401,7 @@ class Recognizer(nn.Module):
         )
 
     def train(self: _Self, mode: bool = True) -> _Self:
-        """Does nothing but stay in evaluation mode: a recognizer has dropout and the like switched off, always."""
+        """Stays in evaluation mode whatever `mode` is: dropout and the like are always off in a recognizer."""
         return super().train(False)
 
     @torch.no_grad()
@@ -420,13 +420,13 @@ class Recognizer(nn.Module):
                 channels (N, C, L); or a list of recordings, each a path, (L,) or (C, L). Samples are floating-point
                 numbers in [-1, 1], int16 or int32. Channels are averaged.
             sampling_rate: of arrays, in Hz; the bundle's own if None. Files bring their own.
-            num_samples: (N,) length of each recording of a padded batch. Without them, zeros at the end of a recording
-                of a batch are taken for padding.
-            nbest: the maximum number of `hypotheses` of each result. More than 1 makes lattices, which take time.
-            speaker: who speaks, as `speaker_transform` has learnt it from recordings.
+            num_samples: (N,) length of each recording of a padded batch. Without it, trailing zeros in a batch are
+                treated as padding.
+            nbest: the maximum number of `hypotheses` of each result. Values above 1 need lattices, which take time.
+            speaker: transform of the speaker, as returned by `speaker_transform`.
 
         Returns:
-            A list with one result for each recording, in order; also for a single recording.
+            A list with one result per recording, in order, even for a single recording.
 
         Raises:
             AsrError: a file cannot be read; a recording is empty, of another shape or type, or has samples that are not
@@ -434,7 +434,7 @@ class Recognizer(nn.Module):
         """
         if nbest < 1:
             raise AsrError(f"nbest is {nbest}; ask for 1 hypothesis or more.")
-        self.eval()  # the acoustic model may be trained elsewhere
+        self.eval()  # a training loop that shares the acoustic model may have left it in training mode
         num_recordings, batches = self._batches(audio, sampling_rate, num_samples)
         places = deque[list[tuple[int, int]]]()
 
@@ -458,22 +458,22 @@ class Recognizer(nn.Module):
     def speaker_transform(
         self, audio: Any, sampling_rate: int | None = None, num_samples: Tensor | Sequence[int] | None = None
     ) -> SpeakerTransform:
-        """Learns from recordings without transcripts how a speaker differs from those of the training.
+        """Adapts to a speaker, from recordings without transcripts.
 
-        The recordings are recognized, and a transform of the features is trained on the words that were found, which
-        takes several times as long as recognition. See `asr.models.adaptation`.
+        The recordings are recognized, and a transform of the features is trained on the recognized words, which takes
+        several times as long as recognition. See `asr.models.adaptation`.
 
         Args:
-            audio: recordings of one speaker in one place; this and the others as in the call.
-            sampling_rate: as in the call.
-            num_samples: as in the call.
+            audio: recordings of one speaker in one acoustic environment, in the forms that `forward` takes.
+            sampling_rate: as for `forward`.
+            num_samples: as for `forward`.
 
         Returns:
-            What the call takes as `speaker`.
+            The transform, to be passed as `speaker` to later calls.
 
         Raises:
-            AsrError: as the call, or the bundle has no denominator graph, which only networks trained by lattice-free
-                MMI have.
+            AsrError: as for `forward`, or the bundle has no denominator graph, which only networks trained by
+                lattice-free MMI have.
 
         Example:
             >>> speaker = recognizer.speaker_transform(["monday.mp3", "tuesday.mp3"])  # doctest: +SKIP
@@ -484,8 +484,8 @@ class Recognizer(nn.Module):
         tied = self.bundle.graph.meta.get(TIED_STATES)
         if denominator is None or tied is None or not isinstance(network, NormalizingNetwork):
             raise AsrError(
-                f"bundle {self.bundle.name}: it cannot adapt to speakers, for lack of a denominator graph; take a "
-                "bundle whose network was trained by lattice-free MMI, and make it with 'asr bundle --denominator'."
+                f"bundle {self.bundle.name}: it cannot adapt to speakers because it has no denominator graph; use a "
+                "bundle whose network was trained by lattice-free MMI, made with 'asr bundle --denominator'."
             )
         self.eval()
         batches = self._batches(audio, sampling_rate, num_samples)[1]
@@ -510,7 +510,7 @@ class Recognizer(nn.Module):
     def _batches(
         self, audio: Any, sampling_rate: int | None, num_samples: Tensor | Sequence[int] | None
     ) -> tuple[int, Iterator[list[Segment]]]:
-        """The number of recordings, and their segments, batch by batch."""
+        """The number of recordings, and an iterator over batches of their segments."""
         rate = self.sampling_rate
         recordings = open_recordings(audio, rate if sampling_rate is None else sampling_rate, rate, num_samples)
         limit = self.resources.max_segment_seconds
@@ -519,12 +519,12 @@ class Recognizer(nn.Module):
     def log_prob(
         self, samples: Sequence[Tensor], times: StageTimes, speaker: SpeakerTransform | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Segments (L,) at the bundle's sampling rate to token log-probabilities.
+        """Computes token log-probabilities of segments.
 
         Args:
-            samples: the segments.
-            times: gets the seconds of `features` and `acoustic model`.
-            speaker: as in the call.
+            samples: the segments, each (L,), at the bundle's sampling rate.
+            times: the times of the stages `features` and `acoustic model` are added here.
+            speaker: as for `forward`.
 
         Returns:
             log_prob (N, T, C), natural logs, and num_frames (N,).
@@ -532,7 +532,7 @@ class Recognizer(nn.Module):
         return self._log_prob(*self._features(samples, times), times, speaker)
 
     def _features(self, samples: Sequence[Tensor], times: StageTimes) -> tuple[Tensor, Tensor]:
-        """(N, T, F) and their number of frames (N,)."""
+        """Features (N, T, F) and their number of frames (N,)."""
         device = self.device
         num_samples = to_device(torch.tensor([len(row) for row in samples]), device)
         with times.measure("features", device):
@@ -543,7 +543,7 @@ class Recognizer(nn.Module):
     def _log_prob(
         self, features: Tensor, num_frames: Tensor, times: StageTimes, speaker: SpeakerTransform | None
     ) -> tuple[Tensor, Tensor]:
-        """(N, T', C) and their number of frames (N,)."""
+        """Log-probabilities (N, T', C) and their number of frames (N,)."""
         with times.measure("acoustic model", self.device):
             if int(num_frames.max()) == 0:
                 return features.new_zeros(len(features), 0, len(self.bundle.graph.tokens)), num_frames
@@ -555,7 +555,7 @@ class Recognizer(nn.Module):
                 return in_parts(network, features, num_frames, ACOUSTIC_SECONDS * self.sampling_rate / frame_shift)
 
     def acoustic_arithmetic(self) -> contextlib.AbstractContextManager[None]:
-        """Within, this thread's acoustic models have the precision that the resources ask for."""
+        """Context in which acoustic models compute with `resources.acoustic_precision` in this thread."""
         return byte_products(self.resources.acoustic_precision == "auto")
 
     def _score(self, samples: list[Tensor], speaker: SpeakerTransform | None = None) -> _Scored:
@@ -582,7 +582,7 @@ class Recognizer(nn.Module):
                 )
                 decoded = again.rescored(decoded, models.model, models.second.model)
             lists = [self._hypotheses(result, nbest) for result in decoded]
-        # No history is held from one batch to the next.
+        # No batch refers to histories of an earlier one, so the caches may evict them.
         models.forget_contexts()
         cache: dict[str, int | float] = {}
         after = models.statistics()
@@ -612,12 +612,12 @@ class Recognizer(nn.Module):
         return n_best(decoded.lattice, self.bundle.graph, self.final_options, nbest, decoded.original_frame)
 
     def prepare(self) -> None:
-        """Builds the decoder and the language models now, instead of when the first recording comes.
+        """Builds the decoder and the language models now instead of at the first recording.
 
-        On a new machine this compiles loops for some ten seconds, once; see `asr.decoding.warmup`.
+        On a new machine this compiles loops once, which takes some ten seconds; see `asr.decoding.warmup`.
 
         Raises:
-            AsrError: the decoder cannot run here, or the budget of device memory is too small.
+            AsrError: the decoder cannot run here, or the device memory budget is too small.
         """
         self._prepared_decoder()
         self._engines.fill(self._new_engines)
@@ -638,12 +638,12 @@ class Recognizer(nn.Module):
 
     @torch.no_grad()
     def _warm_up(self, decoder: Decoder, keep_lattices: bool) -> None:
-        """Compiles what recognition needs, so that the times of the first recording do not include it."""
+        """Compiles all loops that recognition needs, so that the first recording's times do not include it."""
         second = self.settings.language_models
         kind = (self.decoder_name, self.lm_fusion, keep_lattices, second.second_pass, second.second_pass_mode)
         if self.language_model is not None or not needs_warm_up(self.bundle, self.mode, self.device, kind):
             return
-        # Language models of its own: caches and statistics start with the first real recording.
+        # Separate language models, so that caches and statistics start with the first real recording.
         engines = Engines([self.build_language_models(_WARM_UP_BYTES)], StreamPool(1, self.device))
         noise = torch.randn(2 * self.sampling_rate, generator=torch.Generator().manual_seed(0)) * 0.01
         self._score([noise, noise[: self.sampling_rate // 3]])
@@ -654,7 +654,7 @@ class Recognizer(nn.Module):
         return EnginePool(is_exclusive=self.language_model is not None)
 
     def _new_engines(self) -> Engines:
-        """A language model for each worker, but at least one, and their streams."""
+        """Language models for each worker, or one set if there are no workers, and their streams."""
         num_models = max(1, self.resources.num_workers)
         streams, models = StreamPool(self.resources.num_workers + 1, self.device), []
         for worker in range(num_models):
@@ -663,7 +663,7 @@ class Recognizer(nn.Module):
         return Engines(models, streams)
 
     def build_language_models(self, cache_bytes: int) -> LanguageModels:
-        """The mode's language model on this device, with caches of its own of at most `cache_bytes`."""
+        """Builds new language models for the mode on this device, with caches of at most `cache_bytes`."""
         options, resources = self.settings.language_models, self.resources
         devices = [
             None if name is None else device_named(name)
@@ -683,10 +683,10 @@ class Recognizer(nn.Module):
         return replace(build(self.mode, budget), second=build(options.second_pass_mode, budget))
 
     def refuse_unused(self, run: Pass) -> None:
-        """Refuses options that the user gave and that would have no effect in a pass.
+        """Refuses options given by the user that would have no effect in a pass.
 
         Raises:
-            AsrError: there is one.
+            AsrError: an option would have no effect.
         """
         settings = setting_options()
         given = [settings[name] for name in sorted(self.settings.given)]
@@ -695,14 +695,11 @@ class Recognizer(nn.Module):
         refuse_unused(given, run)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and other processes, which build a decoder and caches of their own."""
+        """State without decoders and engines: copies and other processes build their own."""
         return {**self.__dict__, "_decoders": {}, "_engines": self._new_pool()}
 
     def _apply(self: _Self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> _Self:
-        """Follows `.to(device)`: decoder and caches are built again where the weights are.
-
-        Types such as that of `.half()` are for the acoustic model alone.
-        """
+        """Moves the weights; decoders and caches are rebuilt on demand. Only the acoustic model changes its dtype."""
         self._decoders = {}
         self._engines = self._new_pool()
         super()._apply(moves_only(fn), *args, **kwargs)
@@ -710,7 +707,7 @@ class Recognizer(nn.Module):
         return self
 
     def _load_from_state_dict(self, *args: Any) -> None:
-        """Other weights or another graph: what was built from the old ones is built again."""
+        """Loads weights and graph; decoders and caches that were built from the old ones are dropped."""
         self._decoders = {}
         self._engines = self._new_pool()
         super()._load_from_state_dict(*args)

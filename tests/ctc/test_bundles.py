@@ -141,7 +141,7 @@ def test_what_is_missing_is_one_sentence(bundle: Bundle, cache: Path, tmp_path: 
         bundle_with_acoustic_model(letter_model(), bundle)
     with pytest.raises(AsrError, match="symbols of its spellings are no tokens of the network"):
         bundle_with_acoustic_model(letter_model(), bundle, lexicon=lexicon)
-    with pytest.raises(AsrError, match="is for an acoustic model from elsewhere"):
+    with pytest.raises(AsrError, match="needs an external acoustic model"):
         Recognizer.from_folder(tmp_path, ngram=tmp_path / "3gram.arpa")
     with pytest.raises(AsrError, match="reads whole utterances; it cannot stream"):
         asr.StreamingRecognizer(Recognizer(bundle, "ngram", acoustic_model=phone_model()))
