@@ -101,7 +101,9 @@ def test_a_language_model_of_other_words_is_refused(folder, tmp_path):
     other = RNNLanguageModel(Vocabulary(["pat", "kit"]), RNNLMConfig(embedding_size=4, hidden_size=4))
     save_network(other, tmp_path / "rnn")
     bundle = Bundle.load(folder)
-    with pytest.raises(AsrError, match=r"\('kit', ...\) has none of the \d+ words asked for .* language and case"):
+    with pytest.raises(
+        AsrError, match=r"\('kit', ...\) has none of the \d+ words asked for .* language and letter case"
+    ):
         bundle.with_language_models(rnn_lm=tmp_path / "rnn")
     with pytest.raises(AsrError, match="has none of"):
         replace(bundle, rnn_lm=read_rnn_lm(tmp_path / "rnn")).save(tmp_path / "bundle")

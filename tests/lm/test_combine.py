@@ -112,7 +112,8 @@ def test_models_of_different_words(models: list[NgramLM], tmp_path: Path, caplog
     assert mapped.num_oov_words == 1
     assert "lacks 1 of 3 words" in caplog.text
     torch.testing.assert_close(_scores(mapped, "w1 unheard w2"), _scores(models[2], "w1 unheard w2"))
-    with pytest.raises(AsrError, match=r"has none of the 2 words asked for \('W2', ...\); check .* language and letter case"):
+    message = r"has none of the 2 words asked for \('W2', ...\); check .* language and letter case"
+    with pytest.raises(AsrError, match=message):
         RemappedLM(models[2], Vocabulary(["W1", "W2"]))
     many = RemappedLM(models[2], Vocabulary([*models[2].vocabulary.words[4:], "unheard", "unknown", "unsaid"]))
     word_id = torch.arange(len(SPECIAL_WORDS), len(many.vocabulary))

@@ -114,5 +114,5 @@ def test_backing_off_in_a_circle_is_refused(tmp_path: Path, tiny_bundle_folder: 
     for name, tensor in (("backoff_state", circle), ("dst_state", outside)):
         model.arrays = dataclasses.replace(Bundle.load(tiny_bundle_folder).small_ngram.arrays, **{name: tensor})
         save_ngram_lm(model, tmp_path / "a.bin")
-        with pytest.raises(AsrError, match=r"backing off does not end|points outside"):
+        with pytest.raises(AsrError, match=r"backing off does not end|out of range"):
             load_ngram_lm(tmp_path / "a.bin")

@@ -35,7 +35,7 @@ _COUNT_LINE = re.compile(rb"ngram\s+(\d+)\s*=\s*(\d+)$")
 
 @dataclass(frozen=True)
 class ArpaBlock:
-    """Some n-grams of one order as they stand in the file.
+    """A block of n-grams of one order, in the order of the file.
 
     Attributes:
         order: n.
@@ -53,10 +53,10 @@ class ArpaBlock:
 
 
 class ArpaReader:
-    """Reads an ARPA file front to back. The header is read at once, `blocks` then yields the n-grams.
+    """Reads an ARPA file from front to back: the constructor reads the header, `blocks` yields the n-grams.
 
     Args:
-        path: the file; `.gz` and `.xz` are unpacked on the way.
+        path: the file; `.gz` and `.xz` are decompressed while reading.
 
     Attributes:
         counts: the number of n-grams of each order, as the header declares it.
@@ -105,7 +105,7 @@ class ArpaReader:
         while (peeked := self._take(1)) and peeked[0].strip():
             match = _COUNT_LINE.match(peeked[0].strip())
             if match is None:
-                self._fail(f"{_shown(peeked[0].strip())} is no count; the header needs lines like 'ngram 2=1000'")
+                self._fail(f"{_shown(peeked[0].strip())} is not a count; the header needs lines like 'ngram 2=1000'")
             if int(match[1]) != len(counts) + 1:
                 self._fail(
                     f"the header counts {int(match[1])}-grams after {len(counts)}-grams; "
@@ -153,7 +153,7 @@ class ArpaReader:
         return ArpaBlock(order, columns, score.astype(np.float32), backoff.astype(np.float32), first_line)
 
     def _find_bad_line(self, lines: list[bytes], order: int, first_line: int, num_before: int) -> NoReturn:
-        """Says what is wrong with the first line that is wrong; called only once some line is."""
+        """Raises an error about the first malformed line; called only if there is one."""
         widths = (order + 1, order + 2) if order < self.order else (order + 1,)
         for self._num_lines, line in enumerate(lines, start=first_line):
             if not line.strip() or line.startswith(b"\\"):
@@ -176,21 +176,21 @@ class ArpaReader:
 
     def _fail_short(self, order: int, num_real: int) -> NoReturn:
         declared = self.counts[order - 1]
-        self._fail(f"the header declares {declared} {order}-grams, the section holds {num_real}; rebuild the file")
+        self._fail(f"the header declares {declared} {order}-grams, the section contains {num_real}; rebuild the file")
 
     def _fail_heading(self, heading: bytes, order: int) -> NoReturn:
         if heading and not heading.startswith(b"\\"):
             declared = f"{self.counts[order - 2]} {order - 1}-grams"
-            self._fail(f"the header declares {declared}, the section holds more; rebuild the file")
+            self._fail(f"the header declares {declared}, the section contains more; rebuild the file")
         due = f"\\{order}-grams:" if order <= self.order else "\\end\\"
-        self._fail(f"found {_shown(heading)} where {due} is due; the file is cut short or damaged, rebuild it")
+        self._fail(f"found {_shown(heading)} instead of {due}; the file is cut short or damaged, rebuild it")
 
     def _fail(self, what: str) -> NoReturn:
         raise AsrError(f"{self.path}, line {self._num_lines}: {what}.")
 
 
 def _padded(fields: list[bytes], order: int, width: int) -> list[bytes]:
-    """The fields of a line with `nan` for a backoff weight left out."""
+    """The fields of a line, with `nan` for a missing backoff weight."""
     if len(fields) == order + 1 and width == order + 2:
         return [*fields, b"nan"]
     if len(fields) != width:
@@ -219,14 +219,14 @@ _BLOCK = 1 << 18
 
 
 def read_arpa(path: str | Path, vocabulary: Vocabulary | None = None) -> NgramTrie:
-    """Reads an ARPA file (plain, .gz, .xz) in bounded memory: the n-grams as numbers and one block of text.
+    """Reads an ARPA file (plain, .gz, .xz); memory holds the n-grams as numbers and only one block of the text.
 
     Args:
         path: the file.
         vocabulary: word ids to use; n-grams with other words are left out. By default the file's words, in its order.
 
     Raises:
-        AsrError: the file is not a well-formed ARPA file; the sentence names the line.
+        AsrError: the file is not a well-formed ARPA file; the message names the line.
     """
     reader = ArpaReader(path)
     builder = _TrieBuilder(reader, vocabulary)
@@ -282,7 +282,7 @@ class _TrieBuilder:
         columns = [list(column) for column in zip(*self._sorted, strict=True)]
         self._sorted, self._keys = [], []
         whole = []
-        for column in columns:  # freeing the orders' own arrays as soon as they are in the whole one
+        for column in columns:  # frees the orders' own arrays as soon as they are copied
             whole.append(np.concatenate(column))
             column.clear()
         parent, word_id, score, backoff = whole
@@ -302,12 +302,12 @@ class _TrieBuilder:
         for block in self._unigrams:
             for line, raw in enumerate(block.words[0], start=block.first_line):
                 if raw in self._id_of:
-                    self._fail(line, f"the word {raw.decode()!r} stands twice among the unigrams; remove one")
+                    self._fail(line, f"the word {raw.decode()!r} occurs twice among the unigrams; remove one")
                 self._id_of[raw] = UNLISTED
                 words.append(_as_word(raw))
         for special in SPECIAL_WORDS[1:3]:
             if special not in words:
-                raise AsrError(f"{self._reader.path}: the unigrams lack {special}; rebuild with sentence ends.")
+                raise AsrError(f"{self._reader.path}: {special} has no unigram; rebuild the model with sentence marks.")
         if self._vocabulary is None:
             ordinary = [word for word in words if word not in SPECIAL_WORDS]
             self._vocabulary = Vocabulary(ordinary, name=str(self._reader.path))
@@ -351,7 +351,7 @@ class _TrieBuilder:
         if no_backoff.any():
             row = int(usable[np.flatnonzero(no_backoff)[0]])
             words = b" ".join(column[row] for column in block.words[:-1]).decode()
-            what = f"{words!r} is the context of a {block.order}-gram but has no backoff weight in its own line"
+            what = f"{words!r} is the context of a {block.order}-gram but has no backoff weight on its own line"
             self._fail(block.first_line + row, f"{what}; add the weight or rebuild the model")
         keys = pack(parent, ids[-1][usable], self._num_words)
         self._blocks.append((keys, block.score[usable], block.backoff[usable]))
@@ -366,7 +366,7 @@ class _TrieBuilder:
         by_key = np.argsort(keys, kind="stable")
         keys = keys[by_key]
         if (keys[1:] == keys[:-1]).any():
-            raise AsrError(f"{self._reader.path}: a {self._order}-gram stands twice; rebuild the file without repeats.")
+            raise AsrError(f"{self._reader.path}: a {self._order}-gram occurs twice; rebuild the file without repeats.")
         parent, word_id = np.divmod(keys, self._num_words)
         self._sorted.append((parent.astype(np.int32), word_id.astype(np.int32), score[by_key], backoff[by_key]))
         self._keys.append(keys)
@@ -381,10 +381,10 @@ class _TrieBuilder:
 
 
 def write_arpa(trie: NgramTrie, path: str | Path) -> None:
-    """Writes the model as ARPA text, whole or not at all: the file appears under its name once it is complete.
+    """Writes the model as ARPA text; the file appears under its name only when it is complete.
 
     Raises:
-        AsrError: the file cannot be written, for want of space for instance.
+        AsrError: the file cannot be written, for example because the disk is full.
     """
     with open_atomic(Path(path)) as stream:
         _write(trie, stream)
@@ -422,7 +422,7 @@ def _lines(trie: NgramTrie, positions: IntArray, order: int, words: list[bytes])
 
 
 def _log10(score: FloatArray) -> npt.NDArray[np.float64]:
-    """Natural logs (M,) as the format has them; -99 stands for the log of zero."""
+    """Natural logs (M,) as base-10 logs; -99 stands for the log of zero."""
     in_file = score.astype(np.float64) / LN_10
     in_file[np.isneginf(in_file)] = -99.0
     return in_file

@@ -32,7 +32,7 @@ class NgramCounts:
         parent: (M,) position of the n-gram without its last word among those of the order below.
         word_id: (M,) its last word.
         suffix: (M,) position of the n-gram without its first word among those of the order below.
-        count: (M,) how often it stands in the text.
+        count: (M,) how often it occurs in the text.
         from_start: (M,) whether it begins with `<s>`.
     """
 
@@ -47,9 +47,9 @@ class NgramCounts:
 
 
 def count_ngrams(word_id: Int32Array, num_words: int, order: int) -> Iterator[NgramCounts]:
-    """Counts the n-grams of orders 1 to `order` in a stream of sentences `<s> ... </s>`; unigram w stands at w.
+    """Counts the n-grams of orders 1 to `order` in a stream of sentences `<s> ... </s>`; unigram w is at position w.
 
-    Takes about 40 bytes a word of the stream besides the results, which are not held on to.
+    Takes about 40 bytes per word of the stream besides the results, of which it keeps no reference.
     """
     words = np.arange(num_words, dtype=np.int32)
     no_ngram = np.zeros(num_words, dtype=np.int32)
@@ -88,14 +88,14 @@ FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)
 
 @dataclass(frozen=True)
 class KneserNeyModel:
-    """An estimated model and how it came about.
+    """An estimated model, and how it was estimated.
 
     Attributes:
         trie: the n-grams that were kept, with their probabilities.
-        count: (A,) how often each of them stands in the text, in the trie's order.
-        discounts: for each order what is taken off n-grams counted once, twice, three times and more.
-        fallback_orders: orders whose discounts the text does not determine, so that `fallback` was taken.
-        num_distinct: how many n-grams of each order the text holds, before pruning.
+        count: (A,) how often each of them occurs in the text, in the trie's order.
+        discounts: for each order, the discounts of n-grams counted once, twice, and three times or more.
+        fallback_orders: orders whose discounts the text does not determine, so that `fallback` was used.
+        num_distinct: the number of distinct n-grams of each order in the text, before pruning.
     """
 
     trie: NgramTrie
@@ -114,17 +114,18 @@ def estimate_kneser_ney(
 ) -> KneserNeyModel:
     """Estimates a model of `<s> ... </s>` sentences.
 
-    All words of the text are counted. What is pruned is left out of the model only after that, its probability going to
-    the backoff: n-grams seen no more often than `prune` says, and n-grams with words outside the vocabulary that
-    the stream was read with. Unigrams are interpolated with the uniform distribution over the words kept, `</s>`
-    and `<unk>`; a `<unk>` that stands in the text counts as any other word.
+    All words of the text are counted. N-grams are pruned only after that, and their probability goes to the backoff:
+    n-grams seen no more often than `prune` says, and n-grams with words outside the vocabulary that the stream was
+    read with. Unigrams are interpolated with the uniform distribution over the words kept, `</s>` and `<unk>`; a
+    `<unk>` in the text counts like any other word.
 
     Args:
         stream: the text.
         order: length of the longest n-grams.
-        prune: threshold of each order, the last one holding for all further orders; never decreasing.
-        fallback: discounts for orders too regular for the closed form; None makes that an error.
-        keep_unseen: whether words of the vocabulary that the text lacks are listed, each as probable as `<unk>`.
+        prune: a threshold for each order; the last one holds for all further orders; never decreasing.
+        fallback: discounts for orders to which the closed form does not apply; None raises an error instead.
+        keep_unseen: whether words of the vocabulary that do not occur in the text are listed, each as probable as
+            `<unk>`.
 
     Raises:
         AsrError: `order` or `prune` is invalid, or the text is too small to estimate discounts.
@@ -136,7 +137,7 @@ def estimate_kneser_ney(
     fallback_orders, num_distinct = [], []
     lower: DoubleArray = np.zeros(0)
     kept: npt.NDArray[np.bool_] | None = None
-    # of the counts only two orders are held at a time
+    # Only the counts of two orders are in memory at a time.
     counts = itertools.chain(count_ngrams(stream.word_id, num_words, order), [None])
     for n, (ngrams, longer) in enumerate(itertools.pairwise(counts), start=1):
         assert ngrams is not None
@@ -166,20 +167,21 @@ def estimate_kneser_ney(
 
 def _thresholds(order: int, prune: Sequence[int]) -> list[int]:
     if order < 1:
-        raise AsrError(f"order: {order} is no n-gram order; give 1 or more.")
+        raise AsrError(f"order: {order} is not an n-gram order; give 1 or more.")
     if len(prune) > order:
         raise AsrError(f"prune: {len(prune)} thresholds for {order} orders; give one for each order at most.")
     last = prune[-1] if prune else 0
     thresholds = [*prune, *[last] * (order - len(prune))]
     if any(low > high for low, high in itertools.pairwise(thresholds)) or thresholds[0] < 0:
         raise AsrError(
-            f"prune: {thresholds} is not a row of thresholds that never decrease; contexts would go missing."
+            f"prune: {thresholds} has a negative or decreasing threshold; give thresholds that never decrease."
         )
     return thresholds
 
 
 def _adjusted(ngrams: NgramCounts, longer: NgramCounts | None, n: int) -> Int32Array:
-    """Kneser-Ney counts: of how many different words an n-gram is preceded; for the longest how often it stands."""
+    """Kneser-Ney counts: the number of distinct words before an n-gram; of the longest ones, and of those that begin
+    with `<s>`, how often they occur."""
     adjusted = ngrams.count.copy()
     if longer is not None:
         num_preceding = np.bincount(longer.suffix, minlength=len(ngrams))
@@ -192,7 +194,7 @@ def _adjusted(ngrams: NgramCounts, longer: NgramCounts | None, n: int) -> Int32A
 def _kept(
     ngrams: NgramCounts, threshold: int, num_listed: int, keep_unseen: bool, shorter: npt.NDArray[np.bool_] | None
 ) -> npt.NDArray[np.bool_]:
-    """Which n-grams of an order stay; `shorter` says it of the order below."""
+    """Which n-grams of an order are kept; `shorter` is the same for the order below."""
     kept = (ngrams.count > threshold) & (ngrams.word_id < num_listed)
     if shorter is None:
         if keep_unseen:
@@ -205,7 +207,7 @@ def _kept(
 
 
 def _discounts(adjusted: Int32Array) -> tuple[float, ...] | None:
-    """Equation 26 of Chen and Goodman, or None where it gives no sensible value."""
+    """Discounts by equation 26 of Chen and Goodman (1998); None if one of them is invalid."""
     num_with = np.bincount(np.minimum(adjusted, 5), minlength=6)
     if (num_with[1:4] == 0).any():
         return None
@@ -240,12 +242,12 @@ def _discounted(
 
 
 class _Collector:
-    """Puts the n-grams that stay into one trie, order after order."""
+    """Collects the n-grams that are kept in one trie, order after order."""
 
     def __init__(self, num_listed: int) -> None:
         self._num_listed = num_listed
         self._begin = [0]
-        self._position = np.zeros(0, dtype=np.int32)  # of each n-gram of the newest order, ROOT where it was left out
+        self._position = np.zeros(0, dtype=np.int32)  # of each n-gram of the latest order, ROOT where it was left out
         self._chosen: IntArray = np.zeros(0, dtype=np.int64)
         self._columns: tuple[list[npt.NDArray[Any]], ...] = ([], [], [], [], [])
 
@@ -259,7 +261,7 @@ class _Collector:
             probability[BOS_ID] = 0.0
             parent = np.full(len(chosen), ROOT, dtype=np.int32)
         else:
-            # a context that lost all its n-grams backs off with weight 1, as one that never had any
+            # A context that lost all its n-grams backs off with weight 1, like one that never had any.
             is_context = np.zeros(len(gamma), dtype=np.bool_)
             is_context[ngrams.parent[kept]] = True
             self._columns[3].append(_log(np.where(is_context, gamma, 1.0)[self._chosen]))
@@ -278,10 +280,10 @@ class _Collector:
             column.append(values)
 
     def finish(self, vocabulary: Vocabulary) -> tuple[NgramTrie, Int32Array]:
-        """The trie, and how often each of its n-grams stands in the text."""
+        """The trie, and how often each of its n-grams occurs in the text."""
         self._columns[3].append(np.zeros(len(self._chosen), dtype=np.float32))
         whole = []
-        for column in self._columns:  # an order's own array is freed once it is in the whole one
+        for column in self._columns:  # frees the orders' own arrays as soon as they are copied
             whole.append(np.concatenate(column))
             column.clear()
         parent, word_id, score, backoff, count = whole

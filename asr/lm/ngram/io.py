@@ -1,7 +1,7 @@
-"""`NgramLM` in one binary file: memory-mapped, versioned, checksummed, written whole or not at all.
+"""`NgramLM` in one binary file: memory-mapped, with a version and checksums, never written in part.
 
 Layout: magic, version, length and CRC-32 of a JSON header, the header, then each array at a multiple of 64 bytes. The
-header names each array's place, type, length and CRC-32, and the length of the file.
+header gives each array's position, type, length and CRC-32, and the length of the file.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _CRC_BLOCK = 1 << 24
 
 
 def save_ngram_lm(lm: NgramLM, path: str | Path) -> None:
-    """Writes a model; the file has its name only once it is complete.
+    """Writes a model; the file appears under its name only when it is complete.
 
     Raises:
-        AsrError: the file cannot be written, for want of space for instance.
+        AsrError: the file cannot be written, for example because the disk is full.
     """
     arrays = {name: np.ascontiguousarray(tensor.cpu().numpy()) for name, tensor in lm.arrays.tensors().items()}
     words = "\n".join(lm.vocabulary.words[len(SPECIAL_WORDS) :]).encode()
@@ -61,11 +61,11 @@ def save_ngram_lm(lm: NgramLM, path: str | Path) -> None:
 
 
 def load_ngram_lm(path: str | Path, verify: bool = True) -> NgramLM:
-    """Maps a model into memory; pages are read when they are first asked for.
+    """Maps a model into memory; pages are read when they are first used.
 
     Args:
         path: the file.
-        verify: whether to compare every array with its checksum first, which reads the whole file.
+        verify: whether to check every array against its checksum first, which reads the whole file.
 
     Raises:
         AsrError: the file is missing, of another kind or version, cut short or damaged.
@@ -84,7 +84,7 @@ def _mapped_model(path: Path, header: dict[str, Any], begin: int, verify: bool) 
     mapped = np.memmap(path, dtype=np.uint8, mode="c")
     if len(mapped) != begin + header["num_bytes"]:
         raise AsrError(
-            f"{path}: the file has {len(mapped)} bytes where its header declares {begin + header['num_bytes']}; "
+            f"{path}: the file has {len(mapped)} bytes, but its header declares {begin + header['num_bytes']}; "
             "it is cut short, build or copy it again."
         )
     arrays: dict[str, np.ndarray[Any, Any]] = {}
@@ -122,10 +122,10 @@ _MAX_ORDER = 64
 
 
 def _require_sound(arrays: NgramArrays, num_words: int, order: int) -> None:
-    """Refuses what a look-up would follow out of the arrays or for ever: a checksum can be forged.
+    """Rejects arrays with which a look-up would leave the arrays or never end: a checksum can be forged.
 
     Raises:
-        ValueError: an index is out of its range, or backing off does not end.
+        ValueError: sizes do not fit, an index is out of range, backing off does not end, or a score is not a number.
     """
     num_states, num_arcs = len(arrays.backoff_state), len(arrays.label)
     label = arrays.label.to(torch.int64) + (1 << 15 if arrays.label.dtype == torch.int16 else 0)
@@ -138,14 +138,14 @@ def _require_sound(arrays: NgramArrays, num_words: int, order: int) -> None:
         len(arrays.score_level) == (256 if arrays.score.dtype == torch.uint8 else 0),
     ]
     if not all(sizes) or type(order) is not int or not 1 <= order <= _MAX_ORDER:
-        raise ValueError("its arrays are of different sizes")
+        raise ValueError("the sizes of its arrays do not fit")
     rises = int(begin[0]) == 0 and int(begin[-1]) == num_arcs and bool((begin[1:] >= begin[:-1]).all())
     ranges = ((label, num_words), (arrays.dst_state, num_states), (arrays.word_map, num_words))
     if not rises or int(begin[1]) != num_words or not all(_lies_in(*each) for each in ranges):
-        raise ValueError("an index points outside")
+        raise ValueError("an index is out of range")
     state = backoff = arrays.backoff_state.to(torch.int64)
     if not _lies_in(backoff, num_states):
-        raise ValueError("an index points outside")
+        raise ValueError("a backoff state is out of range")
     for _ in range(order):
         state = backoff[state]
     if bool(state.any()):
@@ -160,12 +160,12 @@ def _require_sound(arrays: NgramArrays, num_words: int, order: int) -> None:
 def _require_sound_index(index: ArcIndex, num_arcs: int, num_words: int) -> None:
     numbers = (index.num_homes, index.word_bits, index.key_bits)
     if any(type(number) is not int for number in numbers) or not 1 <= index.num_homes <= len(index.slot) - 8:
-        raise ValueError("the index has another size")
+        raise ValueError("the size of the hash index does not fit")
     if not 0 <= index.word_bits <= index.key_bits <= 63 or num_words > 1 << index.word_bits:
-        raise ValueError("the index has keys of another size")
+        raise ValueError("the key size of the hash index does not fit")
     used = index.slot[index.slot != -1]
     if bool((index.slot[-8:] != -1).any()) or not _lies_in(used & 0xFFFFFFFF, num_arcs):
-        raise ValueError("the index points outside")
+        raise ValueError("the hash index points outside the arrays")
 
 
 def _lies_in(values: torch.Tensor, end: int) -> bool:
@@ -173,10 +173,10 @@ def _lies_in(values: torch.Tensor, end: int) -> bool:
 
 
 def read_ngram_lm(path: str | Path) -> NgramLM:
-    """A model from its binary file, or from ARPA text (plain, gz, xz).
+    """Reads a model from its binary file, or from ARPA text (plain, gz, xz).
 
     Raises:
-        AsrError: the file is missing or damaged, or neither of the two.
+        AsrError: the file is missing, damaged or of another kind.
     """
     path = Path(path)
     try:
@@ -193,7 +193,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
         with path.open("rb") as stream:
             prefix = stream.read(_PREFIX.size)
             if len(prefix) < _PREFIX.size or not prefix.startswith(MAGIC):
-                raise AsrError(f"{path}: this is no n-gram model file; make one with 'asr lm ngram --binary'.")
+                raise AsrError(f"{path}: this is not an n-gram model file; make one with 'asr lm ngram --binary'.")
             _, version, length, crc = _PREFIX.unpack(prefix)
             if version != VERSION:
                 raise AsrError(
@@ -208,9 +208,9 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
     try:
         header = parse_json(text)
     except ValueError as error:
-        raise AsrError(f"{path}: the header is no description ({error}); build the file again.") from error
+        raise AsrError(f"{path}: the header is not valid JSON ({error}); build the file again.") from error
     if not isinstance(header, dict) or type(header.get("num_bytes")) is not int:
-        raise AsrError(f"{path}: the header is no description of arrays; build the file again.")
+        raise AsrError(f"{path}: the header does not describe arrays; build the file again.")
     return header, _aligned(_PREFIX.size + length)
 
 

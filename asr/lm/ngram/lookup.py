@@ -1,7 +1,7 @@
-"""Looks n-grams up on a CPU: a compact exact hash index, and one compiled loop over all queries.
+"""Look-up of n-grams on a CPU: a compact, exact hash index, and one compiled loop over all queries.
 
 `ArcIndex` finds an arc by (state, label) in one or two memory accesses. Its keys are mixed by a one-to-one map of their
-bits: the upper bits give the place, and the lower 31, stored beside the arc's number, tell neighbours apart. So 8 bytes
+bits: the upper bits give the place, and the lower 31, stored beside the arc's number, tell neighbors apart. So 8 bytes
 a slot are exact.
 
 `score_words` follows backoffs for each query. Tensor operations in `NgramLM` give the same bits on any device and are
@@ -60,7 +60,7 @@ class ArcIndex:
 
     Attributes:
         slot: (B,) int64; the last 8 are always empty.
-        num_homes: keys are first looked for at slots below this.
+        num_homes: number of slots at which the search for a key may begin.
         word_bits: labels are below `2 ** word_bits`.
         key_bits: how many bits a packed (state, label) has.
     """
@@ -111,7 +111,7 @@ class ArcIndex:
                 continue
             by_home = by_home[np.argsort(home[by_home], kind="stable")]
             own = home[by_home].astype(np.int64)
-            # in the order of their homes keys stand at the first free slot: at least one after the key before
+            # Sorted by home, each key takes the first free slot, which is after that of the key before it.
             rank = np.arange(len(own))
             place = rank + np.maximum.accumulate(np.maximum(own, num_taken) - rank)
             farthest = max(farthest, int((place - own).max()))

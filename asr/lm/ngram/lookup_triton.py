@@ -118,7 +118,7 @@ def _score_words(
 
 
 def score_words(arrays: NgramArrays, state: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
-    """As `NgramLM.score`, words as the model lists them; the host waits for nothing."""
+    """`NgramLM.score` for word ids that `ArcFinder.mapped` has mapped; the host does not wait for the device."""
     state, word_id = state.contiguous(), word_id.contiguous()
     log_prob, next_idx = torch.empty(len(state), device=state.device), torch.empty_like(state)
     if not len(state):

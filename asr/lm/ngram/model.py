@@ -37,9 +37,9 @@ _EMPTY_INDEX = ArcIndex(torch.zeros(0, dtype=torch.int64), 1, 1, 32)
 class NgramArrays:
     """The model as an acceptor: a state is a word history, an arc a listed n-gram. State 0 has no history.
 
-    A state's arcs stand together, sorted by label; state 0 has one arc for each word of the vocabulary, arc w
-    for word w. A history is a state only where something depends on it (an n-gram goes on from it or it has a
-    backoff weight of its own), so equal futures are one state.
+    A state's arcs are contiguous and sorted by label; state 0 has one arc for each word of the vocabulary, arc w for
+    word w. A history is a state only if something depends on it (a longer n-gram begins with it, or it has a backoff
+    weight of its own), so histories with equal futures share a state.
 
     Attributes:
         arc_begin: (S + 1,) int32, first arc of each state.
@@ -73,7 +73,7 @@ class NgramArrays:
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "index"}
 
     def num_bytes(self) -> dict[str, int]:
-        """The size of each array, and of the index."""
+        """The size of each array, and of the index, in bytes."""
         sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in self.tensors().items()}
         return sizes | {"index": 8 * len(self.index.slot) if self.index is not None else 0}
 
@@ -108,7 +108,7 @@ class NgramArrays:
         return replace(self, index=None)
 
     def quantized(self) -> NgramArrays:
-        """The same model with 1-byte scores: 256 levels, each the mean of as many scores as the others.
+        """The same model with 1-byte scores: 256 levels, each the mean of an equal share of the scores.
 
         Scores of -inf keep a level of their own.
         """
@@ -171,7 +171,7 @@ def is_narrow(num_words: int) -> bool:
 
 
 def narrow(label: Tensor) -> Tensor:
-    """Labels (A,) in 16 bits, less 2^15 so that they sort the same."""
+    """Labels (A,) in 16 bits, minus 2^15, which keeps their order."""
     return torch.sub(label, _NARROW_OFFSET).to(torch.int16)
 
 
@@ -179,7 +179,7 @@ class ArcFinder:
     """Finds arcs by hashing where the arrays have an index, else by binary search.
 
     Args:
-        arrays: the model; scores and destinations of arcs are not looked at, and backoff weights only by `find`. Labels
+        arrays: the model; the scores and destinations of arcs are not read, and backoff weights only by `find`. Labels
             may be `narrow`.
     """
 
@@ -196,16 +196,16 @@ class ArcFinder:
 
     @functools.cached_property
     def _num_halvings(self) -> int:
-        """How many steps the longest binary search takes; only asked where arcs are not hashed."""
+        """How many steps the longest binary search takes; used only without an index."""
         num_arcs = self._arc_begin[2:] - self._arc_begin[1:-1]
         return int(num_arcs.max()).bit_length() if len(num_arcs) else 0
 
     def mapped(self, word_id: Tensor) -> Tensor:
-        """The words as the model's labels have them, (Q,): those that it does not list are `<unk>`."""
+        """The words with those that the model does not list replaced by `<unk>`, (Q,)."""
         return self._word_map.index_select(0, word_id) if self._maps_words else word_id
 
     def find(self, state: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
-        """Follows backoffs until the word is listed: arc_idx (Q,) int64 and the backoff weights passed (Q,)."""
+        """Backs off until the word is listed: arc_idx (Q,) int64, and the sum of the log backoff weights (Q,)."""
         arc_idx, passed = self.follow(state, word_id)
         backoff = torch.zeros(len(state), dtype=torch.float32, device=state.device)
         for query, passed_state in passed:
@@ -213,9 +213,9 @@ class ArcFinder:
         return arc_idx, backoff
 
     def follow(self, state: Tensor, word_id: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """The same without backoff weights: arc_idx (Q,), and step by step which queries backed off from which states.
+        """The same without backoff weights: arc_idx (Q,), and for each step which queries back off from which states.
 
-        A step is (query (P,), state (P,)); no query occurs twice in one.
+        A step is (query (P,), state (P,)); no query occurs twice in a step.
         """
         word_id = self.mapped(word_id)
         arc_idx = word_id.clone()  # in state 0 the word's arc has its own number
@@ -253,17 +253,17 @@ _QUERIES_AT_ONCE = 1 << 16  # on a CPU, so that intermediate results stay in its
 
 
 class NgramLM(LanguageModel):
-    """An n-gram language model behind the `LanguageModel` contract; a context index is a state.
+    """An n-gram language model that implements `LanguageModel`; a context index is a state.
 
     Args:
         vocabulary: the words that `word_id` numbers.
-        arrays: the model, all on the device where queries are answered.
+        arrays: the model, all on the device that runs the queries.
         order: length of the longest n-grams.
         name: where the model came from, for reports.
         compiled: whether to run numba's loop on a CPU and Triton's kernel on a GPU, where they are installed; the
-            answers are the same.
+            results are the same.
 
-    Words of the vocabulary that the model does not list are scored as `<unk>`; `num_oov_words` says how many.
+    Words of the vocabulary that the model does not list are scored as `<unk>`; `num_oov_words` is their number.
     """
 
     def __init__(
@@ -296,12 +296,12 @@ class NgramLM(LanguageModel):
 
         Args:
             path: the file.
-            vocabulary: word ids to answer for; by default the file's words, in its order.
+            vocabulary: the word ids to use; by default those of the file's words, in its order.
         """
         return cls.from_trie(read_arpa(path, vocabulary), str(path))
 
     def with_index(self, load: float = 0.6) -> NgramLM:
-        """The same model with a hash index of 8 / `load` bytes an n-gram: several times the look-ups a second."""
+        """The same model with a hash index of 8 / `load` bytes per n-gram: look-ups are several times faster."""
         return NgramLM(self._vocabulary, self.arrays.with_index(load), self.order, self.name)
 
     def quantized(self) -> NgramLM:
@@ -319,12 +319,12 @@ class NgramLM(LanguageModel):
 
     @property
     def device(self) -> torch.device:
-        """Where queries are answered."""
+        """Where queries run."""
         return torch.device(self.arrays.label.device)
 
     @property
     def num_oov_words(self) -> int:
-        """How many words of the vocabulary the model lacks, the four special ones left out."""
+        """How many words of the vocabulary the model does not list, the four special ones excluded."""
         word_map = self.arrays.word_map[UNK_ID + 1 :]
         return int(torch.sum(word_map == UNK_ID))
 
@@ -374,7 +374,7 @@ class NgramLM(LanguageModel):
         return log_prob, next_idx
 
     def lookup_tables(self) -> NgramTables | None:
-        """The arrays, where the loop that reads them runs: on a CPU with numba."""
+        """The arrays for the compiled loop, on a CPU with numba; otherwise None."""
         return None if self._loop is None else self._tables
 
     def score_sentence(self, words: Sequence[str]) -> Tensor:

@@ -1,6 +1,6 @@
-"""Makes n-gram models smaller by entropy pruning (Stolcke 1998), and several into one by linear interpolation.
+"""Entropy pruning of n-gram models (Stolcke 1998), and linear interpolation of several models into one.
 
-Both serve the small model that a decoding graph holds.
+Both are used to make the small model of a decoding graph.
 
 Shapes: A n-grams of all orders, M of one order, V words.
 """
@@ -29,15 +29,16 @@ _NUM_BISECTIONS = 50
 
 
 def prune_to_threshold(trie: NgramTrie, threshold: float, count: Int32Array | None = None) -> NgramTrie:
-    """Drops n-grams without which the relative entropy grows by less than `threshold`, and recomputes backoffs.
+    """Drops n-grams whose removal increases the relative entropy by less than `threshold`, and recomputes backoffs.
 
-    Unigrams stay. An n-gram stays too where a longer one that begins with it does.
+    Unigrams are kept, and so is an n-gram if a longer one that begins with it is kept.
 
     Args:
         trie: the full model.
-        threshold: in nats a word of text; 1e-8 is mild, 1e-6 harsh.
-        count: (A,) how often each n-gram stands in the training text. With it histories weigh as often as they
-            occur; without it as often as the model says, which is wrong for Kneser-Ney's lower orders.
+        threshold: in nats per word of text; 1e-8 is mild, 1e-6 harsh.
+        count: (A,) how often each n-gram occurs in the training text. With it, histories are weighted by how often
+            they occur; without it, by the probability the model gives them, which is wrong for Kneser-Ney's lower
+            orders.
     """
     return _keep(trie, _with_parents(trie, _losses(trie, count) >= threshold))
 
@@ -51,7 +52,8 @@ def prune_to_size(trie: NgramTrie, num_ngrams: int, count: Int32Array | None = N
     num_unigrams = trie.counts[0]
     if num_ngrams < num_unigrams:
         raise AsrError(
-            f"prune: {num_ngrams} n-grams are fewer than the {num_unigrams} words; give more or fewer words."
+            f"prune: {num_ngrams} n-grams are fewer than the {num_unigrams} words; allow more n-grams or use fewer "
+            "words."
         )
     if num_ngrams >= sum(trie.counts):
         return trie
@@ -100,7 +102,8 @@ def set_backoffs(trie: NgramTrie) -> NgramTrie:
 
 
 def _left_over(trie: NgramTrie, suffix: npt.NDArray[np.int32], order: int) -> tuple[DoubleArray, DoubleArray]:
-    """What a context's listed words leave of its probability, and of its backoff distribution's; (contexts,) each."""
+    """One minus the probability of each context's listed words, by the context itself and by its backoff
+    distribution; (contexts,) each."""
     contexts, span = trie.span(order - 1), trie.span(order)
     context = trie.parent[span] - contexts.start
     num_contexts = contexts.stop - contexts.start
@@ -110,7 +113,7 @@ def _left_over(trie: NgramTrie, suffix: npt.NDArray[np.int32], order: int) -> tu
 
 
 def _losses(trie: NgramTrie, count: Int32Array | None) -> DoubleArray:
-    """Growth of relative entropy when an n-gram alone is dropped, (A,); infinite for unigrams."""
+    """Increase of the relative entropy if only this n-gram is dropped, (A,); infinite for unigrams."""
     loss = np.full(len(trie.parent), np.inf)
     suffix = trie.suffixes()
     history = _history_probabilities(trie, count)
@@ -129,7 +132,7 @@ def _losses(trie: NgramTrie, count: Int32Array | None) -> DoubleArray:
 
 
 def _history_probabilities(trie: NgramTrie, count: Int32Array | None) -> DoubleArray:
-    """The share of a text's words that follows each n-gram, (A,)."""
+    """The share of a text's words that follow each n-gram, (A,)."""
     if count is not None:
         in_text = count.astype(np.float64)
         total = in_text[: trie.order_begin[1]].sum() - in_text[BOS_ID]
@@ -167,21 +170,22 @@ def _keep(trie: NgramTrie, kept: npt.NDArray[np.bool_]) -> NgramTrie:
 def mix_linearly(tries: Sequence[NgramTrie], weights: Sequence[float], by_history: bool = False) -> NgramTrie:
     """The model of all n-grams that any of the models lists, with the weighted sum of the models' probabilities.
 
-    As SRILM's `-mix-lm`: the n-grams listed are exactly interpolated, backoff weights are recomputed so that every
-    history sums to one. A word that a model does not list has no probability there; as history it is that model's
-    `<unk>`.
+    As SRILM's `-mix-lm` does: the listed n-grams are interpolated exactly, and backoff weights are recomputed so that
+    the probabilities after every history sum to one. A word that a model does not list has no probability there; in a
+    history it is that model's `<unk>`.
 
     Args:
         tries: the models, over one vocabulary.
-        weights: one weight a model, positive, of sum one.
-        by_history: in each history a model's weight is multiplied by the probability that it gives the history itself
-            (and normalised), so that the model that explains the words so far decides the next one; SRILM's `-bayes`.
+        weights: one positive weight for each model; they sum to one.
+        by_history: after each history, a model's weight is multiplied by the probability that it gives the history
+            itself (and normalized), so that the model that best explains the words so far decides the next one;
+            SRILM's `-bayes`.
 
     Raises:
         AsrError: the vocabularies differ, or the weights are invalid.
     """
     if len(tries) != len(weights) or not min(weights, default=0.0) > 0.0 or not abs(sum(weights) - 1.0) < 1e-6:
-        raise AsrError(f"weights: {tuple(weights)} for {len(tries)} models; give a positive one each, of sum one.")
+        raise AsrError(f"weights: {tuple(weights)} for {len(tries)} models; give each a positive one, with sum one.")
     vocabulary = tries[0].vocabulary
     if any(trie.vocabulary != vocabulary for trie in tries):
         raise AsrError("The n-gram models to mix have different word lists; read them with one vocabulary.")
@@ -221,12 +225,14 @@ class _Part:
         self._lm = NgramLM.from_trie(trie)
         self._is_listed = trie.listed()
         self.order = trie.order
-        self._position: IntArray = np.zeros(0, dtype=np.int64)  # in the union, of our n-grams of the order before
-        self._state = torch.full((1,), ROOT_STATE)  # ours, after each of the union's n-grams of the order before
-        self.history: DoubleArray = np.zeros(1)  # our log-probability of each of these n-grams as a whole
+        # Of the order before: where this model's n-grams are in the union, and, for each n-gram of the union, this
+        # model's state after it and log-probability of the whole n-gram.
+        self._position: IntArray = np.zeros(0, dtype=np.int64)
+        self._state = torch.full((1,), ROOT_STATE)
+        self.history: DoubleArray = np.zeros(1)
 
     def keys(self, order: int) -> IntArray:
-        """Our n-grams of an order as `parent in the union * V + word`, (M,)."""
+        """This model's n-grams of an order as `parent in the union * V + word`, (M,)."""
         span = self._trie.span(order)
         word_id = self._trie.word_id[span]
         if order == 1:
@@ -235,7 +241,7 @@ class _Part:
         return pack(parent, word_id, len(self._trie.vocabulary))
 
     def advance(self, order: int, keys: IntArray, begin: Sequence[int]) -> DoubleArray:
-        """Our log P(last word | words before) of the union's n-grams of an order, given as keys (M,), (M,)."""
+        """This model's log P(last word | words before) of the union's n-grams of an order, given as keys (M,); (M,)."""
         if order <= self.order:
             self._position = find_sorted(keys, self.keys(order)) + begin[-1]
         parent, word = np.divmod(keys, len(self._trie.vocabulary))

@@ -1,4 +1,4 @@
-"""All n-grams of a backoff model as one sorted trie: what ARPA files, the estimator and pruning hand around.
+"""All n-grams of a backoff model as one sorted trie, the form that ARPA files, the estimator and pruning share.
 
 Shapes: A n-grams of all orders, V words.
 """
@@ -24,10 +24,11 @@ ROOT = -1
 
 @dataclass(frozen=True)
 class NgramTrie:
-    """N-grams ordered by (order, parent, word); an n-gram's number is its position, its parent lacks the last word.
+    """N-grams sorted by (order, parent, word). An n-gram's number is its position; its parent is the n-gram without the
+    last word.
 
-    Unigrams stand first, one for each word of the vocabulary, so that a unigram's number is its word id; a word
-    that the model does not list has the score -inf. `<s>` is listed where `lists_bos` says so, with the score -inf.
+    Unigrams come first, one for each word of the vocabulary, so that a unigram's number is its word id; a word that
+    the model does not list has the score -inf. `<s>` is listed if `lists_bos` says so, with the score -inf.
 
     Attributes:
         vocabulary: the words that `word_id` numbers.
@@ -83,9 +84,9 @@ class NgramTrie:
         return pack(self.parent[span], self.word_id[span], len(self.vocabulary))
 
     def suffixes(self) -> npt.NDArray[np.int32]:
-        """For each n-gram the longest listed one that equals its end: its first word dropped, or more, (A,) int32.
+        """For each n-gram its longest listed proper suffix, (A,) int32; `ROOT` for unigrams.
 
-        `ROOT` for unigrams. Where a model lacks the immediate suffix the next shorter one is taken.
+        If the suffix without the first word is not listed, shorter ones are tried.
         """
         num_words = len(self.vocabulary)
         suffix = np.full(len(self.parent), ROOT, dtype=np.int32)

@@ -113,9 +113,9 @@ def test_command_line_and_bad_weights(tmp_path: Path, capsys: pytest.CaptureFixt
         run(["lm", "ngram", "--from-arpa", paths[0], "--by-history", "--arpa", paths[2]])
     with pytest.raises(AsrError, match="1 weights for 2 models; give one weight for each model"):
         run(command)
-    with pytest.raises(AsrError, match="give a positive one each, of sum one"):
+    with pytest.raises(AsrError, match="give each a positive one, with sum one"):
         run([*command, "--weights", "0.5", "0.6"])
-    with pytest.raises(AsrError, match="give a positive one each, of sum one"):
+    with pytest.raises(AsrError, match="give each a positive one, with sum one"):
         run([*command, "--weights", "nan", "nan"])
     with pytest.raises(AsrError, match="different word lists"):
         mix_linearly([read_arpa(paths[0]), read_arpa(paths[1])], [0.5, 0.5])

@@ -98,8 +98,8 @@ def test_damaged_files(lm: NgramLM, tmp_path: Path) -> None:
     save_ngram_lm(lm, path)
     whole = path.read_bytes()
     broken = {
-        "no n-gram model file": b"\\data\\\n" + whole,
-        "no n-gram model file;": whole[:7],
+        "not an n-gram model file": b"\\data\\\n" + whole,
+        "not an n-gram model file;": whole[:7],
         "has version 7, this program reads version 1": whole[:8] + struct.pack("<I", 7) + whole[12:],
         "the header is cut short or damaged": whole[:40] + b"?" + whole[41:],
         "header is cut short": whole[:200],
@@ -111,7 +111,7 @@ def test_damaged_files(lm: NgramLM, tmp_path: Path) -> None:
         with pytest.raises(AsrError, match=sentence) as caught:
             load_ngram_lm(path)
         assert "lm.ngram" in str(caught.value)
-    with pytest.raises(AsrError, match="different sizes"):  # the damaged byte has parted two words
+    with pytest.raises(AsrError, match="sizes of its arrays do not fit"):  # the damaged byte has parted two words
         load_ngram_lm(path, verify=False)
     with pytest.raises(AsrError, match="cannot be read"):
         load_ngram_lm(tmp_path / "none")
