@@ -1,7 +1,7 @@
 """Bundles: a trained recognizer as a folder with `bundle.json`, safetensors files and a card.
 
-For each part `bundle.json` has the name of a class of the registry, the arguments of its constructor, and its file; for
-each file it has size and SHA-256. Weights may be stored in half precision; they are loaded as float32.
+For each part, `bundle.json` has its file and, for networks, a class name of the registry and constructor arguments; for
+each file, it has size and SHA-256. Weights may be stored in half precision; they are loaded as float32.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ FILE_NAME = "bundle.json"
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    """Writes `bundle.json` with size and checksum of each file that it names."""
+    """Writes `bundle.json`, adding size and checksum of each file that it names."""
     content = {"format": FORMAT, "version": VERSION, **manifest, "files": checksums(folder, _files_of(manifest))}
     with open_atomic(folder / FILE_NAME) as file:
         file.write((json.dumps(sealed(content), indent=2, ensure_ascii=False) + "\n").encode())
@@ -64,14 +64,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Reads `bundle.json` and checks all files that it names.
 
     Raises:
-        AsrError: it is missing or of another format or version, or a file is missing or damaged.
+        AsrError: the manifest is missing or has another format or version, or a file is missing or damaged.
     """
     path = folder / FILE_NAME
     if not path.is_file():
         raise AsrError(f"{folder}: there is no bundle here ({FILE_NAME} is missing); name a folder of checkpoints/.")
     manifest = read_description(path, "bundle")
     if manifest.get("format") != FORMAT:
-        raise AsrError(f"{path}: this is no bundle of this program; its 'format' must be {FORMAT!r}.")
+        raise AsrError(f"{path}: this is not a bundle of this program; its 'format' must be {FORMAT!r}.")
     if manifest.get("version") != VERSION:
         raise AsrError(
             f"{path}: the bundle has version {manifest.get('version')} and this program reads {VERSION}; "
@@ -146,23 +146,23 @@ _NGRAM_FILES = {"small_ngram": "small_ngram.bin", "large_ngram": "large_ngram.bi
 
 @dataclass
 class Bundle:
-    """Everything that turns a waveform into words.
+    """All parts of a trained recognizer.
 
     Args:
         name: shown to users.
-        features: waveform to features.
-        acoustic_model: features to token log-probabilities.
-        graph: lexicon and small n-gram, compiled.
-        small_ngram: the model that the graph was built from; taken out again where a larger one decides.
+        features: computes features of waveforms.
+        acoustic_model: maps features to token log-probabilities.
+        graph: the decoding graph, compiled from lexicon and small n-gram.
+        small_ngram: the model that the graph was built from; its scores are subtracted where a larger model decides.
         large_ngram: a larger n-gram model for the same words, or None.
         rnn_lm: the recurrent language model, or None.
         lexicon: the pronunciations that the graph was built from, for exact word times, or None.
-        denominator: of the acoustic model's training by lattice-free MMI, for adaptation to speakers, or None.
-        decoding: mode (`ngram`, `rnn`, ...) -> decoding options that it was tuned to.
-        default_mode: the mode of those who ask for none; without it, the best that the parts allow.
+        denominator: the denominator graph of training by lattice-free MMI, for adaptation to speakers, or None.
+        decoding: mode (`ngram`, `rnn`, ...) -> its tuned decoding options.
+        default_mode: the mode for users who choose none; None for the best that the parts allow.
         confidence: mode -> the calibration of its confidences, as `asr.decoding.confidence.Calibration` reads it.
-        fingerprint: of the files that it was loaded from; empty for one that was put together here.
-        card: what it was trained on and what it reaches, in Markdown.
+        fingerprint: checksum of the files that the bundle was loaded from; empty if it was assembled in memory.
+        card: training data and accuracy, in Markdown.
     """
 
     name: str
@@ -186,11 +186,11 @@ class Bundle:
         return int(self.features.network.sampling_rate)  # type: ignore[arg-type]
 
     def check(self) -> None:
-        """Checks that the parts fit each other.
+        """Checks that the parts match each other.
 
         Raises:
-            AsrError: the acoustic model has another number of outputs than the graph has tokens, or another number of
-                inputs than there are features, or a language model has none of the graph's words.
+            AsrError: the acoustic model's outputs do not match the graph's tokens or the denominator graph, its inputs
+                do not match the features, or a language model has none of the graph's words.
         """
         rnn_lm: Any = None if self.rnn_lm is None else self.rnn_lm.network
         for model in (self.small_ngram, self.large_ngram, rnn_lm):
@@ -200,38 +200,38 @@ class Bundle:
         if num_tokens != len(self.graph.tokens):
             raise AsrError(
                 f"bundle {self.name}: the acoustic model has {num_tokens} outputs and the decoding graph reads "
-                f"{len(self.graph.tokens)} tokens; take the graph that was built for this model."
+                f"{len(self.graph.tokens)} tokens; use the graph that was built for this model."
             )
         if self.denominator is not None and self.denominator.num_columns > num_tokens:
             raise AsrError(
                 f"bundle {self.name}: the denominator graph reads {self.denominator.num_columns} outputs and the "
-                f"acoustic model has {num_tokens}; take the denominator graph of its training."
+                f"acoustic model has {num_tokens}; use the denominator graph of its training."
             )
         feature_dim = int(self.features.network.feature_dim)  # type: ignore[arg-type]
         num_features = self.acoustic_model.arguments.get("num_features", feature_dim)
         if num_features != feature_dim:
             raise AsrError(
-                f"bundle {self.name}: the acoustic model reads {num_features} features a frame and the features are "
-                f"{feature_dim}; take the feature settings that it was trained with."
+                f"bundle {self.name}: the acoustic model reads {num_features} features per frame, but there are "
+                f"{feature_dim}; use the feature settings that it was trained with."
             )
 
     def with_language_models(self, large_ngram: str | Path | None = None, rnn_lm: str | Path | None = None) -> Bundle:
         """A copy of the bundle with other language models. Its default mode is the best that the parts allow.
 
         Args:
-            large_ngram: file of an n-gram model, binary or ARPA, instead of the large one of the bundle.
-            rnn_lm: recurrent model, as `read_rnn_lm` takes it, instead of the bundle's.
+            large_ngram: file of an n-gram model, binary or ARPA, that replaces the bundle's large one.
+            rnn_lm: recurrent model that replaces the bundle's; see `read_rnn_lm`.
 
         Raises:
             AsrError: a file cannot be read, a model has none of the graph's words, or the bundle lacks the n-gram model
-                of its graph, whose scores they replace.
+                of its graph, whose scores must be subtracted.
         """
         if large_ngram is None and rnn_lm is None:
             return self
         if self.small_ngram is None:
             raise AsrError(
-                f"bundle {self.name}: it does not have the n-gram model of its graph, whose place another language "
-                "model would take; make it again with 'asr bundle --small-ngram'."
+                f"bundle {self.name}: it does not have the n-gram model of its graph, which another language model "
+                "would replace; make the bundle again with 'asr bundle --small-ngram'."
             )
         replaced = [fingerprint_of(Path(path)) if path is not None else "" for path in (large_ngram, rnn_lm)]
         bundle = replace(
@@ -245,16 +245,16 @@ class Bundle:
         return bundle
 
     def save(self, folder: str | Path, half_precision: bool = True, graph_file: Path | None = None) -> None:
-        """Writes the bundle beside its folder, and renames it when it is complete.
+        """Writes the bundle to a temporary folder, which is renamed when it is complete.
 
         Args:
             folder: created if it does not exist; an existing bundle is replaced.
             half_precision: store the weights of networks as float16; scores of n-grams and graph are not changed.
             graph_file: file to copy as the graph. A graph without its topology, as `asr graph` writes it, is several
-                times smaller than the finished one that is written otherwise.
+                times smaller than the composed graph that is written otherwise.
 
         Raises:
-            AsrError: the parts do not fit each other, or the folder cannot be written; an existing bundle is kept then.
+            AsrError: the parts do not match, or the folder cannot be written. An existing bundle is then kept.
         """
         self.check()
         with atomic_folder(Path(folder)) as partial:
@@ -284,7 +284,7 @@ class Bundle:
             save_weights(self.rnn_lm.network, folder / _RNN_FILE, half_precision)
             self.rnn_lm.network.vocabulary.save(folder / _WORDS_FILE)  # type: ignore[operator, union-attr]
         if self.lexicon is not None:
-            # Only words that the graph can write.
+            # Only words that the graph can output.
             self.lexicon.restricted_to(self.graph.vocabulary.words)[0].save(folder / _LEXICON_FILE)
             manifest["lexicon"] = {"file": _LEXICON_FILE}
         if self.denominator is not None:
@@ -298,13 +298,13 @@ class Bundle:
         """Reads and checks a bundle.
 
         Raises:
-            AsrError: a file is missing, damaged, or of another format or version, or the parts do not fit each other.
+            AsrError: a file is missing, damaged, or of another format or version, or the parts do not match.
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
-        # The checksums of all files have been compared already.
+        # No verification: `read_manifest` has compared the checksums of all files.
         graph = DecodingGraph.load(folder / manifest["graph"]["file"], verify=False)
-        # What building a graph needs, several times its size, is given back before the other parts come.
+        # Building a graph takes several times its size; that memory is released before the other parts are loaded.
         release()
         rnn_lm = None
         if "rnn_lm" in manifest:
@@ -366,7 +366,7 @@ def _load_network(
 
 
 def _save_acoustic_model(bundle: Bundle, folder: Path, half_precision: bool) -> dict[str, str]:
-    """Writes its file, which `_description` is told of; networks of some formats have none."""
+    """Writes the acoustic model's file -> the `file` entry of its description; empty for networks without a file."""
     network = bundle.acoustic_model.network
     if not isinstance(network, OwnFormat):
         save_weights(network, folder / f"{_AM_FILE}.safetensors", half_precision)
@@ -391,7 +391,7 @@ def _load_acoustic_model(folder: Path, entry: dict[str, Any]) -> ModelSpec:
     return spec
 
 
-# Beside the package in a checkout.
+# In a checkout, this folder is beside the package.
 _CHECKPOINTS = Path(__file__).resolve().parents[1] / "checkpoints"
 
 
@@ -404,7 +404,7 @@ def all_bundle_folders(checkpoints: Path = _CHECKPOINTS) -> list[Path]:
 
 
 def local_bundle_folder(name: str | Path | None, checkpoints: Path = _CHECKPOINTS) -> Path | None:
-    """The folder that `bundle_folder` finds, not among what was fetched; None if there is none."""
+    """Like `bundle_folder`, but without fetched bundles; None if there is no such folder."""
     own = all_bundle_folders(checkpoints)
     asked = str(name or os.environ.get("ASR_BUNDLE") or "")
     if not asked and own:
@@ -416,13 +416,13 @@ def local_bundle_folder(name: str | Path | None, checkpoints: Path = _CHECKPOINT
 def bundle_folder(
     name: str | Path | None, checkpoints: Path = _CHECKPOINTS, on_progress: Progress | None = None
 ) -> Path:
-    """The folder of a bundle, which is fetched if it is not here.
+    """The folder of a bundle, which is fetched if this machine does not have it.
 
     Args:
         name: a folder; the name of a folder in `checkpoints`; or what `asr.hub.source_of` takes: `https://...`,
-            `hf:owner/name`, or the name of a published bundle. None stands for the environment variable ASR_BUNDLE, or
-            if that is not set for the preferred bundle.
-        checkpoints: the checkout's own bundles.
+            `hf:owner/name`, or the name of a published bundle. None takes the environment variable ASR_BUNDLE, or if
+            that is not set, the preferred bundle.
+        checkpoints: the folder of the checkout's own bundles.
         on_progress: as in `asr.hub.fetch`.
 
     Raises:

@@ -1,8 +1,8 @@
-"""One training in several processes: shares of batches, sums over all processes, and random numbers drawn alike.
+"""Training in several processes: shares of batches, sums over all processes, and shared random numbers.
 
-A batch is that of all processes together, and each takes a share of it: its rows. Random numbers are drawn for the
-whole batch, from generators that are seeded alike in all processes, and each process takes those of its own rows. Sums
-of losses are divided by counts of the whole batch. So several processes do what one does with the same batches.
+A batch is split over the processes, each of which takes a share of its rows. Random numbers are drawn for the whole
+batch, with the same seed in all processes, and each process takes those of its own rows. Sums of losses are divided by
+counts of the whole batch. So several processes compute what one process does with the same batches.
 
 Shapes: N rows of this process, M rows of the whole batch.
 """
@@ -23,22 +23,22 @@ from asr.errors import AsrError
 
 
 class Share(NamedTuple):
-    """Which part of a batch a process has.
+    """The part of a batch that belongs to a process.
 
     Attributes:
-        rank: the process's number.
-        num: processes.
+        rank: number of the process, from 0.
+        num: number of processes.
     """
 
     rank: int = 0
     num: int = 1
 
     def rows(self, num_rows: int) -> range:
-        """Every `num`-th row: neighbours, which are often of like length, go to different processes."""
+        """Every `num`-th row: neighbouring rows, which often have similar lengths, go to different processes."""
         return range(self.rank, num_rows, self.num)
 
     def block(self, num_rows: int) -> slice:
-        """A run of rows; the blocks of all processes follow one another."""
+        """A contiguous block of rows; the blocks of all processes follow one another."""
         return slice(num_rows * self.rank // self.num, num_rows * (self.rank + 1) // self.num)
 
 
@@ -46,19 +46,19 @@ WHOLE = Share()
 
 
 def current_share() -> Share:
-    """That of this process; everything, where there is no process group."""
+    """The share of this process; the whole batch if there is no process group."""
     if dist.is_available() and dist.is_initialized():
         return Share(dist.get_rank(), dist.get_world_size())
     return WHOLE
 
 
 def _on_group_device(values: Tensor) -> Tensor:
-    """NCCL takes tensors of a GPU only."""
+    """The tensor where the process group can read it: NCCL accepts GPU tensors only."""
     return values.cuda() if dist.get_backend() == "nccl" and values.device.type == "cpu" else values
 
 
 def total(values: Tensor) -> Tensor:
-    """The sum over all processes, of the shape of `values`; without gradient."""
+    """The sum of `values` over all processes, of the same shape and without gradient."""
     if current_share().num == 1:
         return values
     summed = _on_group_device(values.detach().clone())
@@ -67,7 +67,7 @@ def total(values: Tensor) -> Tensor:
 
 
 def largest(number: int) -> int:
-    """The largest of the processes' numbers."""
+    """The maximum of the number over all processes."""
     if current_share().num == 1:
         return number
     found = _on_group_device(torch.tensor(number))
@@ -76,7 +76,7 @@ def largest(number: int) -> int:
 
 
 def gather_rows(values: Tensor) -> Tensor:
-    """The rows (N, ...) of all processes, one process's behind the other's, (M, ...); N may differ."""
+    """Concatenates the rows (N, ...) of all processes in the order of ranks, (M, ...); N may differ."""
     num = current_share().num
     if num == 1:
         return values
@@ -84,7 +84,7 @@ def gather_rows(values: Tensor) -> Tensor:
     counts = [torch.zeros((), dtype=torch.int64, device=own.device) for _ in range(num)]
     dist.all_gather(counts, torch.tensor(len(own), device=own.device))
     sizes = [int(count) for count in counts]
-    # all_gather takes tensors of one shape.
+    # all_gather requires the same shape from all processes.
     padded = own.new_zeros(max(sizes), *own.shape[1:])
     padded[: len(own)] = own
     parts = [torch.empty_like(padded) for _ in range(num)]
@@ -95,7 +95,7 @@ def gather_rows(values: Tensor) -> Tensor:
 def average_gradient(parameter: nn.Parameter) -> None:
     """Replaces a gradient, sparse or dense, by the mean over all processes, as DistributedDataParallel does.
 
-    It cannot do this with sparse gradients of custom functions, and NCCL not with any sparse ones.
+    DistributedDataParallel cannot average sparse gradients of custom functions, and NCCL no sparse gradients at all.
     """
     num, grad = current_share().num, parameter.grad
     if num == 1 or grad is None:
@@ -119,18 +119,18 @@ def broadcast(tensors: Iterable[Tensor]) -> None:
 
 
 def prepare_wrapping(module: nn.Module, trainer: Any, own_gradients: Sequence[str] = (), *, may_drop: bool) -> None:
-    """Tells DistributedDataParallel, which Lightning puts around a module next, what to leave alone.
+    """Configures DistributedDataParallel before Lightning wraps a module in it.
 
-    Buffers are: they are equal in all processes, or made so by the module itself.
+    It ignores `own_gradients` and all buffers, which are equal in all processes or synchronized by the module itself.
 
     Args:
         module: a Lightning module, in its `setup`.
         trainer: its trainer.
         own_gradients: names of parameters whose gradients the module averages itself.
-        may_drop: whether a step may leave parameters out.
+        may_drop: whether a step may leave parameters unused.
 
     Raises:
-        AsrError: the trainer's strategy for several processes is another one.
+        AsrError: there are several processes, and the trainer's strategy is not `ddp`.
     """
     if trainer.world_size == 1:
         return
@@ -144,7 +144,7 @@ def prepare_wrapping(module: nn.Module, trainer: Any, own_gradients: Sequence[st
 
 
 def draw_from(*numbers: int) -> None:
-    """Seeds torch's generators by numbers such as a seed, an epoch and a batch: the same ones draw the same."""
+    """Seeds torch's generators from numbers such as a seed, an epoch and a batch."""
     digest = hashlib.sha256(repr(numbers).encode()).digest()
     torch.manual_seed(int.from_bytes(digest[:7], "little"))
 
@@ -159,7 +159,7 @@ _rows: ContextVar[_Rows | None] = ContextVar("rows", default=None)
 
 @contextlib.contextmanager
 def batch_rows(place: Sequence[int] | Tensor, num_all: int) -> Iterator[None]:
-    """Inside, `draw_rows` draws for a batch of `num_all` rows, of which this process has those at `place` (N,)."""
+    """Context in which `draw_rows` draws for a batch of `num_all` rows, of which this process has `place` (N,)."""
     is_whole = len(place) == num_all
     token = _rows.set(None if is_whole else _Rows(torch.as_tensor(place, dtype=torch.int64), num_all))
     try:
@@ -169,15 +169,15 @@ def batch_rows(place: Sequence[int] | Tensor, num_all: int) -> Iterator[None]:
 
 
 def draw_rows(draw: Callable[[int], Tensor], num_rows: int, dim: int = 0) -> Tensor:
-    """Random numbers for the rows of a batch.
+    """Draws random numbers for the rows of a batch.
 
     Args:
-        draw: makes them for a number of rows, which are its dimension `dim`.
+        draw: draws them for a given number of rows, which is the size of dimension `dim`.
         num_rows: N.
-        dim: see `draw`.
+        dim: the dimension of rows.
 
     Returns:
-        `draw(num_rows)`; inside `batch_rows` those of the process's rows in what is drawn for the whole batch.
+        `draw(num_rows)`; inside `batch_rows`, this process's rows of `draw(M)`.
     """
     rows = _rows.get()
     if rows is None:

@@ -36,7 +36,7 @@ class ErrorCounts:
 
     @property
     def rate(self) -> float:
-        """Errors for each reference symbol. For an empty reference it is 0 without errors and infinite with errors."""
+        """Errors per reference symbol. For an empty reference, 0 without errors and infinite with errors."""
         if self.num_ref == 0:
             return float("inf") if self.num_errors else 0.0
         return self.num_errors / self.num_ref
@@ -108,7 +108,7 @@ def score_transcripts(
         AsrError: an id occurs on one side only, or there are no references.
     """
     if not references:
-        raise AsrError("there is no reference transcript to score against; the reference file is empty.")
+        raise AsrError("there are no reference transcripts to score against; the reference file is empty.")
     _require_same_ids(
         "hypothesis", references, [] if missing_is_empty else [i for i in references if i not in hypotheses]
     )
@@ -180,7 +180,7 @@ def _resample(values: IntArray, seed: int, num_samples: int) -> IntArray:
     """Sums over resampled values, (num_samples,); the same seed draws the same utterances."""
     generator = np.random.default_rng(seed)
     sums = np.empty(num_samples, dtype=np.int64)
-    # A few hundred samples at a time keep the memory small for large test sets.
+    # Blocks of samples keep the memory small for large test sets.
     step = max(1, 4_000_000 // max(1, values.size))
     for begin in range(0, num_samples, step):
         end = min(begin + step, num_samples)
@@ -188,7 +188,7 @@ def _resample(values: IntArray, seed: int, num_samples: int) -> IntArray:
     return sums
 
 
-# Stands for no word in alignments.
+# Stands for a missing word in alignments.
 GAP = ""
 
 
@@ -198,7 +198,7 @@ def align(reference: Sequence[str], hypothesis: Sequence[str]) -> list[tuple[str
 
 
 def format_alignment(reference: Sequence[str], hypothesis: Sequence[str]) -> str:
-    """Three lines with words below each other: REF, HYP, and S, I or D below each error; `*` stands for no word."""
+    """Three aligned lines: REF, HYP, and S, I or D below each error; `*` stands for a missing word."""
     rows: tuple[list[str], list[str], list[str]] = (["REF:"], ["HYP:"], ["    "])
     for ref_word, hyp_word in align(reference, hypothesis):
         mark = "" if ref_word == hyp_word else "I" if ref_word == GAP else "D" if hyp_word == GAP else "S"
@@ -233,20 +233,20 @@ def format_confusions(counts: Counter[tuple[str, str]], num_shown: int = 20) -> 
 
 
 def normalized_cross_entropy(marked: Sequence[tuple[bool, float | None]]) -> float | None:
-    """NIST's measure of confidences: 1 is perfect, 0 what the share of right words alone would give (Siu et al., 1997).
+    """NIST's measure of confidences (Siu et al., 1997): 1 is perfect, 0 is no better than the share of right words.
 
     Args:
         marked: for each recognized word whether it is right, and its confidence.
 
     Returns:
-        None where all words are right, or all wrong, or one has no confidence.
+        None if all words are right, all are wrong, or a word has no confidence.
     """
     right = sum(is_right for is_right, _ in marked)
     if right in (0, len(marked)) or any(value is None for _, value in marked):
         return None
     share = right / len(marked)
     highest = -(right * math.log2(share) + (len(marked) - right) * math.log2(1 - share))
-    # A confidence of 1 for one wrong word would cost infinitely much.
+    # Without bounds, a confidence of 1 for a single wrong word would have infinite cost.
     bounded = [(is_right, min(max(float(value or 0.0), 1e-4), 1 - 1e-4)) for is_right, value in marked]
     cost = -sum(math.log2(value if is_right else 1 - value) for is_right, value in bounded)
     return round((highest - cost) / highest, 3)
@@ -254,7 +254,7 @@ def normalized_cross_entropy(marked: Sequence[tuple[bool, float | None]]) -> flo
 
 @dataclass(frozen=True)
 class ConfidenceBin:
-    """Words whose confidences are alike: how many, their mean confidence, and how many of them are right."""
+    """Words with similar confidences: their number, their mean confidence, and the number of right ones."""
 
     num_words: int
     mean_confidence: float
@@ -262,7 +262,7 @@ class ConfidenceBin:
 
 
 def calibration(marked: Iterable[tuple[bool, float]], num_bins: int = 10) -> list[ConfidenceBin]:
-    """Words by their confidences, in bins of equal width; those without words are left out."""
+    """Words by confidence, in bins of equal width; empty bins are left out."""
     bins: list[list[tuple[bool, float]]] = [[] for _ in range(num_bins)]
     for is_right, value in marked:
         bins[min(num_bins - 1, max(0, int(value * num_bins)))].append((is_right, value))
@@ -277,11 +277,11 @@ _ID_FIELDS = ("id", "cut_id", "utterance", "audio")
 
 
 def read_transcripts(path: str | Path) -> dict[str, tuple[str, ...]]:
-    """Reads transcripts, one on each line: Kaldi's `id words ...` or JSON Lines; plain, `.gz` or `.xz`.
+    """Reads transcripts, one per line: Kaldi's `id words ...` or JSON Lines; plain, `.gz` or `.xz`.
 
     JSON Lines need `text` (a string, or a list of words) and one of `id`, `cut_id`, `utterance`, `audio`; for an
-    `audio` path the id is the name of the file without its suffix. A line with an `error` field has no words; it is
-    ignored if another line has the words of the same utterance.
+    `audio` path, the id is the file name without its suffix. A line with an `error` field and without `text` counts as
+    an empty transcript, and is ignored if another line has the words of the same utterance.
 
     Returns:
         utterance id -> words.

@@ -1,9 +1,9 @@
-"""Transcripts in NIST's formats CTM, STM and TRN, aligned and counted as NIST's sclite does.
+"""Transcripts in NIST's formats CTM, STM and TRN, aligned and scored as by NIST's sclite.
 
-sclite compares words in lower case. It takes the cheapest alignment, at 4 for a substitution and 3 for an insertion or
-a deletion; of equally cheap ones it prefers a substitution, then an insertion. References may have alternatives:
-`{ GONNA / GOING TO }`, where `@` is nothing. The words of a CTM belong to the first segment of the STM that ends after
-their middle; after the last one, to the last. Those in segments to be ignored are left out.
+sclite compares words in lower case. It finds the cheapest alignment with costs of 4 for a substitution and 3 for an
+insertion or a deletion, and breaks ties in favour of a substitution, then an insertion. References may have
+alternatives: `{ GONNA / GOING TO }`, where `@` is the empty word. A word of a CTM belongs to the first segment of the
+STM that does not end before the word's middle, or else to the last segment. Words in ignored segments are left out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_DEPTH = 20
 
 
 class TimedWord(NamedTuple):
-    """A word of a CTM, in seconds."""
+    """A word of a CTM; times are in seconds."""
 
     text: str
     begin: float
@@ -45,10 +45,10 @@ class Segment:
     """A line of an STM.
 
     Args:
-        recording, channel: where it is.
-        speaker: whose it is.
+        recording, channel: where the segment is.
+        speaker: who speaks.
         begin, end: in seconds.
-        words: as written, with the marks of alternatives.
+        words: as written, including the marks of alternatives.
     """
 
     recording: str
@@ -77,7 +77,7 @@ def read_trn(path: str | Path) -> dict[str, tuple[str, ...]]:
     for where, line in _lines(path, "TRN file"):
         match = re.fullmatch(r"(.*)\(([^()\s]+)\)", line)
         if match is None:
-            raise AsrError(f"{where}: a line of a TRN file ends in its id in brackets: 'words (id)'.")
+            raise AsrError(f"{where}: a line of a TRN file ends with its id in parentheses: 'words (id)'.")
         if match[2] in found:
             raise AsrError(f"{where}: the utterance {match[2]!r} occurs twice; keep one of the two lines.")
         found[match[2]] = tuple(match[1].split())
@@ -85,7 +85,7 @@ def read_trn(path: str | Path) -> dict[str, tuple[str, ...]]:
 
 
 def read_ctm(path: str | Path) -> dict[Recording, list[TimedWord]]:
-    """Reads lines `recording channel begin duration word [confidence]`; the words are in order of their begin.
+    """Reads lines `recording channel begin duration word [confidence]`; words are sorted by their begin.
 
     Raises:
         AsrError: the file cannot be read, or a line is not of this format.
@@ -103,7 +103,7 @@ def read_ctm(path: str | Path) -> dict[Recording, list[TimedWord]]:
 
 
 def read_stm(path: str | Path) -> list[Segment]:
-    """Reads lines `recording channel speaker begin end [<labels>] words ...`, in order of recording and time.
+    """Reads lines `recording channel speaker begin end [<labels>] words ...`, sorted by recording, channel and begin.
 
     Raises:
         AsrError: the file cannot be read, or a line is not of this format.
@@ -139,17 +139,17 @@ def _number(text: str) -> float | None:
 def match_segments(
     segments: Sequence[Segment], words: Mapping[Recording, Sequence[TimedWord]]
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
-    """Gives each word of a CTM to a segment of an STM.
+    """Assigns each word of a CTM to a segment of an STM.
 
     Args:
         segments: as `read_stm` returns them.
         words: as `read_ctm` returns them.
 
     Returns:
-        references and hypotheses by the segment's name, `speaker-number`; segments to be ignored are left out.
+        References and hypotheses by the segment's name, `speaker-number`; ignored segments are left out.
 
     Raises:
-        AsrError: the CTM has a recording that the STM has not.
+        AsrError: the CTM has a recording that is not in the STM.
     """
     by_recording: dict[Recording, list[Segment]] = defaultdict(list)
     for segment in segments:
@@ -174,14 +174,14 @@ def match_segments(
 
 
 class _Arc(NamedTuple):
-    """A word of a reference, and the arcs that may come before it; arc 0 is before all words."""
+    """A word of a reference, and the indices of the arcs that may precede it; arc 0 is the start."""
 
     word: str
     before: list[int]
 
 
 def _network(words: Sequence[str], where: str) -> tuple[list[_Arc], list[int]]:
-    """The reference as arcs in topological order, and those that may come last."""
+    """The reference as arcs in topological order, and the indices of the arcs that may end it."""
     arcs = [_Arc("", [])]
 
     def sequence(position: int, before: list[int], depth: int) -> tuple[int, list[int]]:
@@ -210,23 +210,23 @@ def _network(words: Sequence[str], where: str) -> tuple[list[_Arc], list[int]]:
 
     position, last = sequence(0, [0], 0)
     if position < len(words):
-        raise AsrError(f"{where}: {words[position]!r} stands outside of alternatives, '{{ one / other }}'.")
+        raise AsrError(f"{where}: {words[position]!r} is outside alternatives, '{{ one / other }}'.")
     return arcs, last
 
 
 def align(reference: Sequence[str], hypothesis: Sequence[str], where: str = "reference") -> list[tuple[str, str]]:
-    """Aligns as sclite does.
+    """Aligns a reference and a hypothesis as sclite does.
 
     Args:
         reference: words and marks of alternatives.
         hypothesis: words.
-        where: what the reference is, for error messages.
+        where: name of the reference in error messages.
 
     Returns:
-        pairs (reference word, hypothesis word) in lower case; `GAP` stands for an insertion or a deletion.
+        Pairs (reference word, hypothesis word) in lower case; `GAP` stands for an insertion or a deletion.
 
     Raises:
-        AsrError: alternatives are not closed.
+        AsrError: alternatives are malformed.
     """
     arcs, last = _network(reference, where)
     heard = [word.lower() for word in hypothesis]
@@ -281,10 +281,10 @@ def is_nist(path: str | Path) -> bool:
 
 
 def read_words(path: str | Path) -> Words:
-    """The words of a CTM, STM or TRN by utterance; those of a CTM or STM by recording.
+    """The words of a TRN by utterance, or of a CTM or STM by recording.
 
     Raises:
-        AsrError: as the readers.
+        AsrError: the file cannot be read, or a line is malformed.
     """
     suffix = Path(path).suffix.lower()
     if suffix == ".trn":
@@ -300,10 +300,10 @@ def read_words(path: str | Path) -> Words:
 
 
 def resolve(references: Mapping[str, Sequence[str]], hypotheses: Mapping[str, Sequence[str]]) -> tuple[Words, Words]:
-    """Chooses the alternatives that fit best, and brings all words to lower case.
+    """Replaces alternatives by those that match the hypothesis best, and converts all words to lower case.
 
     Raises:
-        AsrError: alternatives of a reference are not closed.
+        AsrError: alternatives of a reference are malformed.
     """
     heard = {name: tuple(word.lower() for word in words) for name, words in hypotheses.items()}
     chosen = {}

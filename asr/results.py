@@ -1,4 +1,4 @@
-"""What recognition returns: words, results of recordings and of streams, and the time of each stage."""
+"""Results of recognition: words, scores, notes and stage times of recordings and streams."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class StageTimes:
-    """Wall-clock seconds of each stage, in the order in which the stages first ran.
+    """Wall-clock seconds of each stage, in order of first use.
 
     Args:
         audio_seconds: duration of the recognized audio.
@@ -40,12 +40,12 @@ class StageTimes:
 
     @property
     def real_time_factor(self) -> float:
-        """Seconds of computing for each second of audio; 0 without audio."""
+        """Computing time divided by the duration of the audio; 0 without audio."""
         return self.total / self.audio_seconds if self.audio_seconds > 0 else 0.0
 
     @contextmanager
     def measure(self, stage: str, device: torch.device | None = None) -> Iterator[None]:
-        """Adds the time of the block to a stage; on a GPU it waits for the thread's stream."""
+        """Adds the wall-clock time of the block to a stage; on a GPU, waits for the thread's stream at both ends."""
         _synchronize(device)
         begin = time.perf_counter()
         try:
@@ -61,7 +61,7 @@ class StageTimes:
             self.stages[stage] = self.stages.get(stage, 0.0) + seconds
 
     def scaled(self, factor: float) -> StageTimes:
-        """The stages times a factor, such as an utterance's share of its batch; `audio_seconds` is not set."""
+        """The stages multiplied by a factor, such as an utterance's share of its batch; `audio_seconds` is 0."""
         return StageTimes(0.0, {stage: seconds * factor for stage, seconds in self.stages.items()})
 
     def format(self) -> str:
@@ -72,7 +72,7 @@ class StageTimes:
 
 def _synchronize(device: torch.device | None) -> None:
     if device is not None and device.type == "cuda":
-        # Other CUDA streams may be busy with other batches.
+        # Not the whole device: other CUDA streams may be busy with other batches.
         torch.cuda.current_stream(device).synchronize()
 
 
@@ -83,8 +83,8 @@ class Word:
     Args:
         text: the word.
         start, end: in seconds from the beginning of the recording.
-        confidence: the probability that it is right, as calibrated on other speech. With a bundle that is not
-            calibrated, the posterior probability in the lattice, or None if lattices are not kept.
+        confidence: calibrated probability that the word is right. If the bundle is not calibrated, the posterior
+            probability in the lattice, or None if lattices are not kept.
     """
 
     text: str
@@ -122,7 +122,7 @@ class Alternative:
         return {"text": self.text, "scores": _scores_as_dict(self)}
 
     def followed_by(self, other: Alternative, offset: float) -> Alternative:
-        """This sentence and then another one, whose times begin at `offset` seconds."""
+        """This sentence followed by another one, whose times are shifted by `offset` seconds."""
         words = tuple(replace(word, start=word.start + offset, end=word.end + offset) for word in other.words)
         return Alternative(
             self.words + words,
@@ -137,13 +137,18 @@ NOTES = {
     "noise": "what the search made of noise has been left out",
     "unsure": "less than half of the words are probably right: noise, another language, or words that the list lacks",
 }
-"""What a result may warn of -> that in words."""
+"""Note that a result may have -> its text."""
 
 _LEAST_SURE = 0.5
 
 
 def notes_on(num_left_out: int, words: Sequence[Word]) -> tuple[str, ...]:
-    """The keys of `NOTES` that apply to a result's words, so many others having been left out as noise."""
+    """The keys of `NOTES` that apply to a result with these words.
+
+    Args:
+        num_left_out: number of words that were left out as noise.
+        words: the remaining words.
+    """
     sure = [word.confidence for word in words if word.confidence is not None]
     is_unsure = bool(sure) and sum(sure) < _LEAST_SURE * len(sure)
     return ("noise",) * (num_left_out > 0) + ("unsure",) * is_unsure
@@ -155,9 +160,10 @@ class PieceLattice:
 
     Args:
         begin, end: of the segment, in seconds from the beginning of the recording.
-        frame_seconds: time between two frames of the lattice. Frames that `blank_skip_threshold` skips are not in it.
-        lattice: of the segment alone.
-        original_frame: (T,) int64, the original frame of each of the lattice's, where frames were skipped.
+        frame_seconds: time between two frames, in seconds.
+        lattice: the lattice, with frames counted from the beginning of the segment. Frames that `blank_skip_threshold`
+            skips are not counted.
+        original_frame: (T,) int64, the original frame of each lattice frame; None if no frames were skipped.
     """
 
     begin: float
@@ -175,13 +181,13 @@ class RecognitionResult:
         words: the best words, in order.
         am_score, graph_score, lm_score: scores of the best path, natural logs, unscaled.
         total: their scaled sum plus word insertion penalties, which the search maximizes.
-        is_complete: False if no complete sentence survived the beam in some segment; its words are then those of the
-            best unfinished path.
-        times: of each stage.
+        is_complete: False if no complete sentence survived the beam in some segment; the words of that segment are then
+            those of the best unfinished path.
+        times: times of the stages.
         cache: counts of the recurrent model's caches since they were created, up to the batch of this recording; empty
-            without a recurrent model. Each worker counts for itself.
+            without a recurrent model. Each worker has its own counts.
         lattices: one for each segment, if lattices are kept; segments without a complete sentence have none.
-        hypotheses: the best distinct sentences, best first, if more than one was asked for.
+        hypotheses: the best distinct sentences, best first, if more than one was requested.
         notes: keys of `NOTES` that apply to some segment.
     """
 
@@ -229,13 +235,13 @@ def _scores_as_dict(scored: Alternative | RecognitionResult | StreamResult) -> d
 def words_in_time(
     hypothesis: Hypothesis, frame_seconds: float, duration: float, first_frame: int = 0
 ) -> tuple[Word, ...]:
-    """The words of a hypothesis with their times, and their confidences where it has them.
+    """The words of a hypothesis with times in seconds, and confidences if it has them.
 
     Args:
-        hypothesis: K words.
-        frame_seconds: time between two of its frames.
-        duration: of the recording so far; no word ends after it.
-        first_frame: where the hypothesis begins in the recording.
+        hypothesis: the hypothesis.
+        frame_seconds: time between two frames, in seconds.
+        duration: of the recording so far, in seconds; no word ends after it.
+        first_frame: the frame of the recording at which the hypothesis begins.
     """
     spans = zip(
         hypothesis.words,
@@ -265,23 +271,23 @@ def as_result(
     hypotheses: Sequence[Hypothesis] = (),
     calibration: Calibration | None = None,
 ) -> RecognitionResult:
-    """Makes a result of what a decoder found in a segment.
+    """Converts a decoder's result for a segment.
 
     Args:
         decoded: the decoder's result.
-        frame_seconds: time between two of its frames.
-        times: of the segment, with its duration.
-        options: those of the decoder.
-        aligner: gives words the times of their phones; without it, their times are where the graph outputs them.
+        frame_seconds: time between two frames, in seconds.
+        times: stage times of the segment, with its duration.
+        options: the decoder's options.
+        aligner: gives words the times of their phones; without it, a word's times are where the graph outputs it.
         cache: counts of the recurrent model's caches.
         hypotheses: the n best sentences of the segment.
-        calibration: of the confidences; without it they are posteriors.
+        calibration: of the confidences; without it, they are lattice posteriors.
     """
     best = decoded.best
     if best is None:
         return RecognitionResult((), 0.0, 0.0, 0.0, 0.0, decoded.reached_final, times, cache)
     duration = times.audio_seconds
-    # Confidences need the times at which the graph outputs words, which are those of the lattice.
+    # Confidences come before the alignment: they are found by the frames at which the graph outputs words.
     lattices: tuple[PieceLattice, ...] = ()
     frame_of = None if decoded.original_frame is None else decoded.original_frame.cpu()
     lattice = None if decoded.lattice is None else decoded.lattice.to("cpu")
@@ -308,16 +314,16 @@ def as_result(
 
 
 def later_cache(*caches: dict[str, int | float]) -> dict[str, int | float]:
-    """The latest of several counts; recordings are not recognized in their order, but counts only grow."""
+    """The latest of several counts, which only grow; segments are not recognized in the order of the recording."""
     return max(caches, key=lambda cache: cache.get("num_queries", -1))
 
 
 def joined(pieces: Sequence[RecognitionResult], offsets: Sequence[float]) -> RecognitionResult:
-    """Joins the results of segments to that of the recording.
+    """Joins the results of a recording's segments.
 
     Args:
-        pieces: the results, in order, at least one.
-        offsets: where each segment begins, in seconds.
+        pieces: the results, in order; at least one.
+        offsets: where each segment begins in the recording, in seconds.
     """
     times = StageTimes()
     for piece in pieces:
@@ -346,17 +352,17 @@ def joined(pieces: Sequence[RecognitionResult], offsets: Sequence[float]) -> Rec
 
 
 def _joined_alternatives(pieces: Sequence[RecognitionResult], offsets: Sequence[float]) -> tuple[Alternative, ...]:
-    """The best sequences of one sentence a segment, as many as the longest list has."""
+    """The best combinations of one sentence per segment, as many as the longest list has."""
     num = max(len(piece.hypotheses) for piece in pieces)
     if num == 0:
         return ()
     best = [Alternative((), 0.0, 0.0, 0.0, 0.0)]
     for piece, offset in zip(pieces, offsets, strict=True):
-        # A segment without a complete sentence has no list, but its best path.
+        # A segment without a complete sentence has no list; its best path takes the place.
         own = piece.hypotheses or (
             Alternative(piece.words, piece.am_score, piece.graph_score, piece.lm_score, piece.total),
         )
-        # At least (i + 1) (j + 1) pairs are as good as the pair of the i-th and the j-th sentence.
+        # The pair of sentences i and j (from 0) cannot rank above (i + 1)(j + 1), so most pairs need not be formed.
         pairs = [
             before.followed_by(after, offset)
             for i, before in enumerate(best)
@@ -373,11 +379,11 @@ class StreamResult:
     Args:
         stream: number of the stream.
         is_final: whether the utterance has ended; its words are final then.
-        reason: why it has ended: `pause`, or `end` of the stream; empty for partial results. Each closed stream has
-            exactly one result with the reason `end`, its last one, with or without words.
+        reason: why the utterance has ended: `pause`, or `end` of the stream; empty for partial results. The last result
+            of each closed stream, and no other, has the reason `end`; it may have no words.
         begin, end: of the utterance, in seconds from the beginning of the stream; `end` is how far it was decoded.
         words: in order, with times from the beginning of the stream.
-        num_stable: the number of words at the beginning that cannot change any more.
+        num_stable: the number of leading words that can no longer change.
         is_complete: False for a final result if no complete sentence survived the beam.
         am_score, graph_score, lm_score, total: for final results, as in `RecognitionResult`.
         notes: for final results, as in `RecognitionResult`.
@@ -425,7 +431,7 @@ def num_equal(one: Sequence[object], other: Sequence[object]) -> int:
 
 
 def format_cache(counts: Mapping[str, int | float]) -> Iterator[str]:
-    """Lines for users from counts of `asr.lm.cached.statistics.QueryStatistics`; none without a recurrent model."""
+    """Lines for users, made of counts of `asr.lm.cached.statistics.QueryStatistics`; none without a recurrent model."""
     if not counts.get("num_queries"):
         return
     queries, hits = counts["num_queries"], counts["edge_hit_ratio"]

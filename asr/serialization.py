@@ -1,6 +1,7 @@
-"""Files: networks by a fixed registry of classes, weights, checksums, atomic writes, and checkpoints of Lightning.
+"""Files: networks from a fixed registry of classes, weights, checksums, atomic writes, and Lightning checkpoints.
 
-Files name classes of the registry and never hold pickled objects; reading a checkpoint runs no code from it.
+Files refer to classes by their names in the registry and never hold pickled objects. Reading a checkpoint runs no code
+from it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from asr.text.documents import parse_json
 from asr.text.symbols import Vocabulary
 from asr.torch_archive import load_tensors
 
-# The only classes that a file can name -> the module, the class and, where it takes a configuration, that class.
+# The only class names permitted in files -> module, class and, if its constructor takes one, configuration class.
 FEATURE_CLASSES = {"Fbank": ("asr.audio.fbank", "Fbank"), "Samples": ("asr.models.external.network", "Samples")}
 ACOUSTIC_MODEL_CLASSES = {
     "Conformer": ("asr.models.conformer", "Conformer"),
@@ -45,18 +46,18 @@ LANGUAGE_MODEL_CLASSES = {"RnnLm": ("asr.lm.rnn.model", "RNNLanguageModel", "RNN
 
 
 def registered_name(class_path: str, classes: Mapping[str, tuple[str, ...]]) -> str:
-    """The name in the registry of a class path in a recipe; the last part of the path if it is not registered."""
+    """The registered name of a class path from a recipe; the last part of the path if it is not registered."""
     class_name = class_path.rsplit(".", 1)[-1]
     return next((name for name, (_, known, *_) in classes.items() if known == class_name), class_name)
 
 
 @dataclass
 class ModelSpec:
-    """A network, and what is needed to build it again.
+    """A network, and the description from which it can be rebuilt.
 
     Args:
         class_name: its name in the registry.
-        arguments: of its constructor, JSON values only.
+        arguments: constructor arguments, JSON values only.
         network: the network.
     """
 
@@ -66,19 +67,19 @@ class ModelSpec:
 
 
 class OwnFormat(ABC):
-    """A network that is not stored as safetensors: in a file of its own, or in none, known by its name alone."""
+    """A network that is not stored as safetensors, but in a file of another format or by its name alone."""
 
     @property
     @abstractmethod
     def file_suffix(self) -> str | None:
-        """How its file ends, such as `.onnx`; None for no file."""
+        """The suffix of its file, such as `.onnx`; None for no file."""
 
     @abstractmethod
     def load_file(self, path: Path | None) -> None:
-        """Reads the file, or what its name stands for.
+        """Loads the network from the file, or by its name if `path` is None.
 
         Raises:
-            AsrError: it cannot be read, or does not fit the description.
+            AsrError: it cannot be loaded, or does not match the description.
         """
 
     @abstractmethod
@@ -97,17 +98,17 @@ def build_network(
     where: str,
     vocabulary: Vocabulary | None = None,
 ) -> ModelSpec:
-    """Builds a network of the registry; its weights are those that the constructor sets.
+    """Builds a network of the registry with the initial weights of its constructor.
 
     Args:
         class_name: a key of `classes`.
-        arguments: of its constructor, or of its configuration if the registry has one.
-        classes: the part of the registry that is allowed here.
+        arguments: of its constructor, or of its configuration class if the registry has one.
+        classes: the permitted part of the registry.
         where: the file with these values, for error messages.
         vocabulary: the words of a language model.
 
     Raises:
-        AsrError: the class is not in the registry, or does not accept these arguments.
+        AsrError: the class is not in the registry, or does not accept the arguments.
     """
     if not isinstance(class_name, str) or class_name not in classes:
         raise AsrError(f"{where}: the class {class_name!r} is not one that files may name ({', '.join(classes)}).")
@@ -133,14 +134,14 @@ def save_weights(network: nn.Module, path: Path, half_precision: bool) -> None:
         stored.add(tensor.data_ptr())
         halved = half_precision and tensor.dtype == torch.float32
         state[name] = tensor.detach().cpu().to(torch.float16 if halved else tensor.dtype).contiguous()
-    path.write_bytes(save(state))  # files of `save_file` can only be read by their owner
+    path.write_bytes(save(state))  # not `save_file`, whose files only their owner can read
 
 
 def load_weights(network: nn.Module, path: Path) -> None:
-    """Loads a file of `save_weights`; weights get the precision of the network.
+    """Loads a file of `save_weights`; weights are converted to the network's precision.
 
     Raises:
-        AsrError: the file cannot be read, has weights that are not finite, or does not fit the network.
+        AsrError: the file cannot be read, has weights that are not finite, or does not match the network.
     """
     try:
         state = load_file(str(path))
@@ -155,14 +156,14 @@ def load_weights(network: nn.Module, path: Path) -> None:
     filled = {tensor.data_ptr() for name, tensor in network.state_dict().items() if name in state}
     missing = [name for name in missing if network.state_dict()[name].data_ptr() not in filled]
     if missing or unexpected:
-        raise _misfit(path, f"missing: {missing[:3]}, not wanted: {unexpected[:3]}")
+        raise _misfit(path, f"missing: {missing[:3]}, unexpected: {unexpected[:3]}")
 
 
 def require_finite(state: dict[str, Tensor], path: Path) -> None:
-    """Checks that weights are finite.
+    """Checks that all weights are finite.
 
     Raises:
-        AsrError: a weight is infinite or not a number.
+        AsrError: a weight is infinite or NaN.
     """
     for name, tensor in state.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
@@ -184,18 +185,18 @@ def checksums(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def require_intact(path: Path, expected: dict[str, Any], what: str) -> None:
-    """Compares a file with its entry of `checksums`.
+    """Checks a file against its entry of `checksums`.
 
     Args:
         path: the file.
         expected: its entry.
-        what: what it is part of, such as `bundle`, for error messages.
+        what: what the file belongs to, such as `bundle`, for error messages.
 
     Raises:
-        AsrError: the file is missing or differs.
+        AsrError: the file is missing, or its size or checksum differs.
     """
     if not isinstance(expected, dict):
-        raise AsrError(f"{path}: the {what} does not say what this file's checksum is; fetch the {what} again.")
+        raise AsrError(f"{path}: the {what} has no checksum for this file; fetch the {what} again.")
     if not path.is_file():
         raise AsrError(f"{path}: the {what} names this file, but it is missing; fetch the {what} again.")
     num_bytes = path.stat().st_size
@@ -211,12 +212,12 @@ def require_intact(path: Path, expected: dict[str, Any], what: str) -> None:
 
 
 def sealed(description: dict[str, Any]) -> dict[str, Any]:
-    """Adds a checksum to a JSON object, which `read_description` compares."""
+    """Adds a checksum to a JSON object, for `read_description` to verify."""
     return {**description, _SEAL: fingerprint_of_description(description)}
 
 
 def read_description(path: Path, what: str) -> dict[str, Any]:
-    """Reads a JSON object; a checksum in it is compared and removed.
+    """Reads a JSON object; its checksum, if any, is verified and removed.
 
     Raises:
         AsrError: the file is missing, damaged, or not a JSON object.
@@ -230,12 +231,12 @@ def read_description(path: Path, what: str) -> dict[str, Any]:
     except ValueError as error:
         raise AsrError(f"{path}: the {what}'s description is damaged ({error}); fetch the {what} again.") from error
     if not isinstance(description, dict):
-        raise AsrError(f"{path}: the {what}'s description is no JSON object; fetch the {what} again.")
+        raise AsrError(f"{path}: the {what}'s description is not a JSON object; fetch the {what} again.")
     seal = description.pop(_SEAL, None)
     if seal is not None and seal != fingerprint_of_description(description):
         raise AsrError(
-            f"{path}: the checksum of the {what}'s description does not match; it is damaged, or was changed by hand: "
-            f"then delete its field {_SEAL!r}."
+            f"{path}: the checksum of the {what}'s description does not match: the file is damaged, or was edited; "
+            f"if you edited it, delete its field {_SEAL!r}."
         )
     return description
 
@@ -245,12 +246,12 @@ _MAX_DESCRIPTION_BYTES = 1 << 26
 
 
 def fingerprint_of_description(description: dict[str, Any]) -> str:
-    """SHA-256 of a JSON object; the order of its fields does not matter."""
+    """SHA-256 of a JSON object, independent of the order of its fields."""
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
 
 
 def fingerprint_of(path: Path) -> str:
-    """SHA-256 of a file, or of the files of a folder; empty if it cannot be read."""
+    """SHA-256 of a file, or of the files directly in a folder; empty if one cannot be read."""
     files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
     try:
         digests = [sha256_of_file(file) for file in files]
@@ -260,7 +261,7 @@ def fingerprint_of(path: Path) -> str:
 
 
 def checksum_of_tensors(header: str, tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of a text and of tensors with names, types and shapes; the order of tensors does not matter."""
+    """SHA-256 of a text and of tensors with names, types and shapes, independent of the order of tensors."""
     digest = hashlib.sha256(header.encode("utf-8", "surrogatepass"))
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
@@ -270,7 +271,7 @@ def checksum_of_tensors(header: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def sha256_of_file(path: Path, num_bytes: float = math.inf) -> str:
-    """SHA-256 of a file, or of its first bytes."""
+    """SHA-256 of a file, or of its first `num_bytes`."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(int(min(num_bytes, 1 << 20))):
@@ -284,7 +285,7 @@ _BUFFER_BYTES = 1 << 20
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Gives a temporary path to write to, which is renamed to `path` if the block succeeds and deleted if not.
+    """Yields a temporary path, which is renamed to `path` if the block succeeds and deleted if not.
 
     Links are followed. Devices and pipes are written to directly.
 
@@ -295,7 +296,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     if target.exists() and not target.is_file() and not target.is_dir():
         partial = target
     else:
-        # The suffix stays, since some libraries depend on it.
+        # The suffix is kept because some libraries depend on it.
         partial = target.with_name(f".{os.getpid()}.{target.name}")
     try:
         yield partial
@@ -309,10 +310,10 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 def write_whole_text(path: str | Path, text: str) -> None:
-    """Writes a file of text that gets its name when it is complete.
+    """Writes a text file atomically.
 
     Raises:
-        AsrError: as `atomic_path`.
+        AsrError: as for `atomic_path`.
     """
     with atomic_path(Path(path)) as partial:
         partial.write_text(text, encoding="utf-8")
@@ -320,9 +321,9 @@ def write_whole_text(path: str | Path, text: str) -> None:
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """Gives a temporary folder to fill, which replaces `folder` if the block succeeds and is deleted if not.
+    """Yields a temporary folder, which replaces `folder` if the block succeeds and is deleted if not.
 
-    Entries of the existing folder that the new one lacks are kept.
+    Entries of an existing folder that are not in the new one are kept.
 
     Raises:
         AsrError: the folder cannot be written, for instance because the disk is full.
@@ -345,7 +346,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
             if not os.path.lexists(partial / entry.name):
                 _copy(entry, partial / entry.name)
         if _exchange(partial, target):
-            return  # what is partial now was the folder before, and is deleted below
+            return  # `partial` is the former folder now, and is deleted below
         target.rename(earlier)
         try:
             partial.rename(target)
@@ -360,7 +361,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 def _copy(entry: Path, place: Path) -> None:
-    """A second name for a file where the file system has such, else a copy."""
+    """Hard-links a file if the file system supports it, else copies it; folders are copied."""
     if entry.is_dir() and not entry.is_symlink():
         shutil.copytree(entry, place, symlinks=True)
         return
@@ -374,7 +375,7 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchanges the names of two folders in one step, so that each exists at any time -> whether that could be done."""
+    """Atomically exchanges the names of two folders -> whether the system supports it."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):
@@ -383,18 +384,17 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def require_writable(*paths: Path, inputs: Iterable[str | Path | None] = ()) -> None:
-    """Checks before long work that outputs can be written and overwrite no input.
+    """Checks, before long work, that outputs can be written and do not overwrite inputs.
 
     Args:
         paths: outputs.
-        inputs: files that the same command reads, and folders, of which each file counts; None for inputs that are not
-            given.
+        inputs: files that the same command reads, and folders with such files; None entries are skipped.
 
     Raises:
-        AsrError: the folder of a path is missing or not writable, a path is a folder, two paths are the same, or one is
-            an input, also through links.
+        AsrError: the folder of a path is missing or not writable, a path is a folder, two paths are the same, or a path
+            is an input, possibly through links.
     """
-    # Of a hundred thousand inputs nothing is asked in vain, and no more than needed.
+    # There may be a hundred thousand inputs; they are only looked at if an output exists already.
     existing = {_identity(path) for path in paths if path.is_file()}
     read: dict[tuple[int, int], str | Path] = {}
     for name in inputs if existing else ():
@@ -406,7 +406,7 @@ def require_writable(*paths: Path, inputs: Iterable[str | Path | None] = ()) -> 
         if path.is_file() and _identity(path) in read:
             raise AsrError(
                 f"{path}: this is an input of the same command ({read[_identity(path)]}), which the output would "
-                "destroy; name another file for the output."
+                "overwrite; name another file for the output."
             )
         folder = path.parent
         if not folder.is_dir() or not os.access(folder, os.W_OK):
@@ -419,7 +419,7 @@ def require_writable(*paths: Path, inputs: Iterable[str | Path | None] = ()) -> 
 
 
 def _files_of(name: str | Path) -> Iterator[tuple[tuple[int, int], str | Path]]:
-    """A file itself, or all files of a folder, each with its identity, but for those that cannot be read."""
+    """Yields a file, or all files below a folder, each after its identity; skips what cannot be read."""
     try:
         status = os.stat(name)  # noqa: PTH116
     except OSError:
@@ -434,7 +434,7 @@ def _files_of(name: str | Path) -> Iterator[tuple[tuple[int, int], str | Path]]:
 
 
 def _identity(path: str | Path) -> tuple[int, int]:
-    """The same value for all names of a file, including symbolic and hard links."""
+    """Device and inode, the same for all names of a file, including symbolic and hard links."""
     status = os.stat(path)  # noqa: PTH116
     return status.st_dev, status.st_ino
 
@@ -451,10 +451,10 @@ def _cure(error: OSError) -> str:
 
 @contextmanager
 def open_atomic(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file for writing that gets its name when it is complete and on the disk.
+    """Opens a binary file for atomic writing: it gets its name when its content is complete and on disk.
 
     Raises:
-        AsrError: as `atomic_path`.
+        AsrError: as for `atomic_path`.
     """
     with atomic_path(path) as partial, partial.open("wb", buffering=_BUFFER_BYTES) as stream:
         yield stream
@@ -464,10 +464,10 @@ def open_atomic(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Reads a checkpoint to the CPU: tensors, numbers, strings and containers of them, and nothing else.
+    """Loads a checkpoint to the CPU; it may hold only tensors, numbers, strings and containers of them.
 
     Raises:
-        AsrError: the file is missing, damaged or not a checkpoint, or has objects of other classes in it.
+        AsrError: the file is missing, damaged or not a checkpoint, or holds objects of other classes.
     """
     try:
         content = load_tensors(path)

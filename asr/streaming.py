@@ -1,7 +1,7 @@
-"""Recognizes streams: words while the audio is still coming, for many streams at once that open and close at any time.
+"""Recognizes many live streams at once; streams may open and close at any time.
 
-A stream is cut into chunks (`asr.models.windows`), which are searched as they come. Results do not depend on how the
-audio arrives.
+A stream is cut into chunks (`asr.models.windows`), which are searched as they come. Results do not depend on the sizes
+of the pieces in which the audio arrives.
 
 Shapes: N streams, L samples, T' frames of output, C tokens.
 """
@@ -44,7 +44,7 @@ PARTIAL_POLICIES = {
     "best": "the best path at each chunk; earliest, and most often revised",
     "stable": "words that all paths share; never revised",
 }
-"""Which words of an unfinished utterance are shown -> what that means."""
+"""Policy for the words of an unfinished utterance that are shown -> its description."""
 
 
 @dataclass(frozen=True)
@@ -53,22 +53,22 @@ class StreamingOptions:
 
     Args:
         chunk_seconds: audio between two results.
-        left_seconds: the maximum of audio before a chunk that the acoustic model sees.
-        right_seconds: audio after a chunk that the acoustic model sees. A word comes out this much, up to a chunk, and
-            the time of computing after it was spoken.
+        left_seconds: maximum left context of a chunk in the acoustic model.
+        right_seconds: right context of a chunk in the acoustic model. A word's latency is this, up to one chunk, and
+            the computing time.
         memory_seconds: the maximum amount of audio whose mean and variance normalize the features.
         min_feature_std: standard deviation of the log energies, averaged over bands, below which the beginning of a
-            stream is taken for noise. Stationary noise has 0.8, clean speech 3 or more; 0 takes nothing for noise.
+            stream is treated as noise. Stationary noise has 0.8, clean speech 3 or more; 0 treats nothing as noise.
         partial_policy: which words of an unfinished utterance are shown, a key of `PARTIAL_POLICIES`.
         silence_before_words: a pause this long ends an utterance without words.
         silence_after_words: a pause this long ends an utterance with words.
-        longest_utterance: an utterance ends here at the latest; from half of it on ever shorter pauses end it.
-        force_commit_seconds: words of the best path become final when they are this old. None makes final only what all
-            paths share, which is exact, and bounded because `longest_utterance` ends utterances. Token passing only.
-        partial_search_beam, partial_max_active_states: at most these beams where the search while the audio comes is
-            for partial results and endpoints alone, since each utterance is searched again when it has ended.
-        decoder: `token-passing`, or `k2`, which rescores its lattice; k2's cost and memory grow with an utterance, and
-            none of its partial results is stable.
+        longest_utterance: maximum duration of an utterance; after half of it, ever shorter pauses end it.
+        force_commit_seconds: words of the best path become final at this age. With None, words become final only when
+            all paths share them, which is exact; memory is still bounded by `longest_utterance`. Token passing only.
+        partial_search_beam, partial_max_active_states: upper limits for the live search's beams where it only provides
+            partial results and endpoints, because each utterance is searched again when it has ended.
+        decoder: `token-passing`, or `k2`, which rescores its lattice. The cost and memory of k2 grow with the length of
+            an utterance, and its partial results are never stable.
         cache_bytes: memory for the recurrent language model's histories.
 
     Raises:
@@ -130,34 +130,36 @@ class StreamingOptions:
 _NO_SAMPLES = torch.zeros(0)
 
 
-# For the language model that a warm-up asks, and the frames of a chunk in it.
+# Cache of the language model that a warm-up queries, and the frames of a chunk in the warm-up.
 _WARM_UP_BYTES, _WARM_UP_CHUNK = 1 << 26, 16
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-# What says how windows are cut and normalized.
+# The options that say how windows are cut and normalized.
 _OF_WINDOWS = ("left_seconds", "right_seconds", "memory_seconds", "min_feature_std")
 
 
 def _encoder(network: Any, options: StreamingOptions, frame_seconds: float) -> Any:
-    """What runs chunks through the acoustic model: in windows, unless it is from elsewhere and keeps states.
+    """The encoder that runs chunks through the network: with windows, or with states if the network is external.
 
     Raises:
-        AsrError: it is from elsewhere and reads whole utterances, or an option is for windows, of which it has none.
+        AsrError: the network is external, and reads whole utterances or has no windows for an option that was set.
     """
     if not isinstance(network, ExternalNetwork):
         frames_a_second = network.subsampling_factor / frame_seconds
         return ChunkedEncoder(network, options.window_sizes(frame_seconds), ACOUSTIC_SECONDS * frames_a_second)
     for name in _OF_WINDOWS:
         if getattr(options, name) != getattr(StreamingOptions, name):
-            raise AsrError(f"streaming: {name} is for windows; {network.model.name} keeps states; leave it out.")
+            raise AsrError(
+                f"streaming: {name} sets windows, but {network.model.name} keeps states and has none; leave it out."
+            )
     return StateEncoder(network)
 
 
 def _one_at_a_time(method: _Method) -> _Method:
-    """The method under its object's lock."""
+    """Decorator that runs a method under its object's lock."""
 
     @wraps(method)
     def locked(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -169,7 +171,13 @@ def _one_at_a_time(method: _Method) -> _Method:
 
 @dataclass
 class _Stream:
-    """The parts of a stream, and where its current utterance begins (in frames of output)."""
+    """The state of a stream.
+
+    Attributes:
+        begin: the output frame at which its current utterance begins.
+        best: word ids of the best path at the last chunk.
+        shown: word ids of the last partial result.
+    """
 
     resampler: ResampleStream
     features: FeatureStream
@@ -184,18 +192,18 @@ class _Stream:
 
 
 class SecondLook:
-    """Searches utterances of streams again when they have ended, as those of recordings are searched.
+    """Searches utterances of streams again after they have ended, as recordings are searched.
 
-    The search while the audio comes keeps no lattice, which confidences and a language model over it need. One inside
-    that search does not do as well: each history of it counts in the beams.
+    Confidences and lattice rescoring need a lattice, which the live search does not keep. A language model inside the
+    live search does worse, because each of its histories takes up room in the beams.
 
     Args:
-        recognizer: its graph, options and calibration, if any, are used.
-        models: the language model over the lattice, if any.
-        keeps_words: whether words stay as they were found, so that only confidences are new.
+        recognizer: gives graph, options and calibration, if any.
+        models: the language model that rescores the lattice, if any.
+        keeps_words: whether the words of the live search stay, so that only their confidences are new.
 
     Attributes:
-        keeps_words: the same.
+        keeps_words: as the argument.
     """
 
     def __init__(self, recognizer: Recognizer, models: LanguageModels, keeps_words: bool) -> None:
@@ -208,11 +216,14 @@ class SecondLook:
         self._decoder = TokenPassingDecoder(graph, self._options, lm_fusion=fusion, keep_lattice=True)
 
     def at(self, log_probs: Sequence[Tensor], decoded: Sequence[DecodeResult]) -> list[DecodeResult]:
-        """What is found in utterances that have ended.
+        """Searches utterances again.
 
         Args:
             log_probs: (T', C) of each utterance.
-            decoded: what the streams' search found.
+            decoded: the results of the live search.
+
+        Returns:
+            The new result of each utterance.
         """
         num_frames = torch.tensor([len(log_prob) for log_prob in log_probs])
         padded = nn.utils.rnn.pad_sequence(list(log_probs), batch_first=True)
@@ -230,27 +241,27 @@ class SecondLook:
 
 
 class StreamingRecognizer:
-    """Recognizes streams; those that have a chunk ready form one batch.
+    """Recognizes streams; all streams that have a chunk ready form one batch.
 
-    `push` takes samples, and `step` works on one chunk of each stream that has enough of them. Results depend neither
+    `push` takes samples, and `step` processes one chunk of each stream that has enough of them. Results depend neither
     on how the samples are cut nor on the other streams, and the memory for a stream does not grow. The acoustic model
-    sees a stream through windows (see `StreamingOptions`), so that its words may differ from those that `Recognizer`
-    finds in the whole recording. Several threads may call the methods; they take turns, since all streams share the
-    search and the language model's caches. `step` returns results of every stream, whoever calls it.
+    sees a stream through windows (see `StreamingOptions`), so the words may differ from those that `Recognizer` finds
+    in the whole recording. Several threads may call the methods. They take turns, because all streams share the search
+    and the language model's caches. `step` returns the results of all streams, whichever thread calls it.
 
-    Where the language model acts is the recognizer's `lm_fusion`. With `lattice` or `chunks` the graph's own n-gram
-    finds the partial results, and the language model goes over each utterance when it has ended. With `search` it finds
-    the partial results, too. So it does where words are decided before their utterance ends: with the policy `stable`,
-    whose words nothing revises, and with `force_commit_seconds`.
+    The recognizer's `lm_fusion` says where the language model acts. With `lattice` or `chunks`, partial results come
+    from the graph's own n-gram, and the language model rescores each utterance when it has ended. With `search`, the
+    language model also decides the partial results. It does so too where words become final before their utterance
+    ends: with the policy `stable` and with `force_commit_seconds`.
 
     Args:
-        recognizer: its bundle, mode, language model, fusion, decoding options and device are used. A language model
-            that was handed to it should answer either it or streams at any time, since both tell it what to forget.
+        recognizer: gives bundle, mode, language model, fusion, decoding options and device. If it was built with your
+            own `language_model`, do not use it and streams at the same time: both tell the model what to forget.
         options: windows, partial results and endpoints.
 
     Attributes:
-        engine: the recurrent model's query engine, for its statistics; None without one.
-        times: seconds of computing so far, all streams together; `search` includes the language model.
+        engine: the recurrent model's query engine, for its statistics; None without a recurrent model.
+        times: computing time so far of all streams together; `search` includes the language model.
 
     Raises:
         AsrError: the decoder cannot run here.
@@ -282,7 +293,7 @@ class StreamingRecognizer:
         self._num_opened = 0
 
     def _check_settings(self) -> None:
-        """Refuses what streams cannot do."""
+        """Refuses settings that streams do not support."""
         settings = self._recognizer.settings
         if settings.language_models.second_pass != "none":
             raise AsrError(
@@ -301,7 +312,7 @@ class StreamingRecognizer:
             return SecondLook(recognizer, models, keeps_words=False)
         if recognizer.calibration is None:
             return None
-        # A model of the user's holds what open streams need, and cannot be told to forget it.
+        # The user's own model holds contexts of open streams, so a second search must not make it forget them.
         keeps_words = self.options.partial_policy == "stable" or recognizer.language_model is not None
         models = LanguageModels(None, None)
         if not keeps_words:
@@ -325,13 +336,13 @@ class StreamingRecognizer:
 
     @torch.no_grad()
     def _warm_up(self) -> None:
-        """Compiles what streams need, so that the first one does not wait for it."""
+        """Compiles all loops that streams need, so that the first stream does not wait for it."""
         recognizer = self._recognizer
         kind = ("streams", self.options.decoder, self._lm_in_search)
         is_external = recognizer.language_model is not None
         if is_external or not needs_warm_up(recognizer.bundle, recognizer.mode, recognizer.device, kind):
             return
-        # Language models of its own: caches and statistics start with the first real stream.
+        # Separate language models, so that caches and statistics start with the first real stream.
         models = recognizer.build_language_models(_WARM_UP_BYTES)
         decoder, second_look = self._new_decoder(models.model), self._new_second_look(models)
         log_prob, num_frames = made_up_log_prob(self._graph)
@@ -358,7 +369,7 @@ class StreamingRecognizer:
             sampling_rate: of its samples, in Hz; the bundle's own if None.
 
         Returns:
-            the stream's number.
+            The stream's number.
 
         Raises:
             AsrError: the sampling rate is out of range.
@@ -387,8 +398,8 @@ class StreamingRecognizer:
             samples: (L,) of any length: a tensor or NumPy array of floating-point samples in [-1, 1], int16 or int32.
 
         Raises:
-            AsrError: the stream is not open, or the samples have another shape or type, or are not finite. They are
-                then left out, and the stream goes on.
+            AsrError: the stream is not open, or the samples have the wrong shape or type, or are not finite. The
+                samples are then ignored, and the stream stays open.
         """
         one = self._open(stream)
         where = f"stream {stream} at {one.num_samples / one.sampling_rate:.2f} s"
@@ -396,7 +407,7 @@ class StreamingRecognizer:
         if samples.dim() != 1:
             raise AsrError(f"{where}: the piece has the shape {tuple(samples.shape)}; give (samples,).")
         if not bool(torch.isfinite(samples).all()):
-            raise AsrError(f"{where}: the piece has samples that are NaN or infinite; it is left out.")
+            raise AsrError(f"{where}: the piece has samples that are NaN or infinite; it is ignored.")
         one.num_samples += len(samples)
         self.times.audio_seconds += len(samples) / one.sampling_rate
         with self.times.measure("features", self._recognizer.device):
@@ -413,11 +424,11 @@ class StreamingRecognizer:
 
     @_one_at_a_time
     def step(self) -> list[StreamResult]:
-        """Works on one chunk of each stream that has one.
+        """Processes one chunk of each stream that has one ready.
 
         Returns:
-            New results in the order of the streams. The list is empty where nothing has changed, even if there was work
-            to do; ask `is_ready` for that.
+            New results in the order of the streams. The list may be empty even though chunks were processed; use
+            `is_ready` to see whether more are waiting.
         """
         numbers = [number for number, one in self._streams.items() if one.windows.is_ready]
         if not numbers:
@@ -442,7 +453,7 @@ class StreamingRecognizer:
     @property
     @_one_at_a_time
     def is_ready(self) -> bool:
-        """Whether `step` has something to work on."""
+        """Whether some stream has a chunk for `step` to process."""
         return any(one.windows.is_ready for one in self._streams.values())
 
     def _open(self, stream: int) -> _Stream:
@@ -451,7 +462,7 @@ class StreamingRecognizer:
         return self._streams[stream]
 
     def _ended(self, numbers: Sequence[int]) -> dict[int, DecodeResult | None]:
-        """Of the streams whose utterance has ended, what was found in it; None where that was a pause without words."""
+        """Stream number -> result of its utterance, for utterances that have ended; None for a pause without words."""
         ended: dict[int, DecodeResult | None] = {}
         for number in numbers:
             one = self._streams[number]
@@ -462,7 +473,7 @@ class StreamingRecognizer:
         return ended
 
     def _looked_at_again(self, ended: dict[int, DecodeResult]) -> dict[int, DecodeResult]:
-        """What the second look finds in the streams whose utterance has ended."""
+        """Replaces the results of utterances that have ended by those of the second look, if there is one."""
         if self._second_look is None or not ended:
             return ended
         with self.times.measure("acoustic model", self._recognizer.device), self._recognizer.acoustic_arithmetic():
@@ -487,7 +498,7 @@ class StreamingRecognizer:
             yield StreamResult(number, False, "", begin, end, words, 0 if is_revised else min(num_settled, len(words)))
 
     def _final(self, number: int, decoded: DecodeResult | None) -> Iterator[StreamResult]:
-        """The result of an utterance that has ended, if there is something to be told; the next one begins."""
+        """Yields the result of an utterance that has ended, unless `decoded` is None, and begins the next utterance."""
         one = self._streams[number]
         begin, end = self._span(one)
         if decoded is not None:
@@ -506,6 +517,7 @@ class StreamingRecognizer:
             one.begin, one.best, one.shown = one.windows.num_outputs, (), ()
 
     def _span(self, one: _Stream) -> tuple[float, float]:
+        """Begin and end of the current utterance so far, in seconds of the stream."""
         heard = one.num_samples / one.sampling_rate
         end = one.windows.num_outputs * self.frame_seconds
         return one.begin * self.frame_seconds, heard if one.windows.is_done else min(end, heard)

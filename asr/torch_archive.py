@@ -1,8 +1,8 @@
-"""Files of `torch.save` read by hand: no code runs from them, and no flipped bit passes.
+"""Safe reader for files of `torch.save`: it runs no code from them and detects flipped bits.
 
-`torch.load` is not used, since a checked file could still be read in another way than it was checked. The archive is
-opened once by `zipfile`, which compares each entry with its CRC-32. The pickle may name a few constructors only, for
-which functions of this module stand in, and every tensor must lie inside its storage.
+`torch.load` is not used, because it might parse a file differently from the code that checked it. `zipfile` opens the
+archive once and compares each entry with its CRC-32. The pickle may refer to a few constructors only, which functions
+of this module replace, and every tensor must lie inside its storage.
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ _MAX_DIMENSIONS = 16
 
 
 def load_tensors(path: str | Path, states_of: Collection[str] = ()) -> Any:
-    """Tensors, numbers, strings and containers of them, on the CPU.
+    """Loads tensors, numbers, strings and containers of them to the CPU.
 
     Args:
         path: a file of `torch.save`.
-        states_of: `module name` of further classes. Their objects are not made; an `ObjectState` takes their place.
+        states_of: further classes, as `module name`. Their objects are not created; each is replaced by an
+            `ObjectState`.
 
     Raises:
-        pickle.UnpicklingError: it is no such file, is damaged, or asks for something else.
-        OSError: it cannot be read.
+        pickle.UnpicklingError: the file is not of `torch.save`, is damaged, or holds other objects.
+        OSError: the file cannot be read.
     """
     try:
         with Path(path).open("rb") as file:
@@ -61,15 +62,15 @@ def load_tensors(path: str | Path, states_of: Collection[str] = ()) -> Any:
                 return _Archive(archive, num_bytes, states_of).content()
     except (OSError, pickle.UnpicklingError):
         raise
-    except Exception as error:  # a damaged pickle raises anything
+    except Exception as error:  # a damaged pickle may raise any exception
         raise pickle.UnpicklingError(str(error) or type(error).__name__) from error
 
 
 class ObjectState:
-    """What an object of a class that is not loaded was saved with.
+    """The saved state of an object whose class is not loaded.
 
     Attributes:
-        state: as the file gives it, unchecked.
+        state: the state in the file, unchecked.
     """
 
     def __init__(self) -> None:
@@ -80,7 +81,7 @@ class ObjectState:
 
 
 class _Constructor:
-    """A callable that a pickle can call but not change."""
+    """A callable that a pickle can call but not modify."""
 
     __slots__ = ("_function",)
     _function: Callable[..., Any]
@@ -96,21 +97,21 @@ class _Constructor:
 
 
 class _Archive:
-    """The entries of an archive, each of which may stand there once."""
+    """The entries of an archive; duplicate names are refused."""
 
     def __init__(self, archive: zipfile.ZipFile, num_bytes: int, states_of: Collection[str]) -> None:
         entries = archive.infolist()
         names = [entry.filename for entry in entries]
         pickles = [name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")]
         if len(pickles) != 1:
-            raise pickle.UnpicklingError(f"it has {len(pickles)} entries 'data.pkl' where one belongs")
+            raise pickle.UnpicklingError(f"it has {len(pickles)} entries 'data.pkl' instead of one")
         self._root = pickles[0].removesuffix("data.pkl")
         others = [name for name in names if not name.startswith(self._root) or name.lower().endswith(".pkl")]
         if len(others) != 1 or len({name.lower() for name in names}) != len(names) or len(names) > _MAX_ENTRIES:
             raise pickle.UnpicklingError("its entries are not those of one archive of torch.save")
-        # zipfile adds to all offsets what it finds before an archive.
+        # zipfile tolerates leading bytes before an archive and shifts all offsets by them.
         if min(entry.header_offset for entry in entries) != 0:
-            raise pickle.UnpicklingError("something stands before the archive")
+            raise pickle.UnpicklingError("there are bytes before the archive")
         if any(entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 for entry in entries):
             raise pickle.UnpicklingError("an entry is compressed or encrypted, which torch.save never does")
         if any(entry.file_size != entry.compress_size for entry in entries):
@@ -126,39 +127,39 @@ class _Archive:
     def content(self) -> Any:
         for name in sorted(self._names):
             if name.endswith("/byteorder") and self._archive.read(name).decode() != sys.byteorder:
-                raise pickle.UnpicklingError("its numbers are in another byte order")
+                raise pickle.UnpicklingError("its byte order is not that of this machine")
         name = self._root + "data.pkl"
         if self._sizes[name] > _MAX_PICKLE_BYTES:
-            raise pickle.UnpicklingError("its pickle is larger than any description of tensors")
+            raise pickle.UnpicklingError("its pickle is too large")
         content = self._archive.read(name)
         _require_plain(content)
         value = _Unpickler(content, self).load()
-        # What nothing refers to may be damaged, too, and then the rest may not be trusted.
+        # Entries that nothing refers to are read for their checksums: damage there makes the whole file suspect.
         for entry in self._archive.infolist():
             if entry.filename.removeprefix(self._root + "data/") not in self._storages:
                 self._archive.read(entry)
         return value
 
     def storage(self, reference: Any) -> Tensor:
-        """The storage that a persistent id names, one-dimensional."""
+        """The one-dimensional storage that a persistent id refers to."""
         if not isinstance(reference, tuple) or len(reference) != 5 or reference[0] != "storage":
-            raise pickle.UnpicklingError("it refers to something that is no storage")
+            raise pickle.UnpicklingError("it refers to something that is not a storage")
         _, dtype, key, _, num_elements = reference
         name = f"{self._root}data/{key}"
         if not isinstance(dtype, torch.dtype) or not isinstance(key, str) or name not in self._names:
             raise pickle.UnpicklingError(f"the storage {key!r} is missing")
         if key not in self._storages:
-            # Memory that may be written; `frombuffer` takes no empty one.
+            # A bytearray makes the tensor writable; `frombuffer` does not accept an empty one.
             content = bytearray(self._archive.read(name))
             self._storages[key] = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0).byte()
         storage = self._storages[key]
         item_bytes = torch.empty(0, dtype=dtype).element_size()
         if not _is_size(num_elements) or num_elements * item_bytes != len(storage):
-            raise pickle.UnpicklingError(f"the storage {key!r} has another size than it is said to have")
+            raise pickle.UnpicklingError(f"the storage {key!r} does not have its declared size")
         return storage.view(dtype)
 
     def find(self, module: str, name: str) -> Any:
-        """What stands in for a global name of the pickle."""
+        """The substitute for a global name of the pickle."""
         wanted = f"{module} {name}"
         if wanted in _DTYPES:
             return _DTYPES[wanted]
@@ -182,15 +183,15 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _require_plain(content: bytes) -> None:
-    """Refuses a pickle that takes memory beyond its size: places of its memo are numbered one after the other."""
+    """Refuses a pickle whose memo indices are not consecutive: a large index makes the unpickler allocate its memo."""
     end = 0
     for num_opcodes, (opcode, argument, position) in enumerate(pickletools.genops(content)):
         if opcode.name.endswith("PUT") and not 0 <= int(str(argument)) <= num_opcodes:
-            raise pickle.UnpicklingError("its memo is numbered at random")
+            raise pickle.UnpicklingError("its memo indices are not consecutive")
         if opcode.name == "STOP" and position is not None:
             end = position + 1
     if end != len(content):
-        raise pickle.UnpicklingError("something stands behind its pickle")
+        raise pickle.UnpicklingError("there are bytes after its pickle")
 
 
 def _is_size(value: Any) -> bool:
@@ -200,12 +201,12 @@ def _is_size(value: Any) -> bool:
 def _tensor(
     storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any = False, hooks: Any = None, *_: Any
 ) -> Tensor:
-    """`torch._utils._rebuild_tensor_v2`, for a tensor that lies inside its storage."""
+    """Replaces `torch._utils._rebuild_tensor_v2`; refuses tensors that do not lie inside their storage."""
     if not isinstance(storage, Tensor) or not isinstance(size, tuple) or not isinstance(stride, tuple):
-        raise pickle.UnpicklingError("a tensor is described in another way")
+        raise pickle.UnpicklingError("a tensor's description is malformed")
     numbers = (offset, *size, *stride)
     if not all(map(_is_size, numbers)) or len(size) != len(stride) or len(size) > _MAX_DIMENSIONS:
-        raise pickle.UnpicklingError("a tensor has a size that is none")
+        raise pickle.UnpicklingError("a tensor has an invalid size")
     last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
     num_elements = math.prod(size)
     if num_elements > len(storage) or (num_elements and last >= len(storage)):
@@ -216,13 +217,13 @@ def _tensor(
 
 def _parameter(data: Any, requires_grad: Any = True, hooks: Any = None) -> nn.Parameter:
     if not isinstance(data, Tensor):
-        raise pickle.UnpicklingError("a parameter is no tensor")
+        raise pickle.UnpicklingError("a parameter is not a tensor")
     return nn.Parameter(data, bool(requires_grad) and data.is_floating_point())
 
 
 def _size(values: Any = ()) -> torch.Size:
     if not isinstance(values, (list, tuple)) or not all(map(_is_size, values)) or len(values) > _MAX_DIMENSIONS:
-        raise pickle.UnpicklingError("a tensor's size is none")
+        raise pickle.UnpicklingError("a tensor's size is invalid")
     return torch.Size(values)
 
 

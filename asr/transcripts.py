@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 from asr.errors import AsrError
 from asr.results import Word
 
-# A subtitle ends at a pause this long, or before it gets longer than this.
+# A subtitle ends at a pause this long, or before it exceeds the maximum duration.
 _PAUSE_SECONDS = 0.8
 _MAX_CUE_SECONDS = 7.0
 _MAX_LINE_CHARACTERS = 42
 _MAX_CUE_LINES = 2
-# Where a recording has no word times; also the least length of an interval.
+# The minimum length of an interval.
 _LEAST_SECONDS = 0.001
 _CHANNEL = "1"
 
@@ -32,7 +32,7 @@ class Transcript:
         name: of the recording, without white space.
         words: in order, with times.
         duration: of the recording, in seconds.
-        record: everything else that JSON has.
+        record: the content of the JSON formats.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Cue(NamedTuple):
 
 
 def cues(words: Sequence[Word], max_characters: int = _MAX_LINE_CHARACTERS * _MAX_CUE_LINES) -> Iterator[Cue]:
-    """Cuts words at pauses, and where a subtitle would get too long to read."""
+    """Splits words into subtitles at pauses, and where a subtitle would get too long to read."""
     held: list[Word] = []
     for word in words:
         if held:
@@ -78,7 +78,7 @@ def _cue(words: Sequence[Word]) -> Cue:
 
 
 def _lines(text: str) -> str:
-    """The words of a subtitle in lines of about equal length."""
+    """Breaks the text of a subtitle into lines of about equal length."""
     words, lines = text.split(), [""]
     width = max(_MAX_LINE_CHARACTERS, len(text) // _MAX_CUE_LINES) if len(text) > _MAX_LINE_CHARACTERS else len(text)
     for word in words:
@@ -132,7 +132,7 @@ def _trn(transcript: Transcript) -> Iterator[str]:
 
 
 def _one_token(word: str) -> str:
-    """A word as NIST's formats can hold it: without white space."""
+    """The word with white space replaced, as NIST's formats require."""
     return "_".join(word.split())
 
 
@@ -175,8 +175,8 @@ class Format(NamedTuple):
     """A format of transcripts.
 
     Args:
-        help: what it is.
-        write: gives the parts of a document, each without its last line break.
+        help: description for users.
+        write: yields the parts of a document, each without its last line break.
         is_joinable: whether the documents of several recordings may follow each other in one file.
     """
 
@@ -201,17 +201,17 @@ SUFFIXES = {name: ".TextGrid" if name == "textgrid" else f".{name}" for name in 
 
 
 def format_transcript(transcript: Transcript, name: str) -> str:
-    """A document in a format of `FORMATS`, with a line break at its end unless it is empty."""
+    """The transcript in a format of `FORMATS`; ends with a line break unless it is empty."""
     return "".join(f"{part}\n" for part in FORMATS[name].write(transcript))
 
 
 def plain_name(stem: str) -> str:
-    """A recording's name as all formats can hold it."""
+    """A recording's name with characters replaced that some format does not allow."""
     return re.sub(r"[\s()/]+", "_", stem) or "_"
 
 
 def unique_names(stems: Sequence[str]) -> list[str]:
-    """Names for recordings, in their order; of equal ones, the second gets `.2` at its end, the third `.3`."""
+    """Distinct names for recordings, in order; of equal names, the second gets the suffix `.2`, the third `.3`."""
     taken: set[str] = set()
     last: dict[str, int] = {}
     names = []
@@ -227,7 +227,7 @@ def unique_names(stems: Sequence[str]) -> list[str]:
 
 
 def parse_formats(text: str) -> tuple[str, ...]:
-    """Names of formats with commas between them.
+    """Parses a comma-separated list of format names; duplicates are dropped.
 
     Raises:
         AsrError: there is no such format.

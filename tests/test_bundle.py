@@ -80,14 +80,14 @@ def test_no_bundle_is_one_sentence(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(format="else"), "is no bundle of this program"),
+        (lambda m: m.update(format="else"), "is not a bundle of this program"),
         (lambda m: m.update(version=99), "has version 99 and this program reads 1"),
         (lambda m: m.pop("graph"), "the field 'graph' is missing"),
         (lambda m: m.update(default_mode=["rnn"]), "'default_mode' is not the name of a mode"),
         (lambda m: m["acoustic_model"].update({"class": "os.system"}), "'os.system' is not one that files may name"),
         (lambda m: m["acoustic_model"]["arguments"].update(depth=3), "does not take the arguments"),
         (lambda m: m["acoustic_model"]["arguments"].update(hidden_dim=31), "weights do not fit the network"),
-        (lambda m: m["features"]["arguments"].update(num_mel_bins=21), "a frame and the features are 21"),
+        (lambda m: m["features"]["arguments"].update(num_mel_bins=21), "per frame, but there are 21"),
     ],
 )
 def test_a_wrong_description_is_one_sentence(folder, change, message):

@@ -53,7 +53,7 @@ def test_ids_must_match():
         score_transcripts({"a": ("x",), "b": ("y",)}, {"a": ("x",)})
     with pytest.raises(AsrError, match="no reference, first 'c'"):
         score_transcripts({"a": ("x",)}, {"a": ("x",), "c": ()})
-    with pytest.raises(AsrError, match="no reference transcript"):
+    with pytest.raises(AsrError, match="no reference transcripts"):
         score_transcripts({}, {})
     report = score_transcripts({"a": ("x",), "b": ("y",)}, {"a": ("x",)}, missing_is_empty=True)
     assert report.total_words == ErrorCounts(2, 0, 0, 1)

@@ -140,10 +140,10 @@ def test_a_ctm_is_scored_against_whole_recordings(files: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("suffix", "line", "message"),
     [
-        ("trn", "words without an id", "ends in its id in brackets"),
+        ("trn", "words without an id", "ends with its id in parentheses"),
         ("trn", "a (x)\nb (x)", "'x' occurs twice"),
         ("trn", "{ a / b (x)", r"x: alternatives are written '\{ one / other \}'"),
-        ("trn", "a } b (x)", "'}' stands outside of alternatives"),
+        ("trn", "a } b (x)", "'}' is outside alternatives"),
         ("trn", "{ / b } (x)", "alternatives are written"),
         ("ctm", "f1 1 0.0 word", "a line of a CTM file is"),
         ("ctm", "f1 1 0.0 -1 word", "a line of a CTM file is"),

@@ -187,5 +187,5 @@ def test_a_bundle_keeps_its_denominator_graph(bundle: Bundle, tmp_path: Path) ->
     with pytest.raises(AsrError, match="it cannot adapt to speakers because it has no denominator graph"):
         Recognizer(replace(small, denominator=None), "ngram").speaker_transform(torch.zeros(16000))
     wide = bundle.denominator._replace(entry=bundle.denominator.entry + 1000)
-    with pytest.raises(AsrError, match="take the denominator graph of its training"):
+    with pytest.raises(AsrError, match="use the denominator graph of its training"):
         replace(small, denominator=wide).check()

@@ -274,7 +274,7 @@ def test_streams_of_an_onnx_network(folder: Path) -> None:
         assert results[-1].is_final
         assert results[-1].text == whole.text
         assert results[-1].total == pytest.approx(whole.total, abs=1e-2)
-    with pytest.raises(AsrError, match=r"left_seconds is for windows; onnx:.* keeps states"):
+    with pytest.raises(AsrError, match=r"left_seconds sets windows, but onnx:.* keeps states"):
         StreamingRecognizer(recognizer, StreamingOptions(left_seconds=2.0))
 
 
