@@ -34,7 +34,7 @@ _WORDS_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """What went into a token file; `num_unknown` counts the words that became `<unk>`."""
+    """Counts of a token file's text; `num_unknown` is the number of words that became `<unk>`."""
 
     num_sentences: int
     num_words: int
@@ -52,10 +52,10 @@ class TokenFile:
     def build(cls, texts: Sequence[Path], transcripts: Sequence[Path], vocabulary: Vocabulary, path: Path) -> TokenFile:
         """Writes `path` from texts and transcripts, read as `read_word_ids` does.
 
-        A file that was made from the same texts, unchanged since, and the same vocabulary is opened, not made again.
+        An existing file is used again if it was made from the same texts, unchanged since, and the same vocabulary.
 
         Raises:
-            AsrError: a text cannot be read, or there is no word in all of them.
+            AsrError: a text cannot be read, or none of them contains a word.
         """
         key = _fingerprint(texts, transcripts, vocabulary)
         counts_path = path.with_suffix(".json")
@@ -68,7 +68,7 @@ class TokenFile:
             counts = _write_tokens(texts, transcripts, vocabulary, out)
             if counts.num_words == 0:
                 names = ", ".join(str(text) for text in (*texts, *transcripts)) or "no file given"
-                raise AsrError(f"The language model text is empty ({names}); it needs one sentence a line.")
+                raise AsrError(f"The language model text is empty ({names}); it needs one sentence per line.")
         counts_path.write_text(json.dumps({**asdict(counts), "fingerprint": key}), encoding="utf-8")
         return cls(np.memmap(path, dtype=np.int32, mode="r"), counts)
 
@@ -112,9 +112,9 @@ class TokenBatch(NamedTuple):
         target_id: the word to predict, (B, T) int64.
         history: the last M words before each target, newest first, (B, T, M) int64.
         is_start: a sentence starts here, (B, T) bool.
-        is_first: these are the streams' first words: no state to carry in.
-        first_stream: of the whole batch, where several processes train; the others follow it.
-        num_all_streams: of the whole batch; 0 for B.
+        is_first: these are the streams' first words, so that no state is carried over.
+        first_stream: where these streams begin in the whole batch, if several processes train.
+        num_all_streams: streams of the whole batch; 0 for B.
     """
 
     input_id: Tensor
@@ -135,8 +135,8 @@ class TokenBatch(NamedTuple):
 class TokenStreams(Dataset[TokenBatch]):
     """Item i is the i-th window of `num_steps` words in each of `num_streams` equal, contiguous parts of the text.
 
-    What does not fill the last window of all streams is left out (fewer than num_streams * num_steps words). A text
-    too short for the streams gets fewer streams. Each of several processes reads streams of its own, always the same.
+    Words that do not fill a last window of every stream are left out (fewer than num_streams * num_steps). A text too
+    short for the streams gets fewer streams. If several processes train, each always reads the same streams of its own.
 
     Raises:
         AsrError: there are fewer streams than processes.
@@ -158,7 +158,7 @@ class TokenStreams(Dataset[TokenBatch]):
         if self.num_streams < share.num:
             raise AsrError(
                 f"the text of {len(token_id)} words makes {self.num_streams} streams for {share.num} processes; raise "
-                "num_streams, lower num_steps or take fewer devices."
+                "num_streams, lower num_steps or use fewer devices."
             )
         self.own_streams = share.block(self.num_streams)
 
@@ -171,7 +171,7 @@ class TokenStreams(Dataset[TokenBatch]):
         num_before = max(1, self.num_history_words)
         stream_begin = np.arange(self.num_streams)[self.own_streams, None] * self.stream_length
         position = np.arange(-num_before, self.num_steps)[None, :] + batch_idx * self.num_steps
-        # What lies before a stream's first word counts as the end of a sentence.
+        # Before a stream's first word a sentence is taken to end.
         window = np.where(position < 0, EOS_ID, self.token_id[stream_begin + np.maximum(position, 0)])
         tokens = torch.from_numpy(window.astype(np.int64))
         history = history_of(tokens, num_before, self.num_history_words)
@@ -201,11 +201,11 @@ def history_of(token_id: Tensor, num_before: int, num_history_words: int) -> Ten
 
 @dataclass(frozen=True)
 class PackedSentences:
-    """Sentences from long to short: step t has the words of the first sizes[t] ones, after those of step t - 1.
+    """Sentences sorted from long to short, stored step by step: step t has word t of the first sizes[t] sentences.
 
     Attributes:
-        sizes: how many sentences are that long, falling.
-        place: where each word stands in the text, (L,) int64.
+        sizes: the number of sentences that have a word at each step; it never increases.
+        place: the position of each word in the text, (L,) int64.
         input_id: the word before it, `<s>` at a sentence's start, (L,).
         history: the last M words before it, newest first, `<eps>` before `<s>`, (L, M).
         word_id: the word, (L,).
@@ -218,7 +218,7 @@ class PackedSentences:
     word_id: Tensor
 
     def chunks(self, num_words: int) -> Iterator[tuple[list[int], slice]]:
-        """Runs of steps of about `num_words` words, one step at least: their sizes, and their words in L."""
+        """Splits the steps into runs of about `num_words` words: the sizes of each run's steps, and its words in L."""
         begin = end = first = 0
         for step, size in enumerate(self.sizes):
             end += size
@@ -230,9 +230,9 @@ class PackedSentences:
 def pack_sentences(
     token_id: NDArray[np.int32], num_history_words: int, sentences_at_once: int, words_at_once: int | None = None
 ) -> Iterator[PackedSentences]:
-    """The sentences of a text `w1 .. wn </s> ...`, sentences of like length together; the last may lack its end.
+    """Groups the sentences of a text `w1 .. wn </s> ...` by length; the last one may be without its `</s>`.
 
-    So many sentences at once, or, where `words_at_once` says so, fewer: up to the one that makes the words as many.
+    A group has `sentences_at_once` sentences; it ends earlier with the sentence that reaches `words_at_once` words.
     """
     sentence_end = np.flatnonzero(token_id == EOS_ID) + 1
     if len(token_id) and token_id[-1] != EOS_ID:
@@ -248,7 +248,7 @@ def pack_sentences(
         if words_at_once is not None:
             end = min(end, int(np.searchsorted(words_before, words_before[first] + words_at_once)))
         chosen = order[first:end]
-        # Of the lengths, which fall, as many exceed t as there are sentences at step t.
+        # The number of sentences at step t is the number of lengths, sorted from long to short, that exceed t.
         sizes = np.searchsorted(-length[chosen], -np.arange(length[chosen[0]]), side="left")
         offset = np.concatenate(([0], np.cumsum(sizes)))
         step = np.repeat(np.arange(len(sizes)), sizes)

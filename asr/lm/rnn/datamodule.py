@@ -18,19 +18,19 @@ from asr.text.symbols import Vocabulary
 class TextDataModule(pl.LightningDataModule):
     """Training and validation text in windows of `num_steps` words of `num_streams` streams.
 
-    A run that was stopped inside an epoch goes on at the window it had reached. Where several processes train, each
+    A run that was stopped within an epoch continues at the window it had reached. If several processes train, each
     reads its share of the streams.
 
     Args:
-        vocabulary: word list, one word a line; text words that are not in it become `<unk>` and are counted.
+        vocabulary: word list, one word per line; text words that are not in it become `<unk>` and are counted.
         cache_dir: where the token files are kept.
-        train_texts: plain texts, one sentence a line (.xz and .gz too).
+        train_texts: plain texts, one sentence per line (.xz and .gz too).
         train_transcripts: Kaldi `text` files, `utt-id WORDS`.
         validation_texts: as train_texts.
         validation_transcripts: as train_transcripts.
-        transcript_repeats: how often the training transcripts are read in an epoch, against once for the texts.
+        transcript_repeats: how often the training transcripts are read in an epoch; texts are read once.
         num_streams: parallel streams, of all processes together.
-        num_steps: words of each stream a batch T; gradients go back that far.
+        num_steps: T, words of each stream in a batch; backpropagation through time is truncated to these.
     """
 
     def __init__(
@@ -51,18 +51,18 @@ class TextDataModule(pl.LightningDataModule):
         self.train_paths = _paths(train_texts), _paths(train_transcripts) * transcript_repeats
         self.validation_paths = _paths(validation_texts), _paths(validation_transcripts)
         self.num_streams, self.num_steps = num_streams, num_steps
-        # The model sets this to what its n-gram features read.
+        # The model sets this to the number of words that its n-gram features read.
         self.num_history_words = 0
         self.train_tokens: TokenFile | None = None
         self.validation_tokens: TokenFile | None = None
         self._resume_at = 0
 
     def prepare_data(self) -> None:
-        """Makes the token files; of the processes of a machine one does."""
+        """Makes the token files; called in one process per machine."""
         self.setup()
 
     def setup(self, stage: str | None = None) -> None:
-        """Opens the token files, making them where they are not there yet."""
+        """Opens the token files, and makes those that do not exist yet."""
         if self.train_tokens is None:
             texts, transcripts = self.train_paths
             self.train_tokens = TokenFile.build(texts, transcripts, self.vocabulary, self.cache_dir / "train.tokens")
@@ -80,7 +80,7 @@ class TextDataModule(pl.LightningDataModule):
         return DataLoader(streams, batch_size=None, sampler=sampler)
 
     def val_dataloader(self) -> DataLoader[TokenBatch] | list[Any]:
-        """The validation text in few streams, so that few sentences are cut at a stream's start."""
+        """The validation text in few streams, so that few sentences are split between streams."""
         if self.validation_tokens is None:
             return []
         streams = self._streams(self.validation_tokens, max(8, current_share().num))
@@ -92,7 +92,7 @@ class TextDataModule(pl.LightningDataModule):
         return len(self._streams(self.train_tokens, self.num_streams))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands."""
+        """The position within the epoch."""
         trainer = self.trainer
         # Not `completed`: checkpoints are written by a hook that runs before a batch counts as completed.
         progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current if trainer is not None else None
@@ -100,7 +100,7 @@ class TextDataModule(pl.LightningDataModule):
         return {"batches_done": done % self.num_train_batches() if self.train_tokens is not None else 0}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The next training loader starts there."""
+        """Makes the next training loader start at the saved position."""
         self._resume_at = state_dict["batches_done"]
 
     def _streams(self, tokens: TokenFile, num_streams: int) -> TokenStreams:
@@ -110,8 +110,8 @@ class TextDataModule(pl.LightningDataModule):
 class _WindowSampler(DistributedSampler[int]):
     """0 .. num_batches - 1 in order, the first time from `start` on.
 
-    The processes share the streams, not the windows. Of this type, because Lightning puts a sampler that shuffles in
-    the place of any other where several processes train.
+    Processes divide the streams among them, not the windows. It is a `DistributedSampler` because Lightning, if several
+    processes train, replaces any other sampler by one that shuffles.
     """
 
     def __init__(self, num_batches: int, start: int = 0) -> None:

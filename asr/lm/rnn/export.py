@@ -37,7 +37,7 @@ def save_network(
     """Writes a network, all files or none; `num_maxent_weights` keeps only that many n-gram weights, the largest.
 
     Raises:
-        AsrError: the folder cannot be written; an earlier network there is as it was.
+        AsrError: the folder cannot be written; an earlier network there is left unchanged.
     """
     network = copy.deepcopy(network)
     maxent = network.maxent
@@ -75,10 +75,10 @@ def load_network(folder: str | Path) -> RNNLanguageModel:
 
 
 def read_network(path: str | Path) -> RNNLanguageModel:
-    """A network from its folder, or from a Lightning checkpoint of `LitRNNLM`.
+    """Reads a network from its folder, or from a Lightning checkpoint of `LitRNNLM`.
 
     Raises:
-        AsrError: there is neither, or it is damaged.
+        AsrError: the path is neither of these, or it is damaged.
     """
     return load_network(path) if Path(path).is_dir() else network_from_checkpoint(path)
 
@@ -87,7 +87,7 @@ def network_from_checkpoint(path: str | Path) -> RNNLanguageModel:
     """The network of a Lightning checkpoint of `LitRNNLM`, read without Lightning.
 
     Raises:
-        AsrError: the file is no such checkpoint.
+        AsrError: the file is not such a checkpoint.
     """
     checkpoint = read_checkpoint(path)
     try:

@@ -48,9 +48,9 @@ class HashedMaxEnt(nn.Module):
         self.is_pruned = False
 
     def prune(self, num_kept: int) -> None:
-        """Keeps the `num_kept` weights of largest magnitude, and no others in state dicts written from now on.
+        """Keeps only the `num_kept` weights of largest magnitude; state dicts made from now on contain no others.
 
-        Such a state dict holds a bit a place and the weights that are kept; `load_state_dict` takes either form.
+        Such a state dict has one bit per weight and the kept weights; `load_state_dict` accepts either form.
         """
         magnitude = self.weight.detach().abs()
         num_zero = len(magnitude) - num_kept
@@ -106,7 +106,7 @@ class HashedMaxEnt(nn.Module):
         if bits is not None:
             kept = state_dict.pop(prefix + "kept_weight")
             is_kept = torch.from_numpy(np.unpackbits(bits.cpu().numpy(), count=len(self.weight))).bool()
-            # In place: another table of this size would be a third of what loading a bundle takes.
+            # In place: another table of this size would be a third of the memory that loading a bundle takes.
             weight = self.weight.detach().zero_()
             weight[is_kept.to(weight.device)] = kept.to(weight)
             state_dict[prefix + "weight"] = weight

@@ -27,7 +27,7 @@ from asr.text.symbols import Vocabulary
 
 @dataclass(frozen=True)
 class RNNLMConfig:
-    """The network's shape; everything that its exported form needs besides weights and vocabulary.
+    """The network's shape: all that its exported form needs besides weights and vocabulary.
 
     Attributes:
         embedding_size: width of the word vectors.
@@ -40,15 +40,15 @@ class RNNLMConfig:
             projected to its width.
         maxent_order: longest n-gram feature; 0 or 1 for none.
         maxent_size: number of hash values of the feature table.
-        num_noise_words: NCE's noise words of a batch.
+        num_noise_words: NCE's noise words per batch.
         noise_power: the noise is the unigram to this power.
-        log_z: NCE's constant log Z, or where it starts.
-        learn_log_z: whether it is learnt.
-        normalized: NCE's scores are normalised by a sum over the vocabulary instead of the constant log Z.
-        normalizer_precision: (NCE and full softmax) of sums over the vocabulary; "int8" makes them about three times
-            as fast for texts where the processor multiplies 8-bit integers, and less exact by a few thousandths.
+        log_z: NCE's constant log Z, or its initial value.
+        learn_log_z: whether it is learned.
+        normalized: whether NCE's scores are normalized by a sum over the vocabulary instead of the constant log Z.
+        normalizer_precision: (NCE and full softmax) precision of sums over the vocabulary; "int8" makes them about
+            three times as fast on texts if the processor multiplies 8-bit integers, with errors of a few thousandths.
         dropout: on the word vectors and on each layer's output, in training.
-        carry_state: whether a sentence starts in the state the one before ended in, in training and scoring.
+        carry_state: whether a sentence starts in the final state of the sentence before, in training and scoring.
     """
 
     embedding_size: int = 256
@@ -70,7 +70,7 @@ class RNNLMConfig:
     carry_state: bool = False
 
     def __post_init__(self) -> None:
-        """Checks values, which an edited configuration file may have wrong."""
+        """Checks the values, since configuration files may have been edited."""
         for name in ("embedding_size", "hidden_size", "num_layers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
@@ -80,14 +80,14 @@ class RNNLMConfig:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {get_args(kinds[name])}")
 
 
-# From this many histories on, those that end in the same word share its part of the gates.
+# From this number of histories on, those that end in the same word share its part of the gates.
 _MIN_ROWS_TO_SHARE = 64
 
 
 class RNNLanguageModel(nn.Module, StatefulNetwork):
     """Word vectors, recurrent layers and an output layer; `forward` is the training loss over parallel streams.
 
-    The state row is the layers' states, then, where there is one, the projection that the output layer reads.
+    A state row holds the layers' states and then the projection that the output layer reads, if there is one.
 
     Args:
         vocabulary: the words.
@@ -154,7 +154,7 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
     def hidden_sequence(
         self, batch: TokenBatch, states: list[Tensor] | None, seed: int = 0
     ) -> tuple[Tensor, list[Tensor]]:
-        """What the output layer reads at each word, (T, B, H), and the layers' states after the window; the seed is of
+        """The output layer's input at each word, (T, B, H), and the layers' states after the window; `seed` is that of
         the dropout in training."""
         seeds = itertools.count(seed * (len(self.layers) + 1))
         inputs = self._dropped(self.embedding(batch.input_id.t()), next(seeds), batch)
@@ -181,10 +181,10 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
     def hidden_packed(
         self, gates: Tensor, input_idx: Tensor, sizes: list[int], states: list[Tensor] | None
     ) -> tuple[Tensor, list[Tensor]]:
-        """Sentences side by side, without gradient: what the output layer reads at each word, and the last states.
+        """Runs sentences side by side, without gradient: the output layer's input at each word, and the last states.
 
-        gates (D, G) and input_idx (L,) as from `input_gates`, step after step, step t of the first sizes[t] sentences;
-        `states` None at the sentences' start.
+        gates (D, G) and input_idx (L,) are those of `input_gates`, step after step; step t is that of the first
+        sizes[t] sentences. `states` is None at the sentences' start.
         """
         inputs, next_states = gates, []
         for idx, layer in enumerate(self.layers):
@@ -207,12 +207,12 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
     def branch(self, state: Tensor, before: Tensor, word_id: Tensor) -> Tensor:
         """state (R, S), before, word_id (Q,) -> what follows state[before] and word_id, (Q, S).
 
-        On a CPU the products of a state are made once for all words that follow it.
+        On a CPU the products of a state are computed once for all words that follow it.
         """
         return self._next(state, before, word_id)
 
     def _next(self, state: Tensor, before: Tensor | None, word_id: Tensor) -> Tensor:
-        # Tables in host memory have no weight.
+        # A `HostEmbedding` has no weight.
         if len(self.layers) == 1 and isinstance(self.layers[0], GruLayer) and isinstance(self.embedding, nn.Embedding):
             following = gru_step(self.layers[0], self.embedding.weight, self.projection, state, before, word_id)
             if following is not None:
@@ -220,7 +220,7 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
         width = self.config.hidden_size
         which = None
         if len(word_id) >= _MIN_ROWS_TO_SHARE and state.device.type == "cpu":
-            # Many histories of a batch end in the same word; on a GPU finding them would cost a round trip.
+            # Many histories of a batch end in the same word. On a GPU the host would have to wait to find them.
             word_id, which = torch.unique(word_id, return_inverse=True)
         inputs = self.embedding(word_id)
         columns = []
@@ -238,7 +238,7 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
         return self.output.log_prob(hidden, history, word_id)
 
     def word_score(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
-        """The output layer's, (Q,); so are the methods below."""
+        """`word_score` of the output layer, (Q,); the methods below are those of the output layer, too."""
         return self.output.word_score(hidden, history, word_id)
 
     def history_normalizer(self, hidden: Tensor, history: Tensor) -> Tensor:
@@ -264,13 +264,13 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
         return self.output.output_tables()
 
     def exact_log_z(self, num_queries: int) -> LogZ | None:
-        """The function for the true log Z, see `log_z_of`; None for output layers that need no sum."""
+        """The function that computes the true log Z, see `log_z_of`; None for output layers that need no sum."""
         return self.output.exact_log_z(num_queries) if isinstance(self.output, (NceOutput, FullSoftmaxOutput)) else None
 
     def normalized_log_prob(
         self, hidden: Tensor, history: Tensor, word_id: Tensor, log_z: LogZ | None
     ) -> tuple[Tensor, Tensor | None]:
-        """True log_prob (Q,) by the log Z of `exact_log_z`; for NCE, by how much it exceeds the constant one (Q,)."""
+        """Normalized log_prob (Q,) by the log Z of `exact_log_z`; for NCE also this log Z minus the constant, (Q,)."""
         if log_z is None or not isinstance(self.output, (NceOutput, FullSoftmaxOutput)):
             return self.log_prob(hidden, history, word_id), None
         true = log_z(hidden, history)
@@ -278,7 +278,7 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
         return self.output.word_score(hidden, history, word_id) - true, excess
 
     def _dropped(self, values: Tensor, seed: int, batch: TokenBatch) -> Tensor:
-        """values (T, B, E) with dropout: the mask is a part of that of the whole batch."""
+        """values (T, B, E) with dropout; the mask is this process's part of the whole batch's mask."""
         probability, (_, num_streams, size) = self.config.dropout, values.shape
         if not self.training or not probability:
             return values

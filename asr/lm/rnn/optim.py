@@ -1,4 +1,4 @@
-"""An optimiser for networks whose parameters are mostly tables, of which a batch touches few rows."""
+"""An optimizer for networks whose parameters are mostly tables of which a batch touches only a few rows."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class AdamWithSparseRows(torch.optim.Optimizer):
 
     Gradients are expected summed, not averaged, over the words of a batch: then a step does not depend on the batch
     size, and `initial_accumulator`, in units of one word's squared gradient, keeps rows that only noise has touched
-    from moving as far as rows that data has touched. One-column tables are updated entry by entry, repeated
-    entries as they come, without sorting.
+    from moving as far as rows that data has touched. One-column tables are updated entry by entry, in the order of the
+    gradients, without sorting or adding up repeated entries.
 
     Args:
         params: parameters or groups; each group may set its own `lr`, `sparse_lr` and `initial_accumulator`.
@@ -93,7 +93,7 @@ class AdamWithSparseRows(torch.optim.Optimizer):
         if loop is not None:
             by_row = (rows,) if param.dim() == 1 else rows.sort(stable=True)
             arrays = arrays_of(param, state["square"], *by_row, values)
-            # Each thread goes through all gradients, and updates its part of the table.
+            # Each thread reads all gradients, and updates its part of the table.
             at_least = _MIN_PLACES if param.dim() == 1 else len(param)
             in_threads(lambda begin, end: loop(begin, end, *arrays, lr), len(param), at_least)
             return
@@ -109,7 +109,7 @@ class AdamWithSparseRows(torch.optim.Optimizer):
 
 
 def adagrad_entries(begin: int, end: int, param: Any, square: Any, entry: Any, grad: Any, lr: float) -> None:
-    """Adagrad on single entries (W,) of a table, those in begin .. end - 1, repeated ones as they come."""
+    """Adagrad on single entries (W,) of a table, those in begin .. end - 1; repeated ones are updated repeatedly."""
     mine, num = np.empty(len(entry) + _AHEAD, dtype=np.int64), 0
     for i in range(len(entry)):
         mine[num] = i
@@ -130,7 +130,7 @@ def adagrad_rows(
 ) -> None:  # fmt: skip
     """Adagrad on rows (W, H) of a table, those in begin .. end - 1, by the sums of their gradients grad (L, H).
 
-    row_idx (L,) is sorted, and order (L,) says where the gradients of each stand.
+    row_idx (L,) is sorted, and order (L,) gives the row of grad that belongs to each.
     """
     num, size = len(order), param.shape[1]
     total = np.empty(size, dtype=np.float32)

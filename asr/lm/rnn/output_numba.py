@@ -32,12 +32,12 @@ def add_path_log_prob(
     order: Any, hidden: Any, places: Any, word_id: Any, path_begin: Any, path_node: Any, path_sign: Any,
     rows: Any, bias: Any, weight: Any, owner: Any, held: Any, root: int, log_prob: Any,
 ) -> int:  # fmt: skip
-    """Adds log P of each word by the decisions on its path -> how many have been computed.
+    """Adds log P of each word, by the decisions on its path; returns how many decisions were computed.
 
-    order (Q,) says which query comes first: best those of the same word together. hidden (Q, H), places (Q, R),
+    order (Q,) is the order of the queries, fastest with those of one word together. hidden (Q, H), places (Q, R),
     word_id, owner, log_prob (Q,), rows (V, H), bias (V,), weight (W,); a word's path is path_begin[word] ..
-    path_begin[word + 1] - 1. held (O, K) has 1 / P(node root - k | history) of the histories owner (Q,), NaN where not
-    known, and is filled on the way: what is known of a path is not computed again.
+    path_begin[word + 1] - 1. held (O, K) has 1 / P(node root - k | history) of the histories owner (Q,), NaN where it
+    is not known. It is filled on the way, so that the known part of a path is not computed again.
     """
     num_places, num_held = places.shape[1], held.shape[1]
     against, powers = np.zeros(_NODES_AT_ONCE, dtype=np.float32), np.empty(_NODES_AT_ONCE, dtype=np.float32)

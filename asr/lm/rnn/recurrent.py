@@ -1,9 +1,9 @@
 """Recurrent layers whose state is reset where a sentence starts: GRU and simple (Elman), and dropout from a seed.
 
-`torch.nn.GRU` cannot reset states inside a sequence, and a plain loop multiplies out the gradient of the recurrent
-weight once a step; here that is one product over all steps. Parameter names and the gate order r, z, n are those of
-`torch.nn.GRU`. Dropout masks follow from a seed (MurmurHash3's finalizer), so they are the same on any device and need
-not be kept for the gradient.
+`torch.nn.GRU` cannot reset states within a sequence, and a plain loop computes the gradient of the recurrent weight by
+one product per step; here it is one product over all steps. Parameter names and the gate order r, z, n are those of
+`torch.nn.GRU`. Dropout masks are computed from a seed (MurmurHash3's finalizer), so they are the same on any device
+and need not be kept for the gradient.
 
 Shapes: T steps, B streams, E inputs, H hidden, Q queries.
 """
@@ -90,7 +90,7 @@ PLAIN_CELL = GruCell(cell_forward, cell_backward)
 
 @lru_cache(maxsize=1)
 def compiled_cell() -> GruCell:
-    """Needs torch 2 and a C++ compiler; three times the speed of the plain cell on a CPU."""
+    """The cell compiled by torch 2 and a C++ compiler; on a CPU three times as fast as the plain one."""
     return GruCell(torch.compile(cell_forward, dynamic=False), torch.compile(cell_backward, dynamic=False))
 
 
@@ -148,10 +148,10 @@ class GruLayer(nn.Module):
         return from_input, self._from_state.small_batch_weights(self.weight_hh, self.bias_hh)
 
     def packed(self, gates: Tensor, input_idx: Tensor, sizes: list[int], state: Tensor) -> tuple[Tensor, Tensor]:
-        """Steps of sequences side by side, the longest first, without gradient.
+        """Runs sequences side by side, the longest first, without gradient.
 
-        gates (D, 3H) of the distinct inputs, input_idx (L,) the input of each step's sequences one step after the
-        other, state (B, H); step t has the first sizes[t] of the sequences.
+        gates (D, 3H) of the distinct inputs, input_idx (L,) which of them each sequence reads, step after step, state
+        (B, H); step t has the first sizes[t] sequences.
 
         Returns:
             outputs (L, H), and the last step's.
@@ -172,7 +172,7 @@ class GruLayer(nn.Module):
     ) -> Tensor:
         """gates (D, 3H) of the inputs, the rest as for `step` -> next state (Q, H), without gradient.
 
-        The product of a state is made once, however many rows follow it.
+        The product of a state is computed once, for all rows that follow it.
         """
         size = self.hidden_size
         state = state.contiguous()
@@ -321,7 +321,7 @@ class SimpleRnnLayer(nn.Module):
         return F.linear(inputs, self.weight_ih, self.bias)
 
     def packed(self, gates: Tensor, input_idx: Tensor, sizes: list[int], state: Tensor) -> tuple[Tensor, Tensor]:
-        """Steps of sequences side by side, as `GruLayer.packed`: gates (D, H), state (B, H)."""
+        """Runs sequences side by side, like `GruLayer.packed`: gates (D, H), state (B, H)."""
         loop = jit_for(add_sentences, state.detach()) if len(input_idx) >= MIN_ROWS_FOR_TILES else None
         if loop is not None:
             return run_sentences(loop, self._cell, gates, input_idx, sizes, state, self.weight_hh, self.bias)
@@ -347,7 +347,7 @@ _FIRST, _SECOND = 0x85EBCA6B, 0xC2B2AE35
 
 
 class RowsOfWhole(NamedTuple):
-    """Where elements stand in a larger array: row r of `length` of them begins at r * stride + first there."""
+    """Where elements are in a larger array: row r, of `length` elements, begins there at r * stride + first."""
 
     length: int
     stride: int
@@ -355,9 +355,9 @@ class RowsOfWhole(NamedTuple):
 
 
 def seeded_dropout(inputs: Tensor, probability: float, seed: int, whole: RowsOfWhole | None = None) -> Tensor:
-    """inputs, of any shape, each set to zero with this probability; the others are divided by its complement.
+    """inputs, of any shape, each set to zero with this probability; the others are divided by one minus it.
 
-    Which ones depends on the seed and on their places, in `inputs` or in the array that `inputs` are a part of.
+    Which ones are zeroed depends on the seed and on their places, in `inputs` or in the whole that these are part of.
     """
     if whole is None:
         whole = RowsOfWhole(inputs.numel(), inputs.numel(), 0)
@@ -391,7 +391,7 @@ def _masked(inputs: Tensor, probability: float, seed: int, whole: RowsOfWhole) -
 
 
 def _mixed(number: Tensor) -> Tensor:
-    """A permutation of the numbers of 32 bits, in int64."""
+    """A permutation of the 32-bit numbers, as int64."""
     number = ((number ^ (number >> 16)) * _FIRST) & _BITS
     number = ((number ^ (number >> 13)) * _SECOND) & _BITS
     return number ^ (number >> 16)

@@ -1,8 +1,8 @@
 """Recurrent layers as compiled loops, for scoring and for training.
 
-`run_sentences` scores sentences side by side, `fill_steps` takes a GRU network one step further for few histories, and
+`run_sentences` scores sentences side by side, `fill_steps` advances a GRU network by one step for a few histories, and
 `looped_sequence` is the layer in training, with its gradient. Products and activations of a few states at a time stay
-in the nearest cache. In training threads share the streams, and the results do not depend on their number.
+in the L1 cache. In training the streams are divided among threads; the results do not depend on the number of threads.
 
 Shapes: Q rows, R states before them, L words, T steps, B streams or sentences, S state, E inputs, H hidden, V words, G
 sums of the gates (3H; H in a simple layer), D distinct inputs, P tiles of U hidden units.
@@ -34,13 +34,13 @@ from asr.kernels.simd import (
 )
 from asr.kernels.threads import in_threads
 
-_MAX_UNITS = 128  # a tile of a wide layer's weights should not fill a core's second cache
+_MAX_UNITS = 128  # a tile of a wide layer's weights should not fill the L2 cache
 
 
-_ROWS_AT_LEAST = 256  # of a thread's part
+_ROWS_AT_LEAST = 256  # rows of a thread's part
 
 
-MIN_ROWS_FOR_TILES = 512  # laying out the weights in tiles costs as much as this many words at most
+MIN_ROWS_FOR_TILES = 512  # laying out the weights in tiles costs at most as much as this many words
 
 
 GRU, SIGMOID, RELU = 0, 1, 2
@@ -166,8 +166,8 @@ def looped_sequence(
     cell: int, inputs: Tensor, state: Tensor, keep: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias_ih: Tensor,
     bias_hh: Tensor,
 ) -> Tensor | None:  # fmt: skip
-    """inputs (T, B, E), state (B, H), keep (T, B, 1), 0 where the state is set back, weights (G, E) and (G, H), biases
-    (G,) -> outputs (T, B, H), with gradients; None where loops do not serve."""
+    """inputs (T, B, E), state (B, H), keep (T, B, 1), 0 where the state is reset, weights (G, E) and (G, H), biases
+    (G,) -> outputs (T, B, H), with gradients; None where the loops cannot be used."""
     if jit_for(fill_outputs, inputs.detach()) is None:
         return None
     outputs: Tensor = _LoopedSequence.apply(  # type: ignore[no-untyped-call]
@@ -207,7 +207,7 @@ class _LoopedSequence(torch.autograd.Function):
         num_steps, rows = inputs.shape[:2]
         num_gates, size = weight_hh.shape
         grad_gates = padded_room(num_steps, rows, num_gates)
-        # In a simple layer what comes from inputs and from states are added, and have one gradient.
+        # A simple layer adds the sums over inputs and over states, so that both have the same gradient.
         grad_recurrent = torch.empty_like(grad_gates) if ctx.cell == GRU else grad_gates
         grad_inputs, direct, through = torch.empty_like(inputs), torch.zeros(rows, size), torch.zeros_like(previous[0])
         arrays = [
@@ -297,7 +297,7 @@ def fill_gradients(
 def _gru_forward(from_input: Any, from_state: Any, old: Any, saved: Any, new: Any) -> None:
     """saved (4H,) receives r, z, n and n's part from the state."""
     one, two, size = np.float32(1.0), np.float32(2.0), len(new)
-    # Loop by loop: over many arrays at once the compiler uses no vector instructions.
+    # Separate loops: the compiler does not vectorize one over many arrays.
     for j in range(2 * size):
         saved[j] = one / (one + exponential(-(from_input[j] + from_state[j])))
     update, n, recurrent = saved[size:], saved[2 * size :], saved[3 * size :]

@@ -26,18 +26,18 @@ from asr.text.symbols import SPECIAL_WORDS, Vocabulary
 
 
 class LitRNNLM(pl.LightningModule):
-    """Trains an `RNNLanguageModel`; validates by its true, normalised perplexity and by the spread of its log Z.
+    """Trains an `RNNLanguageModel`; validates by its true, normalized perplexity and by the spread of its log Z.
 
     Args:
-        vocabulary: word list, one word a line.
+        vocabulary: word list, one word per line.
         network: the network's shape.
-        init_from: what to start from with a new schedule: a checkpoint, with its optimiser's state, or an exported
-            folder; then let the rates rise slowly (`warmup_steps`). The folder's network may be narrower.
+        init_from: where to start from, with a new schedule: a checkpoint, with its optimizer's state, or an exported
+            folder, whose network may be narrower. Then let the rates rise slowly (`warmup_steps`).
         lr: Adam's learning rate for the recurrent layers.
         sparse_lr: Adagrad's learning rate for word vectors, biases and n-gram features.
         warmup_steps: the rates rise linearly over these batches.
-        decay_start: part of the run after which the rates fall, by a half cosine, to `final_lr_factor`.
-        final_lr_factor: what is left of the rates at the run's end.
+        decay_start: fraction of the run after which the rates fall, by a half cosine.
+        final_lr_factor: the factor of the rates at the end of the run.
         max_grad_norm: the dense gradients, averaged over the words of a step, are clipped to this norm.
         noise_seed: seed of noise and dropout; batch i draws the same in every run.
         compute_dtype: matrix products, "float32" or "bfloat16"; parameters stay float32.
@@ -67,21 +67,21 @@ class LitRNNLM(pl.LightningModule):
         self.max_grad_norm = max_grad_norm
         self.noise_seed = noise_seed
         self._states: list[Tensor] | None = None
-        # Of all processes' streams, in a run that goes on from a checkpoint.
+        # The states of all processes' streams, if the run continues from a checkpoint.
         self._loaded_states: list[Tensor] | None = None
         self._own_gradients: list[torch.nn.Parameter] = []
         self._validation_states: list[Tensor] | None = None
         self._sums = torch.zeros(4, dtype=torch.float64)
         self._seconds = self._cpu_seconds = 0.0
         self._batch_begin = (0.0, 0.0)
-        # Of the step that is under way, which may be of several batches.
+        # Batches and words of the current optimizer step, which may span several batches.
         self._num_batches = self._num_words = 0
 
     def setup(self, stage: str) -> None:
-        """Takes noise and biases from the training text's counts, or weights from `init_from`.
+        """Initializes noise and biases from the training text's counts; weights come from `init_from`, if it is given.
 
         Raises:
-            AsrError: word lists or files do not fit, or several processes train by another strategy than `ddp`.
+            AsrError: word lists or files do not fit, or several processes train with a strategy other than `ddp`.
         """
         sparse = self._tables()
         prepare_wrapping(self, self.trainer, list(sparse), may_drop=False)
@@ -112,15 +112,15 @@ class LitRNNLM(pl.LightningModule):
         return found
 
     def on_fit_start(self) -> None:
-        """Several processes start from the tables of the first one; Lightning's strategy takes care of the rest."""
+        """Copies the first process's tables to the others; Lightning's strategy copies the other parameters."""
         broadcast(self._own_gradients)
 
     def on_train_batch_start(self, batch: TokenBatch, batch_idx: int) -> None:
-        """Starts the clocks of training alone; that of processor time is not disturbed by other processes."""
+        """Starts the clocks of training without validation; other processes do not affect that of processor time."""
         self._batch_begin = time.perf_counter(), time.process_time()
 
     def on_train_batch_end(self, outputs: Any, batch: TokenBatch, batch_idx: int) -> None:
-        """Stops them."""
+        """Stops the clocks of training."""
         begin, cpu_begin = self._batch_begin
         self._seconds += time.perf_counter() - begin
         self._cpu_seconds += time.process_time() - cpu_begin
@@ -128,7 +128,7 @@ class LitRNNLM(pl.LightningModule):
     def training_step(self, batch: TokenBatch, batch_idx: int) -> Tensor:
         """The loss summed over the batch's words; the mean is logged.
 
-        Of several processes each returns its words' loss times their number, since gradients are then averaged.
+        If several processes train, each multiplies its loss by their number, because gradients will be averaged.
         """
         batch_number = self.global_step * self.trainer.accumulate_grad_batches + self._num_batches
         generator = torch.Generator().manual_seed(self.noise_seed + batch_number)
@@ -144,7 +144,7 @@ class LitRNNLM(pl.LightningModule):
         return loss * current_share().num
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """All of a batch's work, `training_step` and the gradients included, most of which compiled loops do."""
+        """Runs with one torch thread, since compiled loops do most of the work; it includes forward and backward."""
         with torch_on_one_thread():
             super().optimizer_step(*args, **kwargs)
 
@@ -159,12 +159,12 @@ class LitRNNLM(pl.LightningModule):
         self._num_batches = self._num_words = 0
 
     def _is_logged(self) -> bool:
-        """Whether the values of this step are written; to pass Lightning those of the others takes milliseconds."""
+        """Whether this step is logged. To pass other steps' values to Lightning as well would take milliseconds."""
         every = int(self.trainer.log_every_n_steps)  # type: ignore[attr-defined]
         return every > 0 and (self.global_step + 1) % every == 0
 
     def on_validation_epoch_start(self) -> None:
-        """Clears the sums."""
+        """Resets state and sums."""
         self._validation_states = None
         self._sums.zero_()
 
@@ -181,7 +181,7 @@ class LitRNNLM(pl.LightningModule):
         self._sums += torch.stack([value.double().cpu() for value in values])
 
     def on_validation_epoch_end(self) -> None:
-        """Logs the normalised perplexity, mean and standard deviation of log Z over its constant, and the time of
+        """Logs the normalized perplexity, mean and standard deviation of log Z over its constant, and the time of
         training so far, by the clock and of the processor."""
         log_prob, deviation, square, count = total(self._sums).tolist()
         if count == 0:
@@ -198,7 +198,7 @@ class LitRNNLM(pl.LightningModule):
         optimizer = AdamWithSparseRows(self.network.parameters(), lr=self.lr, sparse_lr=self.sparse_lr)
         if self.init_from is not None and not Path(self.init_from).is_dir():
             state = read_checkpoint(self.init_from)["optimizer_states"][0]
-            # Of the groups only the parameters' order is taken; rates are this run's.
+            # The parameter groups, and with them the learning rates, are those of this run.
             optimizer.load_state_dict({"state": state["state"], "param_groups": optimizer.state_dict()["param_groups"]})
         num_steps = max(1, int(self.trainer.estimated_stepping_batches))
 
@@ -212,16 +212,16 @@ class LitRNNLM(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """The streams' states, so that a resumed run carries them on."""
+        """Saves the streams' states, from which a resumed run continues, the training times and the configuration."""
         states = self._states if self._loaded_states is None else None
         checkpoint["stream_states"] = self._loaded_states if states is None else [gather_rows(part) for part in states]
         checkpoint["train_seconds"], checkpoint["train_cpu_seconds"] = self._seconds, self._cpu_seconds
-        # What an export needs, so that it needs no Lightning.
+        # With these, an export does not need Lightning.
         checkpoint["rnn_lm_config"] = asdict(self.network.config)
         checkpoint["rnn_lm_words"] = self.network.vocabulary.words[len(SPECIAL_WORDS) :]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Takes them up again."""
+        """Restores the streams' states and the training times."""
         self._states, self._loaded_states = None, checkpoint["stream_states"]
         self._seconds = checkpoint.get("train_seconds", 0.0)
         self._cpu_seconds = checkpoint.get("train_cpu_seconds", 0.0)

@@ -13,13 +13,13 @@ from asr.lm.rnn.recurrent import GruLayer
 
 
 def widened(network: RNNLanguageModel, hidden_size: int, seed: int = 1) -> RNNLanguageModel:
-    """A copy of a network with one GRU layer, whose layer has more units and whose scores are the same.
+    """A copy of a network with one GRU layer, with more hidden units and the same scores.
 
-    Each new unit is the copy of an old one. What reads an old unit reads it and its copies, with weights that add up to
-    the old weight; they are split at random, so that training tells the copies apart.
+    Each new unit is a copy of an old one. The weight of what reads the old unit is split among this unit and its
+    copies, at random, so that training tells them apart.
 
     Args:
-        network: with a projection between the layer and the output.
+        network: the network; it must have a projection between the layer and the output.
         hidden_size: the new number of units.
         seed: of the split.
 
@@ -46,7 +46,7 @@ def widened(network: RNNLanguageModel, hidden_size: int, seed: int = 1) -> RNNLa
 
 
 def _split_columns(weight: Tensor, copied: Tensor, generator: torch.Generator) -> Tensor:
-    """weight (R, old) -> (R, new): the columns that are copies of an old one add up to it."""
+    """weight (R, old) -> (R, new): an old column is the sum of the new columns made from it."""
     share = 0.5 + torch.rand(len(weight), len(copied), generator=generator)
     total = torch.zeros_like(weight).index_add_(1, copied, share)
     return weight[:, copied] * share / total[:, copied]

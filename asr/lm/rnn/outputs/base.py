@@ -1,4 +1,4 @@
-"""What the recurrent language model asks of an output layer.
+"""The interface between the recurrent language model and its output layer.
 
 Shapes: N words of a batch, Q queries, H hidden, M history words, V vocabulary, O histories, K inner nodes of a tree.
 """
@@ -28,7 +28,7 @@ class OutputLayer(nn.Module, ABC):
 
     @abstractmethod
     def set_unigram(self, counts: Tensor, *, reset_bias: bool) -> None:
-        """Makes noise, tree or classes of the training text's counts (V,); `reset_bias` starts at the unigram."""
+        """Makes noise, tree or classes from the training text's counts (V,); `reset_bias` resets biases to unigrams."""
 
     @abstractmethod
     def loss(self, hidden: Tensor, history: Tensor, word_id: Tensor, generator: torch.Generator) -> Tensor:
@@ -40,7 +40,7 @@ class OutputLayer(nn.Module, ABC):
 
     @property
     def cacheable_terms(self) -> CacheableTerms:
-        """As of `StatefulNetwork`, where the methods below are described as well."""
+        """See `StatefulNetwork`, which describes the methods below as well."""
         return "none"
 
     def word_score(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:

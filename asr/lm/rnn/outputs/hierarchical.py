@@ -1,8 +1,8 @@
 """Output layer with a binary decision at each inner node of a Huffman tree over the words (Mnih and Hinton 2008).
 
-A word's probability is the product of the decisions on its path, so it needs no normaliser. `PathPrefixCache` keeps the
-decisions that earlier queries of a history have made. In training on a CPU compiled loops compute loss and gradients;
-threads share the words of a batch, and the results do not depend on their number.
+A word's probability is the product of the decisions on its path, so it needs no normalizer. `PathPrefixCache` keeps the
+decisions computed for earlier queries of a history. In training on a CPU, compiled loops compute loss and gradients;
+the words of a batch are divided among threads, and the results do not depend on the number of threads.
 
 Shapes: N words of a batch, Q queries, H hidden, M history words, R history lengths, V vocabulary, L path nodes of all
 words or queries, D distinct ones among them, O histories, K nodes kept of each, W the MaxEnt table.
@@ -48,7 +48,7 @@ class TreeBatch(NamedTuple):
 class LoopedTreeLoss(torch.autograd.Function):
     """hidden (N, H), rows (V, H), bias (V, 1), MaxEnt weight (W,) -> the loss; sparse gradients of tables.
 
-    The gradients come with the loss: a node's vector is read once for both.
+    The forward pass computes the gradients as well, so that a node's vector is read only once.
     """
 
     @staticmethod
@@ -95,8 +95,8 @@ def fill_paths(
     begin: int, end: int, hidden: Any, word_id: Any, path_begin: Any, path_node: Any, first: Any, places: Any,
     path_sign: Any, rows: Any, bias: Any, weight: Any, losses: Any, residual: Any, slots: Any, grad_hidden: Any,
 ) -> None:  # fmt: skip
-    """Of the words begin .. end - 1 fills losses (N,), and adds to grad_hidden (N, H); and of their paths' nodes, which
-    begin at first (N,), fills residual (L,), the gradients of their sums, and slots (L, R)."""
+    """For the words begin .. end - 1, fills losses (N,) and adds to grad_hidden (N, H). For the nodes of their paths,
+    which begin at first (N,), fills residual (L,), the gradients of their logits, and slots (L, R)."""
     one = np.float32(1.0)
     for query in range(begin, end):
         word, at, total, grads = word_id[query], first[query], 0.0, grad_hidden[query]
@@ -139,7 +139,7 @@ def number_nodes(word_id: Any, path_begin: Any, path_node: Any, which: Any, node
 def add_row_gradients(
     begin: int, end: int, hidden: Any, first: Any, which: Any, residual: Any, grad_rows: Any, grad_bias: Any
 ) -> None:
-    """Adds to the columns begin .. end - 1 of grad_rows (D, H), and, with the first of them, to grad_bias (D, 1)."""
+    """Adds to the columns begin .. end - 1 of grad_rows (D, H), and, if begin is 0, to grad_bias (D, 1)."""
     for query in range(len(first)):
         last = first[query + 1] if query + 1 < len(first) else len(which)
         factor = hidden[query]
@@ -152,15 +152,15 @@ def add_row_gradients(
 
 
 _LARGEST = math.log(1e30)
-"""Somewhat below float32's maximum."""
+"""The log of a number somewhat below float32's maximum."""
 
 
 class PathPrefixCache:
-    """Keeps the decisions that are known: which part of some paths is left to compute, and sums over their nodes.
+    """Uses and keeps known decisions: says which part of each path is left to compute, and sums over the paths.
 
     Args:
         query: the query of each node, path after path from the root down, (L,).
-        column: of each node, its place in `held` where that is below K; the root's is 0, (L,).
+        column: the column of each node in `held`, if it is below K; the root's is 0, (L,).
         owner: the history of each query, (Q,).
         held: 1 / P(node | history), NaN where it is not known, (O, K) contiguous. `total` fills it.
 
@@ -208,7 +208,7 @@ class HuffmanOutput(OutputLayer):
     Args:
         vocabulary_size: V; `<eps>` and `<s>` are not in the tree.
         hidden_size: H.
-        maxent: n-gram features of histories and tree nodes, or none.
+        maxent: n-gram features of histories and tree nodes, or None.
     """
 
     def __init__(self, vocabulary_size: int, hidden_size: int, maxent: HashedMaxEnt | None) -> None:
@@ -218,7 +218,7 @@ class HuffmanOutput(OutputLayer):
         self.bias = nn.Embedding(vocabulary_size, 1, sparse=True)
         nn.init.zeros_(self.rows.weight)
         nn.init.zeros_(self.bias.weight)
-        # The tree follows from the counts, so the counts are what a checkpoint holds.
+        # The counts determine the tree, so a checkpoint holds only the counts.
         self.counts: Tensor
         self.register_buffer("counts", torch.ones(vocabulary_size, dtype=torch.int64))
         self.path_begin: Tensor
@@ -265,8 +265,8 @@ class HuffmanOutput(OutputLayer):
     ) -> tuple[Tensor, int]:
         """log_prob (Q,), and how many decisions had to be computed for it.
 
-        held (O, K) belongs to the histories owner (Q,): of the K likeliest nodes by the counts, the root first,
-        1 / P(node | history), NaN where it is not known. It is read and filled.
+        held (O, K) is 1 / P(node | history) of the K likeliest nodes by the counts, the root first, for the histories
+        owner (Q,); NaN where it is not known. It is read and filled.
         """
         # The loops need the rows as one array, which a table in host memory is not.
         is_whole = isinstance(self.rows, nn.Embedding) and not torch.is_grad_enabled()
@@ -301,7 +301,7 @@ class HuffmanOutput(OutputLayer):
             hidden, places, word_id, self.path_begin, self.path_node, self.path_sign,
             self.rows.weight, self.bias.weight[:, 0], weight, owner,
         )  # fmt: skip
-        # Queries of one word side by side: the second finds the path's nodes in the cache.
+        # Queries of one word are adjacent, so that the path's nodes are in the processor's cache for all but the first.
         order = np.argsort(word_id.numpy())
         num_computed = loop(order, *arrays, held.numpy(), self._root, log_prob.numpy())
         return log_prob, num_computed
@@ -334,7 +334,7 @@ class HuffmanOutput(OutputLayer):
 def huffman_paths(
     counts: NDArray[np.int64], left_out: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
-    """Huffman's tree over the words but `left_out`; equal counts in the order of the words.
+    """The Huffman tree (1952) over the words except `left_out`; words with equal counts keep their order.
 
     Returns:
         path_begin (V + 1,), path_node and path_sign from the root down, all words' paths one after the other, and

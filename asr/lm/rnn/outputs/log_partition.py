@@ -1,7 +1,7 @@
-"""log Z, the normaliser over the whole vocabulary: log of the sum of exp(row . hidden + bias + MaxEnt).
+"""log Z, the normalizer over the whole vocabulary: log of the sum of exp(row . hidden + bias + MaxEnt).
 
-On a CPU one compiled loop computes it in float32, tile by tile of the vocabulary, so that scores stay in the nearest
-cache. With precision int8 all words get rough scores from products of 8-bit integers, and those that carry a large
+On a CPU one compiled loop computes it in float32, one tile of the vocabulary at a time, so that scores stay in the L1
+cache. With precision int8, all words get rough scores from products of 8-bit integers, and those that have a large
 share of the sum are scored again in float32.
 
 Shapes: Q queries, H hidden, M history words, R history lengths, V vocabulary, P tiles of it, W the MaxEnt table.
@@ -58,9 +58,9 @@ _QUERIES_WORTH_TILES = 512
 def log_z_of(rows: Tensor, bias: Tensor, maxent: HashedMaxEnt | None, precision: Precision, num_queries: int) -> LogZ:
     """log Z over all words that can be predicted, for about `num_queries` queries in one or more calls.
 
-    rows (V, H), bias (V,); they and the MaxEnt weights stay as they are meanwhile. Not differentiable. "float32" is
-    exact; "int8" scores words that carry little of the sum roughly: faster for many queries where the processor
-    multiplies 8-bit integers, slower elsewhere.
+    rows (V, H), bias (V,); they and the MaxEnt weights must not change between calls. Not differentiable. "float32" is
+    exact; "int8" scores words with a small share of the sum only roughly, which is faster for many queries if the
+    processor multiplies 8-bit integers, and slower otherwise.
     """
     rows, bias = rows.detach(), bias.detach().clone()
     bias[[EPSILON_ID, BOS_ID]] = -torch.inf
@@ -109,15 +109,15 @@ def log_sums(
 ) -> Tensor:  # fmt: skip
     """log Z (Q,) by loop(*queries, places, *tables, *rooms, top, total), which adds exp(score - top) to total.
 
-    queries: (Q, ...) each; history (Q, M); rooms: the shapes of what each thread needs to work in.
+    queries: (Q, ...) each; history (Q, M); rooms: shapes and types of each thread's work arrays.
     """
     num_queries = len(history)
     places = history.new_zeros(num_queries, 0) if maxent is None else maxent.places(history)
     order = torch.arange(num_queries)
-    # Histories with the same end side by side: the second finds its features in the cache.
+    # Histories with the same last words are adjacent: their features are then in the processor's cache.
     for column in places[:, :2].t().flip(0):
         order = order[column[order].argsort(stable=True)]
-    # Repeats the last query to fill the last rows.
+    # The last query is repeated to fill the last rows.
     order = order[torch.arange(-(-num_queries // ROWS) * ROWS).clamp(max=num_queries - 1)]
     columns = [values[order].contiguous().numpy() for values in (*queries, places)]
     arrays = [table.numpy() if isinstance(table, Tensor) else table for table in tables]
@@ -139,9 +139,9 @@ class Float32LogZ:
     """log Z by the compiled loop; the word vectors are laid out once.
 
     Args:
-        rows, bias: (V, H) and (V,), -inf for what is never predicted.
-        maxent: n-gram features, or none.
-        loop: `add_exponentials`, compiled.
+        rows, bias: (V, H) and (V,), -inf for words that are never predicted.
+        maxent: n-gram features, or None.
+        loop: `add_exponentials_float32`, compiled.
     """
 
     def __init__(self, rows: Tensor, bias: Tensor, maxent: HashedMaxEnt | None, loop: Callable[..., None]) -> None:
@@ -206,7 +206,7 @@ def _exponentials(scores: Any, top: Any) -> Any:
 EXACT_SHARE = 1 / 256  # words with a larger share of the sum so far are scored again
 
 
-_UNSIGNED = 128  # added to hidden numbers: the instruction multiplies unsigned numbers by signed ones
+_UNSIGNED = 128  # added to hidden values: the instruction multiplies unsigned by signed numbers
 
 
 _BITS = 64
@@ -234,14 +234,14 @@ row_product: Any = Intrinsic("asr.kernels.intrinsics", "row_product")
 
 
 class Int8LogZ:
-    """log Z from rough and exact scores; the tables are rounded and laid out once.
+    """log Z from rough and exact scores; the tables are quantized and laid out once.
 
-    A word's vector and a hidden vector are rounded to 255 steps of their own, MaxEnt weights to 255 steps of the table.
+    Each word vector and each hidden vector is quantized to 255 steps of its own size, MaxEnt weights all with the same.
 
     Args:
-        rows, bias: (V, H) and (V,), -inf for what is never predicted.
-        maxent: n-gram features, or none.
-        loop: `add_exponentials`, compiled, where the processor has the instruction; or tensor operations do it, slowly.
+        rows, bias: (V, H) and (V,), -inf for words that are never predicted.
+        maxent: n-gram features, or None.
+        loop: `add_exponentials_int8`, compiled, if the processor has the instruction; None for slow tensor operations.
     """
 
     def __init__(
@@ -322,7 +322,7 @@ def add_exponentials_int8(
                         bits &= bits - 1
                         chosen[num_chosen] = v
                         num_chosen += 1
-                        # They are far apart, so all are prefetched before the first is read.
+                        # The weights are far apart, so all are prefetched before the first is read.
                         for length in range(places.shape[1]):
                             prefetch(weight, places[query, length] + first + v)
                 for at in range(num_chosen):

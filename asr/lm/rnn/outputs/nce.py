@@ -1,8 +1,8 @@
 """Output layer trained by noise-contrastive estimation (Gutmann and Hyvarinen 2010; Chen et al. 2015).
 
 Neither training nor scoring needs a sum over the vocabulary: log Z is a constant. Every noise word of a batch is
-compared with every word of it. On a CPU compiled loops compute loss and gradients for eight words at a time; threads
-share the words, and the results do not depend on their number.
+compared with every word of it. On a CPU, compiled loops compute loss and gradients for eight words at a time; the words
+are divided among threads, and the results do not depend on the number of threads.
 
 Shapes: N words of a batch, Q queries, K noise words, G of them with MaxEnt gradients, H hidden, M history words, R
 history lengths, V vocabulary, W the MaxEnt table.
@@ -51,7 +51,7 @@ class NceBatch(NamedTuple):
         word_id: (N,).
         noise_id: (K,).
         grad_columns: the noise words through which MaxEnt weights get their gradient, scaled by K / G, (G,).
-        noise_log_prob: of each word, (V,).
+        noise_log_prob: the noise's log probability of each word, (V,).
     """
 
     places: Tensor
@@ -135,8 +135,8 @@ def fill_probabilities(
     begin: int, end: int, hidden: Any, places: Any, word_id: Any, rows: Any, offset: Any, noise_rows: Any,
     noise_offset: Any, noise_id: Any, weight: Any, prob: Any, residual: Any, losses: Any,
 ) -> None:  # fmt: skip
-    """Of the words begin .. end - 1 fills prob (N, K) with P(data) of noise words, residual (N,) with the word's own
-    P(data) - 1, and losses (N,).
+    """For the words begin .. end - 1, fills prob (N, K) with P(data) of the noise words, residual (N,) with P(data) - 1
+    of the word itself, and losses (N,).
 
     hidden (N or more, H), noise_rows (H, K or more), offset (N,) and noise_offset (K,) are added to the products.
     """
@@ -304,12 +304,12 @@ class NceOutput(OutputLayer):
 
     Args:
         rows: the output word vectors (V, H), shared with the input where the two are tied.
-        maxent: n-gram features, or none.
-        num_noise_words: noise words of a batch, shared by all of its words.
+        maxent: n-gram features, or None.
+        num_noise_words: noise words per batch, shared by all of its words.
         noise_power: the noise is the unigram (one added to each count) to this power.
-        log_z: the constant, or where it starts if it is learnt.
+        log_z: the constant, or its initial value if it is learned.
         learn_log_z: whether log Z is a parameter.
-        normalized: scores are normalised by a sum over the vocabulary, exact and slow, not by the constant log Z.
+        normalized: whether scores are normalized by an exact, slow sum over the vocabulary instead of the constant.
         num_grad_words: noise words of a batch through which MaxEnt weights are updated.
         compute_dtype: what the matrix products of the loss run in.
         compile_loss: compiles the element-wise part of the loss (torch 2 and a C++ compiler).
@@ -379,7 +379,7 @@ class NceOutput(OutputLayer):
             return self._looped_loss(hidden, history, word_id, noise_id, columns)
         both_id = torch.cat((word_id, noise_id))
         rows, bias = self.rows(both_id), self.bias(both_id).squeeze(1)
-        # Score less log(K q(w)) less log Z: the log odds that a word is data and not noise.
+        # The log odds that a word is data and not noise are score - log(K q(w)) - log Z.
         offset = bias - self.noise_log_prob[both_id] - math.log(num_noise) - self.log_z
         num_words = len(word_id)
         data_odds = (hidden * rows[:num_words]).sum(dim=1) + offset[:num_words]
@@ -399,8 +399,8 @@ class NceOutput(OutputLayer):
         return loss
 
     def word_score(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
-        """hidden (Q, H), history (Q, M), word_id (Q,) -> unnormalised score (Q,)."""
-        # Tables in host memory are not plain arrays, and gathered rows have a gradient of their own.
+        """hidden (Q, H), history (Q, M), word_id (Q,) -> unnormalized score (Q,)."""
+        # The loop reads plain arrays, which tables in host memory are not, and computes no gradient.
         is_whole = isinstance(self.rows, nn.Embedding) and isinstance(self.maxent, HashedMaxEnt | None)
         if is_whole and not torch.is_grad_enabled():
             rows, bias = self.rows.weight, self.bias.weight[:, 0]
@@ -424,11 +424,11 @@ class NceOutput(OutputLayer):
         return self.exact_log_z(len(hidden))(hidden, history)
 
     def exact_log_z(self, num_queries: int) -> LogZ:
-        """The true log Z with the present weights, see `log_z_of`."""
+        """The true log Z with the current weights, see `log_z_of`."""
         return log_z_of(self.rows.weight, self.bias.weight[:, 0], self.maxent, self.normalizer_precision, num_queries)
 
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
-        """Score less log Z, (Q,); unless `normalized`, only as close to a probability as training has brought it."""
+        """Score minus log Z, (Q,); unless `normalized`, only as close to a probability as training has brought it."""
         return self.word_score(hidden, history, word_id) - self.history_normalizer(hidden, history)
 
 

@@ -23,11 +23,11 @@ from asr.text.symbols import BOS_ID, EPSILON_ID
 
 
 class FullSoftmaxOutput(OutputLayer):
-    """log P(w | h) = row(w) . hidden + bias(w) + MaxEnt(w, h), normalised over all words but `<eps>` and `<s>`.
+    """log P(w | h) = row(w) . hidden + bias(w) + MaxEnt(w, h), normalized over all words but `<eps>` and `<s>`.
 
     Args:
         rows: the output word vectors (V, H), shared with the input where the two are tied.
-        maxent: n-gram features, or none; in training they cost a weight a word of the vocabulary and history length.
+        maxent: n-gram features, or None; in training a word reads a weight for each vocabulary word and history length.
         compute_dtype: what the matrix products of the loss run in.
         normalizer_precision: of the sum over the vocabulary, see `log_z_of`; a word's own score is float32.
     """
@@ -65,7 +65,7 @@ class FullSoftmaxOutput(OutputLayer):
         return F.cross_entropy(scores, word_id, reduction="sum")
 
     def word_score(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
-        """hidden (Q, H), history (Q, M), word_id (Q,) -> unnormalised score (Q,)."""
+        """hidden (Q, H), history (Q, M), word_id (Q,) -> unnormalized score (Q,)."""
         scores = (hidden * self.rows.weight[word_id]).sum(dim=1) + self.bias[word_id]
         return scores if self.maxent is None else scores + self.maxent.score(history, word_id)
 
@@ -74,7 +74,7 @@ class FullSoftmaxOutput(OutputLayer):
         return self.exact_log_z(len(hidden))(hidden, history)
 
     def exact_log_z(self, num_queries: int) -> LogZ:
-        """log of the scores' sum over the vocabulary, see `log_z_of`, with the weights as they are now."""
+        """log Z over the vocabulary with the current weights, see `log_z_of`."""
         return log_z_of(self.rows.weight, self.bias, self.maxent, self.normalizer_precision, num_queries)
 
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class ClassSoftmaxOutput(OutputLayer):
     Args:
         vocabulary_size: V; `<eps>` and `<s>` are in no class.
         hidden_size: H.
-        maxent: n-gram features over `num_rows(vocabulary_size, num_classes)` rows, or none.
+        maxent: n-gram features over `num_rows(vocabulary_size, num_classes)` rows, or None.
         num_classes: C; 0 for the square root of V.
         compute_dtype: what the matrix products of the loss run in.
     """
@@ -111,7 +111,7 @@ class ClassSoftmaxOutput(OutputLayer):
         self.bias = nn.Embedding(self.num_classes + vocabulary_size, 1, sparse=True)
         nn.init.normal_(self.rows.weight, std=hidden_size**-0.5)
         nn.init.zeros_(self.bias.weight)
-        # The classes follow from the counts, so the counts are what a checkpoint holds.
+        # The counts determine the classes, so a checkpoint holds only the counts.
         self.counts: Tensor
         self.register_buffer("counts", torch.ones(vocabulary_size, dtype=torch.int64))
         self.class_of: Tensor
