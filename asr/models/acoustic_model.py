@@ -38,14 +38,14 @@ class AcousticModel(nn.Module):
         return cls(bundle.features.network, bundle.acoustic_model.network, tuple(bundle.graph.tokens.tokens))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> AcousticModel:
-        """`.half()` and the like are for the network; features stay float32."""
+        """Applies `.half()` and other changes of type only to the network; features stay float32."""
         self.features._apply(moves_only(fn), *args, **kwargs)
         self.network._apply(fn, *args, **kwargs)
         return self
 
     @property
     def sampling_rate(self) -> int:
-        """Of the waveforms, in Hz."""
+        """Sampling rate of the waveforms, in Hz."""
         return int(self.features.sampling_rate)  # type: ignore[arg-type]
 
     @property
@@ -59,7 +59,7 @@ class AcousticModel(nn.Module):
 
         Args:
             waveform: (L,) or (N, L) float32 in [-1, 1], at `sampling_rate`.
-            num_samples: (N,) length of each recording of a padded batch; all are whole if None.
+            num_samples: (N,) length of each recording of a padded batch; None if there is no padding.
 
         Returns:
             log_prob (N, T, C), natural logs, and num_frames (N,).

@@ -1,10 +1,10 @@
 """Adaptation of an acoustic model to a speaker, from recordings without transcripts.
 
-What the recognizer finds in the recordings takes the place of transcripts. A scale and a shift of each normalized
-feature are then trained by lattice-free MMI (Povey et al. 2016), the objective of the network itself; its weights stay
-as they are. With few parameters, and few steps, wrong words do little harm. The idea of a transform of the features
-for each speaker is that of constrained maximum likelihood regression (Gales 1998), its training by an objective of
-sequences that of Wang and Woodland (2004).
+The recognizer's own results take the place of transcripts. A scale and a shift of each normalized feature are trained
+by lattice-free MMI (Povey et al. 2016), the objective of the network itself; the network's weights stay as they are.
+With few parameters and few steps, wrong words do little harm. A transform of the features for each speaker is the idea
+of constrained maximum likelihood linear regression (Gales 1998); Wang and Woodland (2004) trained such transforms by a
+sequence objective.
 
 Shapes: T frames of features, F features, T' output frames, C columns, N pieces.
 """
@@ -26,14 +26,14 @@ from asr.models.lfmmi import LfMmi, NumeratorPiece, numerator_piece
 
 _PIECE = 60  # output frames
 _TOLERANCE = 1.5  # output frames by which a phone may begin earlier or end later
-# Output frames between two steps: 36 s of speech. Less would follow single utterances.
+# Output frames per step: 36 s of speech. With less, a step would follow single utterances.
 _FRAMES_PER_STEP = 1200
 _LEARNING_RATE = 0.02
 _NUM_EPOCHS = 6
 
 
 class SpeakerTransform(NamedTuple):
-    """What is done to the normalized features of a speaker.
+    """A scale and a shift of a speaker's normalized features.
 
     Attributes:
         scale: (F,) float32.
@@ -49,7 +49,7 @@ class SpeakerTransform(NamedTuple):
         return cls(torch.ones(num_features, device=device), torch.zeros(num_features, device=device))
 
     def __call__(self, features: Tensor, num_frames: Tensor) -> Tensor:
-        """Normalized features (N, T, F) of num_frames (N,) frames to (N, T, F); padding stays 0."""
+        """Normalized features (N, T, F) of num_frames (N,) frames -> (N, T, F); padding stays 0."""
         inside = valid_frames(num_frames.to(features.device), features.shape[1])
         moved = features * self.scale.to(features.device) + self.shift.to(features.device)
         return moved.masked_fill(~inside[:, :, None], 0.0)
@@ -70,7 +70,7 @@ class RecognizedSpeech(NamedTuple):
 def score_of_speaker(
     network: NormalizingNetwork, features: Tensor, num_frames: Tensor, transform: SpeakerTransform
 ) -> tuple[Tensor, Tensor]:
-    """As the call of the network, (N, T, F), (N,) -> (N, T', C), (N,), with the speaker's transform in it."""
+    """Calls the network with the speaker's transform: (N, T, F), (N,) -> (N, T', C), (N,)."""
     normal = transform(network.input_norm(features, num_frames), num_frames)
     outputs, num_outputs = network.forward_normalized(normal, num_frames)
     return outputs[-1], num_outputs
@@ -83,12 +83,12 @@ def adapt(
 
     Args:
         network: in evaluation mode; it is not changed.
-        states: what its columns mean.
+        states: the tied states that are its columns.
         denominator: all phone sequences, as in its training.
-        speech: of one speaker. Segments without words, or of less than two seconds, say nothing.
+        speech: of one speaker. Segments without words, or with less than 1.8 s of speech, are not used.
 
     Returns:
-        The transform; the identity where nothing can be learnt.
+        The transform; the identity if there is nothing to learn from.
     """
     device = next(network.parameters()).device
     start = SpeakerTransform.identity(network.num_features, device)
@@ -111,7 +111,7 @@ def adapt(
 
 
 def numerator_pieces(states: TiedStates, runs: Sequence[tuple[int, int, int]]) -> list[NumeratorPiece]:
-    """A path in pieces of 60 output frames: its phones, and silence wherever there is none."""
+    """A path in pieces of 60 output frames: its phones, and silence in the gaps between them."""
     phones: list[int] = [0]
     starts: list[int] = [0]
     end = 0
@@ -142,7 +142,7 @@ def _step(
     transform: SpeakerTransform,
     speech: Sequence[tuple[RecognizedSpeech, list[NumeratorPiece]]],
 ) -> None:
-    """The gradient of the objective a frame."""
+    """Sets the transform's gradient to that of the objective per frame."""
     scores: list[Tensor] = []
     pieces: list[NumeratorPiece] = []
     with torch.enable_grad(), torch.autocast(transform.scale.device.type, enabled=False):
@@ -153,5 +153,5 @@ def _step(
             pieces += own
         loss, _ = objective(torch.stack(scores).float().cpu(), pieces)
         total = loss.sum() / (len(pieces) * _PIECE)
-        # Of the weights no gradient is wanted.
+        # The weights need no gradient.
         transform.scale.grad, transform.shift.grad = torch.autograd.grad(total, list(transform))

@@ -1,8 +1,8 @@
 """Frame alignments of transcripts: the best CTC path, a uniform one for flat starts, and those of a trained network.
 
-A network that starts with CTC first learns to output nothing but blanks, and needs a thousand steps and more to leave
-that plateau. As in the flat start of GMM systems, the first steps can instead be trained on tokens that are spread
-uniformly over the speech. Hybrid networks are trained on the frame labels of a trained network throughout.
+A network that starts with CTC first learns to output only blanks, and needs a thousand steps or more to leave that
+plateau. As in the flat start of GMM systems, the first steps can instead be trained on tokens spread uniformly over
+the speech. Hybrid networks are trained on the frame labels of a trained network throughout.
 
 Shapes: N utterances, T frames, F features, C tokens, U tokens of a transcript, T' output frames.
 """
@@ -20,7 +20,7 @@ from asr.text.symbols import BLANK_ID
 
 @torch.no_grad()
 def align_ctc(log_prob: Tensor, num_frames: Tensor, tokens: Tensor, num_tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """The best CTC path of each transcript (Viterbi); equal neighbours have a blank between them.
+    """The best CTC path of each transcript (Viterbi); equal neighbors have a blank between them.
 
     Args:
         log_prob: (N, T, C) natural logs, blank at 0.
@@ -74,8 +74,8 @@ def uniform_alignment(
 ) -> Tensor:
     """Spreads the tokens of each transcript uniformly over the frames with speech.
 
-    Frames have speech if the mean of their log filterbanks is above `threshold` of the range from quiet frames (5 %
-    quantile of the utterance) to loud ones (95 % quantile).
+    Frames have speech if the mean of their log filterbanks is above a fraction `threshold` of the range from quiet
+    frames (5 % quantile of the utterance) to loud ones (95 % quantile).
 
     Args:
         features: (N, T, F) log filterbanks.
@@ -103,13 +103,13 @@ def uniform_alignment(
 
 
 def summed_cross_entropy(log_prob: Tensor, alignment: Tensor, log_prior: Tensor | None = None) -> Tensor:
-    """The cross-entropies of the frames that are not ignored, added up, ().
+    """The sum of the cross-entropies of all frames that are not ignored, ().
 
     Args:
         log_prob: (N, T', C).
         alignment: (N, T') int64.
-        log_prior: (C,) log of the relative frequency of each token's frames. With it `log_prob` learns the ratio of
-            posterior and prior up to a constant, as decoders expect it from hybrid systems.
+        log_prior: (C,) log of the relative frequency of each token's frames. With it, `log_prob` learns the ratio of
+            posterior to prior up to a constant, which decoders expect of hybrid systems.
     """
     if log_prior is not None:
         log_prob = (log_prob + log_prior).log_softmax(-1)
@@ -119,8 +119,9 @@ def summed_cross_entropy(log_prob: Tensor, alignment: Tensor, log_prior: Tensor 
 class TeacherAlignment:
     """Labels frames by the alignment of a bundle's network, which may have any frame rate.
 
-    CTC networks output a phone in few frames. The label of a frame is therefore the phone whose middle is nearest, if
-    it is not further away than `radius_seconds`; other frames are blank, and so is one frame between equal phones.
+    CTC networks output a phone in only a few frames. The label of a frame is therefore the phone with the nearest
+    middle, if that is no further away than `radius_seconds`; other frames are blank, and so is one frame between equal
+    phones.
 
     Args:
         folder: of the bundle.
@@ -129,7 +130,7 @@ class TeacherAlignment:
         radius_seconds: half the length of the longest phone.
 
     Raises:
-        AsrError: the bundle lacks a token, or its network has another number of features.
+        AsrError: the bundle does not have all tokens, or its network has another number of features.
     """
 
     def __init__(self, folder: str, tokens: tuple[str, ...], num_features: int, radius_seconds: float = 0.12) -> None:
@@ -138,7 +139,7 @@ class TeacherAlignment:
         missing = [token for token in tokens if token not in names]
         if missing:
             some = " ".join(missing[:5])
-            raise AsrError(f"teacher: {folder} lacks the tokens {some}; train on the phones of its lexicon.")
+            raise AsrError(f"teacher: {folder} does not have the tokens {some}; train on the phones of its lexicon.")
         if bundle.acoustic_model.network.num_features != num_features:  # type: ignore[attr-defined]
             raise AsrError(
                 f"teacher: {folder} has another number of features than the data ({num_features}); use its fbank."
@@ -187,7 +188,7 @@ class TeacherAlignment:
         output_time = (output + 0.5) * subsampling_factor
         distance, nearest = (output_time[:, None] - middle[:, None]).abs().min(2)
         label = torch.where(distance <= self.radius, tokens.gather(1, nearest), BLANK_ID)
-        # CTC graphs tell a phone that occurs twice from a long one by a blank between.
+        # In CTC graphs a blank separates a phone that occurs twice from a long one.
         again = (nearest[:, 1:] != nearest[:, :-1]) & (label[:, 1:] == label[:, :-1])
         label[:, 1:] = label[:, 1:].masked_fill(again, BLANK_ID)
         return label.masked_fill(~found[:, None] | (output >= num_outputs[:, None]), IGNORED)

@@ -1,8 +1,8 @@
 """Utterances prepared for frame-level training: filterbanks in several conditions, phones, and where each
 phone begins.
 
-A prepared folder holds `utterances.json`, one `features-<condition>.npy` for each condition (all utterances one behind
-the other, float16 log energies, not normalised), and alignments (`Alignment.save`). Everything is memory-mapped.
+A prepared folder holds `utterances.json`, one `features-<condition>.npy` for each condition (all utterances one after
+the other, float16 log energies, not normalized), and alignments (`Alignment.save`). Features are memory-mapped.
 
 Shapes: U utterances, T frames of all of them together, F features, P phones of all utterances together.
 """
@@ -37,11 +37,11 @@ class PreparedUtterance:
     """One utterance of a prepared folder.
 
     Attributes:
-        utterance_id: the corpus's.
-        corpus: its name.
+        utterance_id: as in the corpus.
+        corpus: name of the corpus.
         speaker: unique over all corpora.
-        text: normalised words.
-        num_frames: in each condition, in the order of `PreparedCorpus.conditions`.
+        text: normalized words.
+        num_frames: frames in each condition, in the order of `PreparedCorpus.conditions`.
     """
 
     utterance_id: str
@@ -57,10 +57,10 @@ class Alignment:
 
     Attributes:
         phones: the symbols.
-        begin: (U + 1,) int64; utterance u has the entries `begin[u] : begin[u + 1]`, none where it has no alignment.
-        phone: (P,) int64, indices of `phones`.
+        begin: (U + 1,) int64; utterance u has the entries `begin[u] : begin[u + 1]`, none if it has no alignment.
+        phone: (P,) int64, indices into `phones`.
         start: (P,) float64 seconds.
-        score: (U,) float64, the mean log-probability a frame; higher is better, -inf without alignment.
+        score: (U,) float64, the mean log-probability per frame; higher is better, -inf without alignment.
     """
 
     phones: tuple[str, ...]
@@ -73,7 +73,7 @@ class Alignment:
     def from_lists(
         cls, phones: Sequence[str], utterances: Sequence[tuple[Sequence[int], Sequence[float], float]]
     ) -> Alignment:
-        """From (phones, seconds, score) of each utterance."""
+        """Makes an alignment from (phones, seconds, score) of each utterance."""
         begin = np.zeros(len(utterances) + 1, dtype=np.int64)
         np.cumsum([len(each[0]) for each in utterances], out=begin[1:])
         return cls(
@@ -85,7 +85,7 @@ class Alignment:
         )
 
     def of(self, utterance: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """The phones of an utterance and their seconds."""
+        """The phones of an utterance, and the seconds at which they begin."""
         span = slice(self.begin[utterance], self.begin[utterance + 1])
         return self.phone[span], self.start[span]
 
@@ -112,10 +112,10 @@ class PreparedCorpus:
     """A prepared folder, read lazily.
 
     Args:
-        folder: what `write_corpus` filled.
+        folder: written by `write_corpus`.
 
     Raises:
-        AsrError: it was not.
+        AsrError: it is not such a folder.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -157,9 +157,9 @@ def write_corpus(
     """Decodes all audio and writes a prepared folder.
 
     Args:
-        folder: made if it is missing.
+        folder: created if it is missing.
         utterances: (corpus name, utterance).
-        lexicon: utterances with a word that it lacks are left out.
+        lexicon: utterances with a word that is not in it are left out.
         fbank: the features.
         conditions: names of `CONDITIONS`; "1" comes first, because alignments are made on it.
 

@@ -31,12 +31,13 @@ DENOMINATOR_FILE = "denominator.npz"
 def usable_utterances(
     corpus: PreparedCorpus, alignment: Alignment, min_score: dict[str, float], held_out: Sequence[str] = ()
 ) -> tuple[list[int], list[int]]:
-    """The utterances to train on, and those of speakers that are set aside.
+    """The utterances to train on, and those of held-out speakers.
 
     Args:
-        corpus: prepared.
+        corpus: the prepared corpus.
         alignment: of its utterances; those without one are in neither list.
-        min_score: corpus -> the lowest mean score a frame of an utterance to train on: readers may deviate.
+        min_score: corpus -> the lowest mean score per frame of a training utterance, since readers may deviate from
+            the text.
         held_out: speakers, as the corpus names them.
 
     Raises:
@@ -45,7 +46,7 @@ def usable_utterances(
     speakers = {utterance.speaker for utterance in corpus.utterances}
     unknown = [speaker for speaker in held_out if speaker not in speakers]
     if unknown:
-        raise AsrError(f"{corpus.folder}: there is no speaker {unknown[0]!r} to set aside.")
+        raise AsrError(f"{corpus.folder}: there is no speaker {unknown[0]!r} to hold out.")
     train: list[int] = []
     aside: list[int] = []
     for index, utterance in enumerate(corpus.utterances):
@@ -61,7 +62,7 @@ def usable_utterances(
 def context_statistics(
     corpus: PreparedCorpus, alignment: Alignment, utterances: Sequence[int], factor: int = 3
 ) -> ContextStatistics:
-    """Cepstra of three neighbouring output frames, by HMM state, phone before and phone."""
+    """Statistics of the cepstra of three neighboring output frames, by HMM state, phone before and phone."""
     statistics = ContextStatistics.empty(len(alignment.phones), 3 * _CEPSTRA)
     cosines = _cosines(corpus.num_features)
     cmvn = UtteranceCmvn()
@@ -91,15 +92,15 @@ def prepare_chain(
     num_long_histories: int,
     output: Path,
 ) -> tuple[TiedStates, DenominatorGraph]:
-    """Grows the trees, estimates the phone model and writes both.
+    """Grows the decision trees, estimates the phone model and writes both.
 
     Args:
-        corpus: prepared.
+        corpus: the prepared corpus.
         alignment: of its utterances.
         utterances: to train on.
-        max_columns: outputs of the network.
-        num_long_histories: of three phones in the phone model.
-        output: a folder.
+        max_columns: the maximum number of outputs of the network.
+        num_long_histories: number of histories of three phones in the phone model.
+        output: folder for the files.
     """
     statistics = context_statistics(corpus, alignment, utterances)
     states = grow_trees(alignment.phones, statistics, max_columns)
@@ -112,7 +113,7 @@ def prepare_chain(
 
 
 def load_chain(folder: Path) -> tuple[TiedStates, DenominatorGraph]:
-    """What `prepare_chain` wrote.
+    """Reads what `prepare_chain` wrote.
 
     Raises:
         AsrError: a file is missing or damaged.

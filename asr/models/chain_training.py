@@ -31,23 +31,23 @@ from asr.serialization import read_checkpoint
 
 
 class ChainDataModule(pl.LightningDataModule):
-    """Pieces of prepared utterances in batches, of which each of several processes takes a share.
+    """Batches of pieces of prepared utterances; if several processes train, each takes a share of every batch.
 
-    A run that was stopped inside an epoch goes on with the batch it had reached.
+    A run that was stopped within an epoch continues with the batch it had reached.
 
     Args:
         corpus: a prepared folder.
         alignment: a file in it.
         chain: the folder with tied states and denominator graph.
         held_out: speakers for validation.
-        train_on_held_out: train on them as well, as a last run does once everything has been chosen.
+        train_on_held_out: whether to train on them as well, for a final run after everything has been tuned.
         min_score: corpus -> lowest alignment score of an utterance to train on.
         lengths: output frames that a piece may have.
         frames_per_batch: output frames, of all processes together.
-        max_warp: of vocal tract length perturbation.
+        max_warp: the largest warp of vocal tract length perturbation.
         spec_augment: masks, or None.
         seed: of the order.
-        fbank: that the corpus was prepared with; what a bundle is made with. None is the default.
+        fbank: the features that the corpus was prepared with, and that a bundle will have. None is the default.
 
     Raises:
         AsrError: a file is missing, or the corpus was prepared with other filterbanks.
@@ -74,7 +74,7 @@ class ChainDataModule(pl.LightningDataModule):
             defaults = Fbank().arguments
             own = {name: value for name, value in self.corpus.fbank_arguments.items() if value != defaults[name]}
             raise AsrError(
-                f"{corpus}: it was prepared with other filterbanks; give fbank the init_args {own} or prepare anew."
+                f"{corpus}: it was prepared with other filterbanks; give fbank the init_args {own} or prepare it again."
             )
         self.alignment_path = Path(corpus) / alignment
         self.alignment = Alignment.load(self.alignment_path)
@@ -105,12 +105,12 @@ class ChainDataModule(pl.LightningDataModule):
         self.valid_chunks = ChunkLoader(self.corpus, self._valid, (0,), **shape)
 
     def num_train_batches(self) -> int:
-        """Of the first epoch; others differ a little."""
+        """Batches of the first epoch; other epochs differ a little."""
         assert self.train_chunks is not None
         return len(self.train_chunks.plan(self.seed))
 
     def context_counts(self) -> npt.NDArray[np.float64]:
-        """How often phones follow one another in training, (P, P) [phone before, phone]; silence begins."""
+        """How often one phone follows another in training, (P, P) [phone before, phone]; the first follows silence."""
         count = np.zeros((len(self.alignment.phones),) * 2)
         for utterance in self._train:
             phone, _ = self.alignment.of(utterance)
@@ -118,21 +118,21 @@ class ChainDataModule(pl.LightningDataModule):
         return count
 
     def train_dataloader(self) -> Any:
-        """Batches of the current epoch, other pieces in each."""
+        """Batches of the current epoch; each epoch has other pieces."""
         batches = _Epochs(self.train_chunks, self.seed, self.trainer, self._resume_at)
         self._resume_at = 0
         return DataLoader(batches, batch_size=None)
 
     def val_dataloader(self) -> Any:
-        """Batches of the speakers set aside, the same each time."""
+        """Batches of the held-out speakers, the same each time."""
         return DataLoader(_Epochs(self.valid_chunks, 0, None), batch_size=None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands."""
+        """The position within the epoch."""
         return {"batches_done": 0 if self.trainer is None else batches_done(self.trainer)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The next training loader starts there."""
+        """Makes the next training loader start at the saved position."""
         self._resume_at = state_dict["batches_done"]
 
     def pieces(self, batch: ChunkBatch, chunks: ChunkLoader, tolerance: float) -> list[NumeratorPiece]:
@@ -151,7 +151,7 @@ class ChainDataModule(pl.LightningDataModule):
 
 
 class _Epochs(IterableDataset):  # type: ignore[type-arg]
-    """The batches of the trainer's current epoch, at first from `start` on, or always those of one seed."""
+    """The batches of the trainer's current epoch, the first time from `start` on; or always those of one seed."""
 
     def __init__(self, chunks: ChunkLoader | None, seed: int, trainer: Any, start: int = 0) -> None:
         if chunks is None:
@@ -165,11 +165,11 @@ class _Epochs(IterableDataset):  # type: ignore[type-arg]
 
 
 class NormalizedAverage(WeightAverage):
-    """A moving average that takes in the statistics of the norms as well."""
+    """A moving average of the weights and of the statistics of the norms."""
 
     @torch.no_grad()
     def update(self, network: nn.Module) -> None:
-        """Takes in weights and statistics after an optimiser step."""
+        """Adds weights and statistics after an optimizer step."""
         own = {name: buffer.clone() for name, buffer in self.network.named_buffers()}
         super().update(network)
         num_updates = int(self.num_updates)
@@ -180,24 +180,25 @@ class NormalizedAverage(WeightAverage):
 
 
 class LitChainModel(pl.LightningModule):
-    """TDNN-F by lattice-free MMI with cross-entropy regularisation (Povey et al. 2016, 2018).
+    """Trains a TDNN-F by lattice-free MMI with cross-entropy regularization (Povey et al. 2016, 2018).
 
     Args:
         network: with an auxiliary branch; `num_tokens` must be the number of tied states.
         peak_lr: learning rate after the warm-up.
-        final_lr: at the end; the fall between is exponential.
-        warmup_fraction: of all steps.
-        weight_decay: of matrices.
-        max_gradient_norm: larger gradients are scaled down to it.
-        xent_weight: of the cross-entropy of the auxiliary branch against the numerator's posteriors.
-        score_l2: of the squared scores.
+        final_lr: learning rate at the end; the decay in between is exponential.
+        warmup_fraction: fraction of all steps in which the learning rate rises.
+        weight_decay: for matrices.
+        max_gradient_norm: larger gradients are clipped to this norm.
+        xent_weight: weight of the cross-entropy of the auxiliary branch with the numerator's posteriors.
+        score_l2: weight of the squared scores.
         leak: see `LfMmi`.
         tolerance: output frames by which a phone may begin earlier or end later than aligned.
-        dropout: its highest probability; it rises after a fifth of the training and falls to 0 from the middle on.
-        average_decay: of the moving average of weights, which validation uses.
-        total_steps: of the schedule; None for those that the trainer will make.
-        initial_checkpoint: start from the averaged weights of this checkpoint. Where its states are tied in another
-            way, each output begins as the mean of those that it is made of (`TiedStates.tied_from`).
+        dropout: the highest dropout probability; dropout begins after a fifth of the training, is highest in the
+            middle and falls to 0 at the end.
+        average_decay: decay of the moving average of weights, which validation uses.
+        total_steps: number of steps of the schedule; None for the number that the trainer will make.
+        initial_checkpoint: start from the averaged weights of this checkpoint. If its states are tied in another way,
+            each output begins as the mean of the outputs that it is made of (`TiedStates.tied_from`).
     """
 
     def __init__(
@@ -229,11 +230,11 @@ class LitChainModel(pl.LightningModule):
         self.total_steps = total_steps
         self.initial_checkpoint = initial_checkpoint
         self._objective: LfMmi | None = None
-        # Of a validation: objective, cross-entropy and frames.
+        # Sums of the current validation: objective, cross-entropy and frames.
         self._validation_sums = torch.zeros(3, dtype=torch.float64)
 
     def setup(self, stage: str) -> None:
-        """Checks network against data and opens the loaders."""
+        """Checks that the network fits the data, and opens the loaders."""
         prepare_wrapping(self, self.trainer, may_drop=False)
         data = self._data()
         if self.network.num_tokens != data.states.num_columns or self.network.num_features != data.corpus.num_features:
@@ -249,10 +250,10 @@ class LitChainModel(pl.LightningModule):
             self.average.network.load_state_dict(weights)
 
     def training_step(self, batch: ChunkBatch, batch_idx: int) -> Tensor:
-        """Objective a frame.
+        """The objective per frame, ().
 
-        Of several processes each returns that of its pieces, by the frames of all, times their number, since gradients
-        are then averaged.
+        If several processes train, each divides the objective of its pieces by the frames of all, and multiplies it by
+        the number of processes, because gradients will be averaged.
         """
         self.network.set_dropout(self._dropout_now())
         data = self._data()
@@ -278,7 +279,7 @@ class LitChainModel(pl.LightningModule):
         return loss.sum(), -(posterior * F.log_softmax(auxiliary, dim=2)).sum()
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Clips gradients; a step whose gradient is not finite is left out."""
+        """Clips gradients; a step whose gradient is not finite is skipped."""
         parameters = [parameter for parameter in self.network.parameters() if parameter.grad is not None]
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.max_gradient_norm)
         if not torch.isfinite(norm):
@@ -287,9 +288,9 @@ class LitChainModel(pl.LightningModule):
         self.log("gradient_norm", norm)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """With the semi-orthogonal constraint, every fourth step, and the moving average.
+        """Also applies the semi-orthogonal constraint, every fourth step, and updates the moving average.
 
-        In no hook behind the step, since checkpoints are written before the module's hooks are called.
+        A hook after the step would be too late, since checkpoints are written before the module's hooks are called.
         """
         super().optimizer_step(*args, **kwargs)
         if (int(self.average.num_updates) + 1) % 4 == 0:
@@ -297,7 +298,7 @@ class LitChainModel(pl.LightningModule):
         self.average.update(self.network)
 
     def validation_step(self, batch: ChunkBatch, batch_idx: int) -> None:
-        """The objective a frame, with averaged weights."""
+        """Adds up the objective with averaged weights."""
         data = self._data()
         assert data.valid_chunks is not None
         network: Any = self.average.network
@@ -309,17 +310,17 @@ class LitChainModel(pl.LightningModule):
         self._validation_sums += torch.stack([value.double().cpu() for value in (mmi, xent, num_frames)])
 
     def on_validation_epoch_start(self) -> None:
-        """Clears the sums."""
+        """Resets the sums."""
         self._validation_sums.zero_()
 
     def on_validation_epoch_end(self) -> None:
-        """Logs the objective and the cross-entropy a frame, of all processes' batches."""
+        """Logs the objective and the cross-entropy per frame, over all processes' batches."""
         mmi, xent, num_frames = total(self._validation_sums).tolist()
         if num_frames:
             self.log_dict({"val_mmi": mmi / num_frames, "val_xent": xent / num_frames}, prog_bar=True)
 
     def configure_optimizers(self) -> Any:
-        """AdamW with a short rise and an exponential fall."""
+        """AdamW with a short warm-up and an exponential decay."""
         optimizer = adamw(self.network, self.peak_lr, self.weight_decay)
         total = self._num_steps()
         warmup = max(1, round(self.warmup_fraction * total))
@@ -334,13 +335,13 @@ class LitChainModel(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keeps the columns' names and the tied states."""
+        """Saves the columns' names and the tied states."""
         states = self._data().states
         checkpoint["tokens"] = states.column_names()
         checkpoint[TIED_STATES] = states.to_json()
 
     def transfer_batch_to_device(self, batch: ChunkBatch, device: torch.device, dataloader_idx: int) -> ChunkBatch:
-        """Only the features go."""
+        """Moves only the features."""
         return batch._replace(features=batch.features.to(device))
 
     def _initial_weights(self, path: str) -> dict[str, Tensor]:

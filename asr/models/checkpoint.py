@@ -25,7 +25,7 @@ def network_from_checkpoint(
     Args:
         checkpoint: a `.ckpt` file that `asr fit` wrote. Several checkpoints, of one run or of runs that continued it,
             give the mean of their weights, which is often better than any of them.
-        recipe: the YAML that the run was started with, or the `config.yaml` that it wrote beside its logs.
+        recipe: the YAML that the run was started with, or the `config.yaml` that it wrote next to its logs.
 
     Raises:
         AsrError: a file is missing or of another kind, or the files do not belong together.
@@ -55,7 +55,7 @@ def network_from_checkpoint(
         tables.append(TokenTable(_tokens(content, path), name=str(path)))
         if tables[-1] != tables[0]:
             raise AsrError(
-                f"{path}: the checkpoint has other tokens than {tables[0].name}; take checkpoints of one run."
+                f"{path}: the checkpoint has other tokens than {tables[0].name}; use checkpoints of one run."
             )
     registered.network.load_state_dict(mean)
     return registered, tables[0]
@@ -81,13 +81,13 @@ def _averaged_weights(content: dict[str, Any], checkpoint: str | Path) -> dict[s
     state = content["state_dict"]
     weights = {name[len(_AVERAGE_PREFIX) :]: value for name, value in state.items() if name.startswith(_AVERAGE_PREFIX)}
     if not weights:
-        raise AsrError(f"{checkpoint}: it has no averaged network; take one that `asr fit` wrote for an am*.yaml.")
+        raise AsrError(f"{checkpoint}: it has no averaged network; use one that `asr fit` wrote for an am*.yaml.")
     return weights
 
 
 def _tokens(content: dict[str, Any], checkpoint: str | Path) -> list[str]:
     if "tokens" not in content:
-        raise AsrError(f"{checkpoint}: it has no list of tokens; take one that `asr fit` wrote for an am*.yaml.")
+        raise AsrError(f"{checkpoint}: it has no list of tokens; use one that `asr fit` wrote for an am*.yaml.")
     return list(content["tokens"])
 
 
@@ -99,4 +99,4 @@ def _network_section(recipe: Path) -> tuple[str, dict[str, Any]]:
     except OSError as error:
         raise AsrError(f"{recipe}: the recipe cannot be read ({error.strerror}).") from error
     except (KeyError, TypeError, ValueError, UnicodeDecodeError) as error:
-        raise AsrError(f"{recipe}: it has no model.init_args.network; take the YAML of an acoustic model.") from error
+        raise AsrError(f"{recipe}: it has no model.init_args.network; use the YAML of an acoustic model.") from error

@@ -1,4 +1,4 @@
-"""Training batches of pieces of utterances, all pieces of a batch of one length (Povey et al. 2016).
+"""Training batches of pieces of utterances; all pieces of a batch have the same length (Povey et al. 2016).
 
 Shapes: N pieces of a batch, T frames of features with their context, F features, L output frames of a piece.
 """
@@ -29,15 +29,15 @@ class Chunk(NamedTuple):
 
 
 class ChunkBatch(NamedTuple):
-    """What a training step reads.
+    """The batch of a training step.
 
     Attributes:
-        features: (N, T, F) float32, normalised, with the network's context on both sides.
+        features: (N, T, F) float32, normalized, with the network's context on both sides.
         chunks: where each piece comes from.
         num_outputs: L.
-        rows: (N,) places in the batch of all processes.
-        num_all: pieces of that batch.
-        number: seed of the epoch, and batch of the epoch.
+        rows: (N,) positions in the batch of all processes.
+        num_all: number of pieces of that batch.
+        number: seed of the epoch, and number of the batch in it.
     """
 
     features: Tensor
@@ -49,18 +49,18 @@ class ChunkBatch(NamedTuple):
 
 
 class ChunkLoader:
-    """Cuts utterances into pieces, anew in each epoch, and loads batches of them.
+    """Cuts utterances into other pieces in each epoch, and loads batches of them.
 
     Args:
         corpus: prepared features.
-        utterances: which of them.
-        conditions: indices of `corpus.conditions`; one is drawn for every utterance and epoch, by their weights.
+        utterances: the utterances to use.
+        conditions: indices into `corpus.conditions`; one is drawn for every utterance and epoch, by their weights.
         lengths: output frames that a piece may have, ascending.
-        frames_per_batch: output frames of a batch, about.
-        left_context: feature frames in front of a piece.
-        right_context: feature frames behind it.
-        factor: feature frames of an output frame.
-        max_warp: of vocal tract length perturbation; 0 for none.
+        frames_per_batch: approximate number of output frames of a batch.
+        left_context: feature frames before a piece.
+        right_context: feature frames after it.
+        factor: feature frames per output frame.
+        max_warp: the largest warp of vocal tract length perturbation; 0 for none.
         spec_augment: masks of bands of frames and features, or None.
     """
 
@@ -104,7 +104,7 @@ class ChunkLoader:
             pieces = -(-num_outputs // self.lengths[-1])
             longest_fit = max(length for length in self.lengths if length * pieces <= max(num_outputs, self.lengths[0]))
             cover = min((length for length in self.lengths if length * pieces >= num_outputs), default=longest_fit)
-            # Pieces overlap a little, or leave a little out, whichever is less.
+            # Pieces overlap a little or leave a little out, whichever is less.
             length = cover if cover * pieces - num_outputs < num_outputs - longest_fit * pieces else longest_fit
             if length > num_outputs:
                 length = longest_fit
@@ -122,12 +122,12 @@ class ChunkLoader:
             order = rng.permutation(len(chunks))
             for begin in range(0, len(order), size):
                 batches.append((length, [chunks[index] for index in order[begin : begin + size]]))
-        # A small rest would have poor statistics for the norms.
+        # A small last batch would have poor statistics for the norms.
         batches = [batch for batch in batches if 2 * batch[0] * len(batch[1]) >= self.frames_per_batch]
         return [batches[index] for index in rng.permutation(len(batches))]
 
     def load(self, length: int, chunks: Sequence[Chunk], share: Share = WHOLE) -> ChunkBatch:
-        """Features of a share of a batch; random masks and warps are drawn from torch's generator, for all of it."""
+        """Features of a share of a batch; masks and warps are drawn by torch's generator for the whole batch."""
         rows, num_all = share.rows(len(chunks)), len(chunks)
         chunks = [chunks[row] for row in rows]
         num_frames = self.left_context + length * self.factor + self.right_context
@@ -143,7 +143,7 @@ class ChunkLoader:
         batch = torch.from_numpy(features)
         with batch_rows(rows, num_all):
             if self._warp is not None:
-                # The warp is linear in the features: as a matrix it is a tenth of the time.
+                # The warp is linear in the features; as a matrix it takes a tenth of the time.
                 one = torch.eye(self.corpus.num_features)
                 batch = batch @ self._warp(one.expand(len(chunks), -1, -1))
             if self.spec_augment is not None:
@@ -152,7 +152,7 @@ class ChunkLoader:
         return ChunkBatch(batch, chunks, length, rows, num_all)
 
     def epoch(self, seed: int, share: Share = WHOLE, start: int = 0) -> Iterator[ChunkBatch]:
-        """The batches of an epoch from `start` on; their random numbers follow from the seed."""
+        """The batches of an epoch from `start` on; the seed determines their random numbers."""
         for number, (length, chunks) in enumerate(self.plan(seed)):
             if number >= start:
                 draw_from(seed, number)
@@ -165,12 +165,12 @@ class ChunkLoader:
         return seconds
 
     def _normal(self, utterance: int, condition: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """What `UtteranceCmvn` takes off the whole utterance and multiplies it with, (F,) each."""
+        """What `UtteranceCmvn` subtracts from the whole utterance and then multiplies it by, (F,) each."""
         key = (utterance, condition)
         if key not in self._statistics:
             features = torch.from_numpy(self.corpus.features(utterance, condition).astype(np.float32))
             num_frames = torch.tensor([len(features)])
-            # The normalisation is affine in each feature: two frames tell it, the lowest and the highest value.
+            # The normalization is affine in each feature, so two frames determine it: the lowest and highest values.
             normal = self._cmvn(features[None], num_frames)[0]
             low, high = features.min(0), features.max(0)
             span = (high.values - low.values).clamp(min=1e-5)

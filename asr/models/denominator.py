@@ -1,7 +1,7 @@
 """The denominator of lattice-free MMI: a phone n-gram model without backing off, as a hidden Markov model.
 
-After Povey et al. 2016: all histories of two phones are states, and of those of three the ones that tell most about the
-next phone. A state lists the phones that were seen behind it in training and no others, which keeps the graph small.
+As in Povey et al. (2016), all histories of two phones are states, and so are those histories of three phones that tell
+most about the next phone. A state lists only the phones that followed it in training, which keeps the graph small.
 
 Shapes: P phones, S states, A arcs.
 """
@@ -17,18 +17,18 @@ from asr.graph.context import TiedStates
 from asr.graph.denominator_graph import DenominatorGraph
 
 History = tuple[int, ...]
-_BOUNDARY = 0  # silence stands in front of every utterance
+_BOUNDARY = 0  # silence precedes every utterance
 _STEPS = 100
 _RESTART = 1e-3
 _STAY = 0.5
 
 
 def phone_histories(sequences: Iterable[Sequence[int]], num_long: int) -> dict[History, Counter[int]]:
-    """The states of the phone model: a history, ending in the phone that is being spoken, and what follows it.
+    """The states of the phone model: histories, which end in the phone being spoken, and counts of the next phones.
 
     Args:
         sequences: phones of the training utterances.
-        num_long: histories of three phones to keep.
+        num_long: number of histories of three phones to keep.
     """
     padded: list[History] = [(_BOUNDARY, _BOUNDARY, *sequence) for sequence in sequences]
     short: dict[History, Counter[int]] = defaultdict(Counter)
@@ -52,7 +52,7 @@ def phone_histories(sequences: Iterable[Sequence[int]], num_long: int) -> dict[H
 
 
 def denominator_graph(histories: dict[History, Counter[int]], states: TiedStates) -> DenominatorGraph:
-    """The phone model with two HMM states a phone, of which the first is passed in one frame.
+    """The phone model with two HMM states for each phone, of which the first takes exactly one frame.
 
     A state of the result is a history whose last phone has begun: an arc to itself reads the phone's loop column, an
     arc to the next history the next phone's entry column.

@@ -1,9 +1,9 @@
 """Acoustic models as ONNX and TorchScript files, which need none of this program's code.
 
 A file reads filterbanks: features (N, T, F) float32 and num_frames (N,) int64 in, natural log-probabilities (N, T', C)
-and their frames (N,) out; the normalization of utterances is inside. Inputs and outputs of ONNX files have the names
-that icefall gives them. Tokens and the settings of the filterbank are in the file, so that `onnx:` and `torchscript:`
-of `asr.models.external` need nothing beside it. A streaming file reads one stream, chunk by chunk, see
+and their frames (N,) out; it normalizes utterances itself. Inputs and outputs of ONNX files have the names that icefall
+gives them. Tokens and the settings of the filterbank are in the file, so that `onnx:` and `torchscript:` of
+`asr.models.external` need no other files. A streaming file reads one stream, chunk by chunk, see
 `asr.models.export_streaming`.
 
 Shapes: N utterances, T frames, F features, T' frames of output, C tokens.
@@ -37,7 +37,7 @@ from asr.text.ctc_tokens import CTCTokens
 FORMATS = ("onnx", "torchscript")
 _IS_TORCH_1 = torch.__version__.startswith("1.")
 _OPSET = 14
-# Of the recordings that the network is traced with: the longer one has a pause for the normalization to find.
+# Lengths of the recordings that the network is traced with; the longer one has a pause, which normalization leaves out.
 _FRAMES = (240, 97)
 _DYNAMIC_AXES = {
     "x": {0: "N", 1: "T"},
@@ -53,36 +53,36 @@ def export_acoustic_model(
     """Writes the acoustic model of a bundle.
 
     Args:
-        bundle: of this program's own networks.
-        path: the file.
+        bundle: with one of this program's own networks.
+        path: the file to write.
         form: one of `FORMATS`.
-        streaming: for a network that reads a stream in such chunks; None for one that reads whole utterances.
+        streaming: exports a network that reads a stream in such chunks; None exports one for whole utterances.
 
     Raises:
-        AsrError: there is no such format, the network is from elsewhere or cannot stream, or the file cannot be
+        AsrError: there is no such format, the network is an external one or cannot stream, or the file cannot be
             written.
     """
     if form not in FORMATS:
         raise AsrError(f"there is no format {form!r} to export to; there are {', '.join(FORMATS)}.")
     if isinstance(bundle.acoustic_model.network, ExternalNetwork):
         raise AsrError(
-            f"bundle {bundle.name}: its acoustic model is from elsewhere already; there is nothing to export."
+            f"bundle {bundle.name}: its acoustic model is an external one already; there is nothing to export."
         )
     if streaming is not None and not isinstance(bundle.acoustic_model.network, Tdnnf):
         raise AsrError(
-            f"bundle {bundle.name}: its network sees whole utterances; only a TDNN-F, whose context is bounded, can be "
-            "exported for streams."
+            f"bundle {bundle.name}: its network reads whole utterances; only a TDNN-F, whose context is bounded, can "
+            "be exported for streams."
         )
     network = _traceable(bundle.acoustic_model.network)
     features: Any = bundle.features.network
     factor: Any = network.subsampling_factor
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(2, max(_FRAMES), features.feature_dim, generator=generator), torch.tensor(_FRAMES)
-    # Frames of noise do not count in the normalization.
+    # A pause, so that the trace covers frames that do not count in the normalization.
     inputs[0][0, 60:200] -= 20.0
     tokens = list(bundle.graph.tokens.tokens)
     with atomic_path(Path(path)) as partial, warnings.catch_warnings():
-        # Of sizes that become constants: those of the network are constant.
+        # Warnings that sizes become constants: the sizes of the network are constant.
         warnings.simplefilter("ignore")
         stream = None if streaming is None else StreamingTdnnf(cast(Tdnnf, network), streaming)
         states: tuple[Tensor, ...] = ()
@@ -128,9 +128,9 @@ class TraceableCmvn(UtteranceCmvn):
     """`UtteranceCmvn` without a branch that depends on the number of frames, which a trace would fix."""
 
     def _counted(self, features: Tensor, inside: Tensor) -> Tensor:
-        """As that of the class."""
+        """See `UtteranceCmvn`."""
         is_short = features.shape[1] <= 2 * self.pause_margin
-        # Enough frames for every rank, none of them an utterance's.
+        # Padding gives every rank enough frames; none of the added ones belongs to an utterance.
         longer = F.pad(features, (0, 0, 0, 2 * self.pause_margin))
         is_frame = F.pad(inside, (0, 2 * self.pause_margin))
         counted = super()._counted(longer, is_frame)[:, : features.shape[1]]
@@ -180,7 +180,7 @@ def _export_onnx(
     dynamic_axes: dict[str, dict[int, str]],
 ) -> None:
     if not can_export_onnx():
-        raise AsrError("torch 2 exports to ONNX by the package onnx, which is missing: pip install onnx.")
+        raise AsrError("torch 2 needs the package onnx to export to ONNX: pip install onnx.")
     legacy = {} if _IS_TORCH_1 else {"dynamo": False}
     export: Any = torch.onnx.export
     export(
@@ -196,7 +196,7 @@ def _export_onnx(
 
 
 def _add_metadata(path: Path, metadata: dict[str, str]) -> None:
-    """Adds `metadata_props` to an ONNX file: a repeated field of a protocol buffer may be continued at its end."""
+    """Adds `metadata_props` to an ONNX file: entries of a repeated field may be appended to a protocol buffer."""
     with path.open("ab") as stream:
         for key, value in metadata.items():
             entry = _field(1, key.encode()) + _field(2, value.encode())
@@ -204,7 +204,7 @@ def _add_metadata(path: Path, metadata: dict[str, str]) -> None:
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """A field of bytes of a protocol buffer."""
+    """A length-delimited field of a protocol buffer."""
     return bytes([number << 3 | 2]) + _varint(len(content)) + content
 
 

@@ -1,9 +1,9 @@
-"""A TDNN-F that keeps states between chunks, as a file: what `asr.streaming` does around the network is inside.
+"""A TDNN-F that keeps states between chunks, for export: it includes what `asr.streaming` does around the network.
 
-The states are the features in front of a chunk that its outputs depend on, the sums that normalize the features, and
-whether speech has begun. Log-probabilities are those of a stream through the bundle itself.
+The states are the features before a chunk that its outputs depend on, the sums that normalize the features, and
+whether speech has begun. Log-probabilities equal those of a stream through the bundle itself.
 
-Shapes: T frames of a chunk and of what comes behind it, F features, H frames of history, T' frames of output, C tokens.
+Shapes: T frames of a chunk and its right context, F features, H frames of history, T' frames of output, C tokens.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from asr.models.interface import LOG_PROB_IN_NOISE
 from asr.models.tdnnf import Tdnnf
 
 STATES = ("left_features", "num_left", "feature_sums", "feature_count", "has_begun", "in_pause")
-"""Names of the states, which all begin as zeros. Those behind a chunk have the prefix `new_`."""
+"""Names of the states, which all begin as zeros. Those after a chunk have the prefix `new_`."""
 
 
 class StreamChunks(NamedTuple):
-    """What a stream is cut into, in frames of output.
+    """The chunks of a stream, in frames of output.
 
     Args:
-        chunk: outputs of a call.
-        right: context behind them that the network sees.
-        memory: so many frames count in the normalization of the features.
+        chunk: outputs per call.
+        right: right context that the network sees.
+        memory: the maximum number of frames that count in the normalization of the features.
         min_feature_std: standard deviation of the features below which the beginning of a stream is noise.
     """
 
@@ -38,10 +38,10 @@ class StreamChunks(NamedTuple):
 
 
 class StreamingTdnnf(nn.Module):
-    """A network, the normalization of a stream's features, and what is kept of them from call to call.
+    """A network with the normalization of a stream's features, and the states that both need between calls.
 
     Args:
-        network: in evaluation, traceable.
+        network: in evaluation mode, traceable.
         chunks: sizes.
     """
 
@@ -51,14 +51,14 @@ class StreamingTdnnf(nn.Module):
         self.chunks = chunks
         self.factor = network.subsampling_factor
         self.num_frames = (chunks.chunk + chunks.right) * self.factor
-        """T."""
+        """T, frames of features per call."""
         self.shift = chunks.chunk * self.factor
-        """Frames from one call's first to the next one's."""
+        """Frames of features from the beginning of one call to that of the next."""
         self.num_history = -(-network.left_context // self.factor) * self.factor
-        """H."""
+        """H, frames of features kept before a chunk."""
 
     def initial_states(self) -> tuple[Tensor, ...]:
-        """Zeros, as `STATES` names them."""
+        """The states at the beginning of a stream, all zero, in the order of `STATES`."""
         num_features = self.network.num_features
         return (
             torch.zeros(1, self.num_history, num_features),
@@ -80,26 +80,27 @@ class StreamingTdnnf(nn.Module):
         has_begun: Tensor,
         in_pause: Tensor,
     ) -> tuple[Tensor, ...]:
-        """One call; fewer frames than T end the stream, and have all their outputs.
+        """Evaluates one chunk. Fewer frames than T end the stream and yield all remaining outputs.
 
         Args:
-            x: (1, T, F) float32, zeros behind the last frame.
-            x_lens: (1,) int64.
-            left_features: (1, H, F), the last of them in front of x.
-            num_left: (1,) int64, how many of them there are.
-            feature_sums: (2, F) float64, of values and squares.
-            feature_count: (1,) float64, of how many frames.
+            x: (1, T, F) float32, zeros after the last frame.
+            x_lens: (1,) int64, number of frames.
+            left_features: (1, H, F), the features right before x at the end.
+            num_left: (1,) int64, how many of them are valid.
+            feature_sums: (2, F) float64, sums of values and squares.
+            feature_count: (1,) float64, number of frames in these sums.
             has_begun, in_pause: (1,) float32, 1 for yes.
 
         Returns:
-            Log-probabilities (1, T', C), how many of them count (1,), and the states in the same order.
+            Log-probabilities (1, T', C), the number of valid frames among them (1,), and the new states in the same
+            order.
         """
         is_whole = x_lens == self.num_frames
         number = torch.arange(self.num_frames)
         is_seen = number < x_lens
         seen = x[0].double()
 
-        # What normalizes: all so far, and what this call sees.
+        # Features are normalized by all frames so far and those of this call.
         sums = feature_sums + _sums(seen, is_seen)
         count = (feature_count + x_lens.double()).clamp(min=1.0)
         mean = sums[0] / count
@@ -120,7 +121,7 @@ class StreamingTdnnf(nn.Module):
         num_outputs = torch.where(
             is_whole, whole, torch.div(x_lens + self.factor - 1, self.factor, rounding_mode="floor")
         )
-        # Of a pause only the first chunk counts.
+        # Only the first chunk of a pause counts.
         has_word = (log_prob[0].argmax(dim=1) > 0) & (torch.arange(log_prob.shape[1]) < num_outputs)
         has_speech = has_word.to(torch.float32).max().unsqueeze(0) > 0.5
         counts = has_speech | (in_pause < 0.5)

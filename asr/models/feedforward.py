@@ -17,9 +17,9 @@ from asr.models.shared_batch import BatchDropout
 
 
 class FeedForwardNetwork(NormalizingNetwork):
-    """Spliced frames through hidden ReLU layers; only every n-th frame is evaluated.
+    """Hidden ReLU layers over spliced frames, evaluated only at every n-th frame.
 
-    The defaults are those of a usual hybrid system with 40 filterbanks and energy: 5 frames of context on each side,
+    The defaults are those of a typical hybrid system with 40 filterbanks and energy: 5 frames of context on each side,
     and 5 hidden layers of 2,000 units.
 
     Args:
@@ -27,8 +27,8 @@ class FeedForwardNetwork(NormalizingNetwork):
         num_tokens: C, blank included.
         num_hidden_layers: number of ReLU layers.
         hidden_dim: size of each hidden layer.
-        left_context: number of frames before.
-        right_context: number of frames after.
+        left_context: number of frames spliced before a frame.
+        right_context: number of frames spliced after it.
         subsampling_factor: evaluate every n-th spliced frame (frame stacking and skipping).
         dropout: after each hidden layer.
     """
@@ -57,7 +57,7 @@ class FeedForwardNetwork(NormalizingNetwork):
 
     @property
     def receptive_field(self) -> tuple[int, int]:
-        """See `NormalizingNetwork`. Skipped frames count as an output's own."""
+        """See `NormalizingNetwork`. The frames skipped between outputs count as an output's own frames."""
         return self.splice.left, self.splice.right
 
     def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:

@@ -1,4 +1,4 @@
-"""Where phones begin: by the network of a bundle, and by a small classifier that is trained on a first alignment.
+"""Alignments of phones, by the network of a bundle and by a small classifier trained on a first alignment.
 
 Shapes: N pieces, L output frames, C phones, silence first.
 """
@@ -25,7 +25,7 @@ from asr.models.tdnnf import Tdnnf
 from asr.text.lexicon import Lexicon
 
 _LEAST_PRIOR, _LEAST_POSTERIOR = 1e-4, 1e-6
-_LEFT_OUT = 0.1  # of the utterances: those whose readers may have said something else
+_LEFT_OUT = 0.1  # share of the utterances, those aligned worst, whose readers may not have read the text
 
 
 def align_with_bundle(corpus: PreparedCorpus, lexicon: Lexicon, folder: str | Path) -> Alignment:
@@ -33,11 +33,11 @@ def align_with_bundle(corpus: PreparedCorpus, lexicon: Lexicon, folder: str | Pa
 
     Args:
         corpus: prepared with the bundle's filterbanks.
-        lexicon: a network of tied states takes all pronunciations of a word, a CTC network the first one.
+        lexicon: a network of tied states uses all pronunciations of a word, a CTC network only the first one.
         folder: the bundle's.
 
     Raises:
-        AsrError: the bundle lacks a phone or takes other features.
+        AsrError: the bundle does not have all phones, or its features are different.
     """
     bundle = Bundle.load(folder)
     network: Any = bundle.acoustic_model.network.eval()
@@ -61,7 +61,7 @@ def phone_likelihoods(corpus: PreparedCorpus, network: nn.Module, states: TiedSt
     """Log-likelihoods of phones, up to a constant, from a network of tied states: posterior over prior.
 
     Returns:
-        of each utterance, (T', C).
+        for each utterance, (T', C).
     """
     owner = torch.from_numpy(states.phone_of_column())
     posteriors = []
@@ -81,15 +81,15 @@ def refine_alignment(
     seed: int = 0,
     report: Callable[[str], None] = print,
 ) -> Alignment:
-    """Trains a classifier on the utterances that were aligned best, nine of ten, and aligns all by it.
+    """Trains a classifier on the nine tenths of the utterances that are aligned best, and aligns all of them with it.
 
     Args:
-        corpus: prepared.
-        lexicon: all pronunciations of a word take part.
-        alignment: the one before.
-        num_epochs: of the classifier.
+        corpus: the prepared corpus.
+        lexicon: all pronunciations of a word are used.
+        alignment: the previous alignment.
+        num_epochs: epochs of the classifier's training.
         seed: of its training.
-        report: told after each epoch.
+        report: called with a line of text after each epoch.
     """
     aligned = [index for index in range(len(corpus)) if np.isfinite(alignment.score[index])]
     threshold = np.quantile(alignment.score[aligned], _LEFT_OUT)
@@ -165,13 +165,13 @@ def realign(
 
     Args:
         corpus: prepared features.
-        lexicon: all pronunciations of a word take part.
+        lexicon: all pronunciations of a word are used.
         phones: the columns, silence first.
-        likelihoods: of each utterance, (T', C).
-        frame_seconds: of an output frame.
+        likelihoods: for each utterance, (T', C).
+        frame_seconds: length of an output frame.
 
     Raises:
-        AsrError: the phones do not begin with silence, or the lexicon has others.
+        AsrError: the phones do not begin with silence, or the lexicon has other phones.
     """
     if phones[0] != SILENCE:
         raise AsrError(f"The first phone must be {SILENCE}, not {phones[0]}.")
@@ -192,7 +192,7 @@ def realign(
 
 
 def _log_prob(corpus: PreparedCorpus, index: int, network: nn.Module) -> torch.Tensor:
-    """Of one utterance, (T', C)."""
+    """Log-probabilities of one utterance, (T', C)."""
     features = torch.from_numpy(corpus.features(index, 0).astype(np.float32))
     with torch.no_grad():
         log_prob: torch.Tensor = network(features[None], torch.tensor([len(features)]))[0][0]

@@ -1,4 +1,4 @@
-"""What the program expects of acoustic models and of training objectives.
+"""The interfaces of acoustic models and of training objectives.
 
 Shapes: N utterances, T frames of features, F features, T' output frames, C tokens, U tokens of a transcript.
 """
@@ -15,12 +15,12 @@ from asr.audio.cmvn import UtteranceCmvn
 from asr.audio.waveform import batches_of_similar_length
 
 LOG_PROB_IN_NOISE = -20.0
-"""Log-probability of all tokens but blank as long as a stream has been nothing but noise."""
+"""Log-probability of all tokens except the blank as long as a stream has had only noise."""
 
 ACOUSTIC_PRECISIONS = {"auto": "8-bit integers where the processor multiplies them fast", "float32": "float32"}
 
 ACOUSTIC_SECONDS = 30.0
-"""Audio that an acoustic model takes at a time on a CPU, see `in_parts`."""
+"""Audio that an acoustic model reads at a time on a CPU, see `in_parts`."""
 
 
 class AcousticNetwork(Protocol):
@@ -35,7 +35,7 @@ class AcousticNetwork(Protocol):
         ...
 
     def forward_all_layers(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
-        """As the call, with the outputs of intermediate layers, if any, before the last one."""
+        """Like the call, with the outputs of intermediate layers, if any, before the last one."""
         ...
 
     def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -46,12 +46,12 @@ class AcousticNetwork(Protocol):
 class NormalizingNetwork(nn.Module):
     """An `AcousticNetwork` that first normalizes each utterance to mean 0 and variance 1.
 
-    This is part of the network, not of the features, so that training and recognition cannot differ in it.
+    Normalization is part of the network, not of the features, so that training and recognition cannot differ in it.
 
     Args:
         num_features: F.
         num_tokens: C, blank included.
-        subsampling_factor: frames of features to an output frame.
+        subsampling_factor: frames of features per output frame.
     """
 
     def __init__(self, num_features: int, num_tokens: int, subsampling_factor: int) -> None:
@@ -63,7 +63,7 @@ class NormalizingNetwork(nn.Module):
 
     @property
     def receptive_field(self) -> tuple[int, int] | None:
-        """Frames of features before and behind its own that an output depends on; None: on all of them."""
+        """Frames of features before and after its own that an output depends on; None if it depends on all."""
         return None
 
     def forward(self, features: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,11 +72,11 @@ class NormalizingNetwork(nn.Module):
         return outputs[-1], num_frames
 
     def forward_all_layers(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
-        """As `forward`, with the outputs of intermediate layers, if any, before the last one."""
+        """Like `forward`, with the outputs of intermediate layers, if any, before the last one."""
         return self.forward_normalized(self.input_norm(features, num_frames), num_frames)
 
     def as_weights(self, features: Tensor) -> Tensor:
-        """Normalized features in the weights' type, which `.half()` and `.bfloat16()` change."""
+        """Converts normalized features to the weights' type, which `.half()` and `.bfloat16()` change."""
         return features.to(next(self.parameters()).dtype)
 
     def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -103,19 +103,19 @@ class Objective(Protocol):
 
 
 Outputs = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""What a network does: features (N, T, F), num_frames (N,) -> log-probabilities (N, T', C), num_frames' (N,)."""
+"""A network's call: features (N, T, F), num_frames (N,) -> log-probabilities (N, T', C), num_frames' (N,)."""
 
 
 def in_parts(network: Outputs, features: Tensor, num_frames: Tensor, max_frames: float) -> tuple[Tensor, Tensor]:
-    """As network(features, num_frames), on a CPU of some utterances at a time.
+    """network(features, num_frames), on a CPU for a few utterances at a time.
 
     A batch whose activations exceed the processor's caches takes two to three times as long.
 
     Args:
-        network: what is called.
+        network: the network to call.
         features: (N, T, F).
         num_frames: (N,).
-        max_frames: frames of features that it takes at a time on a CPU, padding included, but at least one utterance.
+        max_frames: frames of features per call on a CPU, padding included; a call has at least one utterance.
     """
     if features.device.type != "cpu" or features.shape[0] * features.shape[1] <= max_frames:
         return network(features, num_frames)
@@ -128,7 +128,7 @@ def in_parts(network: Outputs, features: Tensor, num_frames: Tensor, max_frames:
 
 
 def moves_only(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Of a function that `nn.Module._apply` calls for each weight what it does to the device, not to the type."""
+    """Restricts a function that `nn.Module._apply` calls for each weight to changes of the device, not of the type."""
 
     def moved(values: Tensor) -> Tensor:
         found = fn(values)

@@ -1,8 +1,8 @@
 """Lattice-free MMI (Povey et al. 2016): the transcript's paths against all paths of a phone language model.
 
-The numerator sums over the ways in which the phones of a piece may be spread over its frames, each phone near the place
-where an alignment saw it. The denominator sums over all paths of a graph of HMM states. Both are exact
-forward-backward passes in compiled loops; without numba the same loops run in the interpreter.
+The numerator sums over all ways to spread the phones of a piece over its frames, each phone near its position in an
+alignment. The denominator sums over all paths of a graph of HMM states. Both are exact forward-backward passes in
+compiled loops; without numba the same loops run in the interpreter.
 
 Shapes: N pieces of equal length, T frames, C columns, S states, A arcs, P phones of a piece.
 """
@@ -24,11 +24,11 @@ _HIGHEST = 30.0
 
 
 class _OutgoingArcs(NamedTuple):
-    """The arcs of a denominator graph by the state that they leave, for the backward pass.
+    """The arcs of a denominator graph sorted by source state, for the backward pass.
 
     Attributes:
         begin: (S + 1,) int64; the arcs from state s are `begin[s] : begin[s + 1]`.
-        target: (A,) int64, where an arc leads.
+        target: (A,) int64, the state that an arc leads to.
         probability: (A,) float32.
     """
 
@@ -38,15 +38,15 @@ class _OutgoingArcs(NamedTuple):
 
 
 class NumeratorPiece(NamedTuple):
-    """The phones of one piece; all in output frames from the piece's beginning.
+    """The phones of one piece; all frames are output frames from the piece's beginning.
 
     Attributes:
-        entry: (P,) int64, the column that the first frame of a phone reads.
-        loop: (P,) int64, what its other frames read.
+        entry: (P,) int64, the column of the first frame of a phone.
+        loop: (P,) int64, the column of its other frames.
         earliest: (P,) int64, the first frame that the phone may have.
-        latest: (P,) int64, one behind the last.
-        has_begun: (P,) bool, whether the phone may be the one that is being spoken when the piece begins.
-        may_end: (P,) bool, whether it may be the last one.
+        latest: (P,) int64, one after the last frame that it may have.
+        has_begun: (P,) bool, whether the phone may already be spoken when the piece begins.
+        may_end: (P,) bool, whether it may be the last phone of the piece.
     """
 
     entry: npt.NDArray[np.int64]
@@ -79,8 +79,8 @@ def numerator_piece(
     latest = np.maximum(np.ceil(end + tolerance - 0.5).astype(np.int64), earliest + 1)
     inside = np.flatnonzero((latest > 0) & (earliest < num_frames))
     earliest, latest = earliest[inside], latest[inside]
-    # The state in front of the first frame is a phone that may have been spoken in frame -1; the utterance's first
-    # phone may also be only about to begin, which the entry from the state in front of it allows (see `_numerator`).
+    # The state before the first frame is a phone that may have been spoken in frame -1. The utterance's first phone
+    # may also just be about to begin, which the entry from the state before it allows (see `_numerator`).
     has_begun = earliest < 0
     may_end = latest >= num_frames
     if not may_end.any():
@@ -94,7 +94,7 @@ class LfMmi:
 
     Args:
         graph: the denominator.
-        leak: probability, at each frame, of going on from a state drawn from `graph.initial` (the leaky HMM).
+        leak: probability, in each frame, of a jump to a state drawn from `graph.initial` (the leaky HMM).
     """
 
     def __init__(self, graph: DenominatorGraph, leak: float = 0.1) -> None:
@@ -111,7 +111,7 @@ class LfMmi:
         """The log sum over all paths, (N,) float64, and its gradient (N, T, C), the columns' posteriors.
 
         Args:
-            score: (N, T, C) natural logs, normalised or not.
+            score: (N, T, C) natural logs, normalized or not.
         """
         num_pieces, num_frames, num_columns = score.shape
         # Pieces last: the inner loops of the recursion run over them.
@@ -125,7 +125,7 @@ class LfMmi:
         return value + shift.double().sum((1, 2)), posterior.permute(2, 0, 1)
 
     def numerator(self, score: Tensor, pieces: Sequence[NumeratorPiece]) -> tuple[Tensor, Tensor]:
-        """As `denominator`, over the paths of each piece's own phones; -inf and no gradient where there is none."""
+        """Like `denominator`, over the paths of each piece's own phones; -inf and gradient 0 if there is no path."""
         value = torch.zeros(len(pieces), dtype=torch.float64)
         scores = score.detach().float().contiguous()
         posterior = torch.zeros_like(scores)
@@ -135,9 +135,9 @@ class LfMmi:
         return value, posterior
 
     def __call__(self, score: Tensor, pieces: Sequence[NumeratorPiece]) -> tuple[Tensor, Tensor]:
-        """The loss of each piece, denominator less numerator, (N,) float32, and the numerator's posteriors (N, T, C).
+        """The loss of each piece, denominator minus numerator, (N,) float32, and the numerator's posteriors (N, T, C).
 
-        A piece whose phones fit into no path has loss 0 and pulls at nothing.
+        A piece without a path for its phones has loss 0 and gradient 0.
 
         Args:
             score: (N, T, C), the network's.
@@ -235,7 +235,7 @@ def _denominator(
         for state in range(num_states):
             first, again, remain = frame_probability[entry[state]], frame_probability[loop[state]], stay[state]
             behind, before, factor = backward[state], entered[state], scale[frame]
-            # What the leak added comes back as a share of the sum before it; then the scale of the frame.
+            # Backward through the leak, which passes a share of every state on to all states, and the frame's scale.
             for piece in range(num_pieces):
                 path = (behind[piece] + total[piece]) * factor[piece]
                 before[piece] = first[piece] * path
@@ -282,7 +282,7 @@ def _numerator(
     may_end: npt.NDArray[np.bool_],
     posterior: FloatArray,
 ) -> float:
-    """Forward-backward of one piece in logs; fills posterior (T, C) and gives the log sum, -inf without a path."""
+    """Forward-backward of one piece in logs; fills posterior (T, C) and returns the log sum, -inf without a path."""
     num_frames, num_phones = score.shape[0], entry.shape[0]
     forward = np.full((num_frames, num_phones), -np.inf)
     for frame in range(num_frames):
@@ -320,7 +320,7 @@ def _numerator(
             behind = backward[phone] - total
             posterior[frame, loop[phone]] += np.exp(stays + score[frame, loop[phone]] + behind)
             posterior[frame, entry[phone]] += np.exp(enters + score[frame, entry[phone]] + behind)
-        # Ascending order: phone + 1 still holds its value behind this frame.
+        # In ascending order, so that phone + 1 still has its value for the frame after this one.
         for phone in range(num_phones):
             stays = backward[phone] + score[frame, loop[phone]]
             moves = -np.inf

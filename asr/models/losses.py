@@ -32,7 +32,7 @@ class K2Ctc(nn.Module):
     """CTC by k2: the same loss and gradient as torch's, from the intersection of a CTC graph with the frames.
 
     Args:
-        output_beam: alignments that are this much worse than the best are dropped; a wide beam is exact.
+        output_beam: alignments that are worse than the best by more than this are dropped; a wide beam is exact.
     """
 
     def __init__(self, output_beam: float = 1e4) -> None:
@@ -58,7 +58,7 @@ class K2Ctc(nn.Module):
         frames = k2.DenseFsaVec(log_prob.float()[order], segments.to(torch.int32))
         lattice = k2.intersect_dense(graph, frames, output_beam=self.output_beam)
         score = lattice.get_tot_scores(log_semiring=True, use_double_scores=True).float()
-        # -inf where no alignment fits the frames; it must not reach the gradient.
+        # -inf if no alignment fits the frames; it must not reach the gradient.
         loss = torch.where(torch.isfinite(score), -score, torch.zeros_like(score))
         return loss[torch.argsort(order)]
 
@@ -146,7 +146,7 @@ class _Steps:
 
     def __init__(self, bigram: Tensor) -> None:
         self.next = bigram.clone()
-        self.next[:, 0] = 0.0  # the end is no transition
+        self.next[:, 0] = 0.0  # the end is not a transition
         self.end = bigram[:, 0]
         self.same = self.next.diagonal()
 

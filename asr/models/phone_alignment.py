@@ -1,7 +1,7 @@
-"""Which phone is spoken when: from a CTC network, and by a Viterbi search with optional silence.
+"""Alignments of phones: from a CTC network, and by a Viterbi search with optional silence.
 
-The second takes frame scores of phones from any network and finds, for the words of a transcript, the best of their
-pronunciations, with or without silence between words.
+The search takes frame scores of phones from any network, and finds the best pronunciation of each word of a transcript,
+with or without silence between words.
 
 Shapes: T frames, C phones (0 is silence), S states of an utterance's graph, E edges between them.
 """
@@ -42,19 +42,19 @@ class TranscriptGraph(NamedTuple):
 def phones_from_ctc(
     log_prob: Tensor, tokens: Sequence[int], frame_seconds: float, num_seconds: float
 ) -> tuple[list[int], list[float], float] | None:
-    """A first guess from a CTC network, which reads a phone in a frame or two.
+    """A first alignment from a CTC network, which outputs a phone in one or two frames.
 
-    A phone ends halfway to its neighbour's middle, but no further than 0.12 s from its own; what is left is silence.
+    A phone ends halfway to its neighbor's middle, but no further than 0.12 s from its own; the rest is silence.
 
     Args:
         log_prob: (T, C), blank at 0.
         tokens: the transcript, columns of `log_prob`.
-        frame_seconds: from one frame to the next.
+        frame_seconds: seconds from one frame to the next.
         num_seconds: length of the utterance.
 
     Returns:
-        tokens with 0 for silence, the seconds at which they begin, and the mean score a frame; None where the frames do
-        not suffice.
+        tokens with 0 for silence, the seconds at which they begin, and the mean score per frame; None if there are too
+        few frames.
     """
     target = torch.tensor([list(tokens)])
     position, found = align_ctc(log_prob[None], torch.tensor([len(log_prob)]), target, torch.tensor([len(tokens)]))
@@ -88,7 +88,7 @@ def phones_from_ctc(
 
 
 def transcript_graph(words: Sequence[Sequence[Sequence[int]]]) -> TranscriptGraph:
-    """The graph of a transcript: each word by one of its pronunciations, silence where it helps.
+    """The graph of a transcript: each word has one of its pronunciations, and silence between words is optional.
 
     Args:
         words: for each word its pronunciations, each a sequence of phones from 1 on.
@@ -117,14 +117,14 @@ def transcript_graph(words: Sequence[Sequence[Sequence[int]]]) -> TranscriptGrap
 def align_transcript(
     graph: TranscriptGraph, frame_score: npt.NDArray[np.float32]
 ) -> tuple[list[int], list[int], float] | None:
-    """The best path: phones, the frame at which each begins, and the mean score a frame.
+    """The best path: phones, the frame at which each begins, and the mean score per frame.
 
     Args:
         graph: of the transcript.
         frame_score: (T, C) natural logs.
 
     Returns:
-        None where there are too few frames.
+        None if there are too few frames.
     """
     path = np.empty(len(frame_score), dtype=np.int64)
     loop = jit(_viterbi) or _viterbi
@@ -143,7 +143,7 @@ def _viterbi(
     frame_score: npt.NDArray[np.float32],
     path: npt.NDArray[np.int64],
 ) -> float:
-    """Fills `path` (T,) with the best state of each frame and gives the score, -inf where there is no path."""
+    """Fills `path` (T,) with the best state of each frame; returns the score, -inf if there is no path."""
     num_frames, num_states = frame_score.shape[0], phone.shape[0]
     came_from = np.full((num_frames, num_states), -1, dtype=np.int32)
     score = np.full(num_states, -np.inf)

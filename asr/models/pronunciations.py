@@ -1,4 +1,4 @@
-"""How probable each pronunciation of a word is, by how often alignments chose it (after Chen et al. 2015)."""
+"""Probabilities of pronunciations, by how often alignments chose them (after Chen et al. 2015)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _PRIOR_COUNT = 2.0
 def pronunciation_scores(
     corpus: PreparedCorpus, alignment: Alignment, utterances: Sequence[int], lexicon: Lexicon
 ) -> dict[str, list[float]]:
-    """The log of each pronunciation's probability over that of the word's most probable one.
+    """The log probability of each pronunciation, relative to the word's most probable one.
 
-    Words that were seen rarely get the share that first, second, ... pronunciations have in all words together.
+    The probabilities of rare words are smoothed by the shares of first, second, ... pronunciations over all words.
 
     Args:
-        corpus: prepared.
-        alignment: with the pronunciations that fitted best.
-        utterances: to count.
-        lexicon: all pronunciations, the first choice first.
+        corpus: the prepared corpus.
+        alignment: with the best pronunciation of each word.
+        utterances: the utterances to count.
+        lexicon: all pronunciations, the preferred one first.
 
     Returns:
-        word -> scores (0 at the most), in the lexicon's order; words of one pronunciation are left out.
+        word -> scores (at most 0), in the lexicon's order; words with one pronunciation are left out.
     """
     number = {phone: index for index, phone in enumerate(alignment.phones)}
     silence = number[SILENCE]

@@ -1,4 +1,4 @@
-"""Layers that see the whole batch where several processes have a share of it each: dropout and batch normalization.
+"""Layers that act on the whole batch even if several processes share it: dropout and batch normalization.
 
 Shapes: N utterances of this process, T frames, D channels, R rows of all its frames.
 """
@@ -25,16 +25,16 @@ class BatchDropout(nn.Dropout):
 
 
 class FrameNorm(nn.BatchNorm1d):
-    """Batch normalisation over utterances and frames, without scale and shift; (N, T, D) -> (N, T, D).
+    """Batch normalization over utterances and frames, without scale and shift; (N, T, D) -> (N, T, D).
 
-    Mean and variance are those of all processes' frames. Torch's own synchronised one needs a GPU.
+    Mean and variance are those of all processes' frames. Torch's own synchronized layer needs a GPU.
     """
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim, affine=False, eps=1e-3)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalises each channel."""
+        """Normalizes each channel."""
         rows = input.reshape(-1, input.shape[-1])
         if not self.training or current_share().num == 1:
             return super().forward(rows).view_as(input)

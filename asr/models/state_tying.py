@@ -1,7 +1,7 @@
 """Context-dependent HMM states tied by decision trees (Young, Odell and Woodland 1994), for left biphones.
 
-The topology is that of lattice-free MMI (Povey et al. 2016): a phone's first frame reads one column of the network, its
-further frames, if any, another. Each of the two is a root whose left contexts are split by phonetic questions.
+The topology is that of lattice-free MMI (Povey et al. 2016): a phone's first frame reads one column of the network, any
+further frames another. Each of these two states is the root of a tree that splits left contexts by phonetic questions.
 Silence has one column, 0, for all its frames and contexts.
 
 Shapes: P phones, silence first; C columns; D dimensions of the frames that the trees are grown on.
@@ -67,10 +67,10 @@ QUESTIONS: dict[str, str] = {
 
 @dataclass
 class ContextStatistics:
-    """Sufficient statistics of one Gaussian a (state, phone before, phone).
+    """Sufficient statistics of a Gaussian for each (state, phone before, phone).
 
     Attributes:
-        count: (2, P, P).
+        count: (2, P, P) frames.
         total: (2, P, P, D) sums.
         square: (2, P, P, D) sums of squares.
     """
@@ -81,7 +81,7 @@ class ContextStatistics:
 
     @classmethod
     def empty(cls, num_phones: int, dim: int) -> ContextStatistics:
-        """All zero."""
+        """Statistics of no frames."""
         shape = (2, num_phones, num_phones)
         return cls(np.zeros(shape), np.zeros((*shape, dim)), np.zeros((*shape, dim)))
 
@@ -92,7 +92,7 @@ class ContextStatistics:
         phone: npt.NDArray[np.int64],
         frames: npt.NDArray[Any],
     ) -> None:
-        """Frames (T, D) of states, phones before and phones (T,) each."""
+        """Adds frames (T, D), each with its state, phone before and phone, (T,) each."""
         index = (state, before, phone)
         np.add.at(self.count, index, 1.0)
         np.add.at(self.total, index, frames)
@@ -102,13 +102,13 @@ class ContextStatistics:
 def grow_trees(
     phones: Sequence[str], statistics: ContextStatistics, max_columns: int, min_frames: float = 60.0
 ) -> TiedStates:
-    """Splits the leaf that gains most likelihood until there are enough.
+    """Splits the leaf with the largest gain in likelihood until there are enough leaves.
 
     Args:
         phones: silence first.
         statistics: of aligned frames.
         max_columns: C, silence included.
-        min_frames: that each leaf must have.
+        min_frames: frames that each leaf must have.
 
     Raises:
         AsrError: there are fewer columns than roots.
@@ -116,10 +116,10 @@ def grow_trees(
     num_phones = len(phones)
     roots = [(state, phone) for phone in range(1, num_phones) for state in (ENTRY, LOOP)]
     if max_columns < len(roots) + 1:
-        raise AsrError(f"{max_columns} columns are too few: {num_phones} phones need {len(roots) + 1} at least.")
+        raise AsrError(f"{max_columns} columns are too few: {num_phones} phones need at least {len(roots) + 1}.")
     number = {phone: index for index, phone in enumerate(phones)}
     questions = [[number[name] for name in names.split() if name in number] for names in QUESTIONS.values()]
-    # Every phone alone, too.
+    # Each single phone is a question, too.
     questions += [[index] for index in range(num_phones)]
     asked = np.zeros((len(questions), num_phones), dtype=bool)
     for row, named in enumerate(questions):
@@ -159,7 +159,7 @@ def _best_question(
     asked: npt.NDArray[np.bool_],
     min_frames: float,
 ) -> tuple[float, int]:
-    """The gain in log likelihood and the question; -1 where no split leaves enough frames on both sides."""
+    """The best gain in log likelihood and its question; -1 if no split leaves enough frames on both sides."""
     count = statistics.count[state, :, phone]
     total = statistics.total[state, :, phone]
     square = statistics.square[state, :, phone]
@@ -178,7 +178,7 @@ def _best_question(
 def _log_likelihood(
     count: npt.NDArray[np.float64], total: npt.NDArray[np.float64], square: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
-    """Of frames under their own Gaussian with diagonal covariance, but for a constant a frame."""
+    """Log likelihood of frames under their own Gaussian with diagonal covariance, up to a constant per frame."""
     frames = np.maximum(count, 1e-10)[:, None]
     variance = np.maximum(square / frames - np.square(total / frames), _VARIANCE_FLOOR)
     likelihood: npt.NDArray[np.float64] = -0.5 * count * np.log(variance).sum(1)

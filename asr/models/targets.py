@@ -1,4 +1,4 @@
-"""What an acoustic model learns from a batch: a flat start, frame labels of a teacher, or the objective itself.
+"""Training targets of acoustic models: a flat start, frame labels of a teacher, or the objective itself.
 
 Shapes: N utterances, T frames of features, F features, T' output frames, C tokens, U tokens of a transcript.
 """
@@ -17,7 +17,7 @@ from asr.models.interface import Objective
 
 
 class TrainingBatch(NamedTuple):
-    """A batch after the network.
+    """A batch with the network's outputs.
 
     Args:
         features: (N, T, F).
@@ -42,16 +42,16 @@ class Target(Protocol):
     log_name: str
 
     def losses(self, batch: TrainingBatch) -> tuple[list[Tensor], Tensor]:
-        """A batch may be a process's share of one, and have no utterance.
+        """Computes the losses of a batch, which may be one process's share and have no utterances.
 
         Returns:
-            losses: one sum, (), for each output of the network that counts; the one to be logged is the last.
-            count: of what they are sums over, (): frames or tokens.
+            losses: one sum, (), for each output of the network that counts; the last one is logged.
+            count: the number of frames or tokens in these sums, ().
         """
 
 
 class FlatStartTarget:
-    """Frame cross-entropy with tokens spread uniformly over the speech; all outputs count the same."""
+    """Frame cross-entropy with tokens spread uniformly over the speech; all outputs have the same weight."""
 
     log_name = "flat_start_loss"
 
@@ -66,10 +66,10 @@ class FlatStartTarget:
 
 
 class TeacherTarget:
-    """Frame cross-entropy with the labels of a trained network, the priors of tokens taken out.
+    """Frame cross-entropy with the labels of a trained network, corrected for the tokens' priors.
 
     Args:
-        alignment: labels frames.
+        alignment: the labels of frames.
         subsampling_factor: frames of features for each output frame of the network in training.
         token_frames: (C,) number of frames of each token so far; updated in place.
     """
@@ -96,10 +96,10 @@ class TeacherTarget:
 
 
 class ObjectiveTarget:
-    """A sequence objective such as CTC; the losses count by the token.
+    """A sequence objective such as CTC; losses are counted per token.
 
     Args:
-        objective: gives the loss of each utterance.
+        objective: computes the loss of each utterance.
     """
 
     log_name = "train_loss"

@@ -1,4 +1,4 @@
-"""Factorised time-delay network (TDNN-F): the acoustic model of lattice-free MMI (Povey et al. 2018).
+"""Factorized time-delay network (TDNN-F): the acoustic model of lattice-free MMI (Povey et al. 2018).
 
 Shapes: N utterances, T frames, F features, T' output frames, D channels, B channels of a bottleneck, C tokens.
 """
@@ -51,14 +51,14 @@ class FactorizedLayer(nn.Module):
     Args:
         dim: D.
         bottleneck_dim: B.
-        stride: output frames between the frames that a factor sees; 0 makes it a linear layer of one frame.
+        stride: output frames between the frames that a factor reads; 0 makes it a linear layer over one frame.
     """
 
     def __init__(self, dim: int, bottleneck_dim: int, stride: int = 1) -> None:
         super().__init__()
         self.stride = stride
         taps = 2 if stride else 1
-        # Each tap's rows in turn: the product is taken once a frame, and summed where frames meet.
+        # The rows of one tap after the other: products are computed once per frame, and then summed over the taps.
         self.factor = PackedLinear(dim, taps * bottleneck_dim)
         self.expand = PackedLinear(taps * bottleneck_dim, dim)
         nn.init.zeros_(self.factor.bias)
@@ -105,13 +105,13 @@ class FactorizedLayer(nn.Module):
 
 
 class ConvFrontEnd(nn.Module):
-    """Two small convolutions over time and frequency that leave a third of the frames, then a linear layer.
+    """Two small convolutions over time and frequency, which subsample by 3, then a linear layer.
 
     Args:
         num_features: F.
         dim: D.
-        first_channels: at the full frame rate and half of the bins.
-        second_channels: at a third of the frames and a quarter of the bins.
+        first_channels: channels at the full frame rate and half of the bins.
+        second_channels: channels at a third of the frame rate and a quarter of the bins.
     """
 
     factor = 3
@@ -128,7 +128,7 @@ class ConvFrontEnd(nn.Module):
         self.norm = FrameNorm(dim)
 
     def forward(self, features: Tensor) -> Tensor:
-        """(N, 3 T' + 4, F) -> (N, T', D); output t is centred on input frame 3 t + 3."""
+        """(N, 3 T' + 4, F) -> (N, T', D); output t is centered on input frame 3 t + 3."""
         hidden = F.relu(self.first(features.unsqueeze(1)))
         hidden = F.relu(self.second(hidden))
         hidden = self.out.rectified(hidden.transpose(1, 2).flatten(2))
@@ -157,22 +157,22 @@ class OutputBranch(nn.Module):
 
 
 class Tdnnf(NormalizingNetwork):
-    """Filterbanks in, one vector of scores of HMM states every 30 ms out.
+    """Filterbanks in, a vector of HMM state scores every 30 ms out.
 
     Its context is bounded: `context` output frames on each side. Inputs beyond an utterance's ends are zeros, which
-    are the mean after normalisation.
+    are the mean after normalization.
 
-    The scores are normalised over the outputs of each frame. Lattice-free MMI does not see that, and search neither.
+    The scores are normalized over the outputs of each frame. That changes neither lattice-free MMI nor the search.
 
     Args:
         num_features: F.
         num_tokens: C; column 0 is silence.
         dim: D.
         bottleneck_dim: B of each layer.
-        num_layers: factorised layers.
+        num_layers: number of factorized layers.
         prefinal_dim: channels between the layers and an output branch.
-        small_dim: channels in front of the outputs.
-        has_auxiliary: a second output branch for the regularisation by cross-entropy; only training needs it.
+        small_dim: channels before the outputs.
+        has_auxiliary: whether there is a second output branch for cross-entropy regularization; only training needs it.
     """
 
     def __init__(
@@ -199,12 +199,12 @@ class Tdnnf(NormalizingNetwork):
 
     @property
     def left_context(self) -> int:
-        """Feature frames in front of those of the first output that it sees."""
+        """Feature frames before those of the first output that the network reads."""
         return self.context * self.subsampling_factor + 2
 
     @property
     def right_context(self) -> int:
-        """Feature frames behind those of the last output that it sees."""
+        """Feature frames after those of the last output that the network reads."""
         return self.context * self.subsampling_factor + 2
 
     @property
@@ -214,21 +214,21 @@ class Tdnnf(NormalizingNetwork):
 
     @classmethod
     def inference_arguments(cls, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The constructor's arguments without what only training needs."""
+        """The constructor's arguments without those for training only."""
         return {name: value for name, value in arguments.items() if name != "has_auxiliary"}
 
     def set_dropout(self, probability: float) -> None:
-        """Of all factorised layers."""
+        """Sets the dropout probability of all factorized layers."""
         for layer in self._factorized():
             layer.dropout.probability = probability
 
     def semi_orthogonal_step(self) -> None:
-        """See `FactorizedLayer.semi_orthogonal_step`; to be called every few training steps."""
+        """See `FactorizedLayer.semi_orthogonal_step`; call it every few training steps."""
         for layer in self._factorized():
             layer.semi_orthogonal_step()
 
     def encode(self, padded: Tensor) -> Tensor:
-        """Normalised features with their context, (N, left + 3 T' + right, F) -> (N, T', prefinal_dim)."""
+        """Normalized features with their context, (N, left + 3 T' + right, F) -> (N, T', prefinal_dim)."""
         x = self.front_end(padded)
         for layer in self.layers:
             x = layer(x)
@@ -236,7 +236,7 @@ class Tdnnf(NormalizingNetwork):
         return hidden
 
     def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
-        """As `forward_all_layers`, of features that the caller has normalised; padding must be zero."""
+        """See `AcousticNetwork.forward_normalized`."""
         factor = self.subsampling_factor
         behind = -features.shape[1] % factor + self.right_context
         log_prob = self.forward_in_context(F.pad(features, (0, 0, self.left_context, behind)))
@@ -244,5 +244,5 @@ class Tdnnf(NormalizingNetwork):
         return [log_prob], num_outputs
 
     def forward_in_context(self, features: Tensor) -> Tensor:
-        """Normalised features with their context, (N, left + 3 T' + right, F) -> log-probabilities (N, T', C)."""
+        """Normalized features with their context, (N, left + 3 T' + right, F) -> log-probabilities (N, T', C)."""
         return F.log_softmax(self.branch(self.encode(self.as_weights(features))).float(), dim=-1)

@@ -98,7 +98,7 @@ def greedy_tokens(log_prob: Tensor, num_frames: Tensor) -> list[list[int]]:
     return sequences
 
 
-# The parameters of our networks that have a dimension of tokens, and which dimension that is.
+# The networks' parameters that have a dimension of tokens, and which dimension that is.
 _TOKEN_DIMENSION = {
     "out.weight": 0,
     "out.bias": 0,
@@ -114,8 +114,8 @@ def transfer_weights(
 ) -> None:
     """Initializes a network with the weights of another one that may have other tokens; they are matched by name.
 
-    A token that the other network lacks begins as the mean of its letters where that network has them, as a piece of a
-    word does after a network of letters. The others keep their random initialization, with the lowest bias.
+    A token that the other network does not have begins as the mean of its letters, if that network has these: word
+    pieces can follow a network of letters. All other tokens keep their random initialization, with the lowest bias.
 
     Args:
         network: modified in place.
@@ -139,7 +139,7 @@ def transfer_weights(
     state = network.state_dict()
     if state.keys() != weights.keys():
         name = sorted(state.keys() ^ weights.keys())[0]
-        raise AsrError(f"initial_checkpoint: only one of the networks has {name}; take one of the same class.")
+        raise AsrError(f"initial_checkpoint: only one of the networks has {name}; use one of the same class.")
     for name, target in state.items():
         source = weights[name]
         dim = _TOKEN_DIMENSION.get(name)
@@ -152,7 +152,7 @@ def transfer_weights(
         if source.shape != target.shape:
             raise AsrError(
                 f"initial_checkpoint: {name} is {tuple(source.shape)} there and {tuple(target.shape)} here; "
-                "take a network of the same sizes."
+                "use a network of the same sizes."
             )
         target.copy_(source)
 
@@ -160,9 +160,9 @@ def transfer_weights(
 class LitAcousticModel(pl.LightningModule):
     """Trains an acoustic model on tokens, by CTC or a related objective.
 
-    Validation, testing and prediction use the averaged weights. Batches are those of `AcousticDataModule`, of which
-    each of several processes has a share. What a step draws at random follows from seed, epoch and batch, so that
-    several processes draw alike, and a resumed run draws as the undisturbed one.
+    Validation, testing and prediction use the averaged weights. Batches are those of `AcousticDataModule`; if several
+    processes train, each has a share of every batch. The random numbers of a step depend only on seed, epoch and batch,
+    so they are the same in all processes, and in a resumed run.
 
     The many flat arguments are the keys of a recipe's YAML.
 
@@ -181,8 +181,8 @@ class LitAcousticModel(pl.LightningModule):
         length_multiple: training batches are padded to a multiple of this number of frames.
         initial_checkpoint: initialize from the averaged weights of this checkpoint of `asr fit`, or from the network of
             the bundle in this folder; its tokens may differ.
-        teacher: folder of a bundle. Training is then on frame cross-entropy with the alignments of its network; the
-            objective is still shown in validation.
+        teacher: folder of a bundle. Training then uses frame cross-entropy with the alignments of its network;
+            validation still shows the objective.
         seed: of dropout and of skipped layers.
     """
 
@@ -225,7 +225,7 @@ class LitAcousticModel(pl.LightningModule):
             # Frames of each token so far; one each at first, so that no prior is 0.
             self.register_buffer("token_frames", torch.ones(self.network.num_tokens))
         self._errors: ErrorCounts = NO_ERRORS
-        # Of a validation: the sum of the losses, and their tokens.
+        # Sums of the current validation: losses and tokens.
         self._sums = torch.zeros(2, dtype=torch.float64)
         self._is_resumed = False
 
@@ -235,7 +235,7 @@ class LitAcousticModel(pl.LightningModule):
         return log_prob, num_frames
 
     def setup(self, stage: str) -> None:
-        """Prepares for several processes; a step may skip layers."""
+        """Prepares the model for several processes; a step may skip layers."""
         prepare_wrapping(self, self.trainer, may_drop=True)
 
     def on_fit_start(self) -> None:
@@ -261,9 +261,9 @@ class LitAcousticModel(pl.LightningModule):
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The loss of a batch, ().
 
-        Of several processes each returns its utterances' loss times their number, since gradients are then averaged.
+        If several processes train, each multiplies its loss by their number, because gradients will be averaged.
         """
-        # On CPUs kernels are prepared anew for every shape, which costs more than padding to few different lengths.
+        # CPUs prepare new kernels for every shape, which costs more than padding to a few different lengths.
         max_frames = largest(batch["features"].shape[1])
         max_frames += -max_frames % self.length_multiple
         features = F.pad(batch["features"], (0, 0, 0, max_frames - batch["features"].shape[1]))
@@ -283,7 +283,7 @@ class LitAcousticModel(pl.LightningModule):
         return loss * (current_share().num / count)
 
     def _target(self) -> Target:
-        """What this step learns from."""
+        """The training target of this step."""
         if self.global_step < self.flat_start_steps:
             return FlatStartTarget()
         if self._teacher_alignment is not None:
@@ -300,12 +300,12 @@ class LitAcousticModel(pl.LightningModule):
         self.log("gradient_norm", norm)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """With the averaged weights; in no hook behind the step, since checkpoints are written before that."""
+        """Also updates the averaged weights. A hook after the step would be too late: checkpoints come before it."""
         super().optimizer_step(*args, **kwargs)
         self.average.update(self.network)  # type: ignore[arg-type]
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
-        """None, not zeros, as torch 1.13 would set: Adam moves weights of skipped layers by gradients of zero."""
+        """Sets gradients to None. With zeros, as in torch 1.13, Adam would move the weights of skipped layers."""
         optimizer.zero_grad(set_to_none=True)
 
     def on_validation_epoch_start(self) -> None:
@@ -356,7 +356,7 @@ class LitAcousticModel(pl.LightningModule):
         self._sums.zero_()
 
     def _log_figures(self, stage: str) -> None:
-        """Those of all processes' batches."""
+        """Logs the figures over all processes' batches."""
         counts = torch.tensor(astuple(self._errors))
         self.log(f"{stage}_token_error_rate", ErrorCounts(*total(counts).tolist()).rate, prog_bar=stage == "val")
         loss, num_tokens = total(self._sums).tolist()
@@ -373,7 +373,7 @@ class LitAcousticModel(pl.LightningModule):
             self._errors += count_errors([str(token) for token in reference], [str(token) for token in hypothesis])
 
     def _total_steps(self) -> int:
-        # The number of bucketed batches is not known beforehand: the data module counts them.
+        # The number of bucketed batches is not known beforehand, so the data module counts them.
         if self.trainer.max_steps is not None and self.trainer.max_steps > 0:
             return int(self.trainer.max_steps)
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
-"""An acoustic model over audio that is still coming: chunks, each evaluated in a window with audio on both sides of it.
+"""An acoustic model over audio that is still arriving: chunks, each evaluated in a window with context on both sides.
 
-Where chunks lie depends on nothing but the beginning of the stream, so that outputs do not depend on how audio arrives.
+Positions of chunks depend only on the beginning of the stream, so that outputs do not depend on how audio arrives.
 
 Shapes: N streams, T frames of features, F features, T' frames of output, C tokens.
 """
@@ -22,16 +22,16 @@ from asr.models.interface import LOG_PROB_IN_NOISE, AcousticNetwork, in_parts
 
 
 class RunningNorm:
-    """Mean and variance of the features of a stream so far; beyond `max_frames` frames the older ones decay.
+    """Mean and variance of the features of a stream so far; after `max_frames` frames, older ones decay.
 
-    A window that is normalized by its own statistics would turn the noise of a pause into speech. Therefore windows are
-    normalized by everything heard so far; of a pause only the first chunk counts; and as long as the features vary less
-    than those of speech do, nothing is normalized at all.
+    A window normalized by its own statistics would turn the noise of a pause into speech. Windows are therefore
+    normalized by the whole stream so far, and only the first chunk of a pause counts. As long as the features vary less
+    than those of speech, the outputs are blank.
 
     Args:
         feature_dim: F.
         max_frames: the maximum number of frames that count.
-        min_feature_std: standard deviation, averaged over features, above which the stream is taken for speech.
+        min_feature_std: standard deviation, averaged over features, from which on the stream is taken for speech.
         device: where the features are.
     """
 
@@ -44,9 +44,9 @@ class RunningNorm:
         self._in_pause = False
 
     def statistics(self, features: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Mean and standard deviation, (F,) float32 each, of the frames so far and these (T, F), which are not kept.
+        """Mean and standard deviation, (F,) float32 each, of the frames so far and these (T, F), which are not added.
 
-        None as long as there has been nothing but noise.
+        None as long as there has been only noise.
         """
         count = self._count + len(features)
         mean, square = (self._sums + _sums(features)) / max(count, 1.0)
@@ -60,7 +60,7 @@ class RunningNorm:
         """Adds frames (T, F) to the statistics."""
         if not has_speech and self._in_pause:
             return
-        # Of noise before the first word, too, only the first chunk counts.
+        # Only the first chunk of noise counts, before the first word as well.
         self._in_pause = not has_speech
         count = self._count + len(features)
         if count > self._max_frames:
@@ -106,7 +106,7 @@ class WindowSizes:
 
 
 class WindowStream:
-    """The features of one stream: those that its coming windows will see, and those of its current utterance.
+    """The features of one stream: those that the next windows need, and those of the current utterance.
 
     Args:
         feature_dim: F.
@@ -134,11 +134,11 @@ class WindowStream:
         self._features = torch.cat([self._features, features])
 
     def close(self) -> None:
-        """No more features will come."""
+        """Ends the stream; no more features may be pushed."""
         self._is_closed = True
 
     def begin_utterance(self) -> None:
-        """What comes from here on belongs to another utterance."""
+        """Begins a new utterance with the next outputs."""
         self._utterance: list[Tensor] = []
         self._begin = self._next
 
@@ -159,12 +159,12 @@ class WindowStream:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the last window had all the context that it may have; if not, it was the stream's last."""
+        """Whether the last window was complete, with all of its right context; if not, it was the stream's last."""
         return self._is_whole
 
     @property
     def num_history(self) -> int:
-        """Frames of features that the next window has in front of its chunk."""
+        """Frames of features that the next window has before its chunk."""
         return (self._next - self._first) * self._factor
 
     def _wanted(self) -> int:
@@ -172,18 +172,18 @@ class WindowStream:
         return self.num_history + (self._sizes.chunk + self._sizes.right) * self._factor
 
     def window(self) -> Tensor:
-        """The next window (T, F), normalized; a call of `accept` must follow."""
+        """The next window (T, F), normalized; call `accept` with its outputs."""
         self._is_whole = len(self._features) >= self._wanted()
         seen = self._features[: self._wanted()]
         return self._normalized(seen, self._norm.statistics(seen[self.num_history :]))
 
     def accept(self, chunk: Tensor) -> Tensor:
-        """Takes the outputs of the window's chunk (T', C), and returns those of the stream: blank where it is noise."""
+        """Takes the outputs of the window's chunk (T', C), and returns those of the stream: blank if it is noise."""
         chunk = self._unless_noise(chunk)
         has_speech = bool((chunk.argmax(1) > 0).any())
         taken = self._features[self.num_history :][: len(chunk) * self._factor]
         self._norm.add(taken, has_speech)
-        self._utterance.append(taken.clone())  # a view would keep all that the windows held
+        self._utterance.append(taken.clone())  # a view would keep the whole buffer in memory
         self._is_done = not self._is_whole
         self._next += len(chunk)
         first = max(0, self._next - self._sizes.left)
@@ -192,12 +192,12 @@ class WindowStream:
         return chunk
 
     def utterance(self) -> Tensor:
-        """The utterance so far and a window's right context (T, F), normalized by all that has been heard."""
+        """The utterance so far and a window's right context (T, F), normalized by the whole stream so far."""
         behind = self._features[self.num_history :][: self._sizes.right * self._factor]
         return self._normalized(torch.cat([*self._utterance, behind]), self._norm.statistics(behind[:0]))
 
     def of_utterance(self, outputs: Tensor) -> Tensor:
-        """Of the outputs of `utterance` those that are its own, as many as `accept` took; blank where all was noise."""
+        """The outputs for `utterance` without those of its right context; blank if all was noise."""
         return self._unless_noise(outputs[: self._next - self._begin])
 
     def _normalized(self, features: Tensor, statistics: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -216,10 +216,10 @@ class ChunkedEncoder:
     """Runs windows of many streams through the acoustic model in one batch.
 
     Args:
-        network: the acoustic model. One with `forward_in_context` computes nothing but a chunk's outputs.
-        sizes: sizes of the windows. Left context that the network does not see is left out; what comes after a chunk
-            also counts in the normalization, and stays.
-        max_frames: frames of features of which the network hears whole utterances at a time, see
+        network: the acoustic model. If it has `forward_in_context`, only a chunk's outputs are computed.
+        sizes: sizes of the windows. Left context beyond the network's receptive field is left out; right context also
+            counts in the normalization, and is kept.
+        max_frames: frames of features that the network reads at a time when it evaluates whole utterances, see
             `asr.models.interface.in_parts`.
     """
 
@@ -234,7 +234,7 @@ class ChunkedEncoder:
         self._forward_in_context: Any = getattr(network, "forward_in_context", None)
 
     def open(self, device: torch.device) -> WindowStream:
-        """A new stream."""
+        """Opens a new stream."""
         return WindowStream(self._network.num_features, self._network.subsampling_factor, self.sizes, device)
 
     @torch.no_grad()
@@ -256,12 +256,12 @@ class ChunkedEncoder:
 
     @torch.no_grad()
     def hear_again(self, streams: Sequence[WindowStream]) -> list[Tensor]:
-        """Evaluates the utterance of each stream so far as a whole, normalized by all that has been heard.
+        """Evaluates the utterance of each stream so far as a whole, normalized by the whole stream so far.
 
-        The first windows of a stream are normalized by a second of it, which costs a tenth more errors.
+        The first windows of a stream are normalized by only about a second of it, which causes a tenth more errors.
 
         Returns:
-            log_prob (T', C) of each, as many frames as `step` gave.
+            log_prob (T', C) of each utterance, with as many frames as `step` has returned.
         """
         utterances = [stream.utterance() for stream in streams]
         if not any(map(len, utterances)):
@@ -278,7 +278,7 @@ class ChunkedEncoder:
         return outputs[-1], num_outputs
 
     def _outputs(self, streams: Sequence[WindowStream], windows: Sequence[Tensor]) -> list[Tensor]:
-        """Normalized windows (T, F) -> log_prob (T', C) of their chunks, by way of the whole windows' outputs."""
+        """Normalized windows (T, F) -> log_prob (T', C) of their chunks, taken from the whole windows' outputs."""
         num_frames = torch.tensor([len(window) for window in windows], device=windows[0].device)
         padded = nn.utils.rnn.pad_sequence(list(windows), batch_first=True)
         outputs, num_outputs = self._last_layer(padded, num_frames)
@@ -289,7 +289,7 @@ class ChunkedEncoder:
         return chunks
 
     def _outputs_in_context(self, streams: Sequence[WindowStream], windows: Sequence[Tensor]) -> list[Tensor]:
-        """The same, but only the chunks are computed; zeros stand where the context is beyond a stream's ends."""
+        """The same, but only the chunks' outputs are computed; context beyond a stream's ends is zero."""
         assert self._receptive_field is not None
         left, right = self._receptive_field
         factor = self._network.subsampling_factor

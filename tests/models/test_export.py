@@ -111,10 +111,10 @@ def test_flipped_bits_of_onnx_files_are_noticed(tiny_bundle_folder: Path, tmp_pa
         damaged = bytearray(good)
         damaged[position] ^= 1 << generator.randrange(8)
         path.write_bytes(damaged)
-        with pytest.raises(AsrError, match="does not match the checksum in it"):
+        with pytest.raises(AsrError, match="does not match its checksum"):
             onnx.require_intact(path)
     if importlib.util.find_spec("onnxruntime") is not None:
-        with pytest.raises(AsrError, match="does not match the checksum in it"):
+        with pytest.raises(AsrError, match="does not match its checksum"):
             load_acoustic_model(f"onnx:{path}")
         path.write_bytes(good)
         assert load_acoustic_model(f"onnx:{path}").metadata["asr_sha256"] == good[-64:].decode()
@@ -131,7 +131,7 @@ def test_what_cannot_be_exported_is_told(tiny_bundle_folder: Path, tmp_path: Pat
     model = CallableModel(lambda x, n: (torch.zeros(1, 1, len(tokens)), n), tokens, 16000, 0.02)
     from asr.ctc.bundles import bundle_with_acoustic_model
 
-    with pytest.raises(AsrError, match="is from elsewhere already"):
+    with pytest.raises(AsrError, match="is an external one already"):
         export_acoustic_model(bundle_with_acoustic_model(model, bundle), tmp_path / "model", "onnx")
 
 
@@ -142,5 +142,5 @@ def test_a_missing_exporter_is_told(
     monkeypatch.setitem(sys.modules, "onnx", None)
     given = ["export", str(tiny_bundle_folder), "--format", "onnx", "--output", str(tmp_path / "model.onnx")]
     assert main(given) == 2
-    assert "by the package onnx, which is missing: pip install onnx." in capsys.readouterr().err
+    assert "needs the package onnx to export to ONNX: pip install onnx." in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

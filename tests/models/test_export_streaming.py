@@ -160,7 +160,7 @@ def test_read_back_in_chunks_of_any_size(tiny_bundle_folder: Path, tmp_path: Pat
         ({"states": [[[1, 4], "float8"]], "T": 9, "decode_chunk_len": 3}, "does not describe its states"),
         ({"states": [[[1, -4], "float32"]], "T": 9, "decode_chunk_len": 3}, "does not describe its states"),
         ({"states": [[[1, 4], "float32"]], "T": 9}, "does not describe its states"),
-        ({"states": [[[1, 4], "float32"]], "T": 9, "decode_chunk_len": 0}, "no filterbanks or chunks"),
+        ({"states": [[[1, 4], "float32"]], "T": 9, "decode_chunk_len": 0}, "no filterbanks or chunk sizes"),
         ({"states": [[[1, 4], "float32"]], "T": 9, "decode_chunk_len": 3, "input": "waveform"}, "no filterbanks"),
         ({"states": [[[1, 4], "float32"]], "T": 9, "decode_chunk_len": 3}, "cannot be run in chunks"),
     ],
@@ -198,7 +198,7 @@ def test_what_cannot_stream_is_told(
     tiny_bundle_folder: Path, tmp_path: Path, network: Tdnnf, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chunks, path = StreamChunks(4, 4, 40, 0.0), tmp_path / "model"
-    with pytest.raises(AsrError, match="its network sees whole utterances; only a TDNN-F"):
+    with pytest.raises(AsrError, match="its network reads whole utterances; only a TDNN-F"):
         export_acoustic_model(Bundle.load(tiny_bundle_folder), path, "onnx", streaming=chunks)
     given = ["export", str(tiny_bundle_folder), "--format", "onnx", "--output", str(path), "--chunk-seconds", "0.3"]
     assert main(given) == 2

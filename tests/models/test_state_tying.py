@@ -61,5 +61,5 @@ def test_columns_belong_to_one_phone() -> None:
 
 
 def test_too_few_columns_are_refused() -> None:
-    with pytest.raises(AsrError, match="9 at least"):
+    with pytest.raises(AsrError, match="need at least 9"):
         grow_trees(PHONES, statistics({2: 0.0}), max_columns=8)

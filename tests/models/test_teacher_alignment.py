@@ -61,7 +61,7 @@ def test_too_few_frames_for_a_transcript_teach_nothing(tiny_bundle_folder: Path)
 
 
 def test_a_teacher_of_other_tokens_or_features_is_refused(tiny_bundle_folder: Path) -> None:
-    with pytest.raises(AsrError, match="lacks the tokens AA"):
+    with pytest.raises(AsrError, match="does not have the tokens AA"):
         TeacherAlignment(str(tiny_bundle_folder), (*TOKENS, "AA"), 20)
     with pytest.raises(AsrError, match="another number of features than the data \\(40\\)"):
         TeacherAlignment(str(tiny_bundle_folder), TOKENS, 40)

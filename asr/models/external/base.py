@@ -1,4 +1,4 @@
-"""What every network from elsewhere offers, and how one is named.
+"""The interface of external networks, and how they are named.
 
 Shapes: N utterances, L samples, T frames, C tokens.
 """
@@ -17,7 +17,7 @@ from asr.audio.resample import resample
 from asr.errors import AsrError
 from asr.text.ctc_tokens import CTCTokens
 
-# What a row of log-probabilities may sum to instead of 1.
+# How far the sum of a row of probabilities may be from 1, and its log from 0.
 _TOLERANCE = 0.05
 
 KINDS = {
@@ -26,7 +26,7 @@ KINDS = {
     "onnx": "an ONNX file, or a folder with model.onnx and tokens.txt",
     "torchscript": "a TorchScript file, with tokens.txt in it or beside it",
 }
-"""What may stand before the colon of a name, and what stands behind it."""
+"""The kinds of networks: what may precede the colon of a name, and what follows it."""
 
 
 class ExternalModel(ABC):
@@ -36,7 +36,7 @@ class ExternalModel(ABC):
         name: shown to users.
         tokens: its output symbols.
         sampling_rate: of the waveforms that it reads, in Hz.
-        frame_shift: seconds from one frame of its output to the next.
+        frame_shift: seconds from one output frame to the next.
     """
 
     name: str
@@ -49,12 +49,12 @@ class ExternalModel(ABC):
         """(N, L) float in [-1, 1] at `sampling_rate` and (N,) -> log-probabilities (N, T, C) and frames (N,) int64."""
 
     def stream(self) -> StreamingModel:
-        """A new utterance in chunks.
+        """Begins a new utterance that is read in chunks.
 
         Raises:
             AsrError: the network reads whole utterances.
         """
-        raise AsrError(f"{self.name}: this network has no states and reads whole utterances; it cannot stream.")
+        raise AsrError(f"{self.name}: this network keeps no states and reads whole utterances; it cannot stream.")
 
     def __call__(self, waveform: Tensor | Sequence[Tensor], sampling_rate: int | None = None) -> tuple[Tensor, Tensor]:
         """Log-probabilities of one utterance or several.
@@ -79,10 +79,10 @@ class ExternalModel(ABC):
         return self.checked(log_prob), num_frames.to(torch.int64).cpu()
 
     def checked(self, log_prob: Tensor) -> Tensor:
-        """Log-probabilities (N, T, C) of the right width, also where the network gives logits or probabilities.
+        """Checks the width of the output; converts logits or probabilities to log-probabilities (N, T, C).
 
         Raises:
-            AsrError: another number of columns than tokens.
+            AsrError: the number of columns is not the number of tokens.
         """
         if log_prob.dim() != 3 or log_prob.shape[2] != len(self.tokens):
             raise AsrError(
@@ -111,7 +111,7 @@ class StreamingModel(ABC):
 
 
 class CallableModel(ExternalModel):
-    """A network that any Python function runs.
+    """A network given as any Python function.
 
     Args:
         function: waveform (N, L), num_samples (N,) -> log-probabilities or logits (N, T, C), or these and frames (N,).
@@ -136,7 +136,7 @@ class CallableModel(ExternalModel):
         self.frame_shift = frame_shift
 
     def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
-        """As `ExternalModel.forward`."""
+        """See `ExternalModel.forward`."""
         output = self._function(waveform, num_samples)
         if isinstance(output, tuple):
             return output[0], output[1]
@@ -144,7 +144,7 @@ class CallableModel(ExternalModel):
 
 
 def load_acoustic_model(name: str, **options: Any) -> ExternalModel:
-    """The network of a name `KIND:NAME`, see `KINDS`; options go to its class.
+    """Loads the network named `KIND:NAME`, see `KINDS`; options are passed on to its class.
 
     Raises:
         AsrError: there is no such kind, its package is missing, or the network cannot be read.
@@ -158,16 +158,16 @@ def load_acoustic_model(name: str, **options: Any) -> ExternalModel:
 
 
 def frames_by_share(num_samples: Tensor, max_samples: int, max_frames: int) -> Tensor:
-    """Frames of each utterance where a network does not tell them: its share of the longest one's, rounded up."""
+    """Frames of each utterance, (N,), for networks that do not return them: in proportion to its length, rounded up."""
     share = num_samples.double() / max(1, max_samples) * max_frames
     return share.ceil().long().clamp(max=max_frames)
 
 
 def package(name: str, what: str) -> Any:
-    """An optional package.
+    """Imports an optional package.
 
     Raises:
-        AsrError: it is missing or does not import.
+        AsrError: the package is missing or cannot be imported.
     """
     try:
         return importlib.import_module(name)
@@ -180,5 +180,5 @@ def _as_list(waveform: Tensor | Sequence[Tensor]) -> list[Tensor]:
         waveform = [waveform]
     utterances = [torch.as_tensor(each).float() for each in waveform]
     if not utterances or any(each.dim() != 1 or not len(each) for each in utterances):
-        raise AsrError("give waveforms of shape (samples,) or (utterances, samples), none of them empty.")
+        raise AsrError("give waveforms of shape (samples,) or (utterances, samples), and no empty ones.")
     return utterances

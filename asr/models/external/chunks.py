@@ -1,4 +1,4 @@
-"""Files whose network keeps states from chunk to chunk: one utterance through them, whatever runs the network.
+"""Runs utterances through networks that keep states from chunk to chunk, whatever library runs the network.
 
 Shapes: N utterances, L samples, T frames of features in a chunk, F features, T' frames of output, C tokens.
 """
@@ -32,19 +32,19 @@ class ChunkedModel(Protocol):
 
     @property
     def extractor(self) -> Any:
-        """Waveforms -> features, as `asr.audio.fbank.Fbank`."""
+        """Waveforms -> features, like `asr.audio.fbank.Fbank`."""
 
     def normal_features(self, features: Tensor) -> Tensor:
-        """Features as the network was trained on, from those of the extractor."""
+        """The extractor's features, scaled as in the network's training."""
 
     def chunk_sizes(self) -> tuple[int, int]:
-        """Frames of a chunk, and from one chunk to the next."""
+        """Frames of a chunk, and frames from one chunk to the next."""
 
     def initial_states(self) -> Any:
-        """The states in front of an utterance."""
+        """The states before an utterance."""
 
     def step(self, chunk: Tensor, states: Any) -> tuple[Tensor, Any]:
-        """A chunk (T, F) and the states in front of it -> log-probabilities (T', C) and the states behind it."""
+        """A chunk (T, F) and the states before it -> log-probabilities (T', C) and the states after it."""
 
 
 class ChunkedStream(StreamingModel):
@@ -63,7 +63,7 @@ class ChunkedStream(StreamingModel):
         self._waiting = torch.zeros((0, model.extractor.feature_dim))
 
     def accept(self, waveform: Tensor, is_last: bool = False) -> Tensor:
-        """As `StreamingModel.accept`; at the end the last chunk is filled up with silence, unless it may be shorter."""
+        """See `StreamingModel.accept`. The last chunk is padded with silence, unless it may be shorter."""
         features = self._model.normal_features(self._features.push(waveform.float(), is_last))
         self._waiting = torch.cat([self._waiting, features])
         takes_rest = is_last and self._model.takes_lengths
@@ -82,7 +82,7 @@ class ChunkedStream(StreamingModel):
 
 
 def whole_in_chunks(model: ChunkedModel, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
-    """Whole utterances (N, L), (N,) chunk by chunk -> log-probabilities (N, T', C) and their frames (N,)."""
+    """Runs whole utterances (N, L), (N,) chunk by chunk -> log-probabilities (N, T', C) and their frames (N,)."""
     parts = [
         ChunkedStream(model).accept(each[:num], is_last=True)
         for each, num in zip(waveform, num_samples.tolist(), strict=True)

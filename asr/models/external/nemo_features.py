@@ -1,7 +1,7 @@
-"""Log mel filterbanks as NeMo's networks read them, in plain torch.
+"""Log mel filterbanks for NeMo's networks, in plain torch.
 
-Hann windows of 25 ms centred every 10 ms, filters on Slaney's mel scale with areas of one (librosa's), the logarithm
-of the energies plus 2^-24, and each feature of an utterance brought to mean 0 and variance 1.
+Hann windows of 25 ms centered every 10 ms, filters of area one on Slaney's mel scale (as in librosa), the logarithm of
+the energies plus 2^-24, and each feature of an utterance normalized to mean 0 and variance 1.
 
 Shapes: N utterances, L samples, T frames, F features.
 """
@@ -35,7 +35,7 @@ class NemoFeatures:
 
     def __init__(self, num_mel_bins: int, sampling_rate: int, normalize_type: str) -> None:
         if normalize_type not in ("per_feature", "", "NA", "None"):
-            raise AsrError(f"features are normalized {normalize_type!r}, which is not known; per_feature is.")
+            raise AsrError(f"the normalization {normalize_type!r} is unknown; only per_feature is supported.")
         self._normalizes = normalize_type == "per_feature"
         self.feature_dim = num_mel_bins
         self._length, self._shift = sampling_rate * 25 // 1000, sampling_rate // 100
@@ -43,7 +43,7 @@ class NemoFeatures:
         self._filters = slaney_filters(num_mel_bins, _FFT_LENGTH, sampling_rate)
 
     def __call__(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, L) in [-1, 1] and (N,) -> features (N, T, F), 0 behind each end, and (N,) int64."""
+        """(N, L) in [-1, 1] and (N,) -> features (N, T, F), 0 after each utterance's end, and (N,) int64."""
         num_frames = torch.div(num_samples, self._shift, rounding_mode="floor").long() + 1
         parts = [self._of_one(each[:num]) for each, num in zip(waveform, num_samples.tolist(), strict=True)]
         return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True), num_frames

@@ -1,4 +1,4 @@
-"""Networks from elsewhere in the place of an acoustic model of this program: samples in, log-probabilities out.
+"""External networks in place of an acoustic model of this program: samples in, log-probabilities out.
 
 Shapes: N utterances, L samples, T frames of output, C tokens.
 """
@@ -18,14 +18,14 @@ from asr.models.external.base import ExternalModel, load_acoustic_model
 from asr.serialization import ModelSpec, OwnFormat
 from asr.text.ctc_tokens import CTCTokens
 
-# Convolutions over samples need some hundreds of them; shorter recordings are filled up with silence.
+# Convolutions over samples need some hundreds of them; shorter recordings are padded with silence.
 _FEWEST_SECONDS = 0.1
 
 _ONNX = "onnx:"
 
 
 class Samples(nn.Module):
-    """The samples in the place of features, for networks that compute features themselves.
+    """Samples in place of features, for networks that compute features themselves.
 
     Args:
         sampling_rate: in Hz.
@@ -40,7 +40,7 @@ class Samples(nn.Module):
         self.register_buffer("window", torch.ones(1), persistent=False)
 
     def num_frames(self, num_samples: Tensor) -> Tensor:
-        """As `asr.audio.fbank.Fbank.num_frames`: a frame a sample."""
+        """See `asr.audio.fbank.Fbank.num_frames`; each sample is a frame."""
         return num_samples
 
     def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,14 +51,14 @@ class Samples(nn.Module):
 class ExternalNetwork(nn.Module, OwnFormat):
     """An `ExternalModel` as an `asr.models.interface.AcousticNetwork`; its features are those of `Samples`.
 
-    The blank becomes token 0. Where letters have a boundary between words, one more frame ends the last word. The
-    arguments are the fields of a bundle's description, and `of` makes them from a model.
+    The blank becomes token 0. If the tokens include a boundary between words, an added frame ends the last word. The
+    arguments are the fields of a bundle's description; `of` makes them from a model.
 
     Args:
-        source: `KIND:NAME` as of `load_acoustic_model`; `onnx:` alone where a bundle holds the file.
+        source: `KIND:NAME` as for `load_acoustic_model`; only `onnx:` if the file is in the bundle.
         tokens: arguments of `CTCTokens`.
         sampling_rate: in Hz.
-        frame_shift: seconds from one frame of output to the next.
+        frame_shift: seconds from one output frame to the next.
     """
 
     num_features = 1
@@ -71,7 +71,7 @@ class ExternalNetwork(nn.Module, OwnFormat):
         self.num_tokens = len(self.tokens)
         self.subsampling_factor = max(1, round(frame_shift * sampling_rate))
         self._fewest_samples = int(_FEWEST_SECONDS * sampling_rate)
-        # Says where the network is, also for those that are none of torch's.
+        # Its device is that of the network, even if the network is not a torch module.
         self.place = nn.Parameter(torch.zeros(0), requires_grad=False)
         self._model: ExternalModel | None = None
 
@@ -101,26 +101,26 @@ class ExternalNetwork(nn.Module, OwnFormat):
 
     @property
     def file_suffix(self) -> str | None:
-        """As of `OwnFormat`: only ONNX files go into a bundle."""
+        """See `OwnFormat`; only ONNX files go into a bundle."""
         return ".onnx" if self.source == _ONNX else None
 
     def load_file(self, path: Path | None) -> None:
-        """As of `OwnFormat`."""
+        """See `OwnFormat`."""
         self._use(load_acoustic_model(self.source) if path is None else self._read(path))
 
     def save_file(self, path: Path | None) -> None:
-        """As of `OwnFormat`."""
+        """See `OwnFormat`."""
         name = self.model.name
         kind, _, place = name.partition(":")
         if path is not None:
             shutil.copyfile(place, path)
-            self._read(path)  # misses weights that are in further files
+            self._read(path)  # fails if weights are missing because they are in other files
         elif kind == "torchscript":
-            raise AsrError(f"{name}: a bundle holds no programs, which TorchScript files are; export it to ONNX.")
+            raise AsrError(f"{name}: a bundle holds no programs, such as TorchScript files; export it to ONNX.")
         elif kind not in ("torchaudio", "transformers") or Path(place).is_dir():
             raise AsrError(
-                f"{name}: a bundle can hold an ONNX file, or name a pipeline of torchaudio or a model of the hub of "
-                "transformers, but not this; export it to ONNX."
+                f"{name}: a bundle can hold an ONNX file, or name a torchaudio pipeline or a transformers model on the "
+                "hub, but not this; export it to ONNX."
             )
 
     def forward(self, features: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,18 +133,18 @@ class ExternalNetwork(nn.Module, OwnFormat):
         return with_last_boundary(log_prob, num_outputs.to(num_frames), self.tokens.boundary_id)
 
     def blank_first(self, log_prob: Tensor) -> Tensor:
-        """The network's columns (..., C) as the decoding graph numbers them."""
+        """Reorders the network's columns (..., C) as the decoding graph numbers them."""
         if self.tokens.is_identity:
             return log_prob
         return log_prob.index_select(-1, torch.tensor(self.tokens.columns, device=log_prob.device))
 
     def forward_all_layers(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
-        """As the call, in a list."""
+        """The call's result, in a list."""
         log_prob, num_outputs = self(features, num_frames)
         return [log_prob], num_outputs
 
     def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
-        """As `forward_all_layers`: networks from elsewhere normalize their features themselves."""
+        """Same as `forward_all_layers`: external networks normalize their features themselves."""
         return self.forward_all_layers(features, num_frames)
 
     def _read(self, path: Path) -> ExternalModel:
@@ -152,8 +152,10 @@ class ExternalNetwork(nn.Module, OwnFormat):
 
     def _use(self, model: ExternalModel) -> None:
         if model.tokens.symbols != self.tokens.symbols:
-            raise AsrError(f"{model.name}: the network has other tokens than the bundle was made for; make it again.")
+            raise AsrError(
+                f"{model.name}: its tokens are not those that the bundle was made for; make the bundle again."
+            )
         self._model = model
         network = getattr(model, "network", None)
         if isinstance(network, nn.Module):
-            self.network = network  # goes to the device with this module
+            self.network = network  # moves to the device with this module

@@ -6,10 +6,10 @@ What a file expects is read from the names of its inputs and from its metadata:
 | --- | --- |
 | `x`, `x_lens` (or `speech`, `feats`, ...) | filterbanks (N, T, F) as icefall makes them, and frames |
 | `audio_signal`, `length` | filterbanks (N, F, T) as NeMo makes them, normalized as `normalize_type` says, and frames |
-| the same and `fbank` in the metadata | filterbanks of those settings: an export of this program |
+| the same and `fbank` in the metadata | filterbanks with those settings: an export of this program |
 | `input_values`, `waveform`, `audio` | samples (N, L) |
-| `x` and states | chunks of `T` frames, the next one `decode_chunk_len` frames later: a streaming network |
-| `x`, `x_lens` and states | the same; the last chunk may have fewer frames, and all their outputs count |
+| `x` and states | chunks of `T` frames, `decode_chunk_len` frames apart: a streaming network |
+| `x`, `x_lens` and states | the same; the last chunk may have fewer frames, and all of its outputs are valid |
 
 Shapes: N utterances, L samples, T frames, F features, C tokens.
 """
@@ -41,19 +41,19 @@ _FBANK_SHIFT = 0.01
 _DTYPES: dict[str, Any] = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(double)": np.float64}
 
 
-# A field of `metadata_props` at the end of a file: a key, and behind it 64 characters for a value.
+# The beginning of a field of `metadata_props` at the end of a file: its key; a value of 64 characters follows.
 _SEAL = b"r\x4e\n\x0aasr_sha256\x12@"
 
 
 def seal(path: Path) -> None:
-    """Adds the checksum of an ONNX file to its metadata, behind everything else."""
+    """Appends the checksum of an ONNX file to its metadata, at the end of the file."""
     digest = sha256_of_file(path)
     with path.open("ab") as stream:
         stream.write(_SEAL + digest.encode())
 
 
 def require_intact(path: Path) -> None:
-    """Compares a file that `seal` has sealed with its checksum; others pass.
+    """Checks a file that `seal` has sealed against its checksum; other files pass.
 
     Raises:
         AsrError: the file is damaged.
@@ -64,8 +64,8 @@ def require_intact(path: Path) -> None:
         found = stream.read()
     if found.startswith(_SEAL) and found[len(_SEAL) :] != sha256_of_file(path, num_bytes).encode():
         raise AsrError(
-            f"onnx:{path}: the file does not match the checksum in it: it is damaged, copy or export it again; if "
-            "another program has changed it, remove 'asr_sha256' from its metadata."
+            f"onnx:{path}: the file does not match its checksum. If it is damaged, copy or export it again; if another "
+            "program has changed it, remove 'asr_sha256' from its metadata."
         )
 
 
@@ -74,14 +74,15 @@ class OnnxModel(ExternalModel):
 
     Args:
         path: the file.
-        tokens: its output symbols: a list or a file; None for `tokens.txt` beside it.
-        num_threads: of onnxruntime; None takes as many as torch does.
-        frame_shift: in seconds; None goes by the metadata `subsampling_factor`, or what comes out of ten seconds.
-        blank: as of `CTCTokens`.
+        tokens: its output symbols: a list or a file; None for those of the metadata, or `tokens.txt` next to the file.
+        num_threads: threads of onnxruntime; None for as many as torch uses.
+        frame_shift: in seconds; None derives it from the metadata `subsampling_factor`, or from the number of output
+            frames for ten seconds of audio.
+        blank: as for `CTCTokens`.
 
     Raises:
-        AsrError: onnxruntime is missing, the file cannot be read, its inputs are none of those above, or there are no
-            tokens.
+        AsrError: onnxruntime is missing, the file cannot be read, its inputs are not among those above, or there are
+            no tokens.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class OnnxModel(ExternalModel):
         frame_shift: float | None = None,
         blank: int | str | None = None,
     ) -> None:
-        # For copies and other processes, which open the file again.
+        # Copies and other processes open the file again.
         self._arguments = (path, tokens, num_threads, frame_shift, blank)
         path = Path(path)
         self.name = f"onnx:{path}"
@@ -106,9 +107,7 @@ class OnnxModel(ExternalModel):
         try:
             self._session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's own classes derive from Exception alone
-            raise AsrError(
-                f"{self.name}: this is no ONNX file that can be read ({str(error).splitlines()[0]})."
-            ) from error
+            raise AsrError(f"{self.name}: this is not a readable ONNX file ({str(error).splitlines()[0]}).") from error
         self.metadata: dict[str, str] = dict(self._session.get_modelmeta().custom_metadata_map)
         self._inputs = {each.name: each for each in self._session.get_inputs()}
         self._outputs = [each.name for each in self._session.get_outputs()]
@@ -128,7 +127,7 @@ class OnnxModel(ExternalModel):
         return bool(self._states)
 
     def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
-        """As `ExternalModel.forward`."""
+        """See `ExternalModel.forward`."""
         if self.is_streaming:
             return whole_in_chunks(self, waveform, num_samples)
         signal, lengths = self._signal_of(waveform, num_samples)
@@ -143,7 +142,7 @@ class OnnxModel(ExternalModel):
         return log_prob, frames_by_share(lengths, longest, log_prob.shape[1])
 
     def stream(self) -> StreamingModel:
-        """As `ExternalModel.stream`."""
+        """See `ExternalModel.stream`."""
         return ChunkedStream(self) if self.is_streaming else super().stream()
 
     def initial_states(self) -> dict[str, Any]:
@@ -155,9 +154,9 @@ class OnnxModel(ExternalModel):
         return states
 
     def step(self, chunk: Tensor, states: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        """A chunk of features (T, F) and the states before it -> log-probabilities (T', C) and the states behind.
+        """A chunk of features (T, F) and the states before it -> log-probabilities (T', C) and the states after it.
 
-        Only a network that `takes_lengths` is given fewer frames than `chunk_sizes` tells.
+        Only for a network that `takes_lengths` may a chunk have fewer frames than `chunk_sizes` says.
         """
         feed = {self._signal: chunk.unsqueeze(0).numpy().astype(np.float32), **states}
         if self._length is not None:
@@ -177,21 +176,21 @@ class OnnxModel(ExternalModel):
         return self._length is not None
 
     def normal_features(self, features: Tensor) -> Tensor:
-        """Log energies as the network was trained on, from those of 16-bit integers."""
+        """Log energies scaled as in the network's training, from those of 16-bit integers."""
         return features if "fbank" in self.metadata else in_unit_range(features)
 
     def chunk_sizes(self) -> tuple[int, int]:
-        """Frames of a chunk, and from one chunk to the next.
+        """Frames of a chunk, and frames from one chunk to the next.
 
         Raises:
-            AsrError: the metadata do not tell.
+            AsrError: the metadata do not say.
         """
         try:
             return int(self.metadata["T"]), int(self.metadata["decode_chunk_len"])
         except (KeyError, ValueError) as error:
             raise AsrError(
                 f"{self.name}: a streaming network's metadata must say T and decode_chunk_len, the frames of a chunk "
-                "and from one to the next; export it again with them."
+                "and from one chunk to the next; export it again with them."
             ) from error
 
     def _run(self, feed: dict[str, Any]) -> list[Any]:
@@ -202,7 +201,7 @@ class OnnxModel(ExternalModel):
         return outputs
 
     def _own_tokens(self, path: Path, tokens: Any, blank: int | str | None) -> CTCTokens:
-        """Those given, or of its metadata, or of `tokens.txt` beside the file."""
+        """The given tokens, those of the metadata, or those of `tokens.txt` next to the file."""
         if isinstance(tokens, CTCTokens):
             return tokens
         beside = path.with_name("tokens.txt")
@@ -211,7 +210,7 @@ class OnnxModel(ExternalModel):
         elif tokens is None and beside.is_file():
             tokens = beside
         if tokens is None:
-            raise AsrError(f"{self.name}: its tokens are not told; put tokens.txt beside it, or give tokens=.")
+            raise AsrError(f"{self.name}: its tokens are unknown; put tokens.txt next to it, or give tokens=.")
         return CTCTokens(tokens, blank=blank)
 
     def _sorted_inputs(self) -> tuple[str, str | None, list[str]]:
@@ -219,7 +218,7 @@ class OnnxModel(ExternalModel):
         length = next((name for name in names if name in _LENGTH_INPUTS), None)
         signals = [name for name in names if name != length]
         if not signals:
-            raise AsrError(f"{self.name}: it has the inputs {', '.join(names)}, none of which is a signal.")
+            raise AsrError(f"{self.name}: none of its inputs {', '.join(names)} is a signal.")
         states = signals[1:]
         if states and len(self._outputs) < 1 + len(states):
             raise AsrError(
@@ -249,7 +248,7 @@ class OnnxModel(ExternalModel):
         return self.normal_features(features), lengths
 
     def _own_fbank(self) -> Fbank:
-        """That of a network of this program, with its settings."""
+        """The filterbank of a network of this program, with the settings in the metadata."""
         try:
             return Fbank(**parse_json(self.metadata["fbank"]))
         except (ValueError, TypeError) as error:
@@ -272,12 +271,12 @@ class OnnxModel(ExternalModel):
 
 
 def in_unit_range(features: Tensor) -> Tensor:
-    """Log energies of samples in [-1, 1], as icefall and sherpa-onnx have them, from those of 16-bit integers."""
+    """Log energies of samples in [-1, 1], as in icefall and sherpa-onnx, from those of 16-bit integers."""
     return features - 2.0 * math.log(INT16_SCALE)
 
 
 def load(path: str, **options: Any) -> OnnxModel:
-    """The network of a file, or of a folder with one ONNX file or `model.onnx`.
+    """Loads the network of a file, or of a folder with one ONNX file or `model.onnx`.
 
     Raises:
         AsrError: there is none, or it cannot be used.
@@ -287,7 +286,7 @@ def load(path: str, **options: Any) -> OnnxModel:
         files = sorted(place.glob("*.onnx"))
         chosen = [file for file in files if file.name == "model.onnx"] or files
         if len(chosen) != 1:
-            raise AsrError(f"onnx:{path}: the folder has {len(files)} ONNX files; name the one that is meant.")
+            raise AsrError(f"onnx:{path}: the folder has {len(files)} ONNX files; give the path of one of them.")
         place = chosen[0]
     return OnnxModel(place, **options)
 

@@ -1,4 +1,4 @@
-"""Streams through networks with states: what `asr.streaming` asks of windows, answered by networks that need none.
+"""Streams through networks with states: the interface of `asr.models.windows` for networks that need no windows.
 
 Shapes: L samples, T frames of output, C tokens.
 """
@@ -18,8 +18,8 @@ class StateStream:
     """One stream: the samples that the network has not read yet, and the network's states.
 
     Args:
-        network: what reads them.
-        device: where log-probabilities go.
+        network: the network that reads the samples.
+        device: where log-probabilities are returned.
     """
 
     def __init__(self, network: ExternalNetwork, device: torch.device) -> None:
@@ -33,7 +33,7 @@ class StateStream:
         self.begin_utterance()
 
     def begin_utterance(self) -> None:
-        """What comes from here on belongs to another utterance."""
+        """Begins a new utterance with the next outputs."""
         self.utterance: list[Tensor] = []
 
     def push(self, features: Tensor) -> None:
@@ -42,7 +42,7 @@ class StateStream:
             self._held.append(features.squeeze(1).cpu())
 
     def close(self) -> None:
-        """No more samples will come."""
+        """Ends the stream; no more samples may be pushed."""
         self._is_closed = True
 
     @property
@@ -61,7 +61,7 @@ class StateStream:
         return self._is_done
 
     def read(self) -> Tensor:
-        """Reads all samples so far -> log-probabilities (T, C) of the frames that they complete, the blank first."""
+        """Reads all samples so far -> log-probabilities (T, C) of the frames that they complete, blank first."""
         samples = torch.cat(self._held) if self._held else torch.zeros(0)
         self._held = []
         log_prob = self._network.blank_first(self._model.accept(samples, is_last=self._is_closed))
@@ -75,7 +75,7 @@ class StateStream:
 
 
 class StateEncoder:
-    """Runs streams through a network with states, in the place of `asr.models.windows.ChunkedEncoder`.
+    """Runs streams through a network with states, in place of `asr.models.windows.ChunkedEncoder`.
 
     Args:
         network: a streaming one.
@@ -89,7 +89,7 @@ class StateEncoder:
         network.model.stream()
 
     def open(self, device: torch.device) -> StateStream:
-        """A new stream."""
+        """Opens a new stream."""
         return StateStream(self._network, device)
 
     def step(self, streams: Sequence[StateStream]) -> list[Tensor]:
@@ -97,5 +97,5 @@ class StateEncoder:
         return [stream.read() for stream in streams]
 
     def hear_again(self, streams: Sequence[StateStream]) -> list[Tensor]:
-        """log_prob (T, C) of the utterance of each stream so far, as the network gave them: it hears them but once."""
+        """log_prob (T, C) of each stream's utterance so far, as before: the network reads an utterance only once."""
         return [torch.cat(stream.utterance).float().to(stream.device) for stream in streams]

@@ -1,4 +1,4 @@
-"""CTC pipelines of `torchaudio.pipelines` (wav2vec 2.0, HuBERT, WavLM), and their networks with weights of one's own.
+"""CTC pipelines of `torchaudio.pipelines` (wav2vec 2.0, HuBERT, WavLM), and their networks with your own weights.
 
 Shapes: N utterances, L samples, T frames, C tokens.
 """
@@ -24,7 +24,7 @@ class TorchaudioModel(ExternalModel):
 
     Args:
         network: (waveforms, lengths) -> (emissions, lengths).
-        labels: one a column of its output; the blank is `-`.
+        labels: one for each column of its output; the blank is `-`.
         sampling_rate: in Hz.
         name: shown to users.
     """
@@ -37,17 +37,17 @@ class TorchaudioModel(ExternalModel):
         self.frame_shift = _stride(network) / sampling_rate
 
     def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
-        """As `ExternalModel.forward`."""
+        """See `ExternalModel.forward`."""
         device = next(self.network.parameters()).device
         emissions, num_frames = self.network(waveform.to(device), num_samples.to(device))
         return emissions.log_softmax(-1), num_frames
 
 
 def load(name: str, **options: Any) -> TorchaudioModel:
-    """The pipeline of that name, its weights downloaded by torchaudio where they are not there yet.
+    """Loads the pipeline of that name; torchaudio downloads its weights if they are not on this machine.
 
     Raises:
-        AsrError: there is no such CTC pipeline, or its weights are neither here nor to be had.
+        AsrError: there is no such CTC pipeline, or its weights cannot be downloaded.
     """
     pipelines = package("torchaudio.pipelines", f"torchaudio:{name}")
     pipeline = getattr(pipelines, name, None)

@@ -34,13 +34,13 @@ class TorchScriptModel(ExternalModel):
             lengths.
         tokens: its output symbols.
         metadata: `sampling_rate` (16000), `frame_shift` in seconds, `input` (`waveform` or `fbank`), and for the latter
-            `fbank`, the arguments of `asr.audio.fbank.Fbank`. A network with states has `states`, their shapes, and
-            types as torch names them; `T`, the frames of a chunk; and `decode_chunk_len`, those from one chunk to the
-            next. It is called as `asr.models.export_streaming.StreamingTdnnf`.
+            `fbank`, the arguments of `asr.audio.fbank.Fbank`. A network with states has `states`, their shapes and
+            torch types; `T`, the frames of a chunk; and `decode_chunk_len`, the frames from one chunk to the next. It
+            is called like `asr.models.export_streaming.StreamingTdnnf`.
         name: shown to users.
 
     Raises:
-        AsrError: the metadata lack the frame shift, name another input or do not describe the states.
+        AsrError: the metadata have no frame shift, name another input or do not describe the states.
     """
 
     def __init__(self, network: Any, tokens: CTCTokens, metadata: dict[str, Any], name: str = "torchscript") -> None:
@@ -49,11 +49,11 @@ class TorchScriptModel(ExternalModel):
         self._network = network
         self.sampling_rate = int(metadata.get("sampling_rate", 16000))
         if "frame_shift" not in metadata:
-            raise AsrError(f"{name}: {METADATA} does not say the frame_shift, in seconds; add it, or give it here.")
+            raise AsrError(f"{name}: {METADATA} does not give the frame_shift, in seconds; add it, or give it here.")
         self.frame_shift = float(metadata["frame_shift"])
         kind = metadata.get("input", "waveform")
         if kind not in ("waveform", "fbank"):
-            raise AsrError(f"{name}: the input is {kind!r}; it is waveform or fbank.")
+            raise AsrError(f"{name}: the input is {kind!r}; it must be waveform or fbank.")
         self.extractor = Fbank(**metadata.get("fbank", {})) if kind == "fbank" else None
         try:
             self._states = [
@@ -64,7 +64,7 @@ class TorchScriptModel(ExternalModel):
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise AsrError(f"{name}: {METADATA} does not describe its states and chunks; export it again.") from error
         if self._states and (self.extractor is None or min(self._chunk_sizes) < 1):
-            raise AsrError(f"{name}: {METADATA} gives a network with states no filterbanks or chunks; export it again.")
+            raise AsrError(f"{name}: {METADATA} has states, but no filterbanks or chunk sizes; export it again.")
 
     @property
     def is_streaming(self) -> bool:
@@ -98,11 +98,11 @@ class TorchScriptModel(ExternalModel):
         return self.checked(log_prob[:, : int(num)])[0], states
 
     def stream(self) -> StreamingModel:
-        """As `ExternalModel.stream`."""
+        """See `ExternalModel.stream`."""
         return ChunkedStream(self) if self.is_streaming else super().stream()
 
     def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
-        """As `ExternalModel.forward`."""
+        """See `ExternalModel.forward`."""
         if self.is_streaming:
             return whole_in_chunks(self, waveform, num_samples)
         if self.extractor is not None:
@@ -122,16 +122,16 @@ def save(network: Any, path: str | Path, tokens: CTCTokens, **metadata: Any) -> 
         OSError: the file cannot be written.
     """
     content = {METADATA: json.dumps(metadata), TOKENS: "".join(f"{symbol}\n" for symbol in tokens.symbols)}
-    file = io.BytesIO()  # torch's own writer of files ends the process where a disk is full
+    file = io.BytesIO()  # torch's own file writer aborts the process if the disk is full
     torch.jit.save(network, file, _extra_files=content)
     Path(path).write_bytes(file.getbuffer())
 
 
 def load(path: str, **metadata: Any) -> TorchScriptModel:
-    """Reads a file; metadata given here count more than the file's.
+    """Reads a file; metadata given here override the file's.
 
     Raises:
-        AsrError: the file is missing or damaged, or has no tokens in it or beside it.
+        AsrError: the file is missing or damaged, or there are no tokens in it or next to it.
     """
     file = Path(path)
     if not file.is_file():
@@ -140,7 +140,7 @@ def load(path: str, **metadata: Any) -> TorchScriptModel:
     try:
         network = torch.jit.load(io.BytesIO(file.read_bytes()), map_location="cpu", _extra_files=extra)
     except (RuntimeError, ValueError) as error:
-        raise AsrError(f"torchscript:{path}: this is no TorchScript file that can be read.") from error
+        raise AsrError(f"torchscript:{path}: this is not a readable TorchScript file.") from error
     texts = {name: text.decode() if isinstance(text, bytes) else text for name, text in extra.items()}
     beside = file.with_name(TOKENS)
     tokens: Any = metadata.pop("tokens", None)
@@ -149,6 +149,6 @@ def load(path: str, **metadata: Any) -> TorchScriptModel:
     elif tokens is None and beside.is_file():
         tokens = beside
     if tokens is None:
-        raise AsrError(f"torchscript:{path}: its tokens are not in it; put {TOKENS} beside it, one symbol a line.")
+        raise AsrError(f"torchscript:{path}: it has no tokens; put {TOKENS} next to it, with one symbol per line.")
     described = parse_json(texts[METADATA]) if texts[METADATA] else {}
     return TorchScriptModel(network.eval(), CTCTokens(tokens), {**described, **metadata}, f"torchscript:{path}")

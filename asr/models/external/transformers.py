@@ -23,8 +23,8 @@ class TransformersModel(ExternalModel):
 
     Args:
         network: an `AutoModelForCTC`.
-        feature_extractor: of the same checkpoint.
-        tokenizer: of the same checkpoint.
+        feature_extractor: that of the same checkpoint.
+        tokenizer: that of the same checkpoint.
         name: shown to users.
 
     Raises:
@@ -42,11 +42,11 @@ class TransformersModel(ExternalModel):
         self.frame_shift = float(ratio) / self.sampling_rate if ratio else self._measured_shift()
 
     def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
-        """As `ExternalModel.forward`."""
+        """See `ExternalModel.forward`."""
         utterances = [each[:num].cpu().numpy() for each, num in zip(waveform, num_samples.tolist(), strict=True)]
         if getattr(self._extractor, "return_attention_mask", True):
             return self._logits(utterances)
-        # Networks without a mask would hear the zeros behind the shorter ones.
+        # Networks without a mask would take the padding of shorter utterances for audio.
         parts = [self._logits([each])[0][0] for each in utterances]
         num_frames = torch.tensor([len(each) for each in parts])
         return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True), num_frames
@@ -69,7 +69,7 @@ class TransformersModel(ExternalModel):
         return logits.cpu(), num_frames
 
     def _measured_shift(self) -> float:
-        """Where the configuration does not tell it: how many frames ten seconds have."""
+        """The frame shift by the number of frames for ten seconds, if the configuration does not say."""
         seconds = 10
         silence = torch.zeros(1, seconds * self.sampling_rate)
         with torch.no_grad():
@@ -78,7 +78,7 @@ class TransformersModel(ExternalModel):
 
 
 def tokens_of(tokenizer: Any, num_columns: int, blank: int | None) -> CTCTokens:
-    """A tokenizer's symbols as the columns of a network; columns without a symbol are never read as text.
+    """A tokenizer's symbols for the columns of a network; columns without a symbol never appear in text.
 
     Raises:
         AsrError: a symbol's id is beyond the columns.
@@ -98,10 +98,10 @@ def tokens_of(tokenizer: Any, num_columns: int, blank: int | None) -> CTCTokens:
 
 
 def load(name: str, **options: Any) -> TransformersModel:
-    """The network of a hub name or a local folder; options go to `from_pretrained`.
+    """Loads the network of a hub name or a local folder; options are passed on to `from_pretrained`.
 
     Raises:
-        AsrError: it is neither here nor to be had, or it is no CTC network.
+        AsrError: the network is neither on this machine nor can it be downloaded, or it is not a CTC network.
     """
     transformers = package("transformers", f"transformers:{name}")
     try:
@@ -110,6 +110,6 @@ def load(name: str, **options: Any) -> TransformersModel:
         tokenizer = transformers.AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        where = "the folder holds" if Path(name).is_dir() else "where there is no network, give a folder with"
+        where = "the folder must have" if Path(name).is_dir() else "without a network connection, give a folder with"
         raise AsrError(f"transformers:{name}: the network cannot be loaded ({reason}); {where} {_FILES}.") from error
     return TransformersModel(network, extractor, tokenizer, f"transformers:{name}")
