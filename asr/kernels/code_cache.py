@@ -1,4 +1,4 @@
-"""What numba compiles in this process, and where it keeps the machine code."""
+"""Watches what numba compiles in this process, and finds the machine code that it keeps."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from asr.kernels.jit import CACHED_FUNCTIONS, has_package
 
 @contextlib.contextmanager
 def watch_compiler(on_compile: Callable[[int], None]) -> Iterator[None]:
-    """Calls `on_compile` with the number of functions so far whenever numba begins to compile one inside.
+    """Within the block, calls `on_compile` with the number of functions so far whenever numba begins to compile one.
 
-    What numba loads from its cache does not count. Without numba nothing is compiled.
+    Functions loaded from numba's cache do not count. Without numba nothing is compiled.
     """
     if not has_package("numba"):
         yield

@@ -1,11 +1,10 @@
-"""A hash table held in tensors, that finds or inserts a whole batch of keys at once.
+"""A hash table in tensors that finds or inserts a whole batch of keys at once.
 
-Keys lie in buckets of `BUCKET_SIZE`, which fill one cache line, from the left. A full bucket passes keys on to the next
-one. Keys are never removed one by one, since a hole in a bucket would end a search; `keep` rebuilds the table.
+Keys are in buckets of `BUCKET_SIZE`, each one cache line, filled from the left. A full bucket passes keys on to the
+next one. Keys are never removed one by one, since a hole in a bucket would end a search; `keep` rebuilds the table.
 
-On a CPU numba's loops do the work where it is installed, on a GPU Triton's kernels; tensor operations do it anywhere
-else, and put keys into other slots. `first_of_each`, `segment_max` and `distinct_values` work on batches with repeated
-keys.
+On a CPU numba's loops do the work, on a GPU Triton's kernels. Where these are not installed, tensor operations do it,
+and put keys into other slots. `first_of_each`, `segment_max` and `distinct_values` work on batches with repeated keys.
 
 Shapes: Q queries, B buckets, W bucket size, D distinct keys.
 """
@@ -33,7 +32,7 @@ def compiled_loops() -> tuple[Callable[..., int], Callable[..., int]] | None:
 
 @kernel(fastmath=False)
 def find_keys(table: Any, key: Any, multiplier: int, shift: int, slot: Any, missing: Any) -> int:
-    """Fills slot (Q,), -1 where absent, and missing (Q,) from its beginning -> how many keys (Q,) are absent."""
+    """Fills slot (Q,), -1 where absent, and the beginning of missing (Q,) -> how many keys (Q,) are absent."""
     num_missing = 0
     for query in range(len(key)):
         slot[query] = slot_of(table, key[query], multiplier, shift)
@@ -48,10 +47,10 @@ def find_keys(table: Any, key: Any, multiplier: int, shift: int, slot: Any, miss
 def insert_keys(
     table: Any, key: Any, multiplier: int, shift: int, slot: Any, one: Any, num_new: int, most_new: int
 ) -> int:
-    """Puts in keys (Q,), duplicates allowed -> how many have been new, or -1 less that where `most_new` has stopped it.
+    """Inserts keys (Q,), duplicates allowed -> n, how many were new; -1 - n if it stopped at `most_new` new keys.
 
-    Fills slot (Q,), and one (Q,) from `num_new` on with the position of each new key's first query. Called
-    again with a larger table and what it has returned, it goes on where it stopped.
+    Fills slot (Q,), and one (Q,) from `num_new` on with the position of each new key's first query. Called again with a
+    larger table and what it has returned, it continues where it stopped.
     """
     width = table.shape[1]
     for query in range(len(key)):
@@ -68,7 +67,7 @@ def insert_keys(
 
 
 def slot_of(table: Any, key: int, multiplier: int, shift: int) -> int:
-    """The slot of a key, or -1 less the one that it would take.
+    """The slot of a key; -1 - s for an absent key that would take slot s.
 
     table (B, W): a bucket is filled from the left, a full one passes keys on to the next.
     """
@@ -88,7 +87,7 @@ def slot_of(table: Any, key: int, multiplier: int, shift: int) -> int:
 
 
 def home_bucket(key: int, multiplier: int, shift: int) -> int:
-    """Where the search for a key begins."""
+    """The bucket in which the search for a key begins."""
     return ((key * multiplier) & _MAX_TABLE_SIZE) >> shift
 
 
@@ -115,7 +114,7 @@ _BUCKET_SHIFT = 3
 
 
 class HashTable:
-    """Maps int64 keys, not negative, to slots; `values` holds 64 bits a slot, in whatever meaning its owner gives them.
+    """Maps non-negative int64 keys to slots; `values` has 64 bits per slot, whose meaning is up to the table's owner.
 
     Slot numbers change whenever the table grows or drops keys; `num_rebuilds` counts how often.
 
@@ -149,7 +148,7 @@ class HashTable:
         return BYTES_PER_SLOT * self.num_slots
 
     def _mixed(self, key: Tensor) -> Tensor:
-        """Well mixed, different for different keys that are not negative, not negative: (Q,) -> (Q,)."""
+        """Mixes keys one-to-one; neither keys nor results are negative: (Q,) -> (Q,)."""
         return key.mul(_MULTIPLIER).bitwise_and_(_LARGEST)
 
     def _bucket_of(self, key: Tensor) -> Tensor:
@@ -174,7 +173,7 @@ class HashTable:
         missing = (slot < 0).nonzero().squeeze(1)
         pending, bucket = missing, bucket.index_select(0, missing)
         while True:
-            # Only a full bucket can have passed a key on; its last place tells.
+            # Only a full bucket, whose last place is taken, can have passed a key on.
             full = (self._last_place.index_select(0, bucket) != EMPTY).nonzero().squeeze(1)
             if full.numel() == 0:
                 break
@@ -189,7 +188,7 @@ class HashTable:
         return slot, (missing if missing.numel() else None)
 
     def _hits(self, key: Tensor, bucket: Tensor) -> Tensor:
-        """Where keys (Q,) stand in their buckets (Q,): W times the query plus the place, ascending, of those found."""
+        """Positions of the keys (Q,) found in their buckets (Q,): W times the query plus the place, ascending."""
         return (self.keys.index_select(0, bucket) == key.unsqueeze(1)).view(-1).nonzero().squeeze(1)
 
     @staticmethod
@@ -206,7 +205,7 @@ class HashTable:
             return slot, one
         if self._loops is not None:
             return self._insert_in_loop(self._loops[1], key)
-        # The mixed form orders keys by bucket, equal ones side by side.
+        # Sorting by the mixed form sorts keys by bucket, with equal ones next to each other.
         mixed, order = self._mixed(key).sort()
         is_new = torch.ones_like(mixed, dtype=torch.bool)
         torch.ne(mixed[1:], mixed[:-1], out=is_new[1:])
@@ -221,14 +220,14 @@ class HashTable:
 
     @property
     def can_put(self) -> bool:
-        """Whether there is `put`: on a GPU with Triton."""
+        """Whether `put` can be used: on a GPU with Triton."""
         return self._kernels is not None
 
     def put(self, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Finds or adds keys (Q,) -> slot (Q,), whether each is new (Q,), and the first of its kind (Q,) bool.
 
-        The host waits for nothing unless the table must grow. Once it has read which queries have added keys, `added`
-        must follow.
+        The host waits for the device only if the table must grow. Once the host has read which queries added keys, it
+        must call `added`.
         """
         assert self._kernels is not None
         self.reserve(key.numel())
@@ -237,7 +236,7 @@ class HashTable:
         return put
 
     def added(self, slot: Tensor) -> None:
-        """Counts the new keys, which have come to these slots (D,)."""
+        """Registers the new keys, which are in these slots (D,)."""
         self.values.index_fill_(0, slot, 0)
         self.count += slot.numel()
 
@@ -266,7 +265,7 @@ class HashTable:
         """Distinct absent keys (D,), ascending by their mixed form (D,), take the first free places -> slot (D,)."""
         bucket = mixed >> self._hash_shift
         position = torch.arange(key.numel(), device=self.device)
-        # The rank of a key among those of its bucket is its distance from the first of them.
+        # A key's rank within its bucket is its distance from the first key of the bucket.
         is_first = torch.ones_like(bucket, dtype=torch.bool)
         torch.ne(bucket[1:], bucket[:-1], out=is_first[1:])
         rank = position - (position * is_first).cummax(0).values
@@ -282,9 +281,9 @@ class HashTable:
         return slot
 
     def _claim(self, key: Tensor, bucket: Tensor) -> Tensor:
-        """Distinct keys (D,) take places behind their full buckets (D,) -> slot (D,).
+        """Distinct keys (D,) take places after their full buckets (D,) -> slot (D,).
 
-        Each round, every key that is left writes itself to the first free place; who reads itself back has won.
+        In each round, every remaining key writes itself to the first free place; a key that reads itself back has won.
         """
         flat = self.keys.view(-1)
         slot = torch.full_like(key, -1)
@@ -303,7 +302,7 @@ class HashTable:
         return slot
 
     def reserve(self, num_new: int) -> None:
-        """Makes room for `num_new` more keys; a table that must grow at least doubles."""
+        """Makes room for `num_new` more keys; if the table must grow, its size at least doubles."""
         num_slots = self.num_slots
         while self.count + num_new > MAX_LOAD * num_slots:
             num_slots *= 2
@@ -315,7 +314,7 @@ class HashTable:
         self._rebuild(self.keys.shape[0], (is_kept & (self.keys.view(-1) != EMPTY)).nonzero().squeeze(1))
 
     def shrink(self, num_slots: int) -> None:
-        """Lowers the number of slots to a power of two that the keys fit into."""
+        """Reduces the number of slots to `num_slots`, a power of two into which the keys fit."""
         self._rebuild(num_slots // BUCKET_SIZE, (self.keys.view(-1) != EMPTY).nonzero().squeeze(1))
 
     def _rebuild(self, num_buckets: int, kept_slot: Tensor) -> None:
@@ -336,7 +335,7 @@ class HashTable:
         self.values.index_copy_(0, self._place(key.index_select(0, order), mixed), value.index_select(0, order))
 
 
-# torch 1.13 calls the function beta; what is used of it has stayed the same since.
+# torch 1.13 warns that the function is in beta; what is used of it here has not changed since.
 warnings.filterwarnings("ignore", message=r"scatter_reduce\(\) is in beta")
 
 
@@ -344,19 +343,19 @@ def first_of_each(key: Tensor) -> tuple[Tensor, Tensor]:
     """key (Q,) -> the position of one query of each distinct key (D,), ascending, and the index of each query (Q,)."""
     distinct, which = torch.unique(key, return_inverse=True)
     position = torch.arange(key.numel(), device=key.device)
-    # A copy to the same place twice would leave to chance which one stays.
+    # With copies to the same place it would be undefined which one stays.
     return torch.zeros_like(distinct).scatter_reduce_(0, which, position, "amax", include_self=True), which
 
 
 def marked_positions(mask: Tensor, num: int) -> Tensor:
-    """Where a mask (Q,) bool is true, ascending (num,) int64, for a host that knows how many there are."""
+    """Where a mask (Q,) bool is true, ascending (num,) int64; the host must know their number, and does not wait."""
     place = torch.where(mask, mask.cumsum(0) - 1, num)
     found = torch.empty(num + 1, dtype=torch.int64, device=mask.device)
     return found.scatter_(0, place, torch.arange(len(mask), device=mask.device))[:num]
 
 
 def segment_max(values: Tensor, index: Tensor, num: int) -> Tensor:
-    """values (Q,), index (Q,) in 0 .. num - 1 -> the largest value of each index (num,), lowest where none."""
+    """values (Q,), index (Q,) in 0 .. num - 1 -> the largest value of each index (num,); lowest possible if none."""
     least = -torch.inf if values.is_floating_point() else torch.iinfo(values.dtype).min
     return torch.full((num,), least, dtype=values.dtype, device=values.device).scatter_reduce_(
         0, index, values, reduce="amax"

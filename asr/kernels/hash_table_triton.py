@@ -1,6 +1,6 @@
-"""The hash table's operations as Triton kernels, one lane for each key; see `hash_table` for the loops that a CPU runs.
+"""The hash table's operations as Triton kernels, one lane for each key; `hash_table` has the loops for CPUs.
 
-A search walks from the key's home bucket to its place or to the first free one; a new key takes a free place by
+A search goes from the key's home bucket to its place or to the first free one. A new key takes a free place by
 compare-and-swap, so that buckets are filled from the left here as well.
 
 Shapes: Q queries, P places of the table, L lanes of a tile.
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# At least the threads of a program: 128.
+# At least 128, the threads of a program.
 _LANES = 256
 
 
@@ -35,7 +35,7 @@ def _find(
     slot: tl.tensor,
     L: tl.constexpr,
 ) -> None:
-    """slot (Q,) int64: where each key (Q,) stands in the table (P,), -1 where it is absent."""
+    """Fills slot (Q,) int64 with the place of each key (Q,) in the table (P,), -1 where it is absent."""
     query = tl.program_id(0) * L + tl.arange(0, L)
     is_valid = query < num_keys
     wanted = tl.load(key + query, mask=is_valid, other=0)
@@ -64,11 +64,11 @@ def _insert(
     SOME_KNOWN: tl.constexpr,
     L: tl.constexpr,
 ) -> None:
-    """Puts in keys (Q,) -> slot (Q,) int64; value (P,) is raised to `num_keys` less the first query of each new key.
+    """Inserts keys (Q,) -> slot (Q,) int64; value (P,) is raised to `num_keys` minus the first query of each new key.
 
-    With SOME_KNOWN, slot says where keys stand that are not new, and is negative for the others.
+    With SOME_KNOWN, slot already has the places of keys that are not new, and is negative for the others.
     """
-    # Lanes behind the last key do what the last one does: it changes nothing.
+    # Lanes beyond the last key repeat what the last one does, which changes nothing.
     query = tl.minimum(tl.program_id(0) * L + tl.arange(0, L), num_keys - 1)
     wanted = tl.load(key + query)
     place = (((wanted * multiplier) & _LARGEST) >> shift) * width
@@ -79,8 +79,8 @@ def _insert(
         place = tl.where(is_new, place, known)
     goes_on = tl.full([L], 1, tl.int1)
     while tl.max(goes_on.to(tl.int32), 0) > 0:
-        # A lane that has arrived finds its own key and changes nothing. Relaxed, since the place itself is all that
-        # programs share: the default would put a device-wide fence around each try.
+        # A lane that has finished finds its own key and changes nothing. Relaxed, since programs share only the place
+        # itself: the default would put a device-wide fence around each attempt.
         held = tl.atomic_cas(table + place, tl.full([L], _EMPTY, tl.int64), wanted, sem="relaxed")
         goes_on = goes_on & (held != wanted) & (held != _EMPTY)
         place = tl.where(goes_on, (place + 1) & (num_places - 1), place)
@@ -89,7 +89,7 @@ def _insert(
 
 
 def find_keys(table: Tensor, key: Tensor, multiplier: int, shift: int) -> tuple[Tensor, Tensor | None]:
-    """As `HashTable.find`; the host reads how many keys are absent, and nothing else.
+    """See `HashTable.find`; the host waits only to read how many keys are absent.
 
     Args:
         table: (buckets, width) int64.
@@ -105,7 +105,7 @@ def find_keys(table: Tensor, key: Tensor, multiplier: int, shift: int) -> tuple[
 
 
 def insert_keys(table: Tensor, value: Tensor, key: Tensor, multiplier: int, shift: int) -> tuple[Tensor, Tensor]:
-    """As `HashTable.insert`, into a table with room for all keys; the host reads how many are new, and nothing else.
+    """See `HashTable.insert`; the table has room for all keys. The host waits only to read how many are new.
 
     Args:
         table: (buckets, width) int64.
@@ -124,10 +124,10 @@ def insert_keys(table: Tensor, value: Tensor, key: Tensor, multiplier: int, shif
 
 
 def put_keys(table: Tensor, value: Tensor, key: Tensor, multiplier: int, shift: int) -> tuple[Tensor, Tensor, Tensor]:
-    """As `HashTable.put`; the host waits for nothing.
+    """See `HashTable.put`; the host does not wait for the device.
 
     Args:
-        table, value, key, multiplier, shift: as of `insert_keys`, but keys may be there.
+        table, value, key, multiplier, shift: as for `insert_keys`, but keys may already be in the table.
     """
     key, slot = key.contiguous(), torch.empty_like(key, memory_format=torch.contiguous_format)
     if not len(key):

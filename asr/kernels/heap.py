@@ -1,8 +1,8 @@
-"""Gives memory back to the system that libraries keep for later.
+"""Returns memory to the system that libraries keep for later.
 
-Arrays of ever different sizes leave gaps in glibc's heap. In a process that recognizes for hours these grow to several
-times what is in use, though everything has been freed. oneDNN, by which torch computes on CPUs, keeps what it has
-compiled for each shape, and recordings have ever different lengths.
+Arrays of varying sizes leave gaps in glibc's heap. In a process that recognizes speech for hours, these grow to several
+times the memory in use, although everything has been freed. oneDNN, with which torch computes on CPUs, keeps the code
+that it has compiled for each shape, and recordings have varying lengths.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _seconds_since = 0.0
 
 
 def limit_compiled_shapes() -> None:
-    """Lets oneDNN keep what it has compiled for 64 shapes instead of 1024, unless the environment says otherwise.
+    """Lets oneDNN keep compiled code for 64 shapes instead of 1024, unless the environment says otherwise.
 
-    To be called before the first network computes: then oneDNN looks at the environment, and torch has no other switch.
+    Call it before the first network runs, which is when oneDNN reads the environment; torch has no other switch.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_NUM_COMPILED_SHAPES))
 
 
 def release_now_and_then(audio_seconds: float) -> None:
-    """To be called when so much audio has been recognized; every five minutes of it free memory is given back."""
+    """Call it when this much audio has been recognized; after every five minutes of audio, free memory is returned."""
     global _seconds_since  # noqa: PLW0603
     with _lock:
         _seconds_since += audio_seconds
@@ -39,7 +39,7 @@ def release_now_and_then(audio_seconds: float) -> None:
 
 
 def release() -> None:
-    """Gives free memory back now; takes some milliseconds. With another C library than glibc nothing happens."""
+    """Returns free memory to the system now, which takes some milliseconds. Does nothing without glibc."""
     trim = _malloc_trim()
     if trim is not None:
         trim(0)

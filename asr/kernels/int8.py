@@ -1,9 +1,9 @@
-"""Products of 8-bit integers: rows of numbers rounded to 255 steps, and linear layers that multiply such rows.
+"""Products of 8-bit integers: rows of numbers quantized to 255 steps, and linear layers that multiply such rows.
 
-A layer's inputs are rounded between the lowest and the highest of their row, its weights to both sides of zero.
+A layer's inputs are quantized between the lowest and the highest of their row, its weights symmetrically around zero.
 
-Where the processor has the instruction, four products of bytes take as long as one of float32. Each row of the inputs
-has a step of its own, so that what is said of a frame does not depend on the frames beside it.
+If the processor has the instruction, four products of bytes take as long as one of float32. Each row of the inputs has
+a step of its own, so that the result for a frame does not depend on other frames.
 
 Shapes: Q rows, I inputs, O outputs, P tiles of W outputs, P W at least O.
 """
@@ -27,26 +27,26 @@ from asr.kernels.threads import in_threads
 
 _LARGEST = 127
 _NUM_STEPS = 255
-_ROWS_AT_ONCE = 8 * ROWS  # whose bytes stay in the nearest caches while all tiles pass by
+_ROWS_AT_ONCE = 8 * ROWS  # their bytes stay in the nearest caches during the loop over all tiles
 
 set_block: Any = Intrinsic("asr.kernels.intrinsics", "set_block")
 
 
 def rounded_rows(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """numbers (N, K) -> the step of each row (N,), and whole numbers of -127 to 127 of it (N, K)."""
+    """numbers (N, K) -> the step of each row (N,), and the numbers in steps, integers from -127 to 127, (N, K)."""
     largest = numbers.abs().amax(dim=1) if numbers.numel() else numbers.new_zeros(len(numbers))
     step = largest.clamp(min=torch.finfo(torch.float32).tiny * _LARGEST) / _LARGEST
     return step, (numbers / step[:, None]).round_()
 
 
 def quads(numbers: Tensor) -> Tensor:
-    """(N, K) of 8 bits -> (N, K / 4) int32, each four numbers side by side, zeros after the last ones."""
+    """(N, K) of 8 bits -> (N, K / 4) int32 of four adjacent numbers each, padded with zeros."""
     return F.pad(numbers, (0, -numbers.shape[1] % 4)).contiguous().view(torch.int32)
 
 
 @functools.cache
 def has_byte_products() -> bool:
-    """Whether this processor multiplies bytes and numba is there to tell it so."""
+    """Whether this processor multiplies bytes, and numba, which generates the instruction, is installed."""
     if not has_package("numba"):
         return False
     from asr.kernels.intrinsics import has_instruction
@@ -63,9 +63,9 @@ _choice = _Choice()
 
 @contextmanager
 def byte_products(is_on: bool = True) -> Iterator[None]:
-    """While it lasts, this thread's `asr.kernels.linear.PackedLinear` multiply bytes, where the processor can.
+    """Within the block, this thread's `asr.kernels.linear.PackedLinear` layers multiply bytes, if the processor can.
 
-    Layers on a GPU, in other types than float32 or with a gradient do not.
+    Layers on a GPU, in types other than float32 or with a gradient do not.
     """
     before = _choice.is_on
     _choice.is_on = is_on and has_byte_products()
@@ -81,7 +81,7 @@ def are_bytes_multiplied() -> bool:
 
 
 class Int8Weights:
-    """inputs (Q, I) -> inputs weight^T + bias (Q, O), rows of inputs and weight rounded; on a CPU that can do it.
+    """inputs (Q, I) -> inputs weight^T + bias (Q, O) with quantized rows of both; needs `has_byte_products`.
 
     Args:
         weight: (O, I) float32.
@@ -102,7 +102,7 @@ class Int8Weights:
         )
 
     def __call__(self, inputs: Tensor, rectifies: bool) -> Tensor:
-        """inputs (Q, I) -> (Q, O), negative ones as 0 if `rectifies`; a row with NaN or infinities is all NaN."""
+        """inputs (Q, I) -> (Q, O), with 0 for negative ones if `rectifies`; a row with NaN or infinity becomes NaN."""
         num_rows = len(inputs)
         rows = inputs.detach().contiguous().numpy()
         outputs = inputs.new_empty(num_rows, self._num_outputs)
@@ -124,8 +124,8 @@ def fill_byte_products(
 ) -> None:  # fmt: skip
     """Fills outputs (Q, O), for `jit`.
 
-    inputs (Q, I); tiles (P, I / 4, W) int32, fours of signed bytes, and of each of their columns (P W,) the step, the
-    total and the bias. Room to work in: left (_ROWS_AT_ONCE, I) bytes, fours the same as int32, products (ROWS, W)
+    inputs (Q, I); tiles (P, I / 4, W) int32, of four signed bytes each, and for each of their columns (P W,) the step,
+    the total and the bias. Work arrays: left (_ROWS_AT_ONCE, I) bytes, fours the same as int32, products (ROWS, W)
     int32.
     """
     num_rows, num_inputs = inputs.shape
@@ -148,12 +148,12 @@ def fill_byte_products(
                     for j in range(width):
                         c = column + j
                         value = np.float32(product[j]) * (scale * step[c]) + (low * total[c] + bias[c])
-                        # Written so that NaN stays.
+                        # Unlike max, this keeps NaN.
                         output[j] = floor if value < floor else value
 
 
 def _round_row(left: Any, row: Any, num_inputs: int) -> Any:
-    """Fills left with the steps of a row above its lowest number -> that number and the step."""
+    """Fills left with the row's numbers in steps above the lowest one -> that number and the step."""
     lowest, highest, check = row[0], row[0], np.float32(0.0)
     for j in range(num_inputs):
         lowest, highest = min(lowest, row[j]), max(highest, row[j])

@@ -1,7 +1,7 @@
-"""Code that loops cannot express in Python, written as LLVM instructions: register-blocked products, bits, prefetches.
+"""LLVM instructions for what loops cannot express in Python: register-blocked products, bits, prefetches.
 
-Left to itself the compiler keeps the sums of a product in memory. Here a block of sums, as large as the registers
-allow, stays in registers over the whole inner dimension. Only `jit` imports this module, since it needs numba.
+By default the compiler keeps the sums of a product in memory. Here a block of sums, as large as the registers allow,
+stays in registers over the whole inner dimension. Only `jit` imports this module, since it needs numba.
 
 Shapes: K inner dimension, W columns.
 """
@@ -21,14 +21,14 @@ from numba.np.arrayobj import make_array
 
 from asr.kernels.simd import COLUMNS, NARROW, ROWS
 
-llvmlite.binding.initialize_native_asmparser()  # for the one instruction that is written out
+llvmlite.binding.initialize_native_asmparser()  # for the one instruction in inline assembly
 
 
 _INT32, _INT64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 
 
 def has_instruction(name: str) -> bool:
-    """Whether the processor that loops are compiled for has a group of instructions, in LLVM's words."""
+    """Whether the processor that loops are compiled for has a group of instructions, by LLVM's name for it."""
     _, _, features = cpu_target.target_context.codegen().magic_tuple()
     return f"+{name}" in features.split(",")
 
@@ -45,25 +45,25 @@ def add_block(typingctx: Any, products: Any, left: Any, right: Any, column: Any)
 
 @intrinsic
 def add_narrow_block(typingctx: Any, products: Any, left: Any, right: Any, column: Any) -> Any:
-    """As `add_block`, NARROW columns of it."""
+    """Like `add_block`, but NARROW columns."""
     return types.void(products, left, right, column), _block_of(NARROW)
 
 
 @intrinsic
 def add_transposed_block(typingctx: Any, products: Any, left: Any, right: Any, column: Any) -> Any:
-    """As `add_block`, of left (K, ROWS): products += left^T @ right."""
+    """Like `add_block`, for left (K, ROWS): products += left^T @ right."""
     return types.void(products, left, right, column), _block_of(COLUMNS, is_transposed=True)
 
 
 @intrinsic
 def add_narrow_transposed_block(typingctx: Any, products: Any, left: Any, right: Any, column: Any) -> Any:
-    """As `add_transposed_block`, NARROW columns of it."""
+    """Like `add_transposed_block`, but NARROW columns."""
     return types.void(products, left, right, column), _block_of(NARROW, is_transposed=True)
 
 
 @intrinsic
 def set_block(typingctx: Any, products: Any, left: Any, right: Any, column: Any, start: Any) -> Any:
-    """As `add_block`, but of: products = left @ right + start (1, W)."""
+    """Like `add_block`, but products = left @ right + start (1, W)."""
     return types.void(products, left, right, column, start), _block_of(COLUMNS)
 
 
@@ -93,7 +93,7 @@ def bits_above(typingctx: Any, numbers: Any, begin: Any, limit: Any) -> Any:
 
 @intrinsic
 def lowest_bit(typingctx: Any, bits: Any) -> Any:
-    """The place of the lowest bit that is set in an int64."""
+    """The position of the lowest bit that is set in an int64."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], ir.IntType(1)(1))
@@ -149,7 +149,7 @@ def _bits_one_by_one(
 ) -> Any:
     bits, last = _INT64(0), builder.sub(num, _INT64(1))
     for i in range(16):
-        # Behind the last one, the last one again: nothing else may be read.
+        # Beyond the last one, the last one is read again: memory behind it must not be read.
         own = builder.select(builder.icmp_signed("<", _INT64(i), num), _INT64(i), last)
         at = builder.add(begin, own)
         column = builder.sext(builder.load(builder.gep(token, [at])), _INT64)
@@ -184,7 +184,7 @@ def row_product(typingctx: Any, left: Any, i: Any, right: Any, j: Any) -> Any:
 
 @intrinsic
 def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
-    """Asks for a number of a one-dimensional array to be in the cache soon."""
+    """Prefetches an element of a one-dimensional array into the cache."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -199,7 +199,7 @@ def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
 
 
 class _Rows:
-    """The rows of a two-dimensional array, contiguous each, in generated code."""
+    """The rows of a two-dimensional array, each contiguous, in generated code."""
 
     def __init__(self, context: Any, builder: Any, array_type: Any, value: Any) -> None:
         array = make_array(array_type)(context, builder, value)
@@ -208,13 +208,13 @@ class _Rows:
         self.num_rows, self.num_columns = cgutils.unpack_tuple(builder, array.shape)
 
     def place(self, row: Any, column: Any, kind: Any) -> Any:
-        """A pointer of the kind to the number at this place."""
+        """A pointer of the given type to the number at this place."""
         at = self._builder.add(self._builder.mul(self._stride, row), column)
         return self._builder.bitcast(self._builder.gep(self._data, [at]), kind.as_pointer())
 
 
 def _add_products(builder: Any, rows: list[_Rows], which: list[Any], total: Any, kind: Any, columns: Any) -> None:
-    """Adds what one row of each of two arrays multiplies to at columns (begin, end, step) to what total points to."""
+    """Adds the product of one row of each of two arrays at columns (begin, end, step) to what total points to."""
     with cgutils.for_range_slice(builder, *columns) as (column, _):
         factors = [
             builder.load(array.place(row, column, kind), align=4) for array, row in zip(rows, which, strict=True)
@@ -223,11 +223,11 @@ def _add_products(builder: Any, rows: list[_Rows], which: list[Any], total: Any,
 
 
 def _block_of(width: int, is_transposed: bool = False) -> Callable[..., Any]:
-    """What generates the code of a block's product: of products, left, right, column and perhaps start."""
+    """Returns the generator of the code of a block's product, from products, left, right, column and perhaps start."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kinds = signature.args
-        # Sixteen registers of eight numbers, or thirty-two of sixteen: sums, a row's numbers, and what they multiply.
+        # 16 registers of 8 numbers, or 32 of 16, hold the sums, the numbers of a row, and their factors.
         lanes, num_rows = (16, ROWS) if has_instruction("avx512f") else (8, ROWS // 2)
         arrays = [_Rows(context, builder, kinds[at], arguments[at]) for at in range(len(kinds)) if at != 3]
         step = min(width, 3 * lanes)

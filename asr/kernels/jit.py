@@ -1,7 +1,7 @@
-"""Compiles loops over arrays with numba, and tells whether numba and Triton run here.
+"""Compiles loops over arrays with numba, and says whether numba and Triton run here.
 
-A compiled loop makes one pass where tensor operations make several. Each has a version in tensor operations beside it,
-which gives the same results up to rounding where sums are reordered (`fastmath`). numba is optional.
+A compiled loop makes one pass where tensor operations make several. For each loop there is a version in tensor
+operations with the same results, up to rounding where sums are reordered (`fastmath`). numba is optional.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def triton_available(device: torch.device) -> bool:
 
 
 OLDEST_TRITON = (3, 0)
-"""Comes with torch 2.4. Older ones lack histograms, and refuse arguments by the name of `stream`."""
+"""Comes with torch 2.4. Older versions have no histograms, and reject arguments named `stream`."""
 
 
 def triton_is_new_enough() -> bool:
-    """Whether there is a Triton, of `OLDEST_TRITON` or newer."""
+    """Whether Triton is installed, in version `OLDEST_TRITON` or newer."""
     if not has_package("triton"):
         return False
     version = str(importlib.import_module("triton").__version__)
@@ -40,7 +40,7 @@ def triton_is_new_enough() -> bool:
 
 
 def has_package(name: str) -> bool:
-    """Whether a package is installed and works: an older numba refuses a newer numpy when it is imported."""
+    """Whether a package is installed and can be imported: an older numba, for example, rejects a newer numpy."""
     try:
         importlib.import_module(name)
     except ImportError:
@@ -55,17 +55,17 @@ def gpu_module(name: str, device: torch.device) -> ModuleType | None:
 
 @dataclass(frozen=True)
 class Intrinsic:
-    """A function that compiled loops call and that Python cannot express; its module needs numba."""
+    """A function for compiled loops that cannot be written in Python; its module needs numba."""
 
     module: str
     name: str
 
     def load(self) -> Any:
-        """The function as numba knows it."""
+        """The function for numba."""
         return getattr(importlib.import_module(self.module), self.name)
 
     def stamps(self, argument_types: Any) -> list[tuple[str, int]]:
-        """Further files and their times on which code compiled for arguments of these types depends."""
+        """More files, with their times, on which code compiled for arguments of these types depends."""
         return []
 
 
@@ -73,10 +73,10 @@ _FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
 
 
 def kernel(*, fastmath: bool) -> Callable[[_FunctionT], _FunctionT]:
-    """Says how `jit` compiles a function, and the functions that it calls where they do not say so themselves.
+    """Sets how `jit` compiles a function, and the functions it calls that have no setting of their own.
 
-    With `fastmath`, the default, sums may be reordered: only then does the compiler use vector instructions for them.
-    Without it results equal those of tensor operations bit for bit.
+    With `fastmath`, the default of `jit`, sums may be reordered: only then does the compiler use vector instructions
+    for them. Without it, results equal those of tensor operations bit for bit.
     """
 
     def mark(function: _FunctionT) -> _FunctionT:
@@ -93,7 +93,7 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any] | None:
 
 
 def jit_required(function: Callable[..., Any]) -> Callable[..., Any]:
-    """As `jit`, where numba is known to be installed."""
+    """Like `jit`, where numba is known to be installed."""
     return _jit(function, True)
 
 
@@ -117,11 +117,11 @@ def _jit(function: Callable[..., Any], default_fastmath: bool) -> Callable[..., 
     compiled: Any = numba.njit(nogil=True, fastmath=flags, error_model="numpy")(function)
     try:
         compiled.enable_caching()
-    except RuntimeError:  # no folder for the cache can be written: each process compiles for itself
+    except RuntimeError:  # no folder for the cache is writable, so each process compiles for itself
         return cast(Callable[..., Any], compiled)
     _forgive_stale_cache(compiled._cache)
     CACHED_FUNCTIONS.append(compiled)
-    # numba compares only the file of the function itself, and would use what it compiled from older callees.
+    # numba compares only the time of the function's own file, and would use code compiled from older callees.
     compiled._cache._cache_file._source_stamp = [fastmath, *_stamps(sources)]
     _lock_cache(compiled._cache._cache_file)
     if intrinsics:
@@ -135,9 +135,9 @@ def _jit(function: Callable[..., Any], default_fastmath: bool) -> Callable[..., 
 
 
 def _forgive_stale_cache(cache: Any) -> None:
-    """Compiles again where the cache cannot be read.
+    """Compiles again if the cache cannot be read.
 
-    It names types by class: after an upgrade that removes one, numba would raise AttributeError.
+    The cache pickles types by class: after an upgrade that removes one, numba would raise AttributeError.
     """
     load_overload = cache.load_overload
 
@@ -169,7 +169,7 @@ def _one_process_at_a_time(method: Callable[..., Any], lock: str) -> Callable[..
             import fcntl
 
             file = Path(lock).open("ab")  # noqa: SIM115
-        except (ImportError, OSError):  # no such locks on Windows; the cache's folder may be read-only
+        except (ImportError, OSError):  # Windows has no such locks; the cache's folder may be read-only
             return method(*args)
         with file:
             fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
@@ -183,7 +183,7 @@ CACHED_FUNCTIONS: list[Any] = []
 
 
 def source_stamps(function: Callable[..., Any]) -> list[tuple[str, int]]:
-    """The files that hold a function and all that it calls, and when they were last written."""
+    """The files of a function and of all that it calls, and when they were last written."""
     assert isinstance(function, FunctionType)
     return _stamps(_dependencies(function)[0])
 
@@ -199,7 +199,7 @@ def _callees(function: FunctionType) -> dict[str, FunctionType | Intrinsic]:
 
 
 def _dependencies(function: FunctionType) -> tuple[set[str], list[Intrinsic]]:
-    """The files that hold a function and all that it calls, and the intrinsics among these."""
+    """The files of a function and of all that it calls, and the intrinsics among these."""
     files, intrinsics = {function.__code__.co_filename}, []
     for callee in _callees(function).values():
         if isinstance(callee, Intrinsic):

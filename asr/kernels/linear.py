@@ -1,11 +1,11 @@
-"""Linear layers whose weights do not change: packed once for a CPU instead of in every call.
+"""Linear layers with constant weights, which are packed once for a CPU instead of in every call.
 
-For many rows the weights are kept in the form that oneDNN's kernels read. Given plain weights, torch packs them anew in
-each call, or hands them to MKL, which does not use most vector instructions of other makers' processors.
+For many rows the weights are kept in the form that oneDNN's kernels read. Given plain weights, torch packs them again
+in each call, or passes them to MKL, which does not use most vector instructions of other makers' processors.
 
-The product of few rows takes as long as reading the weights. `Float16Weights` keeps weights that are exact in float16,
-as those of a bundle are, in 16 bits, and widens them on the way into the registers. Sums are float32. Within
-`asr.kernels.int8.byte_products` inputs and weights are rounded to bytes.
+The product of a few rows takes as long as reading the weights. `Float16Weights` keeps weights that are exact in
+float16, as those of a bundle are, in 16 bits, and widens them when they are loaded into registers. Sums are float32.
+Within `asr.kernels.int8.byte_products`, inputs and weights are quantized to bytes.
 
 Shapes: Q rows, I inputs, O outputs, P tiles of W outputs, P W at least O.
 """
@@ -51,7 +51,7 @@ class Float16Weights:
 def float16_weights(weight: Tensor, bias: Tensor) -> Float16Weights | None:
     """Weight (O, I) and bias (O,) kept in float16, for float32 products on a CPU.
 
-    None if a weight is not exact in float16, without numba, or if the processor has no instruction to widen float16.
+    None without numba, if a weight is not exact in float16, or if the processor cannot convert float16.
     """
     if not has_package("numba"):
         return None
@@ -65,8 +65,8 @@ def float16_weights(weight: Tensor, bias: Tensor) -> Float16Weights | None:
 def fill_products(outputs: Any, inputs: Any, tiles: Any, bias: Any) -> None:
     """Fills outputs (Q or more, P W), for `jit`.
 
-    Q is rounded up to a multiple of ROWS, what is added being left to chance; inputs (Q, I), bias (P W,), tiles
-    (P, I, W) int16, a float16's bits.
+    Q is rounded up to a multiple of ROWS; the added rows are undefined. inputs (Q, I), bias (P W,), tiles (P, I, W)
+    int16, the bits of float16.
     """
     num_rows, size = inputs.shape
     last = np.zeros((ROWS, size), dtype=np.float32)
@@ -88,7 +88,7 @@ def fill_products(outputs: Any, inputs: Any, tiles: Any, bias: Any) -> None:
 _Product = Callable[[Tensor, bool], Tensor]
 
 
-# Fewer rows are multiplied as fast by plain weights.
+# Fewer rows are multiplied just as fast with plain weights.
 _MIN_PACKED_ROWS = 2
 
 
@@ -103,7 +103,7 @@ _MIN_LINEAR_ROWS = 192
 class PackedWeights:
     """inputs W^T + bias; the weights are given in each call and packed again only if they have changed.
 
-    A copy of it packs its own, so that the module which holds it may be copied.
+    A copy packs its own weights, so that modules with a `PackedWeights` can be copied.
     """
 
     def __init__(self) -> None:
@@ -111,14 +111,14 @@ class PackedWeights:
 
     def __call__(self, inputs: Tensor, weight: Tensor, bias: Tensor, rectifies: bool = False) -> Tensor:
         """inputs (Q, I), weight (O, I), bias (O,) -> (Q, O), in any memory order, negative ones as 0 if `rectifies`."""
-        # An inference tensor has no version that tells whether it has changed.
+        # An inference tensor has no version, so a change could not be noticed.
         if weight.is_inference() or (len(inputs) < _MIN_PACKED_ROWS and not are_bytes_multiplied()):
             outputs = torch.addmm(bias, inputs, weight.t())
             return outputs.relu_() if rectifies else outputs
         return self._weights(weight, bias).product_for(len(inputs))(inputs, rectifies)
 
     def small_batch_weights(self, weight: Tensor, bias: Tensor) -> tuple[Any, Any] | None:
-        """The tables that a loop reads to multiply few rows itself, see `fill_products`; None if it cannot."""
+        """The tables with which a loop can multiply a few rows itself, see `fill_products`; None if it cannot."""
         if weight.is_inference():
             return None
         product = self._weights(weight, bias).product_for(_MIN_PACKED_ROWS)
@@ -128,7 +128,7 @@ class PackedWeights:
         version = (weight.data_ptr(), weight._version, bias.data_ptr(), bias._version)
         held = self._held
         if held is None or held[0] != version:
-            # One assignment, since two threads may come here together.
+            # A single assignment, since two threads may get here at the same time.
             self._held = held = (version, _Weights(weight.detach(), bias.detach()))
         return held[1]
 
@@ -140,7 +140,7 @@ class PackedWeights:
 
 
 class _Weights:
-    """Packed, for few rows and for many, where first asked for."""
+    """Weights packed for few rows, for many rows and as bytes, each when first needed."""
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         self._plain = weight, bias
@@ -191,9 +191,9 @@ def _packed_product(weight: Tensor, bias: Tensor) -> _Product:
 
 
 def _convolution_product(weight: Tensor, bias: Tensor) -> _Product:
-    """torch 1.13 packs weights for convolutions only: the rows are the pixels of one column.
+    """torch 1.13 packs weights only for convolutions: the rows become the pixels of one column.
 
-    What that gives has its columns side by side, and many rows take their time to get there: these go another way.
+    The result is in column order, which takes time for many rows, so these use plain weights.
     """
     operators: Any = torch._C._nn  # type: ignore[attr-defined]
     shape = (0, 0), (1, 1), (1, 1), 1
@@ -213,21 +213,21 @@ def _convolution_product(weight: Tensor, bias: Tensor) -> _Product:
 
 
 def _is_autocast() -> bool:
-    """Whether autocast is on for CPUs; asking as torch 1 wants it brings a warning on torch 2."""
+    """Whether autocast is on for CPUs; the function of torch 1 raises a warning in torch 2."""
     if hasattr(torch.amp, "is_autocast_available"):  # since torch 2.4
         return bool(torch.is_autocast_enabled("cpu"))
     return bool(torch.is_autocast_cpu_enabled())
 
 
 class PackedLinear(nn.Linear):
-    """`nn.Linear`; on a CPU, where no gradient is wanted, weights are kept packed (`PackedWeights`)."""
+    """`nn.Linear`; on a CPU, if no gradient is needed, weights are kept packed (`PackedWeights`)."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features)
         self._fixed = PackedWeights()
 
     def small_batch_weights(self) -> tuple[Any, Any] | None:
-        """As of `PackedWeights`."""
+        """See `PackedWeights`."""
         return self._fixed.small_batch_weights(self.weight, self.bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -235,7 +235,7 @@ class PackedLinear(nn.Linear):
         return self._product(inputs, rectifies=False)
 
     def rectified(self, inputs: Tensor) -> Tensor:
-        """The outputs with 0 in the place of negative ones, in one pass where that is possible."""
+        """The outputs with 0 in place of negative ones, in one pass if possible."""
         return self._product(inputs, rectifies=True)
 
     def _product(self, inputs: Tensor, rectifies: bool) -> Tensor:

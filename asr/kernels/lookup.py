@@ -1,8 +1,8 @@
-"""How a compiled loop asks a language model: by the model's tables, without a call back into Python.
+"""How a compiled loop queries a language model: through the model's tables, without a call back into Python.
 
-A model hands out its arrays as a named tuple (`LookupTables`). `compiled_lookup` names the loop that answers from
-tables of that type, and `look_up` calls it from any other loop. Tables may hold other models' tables: a difference of
-two models looks both up.
+A model provides its arrays as a named tuple (`LookupTables`). `compiled_lookup` registers the loop that answers queries
+from tables of that type, and `look_up` calls it from any other loop. Tables may contain other models' tables: a
+difference of two models looks up both.
 
 Shapes: Q queries.
 """
@@ -23,7 +23,7 @@ class LookupTables(Protocol):
     """What a model's loop reads: a named tuple of arrays, numbers and other models' tables.
 
     Attributes:
-        always_answers: whether the loop can answer every query. If not, it returns False where a history must first be
+        always_answers: whether the loop can answer every query. If not, it returns False when a history must first be
             expanded, see `LanguageModel.expand`.
     """
 
@@ -59,7 +59,7 @@ class _LookUp(Intrinsic):
         return _compiled_look_up()
 
     def stamps(self, argument_types: Any) -> list[tuple[str, int]]:
-        """The sources of the lookups for all tables among the arguments: which these are, only their types tell."""
+        """The sources of the lookups for all tables among the arguments; only the types say which these are."""
         lookups = {id(found): found for found in map(_LOOKUPS.get, _tuple_types(argument_types)) if found is not None}
         return sorted({stamp for found in lookups.values() for stamp in source_stamps(found)})
 
@@ -67,13 +67,13 @@ class _LookUp(Intrinsic):
 look_up = _LookUp(__name__, "look_up")
 """look_up(context_idx, word_id, tables, log_prob, next_idx) -> bool, for compiled loops; see `compiled_lookup`.
 
-A plain tuple of tables asks several models about the same words; context_idx, log_prob and next_idx then have a row for
-each, in this order, and those behind a model that cannot answer are left as they are.
+A plain tuple of tables queries several models for the same words; context_idx, log_prob and next_idx then have a row
+for each, in this order. If a model cannot answer, the rows after it are left unchanged.
 """
 
 
 def _tuple_types(argument_types: Any) -> Iterator[type]:
-    """The named tuples among numba's types, however deep they are nested."""
+    """The named tuples among numba's types, at any depth of nesting."""
     for each in argument_types:
         named = getattr(each, "instance_class", None)
         if named is not None:

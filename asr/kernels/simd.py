@@ -1,7 +1,7 @@
 """Building blocks of compiled loops: matrix products held in registers, exponentials, n-gram features, tiled tables.
 
-Numbers of rows are multiples of ROWS and widths of NARROW. The padding of a factor may hold anything, and then so does
-the padding of the product. Rows should begin at multiples of 64 bytes.
+Numbers of rows are multiples of ROWS, and widths are multiples of NARROW. The padding of a factor may hold anything;
+the padding of the product is then undefined as well. Rows should begin at multiples of 64 bytes.
 
 Shapes: N rows, K inner dimension, M and W columns, R history lengths, V vocabulary, P tiles of it.
 """
@@ -20,13 +20,13 @@ from asr.kernels.jit import Intrinsic
 ROWS = 8  # of each call of `add_products`
 
 
-COLUMNS, NARROW = 48, 16  # its columns: as many of the first as fit, the rest in multiples of the second
+COLUMNS, NARROW = 48, 16  # columns of a block: as many blocks of the first size as fit, then blocks of the second
 
 
 _LINE = 64  # bytes of a cache's line
 
 
-MAX_TERM = 1e18  # of a sum of exponentials: larger ones come near float32's end, or hide the smaller ones
+MAX_TERM = 1e18  # of a sum of exponentials: larger terms might overflow float32, or swamp the smaller ones
 
 
 add_narrow_block: Any = Intrinsic("asr.kernels.intrinsics", "add_narrow_block")
@@ -42,9 +42,9 @@ prefetch: Any = Intrinsic("asr.kernels.intrinsics", "prefetch")
 
 
 def add_products(products: Any, left: Any, right: Any) -> None:
-    """products (ROWS, W) += left (ROWS, K) @ right (K, W): W a multiple of NARROW, all rows contiguous.
+    """products (ROWS, W) += left (ROWS, K) @ right (K, W); W is a multiple of NARROW, all rows are contiguous.
 
-    All are float32; or int32, of which left's are four unsigned bytes along K and right's four signed ones.
+    All are float32; or all are int32, with four unsigned bytes along K in left and four signed ones in right.
     """
     width = right.shape[1]
     num_wide = width - width % COLUMNS
@@ -55,7 +55,7 @@ def add_products(products: Any, left: Any, right: Any) -> None:
 
 
 def ask_for_features(features: Any, places: Any, width: int) -> None:
-    """Asks for the slices of that width of features (W,), float32 or int8, at places (R,) to be in the cache soon."""
+    """Prefetches the slices of this width of features (W,), float32 or int8, at places (R,)."""
     numbers = _LINE // features.itemsize
     for length in range(len(places)):
         for at in range(0, width + numbers, numbers):
@@ -76,9 +76,9 @@ def add_features(score: Any, features: Any, places: Any) -> None:
 
 
 def exponential(x: Any) -> Any:
-    """exp(x) = 2^n 2^f, f within half a unit of 0: 2^n by its bits, 2^f by its series, to float32's last digit."""
+    """exp(x) = 2^n 2^f with |f| <= 1/2: 2^n by its bits, 2^f by a series, to float32's last digit."""
     x = np.float32(1.442695041) * x
-    # Below, 2^n is not a normal number; above, f and its series would grow without bound. NaN stays NaN.
+    # Below -126, 2^n is not a normal number; above 127, n does not fit its bits, and f grows instead. NaN stays NaN.
     x = np.float32(-126.0) if x < np.float32(-126.0) else x
     n = np.rint(x)
     n = np.float32(127.0) if n > np.float32(127.0) else n
@@ -90,7 +90,7 @@ def exponential(x: Any) -> Any:
     return power * (np.float32(1.0) + f * series)
 
 
-_INNER_AT_ONCE = 128  # of COLUMNS columns they fit the nearest cache
+_INNER_AT_ONCE = 128  # this many rows of COLUMNS columns fit the L1 cache
 
 
 add_transposed_block: Any = Intrinsic("asr.kernels.intrinsics", "add_transposed_block")
@@ -100,13 +100,13 @@ add_narrow_transposed_block: Any = Intrinsic("asr.kernels.intrinsics", "add_narr
 
 
 def padded(tensor: Tensor, num_rows: int = 1) -> Tensor:
-    """The matrix, or matrices, with zeros up to a width that is a multiple of NARROW, and rows of `num_rows`."""
+    """Pads a matrix, or matrices, with zeros: the width to a multiple of NARROW, the rows to one of `num_rows`."""
     padding = -tensor.shape[-1] % NARROW, -tensor.shape[-2] % num_rows
     return F.pad(tensor, (0, padding[0], 0, padding[1])) if any(padding) else tensor.contiguous()
 
 
 def padded_room(*shape: int) -> Tensor:
-    """An array of the shape, or, where its rows are not a multiple of NARROW wide, of wider ones."""
+    """An array of the shape, on wider rows in memory if the width is not a multiple of NARROW."""
     return torch.empty(*shape[:-1], shape[-1] + -shape[-1] % NARROW)
 
 
@@ -123,7 +123,7 @@ def add_products_by_row(products: Any, left: Any, right: Any) -> None:
 
 
 def add_products_by_column(products: Any, left: Any, right: Any, begin: int, end: int) -> None:
-    """Rows begin .. end - 1, ROWS each, of: products (M, W) += left (N, M)^T @ right (N, W)."""
+    """products (M, W) += left (N, M)^T @ right (N, W), only the blocks begin .. end - 1 of ROWS rows of products."""
     width = right.shape[1]
     num_wide = width - width % COLUMNS
     for first in range(0, len(right), _INNER_AT_ONCE):

@@ -22,9 +22,9 @@ _num_of_loops: ContextVar[int | None] = ContextVar("_num_of_loops", default=None
 
 @contextmanager
 def torch_on_one_thread() -> Iterator[None]:
-    """Within, torch's own operations are on one thread, and what `in_threads` shares out on as many as torch had.
+    """Within the block, torch's own operations use one thread, and `in_threads` uses as many as torch had before.
 
-    Between two operations torch's threads wait busily, and take the processors from those that loops run on.
+    Between operations torch's threads busy-wait, and take processor time from the threads that loops run on.
     """
     num_threads = torch.get_num_threads()
     token = _num_of_loops.set(_num_of_loops.get() or num_threads)
@@ -37,7 +37,7 @@ def torch_on_one_thread() -> Iterator[None]:
 
 
 def in_threads(work: Callable[[int, int], None], num_rows: int, rows_at_least: int) -> None:
-    """work(begin, end) on parts of num_rows rows; it must not share out work itself."""
+    """Runs work(begin, end) on parts of num_rows rows in threads; `work` must not call this function itself."""
     num_parts = max(1, min(_num_of_loops.get() or torch.get_num_threads(), num_rows // rows_at_least))
     bounds = [num_rows * part // num_parts for part in range(num_parts + 1)]
     others = [_pool(num_parts - 1).submit(work, *part) for part in itertools.pairwise(bounds[1:])]
@@ -51,11 +51,11 @@ def _pool(num_threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(num_threads)
 
 
-os.register_at_fork(after_in_child=_pool.cache_clear)  # which has no threads but its own
+os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of the pool's threads
 
 
 def each_in_threads(work: Callable[[Item], None], items: Iterator[Item]) -> None:
-    """work(item) of each item, without gradient, torch itself on one thread in each; the items are made one by one."""
+    """Runs work(item) for each item in threads, without gradient and with one torch thread; items are made lazily."""
     num_threads = torch.get_num_threads()
     lock = Lock()
     error: list[bool] = []
@@ -70,7 +70,7 @@ def each_in_threads(work: Callable[[Item], None], items: Iterator[Item]) -> None
                 try:
                     work(item)
                 except BaseException:
-                    error.append(True)  # what is left would be in vain
+                    error.append(True)  # the other threads need not continue
                     raise
 
     torch.set_num_threads(1)
