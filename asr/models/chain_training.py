@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from asr.audio.fbank import Fbank
+from asr.bundle import Bundle
 from asr.datasets.augment import SpecAugment
 from asr.datasets.position import batches_done, epoch_to_draw
 from asr.distributed import batch_rows, current_share, draw_from, prepare_wrapping, total
@@ -197,8 +198,9 @@ class LitChainModel(pl.LightningModule):
             middle and falls to 0 at the end.
         average_decay: decay of the moving average of weights, which validation uses.
         total_steps: number of steps of the schedule; None for the number that the trainer will make.
-        initial_checkpoint: start from the averaged weights of this checkpoint. If its states are tied in another way,
-            each output begins as the mean of the outputs that it is made of (`TiedStates.tied_from`).
+        initial_checkpoint: start from the averaged weights of this checkpoint, or from the network of this bundle. If
+            its states are tied in another way, each output begins as the mean of the outputs that it is made of
+            (`TiedStates.tied_from`).
     """
 
     def __init__(
@@ -346,7 +348,10 @@ class LitChainModel(pl.LightningModule):
 
     def _initial_weights(self, path: str) -> dict[str, Tensor]:
         weights, _ = weights_and_tokens(path)
-        saved = read_checkpoint(path).get(TIED_STATES)
+        is_bundle = Path(path).is_dir()
+        saved = Bundle.load(path).graph.meta.get(TIED_STATES) if is_bundle else read_checkpoint(path).get(TIED_STATES)
+        if is_bundle:  # it lacks the branch that only training needs, which starts from its random weights
+            weights = {**self.network.state_dict(), **weights}
         data = self._data()
         if saved is None or saved == data.states.to_json():
             return weights

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,13 +14,15 @@ import soundfile
 import torch
 
 from asr.audio.fbank import Fbank
+from asr.bundle import Bundle
 from asr.datasets.corpora.base import Utterance
 from asr.errors import AsrError
-from asr.graph.context import TiedStates
+from asr.graph.context import TIED_STATES, TiedStates
 from asr.models.chain_corpus import Alignment, PreparedCorpus, write_corpus
 from asr.models.chain_preparation import prepare_chain, usable_utterances
 from asr.models.denominator import denominator_graph, phone_histories
 from asr.text.lexicon import Lexicon
+from asr.text.symbols import TokenTable
 
 pl = pytest.importorskip("pytorch_lightning")
 
@@ -94,6 +98,23 @@ def states(folder: Path) -> TiedStates:
     states, graph = prepare_chain(corpus, alignment, train, 9, 5, folder / "states")
     assert states.phones == ("SIL", "a", "b") and graph.num_states > 3
     return states
+
+
+def test_a_training_starts_from_the_network_of_a_bundle(folder: Path, states: TiedStates, tmp_path: Path) -> None:
+    from asr.models.tdnnf import Tdnnf
+
+    torch.manual_seed(1)
+    network = Tdnnf(**NETWORK, num_tokens=states.num_columns)  # type: ignore[arg-type]
+    graph = SimpleNamespace(meta={TIED_STATES: states.to_json()}, tokens=TokenTable(states.column_names()))
+    bundle = SimpleNamespace(acoustic_model=SimpleNamespace(network=network), graph=graph)
+    with mock.patch.object(Bundle, "load", lambda path: bundle):
+        model = fit(folder, states, 0, str(tmp_path)).lightning_module  # type: ignore[attr-defined]
+    for name, value in network.state_dict().items():
+        for trained in (model.network, model.average.network):
+            torch.testing.assert_close(trained.state_dict()[name], value, rtol=0, atol=0)
+    auxiliary = model.network.auxiliary.state_dict()
+    torch.testing.assert_close(auxiliary, model.average.network.auxiliary.state_dict())
+    assert auxiliary["expand.weight"].std() > 0
 
 
 @pytest.mark.slow
