@@ -183,11 +183,11 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _require_plain(content: bytes) -> None:
-    """Refuses a pickle whose memo indices are not consecutive: a large index makes the unpickler allocate its memo."""
+    """Refuses trailing bytes, and memo indices beyond the number of opcodes, for which the unpickler would allocate."""
     end = 0
     for num_opcodes, (opcode, argument, position) in enumerate(pickletools.genops(content)):
         if opcode.name.endswith("PUT") and not 0 <= int(str(argument)) <= num_opcodes:
-            raise pickle.UnpicklingError("its memo indices are not consecutive")
+            raise pickle.UnpicklingError("its memo has an index that is too large")
         if opcode.name == "STOP" and position is not None:
             end = position + 1
     if end != len(content):

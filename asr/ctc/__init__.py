@@ -1,4 +1,4 @@
-"""A decoder for any CTC network: log-probabilities of letters, word pieces or phones in, words out."""
+"""A decoder for any CTC network: turns log-probabilities of letters, word pieces or phones into words."""
 
 from asr.ctc.config import CTCDecodingConfig
 from asr.ctc.decoder import CTCDecoder

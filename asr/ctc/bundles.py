@@ -1,4 +1,4 @@
-"""Bundles with an acoustic model from elsewhere: its tokens, anybody's language models, and one graph of both."""
+"""Bundles with an external acoustic model: a decoding graph of its tokens, and language models of words."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_NGRAMS = 300_000
 
 
 def graph_cache() -> Path:
-    """Where the graphs of acoustic models from elsewhere are kept between processes."""
+    """The folder that caches decoding graphs of external acoustic models."""
     return cache_folder() / "graphs"
 
 
@@ -38,26 +38,26 @@ def bundle_with_acoustic_model(
     graph_folder: str | Path | None = None,
     graph: str | Path | None = None,
 ) -> Bundle:
-    """A recognizer of an acoustic model from elsewhere and language models of words.
+    """Combines an external acoustic model with language models of words.
 
-    Where the acoustic model has the tokens of the bundle, as one that was exported from it, the bundle's graph is taken
-    and its decoding options hold. Otherwise a graph is compiled, which takes a quarter of a minute for 64,000 words of
-    letters, and kept in a folder; the options are those of `CTCDecodingConfig`.
+    If the acoustic model has the tokens of the bundle, for example because it was exported from it, the bundle's graph
+    and decoding options are used. Otherwise a graph is compiled and cached in a folder, and the options are those of
+    `CTCDecodingConfig`. Compiling takes about 15 s for 64,000 words spelled in letters.
 
     Args:
         acoustic_model: the network, or its name `KIND:NAME` (see `asr.models.external.base.KINDS`).
-        bundle: gives the language models, and the lexicon for a network of phones.
-        ngram: n-gram model of words in the place of the bundle's: ARPA text or our binary, of any size. What the graph
-            cannot hold becomes the bundle's large model.
-        lexicon: how words are written in the network's tokens; letters and word pieces need none.
+        bundle: provides the language models, and the lexicon for a network of phones.
+        ngram: n-gram model of words that replaces the bundle's: ARPA text or our binary, of any size. If it is too
+            large for the graph, it becomes the bundle's large model.
+        lexicon: the spellings of words in the network's tokens; required for phones only.
         progress: called with the name of each step of compiling.
-        graph_folder: where compiled graphs are kept; None for `graph_cache`.
-        graph: a decoding graph for the network's tokens, as `asr graph` writes it, in the place of one that is
-            compiled; `ngram` is then the model that it was made of, which large models need.
+        graph_folder: cache folder for compiled graphs; None for `graph_cache`.
+        graph: a ready decoding graph for the network's tokens, as `asr graph` writes it. `ngram` must then be the model
+            in that graph; it is needed for decoding with a larger model.
 
     Raises:
-        AsrError: the network or a file cannot be read, there are no words, phones have no lexicon, or words cannot be
-            written in the tokens.
+        AsrError: the network or a file cannot be read, there are no words, there is no lexicon for phones, or words
+            cannot be spelled in the tokens.
     """
     model = load_acoustic_model(acoustic_model) if isinstance(acoustic_model, str) else acoustic_model
     tokens = model.tokens
@@ -105,7 +105,7 @@ def _with_graph(
     bundle: Bundle | None,
     sources: tuple[str | Path | NgramLM | None, str | Path | Lexicon | None],
 ) -> Bundle:
-    """A bundle with a graph that is there; the language models are those of its words."""
+    """A bundle with a ready graph."""
     ngram, lexicon = sources
     return Bundle(
         name=model.name,
@@ -120,21 +120,21 @@ def _with_graph(
 
 
 def _word_model(bundle: Bundle | None, ngram: str | Path | NgramLM | None) -> NgramLM | None:
-    """What the graph is made of; None where a lexicon's words are all that is known."""
+    """The n-gram model to compile into the graph; None if there is only a lexicon."""
     if ngram is not None:
         return read_ngram(ngram)
     if bundle is None:
         return None
     words = bundle.small_ngram or bundle.large_ngram
     if words is None:
-        raise AsrError(f"bundle {bundle.name}: it has no n-gram model to make a graph of; give one (ngram, --ngram).")
+        raise AsrError(f"bundle {bundle.name}: it has no n-gram model for the graph; give one (ngram, --ngram).")
     return words
 
 
 def _spellings(
     tokens: CTCTokens, bundle: Bundle | None, lexicon: str | Path | Lexicon | None, words: NgramLM | None
 ) -> Lexicon:
-    """The words of the n-gram model, or of the lexicon where there is none, in the network's tokens."""
+    """Spellings in the network's tokens of the n-gram model's words, or of the lexicon's if there is no model."""
     if lexicon is None and tokens.kind == "phones" and bundle is not None:
         lexicon = bundle.lexicon
     if lexicon is not None:
@@ -142,19 +142,19 @@ def _spellings(
         return given if words is None else given.restricted_to(listed_words(words))[0]
     if tokens.kind == "phones":
         raise AsrError(
-            f"{tokens.name}: the acoustic model's tokens are phones; give a lexicon that says how words sound "
+            f"{tokens.name}: the acoustic model's tokens are phones; give a lexicon with pronunciations "
             "(lexicon, --lexicon)."
         )
     if words is None:
         raise AsrError(
-            "an acoustic model from elsewhere has no words of its own; give an n-gram model (ngram, --ngram), a "
-            "lexicon or a bundle."
+            "an external acoustic model has no words of its own; give an n-gram model (ngram, --ngram), a lexicon or a "
+            "bundle."
         )
     return spelled_lexicon(listed_words(words), tokens)[0]
 
 
 def _decoding(bundle: Bundle | None) -> dict[str, dict[str, Any]]:
-    """The usual options of CTC networks, of which nobody knows what to tune; the weights of language models stay."""
+    """Default options of CTC networks, since nothing was tuned for this one; only the bundle's `rnn_weight` is kept."""
     usual = asdict(CTCDecodingConfig().options())
     tuned = {} if bundle is None else bundle.decoding.get("interpolated", {})
     weight = {"rnn_weight": tuned["rnn_weight"]} if "rnn_weight" in tuned else {}

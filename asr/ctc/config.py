@@ -1,4 +1,4 @@
-"""Every number that a CTC decoder can be told."""
+"""Scales, beams and thresholds of a CTC decoder."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ class CTCDecodingConfig:
 
         score = am_score + lm_scale * lm_score + word_insertion_penalty * number of words
 
-    with natural logs throughout. Where no words are listed, tokens take the place of words.
+    with natural logs throughout. Without a word list, tokens take the place of words.
 
     Args:
-        lm_scale: weight of the language model. Frames of a CTC network are not independent, so that its scores are too
-            sure of themselves: 1 to 2.5 is usual.
-        word_insertion_penalty: added for each word; negative for fewer words.
-        search_beam: a partial path this much worse than the best one of its frame is dropped.
-        max_active_states: so many partial paths survive a frame at most.
-        output_beam: what a lattice keeps; n-best lists, confidences and a second language model see nothing beyond it.
-        context_beam: of the lattice's partial paths with a second language model, those this much worse are dropped.
-        blank_skip_threshold: of frames in a row whose blank is more probable than this, the first alone is searched;
-            None for all frames.
-        lm_fusion: where the second language model acts, `lattice` (over what the graph's own has kept) or `search`
-            (inside, deciding what is pruned: slower).
-        beam_size: partial hypotheses that survive a frame, where no words are listed.
-        token_min_log_prob: there, tokens below it are not followed, the frame's best excepted.
+        lm_scale: weight of the language model. Usual values are 1 to 2.5, because a CTC network is overconfident: its
+            frames are not independent.
+        word_insertion_penalty: added for each word; negative values give fewer words.
+        search_beam: a partial path is pruned if its score is this far below the best one of its frame.
+        max_active_states: maximum number of partial paths that survive a frame.
+        output_beam: beam of the lattice; n-best lists, confidences and a second language model see nothing beyond it.
+        context_beam: beam for partial paths of the lattice when a second language model rescores it.
+        blank_skip_threshold: of consecutive frames whose blank probability is above this, only the first is searched;
+            None searches all frames.
+        lm_fusion: where the second language model acts: `lattice` rescores the lattice of the first pass; `search`
+            applies the model inside the search, where it also decides what is pruned (slower).
+        beam_size: number of partial hypotheses that survive a frame; only without a word list.
+        token_min_log_prob: tokens with a lower log-probability are not followed, except the frame's best; only without
+            a word list.
 
     Raises:
-        AsrError: a number is out of its range.
+        AsrError: a value is out of range.
     """
 
     lm_scale: float = 1.25
@@ -56,17 +57,17 @@ class CTCDecodingConfig:
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise AsrError(f"decoding: {field.name} is {value!r}; it must be a number.")
         if self.lm_fusion not in ("lattice", "search"):
-            raise AsrError(f"decoding: lm_fusion is {self.lm_fusion!r}; it is lattice or search.")
+            raise AsrError(f"decoding: lm_fusion is {self.lm_fusion!r}; it must be lattice or search.")
         if not math.isfinite(self.lm_scale) or self.lm_scale < 0:
             raise AsrError(f"decoding: lm_scale is {self.lm_scale}; it must not be negative.")
         if self.beam_size < 1 or int(self.beam_size) != self.beam_size:
-            raise AsrError(f"decoding: beam_size is {self.beam_size}; it must be 1 or more.")
+            raise AsrError(f"decoding: beam_size is {self.beam_size}; it must be a whole number of 1 or more.")
         if not self.token_min_log_prob <= 0:
             raise AsrError(f"decoding: token_min_log_prob is {self.token_min_log_prob}; it must not be above 0.")
         self.options()
 
     def options(self, output_beam: float | None = None) -> DecodingOptions:
-        """The same for the search over a graph."""
+        """The decoding options of the graph search; `output_beam` overrides the config's."""
         return DecodingOptions(
             search_beam=self.search_beam,
             output_beam=self.output_beam if output_beam is None else output_beam,

@@ -1,4 +1,4 @@
-"""`CTCDecoder`: log-probabilities of any CTC network in, words out."""
+"""`CTCDecoder`: turns log-probabilities of any CTC network into words."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ROWS_AHEAD = 8
 
 
 class _Sources(NamedTuple):
-    """What words and their language models are made of; see `CTCDecoder`."""
+    """The arguments of `CTCDecoder` that define words and their language models."""
 
     lexicon: str | Path | Lexicon | Mapping[str, Any] | None
     words: str | Path | Iterable[str] | None
@@ -47,47 +47,47 @@ class _Sources(NamedTuple):
 
 
 class CTCDecoder:
-    """Decodes the output of a CTC network; several threads may call it at a time.
+    """Decodes the output of a CTC network; several threads may call it at the same time.
 
         decoder = CTCDecoder("tokens.txt", ngram="3gram.arpa")
         print(decoder(log_probs)[0].text)
 
-    With a lexicon, a word list or an n-gram model the words are searched over a compiled graph, Viterbi over the
-    network's paths, with the n-gram model inside; with none of them, or with `token_lm`, any sequence of tokens may be
-    found, each with the sum over its paths (Graves, Sequence transduction with recurrent neural networks, 2012; Hannun
-    et al., First-pass large vocabulary continuous speech recognition using bi-directional recurrent DNNs, 2014).
+    With a lexicon, a word list, an n-gram model or `lm`, a Viterbi search finds words in a compiled graph that includes
+    the n-gram model. Without them, a prefix beam search may find any sequence of tokens, and scores each by the sum
+    over its paths (Graves, Sequence transduction with recurrent neural networks, 2012; Hannun et al., First-pass large
+    vocabulary continuous speech recognition using bi-directional recurrent DNNs, 2014).
 
     Args:
-        tokens: the network's output symbols, see `CTCTokens`: a list, a file, or a `CTCTokens` made before.
-        lexicon: how words are written in tokens: a file (`WORD TOKEN TOKEN ...`), a mapping, a `Lexicon`. Letters and
-            pieces need none, phones do.
-        words: the words that may be found, a file with one a line or a collection; by default those of the lexicon, of
-            the n-gram model, or of `lm`.
-        ngram: an n-gram model of words: ARPA text (.gz, .xz too), our binary, or an `NgramLM`, of any size: what the
-            graph cannot hold acts while the search runs.
-        lm: another language model of words for the search: a folder or bundle of a recurrent network, its network, a
-            binary of KenLM, or any `asr.lm.interface.LanguageModel`. A network's hidden layer multiplies bytes where
-            the processor can; for exact scores give `asr.lm.cached.engine.CachedRNNLM(network)`.
-        lm_weight: how much of `lm` there is in its linear interpolation with `ngram`, 0 to 1; 1 where there is no
-            `ngram`.
-        token_lm: a language model of tokens, as `ngram` or `lm` are given; with it words are not listed, unless they
-            are to be spelled (`spell_unknown`).
+        tokens: the network's output symbols, see `CTCTokens`: a list, a file, or an existing `CTCTokens`.
+        lexicon: the spellings of words in tokens: a file (`WORD TOKEN TOKEN ...`), a mapping or a `Lexicon`. Required
+            for phones only.
+        words: the words that may be found: a file with one word per line, or a collection. By default, the words of the
+            lexicon, of the n-gram model, or of `lm`.
+        ngram: an n-gram model of words of any size: ARPA text (also .gz, .xz), our binary, or an `NgramLM`. If it is
+            too large for the graph, the graph gets a pruned model, and the search uses the full scores.
+        lm: another language model of words for the search: a folder or bundle with a recurrent network, the network
+            itself, a KenLM binary, or any `asr.lm.interface.LanguageModel`. The hidden layer of a network is computed
+            with 8-bit integers if the processor can; for exact scores give
+            `asr.lm.cached.engine.CachedRNNLM(network)`.
+        lm_weight: weight of `lm` in its linear interpolation with `ngram`, 0 to 1; 1 if there is no `ngram`.
+        token_lm: a language model of tokens, in the forms of `ngram` or `lm`. Not together with a word list, unless
+            words outside it are spelled (`spell_unknown`).
         blank, word_boundary, kind, piece_model: see `CTCTokens`.
-        spell_unknown: whether words outside the list may be found, spelled in letters or pieces wherever the n-gram
-            model allows `<unk>`; phones are turned into letters as the lexicon has them.
-        spelling_penalty: natural log, added to each such word.
-        frame_shift: seconds from one frame of the network's output to the next, for times of words in seconds.
-        inputs: what is given to the call: `log_probs`, `logits`, `probabilities`, or `scores` (unchecked).
+        spell_unknown: whether out-of-vocabulary words may be found, spelled in letters or pieces, wherever the n-gram
+            model allows `<unk>`; phones are converted to letters with a model estimated from the lexicon.
+        spelling_penalty: natural log, added to each spelled word.
+        frame_shift: seconds per frame of the network's output, for word times in seconds.
+        inputs: what the call receives: `log_probs`, `logits`, `probabilities`, or `scores` (unchecked).
         confidences: whether words get confidences, which takes a little longer.
-        config: scales and beams; keywords of `CTCDecodingConfig` may be given instead, as in `lm_scale=2.0`.
-        graph_ngrams: so many n-grams of `ngram` go into the graph at most.
-        graph_folder: where compiled graphs are kept, so that the next process loads them; None for memory alone.
-        device: where the search runs; log-probabilities may come from any.
-        warm_up: whether to try the search once here, since its loops are compiled when they are first run on a machine.
+        config: scales and beams; alternatively, give fields of `CTCDecodingConfig` as keywords, as in `lm_scale=2.0`.
+        graph_ngrams: maximum number of n-grams of `ngram` in the graph.
+        graph_folder: cache folder for compiled graphs, from which later processes load them; None for no folder.
+        device: where the search runs; log-probabilities may be on any device.
+        warm_up: whether to run the search once now, because its loops are compiled on their first run on a machine.
         progress: called with the name of each step of compiling the graph.
 
     Raises:
-        AsrError: something given cannot be read or does not fit the rest; the sentence says what.
+        AsrError: an argument cannot be read, is out of range or does not match the others.
     """
 
     def __init__(
@@ -125,9 +125,9 @@ class CTCDecoder:
         self.frame_shift = frame_shift
         self._inputs = _checked_inputs(inputs)
         if frame_shift is not None and not 0 < frame_shift < 10:
-            raise AsrError(f"the frame shift is {frame_shift}; give seconds from one frame to the next, such as 0.02.")
+            raise AsrError(f"frame_shift is {frame_shift}; give the seconds from one frame to the next, such as 0.02.")
         if not 0.0 <= lm_weight <= 1.0:
-            raise AsrError(f"lm_weight is {lm_weight}; it lies between 0 and 1.")
+            raise AsrError(f"lm_weight is {lm_weight}; it must be between 0 and 1.")
         self.word_graph: WordGraph | None = None
         self._search: GraphSearch | TokenSearch
         if lexicon is words is ngram is lm is None:
@@ -137,7 +137,9 @@ class CTCDecoder:
             self._search = TokenSearch(tokens, self.config, LentModels(model, is_shared), frame_shift, self.device)
         else:
             if token_lm is not None and not spell_unknown:
-                raise AsrError("token_lm is for tokens without a word list; leave out the words or say spell_unknown.")
+                raise AsrError(
+                    "token_lm cannot be combined with a word list; leave out the words, or set spell_unknown=True."
+                )
             sources = _Sources(lexicon, words, ngram, lm, lm_weight, token_lm, spell_unknown, spelling_penalty)
             self.word_graph, models = self._words(sources, graph_ngrams, graph_folder, progress)
             self._search = GraphSearch(self.word_graph, tokens, self.config, models, frame_shift, confidences)
@@ -151,15 +153,15 @@ class CTCDecoder:
 
         Args:
             log_probs: (N, T, C) or (T, C) natural logs, or a list of (T, C); a tensor on any device or an array.
-            lengths: (N,) frames of each utterance; None for all.
-            nbest: so many different texts at most, best first.
+            lengths: (N,) number of frames of each utterance; None for all T.
+            nbest: maximum number of different texts per utterance.
 
         Returns:
-            For each utterance its hypotheses; of one utterance without a batch just its hypotheses. There is always
-            one, which is empty and not `is_complete` where nothing survived the beam.
+            A list of hypotheses, best first, for each utterance; for a single (T, C) input, just its list. No list is
+            empty: if nothing survived the beam, it has one empty hypothesis that is not `is_complete`.
 
         Raises:
-            AsrError: wrong shape or width, NaN, or values that are not log-probabilities.
+            AsrError: the shape or width is wrong, or values are NaN or not log-probabilities.
         """
         if isinstance(nbest, bool) or not isinstance(nbest, int) or nbest < 1:
             raise AsrError(f"nbest is {nbest!r}; ask for 1 hypothesis or more.")
@@ -169,21 +171,24 @@ class CTCDecoder:
         return found[0] if frames.is_single else found
 
     def texts(self, log_probs: Any, lengths: Any = None) -> list[str]:
-        """The best text of each utterance; arguments as of a call."""
+        """The best text of each utterance; arguments as for a call."""
         found = self(log_probs, lengths)
         return [each[0].text if isinstance(each, list) else each.text for each in found]
 
     def stream(self, commit_seconds: float | None = None) -> CTCStream:
-        """Opens a stream, which is given frames as they come; its result does not depend on how they are cut.
+        """Opens a stream, which accepts frames as they arrive; its result does not depend on how they are chunked.
 
         Args:
-            commit_seconds: what the best hypothesis said so long ago is decided, which bounds the memory of a stream
-                that never pauses; None decides only what all hypotheses share. Needs a frame shift.
+            commit_seconds: words of the best hypothesis become final at this age, which bounds the memory of a stream
+                without pauses. None makes words final only when all hypotheses share them. Needs a frame shift.
+
+        Raises:
+            AsrError: `commit_seconds` is given, but the decoder has no frame shift.
         """
         commit_frames = None
         if commit_seconds is not None:
             if self.frame_shift is None:
-                raise AsrError("commit_seconds needs to know the frame shift; build the decoder with frame_shift=.")
+                raise AsrError("commit_seconds needs the frame shift; build the decoder with frame_shift=SECONDS.")
             commit_frames = max(1, round(commit_seconds / self.frame_shift))
         return CTCStream(self._search, self.tokens, self._inputs, self.device, commit_frames)
 
@@ -204,19 +209,19 @@ class CTCDecoder:
             listed = list(spellings.pronunciations)
             if large is not None:
                 known = set(listed_words(large))
-                # Else an empty list: what the model says of none of them is told where the graph is made.
+                # If none is known, keep all: `graph_ngram` then raises an error that says why.
                 listed = [word for word in listed if word in known] or listed
         if listed is None and large is not None:
             listed = listed_words(large)
         if lm is not None and listed is None:
             if isinstance(lm, (str, Path)) and is_ngram_file(lm):
-                raise AsrError(f"{lm}: an n-gram file of which the words shall be taken is given as ngram=, not lm=.")
+                raise AsrError(f"{lm}: without a word list, give an n-gram file as ngram=, not as lm=.")
             model, _ = model_maker(lm, ())
             listed = list(model().vocabulary.words[4:])
         assert listed is not None
         if spellings is None:
             if tokens.kind == "phones":
-                raise AsrError(f"{tokens.name}: these tokens are phones; give a lexicon that says how words sound.")
+                raise AsrError(f"{tokens.name}: these tokens are phones; give a lexicon with pronunciations.")
             spellings, _ = spelled_lexicon(listed, tokens)
         else:
             spellings, missing = spellings.restricted_to(listed)
@@ -269,7 +274,7 @@ class CTCDecoder:
         order = _SPELLING_ORDER[tokens.kind]
         if token_lm is not None:
             if not isinstance(token_lm, (str, Path, NgramLM)):
-                raise AsrError("spell_unknown: the graph spells by an n-gram model of tokens; give its file.")
+                raise AsrError("spell_unknown: token_lm must be an n-gram model of tokens; give its file.")
             model = read_ngram(token_lm)
             return SpellingModel(model, boundary, penalty, beginnings, id(model))
         spelled = [
@@ -281,10 +286,8 @@ class CTCDecoder:
         return SpellingModel(model, boundary, penalty, beginnings, order)
 
     def _warm_up(self) -> None:
-        """Runs every loop once: numba compiles them when they are first run on a machine, and keeps what it made."""
-        _LOGGER.info(
-            "The search is tried once; where its loops were never run, they are compiled, which takes a while."
-        )
+        """Runs every loop once: numba compiles each on its first run on a machine, and caches the result."""
+        _LOGGER.info("Warming up the search; its first run on a machine compiles its loops, which takes a while.")
         generator = torch.Generator().manual_seed(0)
         log_probs = torch.rand((2, 8, len(self.tokens)), generator=generator).log_softmax(2)
         frames = as_frames(log_probs, None, self.tokens, "scores", self.device, checks_blank=False)
@@ -295,7 +298,7 @@ class CTCDecoder:
 
 def _config_of(config: CTCDecodingConfig | None, settings: dict[str, Any]) -> CTCDecodingConfig:
     if config is not None and settings:
-        raise AsrError(f"{next(iter(settings))} is a setting of the config that was given, too; change it there.")
+        raise AsrError(f"{next(iter(settings))} cannot be given beside config; set it in the config.")
     if config is not None:
         return config
     known = CTCDecodingConfig.__dataclass_fields__
@@ -307,10 +310,10 @@ def _config_of(config: CTCDecodingConfig | None, settings: dict[str, Any]) -> CT
 
 def _checked_inputs(inputs: str) -> FrameInput:
     if inputs not in FRAME_INPUTS:
-        raise AsrError(f"inputs is {inputs!r}; it is one of {', '.join(FRAME_INPUTS)}.")
+        raise AsrError(f"inputs is {inputs!r}; it must be one of {', '.join(FRAME_INPUTS)}.")
     return inputs  # type: ignore[return-value]
 
 
 def _mapped(model: LanguageModel, small: NgramLM) -> LanguageModel:
-    """The model asked with the word ids of the graph's."""
+    """The model with the word ids of `small`, the graph's model."""
     return model if model.vocabulary == small.vocabulary else RemappedLM(model, small.vocabulary)

@@ -1,4 +1,4 @@
-"""Log-probabilities as users have them: arrays or tensors, one utterance or a batch, checked before any search.
+"""Converts and checks users' log-probabilities: arrays or tensors, one utterance or a batch.
 
 Shapes: N utterances, T frames, C tokens.
 """
@@ -17,19 +17,19 @@ from asr.text.ctc_tokens import CTCTokens
 
 FrameInput = Literal["log_probs", "logits", "probabilities", "scores"]
 FRAME_INPUTS = ("log_probs", "logits", "probabilities", "scores")
-# Sums of rounded probabilities: half precision, thousands of tokens.
+# Rounding errors of log-sums: half precision, thousands of tokens.
 _TOLERANCE = 0.1
 _FRAMES_LOOKED_AT = 64
 _SHARE_OF_A_BLANK = 0.5
 
 
 class Frames(NamedTuple):
-    """A batch as the searches read it.
+    """A batch in the form that the searches read.
 
     Attributes:
         log_prob: (N, T, C) float32 natural logs, the blank in column 0.
         num_frames: (N,) int64, on the host.
-        is_single: whether one utterance without a batch was given.
+        is_single: whether the user gave one utterance without a batch dimension.
     """
 
     log_prob: Tensor
@@ -40,20 +40,20 @@ class Frames(NamedTuple):
 def as_frames(
     log_probs: Any, lengths: Any, tokens: CTCTokens, kind: FrameInput, device: torch.device, checks_blank: bool = True
 ) -> Frames:
-    """Brings log-probabilities into the form that the searches read.
+    """Converts log-probabilities to the form that the searches read.
 
     Args:
-        log_probs: (N, T, C) or (T, C), a tensor on any device, with gradients or without, or anything numpy reads; or a
-            list of (T, C), one an utterance.
-        lengths: (N,) frames of each utterance; None for all.
-        tokens: what the columns are.
-        kind: what the values are: `log_probs`; `logits`, which are normalized here; `probabilities`; or `scores`, taken
-            as they are, unchecked.
+        log_probs: (N, T, C) or (T, C), a tensor on any device, with or without gradients, or an array; or a list with
+            one (T, C) per utterance.
+        lengths: (N,) number of frames of each utterance; None for all T.
+        tokens: the tokens of the columns.
+        kind: the values: `log_probs`; `logits`, which are normalized here; `probabilities`; or `scores`, used as they
+            are, without a check of their sums.
         device: where the search runs.
-        checks_blank: whether to warn where some other column looks like the blank.
+        checks_blank: whether to warn if another column looks like the blank.
 
     Raises:
-        AsrError: wrong shape or width, NaN, no numbers, or values that are not what `kind` says.
+        AsrError: the shape or width is wrong, or values are NaN, not numbers, or not of the given kind.
     """
     if isinstance(log_probs, (list, tuple)) and log_probs and not _is_nested_numbers(log_probs):
         log_probs, lengths = _padded([_as_tensor(each) for each in log_probs], lengths)
@@ -91,7 +91,7 @@ def as_frames(
 
 
 def _is_nested_numbers(value: Any) -> bool:
-    """Whether a list is of numbers and lists alone, which is one utterance or a batch by itself."""
+    """Whether a list is nested down to numbers, so that it is an array rather than a list of arrays."""
     while isinstance(value, (list, tuple)) and value:
         value = value[0]
     return isinstance(value, (int, float))
@@ -112,7 +112,9 @@ def _padded(utterances: list[Tensor], lengths: Any) -> tuple[Tensor, Tensor]:
     """Utterances of different lengths as one batch."""
     shapes = {tuple(each.shape[1:]) for each in utterances}
     if lengths is not None or len(shapes) > 1 or any(each.dim() != 2 for each in utterances):
-        raise AsrError("a list of utterances holds arrays of (frames, tokens), of one width and without lengths.")
+        raise AsrError(
+            "a list of utterances must hold arrays of (frames, tokens) of equal width; leave out the lengths."
+        )
     num_frames = torch.tensor([len(each) for each in utterances])
     padded = torch.nn.utils.rnn.pad_sequence([each.detach().float() for each in utterances], batch_first=True)
     return padded, num_frames
@@ -123,26 +125,26 @@ def _lengths(lengths: Any, num_utts: int, max_frames: int) -> Tensor:
         return torch.full((num_utts,), max_frames, dtype=torch.int64)
     num_frames = _as_tensor(lengths).detach().reshape(-1).cpu()
     if num_frames.is_floating_point() and not bool((num_frames == num_frames.round()).all()):
-        raise AsrError("the lengths are not whole numbers; give frames, not the share of the longest utterance.")
+        raise AsrError("the lengths are not whole numbers; give frames, not fractions of the longest utterance.")
     num_frames = num_frames.to(torch.int64)
     if len(num_frames) != num_utts:
-        raise AsrError(f"there are {len(num_frames)} lengths for {num_utts} utterances; give one an utterance.")
+        raise AsrError(f"there are {len(num_frames)} lengths for {num_utts} utterances; give one per utterance.")
     if num_utts and (int(num_frames.min()) < 0 or int(num_frames.max()) > max_frames):
         raise AsrError(
-            f"the lengths run from {int(num_frames.min())} to {int(num_frames.max())}, but the log-probabilities have "
-            f"{max_frames} frames; lengths are counted in frames of the network's output."
+            f"the lengths range from {int(num_frames.min())} to {int(num_frames.max())}, but the log-probabilities "
+            f"have {max_frames} frames; count lengths in frames of the network's output."
         )
     return num_frames
 
 
 def _width_advice(num_columns: int, num_tokens: int) -> str:
     if num_columns == num_tokens + 1:
-        return f"where the list leaves out a blank at the end, say blank={num_tokens}."
+        return f"if the list lacks a blank at the end, give blank={num_tokens}."
     return "give the token list of this network."
 
 
 def _sampled(log_prob: Tensor, num_frames: Tensor) -> Tensor:
-    """Some used frames of all utterances, (S, C)."""
+    """A sample of frames of all utterances, without padding, (S, C)."""
     used = torch.arange(log_prob.shape[1]) < num_frames.unsqueeze(1)
     utt_idx, frame = used.nonzero(as_tuple=True)
     if len(frame) > _FRAMES_LOOKED_AT:
@@ -160,11 +162,11 @@ def _require_log_probs(log_prob: Tensor, num_frames: Tensor) -> None:
         return
     if float(row.min()) >= 0.0 and float((row.sum(1) - 1.0).abs().max()) <= _TOLERANCE:
         raise AsrError(
-            'the values are probabilities, not log-probabilities: give their logarithm, or say inputs="probabilities".'
+            'the values are probabilities, not log-probabilities; give their logarithms, or inputs="probabilities".'
         )
     raise AsrError(
-        f"the values are no log-probabilities (the probabilities of a frame sum to {_shown_sum(row)}, not to 1); if "
-        'they are logits, give log_softmax of them or say inputs="logits"; "scores" takes them as they are.'
+        f"the values are not log-probabilities (the probabilities of a frame sum to {_shown_sum(row)}, not to 1); for "
+        'logits, apply log_softmax or give inputs="logits"; inputs="scores" uses the values as they are.'
     )
 
 
@@ -177,11 +179,11 @@ def _require_probabilities(prob: Tensor, num_frames: Tensor) -> None:
     check_numbers(prob, num_frames)
     row = _sampled(prob, num_frames)
     if len(row) and (float(row.min()) < 0.0 or float((row.sum(1) - 1.0).abs().max()) > _TOLERANCE):
-        raise AsrError("the values are said to be probabilities, but those of a frame are negative or do not sum to 1.")
+        raise AsrError('inputs is "probabilities", but values of a frame are negative or do not sum to 1.')
 
 
 def _warn_of_other_blank(log_prob: Tensor, num_frames: Tensor, tokens: CTCTokens) -> None:
-    """A CTC network's blank is the best token of many frames; one that never is stands probably elsewhere."""
+    """Warns if the blank is never the best token but another column often is, as only a blank should be."""
     row = _sampled(log_prob, num_frames)
     if len(row) < _FRAMES_LOOKED_AT:
         return
@@ -192,7 +194,7 @@ def _warn_of_other_blank(log_prob: Tensor, num_frames: Tensor, tokens: CTCTokens
         if symbol in (tokens.word_boundary, " "):
             return
         warnings.warn(
-            f"column {column} ({symbol!r}) is the best of {share[column]:.0%} of the frames and the blank, said to be "
-            f"column {tokens.blank_id}, of none: is the blank elsewhere?",
+            f"column {column} ({symbol!r}) is the best in {share[column]:.0%} of the frames, but the blank, column "
+            f"{tokens.blank_id}, in none; check the blank's column.",
             stacklevel=4,
         )

@@ -1,4 +1,4 @@
-"""What a CTC decoder answers."""
+"""Results of a CTC decoder."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CTCToken:
-    """A token of a hypothesis: a run of equal frames.
+    """A token of a hypothesis: consecutive frames with the same symbol.
 
     Args:
         text: the symbol.
         start_frame: its first frame.
-        end_frame: the frame after its last.
+        end_frame: the frame after its last one.
     """
 
     text: str
@@ -28,10 +28,10 @@ class CTCWord:
         text: the word.
         start_frame: the first frame of its first token.
         end_frame: the frame after its last token.
-        start: `start_frame` in seconds, or None where the decoder was not told the frame shift.
+        start: `start_frame` in seconds, or None if the decoder has no frame shift.
         end: `end_frame` in seconds, or None.
-        confidence: its posterior probability, or None where not asked for.
-        is_spelled: whether it was spelled, being outside the word list.
+        confidence: its posterior probability, or None if not requested.
+        is_spelled: whether it is a spelled out-of-vocabulary word.
     """
 
     text: str
@@ -45,15 +45,15 @@ class CTCWord:
 
 @dataclass(frozen=True)
 class CTCHypothesis:
-    """A text for an utterance. Scores are natural logs, see `CTCDecodingConfig` for how `score` is put together.
+    """A transcription of an utterance. Scores are natural logs; `CTCDecodingConfig` has the formula of `score`.
 
     Args:
         words: the words.
-        tokens: the tokens, blanks left out.
-        score: the sum that hypotheses are ranked by.
-        am_score: the network's part: the best path's where words are listed, the sum over all paths where not.
-        lm_score: the language model's part, unscaled.
-        is_complete: whether it may end here; an unfinished word may be missing from `words` where not.
+        tokens: the tokens without blanks.
+        score: the combined score by which hypotheses are ranked.
+        am_score: the network's score: of the best path with a word list, summed over all paths without one.
+        lm_score: the language model's score, unscaled.
+        is_complete: whether the utterance may end here; if not, `words` may lack an unfinished word.
     """
 
     words: tuple[CTCWord, ...]
@@ -65,5 +65,5 @@ class CTCHypothesis:
 
     @property
     def text(self) -> str:
-        """The words with blanks between them."""
+        """The words, separated by spaces."""
         return " ".join(word.text for word in self.words)

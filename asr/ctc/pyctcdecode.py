@@ -1,16 +1,16 @@
-"""A drop-in for pyctcdecode: the same functions, arguments and results, on the compiled prefix beam search.
+"""Drop-in replacement for pyctcdecode: the same functions, arguments and results, with the compiled prefix beam search.
 
     from asr.ctc.pyctcdecode import build_ctcdecoder
 
-Hypotheses, scores and hot words are as pyctcdecode 0.5.0 has them: sums over paths, any word at all, words outside the
-unigrams at `unk_score_offset`. What is different:
+Hypotheses, scores and hot words agree with pyctcdecode 0.5.0: scores are sums over paths, the vocabulary is open, and
+words outside the unigrams cost `unk_score_offset`. The differences:
 
-- A text that ends in a space is not scored as if an empty, unknown word followed.
-- Word times are where a letter was most probable, not where a path that was merged first had it.
-- `prune_history` has no effect: what it saves costs nothing here.
-- A multiprocessing pool is not needed and not used: a batch is decoded together.
-- `kenlm_model_path` may be ARPA text (.gz and .xz too) or our binary; KenLM's own binary needs `unigrams`.
-- `language_model` takes any other model of words, a recurrent one too.
+- A text that ends with a space is not scored as if an empty, unknown word followed.
+- Word times are those at which letters were most probable, not those of the first merged path.
+- `prune_history` has no effect: the cost that it saves does not arise here.
+- A multiprocessing pool is neither needed nor used: the utterances of a batch are decoded together.
+- `kenlm_model_path` may be ARPA text (also .gz, .xz) or our binary; KenLM's own binary needs `unigrams`.
+- `language_model` accepts any other model of words, such as a recurrent one.
 """
 
 from __future__ import annotations
@@ -63,29 +63,29 @@ OutputBeamMPSafe = tuple[str, list[WordFrames], float, float]
 
 @dataclass(frozen=True)
 class LMState:
-    """Where a language model stands behind a text: given back as `lm_start_state`, the next text goes on from there."""
+    """The language model's state after a text; pass it as `lm_start_state` to continue from there."""
 
     context_idx: int
 
 
 @dataclass(frozen=True)
 class Alphabet:
-    """The labels as the decoder reads them: the blank is "", a word boundary " " or the prefix `▁`."""
+    """Normalized labels: the blank is "", and the word boundary is " " or the prefix `▁`."""
 
     labels: list[str]
     is_bpe: bool
 
     @classmethod
     def build_alphabet(cls, labels: Sequence[str]) -> Alphabet:
-        """Brings labels to that form: `|`, `_`, `<pad>`, `[PAD]`, `##` and their like; a missing blank is appended.
+        """Normalizes labels such as `|`, `_`, `<pad>`, `[PAD]` and `##...`; a missing blank is appended.
 
         Raises:
-            AsrError: a label stands twice, or a space among word pieces.
+            AsrError: a label occurs twice, or a word piece has a space in it.
         """
         found = list(labels)
         twice = next((label for position, label in enumerate(found) if label in found[:position]), None)
         if twice is not None:
-            raise AsrError(f"the label {twice!r} stands twice among the labels, which is not allowed.")
+            raise AsrError(f"the label {twice!r} occurs twice; labels must be distinct.")
         is_bpe = any(label.startswith(("##", _PIECE_PREFIX)) for label in found)
         if is_bpe and any(" " in label for label in found):
             raise AsrError("a label has a space in it although the labels look like word pieces.")
@@ -104,7 +104,11 @@ class Alphabet:
 
 
 def _fields_of(path: Path, **kinds: Any) -> dict[str, Any]:
-    """A JSON object that has these fields, each of a kind; a `ValueError` if it has not."""
+    """Reads a JSON object whose fields must have the given types.
+
+    Raises:
+        ValueError: the file is not such an object.
+    """
     content = parse_json(path.read_text(encoding="utf-8"))
     for name, kind in kinds.items():
         if not isinstance(content, dict) or not isinstance(content.get(name), kind):
@@ -113,7 +117,7 @@ def _fields_of(path: Path, **kinds: Any) -> dict[str, Any]:
 
 
 class LanguageModelSettings:
-    """What `reset_params` changes: `alpha`, `beta`, `unk_score_offset`, `score_boundary`."""
+    """The language model weights that `reset_params` changes; see `build_ctcdecoder`."""
 
     def __init__(self, alpha: float, beta: float, unk_score_offset: float, score_boundary: bool) -> None:
         self.alpha = alpha
@@ -123,13 +127,13 @@ class LanguageModelSettings:
 
 
 class BeamSearchDecoderCTC:
-    """Decodes logits of a CTC network, as pyctcdecode's class of this name does; made by `build_ctcdecoder`.
+    """Decodes logits of a CTC network like pyctcdecode's class of this name; made by `build_ctcdecoder`.
 
     Args:
         alphabet: the labels.
-        models: language models of words, or none.
-        unigrams: the words that are known; () for all that the language model lists.
-        settings: weights.
+        models: language models of words, or None.
+        unigrams: the known words; () for all words of the language model.
+        settings: weights; None without a language model.
         source: the file of the language model, for `save_to_dir`.
     """
 
@@ -151,7 +155,7 @@ class BeamSearchDecoderCTC:
         self._char_of = {char: number for number, char in enumerate(self._chars)}
         pieces = [self._characters(label) for label in alphabet.labels]
         self._blank = alphabet.labels.index("")
-        # The search has the blank first.
+        # The search expects the blank in column 0.
         self._columns = [self._blank, *(column for column in range(len(pieces)) if column != self._blank)]
         lengths = [len(pieces[column]) for column in self._columns]
         self._char_begin = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -168,7 +172,7 @@ class BeamSearchDecoderCTC:
         unk_score_offset: float | None = None,
         lm_score_boundary: bool | None = None,
     ) -> None:
-        """Changes weights; what is None stays."""
+        """Changes weights, except those given as None."""
         if self._settings is None:
             return
         given = {
@@ -191,7 +195,7 @@ class BeamSearchDecoderCTC:
         hotword_weight: float = DEFAULT_HOTWORD_WEIGHT,
         lm_start_state: LMState | None = None,
     ) -> str:
-        """The best text of one utterance, logits (T, C); arguments as of `decode_beams`."""
+        """The best text of one utterance, logits (T, C); arguments as for `decode_beams`."""
         beams = self.decode_beams(
             logits,
             beam_width,
@@ -214,24 +218,24 @@ class BeamSearchDecoderCTC:
         hotword_weight: float = DEFAULT_HOTWORD_WEIGHT,
         lm_start_state: LMState | None = None,
     ) -> list[OutputBeam]:
-        """The texts of one utterance that survive, best first.
+        """The surviving texts of one utterance, best first.
 
         Args:
             logits: (T, C) logits, log-probabilities or probabilities, an array or a tensor.
-            beam_width: so many hypotheses survive a frame at most.
-            beam_prune_logp: those that fall this far behind the best do not (a negative number).
-            token_min_logp: labels below this log-probability are left out, a frame's best excepted.
+            beam_width: maximum number of hypotheses that survive a frame.
+            beam_prune_logp: hypotheses this far below the best are pruned (0 or negative).
+            token_min_logp: labels with a lower log-probability are not followed, except the frame's best.
             prune_history: has no effect.
-            hotwords: words that are wanted, known or not.
-            hotword_weight: natural log, added for each of them.
-            lm_start_state: what a call before has returned, to go on from there; None begins a sentence.
+            hotwords: words to favour, known or not.
+            hotword_weight: natural log, added for each hot word.
+            lm_start_state: state returned by an earlier call, to continue its text; None begins a sentence.
 
         Returns:
-            For each text the text, the language model's state behind it, its words with their frames, the network's
-            score and the sum of all.
+            Tuples of the text, the language model's state after it, its words with begin and end frames, the network's
+            score, and the total score.
 
         Raises:
-            AsrError: wrong shape or NaN.
+            AsrError: the shape is wrong, or values are NaN or infinite.
         """
         return self._decode(
             [logits], beam_width, beam_prune_logp, token_min_logp, hotwords, hotword_weight, lm_start_state
@@ -248,7 +252,7 @@ class BeamSearchDecoderCTC:
         hotwords: Iterable[str] | None = None,
         hotword_weight: float = DEFAULT_HOTWORD_WEIGHT,
     ) -> list[list[OutputBeamMPSafe]]:
-        """`decode_beams` of several utterances, without the states; `pool` is not used."""
+        """Like `decode_beams` for several utterances, without the states; `pool` is not used."""
         found = self._decode(
             list(logits_list), beam_width, beam_prune_logp, token_min_logp, hotwords, hotword_weight, None
         )
@@ -264,14 +268,14 @@ class BeamSearchDecoderCTC:
         hotwords: Iterable[str] | None = None,
         hotword_weight: float = DEFAULT_HOTWORD_WEIGHT,
     ) -> list[str]:
-        """`decode` of several utterances; `pool` is not used."""
+        """Like `decode` for several utterances; `pool` is not used."""
         found = self._decode(
             list(logits_list), beam_width, beam_prune_logp, token_min_logp, hotwords, hotword_weight, None
         )
         return [beams[0][0] for beams in found]
 
     def save_to_dir(self, filepath: str | Path) -> None:
-        """Writes the labels, and the language model's file, unigrams and weights, for `load_from_dir`.
+        """Writes labels, and the language model's file, unigrams and weights, for `load_from_dir`.
 
         Raises:
             AsrError: the language model was not read from a file.
@@ -292,7 +296,7 @@ class BeamSearchDecoderCTC:
 
     @classmethod
     def load_from_dir(cls, filepath: str | Path, unigram_encoding: str | None = None) -> BeamSearchDecoderCTC:
-        """Reads what `save_to_dir` wrote, ours or pyctcdecode's.
+        """Reads a folder written by `save_to_dir` of this class or of pyctcdecode.
 
         Raises:
             AsrError: a file is missing or damaged.
@@ -302,7 +306,7 @@ class BeamSearchDecoderCTC:
         try:
             content = _fields_of(folder / "alphabet.json", labels=list, is_bpe=bool)
             if not all(isinstance(label, str) for label in content["labels"]):
-                raise ValueError("a label is no text")
+                raise ValueError("a label is not a string")
             if content["is_bpe"] and any(" " in label for label in content["labels"]):
                 raise ValueError("a label of word pieces has a space in it")
             if not model_folder.is_dir():
@@ -312,7 +316,7 @@ class BeamSearchDecoderCTC:
             unigrams = (model_folder / "unigrams.txt").read_text(encoding=unigram_encoding or "utf-8").split("\n")
             (source,) = (path for path in model_folder.iterdir() if path.name not in ("attrs.json", "unigrams.txt"))
         except (OSError, ValueError) as error:
-            raise AsrError(f"{folder}: this is no folder of a saved decoder ({error}).") from error
+            raise AsrError(f"{folder}: this is not the folder of a saved decoder ({error}).") from error
         decoder = build_ctcdecoder(
             content["labels"],
             str(source),
@@ -355,14 +359,14 @@ class BeamSearchDecoderCTC:
     def _start(self, lm: LanguageModel) -> int:
         settings = self._settings
         if settings is not None and not settings.score_boundary and isinstance(lm, NgramLM):
-            return 0  # no history at all
+            return 0  # the context of an empty history, without <s>
         return int(lm.start(1))
 
     def _log_probs(self, logits: Any) -> npt.NDArray[np.float32]:
         values = logits.detach().cpu().numpy() if isinstance(logits, Tensor) else np.asarray(logits)
         if values.ndim != 2 or values.shape[1] != len(self._columns):
             raise AsrError(
-                f"the logits have the shape {values.shape}; give (frames, {len(self._columns)}), one column a label."
+                f"the logits have the shape {values.shape}; give (frames, {len(self._columns)}), one column per label."
             )
         values = values.astype(np.float64)
         if np.isnan(values).any() or (values == np.inf).any():
@@ -375,7 +379,7 @@ class BeamSearchDecoderCTC:
         return np.ascontiguousarray(values[:, self._columns].astype(np.float32))
 
     def _characters(self, label: str) -> list[int]:
-        """A label as characters of the search; 0 is the boundary between words."""
+        """The character numbers of a label; 0 is the word boundary."""
         if self._alphabet.is_bpe:
             begins, ends = label.startswith(_PIECE_PREFIX), label.endswith(_PIECE_PREFIX) and len(label) > 1
             inside = [self._char_of[char] for char in label[int(begins) : len(label) - int(ends)]]
@@ -432,13 +436,13 @@ class BeamSearchDecoderCTC:
         )
 
     def _outputs(self, beam: PrefixBeam, words: _ScoredWords, lm: LanguageModel | None) -> list[OutputBeam]:
-        """The texts of what is alive, the last words complete."""
+        """The texts of all surviving prefixes, with their last words scored as complete."""
         merged: dict[str, tuple[Alive, float, list[WordFrames]]] = {}
         for alive in beam.alive():
             spelled = self._spelled(beam, alive.prefix)
             text = " ".join(word for word, _ in spelled)
             other = merged.get(text)
-            # Of equal texts the one whose last word is not scored yet stands for both.
+            # Equal texts are merged into the one whose last word is not scored yet: it is scored below.
             score = alive.am_score if other is None else float(np.logaddexp(other[1], alive.am_score))
             if other is None or (other[0].length == 0 and alive.length > 0):
                 merged[text] = (alive, score, spelled)
@@ -485,7 +489,7 @@ class BeamSearchDecoderCTC:
 
 @dataclass(frozen=True, eq=False)
 class _ScoredWords:
-    """The trie of known and hot words, and what they add to a score; see `Rules`."""
+    """The trie of known and hot words, and their contributions to scores; see `Rules`."""
 
     trie: WordTrie
     word: npt.NDArray[np.int64]
@@ -496,7 +500,7 @@ class _ScoredWords:
 
     @classmethod
     def build(cls, decoder: BeamSearchDecoderCTC, hot: list[str], hotword_weight: float) -> _ScoredWords:
-        """The words that the language model lists, the unigrams and the hot words in one trie."""
+        """Builds one trie of the language model's words, the unigrams and the hot words."""
         settings, char_of = decoder._settings, decoder._char_of
         known = decoder._unigrams or list(decoder._listed)
         every = list(dict.fromkeys([*known, *decoder._listed, *hot]))
@@ -535,17 +539,17 @@ def build_ctcdecoder(
     *,
     language_model: str | Path | nn.Module | LanguageModel | None = None,
 ) -> BeamSearchDecoderCTC:
-    """Builds a decoder as pyctcdecode's function of this name does.
+    """Builds a decoder like pyctcdecode's function of this name.
 
     Args:
-        labels: one a column of the logits.
-        kenlm_model_path: an n-gram model of words: ARPA text, our binary, or with `unigrams` KenLM's binary.
-        unigrams: the words that are known; by default all that the model lists.
+        labels: one per column of the logits.
+        kenlm_model_path: an n-gram model of words: ARPA text, our binary, or, with `unigrams`, KenLM's binary.
+        unigrams: the known words; by default, all words of the model.
         alpha: weight of the language model.
         beta: natural log, added for each word.
         unk_score_offset: log10, added for each unknown word (scaled by `alpha`), and while one is being spelled.
-        lm_score_boundary: whether sentences begin with `<s>` and end with `</s>` to the language model.
-        language_model: any other language model of words, in the place of the n-gram's.
+        lm_score_boundary: whether the language model scores sentences with `<s>` and `</s>`.
+        language_model: any other language model of words, instead of an n-gram file.
 
     Raises:
         AsrError: a model cannot be read, or the labels are not usable.

@@ -1,4 +1,4 @@
-"""Waveforms to words with a network from elsewhere and `CTCDecoder`.
+"""Recognizes waveforms with an external network and a `CTCDecoder`.
 
 Shapes: L samples.
 """
@@ -19,7 +19,7 @@ from asr.results import RecognitionResult, StageTimes, Word, joined
 
 
 class CTCRecognizer:
-    """Recognizes recordings of any length.
+    """Recognizes recordings of any length with an external CTC network.
 
         model = load_acoustic_model("torchaudio:WAV2VEC2_ASR_BASE_960H")
         recognizer = CTCRecognizer(model, CTCDecoder(model.tokens, ngram="3gram.arpa", frame_shift=model.frame_shift))
@@ -27,18 +27,18 @@ class CTCRecognizer:
 
     Args:
         model: the network.
-        decoder: for its tokens.
+        decoder: a decoder for the network's tokens.
         max_segment_seconds: longer recordings are cut at pauses into pieces of at most this length.
 
     Raises:
-        AsrError: the decoder was built for other tokens.
+        AsrError: the decoder was built for different tokens.
     """
 
     def __init__(self, model: ExternalModel, decoder: CTCDecoder, max_segment_seconds: float = 25.0) -> None:
         if model.tokens.symbols != decoder.tokens.symbols:
             raise AsrError(
-                f"{model.name}: the network has {len(model.tokens)} tokens ({model.tokens.symbols[1]!r}, ...), other "
-                f"ones than the {len(decoder.tokens)} of the decoder; build the decoder with tokens=model.tokens."
+                f"{model.name}: the network's {len(model.tokens)} tokens ({model.tokens.symbols[1]!r}, ...) are not "
+                f"the decoder's {len(decoder.tokens)}; build the decoder with tokens=model.tokens."
             )
         self.model = model
         self.decoder = decoder
@@ -54,7 +54,7 @@ class CTCRecognizer:
             sampling_rate: of the samples, in Hz; the network's own if None.
 
         Returns:
-            A result a recording, in order.
+            One result per recording, in order.
         """
         recordings = [waveform] if isinstance(waveform, Tensor) and waveform.dim() == 1 else list(waveform)
         return [self._recognize(torch.as_tensor(each).float(), sampling_rate) for each in recordings]

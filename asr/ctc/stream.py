@@ -1,4 +1,4 @@
-"""Decoding while the frames still come.
+"""Streaming CTC decoding.
 
 Shapes: T frames of a chunk, C tokens.
 """
@@ -21,14 +21,14 @@ from asr.text.ctc_tokens import CTCTokens
 
 
 class CTCStream:
-    """One utterance in chunks of any size; made by `CTCDecoder.stream`.
+    """Decodes one utterance in chunks of any size; made by `CTCDecoder.stream`.
 
-    With a word list a second language model acts inside the search here, where for whole utterances it acts over the
-    lattice unless `lm_fusion="search"`.
+    With a word list, a second language model always acts inside the search, unlike for whole utterances, whose lattice
+    it rescores unless `lm_fusion="search"`.
 
     Args:
-        search: of the decoder.
-        tokens, inputs, device: as of the decoder.
+        search: the decoder's search.
+        tokens, inputs, device: the decoder's.
         commit_frames: see `CTCDecoder.stream`.
     """
 
@@ -51,14 +51,14 @@ class CTCStream:
 
     @property
     def num_frames(self) -> int:
-        """How many frames were read."""
+        """The number of frames read so far."""
         return self._num_frames
 
     def accept(self, log_probs: Any) -> None:
-        """Reads the next frames, (T, C), given as to a call of the decoder; T may be 0.
+        """Reads the next frames (T, C), in the forms that a call of the decoder takes; T may be 0.
 
         Raises:
-            AsrError: wrong width, values that are not log-probabilities, or a stream that has ended.
+            AsrError: the width is wrong, values are not log-probabilities, or the stream has ended.
         """
         self._require_open()
         frames = as_frames(log_probs, None, self._tokens, self._inputs, self._device, checks_blank=False)
@@ -77,12 +77,12 @@ class CTCStream:
 
     @property
     def num_stable_words(self) -> int:
-        """How many words at the beginning of `partial` can no longer change."""
+        """The number of leading words of `partial` that can no longer change."""
         self._require_open()
         return self._reader.num_stable_words()
 
     def finish(self) -> CTCHypothesis:
-        """Ends the stream: the best complete hypothesis."""
+        """Ends the stream and returns the best hypothesis."""
         self._require_open()
         self._is_open = False
         with torch.no_grad():

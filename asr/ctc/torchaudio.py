@@ -1,18 +1,19 @@
-"""A drop-in for torchaudio's CTC decoder: the same function, arguments and results, on the compiled searches.
+"""Drop-in replacement for torchaudio's CTC decoder: the same function, arguments and results, with compiled searches.
 
     from asr.ctc.torchaudio import ctc_decoder
 
-What is different:
+The differences:
 
-- With a lexicon, words are searched over a compiled graph: `beam_size` counts partial paths that survive a frame,
-  `beam_threshold` is how far behind the best they may be, and `beam_size_token` has no effect. The best path counts;
-  `log_add=True` is refused. Without a lexicon the sum over paths counts, whatever `log_add` says.
-- `unk_score` above -inf spells words outside the lexicon, each with this score added, where torchaudio writes the
-  unknown word in their place.
-- `tokens` and `timesteps` are of the path itself: no silence is put before the first or behind the last token, and
-  frames are counted from 0.
-- Words that the language model does not list share the probability of its `<unk>` evenly.
-- `emissions` may be on any device, of any float type, with gradients or without.
+- With a lexicon, a compiled graph of words is searched: `beam_size` is the number of partial paths that survive a
+  frame, `beam_threshold` is their maximum distance from the best one, and `beam_size_token` has no effect. Scores are
+  those of the best path; `log_add=True` is refused. Without a lexicon, scores are always sums over paths, whatever
+  `log_add` is.
+- With `unk_score` above -inf, out-of-vocabulary words are spelled, each with this score added; torchaudio outputs the
+  unknown word instead.
+- `tokens` and `timesteps` are those of the path itself: no silence is added before the first or after the last token,
+  and frames are counted from 0.
+- Words that are not in the language model share the probability of its `<unk>` evenly.
+- `emissions` may be on any device and of any floating-point type, with or without gradients.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from asr.text.symbols import Vocabulary
 
 
 class CTCHypothesis(NamedTuple):
-    """What the decoder has found.
+    """A hypothesis, as torchaudio's class of this name.
 
     Attributes:
         tokens: (L,) int64, the columns of its tokens.
         words: its words; empty without a lexicon.
-        score: the sum that hypotheses are ranked by.
+        score: the combined score by which hypotheses are ranked.
         timesteps: (L,) int32, the first frame of each token.
     """
 
@@ -55,13 +56,13 @@ class CTCHypothesis(NamedTuple):
 
 
 class CTCDecoder:
-    """As torchaudio's class of this name; made by `ctc_decoder`.
+    """Like torchaudio's class of this name; made by `ctc_decoder`.
 
     Args:
-        decoder: what decodes.
-        nbest: hypotheses of an utterance at most.
+        decoder: the decoder to wrap.
+        nbest: maximum number of hypotheses per utterance.
         has_words: whether there is a lexicon.
-        sil_score: natural log, added to each frame in which the silence is read.
+        sil_score: natural log, added to the silence in each frame.
         silence: the silence's column, or None.
     """
 
@@ -76,37 +77,37 @@ class CTCDecoder:
         self._stream: CTCStream | None = None
 
     def __call__(self, emissions: Tensor, lengths: Tensor | None = None) -> list[list[CTCHypothesis]]:
-        """Decodes a batch, emissions (N, T, C) and lengths (N,), into the best hypotheses of each utterance."""
+        """Decodes a batch of emissions (N, T, C) with lengths (N,) -> the best hypotheses of each utterance."""
         if emissions.dim() != 3:
             raise AsrError(f"the emissions have the shape {tuple(emissions.shape)}; give (batch, frames, tokens).")
         found = self._decoder(self._scored(emissions), lengths, nbest=self._nbest)
         return [[self._as_theirs(hypothesis) for hypothesis in each] for each in found if isinstance(each, list)]
 
     def decode_begin(self) -> None:
-        """Begins an utterance that comes in chunks."""
+        """Begins an utterance that arrives in chunks."""
         self._stream = self._decoder.stream()
 
     def decode_step(self, emissions: Tensor) -> None:
-        """Reads the next frames of it, (T, C)."""
+        """Reads the utterance's next frames, (T, C)."""
         self._open().accept(self._scored(emissions))
 
     def decode_end(self) -> None:
-        """Ends it."""
+        """Ends the utterance."""
         self._last = self._open().finish()
         self._stream = None
 
     def get_final_hypothesis(self) -> list[CTCHypothesis]:
-        """What was found in it, its best hypothesis alone.
+        """A list with the best hypothesis of the last utterance that was ended.
 
         Raises:
-            AsrError: no utterance was ended.
+            AsrError: no utterance has ended yet.
         """
         if not hasattr(self, "_last"):
             raise AsrError("no utterance has ended yet; call decode_begin, decode_step and decode_end first.")
         return [self._as_theirs(self._last)]
 
     def idxs_to_tokens(self, idxs: Tensor) -> list[str]:
-        """The symbols of some columns, (L,)."""
+        """The symbols of columns (L,)."""
         return [self._decoder.tokens.symbols[int(column)] for column in idxs]
 
     def _open(self) -> CTCStream:
@@ -132,11 +133,11 @@ class CTCDecoder:
 
 
 class CustomLanguageModel(StatefulModel):
-    """A model with torchaudio's `CTCDecoderLM` interface (`start`, `score`, `finish`) behind ours.
+    """Adapter for a model with torchaudio's `CTCDecoderLM` interface (`start`, `score`, `finish`).
 
     Args:
         model: the model; its scores are natural logs.
-        words: the words that it numbers, in the order of its numbers.
+        words: the model's words, in the order of its word numbers.
     """
 
     def __init__(self, model: Any, words: Sequence[str]) -> None:
@@ -146,14 +147,14 @@ class CustomLanguageModel(StatefulModel):
         self._number = [number_of.get(word, number_of.get("<unk>", -1)) for word in self.vocabulary.words]
 
     def after(self, state: Any, word_id: int) -> tuple[float, Any]:
-        """As `StatefulModel.after`; words without a number are impossible."""
+        """Like `StatefulModel.after`; words that the model does not number have probability 0."""
         if self._number[word_id] < 0:
             return -math.inf, state
         following, score = self._model.score(state, self._number[word_id])
         return score, following
 
     def at_end(self, state: Any) -> float:
-        """As `StatefulModel.at_end`."""
+        """Like `StatefulModel.at_end`."""
         return float(self._model.finish(state)[1])
 
 
@@ -175,25 +176,27 @@ def ctc_decoder(
     sil_token: str = "|",
     unk_word: str = "<unk>",
 ) -> CTCDecoder:
-    """Builds a decoder as torchaudio's function of this name does.
+    """Builds a decoder like torchaudio's function of this name.
 
     Args:
         lexicon: a file (`word TOKEN TOKEN ...`) or a mapping; None decodes tokens.
-        tokens: a file with one token a line, or a list.
+        tokens: a file with one token per line, or a list.
         lm: an n-gram model (of words with a lexicon, of tokens without): ARPA text, our binary, KenLM's binary; a model
-            with the interface of torchaudio's `CTCDecoderLM`; or any other that `asr.ctc.CTCDecoder` takes.
-        lm_dict: with such a model a file of the words that it numbers, one a line; by default the lexicon's.
-        nbest, beam_size, beam_size_token, beam_threshold: see the module for what they mean here.
+            with the interface of torchaudio's `CTCDecoderLM`; or any other that `asr.ctc.CTCDecoder` accepts.
+        lm_dict: for a `CTCDecoderLM`, a file with its words in the order of their numbers, one per line; by default,
+            the words of the lexicon.
+        nbest: maximum number of hypotheses per utterance.
+        beam_size, beam_size_token, beam_threshold: see the module's documentation.
         lm_weight: weight of the language model.
         word_score: added for each word.
-        unk_score: see the module.
-        sil_score: added to each frame in which the silence is read.
-        log_add: see the module.
-        blank_token, sil_token: as they stand among the tokens.
-        unk_word: what lexicon or dictionary call the unknown word.
+        unk_score: see the module's documentation.
+        sil_score: added to the silence in each frame.
+        log_add: see the module's documentation.
+        blank_token, sil_token: these symbols as written in `tokens`.
+        unk_word: the unknown word as written in the lexicon.
 
     Raises:
-        AsrError: something cannot be read or does not fit the rest.
+        AsrError: an argument cannot be read or does not match the others.
     """
     has_boundary = sil_token in (tokens if not isinstance(tokens, (str, Path)) else CTCTokens(tokens, blank=0).symbols)
     table = CTCTokens(tokens, blank=blank_token, word_boundary=sil_token if has_boundary else "")
@@ -208,7 +211,7 @@ def ctc_decoder(
         decoder = WordDecoder(table, token_lm=model, beam_size=beam_size, token_min_log_prob=-math.inf, **settings)
     else:
         if log_add:
-            raise AsrError("log_add=True is not there for words: the best path counts; leave it out.")
+            raise AsrError("log_add=True is not supported with a lexicon, where the best path counts; leave it out.")
         spelled = read_lexicon(lexicon, table)
         words = [word for word in spelled.pronunciations if word != unk_word]
         spelled, _ = spelled.restricted_to(words)
@@ -226,7 +229,7 @@ def ctc_decoder(
 
 
 def _as_model(lm: Any, lm_dict: str | Path | None, words: Sequence[str]) -> Any:
-    """The model itself, or one of torchaudio's interface wrapped in ours."""
+    """Wraps a model with torchaudio's interface; returns any other model unchanged."""
     if isinstance(lm, (str, Path, LanguageModel)) or not hasattr(lm, "finish"):
         return lm
     return CustomLanguageModel(lm, words if lm_dict is None else read_words(lm_dict))

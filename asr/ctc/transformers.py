@@ -1,12 +1,12 @@
-"""This decoder in transformers: in a speech pipeline, or in a processor where `Wav2Vec2ProcessorWithLM` was.
+"""Decoding in transformers: in a speech pipeline, or in a processor that replaces `Wav2Vec2ProcessorWithLM`.
 
-The pipeline takes any decoder with `decode_beams`:
+The pipeline accepts any decoder with `decode_beams`:
 
     decoder = decoder_for_tokenizer(tokenizer, "4gram.arpa")
     pipe = AutomaticSpeechRecognitionPipeline(model, feature_extractor, tokenizer, decoder=decoder)
     print(pipe(waveform)["text"])
 
-`Wav2Vec2ProcessorWithLM` accepts pyctcdecode's class alone, so that `CTCProcessorWithLM` stands in its place:
+`Wav2Vec2ProcessorWithLM` accepts pyctcdecode's class only, so use `CTCProcessorWithLM` instead:
 
     processor = CTCProcessorWithLM(feature_extractor, tokenizer, decoder)
     inputs = processor(waveform, sampling_rate=16000, return_tensors="pt")
@@ -42,12 +42,12 @@ _BLANK, _SPACE, _UNKNOWN = "", " ", "⁇"
 
 @dataclass
 class CTCDecoderOutput:
-    """As `Wav2Vec2DecoderWithLMOutput`: texts, scores and offsets, of one utterance or of each.
+    """Like `Wav2Vec2DecoderWithLMOutput`: texts, scores and offsets of one utterance or of a batch.
 
     Attributes:
-        text: the best text, or the `n_best` best.
-        logit_score: the network's score of each.
-        lm_score: the sum of all scores of each.
+        text: the best text, or the `n_best` best texts.
+        logit_score: the network's score of each text.
+        lm_score: the total score of each text.
         word_offsets: words with `start_offset` and `end_offset` in frames, or None.
     """
 
@@ -58,11 +58,11 @@ class CTCDecoderOutput:
 
 
 class CTCProcessorWithLM:
-    """A feature extractor, a tokenizer and a decoder with a language model, as `Wav2Vec2ProcessorWithLM` has them.
+    """A feature extractor, a tokenizer and a decoder with a language model, like `Wav2Vec2ProcessorWithLM`.
 
     Args:
-        feature_extractor: of transformers.
-        tokenizer: of transformers.
+        feature_extractor: a feature extractor of transformers.
+        tokenizer: a tokenizer of transformers.
         decoder: made by `decoder_for_tokenizer` or `build_ctcdecoder`.
 
     Raises:
@@ -81,7 +81,7 @@ class CTCProcessorWithLM:
         self.decoder = decoder
 
     def __call__(self, audio: Any = None, *args: Any, text: Any = None, **kwargs: Any) -> Any:
-        """Features of audio, ids of a text, or with both features with the ids as `labels`."""
+        """Returns features of audio or token ids of a text; given both, features with the ids as `labels`."""
         if audio is None and text is None:
             raise AsrError("give audio, a text, or both.")
         encoded = None if text is None else self.tokenizer(text, **({} if audio is not None else kwargs))
@@ -119,9 +119,10 @@ class CTCProcessorWithLM:
         output_word_offsets: bool = False,
         n_best: int = 1,
     ) -> CTCDecoderOutput:
-        """Decodes logits (N, T, C), frames of -100 being padding; `pool` and `num_processes` are not used.
+        """Decodes logits (N, T, C), in which frames of -100 are padding.
 
-        The other arguments are those of `BeamSearchDecoderCTC.decode_beams` and `reset_params`.
+        `pool` and `num_processes` are not used. The other arguments are those of `BeamSearchDecoderCTC.decode_beams`
+        and `reset_params`.
         """
         if n_best < 1:
             raise AsrError(f"n_best is {n_best}; ask for 1 or more.")
@@ -143,7 +144,7 @@ class CTCProcessorWithLM:
         return CTCDecoderOutput(text, logit_score, lm_score, offsets if output_word_offsets else None)
 
     def decode(self, logits: Any, **settings: Any) -> CTCDecoderOutput:
-        """`batch_decode` of one utterance, logits (T, C)."""
+        """Like `batch_decode` for one utterance, logits (T, C)."""
         found = self.batch_decode([np.asarray(logits)], **settings)
         offsets = None if found.word_offsets is None else found.word_offsets[0]
         return CTCDecoderOutput(found.text[0], found.logit_score[0], found.lm_score[0], offsets)
@@ -158,10 +159,10 @@ class CTCProcessorWithLM:
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, unigram_encoding: str = "utf-8") -> CTCProcessorWithLM:
-        """Reads a folder that `save_pretrained` wrote, ours or that of `Wav2Vec2ProcessorWithLM`.
+        """Reads a folder written by `save_pretrained` of this class or of `Wav2Vec2ProcessorWithLM`.
 
         Raises:
-            AsrError: transformers is missing, or a part of the folder.
+            AsrError: transformers is not installed, or a part of the folder is missing or damaged.
         """
         try:
             from transformers import AutoFeatureExtractor, AutoTokenizer
@@ -175,7 +176,7 @@ class CTCProcessorWithLM:
 
 
 def labels_of(tokenizer: Any) -> list[str]:
-    """A tokenizer's symbols by their ids, as the decoder's alphabet writes them: "" is the blank and " " a boundary."""
+    """A tokenizer's symbols in the order of ids, normalized as in `Alphabet`: "" is the blank, " " the boundary."""
     vocabulary = tokenizer.get_vocab()
     by_id = {column: symbol for symbol, column in vocabulary.items()}
     symbols = [by_id.get(column, f"<unused-{column}>") for column in range(max(by_id) + 1)]
@@ -190,12 +191,12 @@ def labels_of(tokenizer: Any) -> list[str]:
 def decoder_for_tokenizer(
     tokenizer: Any, kenlm_model_path: str | Path | None = None, **settings: Any
 ) -> BeamSearchDecoderCTC:
-    """A decoder for a network's tokenizer; the other arguments are those of `build_ctcdecoder`."""
+    """Builds a decoder for a network's tokenizer; the other arguments are those of `build_ctcdecoder`."""
     return build_ctcdecoder(labels_of(tokenizer), kenlm_model_path, **settings)
 
 
 def _columns(beams: list[OutputBeamMPSafe]) -> list[list[Any]]:
-    """Texts, the network's scores, all scores, and offsets of some hypotheses."""
+    """Texts, network scores, total scores, and word offsets of hypotheses."""
     offsets = [
         [{"word": word, "start_offset": begin, "end_offset": end} for word, (begin, end) in frames]
         for _, frames, _, _ in beams

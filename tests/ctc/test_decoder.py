@@ -219,10 +219,10 @@ def test_spelled_lexicon_leaves_out_what_cannot_be_spelled() -> None:
         ({"words": []}, "there is no word in it"),
         ({"words": ["a b"]}, "'a b' is no word"),
         ({"lexicon": {"ab": "a c |"}}, "1 symbols of its spellings are no tokens of the network (c)"),
-        ({"words": ["ab"], "token_lm": uniform_ngram(["a"])}, "token_lm is for tokens without a word list"),
+        ({"words": ["ab"], "token_lm": uniform_ngram(["a"])}, "token_lm cannot be combined with a word list"),
         ({"spell_unknown": True}, "spell_unknown adds words to a list"),
         ({"words": ["ab"], "inputs": "energies"}, "inputs is 'energies'"),
-        ({"words": ["ab"], "frame_shift": -1.0}, "the frame shift is -1.0"),
+        ({"words": ["ab"], "frame_shift": -1.0}, "frame_shift is -1.0"),
         ({"words": ["ab"], "lm_weight": 2.0}, "lm_weight is 2.0"),
         ({"words": ["ab"], "beam": 3.0}, "no argument or setting 'beam'"),
         ({"words": ["ab"], "search_beam": 0.0}, "search_beam is 0.0"),
@@ -249,7 +249,7 @@ def test_bad_calls_are_told() -> None:
     for call, message in [
         (lambda: decoder(log_prob, nbest=0), "nbest is 0"),
         (lambda: decoder(log_prob.exp()), "are probabilities"),
-        (lambda: decoder.stream(commit_seconds=1.0), "needs to know the frame shift"),
+        (lambda: decoder.stream(commit_seconds=1.0), "commit_seconds needs the frame shift"),
         (lambda: decoder.stream().accept(log_prob.unsqueeze(0)), "a stream reads one utterance"),
     ]:
         with pytest.raises(AsrError, match=message):
@@ -261,7 +261,7 @@ def test_bad_calls_are_told() -> None:
 
 
 def test_phones_without_a_lexicon_are_told() -> None:
-    with pytest.raises(AsrError, match="give a lexicon that says how words sound"):
+    with pytest.raises(AsrError, match="give a lexicon with pronunciations"):
         CTCDecoder(["<blk>", "AA", "B"], words=["ab"], warm_up=False)
 
 

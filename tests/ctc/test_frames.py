@@ -57,16 +57,16 @@ def with_nan(where: tuple[int, int]) -> torch.Tensor:
     ("given", "lengths", "kind", "message"),
     [
         (log_probs(2, 5).exp(), None, "log_probs", "are probabilities, not log-probabilities"),
-        (10.0 * log_probs(2, 5) + 3.0, None, "log_probs", "no log-probabilities"),
-        (log_probs(2, 5), None, "probabilities", "said to be probabilities"),
+        (10.0 * log_probs(2, 5) + 3.0, None, "log_probs", "not log-probabilities"),
+        (log_probs(2, 5), None, "probabilities", 'inputs is "probabilities", but values'),
         (log_probs(2, 5)[:, :, :2], None, "log_probs", "have 2 columns but there are 3 tokens"),
-        (torch.zeros(2, 5, 4), None, "log_probs", "say blank=3"),
+        (torch.zeros(2, 5, 4), None, "log_probs", "give blank=3"),
         (torch.zeros(3), None, "log_probs", "give (utterances, frames, tokens)"),
         (with_nan((1, 2)), None, "log_probs", "utterance 1, frame 2: the acoustic model gave NaN"),
         (with_nan((1, 2)), [5, 5], "logits", "utterance 1, frame 2: the acoustic model gave NaN"),
         (log_probs(2, 5), [5], "log_probs", "1 lengths for 2 utterances"),
-        (log_probs(2, 5), [5, 6], "log_probs", "run from 5 to 6"),
-        (log_probs(2, 5), [-1, 2], "log_probs", "run from -1 to 2"),
+        (log_probs(2, 5), [5, 6], "log_probs", "range from 5 to 6"),
+        (log_probs(2, 5), [-1, 2], "log_probs", "range from -1 to 2"),
         (log_probs(2, 5), [0.5, 1.0], "log_probs", "not whole numbers"),
         ("frames", None, "log_probs", "type str cannot be read"),
     ],
@@ -88,7 +88,7 @@ def test_frames_that_are_not_used_may_be_anything() -> None:
 def test_blank_elsewhere_is_warned_of() -> None:
     given = torch.full((1, 100, 3), -5.0)
     given[:, :, 0] = 3.0
-    with pytest.warns(UserWarning, match="column 0 \\('a'\\) is the best of 100% of the frames"):
+    with pytest.warns(UserWarning, match="column 0 \\('a'\\) is the best in 100% of the frames"):
         as_frames(given.log_softmax(2), None, TOKENS, "log_probs", CPU)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -125,7 +125,7 @@ def test_custom_language_model(files: dict[str, str]) -> None:
 
 
 def test_what_is_refused(files: dict[str, str]) -> None:
-    with pytest.raises(AsrError, match="log_add=True is not there"):
+    with pytest.raises(AsrError, match="log_add=True is not supported"):
         ctc_decoder(**files, log_add=True)
     with pytest.raises(AsrError, match="give \\(batch, frames, tokens\\)"):
         ctc_decoder(**files)(torch.zeros(3, 7))

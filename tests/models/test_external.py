@@ -86,7 +86,7 @@ def test_recordings_of_any_length() -> None:
     assert times == sorted(times)
     assert times[-1][1] <= 3.0
     assert times[-1][0] > 1.0
-    with pytest.raises(AsrError, match="other ones than the 2 of the decoder"):
+    with pytest.raises(AsrError, match="are not the decoder's 2"):
         CTCRecognizer(model, CTCDecoder(["-", "a"], warm_up=False))
 
 
