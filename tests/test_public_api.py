@@ -113,7 +113,7 @@ def test_scores_are_the_users_models_less_the_graphs(tiny_bundle_folder: Path) -
 
 def test_what_a_users_model_excludes_is_refused(tiny_bundle_folder: Path) -> None:
     model, bundle = PreferredWord("TO"), asr.Bundle.load(tiny_bundle_folder)
-    with pytest.raises(asr.AsrError, match="takes the place of the mode 'rnn'; leave out one of them"):
+    with pytest.raises(asr.AsrError, match="your own language model replaces the mode 'rnn'; leave out one of them"):
         asr.Recognizer(bundle, "rnn", language_model=model)
     with pytest.raises(asr.AsrError, match="num_workers is 2, but there is one language model"):
         asr.Recognizer(bundle, language_model=model, resources=asr.ResourceOptions(num_workers=2))

@@ -1,8 +1,8 @@
-"""What a backend of the search provides, and what it is given.
+"""The interface of search backends.
 
-`asr.decoding.frame` is the algorithm in plain torch. A backend does the same with numba or Triton, bit for bit: a
-`FrameBackend` the parts of one frame before and after the language model, a `ChunkBackend` whole chunks in one call.
-`asr.decoding.selection.select_backend` chooses.
+`asr.decoding.frame` is the algorithm in plain torch. A backend computes the same with numba or Triton, bit for bit. A
+`FrameBackend` does the parts of a frame before and after the language model; a `ChunkBackend` processes whole chunks in
+one call. `asr.decoding.selection.select_backend` chooses.
 
 Shapes: N streams, T frames, C tokens, K active tokens, A candidates.
 """
@@ -24,9 +24,9 @@ class Frame(NamedTuple):
     """One frame of all streams.
 
     Attributes:
-        log_prob: scaled log-probabilities of all streams and frames, flat.
-        begin: (N,) int64, where the stream's frame begins in `log_prob`.
-        score_offset: (N,) float64, what relative scores lack; changed in place.
+        log_prob: scaled log-probabilities of all streams and frames, flattened.
+        begin: (N,) int64, where each stream's frame begins in `log_prob`.
+        score_offset: (N,) float64, added to relative scores to give absolute ones; changed in place.
     """
 
     log_prob: Tensor
@@ -35,31 +35,31 @@ class Frame(NamedTuple):
 
 
 class FrameBackend(Protocol):
-    """A frame of the search, but for the language model; the reference is `asr.decoding.frame.TorchFrameBackend`."""
+    """One frame of the search without the language model; the reference is `asr.decoding.frame.TorchFrameBackend`."""
 
     def expand(self, tokens: ActiveTokens, frame: Frame, *, prune: bool = True) -> Expansion:
         """Extends tokens over the arcs that leave their states.
 
         Args:
-            tokens: those of a stream side by side, `stream` numbering the rows of the frame.
+            tokens: grouped by stream; `stream` indexes the rows of the frame.
             frame: the best score of each stream is added to its `score_offset`.
-            prune: whether candidates far behind the best may be left out.
+            prune: whether candidates far below the best may be left out.
 
         Returns:
-            With a language model, the candidates that it is to be asked about. Without one, at least all that survive.
+            With a language model, the candidates whose words it must score. Without one, at least all survivors.
         """
 
     def recombine_and_prune(self, candidates: Candidates) -> Survivors:
-        """Keeps the best candidate of each (stream, state, context), and of these what the beam and limits allow."""
+        """Keeps the best candidate of each (stream, state, context), and prunes these by beam and limits."""
 
 
 class Chunk(NamedTuple):
-    """Frames of some streams.
+    """Several frames of all streams.
 
     Attributes:
         log_prob: (N, T, C) float32, scaled.
-        num_frames: (N,) int64, how many of the T frames are the stream's.
-        score_offset: (N,) float64, what relative scores lack; changed in place.
+        num_frames: (N,) int64, number of valid frames of each stream.
+        score_offset: (N,) float64, added to relative scores to give absolute ones; changed in place.
     """
 
     log_prob: Tensor
@@ -69,13 +69,14 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class SearchSink:
-    """Where a search writes what it has done.
+    """Where a search writes its records.
 
     Args:
-        backtrace: takes the back-pointers.
-        lattice: takes the losing arcs of whole utterances, or None.
-        collect: to be called now and then, and wherever the backtrace is due for collection, with all living tokens in
-            any number of parts. It tells the language model which contexts are held and may renumber back-pointers.
+        backtrace: stores the backpointers.
+        lattice: stores the losing arcs of whole utterances; None to keep none.
+        collect: to be called from time to time, and whenever the backtrace is due for garbage collection, with all
+            active tokens in any number of parts. It tells the language model which contexts are in use, and may
+            renumber backpointers.
         is_end: (N,) bool on a CPU, whether a stream whose lattice is kept ends with the chunk; None if all do.
     """
 
@@ -92,19 +93,19 @@ class ChunkBackend(Protocol):
         """Tokens before the chunk -> tokens after each stream's last frame.
 
         Args:
-            tokens: those of a stream side by side, `stream` numbering the rows of the chunk.
+            tokens: grouped by stream; `stream` indexes the rows of the chunk.
             chunk: `score_offset` is changed in place.
-            sink: takes back-pointers and losing arcs.
+            sink: receives backpointers and losing arcs.
         """
 
 
 @dataclass(frozen=True)
 class Backend:
-    """How one search runs. It belongs to one graph and one language model, and to one thread at a time.
+    """The backend of one search. It belongs to one graph and one language model, and to one thread at a time.
 
     Args:
-        frame: runs single frames.
-        chunk: runs whole chunks; None where the frames of a chunk go through `frame` one by one.
+        frame: processes single frames.
+        chunk: processes whole chunks; None to process the frames of a chunk one by one with `frame`.
     """
 
     frame: FrameBackend

@@ -1,6 +1,6 @@
-"""Chooses decoder and language model: which mode of a bundle, which search, and where the language model acts in it.
+"""Chooses and builds language models and decoder, from the mode, the options, the bundle's parts and the device.
 
-Nothing outside this module asks for the device's abilities, or knows old spellings of modes and decoders.
+No other module knows the old names of modes and decoders.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from asr.lm.offload import HostNgramLM, table_bytes, with_host_tables
 from asr.lm.rnn.model import RNNLanguageModel
 
 OLD_MODES = {"on_the_fly": "rnn"}
-"""Old spelling -> mode. Bundles may have either; users get a hint."""
+"""Old name -> mode. Bundles may use either; users who give an old name get a hint."""
 
 
 def current_names(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,12 +40,12 @@ def current_names(options: Mapping[str, Any]) -> dict[str, Any]:
     return {OLD_NAMES.get(name, name): value for name, value in options.items()}
 
 
-# On a CPU a block of this many rows costs hardly more than two.
+# On a CPU, a block of this many rows costs hardly more than a block of two.
 _ROWS_AHEAD = 8
 
 
 def available_modes(bundle: Bundle) -> list[str]:
-    """The modes that the bundle's parts allow: its default, then best first."""
+    """The modes that the bundle's parts allow: its default mode first, then the others from best to worst."""
     has_rnn = bundle.rnn_lm is not None and bundle.small_ngram is not None
     has_large = bundle.large_ngram is not None and bundle.small_ngram is not None
     allowed = {"rnn": has_rnn, "interpolated": has_rnn, "large_ngram": has_large, "ngram": True}
@@ -55,20 +55,20 @@ def available_modes(bundle: Bundle) -> list[str]:
 
 
 def chosen_mode(bundle: Bundle, mode: str, language_model: LanguageModel | None = None) -> str:
-    """The mode itself; for `auto` the bundle's default, or `external` where the user hands in a language model.
+    """Resolves `auto` to the bundle's default mode, or to `external` if the user provides a language model.
 
     Raises:
-        AsrError: the bundle lacks the parts for it, or both a mode and a language model are asked for.
+        AsrError: the bundle lacks the parts for the mode, or the user gave both a mode and a language model.
     """
     available = available_modes(bundle)
     mode = OLD_MODES.get(mode, mode)
     if language_model is not None:
         if mode not in ("auto", EXTERNAL_MODE):
-            raise AsrError(f"a language model of your own takes the place of the mode {mode!r}; leave out one of them.")
+            raise AsrError(f"your own language model replaces the mode {mode!r}; leave out one of them.")
         if bundle.small_ngram is None:
             raise AsrError(
-                f"bundle {bundle.name}: it does not have the n-gram model of its graph, whose place the language model "
-                "would take; make it again with 'asr bundle --small-ngram'."
+                f"bundle {bundle.name}: it does not have the n-gram model of its graph, which the language model would "
+                "replace; make the bundle again with 'asr bundle --small-ngram'."
             )
         return EXTERNAL_MODE
     if mode == "auto":
@@ -79,10 +79,10 @@ def chosen_mode(bundle: Bundle, mode: str, language_model: LanguageModel | None 
 
 
 def recognition_settings(bundle: Bundle, mode: str, overrides: Mapping[str, Any]) -> Settings:
-    """The options that the bundle was tuned to in a mode, with the user's own on top.
+    """The bundle's tuned options for a mode, overridden by the user's.
 
-    For `external`, those of the first of `available_modes` that was tuned apply. A mode that the bundle was not tuned
-    to has those of `ngram`.
+    The mode `external` takes the options of the first of `available_modes` that was tuned. Other modes that were not
+    tuned take those of `ngram`.
 
     Raises:
         AsrError: an option does not exist or is out of range.
@@ -103,21 +103,21 @@ def decoding_options(bundle: Bundle, mode: str, overrides: Mapping[str, Any]) ->
 
 
 def calibration_of(bundle: Bundle, mode: str) -> Calibration | None:
-    """The calibration of a mode's confidences; where it has none, that of the first of `available_modes` which has.
-
-    None is for a bundle without any.
+    """The calibration of a mode's confidences, or of the first of `available_modes` that has one.
 
     Args:
-        bundle: perhaps calibrated.
+        bundle: the bundle.
         mode: as `chosen_mode` returns it.
 
+    Returns:
+        None if the bundle has no calibration, or its graph has epsilons, which rules out lattices.
+
     Raises:
-        AsrError: it is damaged.
+        AsrError: the calibration is damaged.
     """
     for fitted in (mode, *available_modes(bundle)):
         if fitted in bundle.confidence and not bundle.graph.has_epsilons:
             return Calibration.from_dict(bundle.confidence[fitted], f"bundle {bundle.name}: confidence of {fitted}")
-    # No lattice can be made of a graph with arcs that read nothing.
     return None
 
 
@@ -130,12 +130,12 @@ def _tuned(bundle: Bundle, mode: str) -> Any:
 
 @dataclasses.dataclass
 class LanguageModels:
-    """A mode's language model as the decoder asks it.
+    """A mode's language model in the form that the decoder queries.
 
     Args:
-        model: the large model minus the graph's own; None if the graph's own decides.
-        engine: the recurrent model's query engine inside it, for its statistics; None without one.
-        second: those of the second pass, or None.
+        model: the large model minus the graph's own; None if the graph's own model decides.
+        engine: the recurrent model's query engine inside `model`, for its statistics; None without a recurrent model.
+        second: the language models of the second pass, or None.
     """
 
     model: LanguageModel | None
@@ -143,14 +143,14 @@ class LanguageModels:
     second: LanguageModels | None = None
 
     def statistics(self) -> QueryStatistics | None:
-        """What the recurrent models of all passes have done; None without one."""
+        """Combined statistics of the recurrent models of all passes; None without one."""
         counts = [None if self.engine is None else self.engine.statistics()]
         counts.append(None if self.second is None else self.second.statistics())
         known = [one for one in counts if one is not None]
         return sum(known[1:], known[0]) if known else None
 
     def forget_contexts(self) -> None:
-        """Tells the models that nobody holds any of their contexts."""
+        """Tells the models that none of their contexts are in use any more."""
         for models in (self, self.second):
             if models is not None and models.model is not None:
                 models.model.retain(models.model.start(0))
@@ -158,17 +158,17 @@ class LanguageModels:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where the large language models are.
+    """The devices of the large language models.
 
     Args:
-        device: where queries come from.
-        device_bytes: device memory for the tables of the models, the rest of which stays on the host; None puts
+        device: the device of the search, from which queries come.
+        device_bytes: device memory for the tables of the models; the rest of the tables stays on the host. None puts
             everything on the device.
         hidden_device, output_device: where the recurrent model runs its hidden and its output layer; None is `device`.
             Hidden states are kept, and histories looked up, where the output layer is.
 
     Raises:
-        AsrError: tables cannot be on the host where the layers' devices are given.
+        AsrError: `device_bytes` is combined with `hidden_device` or `output_device`.
     """
 
     device: torch.device
@@ -179,8 +179,8 @@ class Placement:
     def __post_init__(self) -> None:
         if self.device_bytes is not None and (self.hidden_device or self.output_device):
             raise AsrError(
-                "lm_device_bytes keeps tables in host memory, which lm_hidden_device and lm_output_device cannot be "
-                "combined with; leave out one of them."
+                "lm_device_bytes keeps tables in host memory and cannot be combined with lm_hidden_device or "
+                "lm_output_device; leave out one of them."
             )
 
 
@@ -195,10 +195,10 @@ def language_models(
     """Builds a mode's language model.
 
     Args:
-        bundle: its `rnn_lm` network is moved to its device.
+        bundle: its `rnn_lm` network is moved to the device of its output layer.
         mode: as `chosen_mode` returns it.
         rnn_weight: weight of the recurrent model in the linear interpolation.
-        placement: where it is; a device puts everything there.
+        placement: devices of the model; a single device puts everything there.
         cache: memory and approximations of the recurrent model; exact and unlimited if None.
         external: the user's own model, for the mode `external`.
 
@@ -239,7 +239,7 @@ def language_models(
 
 
 def _cached(network: nn.Module, placement: Placement, cache: CacheOptions) -> CachedRNNLM:
-    """The engine, each layer of the network on its device."""
+    """The query engine, with each layer of the network on its device."""
     device = placement.device
     hidden, home = placement.hidden_device or device, placement.output_device or device
     network = network.to(home)
@@ -251,7 +251,7 @@ def _cached(network: nn.Module, placement: Placement, cache: CacheOptions) -> Ca
 def _shares(
     device_budget: int | None, network: nn.Module | None, ngram: NgramLM | None
 ) -> tuple[int | None, int | None]:
-    """What the recurrent and the n-gram model may take of a budget: their part of both together."""
+    """Splits a memory budget between the recurrent and the n-gram model, in proportion to their sizes."""
     if device_budget is None:
         return None, None
     network_bytes = table_bytes(network) if isinstance(network, RNNLanguageModel) else 0
@@ -261,7 +261,7 @@ def _shares(
 
 
 def _mapped(model: LanguageModel, small: NgramLM) -> LanguageModel:
-    """The model asked with the small model's word ids."""
+    """The model with the word ids of `small`."""
     return model if model.vocabulary == small.vocabulary else RemappedLM(model, small.vocabulary)
 
 
@@ -270,7 +270,7 @@ DECODERS = {
     "token-passing": "the frame-synchronous search of this program",
     "k2": "k2's pruned intersection; needs a k2 that fits torch",
 }
-"""Decoder -> what it is."""
+"""Decoder -> its description."""
 
 
 OLD_FIRST_PASSES = {
@@ -279,20 +279,20 @@ OLD_FIRST_PASSES = {
     "torch-search": ("token-passing", "search"),
     "k2": ("k2", "lattice"),
 }
-"""Old spelling of `--first-pass` -> (decoder, where the language model acts)."""
+"""Old value of `--first-pass` -> (decoder, where the language model acts)."""
 
 
 def old_first_pass(decoder: str, lm_fusion: str) -> str:
-    """The old spelling of a decoder, which the JSON output of `asr evaluate` keeps."""
+    """The old name of a decoder, which the JSON output of `asr evaluate` keeps."""
     named = (name for name, new in OLD_FIRST_PASSES.items() if new == (decoder, lm_fusion))
     return next(named, f"torch-{lm_fusion}")
 
 
 def chosen_decoder(decoder: str, lm_fusion: str, graph: DecodingGraph, device: torch.device) -> tuple[str, str]:
-    """What `auto` stands for here, and where the language model acts: (`token-passing` or `k2`, a key of LM_FUSIONS).
+    """Resolves `auto` for a graph and a device -> (`token-passing` or `k2`, a key of `LM_FUSIONS`).
 
     Raises:
-        AsrError: there is no such decoder or fusion, or the decoder does not have this fusion.
+        AsrError: there is no such decoder or fusion, or the decoder or device does not support the fusion.
     """
     if decoder not in DECODERS:
         raise AsrError(f"there is no decoder {decoder!r}; choose one of {', '.join(DECODERS)}.")
@@ -301,14 +301,14 @@ def chosen_decoder(decoder: str, lm_fusion: str, graph: DecodingGraph, device: t
             f"there is no fusion {lm_fusion!r} of the language model; choose one of {', '.join(LM_FUSIONS)}."
         )
     if decoder == "k2" and lm_fusion != "lattice":
-        raise AsrError("k2 cannot ask a language model within its search; choose the decoder token-passing for that.")
+        raise AsrError(f"k2 does not support lm_fusion {lm_fusion}; choose lattice or the decoder token-passing.")
     if lm_fusion == "chunks" and device.type != "cpu":
-        raise AsrError(f"lm_fusion chunks runs on CPUs, and the recognizer is on {device}; choose lattice.")
+        raise AsrError(f"lm_fusion chunks needs a CPU, but the recognizer is on {device}; choose lattice.")
     if decoder == "auto":
         is_ours = lm_fusion != "lattice" or graph.has_epsilons
         decoder = "token-passing" if is_ours else default_decoder(device)
     if decoder == "token-passing" and graph.has_epsilons:
-        # Token passing makes no lattice of a graph with arcs that read nothing.
+        # Token passing cannot make a lattice from a graph with epsilons.
         lm_fusion = "search"
     return decoder, lm_fusion
 
@@ -316,10 +316,10 @@ def chosen_decoder(decoder: str, lm_fusion: str, graph: DecodingGraph, device: t
 def build_decoder(
     decoder: str, lm_fusion: str, graph: DecodingGraph, options: DecodingOptions, keep_lattices: bool
 ) -> Decoder:
-    """Builds what `chosen_decoder` has chosen, for a graph on the device where it shall run.
+    """Builds the decoder that `chosen_decoder` has chosen, on the graph's device.
 
     Raises:
-        AsrError: it cannot run here, or lattices are asked for that it cannot make.
+        AsrError: the decoder cannot run here, or cannot make the requested lattices.
     """
     if decoder == "k2":
         k2_decoder = importlib.import_module("asr.decoding.k2")

@@ -1,4 +1,4 @@
-"""What every decoder takes and answers: options, hypotheses, results.
+"""The interface of all decoders: options, hypotheses, results.
 
 Shapes: N utterances, T frames, C tokens.
 """
@@ -26,15 +26,15 @@ class Hypothesis:
 
     Args:
         word_ids: ids in the graph's vocabulary.
-        words: the same, spelled.
+        words: the words as text.
         am_score: sum of the frame log-probabilities along the path.
-        graph_score: sum of the graph's scores, the final one included.
-        lm_score: sum of the language model's scores, `final` included; 0 without one.
+        graph_score: sum of the graph's scores, including the final score.
+        lm_score: sum of the language model's scores, including `final`; 0 without a language model.
         total: see `DecodingOptions`.
-        start_frames: for each word the frame (after subsampling) where it begins.
-        end_frames: for each word the frame after its last one.
-        phones: runs of equal tokens, blanks left out: (token, first frame, frame after the last) each.
-        confidences: for each word its posterior probability in the lattice, or empty where not computed.
+        start_frames: the first frame (after subsampling) of each word.
+        end_frames: the frame after the last one of each word.
+        phones: runs of equal tokens without blanks, each as (token, first frame, frame after the last).
+        confidences: the posterior probability of each word in the lattice; empty if not computed.
     """
 
     word_ids: tuple[int, ...]
@@ -54,13 +54,13 @@ class DecodeResult:
     """The result for one utterance.
 
     Args:
-        hypotheses: best first. The search finds one; `asr.decoding.nbest` takes more from the lattice. Empty where
-            nothing survived the beam, or there were no frames and the graph does not allow the empty sentence.
-        reached_final: False where no complete sentence survived; the hypothesis is then the best unfinished path.
-        num_frames: frames decoded, without those that `blank_skip_threshold` skipped.
-        lattice: the alternatives, where the decoder keeps them and a final state was reached. That of token passing is
-            on the host.
-        original_frame: (num_frames,) int64, the original frame of each decoded one, where frames were skipped.
+        hypotheses: best first. The search finds one; `asr.decoding.nbest` extracts more from the lattice. Empty if
+            nothing survived the beam, or if there were no frames and the graph does not accept the empty sentence.
+        reached_final: False if no complete sentence survived; the hypothesis is then the best unfinished path.
+        num_frames: number of decoded frames, without those that `blank_skip_threshold` skipped.
+        lattice: the alternatives, if the decoder keeps a lattice and a final state was reached. The lattice of token
+            passing is in host memory.
+        original_frame: (num_frames,) int64, the original frame of each decoded one; None if no frames were skipped.
     """
 
     hypotheses: tuple[Hypothesis, ...]
@@ -76,21 +76,21 @@ class DecodeResult:
 
 
 class Decoder(Protocol):
-    """Frame log-probabilities in, hypotheses out."""
+    """Turns frame log-probabilities into hypotheses."""
 
     def decode(
         self, log_prob: Tensor, num_frames: Tensor | None = None, lm: LanguageModel | None = None
     ) -> list[DecodeResult]:
-        """log_prob (N, T, C) natural log, num_frames (N,) int64 -> one result for each utterance, in order.
+        """Decodes log_prob (N, T, C), natural logs, num_frames (N,) int64 -> one result per utterance, in order.
 
-        Without `num_frames` all utterances have T frames. No gradient is kept.
+        Without `num_frames`, all utterances have T frames. No gradient is kept.
 
         Raises:
-            AsrError: the log-probabilities hold NaN or +inf, or their width is not the graph's number of tokens.
+            AsrError: the log-probabilities contain NaN or +inf, or their width is not the graph's number of tokens.
         """
 
 
-_WIDEST_BEAM = 1e30  # as good as infinite, and float32 holds it
+_WIDEST_BEAM = 1e30  # wider beams become infinite: float32 cannot hold much more
 _MAX_SCALE = 1e6
 _MOST_STATES = 2**63 - 1
 
@@ -106,31 +106,30 @@ class DecodingOptions:
     give `Difference(large, small)`; to keep part of it, lower `lm_scale` as well.
 
     Args:
-        search_beam: partial paths this much worse than the best one of their frame are dropped.
-        output_beam: lattice arcs are kept whose best path is at most this much worse than the best path.
-        min_active_states: at least this many partial paths of an utterance survive a frame, even outside the beam.
-        max_active_states: at most this many survive, except for ties. k2 counts graph states; token passing counts
-            (graph state, word history) pairs.
+        search_beam: partial paths whose score is this far below the best one of their frame are pruned.
+        output_beam: lattice arcs are pruned if the best path through them is this far below the best path.
+        min_active_states: minimum number of partial paths of an utterance that survive a frame, even outside the beam.
+        max_active_states: maximum number of partial paths that survive, except for ties. k2 counts graph states; token
+            passing counts (graph state, word history) pairs.
         am_scale: weight of the frame log-probabilities.
         graph_scale: weight of the graph's scores.
         lm_scale: weight of the language model's scores.
-        word_insertion_penalty: added for each word; negative for fewer words.
-        skip_beam: words whose partial path is this much worse than the best one, before the language model is asked,
-            are dropped without asking it, in the search and over a lattice; None leaves that to the other beams.
-        max_contexts_per_state: keep only this many word histories at a state; None keeps all (exact).
-        context_beam: in on-the-fly rescoring, word histories this much worse than the best one of their frame are
-            dropped; None keeps all (exact, and asks the language model many times as often).
-        blank_skip_threshold: of each run of frames whose blank probability exceeds it, only the first is decoded;
+        word_insertion_penalty: added for each word; negative values give fewer words.
+        skip_beam: words whose partial path, without their language model score, is this far below the best one are
+            pruned before the language model is queried, in the search and in rescoring. None queries it for all.
+        max_contexts_per_state: maximum number of word histories at a state; None keeps all (exact).
+        context_beam: in lattice rescoring, word histories whose score is this far below the best one of their frame are
+            pruned; None keeps all (exact, but with many times as many language model queries).
+        blank_skip_threshold: of consecutive frames whose blank probability exceeds this, only the first is decoded;
             None decodes all frames (exact).
-        chunk_frames: with `lm_fusion="chunks"`, the language model goes over the lattice each time that it has grown by
-            so many frames.
-        lookahead_frames: with `lm_fusion="chunks"`, the search is so many frames ahead of the language model.
-        max_token_seconds: words whose tokens last longer than this on average are noise, and left out of the results of
-            recognizers; see `asr.decoding.rejection`. None leaves nothing out.
+        chunk_frames: with `lm_fusion="chunks"`, number of frames by which the lattice grows between two rescorings.
+        lookahead_frames: with `lm_fusion="chunks"`, number of frames that the search is ahead of the language model.
+        max_token_seconds: words whose tokens last longer than this on average count as noise and are left out of a
+            recognizer's results; see `asr.decoding.rejection`. None leaves nothing out.
         word_beam: the old name of `skip_beam`.
 
     Raises:
-        AsrError: a number is out of its range.
+        AsrError: a value is out of range.
     """
 
     search_beam: float = option(
@@ -191,7 +190,7 @@ class DecodingOptions:
             if name.endswith("_beam") and value is not None and value > _WIDEST_BEAM:
                 object.__setattr__(self, name, math.inf)
         for name in ("am_scale", "graph_scale", "lm_scale", "word_insertion_penalty"):
-            if not abs(getattr(self, name)) <= _MAX_SCALE:  # beyond, sums of scores leave float32
+            if not abs(getattr(self, name)) <= _MAX_SCALE:  # with larger scales, sums of scores overflow float32
                 raise AsrError(
                     f"decoding options: {name} is {getattr(self, name)}; it must be a finite number, at most "
                     f"{_MAX_SCALE:.0e}."
@@ -212,6 +211,6 @@ class DecodingOptions:
             )
         if self.blank_skip_threshold is not None and not 0 < self.blank_skip_threshold < 1:
             raise AsrError(
-                f"decoding options: blank_skip_threshold is {self.blank_skip_threshold}; it is a probability "
+                f"decoding options: blank_skip_threshold is {self.blank_skip_threshold}; it must be a probability "
                 "between 0 and 1, or none."
             )

@@ -14,54 +14,56 @@ from torch import Tensor
 
 from asr.errors import AsrError
 
-# In the place of -inf in sums; many of them together are still finite in float32.
+# Replaces -inf in sums; the sum of many such values is still finite in float32.
 _LOW = -1e20
-# What the logarithm of a sum of probabilities may differ from 0: half precision, thousands of tokens.
+# Permitted distance from 0 of the logarithm of a sum of probabilities: half precision, thousands of tokens.
 TOLERANCE = 0.1
 _LARGEST_EXP = 20.0
 
 INPUTS = {
-    "log_probs": "natural logarithms of probabilities; anything else in the first batch is told",
-    "scores": "any scores, such as log-likelihoods (posteriors over priors), taken as they are",
+    "log_probs": "natural logarithms of probabilities; the first batch is checked",
+    "scores": "any scores, such as log-likelihoods (posteriors over priors), used as they are",
 }
-"""What a decoder may be given -> what that means."""
+"""Kind of a decoder's input -> its description."""
 
 
 def check_chunks(streams: Sequence[int], num_frames: Tensor) -> None:
-    """Checks that each of some streams gets one chunk; num_frames (N,).
+    """Checks that each stream gets exactly one chunk; num_frames (N,).
 
     Raises:
-        AsrError: a stream is named twice, or there are more or fewer chunks than streams.
+        AsrError: a stream occurs twice, or there are more or fewer chunks than streams.
     """
     if len(set(streams)) != len(streams) or len(streams) != len(num_frames):
         raise AsrError(f"streams {list(streams)} with {len(num_frames)} chunks: give each stream one chunk.")
 
 
 def whole(log_prob: Tensor, num_frames: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (N, T, C) that take no gradient, and the number of their frames (N,); all of them if None.
+    """Detaches log-probabilities (N, T, C), and fills in the numbers of their frames (N,), T each, if None.
 
     Raises:
-        AsrError: the log-probabilities are no tensor.
+        AsrError: the log-probabilities are not a tensor.
     """
     if not isinstance(log_prob, Tensor):
-        raise AsrError(f"log-probabilities of type {type(log_prob).__name__}: give a tensor, as of torch.as_tensor.")
+        raise AsrError(
+            f"the log-probabilities are of type {type(log_prob).__name__}; give a tensor, as from torch.as_tensor."
+        )
     if num_frames is None:
         num_frames = torch.full(log_prob.shape[:1], log_prob.shape[1] if log_prob.dim() > 1 else 0, dtype=torch.int64)
     return log_prob.detach(), num_frames
 
 
 class LogProbCheck:
-    """Checks what a decoder is given, and in its first batch also that these are log-probabilities.
+    """Checks a decoder's input, and in its first batch also that the values are log-probabilities.
 
-    That look is at one frame of each utterance, the middle one. Later batches are from the same network, so that their
-    values are left alone.
+    The check of values looks at the middle frame of each utterance. Later batches come from the same network, so their
+    values are not checked.
 
     Args:
         num_tokens: the graph's C.
-        inputs: one of `INPUTS`.
+        inputs: a key of `INPUTS`.
 
     Raises:
-        AsrError: there are no such inputs.
+        AsrError: `inputs` is not a key of `INPUTS`.
     """
 
     def __init__(self, num_tokens: int, inputs: str = "log_probs") -> None:
@@ -74,7 +76,7 @@ class LogProbCheck:
         """Checks log_prob (N, T, C) with num_frames (N,).
 
         Raises:
-            AsrError: as of `check_log_prob`.
+            AsrError: as for `check_log_prob`.
         """
         is_first = not self._has_looked and bool(log_prob.numel())
         check_log_prob(log_prob, num_frames, self._num_tokens, looks=is_first)
@@ -88,12 +90,11 @@ def check_log_prob(log_prob: Tensor, num_frames: Tensor, num_tokens: int, *, loo
         log_prob: (N, T, C).
         num_frames: (N,).
         num_tokens: the graph's C.
-        looks: whether to look at one frame of each utterance, too, and warn if its probabilities do not sum to 1. That
-            is no error, since log-likelihoods (posteriors over priors) do not either.
+        looks: whether to look at one frame of each utterance too, and warn if its probabilities do not sum to 1. This
+            is not an error, because log-likelihoods (posteriors over priors) do not either.
 
     Raises:
-        AsrError: wrong number of dimensions or columns, frame counts that do not fit, NaN or +inf in a used frame, or
-            probabilities.
+        AsrError: the shape or a frame count is wrong, a valid frame has NaN or +inf, or values are probabilities.
     """
     if log_prob.dim() != 3 or num_frames.shape != log_prob.shape[:1]:
         raise AsrError(
@@ -107,7 +108,7 @@ def check_log_prob(log_prob: Tensor, num_frames: Tensor, num_tokens: int, *, loo
         )
     if not len(num_frames):
         return
-    # Read together, so that a GPU is waited for once; counts are exact in float64.
+    # One transfer for all values, so that the host waits for a GPU once; counts are exact in float64.
     looks = looks and log_prob.numel() > 0
     facts = [_are_finite(log_prob), *(_facts_of_frames(log_prob, num_frames) if looks else ())]
     bounds = torch.stack([num_frames.min(), num_frames.max()]).to(torch.float64)
@@ -115,7 +116,8 @@ def check_log_prob(log_prob: Tensor, num_frames: Tensor, num_tokens: int, *, loo
     are_finite, *looked_at, low, high = torch.cat([told.to(bounds.device), bounds]).tolist()
     if low < 0 or high > log_prob.shape[1]:
         raise AsrError(
-            f"frame counts run from {low:.0f} to {high:.0f} but the log-probabilities have {log_prob.shape[1]} frames."
+            f"frame counts range from {low:.0f} to {high:.0f}, but the log-probabilities have {log_prob.shape[1]} "
+            "frames; give the number of output frames of each utterance."
         )
     if not are_finite:
         _refuse_numbers(log_prob, num_frames)
@@ -124,8 +126,12 @@ def check_log_prob(log_prob: Tensor, num_frames: Tensor, num_tokens: int, *, loo
 
 
 def _facts_of_frames(log_prob: Tensor, num_frames: Tensor) -> tuple[Tensor, ...]:
-    """Of the middle frames of all utterances: the furthest logarithm of a sum of probabilities, the lowest value, and
-    how far values sum from 1. Utterances without frames do not count."""
+    """Summarizes the middle frames of all utterances that have frames.
+
+    Returns:
+        The logarithm of a sum of probabilities that is furthest from 0, the lowest value, and the largest distance from
+        1 of a sum of values.
+    """
     middle = (num_frames // 2).clamp(0, log_prob.shape[1] - 1).to(log_prob.device)
     row = log_prob[torch.arange(len(log_prob), device=log_prob.device), middle].float()
     is_used = (num_frames > 0).to(log_prob.device)
@@ -136,14 +142,14 @@ def _facts_of_frames(log_prob: Tensor, num_frames: Tensor) -> tuple[Tensor, ...]
 
 
 def _judge_frames(log_sum: float, lowest: float, from_one: float) -> None:
-    """Says what the values seem to be; arguments as `_facts_of_frames` gives them."""
+    """Raises or warns if values are not log-probabilities; arguments as `_facts_of_frames` returns them."""
     if not abs(log_sum) > TOLERANCE:
         return
     if lowest >= 0.0 and from_one <= TOLERANCE:
         raise AsrError("the values are probabilities, not log-probabilities: give their natural logarithm.")
     warnings.warn(
-        f"the values are no log-probabilities (the probabilities of a frame sum to {_shown_exp(log_sum)}, not to 1); "
-        'if they are logits, give log_softmax of them; if they are log-likelihoods, say inputs="scores".',
+        f"the values are not log-probabilities (the probabilities of a frame sum to {_shown_exp(log_sum)}, not to 1); "
+        'for logits, apply log_softmax; for log-likelihoods, give inputs="scores".',
         stacklevel=6,
     )
 
@@ -153,29 +159,29 @@ def _shown_exp(value: float) -> str:
 
 
 def check_numbers(log_prob: Tensor, num_frames: Tensor) -> None:
-    """Checks that there is neither NaN nor +inf in frames that are used; -inf is a probability of 0.
+    """Checks that valid frames have neither NaN nor +inf; -inf is a probability of 0.
 
     Args:
         log_prob: (N, T, C).
         num_frames: (N,).
 
     Raises:
-        AsrError: there is; the sentence says where.
+        AsrError: a valid frame has one; the message says where.
     """
     if not bool(_are_finite(log_prob)):
         _refuse_numbers(log_prob, num_frames)
 
 
 def _are_finite(log_prob: Tensor) -> Tensor:
-    """Whether there is neither NaN nor +inf anywhere, in one pass: either would make the sum one.
+    """Whether no value is NaN or +inf, in one pass: the sum would be NaN or infinite, too.
 
-    In float32, since half precision has neither room for the sum nor for what stands in the place of -inf.
+    The sum is in float32, because half precision can hold neither it nor the substitute for -inf.
     """
     return torch.isfinite(log_prob.float().clamp(min=_LOW).sum())
 
 
 def _refuse_numbers(log_prob: Tensor, num_frames: Tensor) -> None:
-    """Raises AsrError if what is not finite is in frames that are used."""
+    """Raises AsrError if a valid frame has NaN or +inf."""
     bad = torch.isnan(log_prob) | (log_prob == torch.inf)
     used = torch.arange(log_prob.shape[1], device=log_prob.device) < num_frames.to(log_prob.device).unsqueeze(1)
     where = (bad.any(2) & used).nonzero()
@@ -190,17 +196,17 @@ def _refuse_numbers(log_prob: Tensor, num_frames: Tensor) -> None:
 def skip_blanks(
     log_prob: Tensor, num_frames: Tensor, threshold: float, after_blank: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Keeps only the first frame of each run of frames whose blank (token 0) is more probable than `threshold`.
+    """Of consecutive frames whose blank (token 0) is more probable than `threshold`, keeps only the first.
 
     Args:
         log_prob: (N, T, C).
         num_frames: (N,) int64.
         threshold: a probability.
-        after_blank: (N,) bool, whether the frame before the first was such a frame; None for no.
+        after_blank: (N,) bool, whether the frame before the first one was such a frame; None for all False.
 
     Returns:
-        log_prob (N, T', C), num_frames (N,), frame (N, T') int64, the original frame of each kept one, and after_blank
-        (N,) bool for the next chunk.
+        log_prob (N, T', C), num_frames (N,), the original frame of each kept one (N, T') int64, and `after_blank` (N,)
+        bool for the next chunk.
     """
     num_utts, max_frames, num_tokens = log_prob.shape
     used = torch.arange(max_frames, device=log_prob.device) < num_frames.unsqueeze(1)

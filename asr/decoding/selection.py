@@ -1,4 +1,4 @@
-"""The one place that chooses how a search runs: plain torch, numba's loops, or Triton's kernels and CUDA graphs.
+"""Chooses the backend of a search: plain torch, numba loops, or Triton kernels and CUDA graphs.
 
 | backend | needs | single frames | whole chunks |
 | --- | --- | --- | --- |
@@ -27,7 +27,7 @@ from asr.kernels.jit import has_package, triton_available
 from asr.lm.interface import LanguageModel
 
 BACKENDS = ("auto", "torch", "numba", "triton")
-"""The names that `select_backend` takes. `auto` is the fastest that runs on the device."""
+"""The names that `select_backend` accepts. `auto` is the fastest backend that runs on the device."""
 
 BackendFactory = Callable[[Searchable, DecodingOptions, "LanguageModel | None", bool], Backend]
 """Makes the backend of one search: graph, options, language model, and whether a lattice is kept."""
@@ -37,7 +37,7 @@ def backend_name(name: str, device: torch.device) -> str:
     """The backend for a device: `name` itself, or for `auto` the fastest that runs there.
 
     Raises:
-        AsrError: there is no such backend, or it does not run on the device.
+        AsrError: there is no such backend, or it does not run on this device.
     """
     if name not in BACKENDS:
         raise AsrError(f"There is no search backend {name!r}; choose one of {', '.join(BACKENDS)}.")
@@ -71,7 +71,7 @@ def select_backend(
         name: one of `BACKENDS`.
 
     Raises:
-        AsrError: as `backend_name`.
+        AsrError: as for `backend_name`.
     """
     device = graph.final_score.device
     name = backend_name(name, device)
@@ -98,7 +98,7 @@ def select_backend(
             margin = lattice_margin(options) if keep_lattice else None
             chunk = CudaGraphSearch(graph, limits, capture=device.type == "cuda", margin=margin)
     if has_lm and options.max_contexts_per_state is not None:
-        # Only torch counts the contexts of a state.
+        # Only the torch backend can limit the contexts per state.
         frame = SplitFrameBackend(frame, torch_backend)
     return Backend(frame, chunk)
 
@@ -113,7 +113,7 @@ def _numba_chunk_search(graph: Searchable, options: DecodingOptions, lm: Languag
         return NumbaChunkSearchWithLM(graph, options, lm)
     if graph.is_pushed and tables.always_answers:
         return NumbaLatticeSearch(graph, options, lm)
-    # Over a decoding graph most histories that are asked for die at once. Where the model must expand them first, it
-    # costs less to ask for all streams together.
+    # In a decoding graph, most queried histories are pruned at once. If the model must expand them first, it is cheaper
+    # to query it for all streams together.
     looks_up = graph.is_pushed or tables.always_answers
     return NumbaChunkSearchWithLM(graph, options, lm, looks_up)

@@ -1,6 +1,6 @@
-"""Everything that a user or a bundle may set for recognition, and which of it has an effect in which pass.
+"""All options of recognition that a user or a bundle may set, and the passes in which each has an effect.
 
-An option that would change nothing is refused: what was measured with it would not be what its name says.
+An option that would have no effect is refused, so that nobody measures a setting that was never in force.
 """
 
 from __future__ import annotations
@@ -14,46 +14,46 @@ from asr.errors import AsrError
 from asr.lm.cached.approximations import CacheOptions
 from asr.options import Option, check_options, option, options_of
 
-# A small n-gram beside a well trained recurrent model costs more time than it saves errors, so that interpolation with
-# it has to be asked for; see `asr.decoding.build.available_modes`.
+# Interpolating a well-trained recurrent model with a small n-gram saves too few errors for its time, so that mode is
+# not a default; see `asr.decoding.build.available_modes`.
 MODES = {
     "rnn": "the recurrent language model",
     "interpolated": "the recurrent and the larger n-gram model, interpolated",
     "large_ngram": "the larger n-gram model",
     "ngram": "only the small n-gram model that is part of the decoding graph",
 }
-"""Mode -> which language model decides."""
+"""Mode -> the language model that decides."""
 
 EXTERNAL_MODE = "external"
-"""The mode of a language model that the user hands in."""
+"""The mode if the user provides a language model."""
 
 SECOND_PASSES = {
     "none": "no second pass",
     "lattice": "another language model over the lattice that the first pass leaves",
     "nbest": "another language model over the best sentences of that lattice, as a prefix tree",
 }
-"""`second_pass` -> what it does."""
+"""`second_pass` -> its description."""
 
 
 @dataclass(frozen=True)
 class LanguageModelOptions:
-    """Which language models act together, within the first pass and after it.
+    """How language models are combined, within the first pass and in a second pass.
 
-    With a second pass, the language model's score of a sentence is
+    With a second pass, the language model score of a sentence is
 
         (1 - second_pass_weight) * score of the first pass's model + second_pass_weight * score of the second's
 
-    where the first pass's share is 0 in the mode `ngram`, whose model is in the graph.
+    where the first term is 0 if the first pass has the mode `ngram`, whose model is in the graph.
 
     Args:
         rnn_weight: weight of the recurrent model in the mode `interpolated`.
         second_pass: a key of `SECOND_PASSES`.
-        second_pass_mode: the second pass's language model.
-        second_pass_weight: see above; 1 leaves the first pass's language model out, anything else makes a hybrid.
-        second_pass_sentences: how many sentences of each recording are rescored at most.
+        second_pass_mode: the mode of the second pass, a key of `MODES`.
+        second_pass_weight: see above; 1 drops the score of the first pass's language model.
+        second_pass_sentences: maximum number of sentences per segment that are rescored.
 
     Raises:
-        AsrError: a value is out of its range.
+        AsrError: a value is out of range.
     """
 
     rnn_weight: float = option(
@@ -85,9 +85,9 @@ class Settings:
 
     Args:
         decoding: beams and scales.
-        language_models: which ones act, and where.
+        language_models: combination of language models, and the second pass.
         cache: approximations of the recurrent model.
-        given: the names of those that the user gave; the others are the bundle's or the defaults.
+        given: names of the options that the user gave; the others are the bundle's or defaults.
     """
 
     decoding: DecodingOptions = field(default_factory=DecodingOptions)
@@ -97,11 +97,11 @@ class Settings:
 
     @classmethod
     def of(cls, values: dict[str, Any], given: Iterable[str] = ()) -> Settings:
-        """Settings by name, for the options of all three.
+        """Makes settings from a flat mapping of all options.
 
         Args:
-            values: by current names.
-            given: which of them the user gave, by any name.
+            values: option values, by current names.
+            given: names of the options that the user gave, current or old.
 
         Raises:
             AsrError: an option does not exist or is out of range.
@@ -122,36 +122,36 @@ class Settings:
         )
 
     def parts(self) -> dict[str, DecodingOptions | LanguageModelOptions | CacheOptions]:
-        """The options by what they are for."""
+        """The three groups of options, by field name."""
         return {"decoding": self.decoding, "language_models": self.language_models, "cache": self.cache}
 
     @property
     def models(self) -> tuple[LanguageModelOptions, CacheOptions]:
-        """What `Pass` takes."""
+        """The two groups of options that `Pass` takes."""
         return self.language_models, self.cache
 
 
 _PARTS = (DecodingOptions, LanguageModelOptions, CacheOptions)
 
 OLD_NAMES = {"word_beam": "skip_beam"}
-"""Old name of an option -> its name. Bundles may have either; users get a hint."""
+"""Old name of an option -> current name. Bundles may use either; users who give an old name get a hint."""
 
 
 def setting_options() -> dict[str, Option]:
-    """The options of `Settings`, by name: what bundles and `Recognizer(options=...)` may have."""
+    """The options of `Settings`, by name; bundles and `Recognizer(options=...)` accept these."""
     return options_of(*_PARTS)
 
 
 @dataclass(frozen=True)
 class Pass:
-    """What decides which options have an effect.
+    """The properties of a run that determine which options have an effect.
 
     Args:
         mode: a key of `MODES`, or `EXTERNAL_MODE`.
         lm_fusion: where the first pass's large language model acts.
-        language_models: the second pass among them.
-        cache: approximations, some of which need others.
-        keeps_lattice: whether lattices or n-best lists are made for the user.
+        language_models: includes the choice of a second pass.
+        cache: approximations, some of which require others.
+        keeps_lattice: whether the user may get lattices or n-best lists.
     """
 
     mode: str
@@ -162,7 +162,7 @@ class Pass:
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """The modes of all passes."""
+        """The modes of the first pass and, if there is one, of the second."""
         return (self.mode, self.language_models.second_pass_mode) if self.has_second else (self.mode,)
 
     @property
@@ -171,13 +171,13 @@ class Pass:
 
     @property
     def rescores(self) -> bool:
-        """Whether a language model goes over a lattice."""
+        """Whether a language model rescores a lattice in some pass."""
         is_first = self.mode != "ngram" and self.lm_fusion in ("lattice", "chunks")
         return is_first or self.language_models.second_pass == "lattice"
 
 
 WHOLE_RECORDINGS = "whole recordings"
-"""What an option needs that streams do not have; command lines refuse it with `--stream`."""
+"""The need of options that do not apply to streams; command lines refuse them with `--stream`."""
 
 NEEDS: dict[str, tuple[str, Callable[[Pass], bool]]] = {
     "large model": ("a mode with a large language model", lambda run: set(run.modes) != {"ngram"}),
@@ -204,19 +204,19 @@ NEEDS: dict[str, tuple[str, Callable[[Pass], bool]]] = {
     "second pass": ("second_pass lattice or nbest", lambda run: run.has_second),
     "second pass nbest": ("second_pass nbest", lambda run: run.language_models.second_pass == "nbest"),
 }
-"""What an option may need -> that in words, and whether a pass has it."""
+"""Need of an option -> its description, and a predicate that says whether a pass meets it."""
 
 
 def refuse_unused(options: Iterable[Option], run: Pass, where: str = "this recognizer") -> None:
-    """Refuses options that would change nothing.
+    """Refuses options that would have no effect.
 
     Args:
-        options: those that the user gave.
+        options: the options that the user gave.
         run: the pass.
-        where: what runs the pass.
+        where: what runs the pass, for error messages.
 
     Raises:
-        AsrError: an option needs what the pass does not have.
+        AsrError: an option has a need that the pass does not meet.
     """
     for one in options:
         if not one.needs:

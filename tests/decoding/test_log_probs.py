@@ -68,7 +68,7 @@ DECODERS = [
 @pytest.mark.parametrize("make", DECODERS)
 def test_the_first_batch_is_looked_at(make: Callable[[DecodingGraph, str], Feed]) -> None:
     graph, log_prob = random_graph(0), random_log_prob(0, 2, 6)
-    with pytest.warns(UserWarning, match=r"the probabilities of a frame sum to .*give log_softmax of them"):
+    with pytest.warns(UserWarning, match=r"the probabilities of a frame sum to .*for logits, apply log_softmax"):
         make(graph, "log_probs")(log_prob + 3.0)
     with pytest.raises(AsrError, match="are probabilities, not log-probabilities: give their natural logarithm"):
         make(graph, "log_probs")(log_prob.exp())
@@ -94,7 +94,7 @@ def test_other_types_and_gradients_are_taken(make: Callable[[DecodingGraph, str]
 
 
 def test_arrays_are_refused_by_name() -> None:
-    with pytest.raises(AsrError, match=r"of type ndarray: give a tensor, as of torch\.as_tensor"):
+    with pytest.raises(AsrError, match=r"of type ndarray; give a tensor, as from torch\.as_tensor"):
         TokenPassingDecoder(random_graph(0)).decode(random_log_prob(0, 2, 6).numpy())  # type: ignore[arg-type]
 
 
