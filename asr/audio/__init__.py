@@ -1,1 +1,1 @@
-"""Audio files, resampling, filterbanks and normalization: what inference needs of data."""
+"""Audio files, resampling, filterbanks and normalization: the input of recognition."""

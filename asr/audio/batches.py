@@ -1,4 +1,4 @@
-"""What is to be recognized, as batches of segments: recordings are cut at pauses, and similar lengths go together."""
+"""Recordings as batches of segments: they are cut at pauses, and segments of similar length are batched together."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from asr.audio.waveform import (
 if TYPE_CHECKING:
     from asr.audio.io import AudioFile
 
-# Of files, so many batches are read before they are recognized: enough to find segments of similar length.
+# So many batches are read from files before they are recognized: enough to find segments of similar length.
 _BATCHES_AHEAD = 6
 
 
 class Segment(NamedTuple):
-    """Samples (L,) of a recording from sample `begin` on; `is_read`: from a file, not from the caller's memory."""
+    """Samples (L,) of a recording from sample `begin` on; `is_read` if from a file, not from the caller's memory."""
 
     recording_idx: int
     begin: int
@@ -43,7 +43,7 @@ def open_recordings(
     Args:
         audio: a path, arrays, or a list of both; see `asr.recognizer.Recognizer.forward`.
         given_rate: sampling rate of the arrays, in Hz.
-        sampling_rate: what recordings are resampled to, in Hz.
+        sampling_rate: rate to which recordings are resampled, in Hz.
         num_samples: (N,) length of each recording of a padded batch.
 
     Raises:
@@ -76,15 +76,15 @@ def open_recordings(
 def segment_batches(
     recordings: Sequence[Tensor | AudioFile], sampling_rate: int, max_segment_seconds: float, batch_seconds: float
 ) -> Iterator[list[Segment]]:
-    """Segments that are recognized together; of files, what is needed is read when it is needed.
+    """Batches of segments to recognize together; files are read only as far as needed.
 
-    What is wrong with the beginning of a file is raised by this call, the rest while batches are taken.
+    This call raises errors at the beginning of a file; later errors are raised while batches are taken.
 
     Args:
-        recordings: what `open_recordings` gives.
-        sampling_rate: theirs, in Hz.
+        recordings: as returned by `open_recordings`.
+        sampling_rate: of the recordings, in Hz.
         max_segment_seconds: longer recordings are cut at pauses.
-        batch_seconds: the most audio of a batch, padding included.
+        batch_seconds: the maximum amount of audio in a batch, padding included.
 
     Raises:
         AsrError: a file cannot be read, or a recording is empty.
@@ -97,7 +97,7 @@ def segment_batches(
         for window in itertools.chain([first], windows):
             lengths = [len(segment.samples) for segment in window]
             ready = [[window[i] for i in batch] for batch in batches_of_similar_length(lengths, max_padded)]
-            window.clear()  # each batch goes when it is done
+            window.clear()  # so that the memory of each batch is freed when it is done
             while ready:
                 yield ready.pop(0)
 
@@ -117,7 +117,7 @@ def _segments(
 
 
 def _windows(segments: Iterator[Segment], max_read: int) -> Iterator[list[Segment]]:
-    """Segments among which similar ones are looked for: all of arrays, of files some `max_read` samples."""
+    """Groups of segments in which similar lengths are batched: all segments of arrays, `max_read` samples of files."""
     window: list[Segment] = []
     num_read = 0
     for segment in segments:

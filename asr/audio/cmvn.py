@@ -10,23 +10,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 STD_FLOOR = 1e-5
-"""Features whose standard deviation is smaller are not blown up further."""
+"""The smallest standard deviation that features are divided by."""
 
 
-# Speech has in every second a frame whose log energy (natural) is within `_SPEECH_RANGE` of the loudest frames, or
-# above the softest ones by more than `_NOISE_SHARE` of the range between both.
+# In every second of speech there is a frame whose natural log energy is within `_SPEECH_RANGE` of the loudest frames,
+# or above the softest ones by more than `_NOISE_SHARE` of the range between both.
 _SPEECH_RANGE = 4.0
 _NOISE_SHARE = 0.3
 
-# Rank of the frames that count as loudest and softest: a click is shorter.
+# Rank of the frames that count as loudest and softest, so that a click, which is shorter, does not.
 _RANK = 10
 
 
 class UtteranceCmvn(nn.Module):
     """Normalizes each utterance by its own mean and, optionally, its own standard deviation.
 
-    Only the edges of a long pause count. Otherwise mean and variance would be those of noise, which would then look
-    like speech.
+    Only the edges of a long pause count. Otherwise mean and variance would be those of noise, and normalized noise
+    would look like speech.
 
     Args:
         normalize_variance: whether to divide by the standard deviation.
@@ -39,7 +39,7 @@ class UtteranceCmvn(nn.Module):
         self.pause_margin = pause_margin
 
     def forward(self, features: Tensor, num_frames: Tensor) -> Tensor:
-        """Normalizes features (N, T, F) of num_frames (N,) frames to (N, T, F); padding is 0."""
+        """Normalizes features (N, T, F) of num_frames (N,) frames -> (N, T, F); padding is 0."""
         inside = _inside(features, num_frames)
         counted = self._counted(features, inside)[:, :, None]
         count = counted.sum(dim=1, keepdim=True).clamp(min=1)

@@ -1,8 +1,8 @@
-"""Keeps what a C decoder writes to stderr, so that a sentence of ours can stand in its place.
+"""Captures what a C decoder writes to stderr, so that one message of this program can replace it.
 
-libmpg123 writes its complaints about a damaged MP3 to C's `stderr`, and libsndfile, which contains it, has no switch
-for that. In glibc `stderr` is a variable that a program may set. File descriptor 2 is left alone: what Python,
-faulthandler and glibc's own checks write is seen at once, also that of other threads and in a crash.
+libmpg123 writes complaints about a damaged MP3 to C's `stderr`, and libsndfile, which includes it, has no option to
+turn them off. In glibc `stderr` is a variable that a program may set. File descriptor 2 is left alone: messages of
+Python, faulthandler and glibc's own checks appear at once, even from other threads and in a crash.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _COMPLAINT = re.compile(rb"\[src/libmpg123/|Note: |Warning: |\s*$")
 
 
 class _Kept:
-    """A file in memory that takes the place of C's `stderr`; raises where the C library has no such variable."""
+    """A file in memory that takes the place of C's `stderr`; raises an error if the C library has no such variable."""
 
     def __init__(self) -> None:
         libc = ctypes.CDLL(None)
@@ -46,7 +46,7 @@ class _Kept:
         return written.splitlines(keepends=True)
 
     def after_fork(self) -> None:
-        """In a child, whose parent may have been decoding in a thread that the child does not have."""
+        """Resets the state in a child, whose parent may have been decoding in a thread that the child does not have."""
         self.end()
         self.lock = threading.Lock()
 
@@ -56,16 +56,16 @@ def _kept() -> _Kept | None:
     try:
         kept = _Kept()
     except (OSError, AttributeError, ValueError):
-        return None  # another C library, where complaints are seen as they come
+        return None  # another C library, with which complaints appear directly
     os.register_at_fork(after_in_child=kept.after_fork)
     return kept
 
 
 @contextlib.contextmanager
 def kept_complaints() -> Iterator[list[str]]:
-    """Keeps libmpg123's complaints: the list has them at the end of the block, which only one thread at a time runs.
+    """Captures libmpg123's complaints: the list has them after the block, which only one thread at a time runs.
 
-    What anything else has written to C's `stderr` meanwhile is written then.
+    Whatever else was written to C's `stderr` in the block is written out after it.
     """
     complaints = list[str]()
     kept = _kept()

@@ -21,7 +21,7 @@ INT16_SCALE = 32768.0
 
 _PREEMPHASIS = 0.97
 
-# Windows that are transformed together on a CPU.
+# Number of windows that are transformed together on a CPU.
 _CHUNK = 256
 
 
@@ -118,13 +118,13 @@ class Fbank(nn.Module):
             inside = torch.arange(max_frames, device=waveform.device) < num_frames[:, None]
             features = waveform.new_zeros((*inside.shape, self.feature_dim), dtype=torch.float32)
             if waveform.device.type == "cpu":
-                # A few hundred windows fit the processor's cache: three times as fast as all of them together.
+                # A few hundred windows fit the processor's cache, which is three times as fast as all at once.
                 for stream, num in enumerate(num_frames.tolist()):
                     for begin in range(0, num, _CHUNK):
                         end = min(begin + _CHUNK, num)
                         features[stream, begin:end] = self._log_energies(frames[stream, begin:end])
             else:
-                # Padding, too: a GPU would have to be waited for to know what is inside.
+                # Padding is computed, too: to leave it out, the host would have to wait for the GPU.
                 energies = self._log_energies(frames.flatten(0, 1)).view_as(features)
                 features = torch.where(inside.unsqueeze(2), energies, features)
         return features, num_frames
@@ -226,7 +226,7 @@ def _mirrored(position: Tensor, num_samples: Tensor) -> Tensor:
 
 
 class Splice(nn.Module):
-    """Concatenates each frame with its neighbours; the first and last frames of an utterance are repeated.
+    """Concatenates each frame with its neighbors; the first and last frames of an utterance are repeated.
 
     Args:
         left: number of frames before.

@@ -33,8 +33,8 @@ AUDIO_SUFFIXES = (".flac", ".wav", ".mp3", ".sph", ".ogg", ".opus", ".aiff", ".a
 _SHORTER_THAN_HEADER = re.compile(r"(data|RIFF) : (\d+) \(should be \d+\)|should be \d+")
 _MAX_DECODED_BYTES = 1 << 32
 _BLOCK_VALUES = 1 << 20
-_NO_LENGTH = 1 << 62  # what libsndfile takes for a length that is not known, or more
-# The channels cancel each other if the power of their mean is below this fraction of theirs, for so many seconds.
+_NO_LENGTH = 1 << 62  # lengths from here on mean that libsndfile does not know the length
+# Channels cancel each other if the power of their mean is below this fraction of their own power, for so many seconds.
 _CANCELLED = 1e-4
 _JUDGED_SECONDS = 10.0
 
@@ -42,7 +42,7 @@ _JUDGED_SECONDS = 10.0
 def read_audio(path: str | Path, sampling_rate: int = 16000) -> Tensor:
     """Reads a file: samples (L,) float32 in [-1, 1], with channels averaged and resampled to `sampling_rate`.
 
-    Where the channels cancel each other, such as left = -right, the first one is used.
+    Where the channels cancel each other, for example if left = -right, only the first one is used.
 
     Raises:
         AsrError: the file is missing, cannot be decoded, is cut short, has no samples, has samples that are not finite,
@@ -52,10 +52,10 @@ def read_audio(path: str | Path, sampling_rate: int = 16000) -> Tensor:
 
 
 def open_audio(path: str | Path, sampling_rate: int, whole_seconds: float = 300.0) -> Tensor | AudioFile:
-    """The samples of a file as `read_audio`, or, if there are more than `whole_seconds`, the file to be read in pieces.
+    """The samples of a file, see `read_audio`; or, if it is longer than `whole_seconds`, the file, to read in pieces.
 
     Raises:
-        AsrError: as `read_audio`; of longer files what is wrong with their beginning.
+        AsrError: as for `read_audio`; for longer files only errors at their beginning.
     """
     file = AudioFile(path, sampling_rate)
     pieces, head, num_samples = iter(file), list[Tensor](), 0
@@ -71,8 +71,8 @@ def open_audio(path: str | Path, sampling_rate: int, whole_seconds: float = 300.
 class AudioFile(os.PathLike[str]):
     """A file whose samples are decoded piece by piece, so that hours of audio take no more memory than minutes.
 
-    Iteration gives pieces (L,) that together are what `read_audio` gives, and raises as that does: for what is wrong
-    with the end of a file, behind its last piece.
+    Iteration yields pieces (L,) that together are the result of `read_audio`, and raises the same errors; an error at
+    the end of a file is raised after its last piece.
 
     Args:
         path: the file.
@@ -103,7 +103,7 @@ class AudioFile(os.PathLike[str]):
 
 
 def _joined(pieces: list[Tensor]) -> Tensor:
-    """The pieces as one (L,), each freed as soon as it has been copied; the list is empty then."""
+    """Joins pieces to one tensor (L,); frees each piece when it has been copied, which empties the list."""
     if len(pieces) == 1:
         return pieces.pop()
     whole = torch.empty(sum(map(len, pieces)))
@@ -117,7 +117,7 @@ def _joined(pieces: list[Tensor]) -> Tensor:
 
 
 def inspect_audio(path: str | Path) -> tuple[int, int, int]:
-    """Decodes a whole file: number of samples, sampling rate and number of channels; raises as `read_audio` does."""
+    """Decodes a whole file: number of samples, sampling rate and number of channels; same errors as `read_audio`."""
     rate, blocks = _decode(Path(path))
     num_samples = num_channels = 0
     for block in blocks:
@@ -131,11 +131,11 @@ def find_audio_files(folder: Path) -> list[Path]:
 
 
 def find_audio_names(folder: Path) -> list[str]:
-    """The paths of all audio files below a folder, in the order of their parts.
+    """The paths of all audio files below a folder, sorted by their parts.
 
-    Links to folders are not followed, and folders that cannot be read are passed over.
+    Links to folders are not followed, and unreadable folders are skipped.
     """
-    # Many times as fast as `rglob`, or as objects of Path that are sorted.
+    # Many times faster than `rglob`, or than sorting Path objects.
     top = "" if folder == Path() else str(folder)
     found: list[str] = []
     pending = [(top, True)]
@@ -163,13 +163,13 @@ def _leads_to_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
     except OSError:
-        return False  # a link that leads to itself; reading it tells
+        return False  # a link that leads to itself; reading it will raise an error
 
 
 def is_cut_short(file: soundfile.SoundFile) -> bool:
     """Whether a WAV header announces more samples than there are; libsndfile silently uses the size of the file.
 
-    A header that was written to a pipe announces nothing, since the length was not known.
+    A header written to a pipe announces no length, since it was not known.
     """
     if file.format not in ("WAV", "WAVEX", "NIST"):
         return False
@@ -210,9 +210,9 @@ class _SequentialFile(soundfile.SoundFile):
         return self.num_read < self.frames < _NO_LENGTH
 
     def blocks_to_end(self, size: int) -> Iterator[np.ndarray[Any, Any]]:
-        """The rest in float32 blocks (at most `size`, channels), whatever length the header announces.
+        """The rest in float32 blocks (at most `size`, channels), regardless of the length that the header announces.
 
-        Warns at the end of an MP3 that was damaged, unless it is also cut short, which callers see.
+        Warns at the end of a damaged MP3, unless it is also cut short, which callers notice.
         """
         is_damaged = False
         while True:
@@ -241,7 +241,7 @@ def _open(path: Path) -> _SequentialFile:
 
 
 def _is_media(path: Path) -> bool:
-    """Whether a file is for FFmpeg: a container that libsndfile does not read, or does not read all of."""
+    """Whether FFmpeg must read the file: it is in a known container, and libsndfile cannot open it."""
     if not path.is_file() or container_of(path) is None:
         return False
     try:
@@ -255,7 +255,7 @@ _Block = np.ndarray[Any, Any]
 
 
 def _decode(path: Path) -> tuple[int, Iterator[_Block]]:
-    """Opens a file: its sampling rate, and blocks (L, channels) float32, checked and decoded as they are taken."""
+    """Opens a file: its sampling rate, and blocks (L, channels) float32, decoded and checked as they are taken."""
     with _telling(path):
         if _is_media(path):
             rate, blocks = open_media(path)
@@ -277,7 +277,7 @@ def _file_blocks(path: Path, file: _SequentialFile) -> Iterator[_Block]:
 
 
 def _gathered(blocks: Iterator[_Block]) -> Iterator[_Block]:
-    """Larger blocks: FFmpeg's have some hundred samples, which would take many times as long to resample."""
+    """Larger blocks: FFmpeg's have only some hundreds of samples, which would make resampling many times slower."""
     held, num_values = list[_Block](), 0
     for block in blocks:
         held.append(block)
@@ -290,7 +290,7 @@ def _gathered(blocks: Iterator[_Block]) -> Iterator[_Block]:
 
 
 def _checked(path: Path, blocks: Iterator[_Block], announced: int, cut_short: bool = False) -> Iterator[_Block]:
-    """The blocks; raises `AsrError` as `read_audio` does, for what is known at the end behind the last block."""
+    """Checks blocks; raises the errors of `read_audio`, after the last block if they are only known at the end."""
     num_samples = num_not_finite = 0
     with _telling(path):
         for block in blocks:
@@ -312,14 +312,12 @@ def _checked(path: Path, blocks: Iterator[_Block], announced: int, cut_short: bo
             f"{path}: the audio is cut short: its header announces more than the {num_samples} samples there are."
         )
     if num_not_finite:
-        raise AsrError(
-            f"{path}: {num_not_finite} of {num_samples} samples are not numbers (NaN or infinite); make the file anew."
-        )
+        raise AsrError(f"{path}: {num_not_finite} of {num_samples} samples are NaN or infinite; create the file again.")
 
 
 @contextlib.contextmanager
 def _telling(path: Path) -> Iterator[None]:
-    """Turns whatever decoding raises into one sentence."""
+    """Turns any error of decoding into an `AsrError` with one sentence."""
     try:
         yield
     except AsrError as error:
@@ -333,7 +331,7 @@ def _telling(path: Path) -> Iterator[None]:
 
 
 def _mixed(block: _Block, rate: int) -> _Block:
-    """(L, channels) -> (L,), the mean of the channels; the first one for those seconds in which they cancel."""
+    """(L, channels) -> (L,), the mean of the channels; the first channel in those seconds in which they cancel."""
     if block.shape[1] == 1:
         return block[:, 0]
     mean: _Block = block.mean(axis=1)
@@ -357,13 +355,13 @@ def _unannounced(path: Path, rate: int) -> Iterator[Tensor]:
         stream.seek(begin)
         name, size = struct.unpack("<4sI", stream.read(8).ljust(8, b"\0"))
         if length is not None or (name.isalnum() and begin + 8 + size + size % 2 == end):
-            return  # no samples, and another chunk
+            return  # there are no samples; what follows is another chunk
         stream.seek(begin)
         yield from _samples(stream, pcm, None, rate)
 
 
 def _reason(error: Exception) -> str:
-    """libsndfile's message in brackets, if it is true and adds something."""
+    """libsndfile's message in parentheses, unless it is wrong or adds nothing."""
     words = str(error).rsplit(": ", 1)[-1].strip().rstrip(".")
     return "" if not words or "does not exist" in words or "internal error" in words else f" ({words})"
 
@@ -377,7 +375,7 @@ RAW_FORMATS = {"s16le": "<i2", "s32le": "<i4", "f32le": "<f4", "u8": "u1"}
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 
 
-# What WAV headers announce that were written before the length was known: these, or a few bytes less; and SoX's.
+# Lengths in WAV headers that were written before the length was known: these or a few bytes less, and SoX's.
 _UNKNOWN_LENGTHS = (0xFFFFFFFF, 0x80000000, 0x7FFFFFFF)
 _SOX_UNKNOWN_LENGTH = 0x7FFFF000
 _MAX_CHUNK_BYTES = 1 << 24
@@ -404,7 +402,7 @@ class PcmFormat:
 
     @property
     def bytes_per_frame(self) -> int:
-        """Number of bytes for one sample of all channels."""
+        """Number of bytes of one sample of all channels."""
         return (3 if self.encoding == "s24" else np.dtype(self.encoding).itemsize) * self.num_channels
 
     def decode(self, block: bytes) -> Tensor:
@@ -429,7 +427,7 @@ def file_pieces(path: str | Path, seconds: float) -> tuple[int, Iterator[Tensor]
         the sampling rate, and pieces (L,) float32 of at most `seconds`, with channels averaged.
 
     Raises:
-        AsrError: the file is missing or cannot be decoded; while iterating, if it is damaged further on.
+        AsrError: the file is missing or cannot be decoded; during iteration, if it is damaged further on.
     """
     path = Path(path)
     if _is_media(path):
@@ -482,7 +480,7 @@ def byte_pieces(stream: BinaryIO, seconds: float, raw: PcmFormat | None = None) 
 
 
 def _samples(stream: BinaryIO, pcm: PcmFormat, length: int | None, size: int) -> Iterator[Tensor]:
-    # `read1` gives what is there instead of waiting for all that was asked for.
+    # `read1` returns what is available instead of waiting for the full size.
     read = getattr(stream, "read1", stream.read)
     held, left = b"", length
     while left is None or left > 0:
@@ -505,13 +503,13 @@ def _read_wav_header(stream: BinaryIO) -> tuple[PcmFormat, int | None]:
     """Reads the header up to the samples: their format, and their number of bytes if it is known."""
     head = _read_exactly(stream, 12)
     if head[:4] != b"RIFF" or head[8:12] != b"WAVE":
-        raise AsrError("standard input does not begin as a WAV file; for samples without a header give --raw-rate.")
+        raise AsrError("standard input does not begin like a WAV file; for samples without a header give --raw-rate.")
     pcm: PcmFormat | None = None
     while True:
         name, size = struct.unpack("<4sI", _read_exactly(stream, 8))
         if name == b"data":
             if pcm is None:
-                raise AsrError("standard input: the WAV header tells no format before its samples; it is damaged.")
+                raise AsrError("standard input: the WAV header has no format before its samples; it is damaged.")
             return pcm, None if _is_unknown_length(size) else size
         if size > _MAX_CHUNK_BYTES:
             raise AsrError(f"standard input: the WAV header has a part of {size} bytes; it is damaged.")
@@ -536,7 +534,7 @@ def _wav_format(content: bytes) -> PcmFormat:
     }
     if (kind, bits) not in encodings or not num_channels or not rate:
         raise AsrError(
-            f"standard input: WAV with {num_channels} channels at {rate} Hz of kind {kind} with {bits} bits a sample; "
+            f"standard input: WAV with {num_channels} channels at {rate} Hz, kind {kind} with {bits} bits per sample; "
             "give plain PCM or floating-point samples."
         )
     return PcmFormat(rate, encodings[kind, bits], num_channels)

@@ -1,7 +1,7 @@
-"""Reads what libsndfile does not: m4a, mp4, webm and other files of FFmpeg's, through PyAV (optional).
+"""Reads formats that libsndfile does not: m4a, mp4, webm and other containers, with FFmpeg through PyAV (optional).
 
-The container is chosen by the first bytes of the file. FFmpeg is not left to guess: playlists and other formats that
-refer to further files or addresses are never opened.
+The container is chosen by the first bytes of the file. FFmpeg may not guess it: playlists and other formats that refer
+to other files or addresses are never opened.
 
 Shapes: L samples.
 """
@@ -34,14 +34,14 @@ INSTALL = "pip install 'onepass-asr[media]'"
 
 
 def container_of(path: Path) -> str | None:
-    """FFmpeg's name of the container, by the file's first bytes; None if it is none that is read here."""
+    """FFmpeg's name of the container, by the file's first bytes; None if this module does not read it."""
     with path.open("rb") as file:
         head = file.read(16)
     return next((name for place, magic, name in _CONTAINERS if head[place:].startswith(magic)), None)
 
 
 def open_media(path: Path) -> tuple[int, Iterator[np.ndarray[Any, Any]]]:
-    """Opens the first sound track of a file.
+    """Opens the first audio track of a file.
 
     Args:
         path: a file for which `container_of` has a name.
@@ -50,7 +50,7 @@ def open_media(path: Path) -> tuple[int, Iterator[np.ndarray[Any, Any]]]:
         the sampling rate, and blocks (L, channels) float32 in [-1, 1], decoded as they are taken.
 
     Raises:
-        AsrError: PyAV is not installed, or the file has no sound or cannot be decoded; also while blocks are taken.
+        AsrError: PyAV is not installed, or the file has no audio or cannot be decoded; also while blocks are taken.
     """
     container_name = container_of(path)
     if container_name is None:
@@ -75,7 +75,7 @@ def _blocks(path: Path, container: Any, rate: int) -> Iterator[np.ndarray[Any, A
 
     with container:
         try:
-            # To float samples, one row for each channel; the rate stays.
+            # To float samples, one row for each channel, without a change of the rate.
             resampler = av.AudioResampler(format="fltp", rate=rate)
             for frame in container.decode(container.streams.audio[0]):
                 for converted in resampler.resample(frame):

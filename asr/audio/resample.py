@@ -1,7 +1,7 @@
-"""Resampling, and change of speed, by windowed-sinc interpolation in plain torch; resampling and features of streams.
+"""Resampling and change of speed by windowed-sinc interpolation in plain torch; resampling and features of streams.
 
-The streaming classes keep the samples that future outputs depend on and run the offline code on them: their outputs are
-those for the whole recording.
+The streaming classes keep the samples that future outputs depend on, and run the offline code on them, so that their
+outputs equal those for the whole recording.
 
 Shapes: L samples, T frames, F features.
 """
@@ -47,7 +47,7 @@ def checked_rate(sampling_rate: float) -> int:
 
 
 def resample(waveform: Tensor, old_rate: int, new_rate: int) -> Tensor:
-    """Resamples with a low-pass at the lower of both Nyquist frequencies.
+    """Resamples with a low-pass filter at the lower of the two Nyquist frequencies.
 
     Args:
         waveform: (..., L).
@@ -75,7 +75,7 @@ def resample(waveform: Tensor, old_rate: int, new_rate: int) -> Tensor:
 
 
 def _by_block(flat: Tensor, old: int, new: int) -> Tensor:
-    """(streams, L) to at least as many outputs as needed: a convolution turns `old` inputs into `new` outputs."""
+    """(streams, L) -> at least as many outputs as needed: a convolution turns `old` inputs into `new` outputs."""
     kernel, margin = _kernel(old, new), _margin(old, new)
     padded = torch.nn.functional.pad(flat.unsqueeze(1), (margin, margin + old))
     phases = torch.nn.functional.conv1d(padded, kernel.to(flat.device), stride=old)  # (streams, new, blocks)
@@ -83,7 +83,7 @@ def _by_block(flat: Tensor, old: int, new: int) -> Tensor:
 
 
 def _by_output(flat: Tensor, old: int, new: int, target: int) -> Tensor:
-    """(streams, L) to (streams, target): each output from the inputs around it, weighted by its phase."""
+    """(streams, L) -> (streams, target): each output from the inputs around it, weighted by its phase."""
     weights, margin = _taps(old, new).to(flat.device), _margin(old, new)
     padded = torch.nn.functional.pad(flat, (margin, margin))
     windows = padded.unfold(1, 2 * margin, 1)  # (streams, L + 1, 2 * margin), a view
@@ -97,7 +97,7 @@ def _by_output(flat: Tensor, old: int, new: int, target: int) -> Tensor:
 
 
 def change_speed(waveform: Tensor, factor: float) -> Tensor:
-    """Changes tempo and pitch together, as a tape does that runs `factor` times as fast: (..., L) to (..., L / factor).
+    """Changes tempo and pitch together, like a tape played `factor` times as fast: (..., L) -> (..., L / factor).
 
     Raises:
         AsrError: the factor is not between 0.1 and 10.

@@ -1,4 +1,4 @@
-"""Prepares recordings for recognition: any array becomes float samples of one channel, and long ones are cut at pauses.
+"""Prepares recordings for recognition: converts arrays to float samples of one channel, and cuts long ones at pauses.
 
 Shapes: N recordings, C channels, L samples.
 """
@@ -19,7 +19,7 @@ from asr.errors import AsrError
 # The quietest stretch of this length is where a long recording is cut.
 _PAUSE_SECONDS = 0.2
 
-# What full scale is for each integer type of samples.
+# Full scale of each integer type of samples.
 _FULL_SCALE = {torch.int16: 2.0**15, torch.int32: 2.0**31}
 
 
@@ -34,7 +34,7 @@ def as_samples(array: Any, name: str) -> Tensor:
         AsrError: the array is of another type.
     """
     if isinstance(array, np.ndarray) and array.dtype.kind in "fi":
-        # torch knows neither the other byte order nor negative strides.
+        # torch supports neither the other byte order nor negative strides.
         array = torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")))
     if not isinstance(array, Tensor):
         raise AsrError(f"{name} is a {type(array).__name__}; give a tensor or a NumPy array of samples.")
@@ -114,8 +114,8 @@ def _mono(row: Tensor, name: str) -> Tensor:
     if row.numel() == 0:
         raise AsrError(f"{name} has no samples.")
     row = row.float()
-    # Padding that `num_samples` cuts off may hold anything. Extremes, unlike torch.isfinite, need no memory: with hours
-    # of audio, that would be more than the audio.
+    # Padding that `num_samples` cuts off may hold anything. Extremes need no memory; what torch.isfinite needs would,
+    # with hours of audio, be more than the audio itself.
     if not all(math.isfinite(float(extreme)) for extreme in torch.aminmax(row)):
         raise AsrError(f"{name} has samples that are NaN or infinite.")
     return row if row.dim() == 1 else row.mean(dim=0)
@@ -171,7 +171,7 @@ def segments_at_pauses(
         held = torch.cat([held, piece])
         while len(held) > longest:
             cut = _quietest(held[:longest], window)
-            yield begin, held[:cut].clone()  # a view would keep all the piece
+            yield begin, held[:cut].clone()  # a view would keep the whole piece in memory
             begin, held = begin + cut, held[cut:]
     yield begin, held
 
@@ -184,9 +184,9 @@ def _segment_sizes(sampling_rate: int, max_seconds: float) -> tuple[int, int]:
 
 
 def _quietest(longest: Tensor, window: int) -> int:
-    """Where the longest segment (L,) is cut."""
+    """The sample at which the longest allowed segment (L,) is cut."""
     first = len(longest) // 2
-    # Sums of this half only: those of hours of audio in double precision would take a gigabyte.
+    # Only this half is summed: in double precision, the sums over hours of audio would take a gigabyte.
     power = longest[first:].double().square()
     cumulative = torch.cat([power.new_zeros(1), power.cumsum(0)])
     energy = cumulative[window:-1] - cumulative[: -window - 1]
@@ -196,7 +196,7 @@ def _quietest(longest: Tensor, window: int) -> int:
 def batches_of_similar_length(lengths: Sequence[int], max_padded: float) -> list[list[int]]:
     """Groups indices of similar lengths so that the padded size of each group stays within `max_padded`.
 
-    A recording that is longer than that has a group of its own.
+    A recording longer than that gets a group of its own.
     """
     batches: list[list[int]] = []
     for position in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):

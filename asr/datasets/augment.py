@@ -22,10 +22,10 @@ _log = logging.getLogger(__name__)
 
 
 class NoiseMixer:
-    """Adds noise to some of the utterances, from a random place of a random noise recording.
+    """Adds noise to some of the utterances, from a random position in a random noise recording.
 
     Args:
-        noise_dir: folder of noise recordings, such as MUSAN's, with all its subfolders.
+        noise_dir: folder of noise recordings, such as MUSAN's; subfolders are searched as well.
         probability: fraction of the utterances that get noise.
         min_snr_db: lowest signal-to-noise ratio.
         max_snr_db: highest signal-to-noise ratio; it is drawn uniformly in dB.
@@ -61,7 +61,7 @@ class NoiseMixer:
         return numbers
 
     def __call__(self, waveform: Tensor, draw: Sequence[float] | None = None) -> Tensor:
-        """Adds noise to (L,), or not. Silent speech and silent noise change nothing.
+        """Adds noise to (L,), or not, as drawn. Silent speech or noise leaves the waveform unchanged.
 
         Args:
             waveform: (L,).
@@ -81,7 +81,7 @@ class NoiseMixer:
         return add_noise(waveform, stretch, snr_db)
 
     def _noise(self, draw: float) -> Tensor:
-        """The recording at `draw` (in [0, 1)) of the list; recordings that cannot be read are removed from the list."""
+        """The recording at fraction `draw` (in [0, 1)) of the list; unreadable recordings are removed from the list."""
         while True:
             path = self.files[int(draw * len(self.files))]
             if path in self._samples:
@@ -169,15 +169,15 @@ _KEPT_BAND = 0.8
 class VocalTractPerturbation(nn.Module):
     """Vocal tract length perturbation (Jaitly and Hinton, 2013): warps the frequency axis of each utterance.
 
-    The factor is drawn from 1 - `max_warp` to 1 + `max_warp`. Filterbanks are interpolated at the warped centre
+    The factor is drawn from 1 - `max_warp` to 1 + `max_warp`. Filterbanks are interpolated at the warped center
     frequencies. Unlike speed perturbation it does not change the tempo. In evaluation mode nothing is warped.
 
     Args:
-        max_warp: such as 0.1.
+        max_warp: the largest change of the factor, such as 0.1.
         fbank: the filterbank. Its filters are the last columns of the features; an energy before them is not changed.
     """
 
-    frequency: Tensor  # (B,) centre frequencies in Hz
+    frequency: Tensor  # (B,) center frequencies in Hz
 
     def __init__(self, max_warp: float, fbank: Fbank) -> None:
         super().__init__()

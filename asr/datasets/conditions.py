@@ -1,4 +1,4 @@
-"""Acoustic conditions: the copies of a corpus that a network trains on, each the same speech recorded another way."""
+"""Acoustic conditions: versions of a corpus to train on, each with the same speech recorded in another way."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Condition(NamedTuple):
     """One way to record speech.
 
     Attributes:
-        speed: tempo and pitch are this many times as high (Ko et al. 2015).
-        weight: how often training draws it, relative to the others.
-        change: what happens to a waveform (L,) at 16 kHz beside the speed; the generator draws what is random.
+        speed: factor of tempo and pitch (Ko et al. 2015).
+        weight: how often training draws this condition, relative to the others.
+        change: applied to a waveform (L,) at 16 kHz after the speed; the generator draws all random numbers.
     """
 
     speed: float
@@ -35,14 +35,14 @@ class Condition(NamedTuple):
     change: Callable[[Tensor, torch.Generator], Tensor] | None = None
 
     def apply(self, waveform: Tensor, generator: torch.Generator) -> Tensor:
-        """A waveform (L,) at 16 kHz in this condition, (L / speed,)."""
+        """Converts a waveform (L,) at 16 kHz to this condition, (L / speed,)."""
         if self.speed != 1.0:
             waveform = change_speed(waveform, self.speed)
         return waveform if self.change is None else self.change(waveform, generator)
 
 
 def through_telephone(waveform: Tensor, generator: torch.Generator) -> Tensor:
-    """Speech sampled at 8 kHz with mu-law's 8 bits, as a telephone line carries it."""
+    """Speech as over a telephone line, sampled at 8 kHz with 8 bits of mu-law."""
     narrow = resample(waveform, 16000, _TELEPHONE_RATE).clamp(-1.0, 1.0)
     code = (narrow.sign() * torch.log1p(255.0 * narrow.abs()) / math.log(256.0) * 127.0).round() / 127.0
     narrow = code.sign() * torch.expm1(code.abs() * math.log(256.0)) / 255.0
@@ -50,7 +50,7 @@ def through_telephone(waveform: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def with_noise(waveform: Tensor, generator: torch.Generator) -> Tensor:
-    """Speech with noise of a random colour and a wandering level, at 5 to 20 dB."""
+    """Speech with noise of a random color and a varying level, at a signal-to-noise ratio of 5 to 20 dB."""
     snr_db, slope = (
         low + (high - low) * float(torch.rand((), generator=generator)) for low, high in (_SNR_DB, _SPECTRAL_SLOPE)
     )
@@ -58,7 +58,7 @@ def with_noise(waveform: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def coloured_noise(num_samples: int, slope: float, generator: torch.Generator) -> Tensor:
-    """Noise (L,) at 16 kHz whose amplitude falls with frequency ** slope and whose level wanders."""
+    """Noise (L,) at 16 kHz with an amplitude proportional to frequency ** slope and a varying level."""
     spectrum = torch.fft.rfft(torch.randn(num_samples, generator=generator))
     hertz = torch.linspace(0.0, 8000.0, len(spectrum)).clamp(min=50.0)
     noise = torch.fft.irfft(spectrum * hertz**slope, n=num_samples)

@@ -1,4 +1,4 @@
-"""Lists of lhotse cuts: reading, splitting by speaker, selecting usable ones with a report, and bucketed batches."""
+"""Lists of lhotse cuts: reading, splitting by speaker, selection of usable ones with a report, and bucketed batches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class FilterReport:
-    """Why utterances are not used: counts of unknown words, and ids of utterances by reason."""
+    """Why utterances are left out: counts of unknown words, and ids of utterances by reason."""
 
     unknown_words: Counter[str] = field(default_factory=Counter)
     unknown_word_ids: list[str] = field(default_factory=list)
@@ -37,12 +37,12 @@ class FilterReport:
     empty_ids: list[str] = field(default_factory=list)
 
     def log(self, split: str, num_cuts: int) -> None:
-        """Logs a warning if utterances are not used."""
+        """Logs a warning if utterances are left out."""
         if self.unknown_words:
             words = ", ".join(f"{word} ({num})" for word, num in self.unknown_words.most_common(20))
             more = "" if len(self.unknown_words) <= 20 else f" and {len(self.unknown_words) - 20} more"
             _log.warning(
-                "%s: %d of %d utterances are left out for %d words that the lexicon or token table lacks: %s%s",
+                "%s: %d of %d utterances are left out for %d words that are not in the lexicon or token table: %s%s",
                 *(split, len(self.unknown_word_ids), num_cuts, len(self.unknown_words), words, more),
             )
         for ids, reason in ((self.duration_ids, "are too short or too long"), (self.empty_ids, "have no transcript")):
@@ -69,7 +69,7 @@ def cut_waveform(cut: MonoCut, sampling_rate: int) -> Tensor:
 
 
 def cut_source(cut: MonoCut) -> tuple[str, float, float] | None:
-    """The file that a cut is part of, and its begin and end there in seconds; None where its audio is made from it."""
+    """The file that a cut is part of, and its begin and end there in seconds; None if its audio is changed."""
     recording = getattr(cut, "recording", None)
     if recording is None or getattr(recording, "transforms", None) or len(recording.sources) != 1:
         return None
@@ -77,13 +77,13 @@ def cut_source(cut: MonoCut) -> tuple[str, float, float] | None:
 
 
 def read_cuts(paths: Sequence[str | Path]) -> list[MonoCut]:
-    """The cuts of several manifests, one behind the other.
+    """The cuts of several manifests, one after the other.
 
-    Manifests are JSON Lines, plain or gzipped. lhotse knows recordings that are the output of a shell command or come
-    from the network; these are refused, so that no manifest can run code.
+    Manifests are JSON Lines, plain or gzipped. lhotse supports recordings that are the output of a shell command or
+    come from the network; these are refused, so that no manifest can run code.
 
     Raises:
-        AsrError: a manifest is missing, damaged, or holds something else, or two cuts have the same id.
+        AsrError: a manifest is missing, damaged or contains something else, or two cuts have the same id.
     """
     cuts: list[MonoCut] = []
     for path in paths:
@@ -94,14 +94,14 @@ def read_cuts(paths: Sequence[str | Path]) -> list[MonoCut]:
                 _require_plain_files(record)
                 cut = deserialize_item(record)
                 if not isinstance(cut, Cut):
-                    raise ValueError(f"a {type(cut).__name__} where cuts belong")
+                    raise ValueError(f"a {type(cut).__name__} is not a cut")
                 if not isinstance(cut.id, str):
-                    raise ValueError("the id of a cut is no string")
+                    raise ValueError("the id of a cut is not a string")
                 cuts.append(cut)
         except Exception as error:  # gzip, json and lhotse each raise their own
             reason = str(error).partition("\n")[0] or type(error).__name__
             raise AsrError(
-                f"{path}: this is not a readable manifest of lhotse cuts ({reason}); make it anew."
+                f"{path}: this is not a readable manifest of lhotse cuts ({reason}); create it again."
             ) from error
     repeated = [cut_id for cut_id, num in Counter(cut.id for cut in cuts).items() if num > 1]
     if repeated:
@@ -125,7 +125,7 @@ def _records(path: Path) -> Iterator[Any]:
 
 
 def _require_plain_files(value: Any) -> None:
-    """Refuses audio or features, wherever they stand in a record, that lhotse would get by other means than a file."""
+    """Refuses audio or features anywhere in a record that lhotse would not read from a file."""
     if isinstance(value, dict):
         if "storage_type" in value:
             raise ValueError("it refers to stored arrays, which this program does not read")
@@ -138,9 +138,9 @@ def _require_plain_files(value: Any) -> None:
 
 def _require_plain_file(source: Any) -> None:
     if not isinstance(source, dict) or source.get("type") != "file" or not isinstance(source.get("source"), str):
-        raise ValueError("a recording is not a file but a command, an address or the like")
+        raise ValueError("a recording is not a file but, for example, a command or an address")
     name = source["source"]
-    # lhotse hands these two formats to programs by way of a shell.
+    # lhotse passes files of these two formats to programs through a shell.
     goes_to_shell = name.lower().endswith((".sph", ".opus")) and _SHELL_CHARACTERS.search(name)
     if name.startswith(("pipe:", "-")) or "://" in name or goes_to_shell:
         raise ValueError(f"the recording {name!r} is not the plain name of a file")
@@ -151,7 +151,7 @@ def hold_out_speakers(cuts: Sequence[MonoCut], fraction: float, seed: int) -> tu
 
     Args:
         cuts: the cuts.
-        fraction: of the total duration.
+        fraction: fraction of the total duration.
         seed: of the random choice.
 
     Returns:
@@ -183,7 +183,7 @@ def hold_out_speakers(cuts: Sequence[MonoCut], fraction: float, seed: int) -> tu
 def select_usable(
     cuts: Sequence[MonoCut], tokenizer: Tokenizer, min_duration: float, max_duration: float
 ) -> tuple[list[MonoCut], FilterReport]:
-    """Selects cuts within the bounds of duration (in seconds) whose transcripts have tokens, and reports the others."""
+    """Selects cuts with a duration within the bounds (seconds) and a transcript with tokens, and reports the others."""
     usable: list[MonoCut] = []
     left_out = FilterReport()
     for cut in cuts:
@@ -202,16 +202,16 @@ def select_usable(
 
 
 def cut_speaker(cut: MonoCut) -> str:
-    """Who speaks, as the corpus names him; the name of the cut where nothing is known."""
+    """The speaker's name in the corpus; the id of the cut if the speaker is unknown."""
     return next((str(supervision.speaker) for supervision in cut.supervisions if supervision.speaker), cut.id)
 
 
 def bucket_sampler(
     cuts: CutSet, max_duration: float, max_cuts: int | None, num_buckets: int, shuffle: bool, seed: int
 ) -> DynamicBucketingSampler:
-    """Batches of similar duration with a maximum of seconds and cuts; small corpora get fewer buckets."""
+    """Batches of similar duration with limits of seconds and cuts; small corpora get fewer buckets."""
     with warnings.catch_warnings():
-        # lhotse warns that cuts in memory forgo the savings of lazy ones.
+        # lhotse warns that cuts in memory take more memory than lazy ones.
         warnings.filterwarnings("ignore", message="You are using DynamicBucketingSampler with an eagerly read CutSet")
         return DynamicBucketingSampler(
             cuts,

@@ -36,8 +36,8 @@ Split = Literal["train", "valid", "test"]
 class AcousticDataModule(pl.LightningDataModule):
     """Batches of features and tokens from the cuts of any prepared corpora, bucketed by duration.
 
-    Batches are those of all processes: where several train, each takes its share of every batch, and the result is that
-    of one process. A run that was stopped inside an epoch goes on with the batch it had reached.
+    Batches are those of all processes: if several train, each takes its share of every batch, and the result is that of
+    one process. A run that was stopped within an epoch continues with the batch it had reached.
 
     The many flat arguments are the keys of a recipe's YAML.
 
@@ -47,12 +47,12 @@ class AcousticDataModule(pl.LightningDataModule):
         test_cuts: manifests for `test` and `predict`.
         valid_fraction: fraction of `train_cuts` that is held out for validation, in whole speakers, if `valid_cuts` is
             empty.
-        lexicon: files in the format of CMUdict or Kaldi; the first that has a word wins. Without any, tokens are
-            characters.
+        lexicon: files in the format of CMUdict or Kaldi; the first one that has a word is used. Without a lexicon,
+            tokens are characters.
         tokens: the token table; by default the phones of the lexicon, sorted. Characters need one.
-        keep_stress: keep the stress marks of vowels.
-        random_pronunciation: draw one of a word's pronunciations in training instead of taking the first.
-        fbank: computes the features; by default 80 filters, as Kaldi does.
+        keep_stress: whether to keep the stress marks of vowels.
+        random_pronunciation: whether training draws one of a word's pronunciations instead of taking the first.
+        fbank: computes the features; by default Kaldi's with 80 filters.
         max_batch_duration: maximum seconds of audio in a batch, of all processes together, before the speed is changed.
         max_batch_cuts: maximum number of utterances in a batch; None for no limit.
         num_buckets: number of groups of similar duration that batches are drawn from.
@@ -62,7 +62,7 @@ class AcousticDataModule(pl.LightningDataModule):
         max_vocal_tract_warp: maximum change of the frequency scale in training, such as 0.1; 0 for none.
         spec_augment: masks time and frequency in training; None for no masks.
         noise: adds noise in training; None for no noise.
-        memory_gb: maximum memory for decoded audio and, as far as they fit, features; 0 to keep none.
+        memory_gb: maximum memory for decoded audio and, as far as it suffices, features; 0 to keep none.
         feature_dir: folder where features are stored when first computed, for later epochs and runs.
         num_workers: number of processes that prepare batches; 0 prepares them in the trainer's process.
         seed: of the batches' order and of augmentation.
@@ -177,11 +177,11 @@ class AcousticDataModule(pl.LightningDataModule):
         return sum(1 for _ in self._sampler("train", shuffle=True))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands."""
+        """The position within the epoch."""
         return {"batches_done": 0 if self.trainer is None else batches_done(self.trainer)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The next training loader starts there."""
+        """Makes the next training loader start at the saved position."""
         self._resume_at = state_dict["batches_done"]
 
     def _split(self, split: Split) -> CutSet:
@@ -198,7 +198,7 @@ class AcousticDataModule(pl.LightningDataModule):
         if source == "train" and not self.cut_paths["valid"] and self.valid_fraction > 0.0:
             rest, held_out = hold_out_speakers(cuts, self.valid_fraction, self.seed)
             cuts = held_out if split == "valid" else rest
-        # Test utterances with unknown words stay, since they count in the word error rate.
+        # Test utterances with unknown words are kept, since they count in the word error rate.
         usable, left_out = select_usable(cuts, self.tokenizer, self.min_duration, self.max_duration)
         if split == "test":
             usable = cuts
@@ -229,7 +229,7 @@ class AcousticDataModule(pl.LightningDataModule):
             batch_size=None,
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
-            # Its own, so that a loader draws nothing from the generator of the network.
+            # A generator of its own, so that a loader draws nothing from that of the network.
             generator=torch.Generator(),
         )
 
@@ -237,8 +237,8 @@ class AcousticDataModule(pl.LightningDataModule):
 class _BatchSampler(DistributedSampler[PlannedBatch]):
     """A sampler's batches with epoch and number, in the first epoch from the batch `start` on.
 
-    All processes get the same batches; the dataset takes a share of each. Of this type, because Lightning puts a
-    sampler of its own in the place of any other where several processes train.
+    All processes get the same batches; the dataset takes a share of each. It is a `DistributedSampler` because
+    Lightning, if several processes train, replaces any other sampler by one of its own.
     """
 
     def __init__(self, batches: DynamicBucketingSampler, seed: int) -> None:
@@ -254,7 +254,7 @@ class _BatchSampler(DistributedSampler[PlannedBatch]):
         self.batches.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[PlannedBatch]:
-        # Not before the first batch is asked for: loaders with persistent workers make an iterator and drop it.
+        # Not before the first batch is needed: loaders with persistent workers create an iterator and drop it.
         start, self.start = self.start, 0
         epoch = self.epoch
         for number, cuts in enumerate(self.batches):

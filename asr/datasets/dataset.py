@@ -136,13 +136,13 @@ class AcousticBatch(TypedDict):
     num_tokens: Tensor  # (N,) int64
     texts: list[str]
     cut_ids: list[str]
-    rows: Tensor  # (N,) int64, their places in the batch of all processes
+    rows: Tensor  # (N,) int64, positions in the batch of all processes
     num_all: int  # utterances of that batch
-    number: tuple[int, int]  # epoch, and batch of the epoch
+    number: tuple[int, int]  # epoch, and number of the batch in it
 
 
 class PlannedBatch(NamedTuple):
-    """The cuts of a batch of all processes, and what its random numbers follow from."""
+    """The cuts of a batch of all processes, with the numbers that determine its random numbers."""
 
     cuts: CutSet
     epoch: int
@@ -162,10 +162,10 @@ class _Draws(NamedTuple):
 class WaveformCache:
     """Decoded audio files, kept in memory as int16 once `fill` has read them; other files are read each time.
 
-    Cuts that are more than a piece of one file with all its channels are left to lhotse.
+    Cuts that are not simply a piece of one file with all its channels are read by lhotse.
 
     Args:
-        sampling_rate: what recordings are resampled to, in Hz.
+        sampling_rate: rate to which recordings are resampled, in Hz.
     """
 
     def __init__(self, sampling_rate: int = 16000) -> None:
@@ -178,7 +178,7 @@ class WaveformCache:
         return sum(samples.numel() for samples in self._samples.values()) * 2 / 2**30
 
     def fill(self, cuts: CutSet, num_jobs: int = 2) -> None:
-        """Reads the recordings of `cuts`; `waveform` reports those that cannot be read."""
+        """Reads the recordings of `cuts`; for those that cannot be read, `waveform` raises the error later."""
         missing = {path: None for path in map(_file, cuts) if path is not None and path not in self._samples}
         with ThreadPoolExecutor(num_jobs) as pool:
             for path, samples in zip(missing, pool.map(self._read_or_none, missing), strict=True):
@@ -213,14 +213,14 @@ class WaveformCache:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What changes from epoch to epoch; the default changes nothing.
+    """Changes of the utterances that differ between epochs; by default there are none.
 
     Args:
         speed_factors: one of them is drawn for each utterance.
         noise: adds noise, or None.
         vocal_tract: warps frequencies, or None.
         spec_augment: masks features, or None.
-        random_pronunciation: draw one of a word's pronunciations instead of taking the first.
+        random_pronunciation: whether to draw one of a word's pronunciations instead of taking the first.
     """
 
     speed_factors: Sequence[float] = (1.0,)
@@ -231,18 +231,18 @@ class Augmentation:
 
 
 class AcousticDataset(Dataset[AcousticBatch]):
-    """A lhotse map-style dataset: the index is a batch of cuts, as a lhotse sampler gives it, or a planned batch.
+    """A lhotse map-style dataset: the index is a batch of cuts from a lhotse sampler, or a planned batch.
 
     Augmentation draws from torch's generator, which a planned batch seeds. A recording that cannot be read is left out
-    of its batch, with a warning in the log. Several processes draw the same numbers, and each loads the utterances of
-    its `share` only; it may have none of a small batch.
+    of its batch, with a warning in the log. If several processes train, all draw the same numbers, and each loads only
+    the utterances of its `share`, which may be empty for a small batch.
 
     Args:
         fbank: computes the features.
         tokenizer: words to tokens; unknown words get none (the data module reports them).
         waveforms: where samples come from.
-        features: where features are kept. Used only if they are the same in each epoch: without noise and dither.
-        augmentation: what changes from epoch to epoch.
+        features: where features are kept. Used only if they are the same in each epoch, without noise and dither.
+        augmentation: changes that differ between epochs.
     """
 
     def __init__(
@@ -283,7 +283,7 @@ class AcousticDataset(Dataset[AcousticBatch]):
             rows.append(row)
         if not features and self.share.num == 1:
             raise AsrError(f"no recording of the batch could be read: {reason}")
-        # Of no sequences nothing can be padded.
+        # Padding needs at least one sequence.
         nothing = torch.zeros(0, 1, self.fbank.feature_dim), torch.zeros(0, 1, dtype=torch.int64)
         padded = pad_sequence(features, batch_first=True) if features else nothing[0]
         num_frames = torch.tensor([len(frames) for frames in features], dtype=torch.int64)
@@ -314,7 +314,7 @@ class AcousticDataset(Dataset[AcousticBatch]):
         )
 
     def _features(self, cut: MonoCut, draw: _Draws) -> Tensor:
-        """(T, F)."""
+        """The features of a cut, (T, F)."""
         speed_factor = draw.speed_factor
         key = cut.id if speed_factor == 1.0 else f"{cut.id}_sp{speed_factor:g}"
         stored = None if self.features is None else self.features.get(key)
@@ -345,7 +345,7 @@ class AcousticDataset(Dataset[AcousticBatch]):
 
 
 def _file(cut: MonoCut) -> str | None:
-    """The file that the cut takes all channels of, unchanged; None where there is more to the cut."""
+    """The file of a cut that is an unchanged piece of it with all channels; None for any other cut."""
     recording = getattr(cut, "recording", None)
     if recording is None or recording.transforms or [source.type for source in recording.sources] != ["file"]:
         return None

@@ -1,6 +1,6 @@
-"""Kaldi's data folders: `wav.scp`, `segments`, `text` and `utt2spk`. Nothing in them is run.
+"""Kaldi's data folders: `wav.scp`, `segments`, `text` and `utt2spk`. No command in them is run.
 
-The audio of a recording is a file. `wav.scp` may also have the pipes that do nothing but decode a file, such as
+The audio of a recording is a file. `wav.scp` may also contain pipes that only decode a file, such as
 `flac -c -d -s a.flac |`; the file is then read directly. Other pipes are refused.
 """
 
@@ -37,8 +37,8 @@ class Utterance:
     recording_id: str = ""
 
 
-# Programs that only decode -> the options they may have, with the number of values of each. What else they can do, such
-# as picking a channel or changing the tempo, would be lost.
+# Programs that only decode -> the options they may have, with the number of values of each. Other options, such as
+# selecting a channel or changing the tempo, would have no effect.
 _DECODERS: dict[str, dict[str, int]] = {
     "cat": {},
     "flac": {
@@ -77,10 +77,10 @@ def read_table(path: str | Path) -> dict[str, str]:
 
 
 def read_wav_scp(path: str | Path) -> list[Utterance]:
-    """The utterances of a `wav.scp`: those of the file `segments` beside it, if there is one, else whole recordings.
+    """The utterances of a `wav.scp`: those of the file `segments` next to it, if there is one, else whole recordings.
 
     Raises:
-        AsrError: a file cannot be read, has a line that is not of its format, or a pipe that does more than decode.
+        AsrError: a file cannot be read, or has a malformed line or a pipe that does more than decode.
     """
     path = Path(path)
     audio = {}
@@ -122,8 +122,8 @@ def _audio_file(value: str, where: str) -> Path:
             files.append(argument)
     if Path(program).name not in _DECODERS or len(files) != 1 or files[0].startswith("-") or "|" in files[0]:
         raise AsrError(
-            f"{where}: this program runs no commands; of the pipe {value!r} it can only read around those that decode "
-            f"one file ({', '.join(_DECODERS)}): write the audio to files first."
+            f"{where}: this program runs no commands; the pipe {value!r} is not one of those that only decode one file "
+            f"({', '.join(_DECODERS)}), which it can replace. Write the audio to files first."
         )
     return Path(files[0])
 
@@ -137,7 +137,7 @@ def _seconds(text: str) -> float | None:
 
 
 def utterance_reader() -> Callable[[Utterance, int], Tensor]:
-    """A function that reads an utterance (L,) at a sampling rate; it keeps the last file, which the next may need."""
+    """A function that reads an utterance (L,) at a sampling rate; it keeps the last file for the next utterance."""
     last: tuple[Path, int, Tensor] | None = None
 
     def read(utterance: Utterance, sampling_rate: int) -> Tensor:

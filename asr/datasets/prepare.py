@@ -20,12 +20,12 @@ from asr.serialization import atomic_path, require_writable
 from asr.text.documents import parse_json
 
 Progress = Callable[[int, int], None]
-"""Called with the number of files that are done, and of all files."""
+"""Called with the number of files done, and the number of all files."""
 
 
 @dataclass(frozen=True)
 class PartReport:
-    """What was prepared of a part of a corpus; it is written beside the cuts as JSON."""
+    """The result of preparing a part of a corpus; it is written next to the cuts as JSON."""
 
     corpus: str
     part: str
@@ -43,7 +43,7 @@ class PartReport:
 
     @classmethod
     def from_file(cls, path: Path) -> PartReport | None:
-        """The report of an earlier run, or None if there is none that can be read."""
+        """The report of an earlier run, or None if there is no readable one."""
         try:
             fields = parse_json(path.read_text(encoding="utf-8"))
             fields["skipped"] = [SkippedItem(**item) for item in fields["skipped"]]
@@ -61,10 +61,10 @@ def prepare_part(
     redo: bool = False,
     on_progress: Progress | None = None,
 ) -> PartReport:
-    """Writes `<corpus>_<part>.jsonl.gz` (lhotse cuts), `.txt` (transcripts, one on each line) and `.report.json`.
+    """Writes `<corpus>_<part>.jsonl.gz` (lhotse cuts), `.txt` (transcripts, one per line) and `.report.json`.
 
-    A part that an earlier run finished for the same folder is not done again. Each file is written completely or not at
-    all, the report last.
+    A part that an earlier run finished for the same folder is not prepared again. Each file is written completely or
+    not at all, the report last.
 
     Args:
         corpus: the corpus.
@@ -72,11 +72,11 @@ def prepare_part(
         part: the part to prepare.
         output_dir: created if it does not exist.
         num_jobs: number of threads that decode audio.
-        redo: prepare the part again even if it is finished.
+        redo: whether to prepare the part again even if it is finished.
         on_progress: called after each file.
 
     Raises:
-        AsrError: there is nothing usable, or the output folder cannot be written.
+        AsrError: no utterance is usable, or the output folder cannot be written.
     """
     corpus_dir, stem = corpus_dir.resolve(), output_dir / f"{corpus.name}_{part}"
     cuts_path, text_path, report_path = (Path(f"{stem}{suffix}") for suffix in (".jsonl.gz", ".txt", ".report.json"))
@@ -93,7 +93,7 @@ def prepare_part(
     require_writable(cuts_path, text_path, report_path, inputs=[corpus_dir] if corpus_dir.is_file() else [])
     cuts: list[MonoCut | MultiCut] = []
     skipped = list(listing.skipped)
-    # Utterances of one file come one after the other.
+    # Utterances of one file follow one another, so a small cache suffices.
     inspect = lru_cache(maxsize=64)(inspect_audio)
     with ThreadPoolExecutor(max(1, num_jobs)) as pool:
         for done, result in enumerate(pool.map(partial(_cut_or_reason, inspect), listing.utterances), start=1):

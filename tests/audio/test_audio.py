@@ -75,7 +75,7 @@ def bad_file(folder: Path, kind: str) -> Path:
         ("zero_bytes", "is empty"),
         ("no_samples", "has no samples"),
         ("not_audio", "cannot be decoded"),
-        ("nan", "2 of 4 samples are not numbers"),
+        ("nan", "2 of 4 samples are NaN or infinite"),
         ("cut_wav", "cut short"),
         ("cut_flac", "cut short|cannot be decoded"),
         ("header_only", "cannot be decoded"),

@@ -71,10 +71,10 @@ def test_a_header_written_before_the_length_was_known(caplog):
     [
         (b"", "ends before any sample"),
         (b"RIFF", "ends before any sample"),
-        (np.zeros(100, dtype="<i2").tobytes(), "does not begin as a WAV file; .* --raw-rate"),
-        (b"RIFF\0\0\0\0WAVEdata\0\0\0\0", "tells no format"),
+        (np.zeros(100, dtype="<i2").tobytes(), "does not begin like a WAV file; .* --raw-rate"),
+        (b"RIFF\0\0\0\0WAVEdata\0\0\0\0", "has no format before its samples"),
         (b"RIFF\0\0\0\0WAVEfmt \2\0\0\0ab", "too short"),
-        (wav("ULAW"), "of kind 7 with 8 bits"),
+        (wav("ULAW"), "kind 7 with 8 bits per sample"),
     ],
 )
 def test_bytes_that_are_no_audio(content, message):

@@ -102,7 +102,7 @@ def test_cuts_of_lhotse_stay_what_they_are(audio: Path, tmp_path: Path, capsys: 
         ("csv", "a.csv", "name,words\nx,y\n", "the table needs a header with a column for the audio"),
         ("nemo", "a.json", "{}\n", "a.json:1: expected an object with audio_filepath"),
         ("nemo", "a.json", '{"audio_filepath": "a", "offset": -1}\n', "a.json:1: expected an object"),
-        ("lhotse", "a.jsonl", "[]\n", "this is no manifest of JSON Lines"),
+        ("lhotse", "a.jsonl", "[]\n", "this is not a JSON Lines manifest"),
         ("kaldi", "nowhere", None, "there is no such file; give --corpus a data folder of Kaldi"),
     ],
 )

@@ -17,7 +17,7 @@ _SPHINX_LINE = re.compile(r"^(?P<text>.*)\((?P<utterance>[^()\s]+)\)\s*$")
 
 
 class An4:
-    """AN4 in CMU's layout or in one like Kaldi's.
+    """AN4 in CMU's layout or in a layout like Kaldi's.
 
     - CMU: `etc/an4_<part>.transcription` with lines `<s> WORDS </s> (utterance)`, and audio in
       `wav/an4*_clstk/<speaker>/` as NIST SPHERE (`.sph`). The headerless `.raw` edition is not supported.

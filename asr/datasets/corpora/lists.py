@@ -1,7 +1,7 @@
-"""Corpora that others have listed: Kaldi's data folders, tables (CSV, TSV), NeMo's manifests, and lhotse's cuts.
+"""Corpora given as lists: Kaldi's data folders, tables (CSV, TSV), NeMo's manifests, and lhotse's cuts.
 
-The folder or file that `--corpus` names is the corpus and its only part, which is called as it is. Transcripts are
-taken as they are written.
+The folder or file given as `--corpus` is the corpus and its only part, which has the same name. Transcripts are not
+normalized.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Table(_List):
         try:
             yield from self._rows(path, read_text(path, "table"))
         except csv.Error as error:
-            raise AsrError(f"{path}: this is no table of the kind CSV or TSV ({error}).") from error
+            raise AsrError(f"{path}: this is not a CSV or TSV table ({error}).") from error
 
     def _rows(self, path: Path, content: str) -> Iterator[Utterance | SkippedItem]:
         header = content.partition("\n")[0]
@@ -207,4 +207,4 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
                         raise ValueError("a line is not an object")
                     yield record
     except (OSError, EOFError, ValueError) as error:
-        raise AsrError(f"{path}: this is no manifest of JSON Lines ({error}).") from error
+        raise AsrError(f"{path}: this is not a JSON Lines manifest ({error}).") from error

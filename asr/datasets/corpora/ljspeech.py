@@ -13,7 +13,7 @@ PARTS = ("train",)
 
 
 class LJSpeech:
-    """A file `text` with lines `id WORDS`, numbers written as they are spoken, and audio anywhere below the folder."""
+    """LJ Speech: a file `text` with lines `id WORDS`, numbers spelled out, and audio anywhere below the folder."""
 
     @property
     def name(self) -> str:
