@@ -254,6 +254,6 @@ def test_the_commands(server: Server, capsys: pytest.CaptureFixture[str], tmp_pa
     info = json.loads(capsys.readouterr().out)
     assert info["name"] == "tones" and "MB" in info["parts"]["graph"] and info["fingerprint"]
     assert main(["bundle", "fetch", name, "--output", os.devnull]) == 2
-    assert "something else than a bundle" in capsys.readouterr().err
+    assert "already exists and is not a bundle" in capsys.readouterr().err
     assert main(["bundle"]) == 2
     assert "bundle fetch" in capsys.readouterr().err

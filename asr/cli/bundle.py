@@ -31,7 +31,7 @@ NAME = "bundle"
 
 HELP = """Assembles trained parts into one folder: acoustic model, decoding graph and language models.
 
-'asr bundle list', 'asr bundle fetch' and 'asr bundle info' show and fetch bundles that exist.
+'asr bundle list', 'asr bundle fetch' and 'asr bundle info' list, fetch and describe existing bundles.
 
 Larger language models need the n-gram model of the graph (--small-ngram), whose scores they replace.
 
@@ -41,9 +41,9 @@ example:
   asr bundle mine --acoustic-model checkpoints/librispeech --graph my-words.safetensors --small-ngram my-words.arpa
   asr bundle theirs --acoustic-model onnx:model.onnx --ngram 3gram.arpa --rnn-lm checkpoints/librispeech
 
-The graph of an acoustic model from elsewhere (KIND:NAME, see 'asr transcribe --help') is compiled here, of an n-gram
-model of any size (--ngram); phones need --lexicon. An ONNX file goes into the bundle; a network of torchaudio or of the
-transformers hub is only named in it."""
+For an acoustic model from elsewhere (KIND:NAME, see 'asr transcribe --help'), the graph is compiled here from an n-gram
+model of any size (--ngram); phones need --lexicon. An ONNX file is copied into the bundle; a network of torchaudio or
+of the transformers hub is only named in it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,12 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--acoustic-model",
         required=True,
         nargs="+",
-        help="a checkpoint of 'asr fit', several whose mean is taken, the folder of another bundle, or KIND:NAME, a "
-        "CTC network from elsewhere",
+        help="a checkpoint of 'asr fit' (several are averaged), the folder of another bundle, or KIND:NAME, a CTC "
+        "network from elsewhere",
     )
-    parser.add_argument("--recipe", help="the YAML that the checkpoint was trained with")
+    parser.add_argument("--recipe", help="the YAML file that the checkpoint was trained with")
     parser.add_argument("--graph", help="decoding graph of 'asr graph'")
-    parser.add_argument("--ngram", help="with KIND:NAME, n-gram model of words, of any size, to compile a graph of")
+    parser.add_argument("--ngram", help="with KIND:NAME, n-gram model of words, of any size, to compile a graph from")
     parser.add_argument("--small-ngram", help="the n-gram model that the graph was built from, ARPA or binary")
     parser.add_argument("--large-ngram", help="a larger n-gram model, ARPA or binary")
     parser.add_argument(
@@ -71,14 +71,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--decoding",
-        help="YAML or JSON with the tuned decoding options of each mode (default: those of the bundle "
-        "that the acoustic "
-        "model is from)",
+        help="YAML or JSON file with the tuned decoding options of each mode (default: those of the bundle that the "
+        "acoustic model is from)",
     )
     parser.add_argument(
         "--default-mode",
         choices=list(MODES),
-        help="the mode of those who ask for none (default: the best of the parts)",
+        help="the mode to use when none is given (default: the best one that the parts allow)",
     )
     parser.add_argument("--card", help="Markdown file that says what the bundle was trained on and its error rates")
     parser.add_argument("--full-precision", action="store_true", help="store weights as float32 instead of float16")
@@ -103,8 +102,8 @@ def _external(args: argparse.Namespace, name: str) -> Bundle:
     for option in ("recipe", "small_ngram"):
         if getattr(args, option) is not None:
             raise AsrError(
-                f"--{option.replace('_', '-')} is not for {args.acoustic_model[0]}, whose graph is made here or given "
-                "(--graph); its n-gram model is --ngram."
+                f"--{option.replace('_', '-')} cannot be used with {args.acoustic_model[0]}, whose graph is compiled "
+                "here or given with --graph; give its n-gram model with --ngram."
             )
     if len(args.acoustic_model) > 1:
         raise AsrError("--acoustic-model: only checkpoints of 'asr fit' can be averaged; give one KIND:NAME.")
@@ -118,11 +117,11 @@ def _external(args: argparse.Namespace, name: str) -> Bundle:
 
 
 def _assembled(args: argparse.Namespace, name: str) -> Bundle:
-    """The bundle of parts that were made by this program."""
+    """The bundle of parts made by this program."""
     if args.graph is None:
-        raise AsrError("--graph is missing: a bundle needs a decoding graph, which 'asr graph' makes.")
+        raise AsrError("--graph is missing: a bundle needs a decoding graph; make one with 'asr graph'.")
     if args.ngram is not None:
-        raise AsrError("--ngram is for an acoustic model KIND:NAME; name the graph's n-gram model by --small-ngram.")
+        raise AsrError("--ngram needs an acoustic model KIND:NAME; name the graph's n-gram model with --small-ngram.")
     acoustics = _acoustics([Path(path) for path in args.acoustic_model], args.recipe)
     graph = DecodingGraph.load(args.graph)
     graph.require_tokens(acoustics.tokens)
@@ -176,7 +175,7 @@ def _acoustics(paths: list[Path], recipe: str | None) -> _Acoustics:
             bundle.acoustic_model, bundle.features, bundle.graph.tokens, bundle.decoding, bundle.denominator
         )
     if recipe is None:
-        raise AsrError(f"{paths[0]}: a checkpoint needs --recipe, the YAML that it was trained with.")
+        raise AsrError(f"{paths[0]}: a checkpoint needs --recipe, the YAML file that it was trained with.")
     from asr.models.checkpoint import network_from_checkpoint
 
     network, tokens = network_from_checkpoint(paths, recipe)
@@ -198,9 +197,9 @@ def _mapping(path: Path) -> dict[str, Any]:
     try:
         content = parse_yaml(_text(path))
     except ValueError as error:
-        raise AsrError(f"{path}: this is neither YAML nor JSON ({error}).") from error
+        raise AsrError(f"{path}: this is not valid YAML or JSON ({error}).") from error
     if not isinstance(content, dict):
-        raise AsrError(f"{path}: the file has no mapping of names to values.")
+        raise AsrError(f"{path}: the file does not contain a mapping of names to values.")
     return content
 
 

@@ -1,4 +1,4 @@
-"""`asr bundle fetch`: fetches a bundle, and shows how far it is."""
+"""`asr bundle fetch`: fetches a bundle and shows the progress."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from asr.serialization import atomic_folder
 NAME = "bundle fetch"
 
 
-HELP = """Fetches a bundle and checks it; prints the folder that it is in.
+HELP = """Fetches a bundle, checks it, and prints its folder.
 
-What is on this machine already is not fetched again. After an interruption, repeat the command: it goes on where the
-transfer stopped. All files are compared with the checksums in the bundle.
+Files that are already on this machine are not fetched again. After an interruption, repeat the command: it continues
+where the transfer stopped. All files are compared with the checksums in the bundle.
 
 environment:
   ASR_CACHE     the folder for fetched bundles (default: asr/ in the user's cache folder)
   ASR_BUNDLES   address of the folder that an4 and librispeech are fetched from
-  HF_TOKEN      for repositories of the Hugging Face Hub that need one; HF_ENDPOINT: another hub
+  HF_TOKEN      access token for private repositories on the Hugging Face Hub
+  HF_ENDPOINT   address of another hub
 
 examples:
   asr bundle fetch hf:owner/name
@@ -38,7 +39,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", help="https://..., hf:owner/name, hf:owner/name@revision, an4 or librispeech")
     parser.add_argument("--output", metavar="FOLDER", help="copy the bundle to this folder as well")
-    parser.add_argument("--refresh", action="store_true", help="fetch what has changed there since")
+    parser.add_argument("--refresh", action="store_true", help="fetch the files that have changed at the source")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         output = Path(args.output)
         if output.exists() and not (output / FILE_NAME).is_file() and any(output.iterdir() if output.is_dir() else [1]):
-            raise AsrError(f"{output}: there is something else than a bundle already; name a new folder.")
+            raise AsrError(f"{output}: this already exists and is not a bundle; name a new folder.")
         with atomic_folder(output) as partial:
             for name in (FILE_NAME, "card.md", *manifest["files"]):
                 if (folder / name).is_file():
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def fetching(name: str) -> Iterator[hub.Progress]:
-    """A progress bar in bytes on stderr, or one line where stderr is no terminal; nothing if nothing is fetched."""
+    """Shows a progress bar in bytes on stderr, or one line if stderr is no terminal; nothing if nothing is fetched."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

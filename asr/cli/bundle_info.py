@@ -1,4 +1,4 @@
-"""`asr bundle info`: what a bundle has."""
+"""`asr bundle info`: the contents of a bundle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asr.serialization import fingerprint_of_description
 NAME = "bundle info"
 
 
-HELP = """Shows what a bundle has: parts, sizes, decoding options of each mode, and its card.
+HELP = """Shows the contents of a bundle: parts, sizes, decoding options of each mode, and its card.
 
 The bundle is fetched if it is not on this machine. All files are compared with their checksums."""
 
@@ -47,10 +47,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """What a bundle has, as JSON values; nothing is loaded.
+    """The contents of a bundle as JSON values; no model is loaded.
 
     Raises:
-        AsrError: there is no bundle, or a file of it is damaged.
+        AsrError: there is no bundle, or one of its files is damaged.
     """
     manifest = read_manifest(folder)
     parts = {}

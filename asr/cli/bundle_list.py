@@ -13,14 +13,14 @@ from asr.bundle import all_bundle_folders
 NAME = "bundle list"
 
 
-HELP = """Lists the bundles on this machine: those of the checkout, and those that were fetched.
+HELP = """Lists the bundles on this machine: those of the checkout, and fetched ones.
 
 A bundle that is not listed is fetched on first use, or by 'asr bundle fetch'. Fetched bundles are in the folder that
-ASR_CACHE names, else in asr/ of the user's cache folder; deleting a folder there deletes the bundle."""
+ASR_CACHE names, or else in asr/ in the user's cache folder; deleting a folder there deletes the bundle."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="one JSON object on each line instead of the table")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line instead of the table")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,8 +34,8 @@ def run(args: argparse.Namespace) -> int:
             print(f"{name:<{width}}{num_bytes / 1e6:8.1f} MB  {folder}")
     if not here:
         print(
-            f"asr: there is no bundle on this machine; 'asr bundle fetch' fetches one ({', '.join(hub.KNOWN_BUNDLES)}, "
-            "https://... or hf:owner/name).",
+            f"asr: there is no bundle on this machine; fetch one with 'asr bundle fetch' "
+            f"({', '.join(hub.KNOWN_BUNDLES)}, https://... or hf:owner/name).",
             file=sys.stderr,
         )
     return 0

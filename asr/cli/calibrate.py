@@ -1,4 +1,4 @@
-"""`asr calibrate`: fits the confidences of a bundle on speech that its training has not heard."""
+"""`asr calibrate`: fits the confidences of a bundle on speech that its network was not trained on."""
 
 from __future__ import annotations
 
@@ -23,29 +23,31 @@ from asr.recognizer import Recognizer, ResourceOptions
 
 HELP = """Fits the confidences of a bundle's words and writes them into its bundle.json.
 
-A confidence is the probability that a word is right. It is fitted on speech with transcripts, which the acoustic model
-must not have heard: of speech that it was trained on it would be far too sure. Where the last training took everything,
-recognize with a bundle of the training before it, which had some speakers set aside, and write into the last (--into).
+A confidence is the probability that a word is correct. It is fitted on speech with transcripts on which the acoustic
+model was not trained; on its training data the confidences would be far too high. If the last training used all data,
+recognize with a bundle of an earlier training that held out some speakers, and write the result into the last bundle
+(--into).
 
-Each mode is fitted by itself; one that was not fitted has what the best one has. Streams have what recordings have. The
-JSON object on stdout has the number of words, how many of them are right, and the normalized cross-entropy (0: as the
-share of right words alone; 1: perfect) on this speech itself and, of each speaker, with what the others alone give.
+Each mode is fitted separately; a mode that was not fitted uses the calibration of the best one. Streams and recordings
+share a calibration. The JSON object on stdout has the number of words, the share of correct words, and the normalized
+cross-entropy on this speech (0: no better than the share of correct words; 1: perfect), also with each speaker's
+confidences fitted on the other speakers.
 
 example:
   asr calibrate checkpoints/librispeech --cuts data/librispeech/train-clean-5.jsonl.gz --speakers 1988 2902"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", help="the bundle that recognizes")
+    parser.add_argument("bundle", help="the bundle to recognize with")
     parser.add_argument("--cuts", required=True, help="manifest of 'asr prepare', with transcripts")
     parser.add_argument("--speakers", nargs="+", help="only these speakers' utterances (default: all)")
-    parser.add_argument("--modes", nargs="+", help="only these modes (default: all that the bundle has)")
-    parser.add_argument("--into", help="the bundle that gets the calibration (default: the one that recognizes)")
+    parser.add_argument("--modes", nargs="+", help="only these modes (default: all modes of the bundle)")
+    parser.add_argument("--into", help="the bundle to write the calibration into (default: the one to recognize with)")
 
 
 @dataclass(frozen=True, eq=False)
 class _Recorder(Calibration):
-    """Takes the place of a calibration and keeps what it is asked about."""
+    """Replaces a calibration and records the features that it is called with."""
 
     seen: list[NDArray[np.float64]] = field(default_factory=list)
 
@@ -56,7 +58,7 @@ class _Recorder(Calibration):
 
 @dataclass(frozen=True)
 class _Marked:
-    """The words that were recognized of one utterance: features (K, E) and which are right (K,)."""
+    """The recognized words of one utterance: features (K, E), and which are correct (K,)."""
 
     speaker: str
     features: NDArray[np.float64]
@@ -72,12 +74,12 @@ def run(args: argparse.Namespace) -> int:
     modes = args.modes or available_modes(bundle)
     cuts = [cut for cut in read_cuts([args.cuts]) if not args.speakers or _speaker(cut) in args.speakers]
     if not cuts:
-        raise AsrError(f"{args.cuts}: it has no utterances of the speakers {', '.join(args.speakers)}.")
+        raise AsrError(f"{args.cuts}: there are no utterances of the speakers {', '.join(args.speakers)}.")
     speech = [(_speaker(cut), tuple(cut_text(cut).split()), cut_waveform(cut, bundle.sampling_rate)) for cut in cuts]
     report: dict[str, Any] = {}
     calibrations = manifest.setdefault("confidence", {})
     for mode in modes:
-        # Nothing may be left out, so that each word has its features.
+        # No word may be dropped, so that each has its features.
         resources = ResourceOptions(max_segment_seconds=1e6)
         recognizer = Recognizer(bundle, mode, options={"max_token_seconds": None}, resources=resources)
         print(f"{mode}: {len(speech)} utterances", file=sys.stderr)
@@ -100,7 +102,7 @@ def _recognized(recognizer: Recognizer, speech: _Speech) -> Iterable[_Marked]:
     recorder = _Recorder(0.0, {}, {})
     recognizer.calibration = recorder
     recognizer.prepare()
-    recorder.seen.clear()  # compiling recognizes something made up
+    recorder.seen.clear()  # preparing recognizes synthetic input
     for speaker, reference, waveform in speech:
         (result,) = recognizer([waveform], recognizer.sampling_rate)
         yield _marked(speaker, reference, [word.text for word in result.words], recorder)
@@ -137,7 +139,7 @@ def _report(marked: Sequence[_Marked]) -> dict[str, Any]:
 
 
 def _of_other_speakers(marked: Sequence[_Marked]) -> float | None:
-    """The normalized cross-entropy where each speaker's confidences are fitted on the others."""
+    """The normalized cross-entropy with each speaker's confidences fitted on the others."""
     marked_words: list[tuple[bool, float | None]] = []
     for speaker in sorted({one.speaker for one in marked}):
         fitted = _fit([one for one in marked if one.speaker != speaker])

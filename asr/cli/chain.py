@@ -18,13 +18,13 @@ NAME = "chain"
 HELP = """\
 Prepares the training of an acoustic model by lattice-free MMI (TDNN-F, recipes/librispeech/am_tdnnf.yaml):
 
-  prepared/    filterbanks of all utterances at three speeds, through a telephone and with noise, and their
-               alignments: the first from a bundle's network, better ones from small classifiers that are trained
+  prepared/    filterbanks of all utterances at three speeds, through a telephone channel and with noise, and
+               their alignments: the first from a bundle's network, better ones from small classifiers trained
                on it (--passes)
   states/      tied states of left biphones and the denominator graph, and pronunciation-scores.json for 'asr graph'
 
-Features and alignments that exist already are kept. Put the more careful lexicon first: all pronunciations of a word
-come from the first file that has the word.
+Existing features and alignments are kept. Put the more reliable lexicon first: all pronunciations of a word come from
+the first file that has the word.
 
 example:
   asr chain --corpus librispeech:train-clean-5=LibriSpeech an4:train=an4 --lexicon cmudict.dict lexicon.txt \\
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=2,
         metavar="N",
-        help="number of times that a classifier is trained and aligns again (default: %(default)s)",
+        help="number of times that a classifier is trained and the speech realigned (default: %(default)s)",
     )
     parser.add_argument(
         "--max-columns",
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     """Prepares the training.
 
     Returns:
-        0, or 1 where utterances were left out.
+        0, or 1 if utterances were left out.
     """
     from asr.models.chain_corpus import Alignment, PreparedCorpus, write_corpus
     from asr.models.chain_preparation import prepare_chain, usable_utterances

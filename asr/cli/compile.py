@@ -1,7 +1,7 @@
-"""Compiles the loops that recognition needs on this machine, ahead of time, and knows whether that has been done.
+"""Compiles the loops that recognition needs on this machine ahead of time, and checks whether that has been done.
 
-numba keeps the machine code beside the sources, or in the user's cache folder where that place is read-only. A small
-record lists its files and the sources that they were made from.
+numba keeps the machine code next to the sources, or in the user's cache folder if that place is read-only. A small
+record lists its files and the sources that they were compiled from.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RECORD = "asr-compiled.json"
 
 
 def record_folders() -> list[Path]:
-    """Where the record may be, most wanted first."""
+    """Where the record may be, in order of preference."""
     if os.environ.get("NUMBA_CACHE_DIR"):
         return [Path(os.environ["NUMBA_CACHE_DIR"])]
     user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -55,8 +55,8 @@ def compile_loops(folders: Sequence[Path]) -> int:
     console = Console(stderr=True)
     steps = [step for folder in folders or all_bundle_folders() for step in _steps(Bundle.load(folder))]
     if not console.is_terminal:
-        print("asr: compiling the search's loops for this machine, once; this takes some minutes.", file=sys.stderr)
-    text = "compiling loops for this machine, once"
+        print("asr: compiling the search's loops for this machine; needed once, some minutes.", file=sys.stderr)
+    text = "compiling loops for this machine"
     with watch_compiler(count):
         for step in track(steps, text, console=console, disable=not console.is_terminal):
             step()
@@ -89,12 +89,12 @@ def _write_record() -> None:
 
 
 def compiled_state() -> tuple[bool, str]:
-    """Whether the loops are compiled, and a phrase for users that says why not."""
+    """Whether the loops are compiled, and a phrase for users that says where, or why not."""
     if not has_package("numba"):
-        return False, "numba is not installed; slower tensor operations do the work"
+        return False, "numba is not installed; slower tensor operations are used instead"
     record = next((folder / _RECORD for folder in record_folders() if (folder / _RECORD).is_file()), None)
     if record is None:
-        return False, "not yet; 'asr doctor --compile' does it ahead of the first recording"
+        return False, "not yet compiled; 'asr doctor --compile' compiles them before the first recording"
     try:
         content = parse_json(record.read_text(encoding="utf-8"))
         missing = [path for path in content["files"] if not Path(path).is_file()]
@@ -105,13 +105,13 @@ def compiled_state() -> tuple[bool, str]:
     if missing:
         return False, f"{len(missing)} of {len(content['files'])} are missing; run 'asr doctor --compile'"
     if changed or made_for != built_for():
-        return False, "for other sources, or another numba, Python or CPU; run 'asr doctor --compile'"
+        return False, "compiled for other sources, or another numba, Python or CPU; run 'asr doctor --compile'"
     return True, f"{len(content['files'])} functions in {Path(next(iter(content['files']), '.')).parents[1]}"
 
 
 @contextlib.contextmanager
 def compiling_notice() -> Iterator[None]:
-    """Tells on stderr, with a progress display on terminals, if loops have to be compiled inside."""
+    """Reports on stderr if the block compiles loops, with a progress display on terminals."""
     console = Console(stderr=True)
     why = "compiling the search's loops for this machine; needed once, up to a minute"
     with contextlib.ExitStack() as stack:

@@ -1,6 +1,6 @@
 """`asr doctor`: what is installed, what works, and what to install for the rest.
 
-k2's wheels are linked against one version of torch and CUDA, so that only an exact match can be imported. PyPI has the
+Each k2 wheel is linked against one version of torch and CUDA, so that only an exact match can be imported. PyPI has the
 wheel for torch 1.13.1 on Python 3.10; all others are on k2's own index pages, named `k2-<version>+cpu.torch<torch>` and
 `k2-<version>+cuda<cuda>.torch<torch>`.
 """
@@ -44,8 +44,7 @@ _CUDA_BUILDS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-# Wheels of one torch may be of several days. For these (torch, Python) the day is another one, which only the index
-# page tells.
+# Wheels for one torch may have several dates. For these (torch, Python) the date differs; only the index page has it.
 _OTHER_DAYS = {("2.12.1", (3, 12)), ("2.12.1", (3, 14))}
 
 
@@ -60,7 +59,7 @@ _CPU_BUILDS: dict[str, str] = {
 def install_advice(
     torch_version: str, cuda_version: str | None, python_version: tuple[int, int], machine: str = "x86_64"
 ) -> list[str]:
-    """How to install a k2 that fits, or why there is none.
+    """How to install a matching k2, or why there is none.
 
     Args:
         torch_version: `torch.__version__`, with or without its suffix `+cu...`.
@@ -88,14 +87,14 @@ def install_advice(
         if k2_version is not None and cuda_version not in cuda_versions:
             return [
                 f"k2 is built for torch {torch_version} with CUDA {', '.join(cuda_versions)}, not {cuda_version}: "
-                f"install a torch {torch_version} for one of those first, then run 'asr doctor' again."
+                f"first install torch {torch_version} for one of these, then run 'asr doctor' again."
             ]
     own_python = ".".join(map(str, python_version))
     if k2_version is not None and (torch_version, python_version) not in _OTHER_DAYS:
         return [f"pip install k2=={k2_version}+{build}.torch{torch_version} -f {index}"]
     return [
-        f"no k2 build for torch {torch_version} ({build}) on Python {own_python} is known to this program; if {index}",
-        f"lists a version that ends in '+{build}.torch{torch_version}', install exactly that one:",
+        f"this program knows no k2 build for torch {torch_version} ({build}) on Python {own_python}; if {index}",
+        f"lists a version that ends in '+{build}.torch{torch_version}', install exactly that version:",
         f"pip install k2==VERSION+{build}.torch{torch_version} -f {index}",
     ]
 
@@ -114,7 +113,7 @@ _REQUIRED = ("numpy", "soundfile", "safetensors", "kaldialign", "yaml", "rich")
 
 _OPTIONAL = {
     "numba": "compiled loops on CPUs: search, lookup, training",
-    "av": "m4a, mp4, webm and other files of FFmpeg's",
+    "av": "m4a, mp4, webm and other formats of FFmpeg",
     "lhotse": "corpora and training data",
     "pytorch_lightning": "training",
     "jsonargparse": "training from YAML",
@@ -136,7 +135,7 @@ class Finding:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="one JSON object on each line instead of the table")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line instead of the table")
     parser.add_argument(
         "--compile",
         action="store_true",
@@ -158,7 +157,7 @@ def run(args: argparse.Namespace) -> int:
 
             compile_loops([bundle_folder(name) for name in args.bundle])
         else:
-            print("asr: numba is not installed; there is nothing to compile.", file=sys.stderr)
+            print("asr: numba is not installed, so there is nothing to compile.", file=sys.stderr)
     findings = examine()
     for finding in findings:
         print(json.dumps(asdict(finding)) if args.json else f"{finding.state:<4}{finding.part:<20}{finding.text}")
@@ -185,12 +184,12 @@ def _torch() -> Finding:
     try:
         import torch
     except (ImportError, OSError) as error:
-        return Finding("torch", "bad", f"does not import: {error}")
+        return Finding("torch", "bad", f"cannot be imported: {error}")
     try:
         torch.zeros(1).numpy()
     except RuntimeError:
         return Finding(
-            "torch", "bad", f"{torch.__version__} does not take the numpy that is here; pip install 'numpy<2'"
+            "torch", "bad", f"{torch.__version__} does not support the installed numpy; pip install 'numpy<2'"
         )
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
     return Finding("torch", "ok", f"{torch.__version__} ({build})")
@@ -232,7 +231,7 @@ def _gpus() -> list[Finding]:
         ):
             findings.append(Finding(f"GPU {index}", "ok", text))
         else:
-            findings.append(Finding(f"GPU {index}", "bad", f"{text}: this torch has no code for it; use stack B"))
+            findings.append(Finding(f"GPU {index}", "bad", f"{text}: this torch does not support it; use stack B"))
     return findings
 
 
@@ -245,14 +244,14 @@ def _k2() -> Finding:
         with_cuda = bool(getattr(k2, "with_cuda", False))
     except ModuleNotFoundError as error:
         # A k2 without its compiled part is a wheel for another Python.
-        reason = "not installed" if error.name == "k2" else f"installed, but does not import ({error})"
+        reason = "not installed" if error.name == "k2" else f"installed, but cannot be imported ({error})"
     except (ImportError, OSError, AttributeError) as error:
-        reason = f"installed, but does not import ({str(error).splitlines()[0]})"
+        reason = f"installed, but cannot be imported ({str(error).splitlines()[0]})"
     else:
         return Finding("k2", "ok", f"{version} ({'with' if with_cuda else 'without'} CUDA)")
     advice = install_advice(torch.__version__, torch.version.cuda, sys.version_info[:2], platform.machine())
     return Finding(
-        "k2", "no", "\n".join([f"{reason}; decoding is by token passing. For k2:", *(" " * 24 + a for a in advice)])
+        "k2", "no", "\n".join([f"{reason}; decoding uses token passing. For k2:", *(" " * 24 + a for a in advice)])
     )
 
 
@@ -283,10 +282,10 @@ def _torchaudio() -> Finding:
     try:
         torchaudio = importlib.import_module("torchaudio")
     except ModuleNotFoundError:
-        return Finding("torchaudio", "no", "not installed; only optional augmentation and comparisons use it")
+        return Finding("torchaudio", "no", "not installed; only used for optional augmentation and comparisons")
     except (ImportError, OSError) as error:
         return Finding(
-            "torchaudio", "no", f"does not fit this torch ({str(error).splitlines()[0]}); nothing requires it"
+            "torchaudio", "no", f"does not match this torch ({str(error).splitlines()[0]}); nothing requires it"
         )
     return Finding("torchaudio", "ok", torchaudio.__version__)
 
@@ -313,7 +312,7 @@ def _package(name: str, purpose: str, state_if_missing: str) -> Finding:
         importlib.import_module(name)
         version = importlib.metadata.version(_DISTRIBUTIONS.get(name, name))
     except (ImportError, OSError) as error:
-        return Finding(name, state_if_missing, f"does not import ({error}); {purpose}: {how_to_install(name)}")
+        return Finding(name, state_if_missing, f"cannot be imported ({error}); {purpose}: {how_to_install(name)}")
     return Finding(name, "ok", f"{version} ({purpose})")
 
 

@@ -1,4 +1,4 @@
-"""`asr evaluate`: error rates of transcripts, or of recordings that are recognized first."""
+"""`asr evaluate`: error rates of transcripts, or of recordings that it recognizes first."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ NAME = "evaluate"
 
 HELP = """Scores transcripts against a reference, or recognizes the recordings of a manifest and scores them.
 
-Transcripts are lines 'id words ...' as in Kaldi, or JSON Lines with 'id' (or 'audio') and 'text', as 'asr transcribe'
-writes them. A manifest is what 'asr prepare' writes (lhotse cuts, .jsonl or .jsonl.gz). The word error rate has a 95 %
-bootstrap interval over utterances. CTM, STM and TRN files, which are known by their suffixes, are read as NIST's sclite
-reads them, and then scored by its rules: letter case does not count, references may have alternatives, and the words of
-a CTM belong to the segments of an STM by their times. A recording that cannot be used is reported and all its words
-count as deleted; the exit code is then 1.
+Transcripts are lines 'id words ...' as in Kaldi, or JSON Lines with 'id' (or 'audio') and 'text', the output of
+'asr transcribe'. A manifest is the output of 'asr prepare' (lhotse cuts, .jsonl or .jsonl.gz). The word error rate has
+a 95 % bootstrap interval over utterances. CTM, STM and TRN files are recognized by their suffixes, read like NIST's
+sclite and scored by its rules: case is ignored, references may have alternatives, and the words of a CTM are assigned
+to the segments of an STM by their times. If a recording cannot be used, it is reported, all its words count as deleted,
+and the exit code is 1.
 
 examples:
   asr evaluate words.jsonl --reference reference.txt
@@ -77,15 +77,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument("hypotheses", nargs="?", help="transcripts to score; not with --cuts")
     parser.add_argument("--reference", help="the correct transcripts")
-    parser.add_argument("--cuts", help="a manifest whose recordings are recognized and scored")
+    parser.add_argument("--cuts", help="a manifest whose recordings to recognize and score")
     parser.add_argument(
         "--recipe",
         metavar="NAME",
         help="recognize several test sets with several systems: a YAML file, or the folder in recipes/ that has it; "
-        "--output is then a folder, and what is there is not done again",
+        "--output is then a folder, and finished results there are kept",
     )
     parser.add_argument(
-        "--compare", help="transcripts of another system; prints how probable it is that the first one is better"
+        "--compare", help="transcripts of another system; prints the probability that the first one is better"
     )
     parser.add_argument(
         "--missing-is-empty", action="store_true", help="count utterances without a transcript as deleted"
@@ -95,12 +95,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--scoring",
         choices=("auto", "sclite"),
         default="auto",
-        help="sclite: count errors as sclite does; auto: where a file is CTM, STM or TRN (default: auto)",
+        help="sclite: count errors like sclite; auto: do so if a file is CTM, STM or TRN (default: auto)",
     )
     parser.add_argument(
         "--adapt",
         action="store_true",
-        help="with --cuts, learn the voice of each speaker from his recordings first, without their transcripts",
+        help="with --cuts, first adapt to each speaker on the speaker's recordings, without transcripts",
     )
     parser.add_argument(
         "--export", metavar="DIR", help="write ref.trn and hyp.trn there, for sclite and other programs"
@@ -108,16 +108,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--details",
         metavar="FILE",
-        help="write confusions and the alignment of each utterance to this text file; to a file *.json everything that "
-        "'asr report' shows",
+        help="write confusions and the alignment of each utterance to this text file, or to a file *.json everything "
+        "that 'asr report' shows",
     )
     parser.add_argument(
         "--confidences",
         action="store_true",
-        help="with --cuts, give words confidences and keep some lattices for 'asr report', which takes time",
+        help="with --cuts, compute word confidences and keep some lattices for 'asr report', which takes time",
     )
     parser.add_argument(
-        "--output", help="write what is recognized to this file, as JSON Lines; an existing file is replaced"
+        "--output", help="write the recognition results to this file as JSON Lines; an existing file is replaced"
     )
     parser.add_argument(
         "--resume", action="store_true", help="continue where an interrupted run stopped (with --output)"
@@ -125,7 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json",
         action="store_true",
-        help="one JSON object instead of text; a rate is null where the reference has no words",
+        help="print one JSON object instead of text; a rate is null if the reference has no words",
     )
     add_recognizer_arguments(parser)
 
@@ -141,9 +141,9 @@ def run(args: argparse.Namespace) -> int:
 
     require_writable(*_outputs(args), inputs=[*read, *recognizer_inputs(args)])
     if args.confidences and not args.cuts:
-        raise AsrError("--confidences needs --cuts; transcripts have the confidences of 'asr transcribe --lattices'.")
+        raise AsrError("--confidences needs --cuts; for transcripts, use 'asr transcribe --lattices'.")
     if args.adapt and not args.cuts:
-        raise AsrError("--adapt needs --cuts, whose recordings are recognized.")
+        raise AsrError("--adapt needs --cuts, the recordings to recognize; give it.")
     is_sclite = args.scoring == "sclite" or any(is_nist(path) for path in read[:3] if path)
     other = _read_other(args) if args.compare else None
     extra: dict[str, Any] = {}
@@ -156,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
         references, hypotheses = read_pair(args.reference, args.hypotheses)
         details = details_of_file(args.hypotheses)
     else:
-        raise AsrError("there is nothing to score: give hypotheses and --reference, or --cuts.")
+        raise AsrError("there is nothing to score; give hypotheses and --reference, or --cuts.")
     if args.export:
         _export(Path(args.export), references, hypotheses)
     if args.ignore_case:
@@ -200,10 +200,10 @@ def _sclite_errors(reference: Sequence[str], hypothesis: Sequence[str]) -> Error
 def read_pair(reference: str, hypotheses: str) -> tuple[Transcripts, Transcripts]:
     """Reads the reference and the hypotheses, from files of any format.
 
-    Words with times, from a CTM or from our own JSON Lines, are divided among the segments of an STM.
+    Words with times, from a CTM or from our own JSON Lines, are assigned to the segments of an STM.
 
     Raises:
-        AsrError: a file cannot be read, or they do not fit each other.
+        AsrError: a file cannot be read, or the files do not match.
     """
     if Path(reference).suffix.lower() != ".stm" or Path(hypotheses).suffix.lower() in (".stm", ".trn"):
         return _read(reference), _read(hypotheses)
@@ -224,7 +224,7 @@ def _read_other(args: argparse.Namespace) -> Transcripts:
 
 
 def _timed_words(path: str, channels: Mapping[str, str]) -> dict[tuple[str, str], list[TimedWord]]:
-    """The words of JSON Lines of `asr transcribe`, by recording and the channel that the reference has of it."""
+    """The words of JSON Lines of `asr transcribe`, by recording and its channel in the reference."""
     found: dict[tuple[str, str], list[TimedWord]] = {}
     for number, line in enumerate(read_text(path, "transcript file").splitlines(), start=1):
         if not line.strip():
@@ -240,7 +240,8 @@ def _timed_words(path: str, channels: Mapping[str, str]) -> dict[tuple[str, str]
             ]
         except (ValueError, KeyError, TypeError) as error:
             raise AsrError(
-                f"{path}:{number}: an STM reference needs words with times: a CTM, or JSON Lines of 'asr transcribe'."
+                f"{path}:{number}: an STM reference needs words with times; give a CTM, or JSON Lines of "
+                "'asr transcribe'."
             ) from error
         found[name, channels.get(name, "1")] = sorted(words, key=lambda word: word.begin)
     return found
@@ -261,15 +262,15 @@ def _hint(
     report: ErrorReport,
     missing_is_empty: bool,
 ) -> str:
-    """What to do where half of the errors or more come from letter case and punctuation."""
+    """What to do if half of the errors or more are due to case and punctuation."""
     if report.total_words.rate < 0.5:
         return ""
     plain = score_transcripts(_plain(references), _plain(hypotheses), missing_is_empty).total_words.rate
     if plain > report.total_words.rate / 2:
         return ""
     return (
-        f"without letter case and punctuation the word error rate would be {plain:.2%}; use --ignore-case, and take "
-        "punctuation out of the reference."
+        f"without case and punctuation the word error rate would be {plain:.2%}; use --ignore-case, and remove "
+        "punctuation from the reference."
     )
 
 
@@ -295,10 +296,10 @@ def _recognize(
     require_writable(*_outputs(args), inputs=[source[0] for cut in cuts.values() if (source := cut_source(cut))])
     references = {name: tuple(cut_text(cut).split()) for name, cut in cuts.items()}
     if other is not None:
-        # Refuses other utterances before recognition, which takes long.
+        # Rejects other utterances before recognition, which takes long.
         score_transcripts(references, other, args.missing_is_empty)
     if args.resume and not args.output:
-        raise AsrError("--resume continues the file of --output; name it.")
+        raise AsrError("--resume needs --output, the file to continue; give it.")
     results = ResultsFile(Path(args.output), "id", anew=not args.resume) if args.output else None
     with contextlib.ExitStack() as stack:
         output = stack.enter_context(results) if results is not None else None
@@ -326,7 +327,7 @@ def _recognize_cuts(
     details.clips.update((name, Clip(*source)) for name, source in sources if source is not None)
     todo = [name for name in cuts if name not in hypotheses]
     if hypotheses:
-        print(f"{len(hypotheses)} of {len(cuts)} recordings are in {args.output} already.", file=sys.stderr)
+        print(f"{len(hypotheses)} of {len(cuts)} recordings are already in {args.output}.", file=sys.stderr)
     recognizer = recognizer_from(args)
     recognizer.keep_lattices = args.confidences
     details.describe(recognizer)
@@ -403,7 +404,7 @@ def _as_dict(report: ErrorReport, extra: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rounded(rate: float) -> float | None:
-    """None for an infinite rate, which a reference without words has and JSON has not."""
+    """None for an infinite rate (a reference without words), which JSON cannot represent."""
     return round(rate, 6) if math.isfinite(rate) else None
 
 

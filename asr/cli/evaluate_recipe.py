@@ -1,4 +1,4 @@
-"""`asr evaluate --recipe`: several systems on several test sets, and a table of them."""
+"""`asr evaluate --recipe`: several systems on several test sets, and a table of the results."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Recipe:
         """Reads a recipe, given by its file or by the name of a folder in `recipes/`.
 
         Raises:
-            AsrError: there is none, or it is something else.
+            AsrError: there is none, or the file is not a recipe.
         """
         path = Path(name)
         if not path.is_file() and re.fullmatch(r"[\w-]+", name):
@@ -57,15 +57,15 @@ class Recipe:
         try:
             content = parse_yaml(read_text(path, "recipe"))
         except ValueError as error:
-            raise AsrError(f"{path}: this is no YAML ({error}); {_FORM}.") from error
+            raise AsrError(f"{path}: this is not valid YAML ({error}); {_FORM}.") from error
         parts = [content.get(key) if isinstance(content, dict) else None for key in ("sets", "systems")]
         for part in parts:
             if not isinstance(part, dict) or not part:
-                raise AsrError(f"{path}: this is no recipe of an evaluation; {_FORM}.")
+                raise AsrError(f"{path}: this is not an evaluation recipe; {_FORM}.")
             for key, value in part.items():
                 # Names become names of files.
                 if not re.fullmatch(r"[\w+.-][\w+. -]*", str(key)) or str(key).startswith("."):
-                    raise AsrError(f"{path}: {key!r} is no name; take letters, digits, spaces and + - . _")
+                    raise AsrError(f"{path}: {key!r} is not a valid name; use letters, digits, spaces and + - . _")
                 if not isinstance(value, (str, type(None))):
                     raise AsrError(f"{path}: {key!r} must be text; {_FORM}.")
         sets, systems = ({str(key): value or "" for key, value in part.items()} for part in parts)  # type: ignore[union-attr]
@@ -73,32 +73,33 @@ class Recipe:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises what is wrong with a system's options."""
+    """Raises an error about a system's options."""
 
     def error(self, message: str) -> NoReturn:
         raise AsrError(message)
 
 
 def run_recipe(args: argparse.Namespace) -> int:
-    """Recognizes each test set with each system, resuming what was done before, and prints the table in Markdown.
+    """Recognizes each test set with each system, resuming an earlier run, and prints the table in Markdown.
 
-    Into the folder of `--output` go, for each test set, `SET/SYSTEM.json` (what `asr report` reads), `SET/SYSTEM.jsonl`
-    (what was recognized) and `SET.html` (the report, with errors against time), and `table.md` and `table.json`.
+    For each test set, writes to the folder of `--output`: `SET/SYSTEM.json` (the input of `asr report`),
+    `SET/SYSTEM.jsonl` (the recognition results) and `SET.html` (the report, with errors against time); also `table.md`
+    and `table.json`.
     """
     alone = ("hypotheses", "reference", "cuts", "compare", "export", "details")
     if given := [name for name in alone if getattr(args, name)]:
-        raise AsrError(f"--recipe names sets and systems itself; leave out {given[0]}.")
+        raise AsrError(f"--recipe defines the sets and systems; leave out {given[0]}.")
     if not args.output:
         raise AsrError("--recipe writes tables, transcripts and reports; name their folder with --output.")
     recipe = Recipe.read(args.recipe)
-    # Options that are wrong are known before anything is recognized.
+    # Wrong options are reported before anything is recognized.
     systems = {name: _arguments(args, recipe, name) for name in recipe.systems}
     present = {name: path for name, path in recipe.sets.items() if Path(path).is_file()}
     for name, path in recipe.sets.items():
         if name not in present:
-            print(f"asr: {name} is left out: there is no {path}, which 'asr prepare' writes.", file=sys.stderr)
+            print(f"asr: {name} is left out: there is no {path}; make it with 'asr prepare'.", file=sys.stderr)
     if not present:
-        raise AsrError(f"{recipe.path}: none of its manifests is here; 'asr prepare' writes them.")
+        raise AsrError(f"{recipe.path}: none of its manifests exists; make them with 'asr prepare'.")
     folder = Path(args.output)
     status, table = 0, list[dict[str, Any]]()
     for set_name, cuts in present.items():
@@ -120,7 +121,7 @@ def run_recipe(args: argparse.Namespace) -> int:
 
 
 def _arguments(args: argparse.Namespace, recipe: Recipe, name: str) -> argparse.Namespace:
-    """The command line's options, with the system's own in their place."""
+    """The command line's options, overridden by those of the system."""
     parser = _Parser(add_help=False)
     evaluate.add_arguments(parser)
     given = copy.copy(args)
@@ -128,18 +129,18 @@ def _arguments(args: argparse.Namespace, recipe: Recipe, name: str) -> argparse.
     try:
         parsed: argparse.Namespace = parser.parse_args(shlex.split(recipe.systems[name]), given)
     except (AsrError, ValueError) as error:
-        raise AsrError(f"{recipe.path}: the options of {name!r} cannot be used: {error}.") from error
+        raise AsrError(f"{recipe.path}: the options of {name!r} are not valid: {error}.") from error
     return parsed
 
 
 def _evaluate(arguments: argparse.Namespace, folder: Path, name: str) -> int:
-    """Recognizes and scores what is not done yet; returns the exit code."""
+    """Recognizes and scores what has not been done yet; returns the exit code."""
     details, words = folder / f"{name}.json", folder / f"{name}.jsonl"
     arguments.details, arguments.output, arguments.resume = str(details), str(words), True
     before = (details.read_text("utf-8"), words.stat().st_size) if details.is_file() and words.is_file() else None
     with contextlib.redirect_stdout(io.StringIO()):
         status = evaluate.run(arguments)
-    # A run that recognized nothing has asked no cache: the counts of the earlier one stay.
+    # A run that recognized nothing made no queries: keep the counts of the earlier one.
     if before is not None and before[1] == words.stat().st_size:
         _write(details, before[0])
     return status
@@ -148,7 +149,7 @@ def _evaluate(arguments: argparse.Namespace, folder: Path, name: str) -> int:
 def _row(set_name: str, system: str, evaluation: Evaluation) -> dict[str, Any]:
     summary = evaluation.summary
     cache = summary.get("cache") or {}
-    # Summed over utterances, so that a resumed run counts those of before.
+    # Summed over utterances, so that a resumed run counts those of earlier runs.
     seconds = sum(sum(one.seconds.values()) for one in evaluation.utterances)
     duration = sum(one.duration or 0.0 for one in evaluation.utterances)
     asked = cache.get("num_queries")
@@ -170,7 +171,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """The table: systems by test sets.
 
     Each cell has the word error rate with its 95 % interval, the real-time factor and, for recurrent models, the share
-    of word scores that a cache answered.
+    of word scores found in the cache.
     """
     sets = list(dict.fromkeys(row["set"] for row in rows))
     systems = list(dict.fromkeys(row["system"] for row in rows))
@@ -180,7 +181,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     sizes = {row["set"]: f"{row['set']} {row['words']:,} words of {row['utterances']:,} utterances" for row in rows}
     note = (
         "Word error rate in % with its 95 % interval; real-time factor; for recurrent language models the share of "
-        "word scores that the cache answered. " + "; ".join(sizes.values()) + "."
+        "word scores found in the cache. " + "; ".join(sizes.values()) + "."
     )
     return "\n".join([*lines, "", note, ""])
 
@@ -202,4 +203,4 @@ def _write(path: Path, text: str) -> None:
         with open_atomic(path) as file:
             file.write(text.encode("utf-8", "backslashreplace"))
     except OSError as error:
-        raise AsrError(f"{path}: it cannot be written ({error.strerror}).") from error
+        raise AsrError(f"{path}: the file cannot be written ({error.strerror}).") from error

@@ -1,4 +1,4 @@
-"""What `asr evaluate --details NAME.json` keeps of each utterance beside its words, for `asr report`."""
+"""What `asr evaluate --details NAME.json` stores for each utterance in addition to its words, for `asr report`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Details:
 
     Attributes:
         records: utterance -> its line of JSON, see `RecognitionResult.as_dict`.
-        clips: utterance -> where it can be heard.
-        system: how it was recognized.
-        cache: counts of the language model's caches, each with `audio_seconds`, those recognized until then.
+        clips: utterance -> its audio.
+        system: the recognizer and its options.
+        cache: counts of the language model's caches, each with `audio_seconds`, the audio recognized until then.
         lattices: of a few utterances, those with the most errors among short ones.
     """
 
@@ -40,7 +40,7 @@ class Details:
     _audio_seconds: float = 0.0
 
     def add(self, name: str, result: RecognitionResult, num_errors: int) -> None:
-        """Notes the counts of the caches and perhaps the lattice of a recording."""
+        """Records the counts of the caches and perhaps the lattice of a recording."""
         self._audio_seconds += result.duration
         counts = {count: float(result.cache[count]) for count in _CACHE_COUNTS if count in result.cache}
         if counts.get("num_queries"):
@@ -53,7 +53,7 @@ class Details:
                 del self.lattices[min(self.lattices, key=lambda one: self.lattices[one][0])]
 
     def describe(self, recognizer: Recognizer) -> None:
-        """Notes the recognizer and its options."""
+        """Records the recognizer and its options."""
         options = {name: value for part in recognizer.settings.parts().values() for name, value in asdict(part).items()}
         self.system = {
             "bundle": recognizer.bundle.name,
@@ -76,13 +76,13 @@ class Details:
 
 
 def details_of_file(path: str | Path) -> Details:
-    """What a file of transcripts says beside the words: nothing, unless it is JSON Lines of `asr transcribe`."""
+    """What a file of transcripts contains besides the words: nothing, unless it is JSON Lines of `asr transcribe`."""
     found = Details()
     for line in read_text(path, "transcript file").splitlines():
         try:
             record = parse_json(line) if line.lstrip().startswith("{") else None
         except ValueError:
-            return Details()  # whoever scores the file says what is wrong
+            return Details()  # scoring the file reports the error
         if not isinstance(record, dict):
             continue
         audio = record.get("audio")
@@ -107,15 +107,15 @@ def evaluation_of(
     graphs: Mapping[str, WordGraph],
     is_sclite: bool,
 ) -> Evaluation:
-    """Puts together what a report needs.
+    """Collects what a report needs.
 
     Args:
         name: of the system.
-        references, hypotheses: utterance -> words, as they were scored.
+        references, hypotheses: utterance -> words, as scored.
         summary: the figures of `asr evaluate --json`.
-        details: what is known besides.
+        details: further data.
         graphs: utterance -> the words of its lattice.
-        is_sclite: whether errors were counted as sclite does.
+        is_sclite: whether errors were counted like sclite.
     """
     utterances = []
     for one, reference in references.items():
@@ -139,7 +139,7 @@ def evaluation_of(
 
 
 def _times(utterances: Sequence[Utterance]) -> dict[str, Any]:
-    """Seconds by stage and the real-time factor, where every recognized utterance has its time."""
+    """Seconds by stage and the real-time factor, if every recognized utterance has its time."""
     heard = [one for one in utterances if not one.error]
     if not heard or any(not one.seconds or not one.duration for one in heard):
         return {}

@@ -19,16 +19,16 @@ NAME = "export"
 _CHUNK_OPTIONS = ("chunk_seconds", "right_seconds", "memory_seconds")
 
 
-HELP = """Writes the acoustic model of a bundle to a file that other programs run: ONNX or TorchScript.
+HELP = """Writes the acoustic model of a bundle to an ONNX or TorchScript file for other programs.
 
-The network reads filterbanks (N, T, F) and their frames (N,), normalizes each utterance, and gives log-probabilities of
-the tokens and their frames. Tokens and the settings of the filterbank are in the file's metadata, so that
-'asr transcribe --acoustic-model onnx:FILE' needs nothing beside it. Decoding graph and language models stay in the
+The network reads filterbanks (N, T, F) and numbers of frames (N,), normalizes each utterance, and returns
+log-probabilities of the tokens and numbers of frames. The file's metadata contain tokens and filterbank settings, so
+that 'asr transcribe --acoustic-model onnx:FILE' needs no other file. Decoding graph and language models stay in the
 bundle.
 
-With --streaming the file has states: it reads one stream in chunks, normalizes it as it goes, and gives what a stream
-through the bundle gives. 'asr transcribe --stream --acoustic-model onnx:FILE' (or torchscript:FILE) reads it. Only
-TDNN-F networks can.
+With --streaming the network has states: it reads one stream in chunks, normalizes features as they arrive, and gives
+the same results as a stream with the bundle. Use it with 'asr transcribe --stream --acoustic-model onnx:FILE' (or
+torchscript:FILE). This works only for TDNN-F networks.
 
 examples:
   asr export librispeech --format onnx --output librispeech.onnx
@@ -43,9 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--streaming", action="store_true", help="a network with states, for streams")
     for name in _CHUNK_OPTIONS:
         default = getattr(StreamingOptions, name)
-        help_text = f"of a stream, as of 'asr transcribe --stream' (default: {default})"
+        help_text = f"as in 'asr transcribe --stream' (default: {default})"
         parser.add_argument("--" + name.replace("_", "-"), type=float, metavar="SECONDS", help=help_text)
-    parser.add_argument("--output", required=True, metavar="FILE", help="the file")
+    parser.add_argument("--output", required=True, metavar="FILE", help="file to write")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -32,16 +32,16 @@ NAME = "graph"
 HELP = """\
 Compiles a lexicon and a small n-gram model (ARPA) into a decoding graph.
 
-The file has the graph of phones with the backoffs of the model. Composition with the topology (H) follows when it is
-loaded, which takes some seconds for a million n-grams. Give a pruned model of 100,000 to 1,000,000 n-grams: larger
-models act during the search and need no graph. Words of the model that the lexicon lacks cannot be recognized: their
-number is reported, and they are listed in a file beside the graph.
+The file contains the graph of phones with the backoffs of the model. It is composed with the topology (H) when it is
+loaded, which takes some seconds for a million n-grams. Use a pruned model of 100,000 to 1,000,000 n-grams; larger
+models are applied during decoding and need no graph. Words of the model that are not in the lexicon cannot be
+recognized; their number is reported, and they are listed in a file next to the graph.
 
 With --from, a graph of another recognizer is converted instead: HLG.pt of icefall (k2), or HLG.fst of sherpa-onnx,
-which reads the outputs of a CTC network. No code runs from these files. The result goes with that network: 'asr
-transcribe --acoustic-model KIND:NAME --graph graph.safetensors'. HCLG.fst of Kaldi reads transition ids; with its
-final.mdl as --tokens the graph reads the pdfs that these stand for, and goes with log-likelihoods of that model's
-network (docs/decoding.md).
+whose input labels are the outputs of a CTC network. No code from these files is run. Use the result with that network:
+'asr transcribe --acoustic-model KIND:NAME --graph graph.safetensors'. The input labels of Kaldi's HCLG.fst are
+transition ids. With final.mdl as --tokens they are replaced with pdfs, and the graph is used with log-likelihoods of
+that model's network (docs/decoding.md).
 
 One JSON object with the graph's size goes to stdout, progress to stderr.
 
@@ -66,9 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="source",
         type=Path,
         metavar="FILE",
-        help="a graph of k2 (HLG.pt) or OpenFst (HLG.fst or HCLG.fst, of the type vector or const) to convert; needs "
-        "--words, and as --tokens the tokens.txt that it was made with; for HCLG.fst final.mdl, or what Kaldi's "
-        "show-transitions prints",
+        help="a k2 graph (HLG.pt) or OpenFst graph (HLG.fst or HCLG.fst, of the type vector or const) to convert; "
+        "needs --words, and as --tokens the tokens.txt that it was built with; for HCLG.fst final.mdl, or the output "
+        "of Kaldi's show-transitions",
     )
     parser.add_argument("--words", type=Path, metavar="FILE", help="with --from, its words.txt")
     parser.add_argument(
@@ -77,35 +77,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="FILE",
         help="pronunciations in the format of CMUdict or Kaldi, plain, .gz or .xz; the first file that has a word "
-        "wins; taken as written or in upper case, whichever the n-gram model has more of",
+        "wins; words are taken as written or in upper case, whichever matches the n-gram model better",
     )
     parser.add_argument("--arpa", type=Path, metavar="FILE", help="n-gram model, plain, .gz or .xz")
     parser.add_argument(
         "--tokens",
         type=Path,
         metavar="FILE",
-        help="output symbols of the acoustic model, one on each line, or the folder of a bundle with that model, which "
-        "also says topology, tied states and silence (default: the lexicon's phones, sorted, as in training)",
+        help="output symbols of the acoustic model, one per line, or the folder of a bundle with that model, which "
+        "also defines topology, tied states and silence (default: the lexicon's phones, sorted, as in training)",
     )
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="file for the graph")
     parser.add_argument(
         "--topology",
         choices=[*TOPOLOGIES, BIPHONE_TOPOLOGY],
-        help="how phones are spread over frames (default: that of a bundle given as --tokens, else ctc); ctc-modified "
-        "needs no blank between equal phones, hmm-N has N states for each phone, with the tokens PHONE_1 to PHONE_N, "
-        "chain-biphone has the tokens of --tied-states",
+        help="how phones map to frames (default: that of a bundle given as --tokens, else ctc); ctc-modified needs no "
+        "blank between equal phones, hmm-N has N states per phone, with the tokens PHONE_1 to PHONE_N, chain-biphone "
+        "has the tokens of --tied-states",
     )
     parser.add_argument(
         "--tied-states",
         type=Path,
         metavar="FILE",
-        help="for chain-biphone: the tied states (states.json) that 'asr chain' wrote; also gives the tokens",
+        help="for chain-biphone: the tied states (states.json of 'asr chain'); also defines the tokens",
     )
     parser.add_argument(
         "--pronunciation-scores",
         type=Path,
         metavar="FILE",
-        help="log probabilities of the pronunciations of each word (JSON), as 'asr chain' writes them",
+        help="log probabilities of the pronunciations of each word (JSON file of 'asr chain')",
     )
     parser.add_argument("--silence", metavar="PHONE", help="optional phone between words; not needed with ctc")
     parser.add_argument(
@@ -123,7 +123,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"round scores to multiples of 2^-N, N at most {_MAX_BITS} (default: %(default)s, an error of 0.00025)",
     )
     parser.add_argument(
-        "--finished", action="store_true", help="write the graph with its topology: a large file that loads fast"
+        "--finished", action="store_true", help="write the graph composed with its topology: a large file, fast to load"
     )
 
 
@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
     """Builds the graph.
 
     Returns:
-        0, also if words of the model have no pronunciation: they are listed, and the graph is good.
+        0, even if words of the model have no pronunciation: they are listed, and the graph is valid.
     """
     if args.source is not None:
         return _convert(args)
@@ -180,9 +180,9 @@ def _convert(args: argparse.Namespace) -> int:
     others = ("arpa", "lexicon", "topology", "tied_states", "pronunciation_scores", "silence", "silence_probability")
     given = [name for name in others if getattr(args, name) is not None]
     if given:
-        raise AsrError(f"--{given[0].replace('_', '-')} is not for --from, whose graph is made already; leave it out.")
+        raise AsrError(f"--{given[0].replace('_', '-')} has no effect with --from, whose graph exists; leave it out.")
     if args.words is None or args.tokens is None:
-        raise AsrError("--from needs --words and --tokens: the files that say what the graph's numbers mean.")
+        raise AsrError("--from needs --words and --tokens, the files that define the graph's labels; give both.")
     require_writable(args.output, inputs=[args.source, args.words, args.tokens])
     begin = time.perf_counter()
     with Console(file=sys.stderr).status("converting"):
@@ -204,11 +204,11 @@ def _convert(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
     """Checks the options before the long part begins."""
     if args.lexicon is None or args.arpa is None:
-        raise AsrError("--lexicon and --arpa are missing: a graph is compiled of these, or converted with --from.")
+        raise AsrError("--lexicon and --arpa are missing; give both to compile a graph, or convert one with --from.")
     if args.words is not None:
-        raise AsrError("--words is for --from; the words of a compiled graph are those of --arpa.")
+        raise AsrError("--words needs --from; the words of a compiled graph are those of --arpa.")
     is_other_folder = args.tokens is not None and args.tokens.is_dir() and not (args.tokens / FILE_NAME).is_file()
-    tokens = None if is_other_folder else args.tokens  # a list or a bundle; other folders are refused later
+    tokens = None if is_other_folder else args.tokens  # a list or a bundle; other folders are rejected later
     read = [*args.lexicon, args.arpa, tokens, args.tied_states, args.pronunciation_scores]
     require_writable(args.output, _list_file(args.output), inputs=read)
     from_bundle = args.tokens is not None and args.tokens.is_dir() and args.topology is None
@@ -222,7 +222,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 class _Outputs(NamedTuple):
-    """What the acoustic model's outputs are, and how phones are spread over them."""
+    """The acoustic model's outputs, and how phones map to them."""
 
     tokens: TokenTable
     topology: str | TiedStates
@@ -230,7 +230,7 @@ class _Outputs(NamedTuple):
 
 
 def _outputs(args: argparse.Namespace, lexicon: Lexicon) -> _Outputs:
-    """From the options, and from the graph of a bundle where they say nothing."""
+    """From the options, or from the graph of a bundle if an option is missing."""
     known: dict[str, Any] = {}
     if args.tokens is None:
         tokens = TokenTable(lexicon.phones, name=lexicon.name)
@@ -254,7 +254,7 @@ def _pronunciation_scores(path: Path | None, lexicon: Lexicon) -> dict[str, list
     """The scores of the words that are in the lexicon.
 
     Raises:
-        AsrError: the file cannot be read, or a word has another number of pronunciations there.
+        AsrError: the file cannot be read, or a word has a different number of pronunciations there.
     """
     if path is None:
         return None
@@ -266,8 +266,8 @@ def _pronunciation_scores(path: Path | None, lexicon: Lexicon) -> dict[str, list
     for word, values in own.items():
         if len(values) != len(lexicon[word]):
             raise AsrError(
-                f"{path}: {word!r} has {len(values)} pronunciations there and {len(lexicon[word])} in the lexicon; "
-                "give the lexicons in the same order as for 'asr chain'."
+                f"{path}: {word!r} has {len(values)} pronunciations in this file and {len(lexicon[word])} in the "
+                "lexicon; give the lexicons in the same order as for 'asr chain'."
             )
     return own
 
@@ -277,7 +277,7 @@ def _list_file(output: Path) -> Path:
 
 
 def _write_unpronounced(output: Path, report: BuildReport) -> Path | None:
-    """Writes the list of words that the graph lacks, if there are any, and reports it."""
+    """Writes and reports the list of words missing from the graph, if there are any."""
     path = _list_file(output)
     path.unlink(missing_ok=True)
     words = report.words_without_pronunciation

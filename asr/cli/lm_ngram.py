@@ -22,11 +22,11 @@ from asr.text.symbols import Vocabulary
 NAME = "lm ngram"
 
 
-HELP = """Estimates an n-gram language model from text: interpolated modified Kneser-Ney, as KenLM's lmplz.
+HELP = """Estimates an n-gram language model from text: interpolated modified Kneser-Ney, like KenLM's lmplz.
 
-Text has one sentence on each line, plain, .gz or .xz; blank lines are ignored. Decoding graphs need small models:
---max-ngrams and --entropy drop the n-grams that matter least. The result is written as ARPA text, as a binary file that
-is memory-mapped for lookup, or both. --from-arpa converts and prunes an existing model, or mixes several into one:
+Text has one sentence per line, plain, .gz or .xz; blank lines are ignored. Decoding graphs need small models:
+--max-ngrams and --entropy drop the least important n-grams. The result is written as ARPA text, as a binary file that
+is memory-mapped for look-up, or both. --from-arpa converts and prunes an existing model, or mixes several into one:
 
   asr lm ngram --from-arpa domain.arpa general.arpa --weights 0.7 0.3 --max-ngrams 300000 --arpa mixed.arpa"""
 
@@ -34,15 +34,15 @@ is memory-mapped for lookup, or both. --from-arpa converts and prunes an existin
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     source = parser.add_argument_group("input")
-    source.add_argument("--text", nargs="+", default=[], type=Path, help="files with one sentence on each line")
+    source.add_argument("--text", nargs="+", default=[], type=Path, help="files with one sentence per line")
     source.add_argument(
         "--transcripts", nargs="+", default=[], type=Path, help="files with lines 'utterance-id WORDS', as in Kaldi"
     )
     source.add_argument(
-        "--from-arpa", nargs="+", type=Path, help="existing model to convert, or several to mix, instead of text"
+        "--from-arpa", nargs="+", type=Path, help="instead of text, an existing model to convert, or several to mix"
     )
     source.add_argument(
-        "--weights", nargs="+", type=float, help="weights of the models of --from-arpa, in their order; they sum to 1"
+        "--weights", nargs="+", type=float, help="weights of the models of --from-arpa, in that order, with a sum of 1"
     )
     source.add_argument(
         "--by-history", action="store_true", help="with several models: weight each by how well it predicts the history"
@@ -62,29 +62,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument(
         "--entropy",
         type=float,
-        help="then drop n-grams whose loss raises the relative entropy by less than this (try 1e-7)",
+        help="then drop n-grams whose removal raises the relative entropy by less than this (try 1e-7)",
     )
-    model.add_argument(
-        "--max-ngrams", type=int, help="then prune to this maximum number of n-grams, all orders together"
-    )
+    model.add_argument("--max-ngrams", type=int, help="then prune to at most this number of n-grams of all orders")
     output = parser.add_argument_group("output")
     output.add_argument("--arpa", type=Path, help="write the model as ARPA text")
-    output.add_argument("--binary", type=Path, help="write the model as a binary file for lookup")
-    output.add_argument("--quantize", action="store_true", help="binary: one byte for each score instead of four")
-    output.add_argument("--no-index", action="store_true", help="binary: no hash index; half the size, slower lookup")
-    output.add_argument("--write-vocabulary", type=Path, help="write the words of the model, one on each line")
+    output.add_argument("--binary", type=Path, help="write the model as a binary file for look-up")
+    output.add_argument("--quantize", action="store_true", help="binary: one byte per score instead of four")
+    output.add_argument("--no-index", action="store_true", help="binary: no hash index; half the size, slower look-up")
+    output.add_argument("--write-vocabulary", type=Path, help="write the words of the model, one per line")
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command; prints one JSON line."""
     if not (args.arpa or args.binary or args.write_vocabulary):
-        raise AsrError("there is nothing to write: give --arpa, --binary or --write-vocabulary.")
+        raise AsrError("there is nothing to write; give --arpa, --binary or --write-vocabulary.")
     if bool(args.from_arpa) == bool(args.text or args.transcripts):
         raise AsrError("give either text (--text, --transcripts) or --from-arpa.")
     if args.weights and not args.from_arpa:
-        raise AsrError("--weights: they are for the models of --from-arpa; give these, or no weights.")
+        raise AsrError("--weights needs --from-arpa; give its models, or leave out the weights.")
     if args.by_history and len(args.from_arpa or []) < 2:
-        raise AsrError("--by-history: it says how several models are mixed; give two or more after --from-arpa.")
+        raise AsrError("--by-history mixes several models; give two or more after --from-arpa.")
     outputs = (path for path in (args.arpa, args.binary, args.write_vocabulary) if path is not None)
     require_writable(*outputs, inputs=[*args.text, *args.transcripts, *(args.from_arpa or ()), args.vocabulary])
     if args.arpa is not None and args.arpa.suffix in (".gz", ".xz"):
@@ -109,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         trie, count = model.trie, model.count
         report |= {"distinct_ngrams": model.num_distinct, "discounts": model.discounts}
         if model.fallback_orders:
-            _say(f"the text does not determine the discounts of orders {model.fallback_orders}; took 0.5, 1, 1.5")
+            _say(f"the text does not determine the discounts of orders {model.fallback_orders}; using 0.5, 1, 1.5")
             report["fallback_orders"] = model.fallback_orders
     if args.entropy is not None:
         trie = prune_to_threshold(trie, args.entropy, count)
@@ -135,7 +133,7 @@ def _read_and_mix(
     paths: list[Path], weights: list[float], vocabulary: Vocabulary | None, by_history: bool
 ) -> NgramTrie:
     if len(weights) != len(paths):
-        raise AsrError(f"--weights: {len(weights)} weights for {len(paths)} models; give one weight for each model.")
+        raise AsrError(f"--weights: there are {len(weights)} weights for {len(paths)} models; give one for each model.")
     if len(paths) == 1:
         return read_arpa(paths[0], vocabulary)
     if vocabulary is None:

@@ -14,18 +14,16 @@ from asr.lm.ngram.io import read_ngram_lm
 NAME = "lm perplexity"
 
 
-HELP = """Measures the perplexity of an n-gram model (ARPA or binary) on texts, including ends of sentences.
+HELP = """Measures the perplexity of an n-gram model (ARPA or binary) on texts, including sentence ends.
 
-Prints one JSON line for each text. `perplexity` counts out-of-vocabulary words as <unk>, `perplexity_listed` leaves
-them out."""
+Prints one JSON line for each text. `perplexity` scores out-of-vocabulary words as <unk>; `perplexity_listed` skips
+them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     parser.add_argument("model", type=Path, help="ARPA file (plain, .gz, .xz) or binary file of 'asr lm ngram'")
-    parser.add_argument(
-        "texts", nargs="+", type=Path, help="files with one sentence on each line; blank lines are ignored"
-    )
+    parser.add_argument("texts", nargs="+", type=Path, help="files with one sentence per line; blank lines are ignored")
     parser.add_argument("--transcripts", action="store_true", help="lines are 'utterance-id WORDS', as in Kaldi")
 
 

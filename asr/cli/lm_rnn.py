@@ -52,14 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     parser.set_defaults(show_help=lambda: parser.print_help(sys.stderr))
     actions = parser.add_subparsers(dest="action", metavar="export|measure")
-    export = actions.add_parser("export", help="write a checkpoint's network to a folder, which needs no Lightning")
+    export = actions.add_parser("export", help="write a checkpoint's network to a folder that loads without Lightning")
     export.add_argument("checkpoint", type=Path)
     export.add_argument("folder", type=Path)
-    export.add_argument("--maxent-weights", type=int, help="maximum number of n-gram weights to keep, the largest ones")
+    export.add_argument("--maxent-weights", type=int, help="keep only this number of n-gram weights, the largest ones")
     export.add_argument("--float32", action="store_true", help="store weights as float32 instead of float16")
-    measure = actions.add_parser("measure", help="perplexity, and how far the scores are from normalized")
+    measure = actions.add_parser("measure", help="measure perplexity, and how far the scores are from normalized")
     measure.add_argument("model", type=Path, help="exported folder, checkpoint or bundle")
-    measure.add_argument("--text", nargs="+", default=[], type=Path, help="files with one sentence on each line")
+    measure.add_argument("--text", nargs="+", default=[], type=Path, help="files with one sentence per line")
     measure.add_argument(
         "--transcripts", nargs="+", default=[], type=Path, help="files with lines 'utterance-id WORDS', as in Kaldi"
     )
@@ -70,15 +70,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measure.add_argument(
         "--normalizer-precision",
         choices=get_args(Precision),
-        help="precision of sums over the vocabulary; int8 is two to three times as fast on processors that multiply "
-        "8-bit integers (default: as in the network's configuration)",
+        help="precision of sums over the vocabulary; int8 is two to three times as fast on processors with int8 "
+        "products (default: that of the network's configuration)",
     )
     measure.add_argument(
         "--log-linear-words",
         type=int,
         default=0,
-        help="tune exactly normalized log-linear weights on this number of words, and measure on as many other words "
-        "(try 300)",
+        help="tune exactly normalized log-linear weights on this number of words, and measure on the same number of "
+        "other words (try 300)",
     )
 
 
@@ -96,20 +96,20 @@ def run(args: argparse.Namespace) -> int:
         save_network(network, args.folder, half_precision=not args.float32, num_maxent_weights=args.maxent_weights)
         return 0
     if not (args.text or args.transcripts):
-        raise AsrError("there is nothing to measure on: give --text or --transcripts.")
+        raise AsrError("there is nothing to measure on; give --text or --transcripts.")
     print(json.dumps(measure_network(args)))
     return 0
 
 
 def measure_network(args: argparse.Namespace) -> dict[str, object]:
-    """Perplexities with ends of sentences, out-of-vocabulary words scored as `<unk>`."""
+    """Perplexities with sentence ends, out-of-vocabulary words scored as `<unk>`."""
     if args.ngram_weight is not None and not 0 <= args.ngram_weight <= 1:
         raise AsrError(f"--ngram-weight {args.ngram_weight}: give a number from 0 to 1.")
     network = read_rnn_lm(args.model).network
     assert isinstance(network, RNNLanguageModel)
     ngram = None if args.ngram is None else load_ngram_lm(args.ngram)
     if ngram is not None and ngram.vocabulary != network.vocabulary:
-        raise AsrError(f"{args.ngram}: its word list differs from that of {args.model}; train both on one.")
+        raise AsrError(f"{args.ngram}: its word list differs from that of {args.model}; train both with the same list.")
     if args.normalizer_precision is not None and isinstance(network.output, (NceOutput, FullSoftmaxOutput)):
         network.output.normalizer_precision = args.normalizer_precision
     with tempfile.TemporaryDirectory() as scratch:
@@ -140,13 +140,13 @@ def measure_network(args: argparse.Namespace) -> dict[str, object]:
 def measure_log_linear(
     network: RNNLanguageModel, ngram: NgramLM, token_id: NDArray[np.int32], num_words: int
 ) -> dict[str, object]:
-    """Log-linear weights tuned on the first `num_words` words, and their perplexity on as many words after them."""
+    """Log-linear weights tuned on the first `num_words` words, and their perplexity on the same number after them."""
     ends = np.flatnonzero(token_id == EOS_ID) + 1
     middle, end = (
         int(ends[min(int(np.searchsorted(ends, words)), len(ends) - 1)]) for words in (num_words, 2 * num_words)
     )
     if end == middle:
-        raise AsrError(f"The text has fewer than two times {num_words} words; lower --log-linear-words.")
+        raise AsrError(f"the text has fewer than {num_words} words for each part; lower --log-linear-words.")
     parts = []
     for part in (token_id[:middle], token_id[middle:end]):
         distributions = torch.stack((language_model_distributions(ngram, part), network_distributions(network, part)))

@@ -1,4 +1,4 @@
-"""The `asr` command: each subcommand is one module, imported only when it is called."""
+"""The `asr` command. Each subcommand is one module, imported only when it is called."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bundle": ("asr.cli.bundle", "assemble trained parts into a bundle, which transcribe and torch.hub load"),
     "bundle list": ("asr.cli.bundle_list", "list the bundles on this machine"),
     "bundle fetch": ("asr.cli.bundle_fetch", "fetch a bundle by name, https address or hf:owner/name"),
-    "bundle info": ("asr.cli.bundle_info", "show what a bundle has: parts, sizes, decoding options, card"),
-    "calibrate": ("asr.cli.calibrate", "fit the confidences of a bundle's words on speech that it has not heard"),
+    "bundle info": ("asr.cli.bundle_info", "show the contents of a bundle: parts, sizes, decoding options, card"),
+    "calibrate": ("asr.cli.calibrate", "fit a bundle's word confidences on speech that it was not trained on"),
     "rescore": ("asr.cli.rescore", "rescore lattices and n-best lists of other recognizers"),
     "export": ("asr.cli.export", "write a bundle's acoustic model to an ONNX or TorchScript file"),
-    "evaluate": ("asr.cli.evaluate", "error rates of transcripts, or of a manifest that is recognized first"),
-    "report": ("asr.cli.report", "make a page of evaluations: tables, curves, alignments with audio"),
+    "evaluate": ("asr.cli.evaluate", "compute error rates of transcripts, or recognize a manifest and score it"),
+    "report": ("asr.cli.report", "make a page about evaluations: tables, curves, alignments with audio"),
 }
 
 
 _EXAMPLES = """\
 examples:
-  asr doctor                                      what works here
+  asr doctor                                      what works on this machine
   asr transcribe talk.flac --bundle checkpoints/librispeech
   asr transcribe folder/ --bundle checkpoints/librispeech --jsonl --output words.jsonl
   asr evaluate words.jsonl --reference reference.txt
   asr fit --config recipes/an4/am.yaml            train
 
 'asr COMMAND --help' explains a command. Results go to stdout, progress and warnings to stderr.
-Exit codes: 0 success, 1 some inputs failed and the others are done, 2 the request itself is wrong.
+Exit codes: 0 success, 1 some inputs failed and the others were processed, 2 the request itself is wrong.
 """
 
 
@@ -58,7 +58,7 @@ def _help() -> str:
     lines = [
         "usage: asr COMMAND [OPTIONS]",
         "",
-        "Speech recognition with a large language model inside the search.",
+        "Speech recognition with large language models.",
         "",
     ]
     lines += ["commands:", *(f"  {name:<{width}}{text}" for name, (_, text) in COMMANDS.items())]
@@ -128,7 +128,7 @@ _EXTRA_OF |= {"kaldifst": "graph", "k2": "k2", "onnxruntime": "onnx", "av": "med
 
 
 def how_to_install(package: str) -> str:
-    """What brings a missing package, in a checkout and for an installed wheel."""
+    """How to install a missing package, in a checkout and for an installed wheel."""
     extra = f"[{_EXTRA_OF[package]}]" if package in _EXTRA_OF else ""
     return f"run scripts/setup, or pip install 'onepass-asr{extra}'"
 
@@ -168,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].partition(". ")[0]
         print(
             f"asr: error: there is not enough memory ({reason}); "
-            "work on less at a time, for instance with --batch-seconds or --cache-mb.",
+            "reduce the amount of work at a time, for example with --batch-seconds or --cache-mb.",
             file=sys.stderr,
         )
         code = 2
@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _lacks_memory(error: Exception) -> bool:
-    """Whether memory ran out, that of a GPU as well; torch has no class of its own for that of the host."""
+    """Whether the host or a GPU ran out of memory; torch has no exception class for the host."""
     is_ours = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return is_ours or "can't allocate memory" in str(error) or "out of memory" in str(error)
 

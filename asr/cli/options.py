@@ -29,12 +29,12 @@ from asr.recognizer import Recognizer, ResourceOptions
 
 
 def hint(text: str) -> None:
-    """Tells the user of a new spelling, on stderr."""
-    print(f"asr: hint: {text}; the old spelling will go with the next release.", file=sys.stderr)
+    """Tells the user about a new spelling, on stderr."""
+    print(f"asr: hint: {text}; the old spelling will be removed in the next release.", file=sys.stderr)
 
 
 def renamed(option: str, old: Mapping[str, str]) -> Callable[[str], str]:
-    """A type for argparse that replaces old values of an option by new ones, with a hint."""
+    """A type for argparse that replaces old values of an option with new ones, and prints a hint."""
 
     def convert(value: str) -> str:
         if value in old:
@@ -80,7 +80,7 @@ def add_recognizer_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--bundle",
         metavar="BUNDLE",
-        help="folder of a trained bundle, its name in checkpoints/, or one that is fetched: an4, librispeech, "
+        help="folder of a trained bundle, its name in checkpoints/, or a bundle to fetch: an4, librispeech, "
         "https://... or hf:owner/name ('asr bundle fetch --help')",
     )
     group.add_argument(
@@ -94,56 +94,56 @@ def add_recognizer_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--acoustic-model",
         metavar="KIND:NAME",
-        help=f"a CTC network from elsewhere in the place of the bundle's; {_choices(KINDS)}",
+        help=f"a CTC network from elsewhere, used instead of the bundle's; {_choices(KINDS)}",
     )
     group.add_argument(
         "--ngram",
         metavar="FILE",
-        help="with --acoustic-model, the n-gram model of words that its graph is made of, ARPA or binary, of any size "
-        "(default: the bundle's); without --bundle no bundle is read then",
+        help="with --acoustic-model, the n-gram model of words to compile its graph from, ARPA or binary, of any size "
+        "(default: the bundle's); with it and without --bundle no bundle is read",
     )
     group.add_argument(
         "--graph",
         metavar="FILE",
-        help="with --acoustic-model, a decoding graph for its tokens, in the place of one that is compiled: of 'asr "
-        "graph', which also converts HLG.pt and HLG.fst; --ngram is then the model that it was made of",
+        help="with --acoustic-model, a decoding graph for its tokens, used instead of compiling one; from 'asr graph', "
+        "which also converts HLG.pt and HLG.fst; --ngram is then the model that the graph was built from",
     )
     group.add_argument(
         "--large-ngram",
         metavar="FILE",
-        help="n-gram model in the place of the bundle's large one: binary ('asr lm ngram --binary'), or ARPA, which is "
-        "slow to load",
+        help="n-gram model, used instead of the bundle's large one: binary ('asr lm ngram --binary'), or ARPA, which "
+        "is slow to load",
     )
     group.add_argument(
         "--rnn-lm",
         metavar="FOLDER",
-        help="recurrent model in the place of the bundle's: from 'asr lm rnn export', a checkpoint of 'asr fit', or "
+        help="recurrent model, used instead of the bundle's: from 'asr lm rnn export', a checkpoint of 'asr fit', or "
         "another bundle",
     )
     group.add_argument("--decoder", choices=DECODERS, default="auto", help=f"{_choices(DECODERS)} (default: auto)")
     group.add_argument(
         "--lm-fusion",
         choices=LM_FUSIONS,
-        help=f"where the large language model acts; {_choices(LM_FUSIONS)} (default: lattice)",
+        help=f"where the large language model is applied; {_choices(LM_FUSIONS)} (default: lattice)",
     )
     group.add_argument(
         "--no-confidences",
         action="store_true",
-        help="no calibrated confidences of words, which the default mode spends a part of its time on",
+        help="do not compute calibrated word confidences, which take part of the time",
     )
     group.add_argument("--first-pass", action=_FirstPass, choices=OLD_FIRST_PASSES, help=argparse.SUPPRESS)
-    group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ...; auto: a GPU where there is one")
+    group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ...; auto: a GPU if there is one")
     group.add_argument(
         "--lexicon",
         metavar="FILE",
         help="the pronunciations that the graph was built from, for exact word times (default: the bundle's, if it has "
-        "them); with --acoustic-model, how words are written in its tokens, which only phones need",
+        "them); with --acoustic-model, the words written in its tokens, needed only for phones",
     )
     for one in options_of(ResourceOptions).values():
         _add_option(group, one, f"default: {_shown(one)}")
     tuned = parser.add_argument_group(
         "decoding",
-        "The default of each is what the bundle was tuned to. An option that would change nothing is refused.",
+        "The defaults are the values that the bundle was tuned with. An option that would have no effect is rejected.",
     )
     for one in setting_options().values():
         _add_option(tuned, one, "")
@@ -174,7 +174,7 @@ def _shown(one: Option) -> str:
 
 
 def given_options(args: argparse.Namespace, options: Mapping[str, Option]) -> dict[str, Any]:
-    """Those options that are on the command line, megabytes as bytes."""
+    """The options that were given on the command line, with megabytes converted to bytes."""
     given = {name: getattr(args, name) for name in options if getattr(args, name) is not None}
     return {name: _bytes(options[name].flag, value) if options[name].unit else value for name, value in given.items()}
 
@@ -202,9 +202,9 @@ def recognizer_from(args: argparse.Namespace, mode: str | None = None) -> Recogn
     if args.acoustic_model is not None:
         recognizer = Recognizer(_bundle_with_acoustic_model(args), **arguments)
     elif args.graph is not None:
-        raise AsrError("--graph goes with --acoustic-model; 'asr bundle' puts a graph and a network of ours together.")
+        raise AsrError("--graph needs --acoustic-model; to combine a graph with a network of ours, use 'asr bundle'.")
     elif args.ngram is not None:
-        raise AsrError("--ngram goes with --acoustic-model; a bundle has a graph, and takes --large-ngram beside it.")
+        raise AsrError("--ngram needs --acoustic-model; with a bundle, which has its own graph, use --large-ngram.")
     else:
         recognizer = Recognizer.from_folder(
             _folder(args.bundle),
@@ -247,9 +247,9 @@ def _bundle_with_acoustic_model(args: argparse.Namespace) -> Bundle:
 
 @contextlib.contextmanager
 def graph_notice() -> Iterator[Callable[[str], None]]:
-    """Tells on stderr, with a progress display on terminals, if a graph has to be compiled inside."""
+    """Reports on stderr if the block compiles a graph, with a progress display on terminals."""
     console = Console(stderr=True)
-    why = f"compiling a decoding graph for the acoustic model's tokens, once; it is kept in {graph_cache()}"
+    why = f"compiling a decoding graph for the acoustic model's tokens; needed once, it is kept in {graph_cache()}"
     shown = console.status(why)
     with contextlib.ExitStack() as stack:
 
@@ -282,7 +282,7 @@ def _bytes(option: str, megabytes: float) -> int:
 
 
 def device_from(name: str) -> torch.device:
-    """A device by its name, or for `auto` a GPU where there is one.
+    """A device by its name, or for `auto` a GPU if there is one.
 
     Raises:
         AsrError: there is no such device here.

@@ -1,4 +1,4 @@
-"""Output of recognition: lines that are written at once and read again on resuming, and lattices as files."""
+"""Output of recognition: lines that are written at once and read again when a run resumes, and lattice files."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class ResultsFile:
     Args:
         path: the file, created if it does not exist. A device or a pipe has no earlier results.
         field: the field that names a recording.
-        anew: drop the content of the file when `require_maker` is called, so that a request that fails drops nothing.
+        anew: delete the contents of the file when `require_maker` is called, so that a failing request deletes nothing.
 
     Attributes:
-        done: recordings that earlier runs have finished, without failures, in order; `record` has the result of one. An
-            unfinished last line, which an interruption leaves, is removed.
+        done: recordings that earlier runs have finished without failure, in order; `record` returns the result of one.
+            An unfinished last line, left by an interruption, is removed.
 
     Raises:
-        AsrError: the file cannot be read or written, another process is writing to it, or it has something else in it;
-            it is not changed then.
+        AsrError: the file cannot be read or written, another process is writing to it, or it has other contents; the
+            file is then unchanged.
     """
 
     def __init__(self, path: Path, field: str, anew: bool = False) -> None:
@@ -72,7 +72,7 @@ class ResultsFile:
             self._stream.close()
 
     def require_maker(self, maker: str) -> None:
-        """Sets the recognizer of the lines to come, which must be that of earlier results.
+        """Sets the recognizer of the following lines, which must be that of the earlier results.
 
         Raises:
             AsrError: an earlier result is from another recognizer.
@@ -84,11 +84,11 @@ class ResultsFile:
             if other != maker:
                 raise AsrError(
                     f"{self._path}: {name} was recognized by {other!r}, not by {maker!r}; choose another --output, or "
-                    "delete this one."
+                    "delete this file."
                 )
 
     def record(self, name: str) -> dict[str, Any]:
-        """The result of a recording that is done."""
+        """The result of a finished recording."""
         begin, length = self.done[name]
         with self._path.open("rb") as file:
             file.seek(begin)
@@ -98,10 +98,10 @@ class ResultsFile:
         return record
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Appends a line; a failure that is in the file already is not repeated.
+        """Appends a line; a failure that is already in the file is not repeated.
 
         Raises:
-            AsrError: as `print_line`.
+            AsrError: like `print_line`.
         """
         if "error" in record:
             failure = str(record[self._field]), str(record["error"])
@@ -115,13 +115,13 @@ class ResultsFile:
             fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise AsrError(
-                f"{self._path}: another process is writing to this output; wait, or choose another one."
+                f"{self._path}: another process is writing to this output; wait, or choose another file."
             ) from error
         except OSError:
             return  # some network file systems have no locks
 
     def _read(self) -> None:
-        """Notes which recordings are done; lines as this class writes them need no parsing."""
+        """Finds out which recordings are done; lines written by this class need no parsing."""
         content = self._path.read_bytes()
         head, middle, tail = json.dumps({self._field: ""})[:-2].encode(), b'", "text": "', f', "{_MAKER}": "'.encode()
         # In a whole file only line ends are control characters.
@@ -164,25 +164,25 @@ class ResultsFile:
         os.ftruncate(self._stream.fileno(), begin)
 
 
-# In a result as `add` writes it the recording comes first and the maker last.
+# In a line written by `add`, the recording comes first and the maker last.
 _MAKER = "made_by"
 _OWN_MAKER = re.compile(rb"[\w .-]+")
 _CONTROL_CHARACTERS = bytes(code for code in range(32) if code != ord("\n"))
 
 
 class TranscriptFolder:
-    """A folder with a file for each recording and format; several processes may fill it, each with other recordings.
+    """A folder with one file per recording and format. Several processes may write to it, each for other recordings.
 
     Args:
         folder: created if it does not exist.
         formats: keys of `asr.transcripts.FORMATS`.
-        names: recording -> its files without their suffixes.
+        names: recording -> the names of its files without suffixes.
 
     Attributes:
         done: recordings that have all their files.
 
     Raises:
-        AsrError: the folder cannot be made.
+        AsrError: the folder cannot be created.
     """
 
     def __init__(self, folder: Path, formats: Sequence[str], names: Mapping[str, str]) -> None:
@@ -200,27 +200,27 @@ class TranscriptFolder:
         }
 
     def require_maker(self, maker: str) -> None:
-        """Sets the recognizer of the files to come, which must be that of those that are there.
+        """Sets the recognizer of the following files, which must be that of the existing ones.
 
         Raises:
-            AsrError: they are from another recognizer, or the folder cannot be written.
+            AsrError: the existing files are from another recognizer, or the folder cannot be written.
         """
         path = self._folder / _MAKER_FILE
         if self.done and path.is_file():
             other = path.read_text(encoding="utf-8", errors="replace").strip()
             if other != maker:
                 raise AsrError(
-                    f"{self._folder}: what is there was recognized by {other!r}, not by {maker!r}; choose another "
+                    f"{self._folder}: its files were made by {other!r}, not by {maker!r}; choose another "
                     "--output-dir, or empty this one."
                 )
         with open_atomic(path) as file:
             file.write(f"{maker}\n".encode())
 
     def add(self, name: str, transcript: Transcript) -> None:
-        """Writes the files of a recording, each of them at once.
+        """Writes the files of a recording, each as a whole.
 
         Raises:
-            AsrError: they cannot be written, for instance because the disk is full.
+            AsrError: they cannot be written, for example because the disk is full.
         """
         for kind in self._formats:
             path = self._folder / f"{self._names[name]}{SUFFIXES[kind]}"
@@ -232,7 +232,7 @@ _MAKER_FILE = ".made_by"
 
 
 def maker_of(recognizer: Recognizer, kind: str = "") -> str:
-    """Names a recognizer by everything that decides its words, but not by batches and other resources."""
+    """A name for a recognizer that depends on everything that affects its words, but not on batches or resources."""
     decides = {
         "bundle": recognizer.bundle.fingerprint,
         "options": {name: asdict(part) for name, part in recognizer.settings.parts().items()},
@@ -256,14 +256,14 @@ def _record(line: bytes, field: str) -> dict[str, Any] | None:
 
 
 def _foreign(path: Path, number: int) -> AsrError:
-    return AsrError(f"{path}:{number}: this is not output of this command; choose another --output.")
+    return AsrError(f"{path}:{number}: this line is not output of this command; choose another --output.")
 
 
 def print_record(record: Mapping[str, Any], stream: TextIO) -> None:
-    """Prints a JSON line. Characters that the stream cannot write, such as those of odd file names, are escaped.
+    """Prints a JSON line. Characters that the stream cannot encode, as in odd file names, are escaped.
 
     Raises:
-        AsrError: as `print_line`.
+        AsrError: like `print_line`.
     """
     line = json.dumps(record, ensure_ascii=False)
     try:
@@ -274,10 +274,10 @@ def print_record(record: Mapping[str, Any], stream: TextIO) -> None:
 
 
 def print_line(line: str, stream: TextIO) -> None:
-    """Prints a line and flushes it. Characters that the stream cannot write are shown by their codes.
+    """Prints a line and flushes it. Characters that the stream cannot encode are shown as escape codes.
 
     Raises:
-        AsrError: the line cannot be written, for instance because the disk is full.
+        AsrError: the line cannot be written, for example because the disk is full.
     """
     encoding = stream.encoding or "utf-8"
     try:
@@ -289,9 +289,9 @@ def print_line(line: str, stream: TextIO) -> None:
 
 
 FORMATS = {
-    "kaldi": "one text archive, lattices.txt.gz, with words.txt beside it",
-    "slf": "HTK's format, one .slf.gz for each lattice",
-    "k2": "one file for each lattice, for k2.Fsa.from_dict(torch.load(...)), with words.txt beside them; needs k2",
+    "kaldi": "one text archive, lattices.txt.gz, and words.txt",
+    "slf": "HTK's format, one .slf.gz per lattice",
+    "k2": "one file per lattice, for k2.Fsa.from_dict(torch.load(...)), and words.txt; needs k2",
 }
 
 
@@ -300,16 +300,15 @@ def add_lattice_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lattices",
         metavar="FOLDER",
-        help="write the alternatives: one lattice for each recording, or for each segment of a long one; "
-        "words then have "
-        "confidences with --jsonl",
+        help="write the alternatives: one lattice for each recording, or for each segment of a long one; words then "
+        "have confidences with --jsonl",
     )
     formats = "; ".join(f"{name}: {text}" for name, text in FORMATS.items())
     parser.add_argument("--lattice-format", choices=[*FORMATS], default="slf", help=f"{formats} (default: slf)")
     parser.add_argument(
         "--lattice-gzip",
         action=argparse.BooleanOptionalAction,
-        help="pack lattices of the formats slf and kaldi (.gz), to an eighth of their size; done unless "
+        help="compress lattices of the formats slf and kaldi (.gz), to an eighth of their size; the default unless "
         "--no-lattice-gzip is given",
     )
 
@@ -318,7 +317,7 @@ _ARCHIVE = "lattices.txt"
 
 
 def existing(folder: str | Path, names: Iterable[str]) -> list[Path]:
-    """The files of a folder that have one of these names; of many names no more than a few are asked about."""
+    """The files of a folder that have one of these names; the folder is listed once."""
     try:
         here = {entry.name for entry in os.scandir(folder)}
     except OSError:
@@ -327,7 +326,7 @@ def existing(folder: str | Path, names: Iterable[str]) -> list[Path]:
 
 
 def lattice_files(lattice_format: str, stems: Iterable[str]) -> list[str]:
-    """Names of the files that lattices of whole recordings go to."""
+    """Names of the files that lattices of whole recordings are written to."""
     if lattice_format == "kaldi":
         return [_ARCHIVE, f"{_ARCHIVE}.gz", "words.txt"]
     suffixes = (".pt",) if lattice_format == "k2" else (".slf", ".slf.gz")
@@ -346,11 +345,11 @@ class LatticeWriter:
         lattice_format: a key of `FORMATS`.
         recognizer: the recognizer of the results.
         done: recordings whose lattices an earlier run has written, in its order; these are not changed.
-        is_packed: write `NAME.slf.gz` and `lattices.txt.gz`; None does, unless it is for k2, or there is a
-            `lattices.txt` to go on with.
+        is_packed: write `NAME.slf.gz` and `lattices.txt.gz`; so does None, unless the format is k2 or there is a
+            `lattices.txt` to continue.
 
     Raises:
-        AsrError: the folder cannot be written, or the format cannot be packed.
+        AsrError: the folder cannot be written, or the format cannot be compressed.
     """
 
     def __init__(
@@ -362,7 +361,7 @@ class LatticeWriter:
         is_packed: bool | None = None,
     ) -> None:
         if is_packed and lattice_format == "k2":
-            raise AsrError("--lattice-gzip packs lattices of the formats slf and kaldi; k2 reads its own files only.")
+            raise AsrError("--lattice-gzip is for the formats slf and kaldi; k2 cannot read compressed files.")
         self._folder = Path(folder)
         self._format = lattice_format
         if is_packed is None:
@@ -382,10 +381,10 @@ class LatticeWriter:
                 (self._folder / "words.txt").write_text(lines, encoding="utf-8")
 
     def write(self, audio: Path, result: RecognitionResult) -> None:
-        """Writes the lattices of a recording; those of several segments have begin and end in 1/100 s in their names.
+        """Writes the lattices of a recording; with several segments, names contain begin and end in 1/100 s.
 
         Raises:
-            AsrError: they cannot be written, for instance because the disk is full.
+            AsrError: they cannot be written, for example because the disk is full.
         """
         stem = self._new_name(audio)
         for piece in result.lattices:
@@ -429,14 +428,14 @@ class LatticeWriter:
 
 
 def _open_text(path: Path, mode: str) -> Any:
-    """Opens a file for writing, `.gz` packed; packed parts that are appended one by one are one packed file."""
+    """Opens a file for writing, `.gz` compressed; compressed parts appended one by one form one compressed file."""
     if path.suffix == ".gz":
         return gzip.open(path, f"{mode}t", compresslevel=6, encoding="utf-8")
     return path.open(mode, encoding="utf-8")
 
 
 def _keep_only(archive: Path, names: set[str]) -> None:
-    """Removes all lattices from an archive except those of these recordings, and what is cut short behind them."""
+    """Removes all lattices from an archive except those of these recordings, and an incomplete last part."""
     opens: Any = gzip.open if archive.suffix == ".gz" else open
     with atomic_path(archive) as partial, opens(partial, "wb") as kept:
         if not names or not archive.is_file():

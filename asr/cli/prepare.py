@@ -22,17 +22,17 @@ Reads a corpus folder and writes manifests of lhotse cuts for training and testi
 
 Three files are written for each part:
   CORPUS_PART.jsonl.gz     the utterances, as lhotse cuts
-  CORPUS_PART.txt          their transcripts, one on each line, for language models
+  CORPUS_PART.txt          their transcripts, one per line, for language models
   CORPUS_PART.report.json  number and duration of utterances, and what was skipped and why
 
-Each audio file is decoded once, so that damaged ones are found now; they are skipped and reported. Finished parts are
-not done again: after an interruption, repeat the command. A lexicon that comes with the corpus is copied as well. One
+Each audio file is decoded once, so that damaged files are found now; they are skipped and reported. Finished parts are
+not prepared again: after an interruption, repeat the command. If the corpus has a lexicon, it is copied as well. One
 JSON object for each part goes to stdout.
 
 examples:
   asr prepare an4 --corpus ~/an4 --output data
   asr prepare librispeech --corpus ~/LibriSpeech --output data --parts train-clean-100 dev-clean test-clean
-  asr prepare kaldi --corpus data/train --output data       wav.scp, text and perhaps segments, utt2spk
+  asr prepare kaldi --corpus data/train --output data       wav.scp and text, optionally segments and utt2spk
   asr prepare csv --corpus clips.tsv --output data          a table with columns such as path and sentence
   asr prepare nemo --corpus manifest.json --output data
   asr prepare lhotse --corpus cuts.jsonl.gz --output data
@@ -46,7 +46,9 @@ _MAX_WARNINGS = 5
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     parser.add_argument("corpus_name", metavar="NAME", choices=sorted(CORPORA), help=", ".join(sorted(CORPORA)))
-    parser.add_argument("--corpus", type=Path, required=True, metavar="DIR", help="folder of the corpus, or the list")
+    parser.add_argument(
+        "--corpus", type=Path, required=True, metavar="DIR", help="folder of the corpus, or a list file"
+    )
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for the manifests")
     parser.add_argument(
         "--parts", nargs="+", default=[], metavar="PART", help="parts to prepare (default: all that exist)"

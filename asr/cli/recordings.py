@@ -68,7 +68,7 @@ class Recordings:
 
 
 def recordings(arguments: Sequence[str]) -> Recordings:
-    """What the arguments of a command name.
+    """The recordings that the arguments of a command name.
 
     Args:
         arguments: audio files, folders, `*.scp` files of Kaldi, and `*.jsonl` or `*.jsonl.gz` manifests of lhotse cuts.
@@ -91,7 +91,7 @@ def recordings(arguments: Sequence[str]) -> Recordings:
             kept.add(name, stem)
         listed = [name for name in found._readers if found.names.count(name) > 1]
         if listed:
-            raise AsrError(f"{' '.join(arguments)}: the recording {listed[0]!r} is named twice; give each list once.")
+            raise AsrError(f"{' '.join(arguments)}: the recording {listed[0]!r} is listed twice; give each list once.")
         return kept
     return found
 
@@ -111,7 +111,7 @@ def _add_audio(found: Recordings, argument: str) -> None:
 
 
 def no_audio(folder: Path) -> AsrError:
-    """What is wrong with a folder."""
+    """The error for a folder without audio files."""
     return AsrError(f"{folder}: there are no audio files in this folder ({', '.join(AUDIO_SUFFIXES)}).")
 
 
@@ -147,9 +147,9 @@ class Shard:
         """Reads `I/N`, from 1/N to N/N.
 
         Raises:
-            AsrError: it is written otherwise.
+            AsrError: the text has another form.
         """
         match = re.fullmatch(r"(\d+)/(\d+)", text)
         if match is None or not 1 <= int(match[1]) <= int(match[2]):
-            raise AsrError(f"--shard {text}: give the number of this job and of all, from 1/8 to 8/8.")
+            raise AsrError(f"--shard {text}: give the number of this job and the number of jobs, such as 1/8 or 8/8.")
         return cls(int(match[1]) - 1, int(match[2]))

@@ -1,4 +1,4 @@
-"""`asr report`: one HTML file about one or several evaluations of a test set."""
+"""`asr report`: one HTML page about one or several evaluations of a test set."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from asr.serialization import open_atomic, require_writable
 NAME = "report"
 
 
-HELP = """Makes one HTML file about evaluations of a test set: what 'asr evaluate --details NAME.json' wrote.
+HELP = """Makes one HTML page about evaluations of a test set, from the files of 'asr evaluate --details NAME.json'.
 
-The page needs nothing but a browser: no network, and no other file unless --link-audio is given. It has the error rates
-of all systems, errors against time, where the time goes, confidences, caches, confusions, pictures of a few utterances
-and, for the first systems, every utterance with its alignment and audio. Utterances can be sorted and filtered, by
-keyboard too.
+The page needs only a browser: no network, and no other file unless --link-audio is given. It shows the error rates of
+all systems, errors against time, time by stage, confidences, caches, confusions, pictures of a few utterances and, for
+the first systems, every utterance with its alignment and audio. Utterances can be sorted and filtered, also with the
+keyboard.
 
-The audio of the utterances with the most errors is within the page, about 4 kB for a second. It is read from the files
-that were recognized; those that are gone are left out, with a notice. One JSON object with sizes goes to stdout.
+The page contains the audio of the utterances with the most errors, about 4 kB per second. It is read from the files
+that were recognized; missing files are skipped with a notice. One JSON object with sizes goes to stdout.
 
 examples:
   asr report an4.json
@@ -47,19 +47,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--audio",
         default="50",
         metavar="N",
-        help="the audio of how many utterances is within the page, or all (default: %(default)s)",
+        help="number of utterances whose audio is in the page, or all (default: %(default)s)",
     )
     parser.add_argument(
         "--max-megabytes",
         type=float,
         default=40.0,
         metavar="MB",
-        help="the most that this audio may take (default: %(default)g)",
+        help="maximum size of this audio (default: %(default)g)",
     )
     parser.add_argument(
         "--link-audio",
         action="store_true",
-        help="write the audio of the other utterances to a folder beside the page, NAME.audio",
+        help="write the audio of the other utterances to a folder next to the page, NAME.audio",
     )
     parser.add_argument(
         "--compare",
@@ -121,7 +121,7 @@ def _options(args: argparse.Namespace) -> PageOptions:
 
 
 def _with_distinct_names(evaluations: list[Evaluation], paths: list[str]) -> list[Evaluation]:
-    """Systems are called as their files; where several files have one name, by their whole paths."""
+    """Systems are named after their files, or after their whole paths if several files have one name."""
     times = Counter(one.name for one in evaluations)
     return [
         replace(one, name=path) if times[one.name] > 1 else one for one, path in zip(evaluations, paths, strict=True)

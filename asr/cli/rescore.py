@@ -1,4 +1,4 @@
-"""`asr rescore`: lattices and n-best lists of other recognizers, rescored by a language model of ours."""
+"""`asr rescore`: rescores lattices and n-best lists of other recognizers with one of our language models."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ from asr.transcripts import FORMATS, Transcript, format_transcript, plain_name
 NAME = "rescore"
 
 
-HELP = """Rescores lattices and n-best lists of other recognizers by a language model of ours, and prints the words.
+HELP = """Rescores lattices and n-best lists of other recognizers with one of our language models, and prints the words.
 
-An input is known by its content or suffix, and may be packed (.gz, .xz):
+The type of an input is recognized by its content or suffix. Files may be compressed (.gz, .xz):
   FOLDER         n-best lists of Kaldi (words_text, ac_cost, lm_cost) or SRILM (a file for each utterance)
   .slf, .lat     a lattice of HTK
   .pt            a lattice of k2 or icefall, torch.save(fsa.as_dict(), ...); needs --words
-  lat.1.gz, ...  an archive of Kaldi, binary or text ('lattice-copy ark:... ark,t:...'), compact or not; needs --words
+  lat.1.gz, ...  a Kaldi archive, binary or text ('lattice-copy ark:... ark,t:...'), compact or not; needs --words
   .jsonl         n-best lists: {"id": ..., "nbest": [{"text": ..., "score": ...}, ...]}, also those of 'asr transcribe'
-  other text     n-best lists, one sentence on each line: id<TAB>words or id<TAB>score<TAB>words; or one of SRILM's
-                 three formats, the utterance named like the file
+  other text     n-best lists, one sentence per line: id<TAB>words or id<TAB>score<TAB>words; or one of SRILM's
+                 three formats, with the utterance's name as the file name
 
 The total of a sentence is am-scale * acoustic score + old-lm-scale * the other recognizer's language model score +
-lm-scale * our language model's score + word-insertion-penalty * words, in natural logs. The only score of a sentence is
-its acoustic one. Kaldi's graph costs count as language model scores. Words are compared with the vocabulary as they are
-spelled, else in upper, else in lower case; unknown ones are scored as <unk> and keep their spelling.
+lm-scale * our language model's score + word-insertion-penalty * words, in natural logs. If a sentence has only one
+score, it is the acoustic one. Kaldi's graph costs count as language model scores. Words are looked up in the vocabulary
+as spelled, then in upper case, then in lower case; unknown words are scored as <unk> and keep their spelling.
 
 examples:
   asr rescore lattices/*.slf --bundle librispeech
@@ -61,14 +61,14 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("inputs", nargs="+", help="files of lattices or n-best lists, or folders of lists")
     parser.add_argument(
-        "--words", metavar="FILE", help="Kaldi's words.txt: the words that numbers in lattices stand for"
+        "--words", metavar="FILE", help="Kaldi's words.txt, which maps the numbers in lattices to words"
     )
     model = parser.add_argument_group("language model", "One of these; two models are interpolated.")
-    model.add_argument("--bundle", help="the large language models of this bundle (default, where none is given)")
+    model.add_argument("--bundle", help="the large language models of this bundle (the default if none is given)")
     model.add_argument("--rnn-lm", metavar="FOLDER", help="a recurrent model: exported, a checkpoint, or a bundle")
     model.add_argument("--ngram", metavar="FILE", help="an n-gram model, ARPA or binary")
     model.add_argument(
-        "--rnn-weight", type=float, default=0.5, help="weight of the recurrent model against the n-gram (default: 0.5)"
+        "--rnn-weight", type=float, default=0.5, help="interpolation weight of the recurrent model (default: 0.5)"
     )
     scales = parser.add_argument_group("scales")
     scales.add_argument("--am-scale", type=float, help="weight of acoustic scores (default: the file's acscale, or 1)")
@@ -87,18 +87,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--frame-seconds", type=float, default=0.01, help="time between two frames of a lattice (default: 0.01)"
     )
     scales.add_argument(
-        "--max-contexts", type=int, default=64, help="histories that are followed from each state (default: 64)"
+        "--max-contexts", type=int, default=64, help="maximum number of word histories per state (default: 64)"
     )
-    parser.add_argument("--nbest", type=int, default=1, metavar="N", help="the N best sentences of lists, with --jsonl")
     parser.add_argument(
-        "--jsonl", action="store_true", help="one JSON object for each utterance, with times and scores"
+        "--nbest", type=int, default=1, metavar="N", help="output the N best sentences of lists, with --jsonl"
+    )
+    parser.add_argument(
+        "--jsonl", action="store_true", help="print one JSON object per utterance, with times and scores"
     )
     parser.add_argument(
         "--output-format",
         choices=[name for name, one in FORMATS.items() if one.is_joinable and name != "jsonl"],
-        help="instead of lines 'id words'",
+        help="format of the output (default: lines 'id words')",
     )
-    parser.add_argument("--output", metavar="FILE", help="write there instead of to stdout")
+    parser.add_argument("--output", metavar="FILE", help="write to this file instead of stdout")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -137,7 +139,7 @@ def _utterances(args: argparse.Namespace) -> Iterator[_Utterance]:
             continue
         kind = _kind(path)
         if kind in ("kaldi", "k2") and words is None:
-            raise AsrError(f"{path}: its words are numbers; give --words with the words.txt that they are from.")
+            raise AsrError(f"{path}: its words are numbers; give --words, the words.txt that defines them.")
         if kind == "slf":
             lattice = read_slf_lattice(path)
             yield _Utterance(lattice.name, lattice)
@@ -180,7 +182,7 @@ def language_model(args: argparse.Namespace) -> LanguageModel:
         AsrError: a model cannot be read, the weight is out of range, or the bundle has no large language model.
     """
     if not 0.0 <= args.rnn_weight <= 1.0:
-        raise AsrError(f"--rnn-weight {args.rnn_weight}: it must be between 0 and 1.")
+        raise AsrError(f"--rnn-weight {args.rnn_weight}: give a number from 0 to 1.")
     network = read_rnn_lm(args.rnn_lm).network if args.rnn_lm else None
     ngram: Any = read_ngram_lm(args.ngram) if args.ngram else None
     if args.bundle or (network is None and ngram is None):
@@ -190,7 +192,7 @@ def language_model(args: argparse.Namespace) -> LanguageModel:
             network = bundle.rnn_lm.network
         ngram = ngram or bundle.large_ngram
         if network is None and ngram is None:
-            raise AsrError(f"bundle {bundle.name}: it has no large language model; give --rnn-lm or --ngram.")
+            raise AsrError(f"bundle {bundle.name}: there is no large language model; give --rnn-lm or --ngram.")
     if network is None:
         return ngram  # type: ignore[no-any-return]
     engine = CachedRNNLM(network)  # type: ignore[arg-type]
@@ -216,7 +218,7 @@ def _rescored(args: argparse.Namespace, utterance: _Utterance, lm: LanguageModel
     if isinstance(found, WordLattice):
         best = rescore_lattice(found, lm, scales, args.max_contexts)
         if best is None:
-            print(f"asr: {found.name}: no complete sentence is in the lattice.", file=sys.stderr)
+            print(f"asr: {found.name}: the lattice has no complete sentence.", file=sys.stderr)
         return [] if best is None else [best]
     return rescore_list(found, lm, scales)
 
@@ -226,7 +228,10 @@ def _line(args: argparse.Namespace, utterance: _Utterance, ranked: list[Rescored
     if args.output_format:
         words = tuple(Word(word.text, word.start or 0.0, word.end or word.start or 0.0) for word in best.words)
         if args.output_format in ("ctm", "stm") and any(word.start is None for word in best.words):
-            raise AsrError(f"{utterance.name}: {args.output_format} needs times, which this input has not.")
+            raise AsrError(
+                f"{utterance.name}: {args.output_format} needs times, which this input does not have; choose another "
+                "--output-format."
+            )
         transcript = Transcript(plain_name(utterance.name), words, words[-1].end if words else 0.0, {})
         return format_transcript(transcript, args.output_format)
     if not args.jsonl:

@@ -1,4 +1,4 @@
-"""`asr transcribe --stream`: words while the audio is still coming."""
+"""`asr transcribe --stream`: words while the audio is still arriving."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _MAX_CHANNELS = 1024
 
 _SECONDS = {
     "chunk_seconds": "audio between two results",
-    "left_seconds": "audio before a chunk that the acoustic model sees",
-    "right_seconds": "audio after a chunk that the acoustic model waits for: less is faster, more is better",
-    "silence_after_words": "a pause this long ends an utterance",
-    "longest_utterance": "an utterance ends here at the latest",
+    "left_seconds": "audio before a chunk that the acoustic model uses",
+    "right_seconds": "audio after a chunk that the acoustic model waits for: less is faster, more is more accurate",
+    "silence_after_words": "a pause of this length ends an utterance",
+    "longest_utterance": "maximum length of an utterance",
 }
 
 
@@ -37,17 +37,16 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options that only `--stream` uses."""
     group = parser.add_argument_group(
         "streaming",
-        "Words come out up to chunk-seconds + right-seconds and the time of computing after they were spoken.",
+        "The latency of words is up to chunk-seconds + right-seconds, plus computing time.",
     )
     group.add_argument(
         "--stream",
         action="store_true",
-        help="recognize while reading; AUDIO may be - for standard input (WAV, or raw samples with "
-        "--raw-rate). There is "
-        "one line for each utterance, and with --jsonl one for each partial result",
+        help="recognize while reading; AUDIO may be - for standard input (WAV, or raw samples with --raw-rate). "
+        "Prints one line for each utterance, and with --jsonl one for each partial result",
     )
     group.add_argument(
-        "--raw-rate", type=int, metavar="HZ", help="standard input has samples without a header, at this rate"
+        "--raw-rate", type=int, metavar="HZ", help="standard input consists of samples without a header, at this rate"
     )
     group.add_argument(
         "--raw-format", choices=[*RAW_FORMATS], default="s16le", help="format of raw samples (default: s16le)"
@@ -64,7 +63,7 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="NUMBER",
-        help="number of files that are streamed at the same time (default: 1)",
+        help="number of files to stream at the same time (default: 1)",
     )
     defaults = StreamingOptions()
     for name, text in _SECONDS.items():
@@ -95,7 +94,7 @@ class _Source:
 
 
 def run_streams(args: argparse.Namespace, recognizer: Recognizer, names: list[str], output: ResultsFile | None) -> int:
-    """Recognizes inputs as streams; gives the number of those with an error.
+    """Recognizes inputs as streams; returns the number of those with an error.
 
     Raises:
         AsrError: an option is out of range, or standard input is given more than once.
@@ -104,12 +103,12 @@ def run_streams(args: argparse.Namespace, recognizer: Recognizer, names: list[st
     given = given_options(args, resources)
     for name in given:
         if resources[name].needs == WHOLE_RECORDINGS:
-            raise AsrError(f"{resources[name].flag} and --stream exclude each other: streams are not cut or batched.")
+            raise AsrError(f"{resources[name].flag} has no effect with --stream; leave out one of them.")
     decoder = "k2" if args.decoder == "k2" else "token-passing"
     if args.partials == "stable" and args.lm_fusion in ("lattice", "chunks"):
         raise AsrError(
-            f"--lm-fusion {args.lm_fusion}: it may revise all words of an utterance, and --partials stable shows none "
-            "that may change; leave one of them out."
+            f"--lm-fusion {args.lm_fusion} may revise all words of an utterance, but --partials stable only shows "
+            "words that cannot change; leave out one of them."
         )
     options = StreamingOptions(
         **{name: getattr(args, name) for name in _SECONDS},
@@ -122,7 +121,7 @@ def run_streams(args: argparse.Namespace, recognizer: Recognizer, names: list[st
     if args.raw_channels > _MAX_CHANNELS:
         raise AsrError(f"--raw-channels {args.raw_channels}: give at most {_MAX_CHANNELS}.")
     if names.count(STANDARD_INPUT) > 1:
-        raise AsrError("standard input (-) can be given once only.")
+        raise AsrError("standard input (-) can be given only once; leave out the others.")
     raw = None
     if args.raw_rate is not None:
         raw = PcmFormat(args.raw_rate, RAW_FORMATS[args.raw_format], args.raw_channels)

@@ -29,15 +29,15 @@ from asr.serialization import read_checkpoint
 
 _SUBCOMMANDS = ("fit", "validate", "test", "predict")
 
-# What jsonargparse says besides the key and what is wrong with it.
+# Parts of jsonargparse's messages besides the key and the error.
 _NOISE = ("Does not validate", "Subtypes:", "Errors:", "Expected a <class 'NoneType'>", "Given value type:")
 
 _LONGEST_VALUE = 80
 
-# How torch says that another process of the training is gone, and what that means.
+# torch's messages when another process of the training has ended, and what they mean.
 _LOST_PROCESSES = {
     "DataLoader worker": "a process that prepares batches was killed or failed, perhaps for lack of memory "
-    "(--data.init_args.num_workers gives fewer of them)",
+    "(reduce their number with --data.init_args.num_workers)",
     "Connection closed by peer": "another process of this training was killed or failed",
     "Connection reset by peer": "another process of this training was killed or failed",
 }
@@ -60,18 +60,18 @@ _OLD_CLASS_PATHS = {
 
 
 class _CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
-    """Reads the checkpoint of `--ckpt_path` with our own reader, so that no code runs from it."""
+    """Reads the checkpoint of `--ckpt_path` with our own reader, so that no code from it is run."""
 
     def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
         return read_checkpoint(path)
 
 
 HELP = """\
-Trains a network as a YAML file, the recipe, says: model, data and trainer. Options go before what the recipe says.
+Trains a network according to a YAML file, the recipe: model, data and trainer. Options override the recipe.
 
   asr fit --config recipes/an4/am.yaml                     a recipe
   asr fit --config recipes/an4/am.yaml --data.init_args.max_batch_duration 50 --trainer.devices 2 --trainer.strategy ddp
-  asr fit --config recipes/an4/am.yaml --ckpt_path FILE    goes on where a run stopped
+  asr fit --config recipes/an4/am.yaml --ckpt_path FILE    continue where a run stopped
   asr fit --model.help asr.lm.rnn.training.LitRNNLM        the options of a class
 
 recipes (in the repository):
@@ -86,7 +86,7 @@ classes for 'model' and 'data':
   asr.models.chain_training.LitChainModel  lattice-free MMI, with asr.models.chain_training.ChainDataModule
   asr.lm.rnn.training.LitRNNLM             language models, with asr.lm.rnn.datamodule.TextDataModule
 
-What follows are all options of the trainer, and those that the command line has.
+All options of the trainer and of the command line follow.
 """
 
 _TERMINATED = 128 + signal.SIGTERM
@@ -94,10 +94,10 @@ _CHECKPOINT_NAME = "terminated.ckpt"
 
 
 class _Termination(pl.Callback):  # type: ignore[misc]
-    """On SIGTERM finishes the batch under way, writes a checkpoint, and ends the process as one that was killed.
+    """On SIGTERM finishes the current batch, writes a checkpoint, and ends the process like one that was killed.
 
-    All processes of a training stop at the same batch, whichever of them the signal reaches first. Where it comes in
-    the last batch of an epoch or in a validation, the epoch is finished first.
+    All processes of a training stop at the same batch, whichever of them the signal reaches first. If it arrives in the
+    last batch of an epoch or during validation, the epoch is finished first.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class _Termination(pl.Callback):  # type: ignore[misc]
         self._before: Any = None
 
     def on_train_start(self, trainer: pl.Trainer, _: pl.LightningModule) -> None:
-        """Takes the place of Lightning's handler, whose end has exit code 0 and no checkpoint."""
+        """Replaces Lightning's handler, which exits with code 0 and writes no checkpoint."""
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGTERM, lambda number, _: self._ask(trainer, number))
 
@@ -117,7 +117,7 @@ class _Termination(pl.Callback):  # type: ignore[misc]
         self.is_asked = True
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Stops before a batch that is not the last: behind that one Lightning counts the epoch as over."""
+        """Stops before a batch that is not the last one; after the last one Lightning counts the epoch as finished."""
         if largest(int(self.is_asked)) and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             self._stop(trainer)
 
@@ -128,12 +128,12 @@ class _Termination(pl.Callback):  # type: ignore[misc]
         trainer.should_stop = trainer.should_stop or self.is_over
 
     def on_train_end(self, trainer: pl.Trainer, _: pl.LightningModule) -> None:
-        """Stops behind an epoch."""
+        """Stops after an epoch."""
         if self.is_over:
             self._stop(trainer)
 
     def teardown(self, trainer: pl.Trainer, _: pl.LightningModule, stage: str) -> None:
-        """Puts the former handler back."""
+        """Restores the previous handler."""
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
             self._before = None
@@ -143,9 +143,9 @@ class _Termination(pl.Callback):  # type: ignore[misc]
         path = Path(getattr(keeps, "dirpath", None) or trainer.default_root_dir) / _CHECKPOINT_NAME
         trainer.save_checkpoint(path)
         if trainer.is_global_zero:
-            print(f"asr: terminated; go on with --ckpt_path {path}", file=sys.stderr, flush=True)
+            print(f"asr: terminated; continue with --ckpt_path {path}", file=sys.stderr, flush=True)
         environment = getattr(trainer.strategy, "cluster_environment", None)
-        # A process that Lightning has started must not look like one that failed: it would have the others killed.
+        # A process started by Lightning must not look as if it had failed: Lightning would kill the others.
         is_child = isinstance(environment, LightningEnvironment) and trainer.local_rank > 0
         raise SystemExit(0 if is_child else _TERMINATED)
 
@@ -168,15 +168,15 @@ def run(arguments: Sequence[str]) -> int:
         arguments: the subcommand and its options, such as `["fit", "--config", "recipes/an4/am.yaml"]`.
 
     Returns:
-        the exit code; a training that SIGTERM ends raises SystemExit with 143 once its checkpoint is written.
+        the exit code; a training ended by SIGTERM raises SystemExit with 143 once its checkpoint is written.
 
     Raises:
-        AsrError: an option or the YAML is wrong, or another process of the training is gone; or whatever the model and
-            the data raise.
+        AsrError: an option or the YAML is wrong, or another process of the training has ended; also any error of the
+            model and the data.
     """
     if {"-h", "--help"} & set(arguments):
         print(HELP)
-    # Batches are bucketed by duration and prepared beside the trainer on purpose.
+    # Batches are bucketed by duration and prepared in the trainer's process on purpose.
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     # The arguments are those of the command line without the program's name.
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
@@ -199,23 +199,23 @@ def run(arguments: Sequence[str]) -> int:
             f"{' '.join(arguments)}: {_sentence(str(error))}; 'asr {arguments[0]} --help' lists all options."
         ) from error
     except SIGTERMException:
-        # Before the first batch or while validating alone: there is nothing to be kept.
+        # Before the first batch or in a separate validation: there is nothing to save.
         raise SystemExit(_TERMINATED) from None
     except UnpicklingError as error:
         reason = str(error).partition("\n")[0]
         raise AsrError(
-            f"{' '.join(arguments)}: the checkpoint is damaged or holds other objects ({reason})."
+            f"{' '.join(arguments)}: the checkpoint is damaged or contains other objects ({reason})."
         ) from error
     except RuntimeError as error:
         lost = next((text for sign, text in _LOST_PROCESSES.items() if sign in str(error)), None)
         if lost is None:
             raise
         raise AsrError(
-            f"{lost}, and the training has ended; the checkpoints that it had written are complete: go on from one "
+            f"{lost}, and the training has ended; the checkpoints written so far are complete, so continue from one "
             "with --ckpt_path."
         ) from error
     except ValueError as error:
-        # What the classes of the YAML say about their input comes wrapped in a page about types.
+        # Errors of the classes in the YAML come wrapped in a long message about types.
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, AsrError):
             cause = cause.__cause__
@@ -226,7 +226,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _check_checkpoint(arguments: Sequence[str]) -> None:
-    """Refuses a checkpoint on the command line that `read_checkpoint` refuses: Lightning looks into it first."""
+    """Rejects a checkpoint on the command line that `read_checkpoint` rejects, before Lightning opens it."""
     for option, value in zip(arguments, [*arguments[1:], ""], strict=True):
         name, _, attached = option.partition("=")
         if name == "--ckpt_path" and Path(attached or value).is_file():
@@ -235,7 +235,7 @@ def _check_checkpoint(arguments: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def old_class_paths() -> Iterator[None]:
-    """Replaces old class paths wherever jsonargparse reads YAML inside, with one hint for each."""
+    """Replaces old class paths wherever jsonargparse reads YAML within the block, with one hint for each."""
     load, hinted = get_loader("yaml"), set[str]()
 
     def renamed(value: Any) -> Any:
@@ -259,7 +259,7 @@ def old_class_paths() -> Iterator[None]:
 
 
 def _sentence(message: str) -> str:
-    """The key, what is wrong with it, and its value if that is short."""
+    """The key, the error, and the value if it is short."""
     lines = (line.strip().removeprefix("- ") for line in message.splitlines())
     kept = (line for line in lines if not line.startswith(_NOISE))
     return " ".join(line for line in kept if not line.startswith("Given value:") or len(line) <= _LONGEST_VALUE)

@@ -52,8 +52,8 @@ class Outcome(Generic[_Name]):
 
     Args:
         name: the recording's file or id.
-        result: what was recognized.
-        error: why nothing was.
+        result: the recognition result.
+        error: why there is none.
     """
 
     name: _Name
@@ -69,22 +69,22 @@ def transcribe(
     nbest: int = 1,
     speaker: SpeakerTransform | None = None,
 ) -> Iterator[Outcome[_Name]]:
-    """Recognizes recordings in order, several at a time, and yields each as soon as it is done.
+    """Recognizes recordings in order, several at a time, and yields each result as soon as it is available.
 
     Args:
         recognizer: the recognizer.
         names: names of the recordings.
         read: returns the samples (L,) of a recording by name and sampling rate, or the file of a long one; its
             `AsrError` becomes the outcome.
-        batch_seconds: how much audio is read for each worker before it is recognized together; None is 60 seconds on a
-            CPU, and what a batch holds on a GPU.
-        nbest: as of `Recognizer`.
-        speaker: as of `Recognizer`.
+        batch_seconds: how much audio is read for each worker before it is recognized together; None means 60 seconds on
+            a CPU, and the size of a batch on a GPU.
+        nbest: as in `Recognizer`.
+        speaker: as in `Recognizer`.
     """
     recognize = partial(recognizer.__call__, nbest=nbest, speaker=speaker)
     if batch_seconds is None:
         batch_seconds = recognizer.batch_seconds if recognizer.device.type == "cuda" else 60.0
-    # With fewer than several batches for each worker the stages could not overlap.
+    # The stages overlap only if there are several batches for each worker.
     batch_seconds *= 1 + 4 * recognizer.resources.num_workers
     waiting: list[tuple[_Name, Tensor | AudioFile | str]] = []
     num_samples = 0.0
@@ -108,13 +108,13 @@ def transcribe(
 def learn_speaker(
     recognizer: Recognizer, names: Iterable[_Name], read: Callable[[_Name, int], Tensor | AudioFile]
 ) -> SpeakerTransform:
-    """Adapts to the speaker of recordings: to their first ten minutes; what cannot be read is left out."""
+    """Adapts to the speaker of recordings, on their first ten minutes; unreadable recordings are skipped."""
     waveforms: list[Tensor] = []
     room = int(_ADAPTATION_SECONDS * recognizer.sampling_rate)
     for name in names:
         if room <= 0:
             break
-        with contextlib.suppress(Exception):  # recognition tells of it
+        with contextlib.suppress(Exception):  # recognition reports it
             waveforms.append(_beginning(read(name, recognizer.sampling_rate), room))
             room -= len(waveforms[-1])
     with Console(stderr=True).status("learning the speaker's voice"):
@@ -146,14 +146,14 @@ def _recognized(
             continue
         result = next(results)
         if isinstance(result, AsrError):
-            # What is wrong with a file names it already.
+            # Errors about a file already name it.
             yield Outcome(name, error=str(result) if str(result).startswith(f"{name}: ") else f"{name}: {result}")
         else:
             yield Outcome(name, result)
 
 
 def _all_or_each(recognize: _Recognize, recordings: list[Tensor | AudioFile]) -> list[RecognitionResult | AsrError]:
-    """All together; should that fail, each by itself, so that the others are done."""
+    """All together; if that fails, one at a time, so that only the failing ones are lost."""
     if not recordings:
         return []
     try:
@@ -161,7 +161,7 @@ def _all_or_each(recognize: _Recognize, recordings: list[Tensor | AudioFile]) ->
     except AsrError as error:
         if len(recordings) == 1:
             return [error]
-    except Exception as error:  # memory, that of a GPU as well, for one
+    except Exception as error:  # such as exhausted memory, also on a GPU
         if len(recordings) == 1:
             return [AsrError(f"it cannot be recognized ({_in_one_line(error)}).")]
     return [result for recording in recordings for result in _all_or_each(recognize, [recording])]
@@ -175,31 +175,32 @@ def _in_one_line(error: Exception) -> str:
 NAME = "transcribe"
 
 
-HELP = """Turns audio files into words: WAV, FLAC, MP3, OGG, ... of any sampling rate, mono or stereo, of any length.
+HELP = """Turns audio files into words: WAV, FLAC, MP3, OGG, ... of any sampling rate and length, mono or stereo.
 
-Recordings are audio files, folders of them, a wav.scp of Kaldi (with the segments beside it), or a manifest of lhotse
-cuts (.jsonl or .jsonl.gz). m4a, mp4, webm and the like need FFmpeg's libraries: pip install 'onepass-asr[media]'.
+Recordings are audio files, folders of them, Kaldi's wav.scp (with segments in the same folder, if any), or a manifest
+of lhotse cuts (.jsonl or .jsonl.gz). m4a, mp4, webm and similar need FFmpeg's libraries: pip install
+'onepass-asr[media]'.
 
-A file that cannot be read is reported; the others are done, and the exit code is 1. With --output or --output-dir,
-what is done already is skipped, so that an interrupted run continues where it stopped. --shard I/N does every N-th
-recording, for job arrays: give each job an --output of its own, or all of them the same --output-dir.
+If a file cannot be read, the error is reported, the other files are processed, and the exit code is 1. With --output or
+--output-dir, finished recordings are skipped, so that an interrupted run continues where it stopped. --shard I/N
+processes every N-th recording, for job arrays: give each job its own --output, or all jobs the same --output-dir.
 
 A JSON line has these fields:
   audio      the path as given
   text       the words
-  duration   of the audio, in seconds
+  duration   the duration of the audio in seconds
   words      each with 'word', 'start' and 'end' in seconds and, with --lattices, 'confidence' from 0 to 1
   scores     of the best path, natural logarithms: 'am', 'graph' and 'lm' unweighted; 'total' is their weighted sum
              plus the word insertion penalties
   nbest      with --nbest, the best distinct sentences, best first, each with 'text' and 'scores'
   complete   false if no complete sentence survived the beam
-  seconds    of computing, by stage
-A file that failed has 'audio' and 'error' only. With --stream a line has 'type' (partial or final), 'begin' and 'end'
-of the utterance in seconds, 'text' and 'words'. A partial result has 'settled' (the number of words that will not
-change any more), a final one 'reason' (pause or end), 'complete' and 'scores'.
+  seconds    computing time in seconds, by stage
+A file that failed has only 'audio' and 'error'. With --stream a line has 'type' (partial or final), 'begin' and 'end'
+of the utterance in seconds, 'text' and 'words'. A partial result has 'settled' (the number of words that will no longer
+change), a final one 'reason' (pause or end), 'complete' and 'scores'.
 
-With --stream, words come out while the audio is still coming, from a file or from standard input. The acoustic model
-then sees less of what follows, so that the words may differ from those of the whole recording. For figures and the
+With --stream, words are output while the audio is still arriving, from a file or from standard input. The acoustic
+model then has less right context, so that the words may differ from those of the whole recording. For figures and the
 Python interface see docs/streaming.md.
 
 examples:
@@ -219,34 +220,34 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("audio", nargs="+", help="audio files, folders of them, wav.scp, or lhotse cuts")
     parser.add_argument(
-        "--jsonl", action="store_true", help="one JSON object for each file, with word times and scores"
+        "--jsonl", action="store_true", help="print one JSON object per file, with word times and scores"
     )
     parser.add_argument(
         "--output",
         metavar="FILE",
-        help="append JSON Lines to this file, and skip audio files that are in it already (with --stream nothing is "
+        help="append JSON Lines to this file, and skip audio files that are already in it (with --stream nothing is "
         "skipped)",
     )
     parser.add_argument(
         "--output-format",
         metavar="FORMAT",
-        help=f"{'; '.join(f'{name}: {kind.help}' for name, kind in FORMATS.items())}. To stdout, or with "
-        "--output-dir to files; several with commas between them",
+        help=f"{'; '.join(f'{name}: {kind.help}' for name, kind in FORMATS.items())}. Written to stdout, or with "
+        "--output-dir to files; separate several with commas",
     )
     parser.add_argument(
         "--output-dir",
         metavar="DIR",
-        help="one file for each recording and format in this folder; those that are there already are skipped",
+        help="write one file per recording and format to this folder; recordings that have theirs are skipped",
     )
-    parser.add_argument("--shard", metavar="I/N", default="1/1", help="do part I of N of the recordings only")
+    parser.add_argument("--shard", metavar="I/N", default="1/1", help="process only part I of N of the recordings")
     parser.add_argument(
         "--statistics", action="store_true", help="print the times of all stages and cache counts to stderr"
     )
     parser.add_argument(
         "--adapt",
         action="store_true",
-        help="all recordings are of one speaker: learn his voice from up to ten minutes of them first, which takes "
-        "several times as long as recognizing these",
+        help="all recordings are of one speaker: first adapt to the voice on up to ten minutes of audio, which takes "
+        "several times as long as recognizing it",
     )
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
     parser.add_argument(
@@ -254,7 +255,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="the N best sentences of each file, in the JSON field 'nbest'; needs --jsonl or --output (default: 1)",
+        help="output the N best sentences of each file in the JSON field 'nbest'; needs --jsonl or --output (default: "
+        "1)",
     )
     add_lattice_arguments(parser)
     add_stream_arguments(parser)
@@ -263,7 +265,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.nbest < 1:
-        raise AsrError(f"--nbest {args.nbest}: ask for 1 sentence or more.")
+        raise AsrError(f"--nbest {args.nbest}: give 1 or more.")
     if args.nbest > 1 and args.stream:
         raise AsrError("--nbest and --stream exclude each other; transcribe the recording afterwards.")
     formats = _formats(args)
@@ -285,7 +287,7 @@ def run(args: argparse.Namespace) -> int:
         names = dict(zip(found.names, own_names, strict=True))
         return _transcribe(args, found, TranscriptFolder(Path(args.output_dir), formats, names))
     if formats and not FORMATS[formats[0]].is_joinable and len(found.names) > 1:
-        raise AsrError(f"--output-format {formats[0]} of several recordings needs --output-dir: one file for each.")
+        raise AsrError(f"--output-format {formats[0]} of several recordings needs a file for each; give --output-dir.")
     if args.output is None:
         return _transcribe(args, found, None)
     with ResultsFile(Path(args.output), "audio") as output:
@@ -293,7 +295,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _formats(args: argparse.Namespace) -> tuple[str, ...]:
-    """The formats that are asked for; `--jsonl` is one."""
+    """The requested formats; `--jsonl` is one."""
     formats = parse_formats(args.output_format) if args.output_format is not None else ()
     if args.output_dir is not None:
         if args.output is not None:
@@ -302,9 +304,9 @@ def _formats(args: argparse.Namespace) -> tuple[str, ...]:
     elif len(formats) > 1:
         raise AsrError(f"--output-format {args.output_format}: several formats need --output-dir.")
     if formats and args.stream:
-        raise AsrError("--output-format and --stream exclude each other; a stream has lines of text, or --jsonl.")
+        raise AsrError("--output-format and --stream exclude each other; streams give lines of text, or --jsonl.")
     if formats and args.output is not None:
-        raise AsrError("--output has JSON Lines always; with --output-format give --output-dir, or redirect stdout.")
+        raise AsrError("--output always writes JSON Lines; for --output-format give --output-dir, or redirect stdout.")
     if args.jsonl and formats not in ((), ("jsonl",)):
         raise AsrError(f"--jsonl and --output-format {args.output_format} exclude each other; give one of them.")
     if args.jsonl and not formats:
@@ -315,7 +317,7 @@ def _formats(args: argparse.Namespace) -> tuple[str, ...]:
 def _require_output(
     args: argparse.Namespace, files: Sequence[str | Path], stems: Sequence[str] = (), written: Sequence[str] = ()
 ) -> None:
-    """Refuses an output that is an input; `written` are names in the folder of outputs."""
+    """Rejects an output that is also an input; `written` are names in the folder of outputs."""
     outputs = [Path(args.output)] if args.output is not None else []
     if args.lattices is not None:
         outputs += existing(args.lattices, lattice_files(args.lattice_format, stems))
@@ -332,7 +334,7 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
     todo = [name for name in names if name not in done]
     if len(todo) < len(names):
         where = args.output if args.output is not None else args.output_dir
-        print(f"{len(names) - len(todo)} of {len(names)} files are in {where} already.", file=sys.stderr)
+        print(f"{len(names) - len(todo)} of {len(names)} files are already in {where}.", file=sys.stderr)
     if not todo and not done:
         return 0
     recognizer = recognizer_from(args)
@@ -357,7 +359,7 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
     failures: list[Outcome[str]] = []
     times, cache = StageTimes(), dict[str, int | float]()
     for outcome in outcomes:
-        # The lattice comes first: what is in the output is done.
+        # The lattice is written first: a recording in the output counts as done.
         if outcome.result is not None and lattices is not None:
             lattices.write(Path(outcome.name), outcome.result)
         write(outcome)

@@ -100,8 +100,8 @@ def test_wrong_parts_are_one_sentence(parts, capsys):
     for changes, message in (
         ({"graph": parts / "none.safetensors"}, "none.safetensors"),
         ({"small-ngram": parts / "none.arpa"}, "none.arpa: the n-gram model cannot be read"),
-        ({"decoding": parts / "card.md"}, "has no mapping of names to values"),
-        ({"decoding": decoding("a: [")}, "this is neither YAML nor JSON"),
+        ({"decoding": parts / "card.md"}, "does not contain a mapping of names to values"),
+        ({"decoding": decoding("a: [")}, "this is not valid YAML or JSON"),
         ({"decoding": decoding("on_fly: {lm_scale: 1}")}, "there is no mode 'on_fly'; there are rnn"),
         ({"decoding": decoding("ngram: 3")}, "the decoding options of ngram are 3; give names and numbers"),
         ({"decoding": decoding("ngram: {search_beam: wide}")}, "search_beam is 'wide'; it must be a number"),

@@ -80,7 +80,8 @@ def test_what_a_cold_cache_lacks_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_pa
         assert numba.njit(lambda x: x + 1)(1) == 2
     assert counts[-1] >= 1
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    assert compiling.compiled_state() == (False, "not yet; 'asr doctor --compile' does it ahead of the first recording")
+    text = "not yet compiled; 'asr doctor --compile' compiles them before the first recording"
+    assert compiling.compiled_state() == (False, text)
 
 
 @pytest.mark.parametrize(

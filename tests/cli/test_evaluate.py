@@ -124,7 +124,7 @@ def test_an_interrupted_evaluation_goes_on_and_a_bad_recording_counts_as_deleted
     code, text, errors = evaluate(*arguments, "--resume")
     record = json.loads(text)
     assert code == 1
-    assert "2 of 3 recordings are in" in errors
+    assert "2 of 3 recordings are already in" in errors
     assert "asr: u2: the audio of the cut cannot be read" in errors
     words = [len(line.split()) for line in TEXT[:3]]
     assert (record["failed"], record["words"]) == (1, sum(words))
@@ -132,7 +132,7 @@ def test_an_interrupted_evaluation_goes_on_and_a_bad_recording_counts_as_deleted
     assert record["substitutions"] + record["deletions"] == words[0] + words[2]
     assert "error" in json.loads(output.read_text().splitlines()[-1])
     code, _, errors = evaluate("--cuts", cuts, "--bundle", tiny_bundle_folder, "--resume")
-    assert (code, "--resume continues the file of --output" in errors) == (2, True)
+    assert (code, "--resume needs --output, the file to continue" in errors) == (2, True)
 
 
 def test_a_users_own_language_models_take_the_place_of_the_bundles(

@@ -45,7 +45,7 @@ def test_what_is_done_stays_and_the_rest_follows(tmp_path, recipe, evaluate, tin
     assert evaluate(*arguments)[0] == 0
     table = json.loads((folder / "table.json").read_text())
     code, _, errors = evaluate(*arguments)
-    assert code == 0 and errors.count("3 of 3 recordings are in") == 2
+    assert code == 0 and errors.count("3 of 3 recordings are already in") == 2
     assert json.loads((folder / "table.json").read_text()) == table
     words = folder / "tones" / "small.jsonl"
     words.write_text("".join(words.read_text().splitlines(keepends=True)[:-1]).replace(TEXT[0], "SKIP"))
@@ -61,14 +61,14 @@ def test_what_is_done_stays_and_the_rest_follows(tmp_path, recipe, evaluate, tin
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("sets: [", "this is no YAML"),
-        ("sets: {a: b}", "this is no recipe of an evaluation"),
-        ("sets: {a: b}\nsystems: [x]", "this is no recipe of an evaluation"),
-        ("sets: {../a: b}\nsystems: {x: --mode rnn}", "'../a' is no name"),
+        ("sets: [", "this is not valid YAML"),
+        ("sets: {a: b}", "this is not an evaluation recipe"),
+        ("sets: {a: b}\nsystems: [x]", "this is not an evaluation recipe"),
+        ("sets: {../a: b}\nsystems: {x: --mode rnn}", "'../a' is not a valid name"),
         ("sets: {a: 3}\nsystems: {x: --mode rnn}", "'a' must be text"),
-        ("sets: {a: b}\nsystems: {x: --beam rnn}", "the options of 'x' cannot be used: unrecognized arguments: --beam"),
-        ("sets: {a: b}\nsystems: {x: --mode rnnn}", "the options of 'x' cannot be used: argument --mode"),
-        ("sets: {a: /none}\nsystems: {x: --mode rnn}", "none of its manifests is here"),
+        ("sets: {a: b}\nsystems: {x: --beam rnn}", "the options of 'x' are not valid: unrecognized arguments: --beam"),
+        ("sets: {a: b}\nsystems: {x: --mode rnnn}", "the options of 'x' are not valid: argument --mode"),
+        ("sets: {a: /none}\nsystems: {x: --mode rnn}", "none of its manifests exists"),
     ],
 )
 def test_a_wrong_recipe_is_one_sentence(tmp_path, evaluate, text, message):
@@ -99,4 +99,4 @@ def test_a_wrong_request_is_one_sentence(evaluate, arguments, message):
 def test_the_recipes_of_the_project_name_options_that_exist(evaluate, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # no manifest is here
     for name in ("an4", "librispeech"):
-        assert "none of its manifests is here" in evaluate("--recipe", name, "--output", "out")[2]
+        assert "none of its manifests exists" in evaluate("--recipe", name, "--output", "out")[2]

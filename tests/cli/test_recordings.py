@@ -87,7 +87,7 @@ def test_shards_share_the_recordings() -> None:
     parts = [names[shard.index :: shard.number] for shard in (Shard.parse(f"{i}/3") for i in (1, 2, 3))]
     assert sorted(name for part in parts for name in part) == names and {len(part) for part in parts} == {3, 4}
     for wrong in ("0/3", "4/3", "3", "1/0", "a/b", "-1/2"):
-        with pytest.raises(AsrError, match=r"--shard .*: give the number of this job and of all"):
+        with pytest.raises(AsrError, match=r"--shard .*: give the number of this job and the number of jobs"):
             Shard.parse(wrong)
 
 
@@ -103,11 +103,11 @@ def test_formats_are_written_and_resumed(data: Path, tmp_path: Path, tiny_bundle
     assert sorted(path.name for path in output.iterdir()) == [".made_by", "rec2.ctm", "rec2.srt"]
     before = (output / "rec2.ctm").stat().st_mtime_ns
     assert main(folder) == 0
-    assert "1 of 2 files are in" in capsys.readouterr().err
+    assert "1 of 2 files are already in" in capsys.readouterr().err
     assert (output / "rec2.ctm").stat().st_mtime_ns == before
     assert [line.split()[4] for line in (output / "rec1.ctm").read_text().splitlines()] == ["PAT", "TWO"]
     assert main([*folder, "--search-beam", "9"]) == 2
-    assert "what is there was recognized by" in capsys.readouterr().err
+    assert "its files were made by" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ def test_formats_are_written_and_resumed(data: Path, tmp_path: Path, tiny_bundle
     [
         (["--output-format", "docx"], "there is no such format"),
         (["--output-format", "srt,vtt"], "several formats need --output-dir"),
-        (["--output-format", "srt"], "of several recordings needs --output-dir"),
+        (["--output-format", "srt"], "of several recordings needs a file for each; give --output-dir"),
         (["--output-format", "srt", "--jsonl"], "--jsonl and --output-format srt exclude each other"),
-        (["--output-format", "srt", "--output", "words"], "--output has JSON Lines always"),
+        (["--output-format", "srt", "--output", "words"], "--output always writes JSON Lines"),
         (["--output-dir", "words", "--output", "words"], "--output and --output-dir exclude each other"),
         (["--output-format", "srt", "--stream"], "--output-format and --stream exclude each other"),
         (["--shard", "3/2"], "--shard 3/2"),

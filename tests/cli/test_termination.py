@@ -127,7 +127,7 @@ def test_a_terminated_training_goes_on_to_the_same_end(
     command = [sys.executable, "-m", "asr", *killed, *options]
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
     checkpoint = tmp_path / "killed" / "terminated.ckpt"
-    assert (ran.returncode, f"go on with --ckpt_path {checkpoint}" in ran.stderr) == (143, True), ran.stderr
+    assert (ran.returncode, f"continue with --ckpt_path {checkpoint}" in ran.stderr) == (143, True), ran.stderr
     assert torch.load(checkpoint)["global_step"] == step
     # In one process, whatever the number before.
     assert train.run([*recipe(folder, kind, tmp_path / "resumed", []), "--ckpt_path", str(checkpoint)]) == 0

@@ -96,7 +96,7 @@ def test_the_n_best_sentences_are_a_field(tmp_path, transcribe):
     assert 1 < len(record["nbest"]) <= 4
     assert record["nbest"][0]["text"] == record["text"]
     assert record["nbest"][0]["scores"] == pytest.approx(record["scores"], abs=1e-2)
-    for wrong, reason in {("--nbest", "4"): "needs --jsonl", ("--nbest", "0", "--jsonl"): "1 sentence or more"}.items():
+    for wrong, reason in {("--nbest", "4"): "needs --jsonl", ("--nbest", "0", "--jsonl"): "give 1 or more"}.items():
         code, _, errors = transcribe(path, *wrong)
         assert code != 0 and reason in errors
 
@@ -112,7 +112,7 @@ def test_an_interrupted_run_goes_on(tmp_path, transcribe):
     output.write_text(lines[0] + failed + "\n" + lines[2][:20])
     code, _, errors = transcribe(tmp_path / "in", "--output", output, "--ngram-only")
     assert code == 0
-    assert "1 of 3 files are in" in errors
+    assert "1 of 3 files are already in" in errors
     done = [json.loads(line) for line in output.read_text().splitlines()]
     assert sorted(record["audio"] for record in done if "error" not in record) == sorted(
         json.loads(line)["audio"] for line in lines
@@ -173,7 +173,7 @@ def test_an_output_of_something_else_is_not_touched(tmp_path, transcribe):
     (tmp_path / "notes.txt").write_text("my notes\n")
     code, _, errors = transcribe(path, "--output", tmp_path / "notes.txt")
     assert code == 2
-    assert "notes.txt:1: this is not output of this command" in errors
+    assert "notes.txt:1: this line is not output of this command" in errors
     assert (tmp_path / "notes.txt").read_text() == "my notes\n"
 
 
@@ -183,7 +183,7 @@ def test_no_other_file_is_taken_for_an_output(tmp_path, transcribe, content):
     (tmp_path / "notes").write_bytes(content)
     code, _, errors = transcribe(path, "--output", tmp_path / "notes")
     assert (code, (tmp_path / "notes").read_bytes()) == (2, content)
-    assert "notes:1: this is not output of this command; choose another --output" in errors
+    assert "notes:1: this line is not output of this command; choose another --output" in errors
 
 
 @pytest.mark.parametrize("options", [[], ["--stream"]])
@@ -205,7 +205,7 @@ def test_strange_names(tmp_path, transcribe, name):
     output = tmp_path / "words.jsonl"
     assert transcribe(tmp_path / "in", "--output", output, "--lattices", tmp_path / "slf")[0] == 0
     assert json.loads(output.read_text().rstrip("\n"))["audio"] == path
-    assert "1 of 1 files are in" in transcribe(tmp_path / "in", "--output", output)[2]
+    assert "1 of 1 files are already in" in transcribe(tmp_path / "in", "--output", output)[2]
 
 
 def test_a_folder_may_have_a_folder_called_like_audio(tmp_path, transcribe):
@@ -274,7 +274,7 @@ def test_lattices_of_k2_are_not_packed(tmp_path, transcribe):
     arguments = ("--lattices", tmp_path / "lattices", "--lattice-format", "k2", "--lattice-gzip")
     code, _, errors = transcribe(path, *arguments)
     assert code == 2
-    assert "--lattice-gzip packs lattices of the formats slf and kaldi" in errors
+    assert "--lattice-gzip is for the formats slf and kaldi" in errors
     assert not (tmp_path / "lattices").exists()
 
 

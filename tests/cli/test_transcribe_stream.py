@@ -77,7 +77,7 @@ def test_silence_and_nothing(transcribe):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-", "-"], "can be given once only"),
+        (["-", "-"], "can be given only once"),
         (["-"], "ends before any sample"),
         (["-", "--raw-rate", "0"], "must be 1 or more"),
         (["-", "--raw-rate", "16000", "--chunk-seconds", "0"], "chunk_seconds is 0"),

@@ -196,6 +196,6 @@ def test_the_command_takes_folders_and_gives_times(folder: Path, capsys: pytest.
     assert main(["rescore", str(timed), *model, "--output-format", "ctm"]) == 0
     assert capsys.readouterr().out == "talk 1 0.100 0.200 PAT\n"
     assert main(["rescore", str(kaldi), *model, "--output-format", "ctm"]) == 2
-    assert "u-x: ctm needs times, which this input has not" in capsys.readouterr().err
+    assert "u-x: ctm needs times, which this input does not have" in capsys.readouterr().err
     assert main(["rescore", str(empty), *model]) == 2
     assert "there are no n-best lists in this folder" in capsys.readouterr().err

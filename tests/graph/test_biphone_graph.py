@@ -68,7 +68,7 @@ def test_what_does_not_fit_is_refused(files: Path, capsys: pytest.CaptureFixture
     (files / "scores.json").write_text(json.dumps({"ONE": [0.0]}))
     states = ("--topology", BIPHONE_TOPOLOGY, "--tied-states", str(files / "states.json"))
     assert run(files, *states, "--pronunciation-scores", str(files / "scores.json")) == 2
-    assert "1 pronunciations there and 2 in the lexicon" in capsys.readouterr().err
+    assert "1 pronunciations in this file and 2 in the lexicon" in capsys.readouterr().err
     (files / "lexicon.txt").write_text("ONE HH AH1 N\n")
     assert run(files, *states) == 2
     assert "lack the phone 'HH'" in capsys.readouterr().err

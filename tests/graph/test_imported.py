@@ -179,7 +179,7 @@ def test_the_command_and_a_network_beside_it(
     assert graph.meta["topology"] == "imported"
     for wrong, message in (
         (["--words", words], "--from needs --words and --tokens"),
-        (["--words", words, "--tokens", tokens, "--arpa", "x"], "--arpa is not for --from"),
+        (["--words", words, "--tokens", tokens, "--arpa", "x"], "--arpa has no effect with --from"),
     ):
         assert main(["graph", "--from", str(source), *wrong, "--output", str(output)]) == 2
         assert message in capsys.readouterr().err

@@ -195,7 +195,7 @@ def test_an_unfinished_line_goes(tmp_path: Path) -> None:
         output.add({"audio": "b", "text": "Y"})
     assert path.read_text() == '{"audio": "a", "text": "X"}\n{"audio": "b", "text": "Y"}\n'
     path.write_text("my thesis")
-    with pytest.raises(AsrError, match="this is not output"):
+    with pytest.raises(AsrError, match="this line is not output"):
         ResultsFile(path, "audio")
     assert path.read_text() == "my thesis"
 

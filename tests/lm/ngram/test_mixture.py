@@ -109,9 +109,9 @@ def test_command_line_and_bad_weights(tmp_path: Path, capsys: pytest.CaptureFixt
     assert run([*command, "--weights", "0.25", "0.75"]) == 0
     assert json.loads(capsys.readouterr().out)["ngrams"][0] == len("abcd") + 3
     assert read_arpa(paths[2]).vocabulary.words[4:] == ("a", "b", "c", "d")
-    with pytest.raises(AsrError, match="--by-history: it says how several models are mixed"):
+    with pytest.raises(AsrError, match="--by-history mixes several models"):
         run(["lm", "ngram", "--from-arpa", paths[0], "--by-history", "--arpa", paths[2]])
-    with pytest.raises(AsrError, match="1 weights for 2 models; give one weight for each model"):
+    with pytest.raises(AsrError, match="1 weights for 2 models; give one for each model"):
         run(command)
     with pytest.raises(AsrError, match="give each a positive one, with sum one"):
         run([*command, "--weights", "0.5", "0.6"])
@@ -119,5 +119,5 @@ def test_command_line_and_bad_weights(tmp_path: Path, capsys: pytest.CaptureFixt
         run([*command, "--weights", "nan", "nan"])
     with pytest.raises(AsrError, match="different word lists"):
         mix_linearly([read_arpa(paths[0]), read_arpa(paths[1])], [0.5, 0.5])
-    with pytest.raises(AsrError, match="they are for the models of --from-arpa"):
+    with pytest.raises(AsrError, match="--weights needs --from-arpa"):
         run(["lm", "ngram", "--text", str(tmp_path / "text"), "--weights", "1", "--arpa", paths[2]])
