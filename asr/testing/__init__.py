@@ -1,1 +1,1 @@
-"""What tests and benchmarks share: reference implementations that are slow, plain and right, and a small bundle."""
+"""Code that tests and benchmarks share: slow but obviously correct reference implementations, and a small bundle."""

@@ -1,7 +1,7 @@
-"""Checks of the host's code around the kernels, and broken forms of it that they must notice.
+"""Checks of the host's code around the kernels, and broken versions of it that they must notice.
 
-What goes wrong here does so now and then on a GPU, or in other threads: memory that goes from stream to stream, ties
-that chance decides, what a failure leaves behind. `asr.testing.kernel_checks` does the same for kernels.
+Such errors appear only now and then, on a GPU or with several threads: memory that passes between streams, ties decided
+by chance, state left behind by a failure. `asr.testing.kernel_checks` does the same for kernels.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from asr.testing.stream_checks import stream_hazards
 
 
 def check_streams(bundle: Bundle) -> None:
-    """Workers free no memory too early, and wait for what they use."""
+    """Workers do not free memory too early, and wait for the memory that they use."""
     num_hazards, num_races = stream_hazards(bundle, 1, has_kernels=False)
     if num_hazards or num_races:
         raise Difference(f"{num_hazards} blocks were freed and {num_races} used too early")
 
 
 def check_failed_capture(bundle: Bundle) -> None:
-    """A frame that cannot be captured leaves clean tables and a warning, whatever the failure is called."""
+    """A frame that cannot be captured leaves clean tables and a warning, whatever the type of the error."""
 
     class Failing:
-        """In the place of a kernel."""
+        """Replaces a kernel."""
 
         def __getitem__(self, grid: Any) -> Failing:
             return self
@@ -70,13 +70,13 @@ def check_failed_capture(bundle: Bundle) -> None:
             warnings.simplefilter("always")
             FrameReplay(buffers, capture=True)
         if not any("no driver" in str(one.message) for one in told):
-            raise Difference("the failure is not told")
+            raise Difference("there is no warning about the failure")
         if set(owner.tolist()) != {kernels.EMPTY.value} or bool(buffers.counts.any()) or bool(histogram.any()):
             raise Difference("tables are dirty after a failure")
 
 
 def check_backends_are_lent_once(bundle: Bundle) -> None:
-    """Searches of two threads never share a backend, wherever one of them interrupts the other."""
+    """Searches in two threads never share a backend, wherever one thread interrupts the other."""
     made: Any = lambda *_: object()  # noqa: E731
     decoder = TokenPassingDecoder(bundle.graph, backend=made)
 
@@ -90,7 +90,7 @@ def check_backends_are_lent_once(bundle: Bundle) -> None:
 
 
 def check_language_models_are_lent_once(bundle: Bundle) -> None:
-    """The same of CTC decoders' language models."""
+    """CTC decoders in two threads never share a language model."""
     models = LentModels(mock.Mock, is_shared=False)
     with contextlib.ExitStack() as held:
         _check_lent_once(
@@ -107,11 +107,11 @@ def _check_lent_once(give_back: Callable[[], None], take: Callable[[], Any], cod
         if not others:
             return
         if first is others[0]:
-            raise Difference("two threads have taken the same")
+            raise Difference("two threads have taken the same object")
 
 
 def _interrupted(take: Callable[[], Any], code: CodeType, at: int) -> tuple[Any, list[Any]]:
-    """Calls `take`, and once more before the bytecode number `at` of a function inside it, if it has so many."""
+    """Calls `take`, and calls it again before bytecode `at` of a function that it calls, if that has so many."""
     number, before = itertools.count(), sys.gettrace()
     others: list[Any] = []
 
@@ -131,7 +131,7 @@ def _interrupted(take: Callable[[], Any], code: CodeType, at: int) -> tuple[Any,
 
 
 def check_default_decoder(bundle: Bundle) -> None:
-    """A k2 that imports, but intersects nothing, is not the default."""
+    """A k2 that can be imported but cannot intersect is not the default."""
     with mock.patch.dict(sys.modules, {"k2": ModuleType("k2")}):
         if default_decoder(torch.device("cuda")) != "token-passing":
             raise Difference("k2 is the default though it cannot intersect")
@@ -142,11 +142,11 @@ class HostMutant:
     """A function with some text of its source replaced.
 
     Args:
-        name: what is wrong.
-        function: the function, in the class or module `owner`.
-        text, instead: what is replaced, which must occur.
-        check: what must notice it.
-        error: what it raises then.
+        name: the fault.
+        function: name of the function, in the class or module `owner`.
+        text, instead: the text to replace, which must occur, and its replacement.
+        check: the check that must notice the fault.
+        error: the error that the check then raises.
     """
 
     name: str
@@ -158,7 +158,7 @@ class HostMutant:
     error: type[Exception] = Difference
 
     def is_caught(self, bundle: Bundle) -> bool:
-        """Whether the check notices it."""
+        """Whether the check notices the fault."""
         with self._broken():
             try:
                 self.check(bundle)

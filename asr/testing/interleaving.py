@@ -1,10 +1,10 @@
 """Triton's interpreter with the programs of a grid interleaved, as a GPU may run them.
 
-The interpreter runs one program after the other, so that a race between two of them never shows. Here each program is a
-thread, exactly one of which runs at a time, and the next one is drawn at random before each load, store and atomic
-operation. Atomic operations go lane by lane in random order. The order depends on the seed alone.
+The interpreter runs one program after the other, so that a race between programs never shows. Here each program is a
+thread. Exactly one thread runs at a time, and the next one is drawn at random before each load, store and atomic
+operation. Atomic operations run lane by lane in random order. The order depends only on the seed.
 
-This covers all sequentially consistent orders of the operations. It does not cover weak memory.
+This covers all sequentially consistent orders of the operations, but no weak memory model.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _MAX_THREADS = 64  # programs of larger grids run in groups of this many
 
 @dataclass
 class Interleaving:
-    """What happened.
+    """Counts of what ran.
 
     Args:
-        launches: how many grids ran.
-        programs: how many programs they had.
-        switches: how often another program went on.
+        launches: number of grids.
+        programs: number of their programs.
+        switches: how often another program continued.
     """
 
     launches: int = 0
@@ -56,10 +56,10 @@ class _Schedule:
         self._all_done = threading.Event()
 
     def run(self, programs: list[Callable[[int], None]]) -> None:
-        """Runs all of them to their ends.
+        """Runs all programs to their ends.
 
         Raises:
-            BaseException: what the first program that failed has raised.
+            BaseException: the error of the first program that failed.
         """
         threads = [threading.Thread(target=self._work, args=item) for item in enumerate(programs)]
         for thread in threads:
@@ -72,7 +72,7 @@ class _Schedule:
             raise self.error
 
     def switch(self, own: int) -> None:
-        """Lets any of the programs go on; returns when it is this one's turn again."""
+        """Lets any of the programs continue; returns when it is this program's turn again."""
         chosen = self.order.choice(self._alive)
         if chosen != own:
             self._counts.switches += 1
@@ -97,7 +97,7 @@ class _Schedule:
 
 
 class _Running(threading.local):
-    """The program that runs in a thread: its schedule, its number there and its place in the grid."""
+    """The program that runs in a thread: its schedule, its number in it and its position in the grid."""
 
     schedule: _Schedule | None = None
     number = 0
@@ -106,12 +106,12 @@ class _Running(threading.local):
 
 @contextlib.contextmanager
 def interleaved_programs(seed: int, splits: str | None = None) -> Iterator[Interleaving]:
-    """While this lasts, grids run interleaved.
+    """Within the block, the programs of grids run interleaved.
 
     Args:
         seed: of the order.
-        splits: `cas`, compare-and-swap, or `rmw`, minimum, maximum and sum, are taken apart into a load and a store,
-            between which another program may run. This is a mutant that checks must catch.
+        splits: which atomic operations become a load and a store, between which another program may run: `cas`
+            (compare-and-swap) or `rmw` (minimum, maximum and sum). This is a mutant that checks must catch.
     """
     running, counts, order = _Running(), Interleaving(), random.Random(seed)
     builder = type(_BUILDER)
@@ -129,7 +129,7 @@ def interleaved_programs(seed: int, splits: str | None = None) -> Iterator[Inter
         return run
 
     def by_lane(operation: Callable[..., Any], num_before: int) -> Callable[..., Any]:
-        """The operation lane by lane; `num_before` of its arguments stand before those that have lanes."""
+        """The operation lane by lane; its first `num_before` arguments have no lanes."""
 
         def run(self: Any, *args: Any) -> Any:
             first, handles, last = args[:num_before], args[num_before:-2], args[-2:]

@@ -1,4 +1,4 @@
-"""kaldi-decoder on our decoding graphs, the reference for token passing."""
+"""kaldi-decoder on this program's decoding graphs, as the reference for token passing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asr.graph.fst import Transducer, to_openfst
 
 
 class KaldiSearch:
-    """Kaldi's FasterDecoder. It sees arc numbers as output labels, so that its best path names our arcs.
+    """Kaldi's FasterDecoder. Its output labels are arc numbers, so that its best path is a sequence of arcs.
 
     Args:
         graph: with or without epsilon arcs.
@@ -44,7 +44,7 @@ class KaldiSearch:
         self._options = kaldi_decoder.FasterDecoderOptions(beam=beam, max_active=max_active, min_active=min_active)
 
     def decode(self, log_prob: Tensor) -> tuple[Tensor, float] | None:
-        """log_prob (T, C) -> the arcs of the best complete path and its score, or None where no path is complete."""
+        """log_prob (T, C) -> the arcs of the best complete path and its score; None if no path is complete."""
         decoder = self._kaldi_decoder.FasterDecoder(self._fst, self._options)
         decoder.decode(self._kaldi_decoder.DecodableCtc(log_prob.numpy()))
         if not decoder.reached_final():

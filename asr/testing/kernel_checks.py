@@ -1,7 +1,8 @@
 """Checks of the Triton kernels whose programs share memory, and broken kernels that the checks must notice.
 
-A check runs kernels at some block size under `asr.testing.interleaving`, and compares with plain torch. A mutant is a
-kernel with one line changed, or an atomic operation that is not atomic. What no check notices could break unseen, too.
+A check runs kernels with some block size under `asr.testing.interleaving`, and compares the results with plain torch. A
+mutant is a kernel with one line changed, or an atomic operation that is not atomic. A mutant that no check notices
+shows that such a fault could go unnoticed.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _MULTIPLIER = -7046029254386353131
 
 
 class Difference(AssertionError):
-    """Kernels have found something else than plain torch."""
+    """The results of kernels differ from those of plain torch."""
 
 
 def _same(what: str, found: Any, expected: Any) -> None:
@@ -52,7 +53,7 @@ def _same(what: str, found: Any, expected: Any) -> None:
 
 
 def check_hash_table(seed: int, lanes: int) -> None:
-    """Puts random keys, some of them known, into a table that becomes half full, and looks all of them up."""
+    """Inserts random keys, some of them known, into a table that becomes half full, and looks up all of them."""
     generator = torch.Generator().manual_seed(seed)
     num_buckets = 4 << (seed % 2)
     table = torch.full((num_buckets, 8), -1, dtype=torch.int64)
@@ -92,7 +93,7 @@ def check_hash_table(seed: int, lanes: int) -> None:
 
 
 def check_recombination(seed: int, block: int) -> None:
-    """Recombines and prunes random candidates, many of which meet in a few states; twice, in the same buffers."""
+    """Recombines and prunes random candidates, many of them in few states; twice, in the same buffers."""
     generator = torch.Generator().manual_seed(seed)
     limits = ((0, 10**6), (3, 6))[seed % 2]
     options = DecodingOptions(search_beam=4.0, min_active_states=limits[0], max_active_states=limits[1])
@@ -117,7 +118,7 @@ def check_recombination(seed: int, block: int) -> None:
 
 
 def check_cut_off(seed: int, block: int) -> None:
-    """The worst score that survives in each of some streams, one of which has none; twice, in the same buffers."""
+    """Finds the worst surviving score of each stream, of which one has none; twice, in the same buffers."""
     generator = torch.Generator().manual_seed(seed)
     num, num_streams, beam = 5 * block + 1, 4, 5.0
     min_active, max_active = ((2, 3), (3 * block, 4 * block), (0, 2), (0, 10**6))[seed % 4]
@@ -149,7 +150,7 @@ def _threshold(score: Tensor, beam: float, min_active: int, max_active: int) -> 
 
 
 def check_losing_arcs(seed: int, block: int) -> None:
-    """Which arcs of random candidates a lattice needs though they lost; two frames behind each other."""
+    """Finds the losing arcs that a lattice needs, for random candidates; two frames in succession."""
     generator = torch.Generator().manual_seed(seed)
     limits, beam = (((0, 4), 5.0), ((9, 10), 2.0))[seed % 2]
     options = DecodingOptions(
@@ -182,7 +183,7 @@ def check_losing_arcs(seed: int, block: int) -> None:
 
 
 class _Expanded:
-    """Candidates as `ArcExpansion` leaves them."""
+    """Candidates in the form of `ArcExpansion`'s results."""
 
     stream: Tensor
     score: Tensor
@@ -195,7 +196,7 @@ class _Expanded:
 
 
 def check_search(graph: DecodingGraph, seed: int, block: int, in_buffers: bool) -> None:
-    """Decodes random frames, chunk by chunk in buffers of a fixed size or frame by frame."""
+    """Decodes random frames, either chunk by chunk in buffers of a fixed size or frame by frame."""
     generator = torch.Generator().manual_seed(seed)
     num_frames = torch.tensor([3, 2])
     log_prob = (2 * torch.randn(2, 3, len(graph.tokens), generator=generator)).log_softmax(2)
@@ -216,7 +217,7 @@ def check_search(graph: DecodingGraph, seed: int, block: int, in_buffers: bool) 
 
 
 class _Arcless:
-    """A graph without arcs, for backends that are to recombine only."""
+    """A graph without arcs, for backends that only recombine."""
 
     num_states = 8
     epsilon: ArcSet | None = None
@@ -237,9 +238,9 @@ class Mutant:
     """A way to break kernels.
 
     Args:
-        name: what is wrong.
+        name: the fault.
         split: `cas` or `rmw`, an atomic operation that becomes a load and a store, or None.
-        module, line, instead: otherwise a line of the module that is replaced; it must occur.
+        module, line, instead: otherwise a line of the module, which must occur, and its replacement.
     """
 
     name: str
@@ -331,11 +332,11 @@ MUTANTS = (
         "tl.store(count + own, tl.load(count + own) + tl.sum((is_counted & (stream == own)).to(tl.int32), 0))\n",
     ),
 )
-"""Each must be caught by one of `shared_memory_checks`."""
+"""Mutants, each of which one of `shared_memory_checks` must catch."""
 
 
 def shared_memory_checks(seed: int, block: int, module: ModuleType | None = None) -> list[Callable[[], None]]:
-    """The quick checks with one seed and block size; only those that run a module's kernels."""
+    """The quick checks with one seed and block size; with a module, only those that run its kernels."""
     alone: dict[ModuleType | None, Callable[[int, int], None]]
     alone = {losing_arcs: check_losing_arcs, cut_off: check_cut_off}
     if module in alone:
@@ -347,7 +348,7 @@ def shared_memory_checks(seed: int, block: int, module: ModuleType | None = None
 
 
 def is_caught(mutant: Mutant, seeds: range, block: int) -> bool:
-    """Whether a check fails under one of some orders."""
+    """Whether a check fails with one of the seeds."""
     for seed in seeds:
         with _broken(mutant), interleaved_programs(seed, splits=mutant.split):
             for check in shared_memory_checks(seed, block, mutant.module):
@@ -360,7 +361,7 @@ def is_caught(mutant: Mutant, seeds: range, block: int) -> bool:
 
 @contextlib.contextmanager
 def _broken(mutant: Mutant) -> Iterator[None]:
-    """Puts the mutant's kernels in the place of the module's."""
+    """Replaces the module's kernels by the mutant's."""
     if mutant.module is None:
         yield
         return
@@ -383,7 +384,7 @@ def _broken(mutant: Mutant) -> Iterator[None]:
 
 
 def interleavings(graph: DecodingGraph, seeds: range, blocks: tuple[int, ...]) -> tuple[Interleaving, list[str]]:
-    """Runs all checks under many orders -> what ran, and the differences."""
+    """Runs all checks under many orders -> counts of what ran, and the differences."""
     total, differences = Interleaving(), []
     for block in blocks:
         for seed in seeds:

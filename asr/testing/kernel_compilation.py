@@ -1,9 +1,9 @@
 """Compiles every kernel to a GPU's machine code, as it would be launched, on a machine without a GPU.
 
-The interpreter in which kernels are tested takes more than the compiler does. Here a launch ends when the kernel is
-compiled: by Triton's own path, with all that it tells the compiler of the arguments, such as which pointers are aligned
-and which numbers are 1 or multiples of 16. That holds for host tensors, too, so that the code that launches kernels on
-a GPU can be called with those.
+The interpreter in which kernels are tested accepts code that the compiler does not. Here a launch ends when the kernel
+is compiled, in the same way as for a GPU, with all that Triton tells the compiler about the arguments, such as which
+pointers are aligned and which numbers are 1 or multiples of 16. Host tensors are accepted, too, so that the code that
+launches kernels on a GPU can be called with these.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _CPU = torch.device("cpu")
 
 
 class Compiled(NamedTuple):
-    """What the compiler says of a kernel.
+    """What the compiler reports about a kernel.
 
     Attributes:
-        seconds: that it took.
-        registers: of each thread.
-        spilled_bytes: of each thread, to the GPU's local memory.
-        shared_bytes: of each program.
-        num_fences: of memory, which none of the kernels needs.
+        seconds: compilation time.
+        registers: registers per thread.
+        spilled_bytes: bytes per thread spilled to the GPU's local memory.
+        shared_bytes: bytes of shared memory per program.
+        num_fences: memory fences, which none of the kernels needs.
     """
 
     seconds: float
@@ -61,7 +61,7 @@ class Compiled(NamedTuple):
 
 
 class _NoDriver:
-    """In the place of Triton's driver, in a process without a GPU."""
+    """Replaces Triton's driver, in a process without a GPU."""
 
     def __init__(self, capability: int) -> None:
         from triton.backends.compiler import GPUTarget
@@ -80,13 +80,13 @@ class _NoDriver:
 
 @contextlib.contextmanager
 def compiled_instead(capability: int) -> Iterator[dict[str, list[Compiled]]]:
-    """While this lasts, launches compile kernels and run nothing; TRITON_INTERPRET must not be set.
+    """Within the block, launches compile kernels but do not run them; TRITON_INTERPRET must not be set.
 
     Args:
-        capability: of the GPU, such as 90.
+        capability: compute capability of the GPU, such as 90.
 
     Returns:
-        What came out, by kernel, for each kind of arguments.
+        The compiler's reports by kernel, one for each combination of argument types.
     """
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
@@ -109,10 +109,10 @@ def compiled_instead(capability: int) -> Iterator[dict[str, list[Compiled]]]:
 
 
 def _assembled(binary: Any, capability: int) -> tuple[int, int, int, int]:
-    """What follows the seconds in `Compiled`; its assembler tells registers of a kernel that is not loaded."""
+    """The fields of `Compiled` after the seconds. The assembler reports registers, since the kernel is not loaded."""
     import triton
 
-    # Newer wheels bring one for each generation of GPUs, and the older one refuses what was made for the newer.
+    # Newer wheels include an assembler for each generation of GPUs, and older ones reject code for newer GPUs.
     assemblers = sorted((Path(triton.__file__).parent / "backends" / "nvidia" / "bin").glob("ptxas*"))
     text, told = binary.asm["ptx"], ""
     target = re.search(r"\.target (\w+)", text)
@@ -126,13 +126,13 @@ def _assembled(binary: Any, capability: int) -> tuple[int, int, int, int]:
             told = done.stderr if done.returncode == 0 else told
     registers, spilled = (re.search(pattern, told) for pattern in (r"Used (\d+) registers", r"(\d+) bytes spill"))
     if registers is None or spilled is None:
-        raise OSError(f"none of {[one.name for one in assemblers]} tells what it makes of kernels for {name}")
+        raise OSError(f"none of {[one.name for one in assemblers]} reports on kernels for {name}")
     num_fences = len(re.findall(r"\bfence\.|\bmembar\.|\.acq_rel\b", text))
     return int(registers[1]), int(spilled[1]), int(binary.metadata.shared), num_fences
 
 
 def launched_kernels() -> set[str]:
-    """The names of all kernels that some code launches; the others are only called by kernels."""
+    """The names of all kernels that host code launches; the others are only called by kernels."""
     sources = [Path(str(module.__file__)).parent.glob("*.py") for module in MODULES]
     text = "\n".join(path.read_text("utf-8") for path in sorted({path for paths in sources for path in paths}))
     names = {name for module in MODULES for name, value in vars(module).items() if hasattr(value, "arg_names")}
@@ -140,7 +140,7 @@ def launched_kernels() -> set[str]:
 
 
 def launch_all(graph: DecodingGraph, ngram: NgramLM) -> None:
-    """Launches every kernel with the types of arguments that the search gives them; tensors hold nothing of sense."""
+    """Launches every kernel with arguments of the same types as in the search; their values are arbitrary."""
     options = DecodingOptions(search_beam=8.0, output_beam=4.0, min_active_states=2, max_active_states=30)
     searched = SearchGraph(graph, options)
     sizes = BufferSizes(1, 4, len(graph.tokens), 512, 512, 1024, 4096, 4096)

@@ -1,4 +1,4 @@
-"""A network run word by word over one hypothesis at a time: what every cached or batched way must equal."""
+"""A network run word by word over one hypothesis at a time: the reference for all cached or batched scoring."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asr.text.symbols import BOS_ID, EPSILON_ID
 
 
 class PlainLM:
-    """Scores hypotheses by the network alone. States of known histories are kept; nothing else is shared.
+    """Scores hypotheses with the network alone. States of known histories are kept; nothing else is shared.
 
     Args:
         network: any recurrent language model.

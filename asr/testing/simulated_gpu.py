@@ -1,13 +1,13 @@
-"""A GPU that is not there: tensors that live in this process's memory and say that they are on one.
+"""A simulated GPU: tensors that are in this process's memory and report to be on a GPU.
 
-What torch refuses on a real GPU is refused here: tensors of two devices in one operation, a device's tensor as a numpy
-array, waiting for values while a CUDA graph is captured. So are ties that a GPU would decide by chance. Each time the
-host waits for the device is counted. Operations are torch's CPU code and kernels run in Triton's interpreter, so that
-results are the CPU's: what a GPU's own arithmetic makes of it, and races between programs or streams, are not seen.
-There are no gradients: torch's autograd asks for a real device.
+What torch rejects on a real GPU is rejected here: tensors of two devices in one operation, a device's tensor as a NumPy
+array, waiting for values while a CUDA graph is captured. Ties that a GPU would decide by chance are rejected, too. Each
+wait of the host for the device is counted. Operations run torch's CPU code, and kernels run in Triton's interpreter, so
+that results are the CPU's: a GPU's own arithmetic, and races between programs or streams, are not simulated. There are
+no gradients, since torch's autograd needs a real device.
 
-Streams do their work at once, too, but `asr.testing.simulated_streams` follows what a real one might still have to do
-when memory is freed.
+Streams do their work at once as well, but `asr.testing.simulated_streams` tracks what a real stream might still have to
+do when memory is freed.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ _DEVICE, _CPU = torch.device("cuda", 0), torch.device("cpu")
 # In torch's own order of device types.
 _CUDA, _META, _NUM_TYPES = 1, 14, 20
 
-# The host has to know what these find before it can go on.
+# The host needs the results of these operations before it can continue.
 _WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal"}
-# Whether a GPU's own implementation is to be taken.
+# Operations that choose whether to use a GPU's own implementation.
 _CHOICES = {"_fused_sdp_choice", "_use_cudnn_ctc_loss", "_use_miopen_ctc_loss"}
-# May be given tensors of both; torch.ctc_loss itself fetches the lengths.
+# Operations that accept tensors of both devices; torch.ctc_loss itself fetches the lengths.
 _MIXES = {"copy_", "_to_copy", "_ctc_loss"}
 _INDEXING = {"index", "index_put", "index_put_"}
 
 
 def _refused(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    raise AssertionError(f"{func} where the simulated device is not")
+    raise AssertionError(f"{func} was called outside of the simulated device")
 
 
 class DeviceTensor(Tensor):
-    """A tensor on the simulated device; `held` has its values, on the CPU."""
+    """A tensor on the simulated device; `held` is the CPU tensor with its values."""
 
     held: Tensor
 
@@ -61,19 +61,19 @@ class DeviceTensor(Tensor):
     __torch_dispatch__: Any = classmethod(_refused)
 
     def tolist(self) -> Any:
-        """torch would not do it for a class of ours."""
+        """torch does not support this for tensor subclasses."""
         return self.cpu().tolist()
 
 
 class SimulatedGraph:
-    """In the place of `torch.cuda.CUDAGraph`."""
+    """Replaces `torch.cuda.CUDAGraph`."""
 
     def __init__(self) -> None:
         self.launches: list[Callable[[], object]] = []
         self.replayed: Callable[[], None] | None = None
 
     def replay(self) -> None:
-        """Does again what was captured, on the same memory."""
+        """Runs what was captured again, on the same memory."""
         if self.replayed is not None:
             self.replayed()
         for launch in self.launches:
@@ -81,7 +81,7 @@ class SimulatedGraph:
 
 
 class _Capture(threading.local):
-    """What one thread captures, and the memory that this uses."""
+    """The graph that a thread captures, and the memory that it uses."""
 
     def __init__(self) -> None:
         self.graph: SimulatedGraph | None = None
@@ -89,15 +89,15 @@ class _Capture(threading.local):
 
 
 class SimulatedDevice:
-    """What happens on the device.
+    """Records what happens on the device.
 
     Args:
-        num_streams: how many streams `torch.cuda.Stream` takes turns with.
+        num_streams: size of the pool from which `torch.cuda.Stream` takes streams in turn.
 
     Attributes:
-        waits: how often the host waited for it, by operation.
-        operations: torch operations that a device would run, by name; views and fresh memory are none.
-        kernels: launches of Triton's kernels, by name, and of captured graphs, `graph`.
+        waits: how often the host waited for the device, by operation.
+        operations: torch operations that a device would run, by name; views and allocations do not count.
+        kernels: launches of Triton's kernels, by name, and of captured graphs, as `graph`.
         streams: the streams, and the memory that they share.
     """
 
@@ -110,21 +110,21 @@ class SimulatedDevice:
 
     @property
     def graph(self) -> SimulatedGraph | None:
-        """What this thread is capturing; the work of others goes on meanwhile (`capture_error_mode="thread_local"`)."""
+        """The graph that this thread captures; other threads are not affected (`capture_error_mode="thread_local"`)."""
         return self._capture.graph
 
     def clear_counts(self) -> None:
-        """Starts counting anew."""
+        """Resets all counts."""
         for counts in (self.waits, self.operations, self.kernels):
             counts.clear()
 
     @property
     def num_launches(self) -> int:
-        """Operations and kernels together."""
+        """Number of operations and kernels together."""
         return self.operations.total() + self.kernels.total()
 
     def wait(self, name: str) -> None:
-        """Counts one.
+        """Counts a wait of the host for the device.
 
         Raises:
             RuntimeError: a graph is being captured.
@@ -135,7 +135,7 @@ class SimulatedDevice:
 
     @contextlib.contextmanager
     def capture(self, graph: SimulatedGraph, stream: SimulatedStream | None = None, **_: Any) -> Iterator[None]:
-        """In the place of `torch.cuda.graph`."""
+        """Replaces `torch.cuda.graph`."""
         used: list[Tensor] = []
         graph.replayed = lambda: self._replayed(used)
         self._capture.used, self._capture.graph = used, graph
@@ -157,7 +157,7 @@ class SimulatedDevice:
         counts: Counter[str],
         changed: Sequence[Tensor] = (),
     ) -> None:
-        """Notes what was queued: what it reads or writes, the memory that it has made, and what it has changed."""
+        """Records queued work: the tensors that it reads or writes, those that it created and those that it changed."""
         inputs, outputs, changed = (
             [one for one in some if isinstance(one, DeviceTensor)] for some in (inputs, outputs, changed)
         )
@@ -170,7 +170,7 @@ class SimulatedDevice:
         )
 
     def launch(self, run: Callable[[], object]) -> None:
-        """Runs what changes memory of the device, or keeps it for a replay."""
+        """Runs work that changes memory of the device; while a graph is captured, only records it for replays."""
         if self.graph is None:
             run()
         else:
@@ -178,7 +178,7 @@ class SimulatedDevice:
 
 
 class _Operations(TorchDispatchMode):
-    """Sends operations on the device's tensors, and those that make them, to what they hold; each thread needs one."""
+    """Runs operations that use or create the device's tensors on the CPU tensors in them; each thread needs one."""
 
     def __init__(self, device: SimulatedDevice) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ class _Operations(TorchDispatchMode):
         on_device = [one for one in tensors if isinstance(one, DeviceTensor)]
         wanted = kwargs.get("device")
         if wanted is not None:
-            # "cuda" without a number has been made the guard's device, see `simulated_gpu`.
+            # torch has replaced "cuda" without a number by the guard's device, see `simulated_gpu`.
             to_device = torch.device(wanted).type in ("cuda", "meta")
         else:
             to_device = isinstance(args[0], DeviceTensor) if name == "copy_" else bool(on_device)
@@ -253,7 +253,7 @@ class _Operations(TorchDispatchMode):
 
     @staticmethod
     def _choice(name: str, args: Any, tensors: list[Tensor]) -> str | None:
-        """Indexing waits where a mask, or an index on the host, says what is chosen."""
+        """The name of an operation that waits: indexing with a mask, or with an index on the host; else None."""
         if name not in _INDEXING or not isinstance(args[0], DeviceTensor):
             return None
         hosts = any(not isinstance(one, DeviceTensor) and one.dim() for one in tensors)
@@ -261,20 +261,20 @@ class _Operations(TorchDispatchMode):
 
 
 def _check_ties(dim: int, index: Any, source: Any) -> None:
-    """Where a position occurs several times, a GPU decides by chance which of the sources stays there.
+    """If a position occurs several times, a GPU decides by chance which of the sources is kept.
 
     Raises:
-        RuntimeError: they are not the same.
+        RuntimeError: the sources of a position differ.
     """
     held, rows = index.held, source.held.movedim(dim, 0)
     order = held.argsort(stable=True)
     same = held[order][1:] == held[order][:-1]
     if not torch.equal(rows[order][1:][same], rows[order][:-1][same]):
-        raise RuntimeError("index_copy_: a position occurs twice with different sources, and a GPU takes any of them")
+        raise RuntimeError("index_copy_: a position occurs twice with different sources; a GPU may keep either of them")
 
 
 def _is_work(func: Any, name: str) -> bool:
-    """Whether a device has to do something: views and fresh memory come at once."""
+    """Whether an operation is work for a device: views and allocations are not."""
     is_view = not func._schema.is_mutable and any(one.alias_info for one in func._schema.returns)
     return not is_view and not name.startswith(("empty", "new_empty", "_reshape_alias", "lift_fresh", "detach"))
 
@@ -282,7 +282,7 @@ def _is_work(func: Any, name: str) -> bool:
 def _fused_gru_cell(
     inputs: Tensor, hidden: Tensor, state: Tensor, input_bias: Tensor, hidden_bias: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What only a GPU has; the second result is for gradients."""
+    """An operation that only GPUs have; the second result is for gradients."""
     from_input, from_state = (inputs + input_bias).chunk(3, 1), (hidden + hidden_bias).chunk(3, 1)
     reset, update = ((from_input[gate] + from_state[gate]).sigmoid() for gate in (0, 1))
     new = (from_input[2] + reset * from_state[2]).tanh()
@@ -291,7 +291,7 @@ def _fused_gru_cell(
 
 @contextlib.contextmanager
 def simulated_gpu(num_streams: int = 32) -> Iterator[SimulatedDevice]:
-    """While this lasts, `cuda` is a simulated device, in all threads that are started.
+    """Within the block, `cuda` is a simulated device, also in all threads that are started.
 
     Args:
         num_streams: see `SimulatedDevice`.
@@ -314,10 +314,10 @@ def simulated_gpu(num_streams: int = 32) -> Iterator[SimulatedDevice]:
     of_cuda |= {"synchronize": streams.see_all, "is_available": lambda: True, "device_count": lambda: 1}
     of_cuda |= {"get_device_name": lambda *_: "simulated", "CUDAGraph": SimulatedGraph, "graph": device.capture}
     with contextlib.ExitStack() as stack:
-        # torch asks a guard for the device's type before many an operation; that for `meta` does nothing.
+        # torch calls a guard for the device's type before many operations; the guard for `meta` does nothing.
         stack.callback(guards.__setitem__, _CUDA, guards[_CUDA])
         guards[_CUDA] = guards[_META]
-        # A module's parameters are to become new objects: put into the old ones they would lose what they hold.
+        # Moved parameters must become new objects: the old ones cannot hold a `DeviceTensor`.
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, False)
         for name, instead in of_cuda.items():
@@ -330,8 +330,8 @@ def simulated_gpu(num_streams: int = 32) -> Iterator[SimulatedDevice]:
 
 @contextlib.contextmanager
 def _operations(device: SimulatedDevice) -> Iterator[None]:
-    """What a thread needs."""
-    # What torch.tensor makes is to reach the device by an operation that can be seen.
+    """Sets up a thread: sends its operations to the simulated device."""
+    # Tensors made by torch.tensor must reach the device by an operation that is dispatched.
     torch._C._set_only_lift_cpu_tensors(True)
     try:
         with _Operations(device):
@@ -341,23 +341,23 @@ def _operations(device: SimulatedDevice) -> Iterator[None]:
 
 
 def _interpret_kernels(stack: contextlib.ExitStack, device: SimulatedDevice) -> None:
-    """Lets Triton's interpreter read and write what the device's tensors hold, where Triton is installed."""
+    """Lets Triton's interpreter, if installed, read and write the CPU tensors behind the device's tensors."""
     try:
         from torch.utils._python_dispatch import _disable_current_modes  # torch 2
         from triton.runtime.interpreter import FunctionRewriter, GridExecutor
     except ImportError:
         return
     run_grid, rewrite = GridExecutor.__call__, FunctionRewriter.rewrite_ast
-    # While it runs a kernel, the interpreter puts its own functions in the place of Triton's, for all threads.
+    # While it runs a kernel, the interpreter replaces Triton's functions by its own, for all threads.
     interprets = threading.RLock()
 
     def rewrite_alone(rewriter: Any) -> Any:
-        # Python 3.11 counts the depth of all threads' syntax trees together: two at once may be a SystemError.
+        # Python 3.11 counts the depth of all threads' syntax trees together: two at once may raise a SystemError.
         with interprets:
             return rewrite(rewriter)
 
     def interpret(kernel: Any, *args: Any, **kwargs: Any) -> None:
-        # What the interpreter does with torch is not the device's work.
+        # The interpreter's own use of torch is not work of the device.
         with interprets, _disable_current_modes():
             run_grid(kernel, *args, **kwargs)
 
@@ -373,5 +373,5 @@ def _interpret_kernels(stack: contextlib.ExitStack, device: SimulatedDevice) -> 
 
     stack.enter_context(mock.patch.object(FunctionRewriter, "rewrite_ast", rewrite_alone))
     stack.enter_context(mock.patch.object(GridExecutor, "__call__", launch))
-    # Arguments are in the host's memory; the interpreter would copy each of them to where it already is.
+    # Arguments are already in the host's memory; the interpreter would copy each of them onto itself.
     stack.enter_context(mock.patch.object(GridExecutor, "_restore_args_dev", lambda *_: None, create=True))

@@ -1,15 +1,14 @@
 """Streams of a simulated GPU, and a model of the caching allocator that they share.
 
-torch's allocator gives a freed block back to the stream that it was allocated in, at once and without waiting: the next
-work of that stream may write to it. So a block must not be freed while work that another stream has queued may still
-use it, unless the host has seen that work done, or the block's own stream waits for it. This model follows, for every
-block, which stream has used it last and what each stream and the host know of each other, and counts the blocks that
-are freed too early. It counts them when they are freed, whether or not something takes their place: whether it does
-depends on the schedule.
+torch's allocator returns a freed block to the stream in which it was allocated, at once and without waiting: the next
+work of that stream may write to it. So a block must not be freed while queued work of another stream may still use it,
+unless the host has seen that work done, or the block's own stream waits for it. This model tracks, for every block,
+each stream's last use, and which work each stream and the host know to be done, and counts the blocks that are freed
+too early. It counts them when they are freed, whether or not their memory is used again, which depends on the schedule.
 
-For the same reason it counts blocks that a stream uses while another stream's writing to them may not be done, and
-blocks that it writes to while another stream's use of them may not be. Kernels and captured graphs count as readers:
-nothing tells which of their arguments they write to.
+Likewise it counts blocks that a stream uses while another stream may still write to them, and blocks that it writes to
+while another stream may still use them. Kernels and captured graphs count as readers, since nothing says which of their
+arguments they write to.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _OWN_FILES = ("simulated_gpu", "simulated_streams", "/torch/", "contextlib", "th
 
 
 class _Work:
-    """A stream of the pool: how much has been queued in it, and up to where it is behind each stream's work."""
+    """A stream of the pool: how much work has been queued in it, and which work of each other stream it follows."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -37,29 +36,29 @@ class _Work:
         self.is_behind: dict[int, int] = {}
 
     def state(self) -> dict[int, int]:
-        """All work that is done once what is queued here now is done."""
+        """All work that is done once the work queued here so far is done."""
         return {**self.is_behind, self.number: self.queued}
 
     def wait_for(self, state: dict[int, int]) -> None:
-        """What is queued from now on runs behind this work."""
+        """Makes work that is queued from now on run after this work."""
         for number, amount in state.items():
             self.is_behind[number] = max(self.is_behind.get(number, 0), amount)
 
 
 class SimulatedEvent:
-    """In the place of `torch.cuda.Event`: some work."""
+    """Replaces `torch.cuda.Event`: some work."""
 
     def __init__(self, model: StreamModel, state: dict[int, int]) -> None:
         self._model = model
         self.state = state
 
     def synchronize(self) -> None:
-        """The host has seen it done."""
+        """Records that the host has seen the work done."""
         self._model.see(self.state)
 
 
 class SimulatedStream:
-    """In the place of `torch.cuda.Stream`."""
+    """Replaces `torch.cuda.Stream`."""
 
     def __init__(self, model: StreamModel, work: _Work) -> None:
         self._model = model
@@ -67,28 +66,28 @@ class SimulatedStream:
 
     @property
     def cuda_stream(self) -> int:
-        """A number that tells it from others; 0 is the default stream."""
+        """A number that identifies the stream; 0 is the default stream."""
         return self._work.number
 
     def wait_stream(self, stream: SimulatedStream) -> None:
-        """What is queued here from now on runs behind what the other one has."""
+        """Makes work that is queued from now on run after the work queued in the other stream."""
         self._work.wait_for(stream._work.state())
 
     def wait_event(self, event: SimulatedEvent) -> None:
-        """What is queued here from now on runs behind the event."""
+        """Makes work that is queued from now on run after the event."""
         self._work.wait_for(event.state)
 
     def record_event(self) -> SimulatedEvent:
-        """What has been queued so far."""
+        """An event for the work queued so far."""
         return SimulatedEvent(self._model, self._work.state())
 
     def synchronize(self) -> None:
-        """The host has seen everything done that is queued here."""
+        """Records that the host has seen all work queued here done."""
         self._model.see(self._work.state())
 
 
 class _Block:
-    """Memory: the stream that it is from, how many tensors hold it, and where each stream used and wrote to it last."""
+    """Memory: its stream, the number of tensors that hold it, and where each stream last used it and wrote to it."""
 
     def __init__(self, home: _Work, num_bytes: int, file: str) -> None:
         self.home = home
@@ -103,14 +102,14 @@ class StreamModel:
     """The streams of a device and its memory.
 
     Args:
-        num_streams: how many there are beside the default one; torch takes turns with 32.
+        num_streams: number of streams besides the default one; torch has a pool of 32.
 
     Attributes:
         hazards: blocks that were freed too early, by the place of the last use.
-        races: uses of blocks that did not wait for another stream's, by the places of both.
+        races: uses of blocks that did not wait for another stream's use, by the places of both.
         bytes_held: bytes of the blocks that tensors hold, by the file that made them.
-        most_held: the most that `bytes_held` has been, file by file.
-        peak_bytes: the most that they have been together.
+        most_held: the maximum of `bytes_held` for each file.
+        peak_bytes: the maximum over all files together.
     """
 
     def __init__(self, num_streams: int = 32) -> None:
@@ -129,17 +128,17 @@ class StreamModel:
         self._thread = threading.local()
 
     def new_stream(self, device: Any = None) -> SimulatedStream:
-        """In the place of `torch.cuda.Stream`: the next one of the pool."""
+        """Replaces `torch.cuda.Stream`: the next stream of the pool."""
         with self._lock:
             return SimulatedStream(self, next(self._turns))
 
     def current(self, device: Any = None) -> SimulatedStream:
-        """In the place of `torch.cuda.current_stream`."""
+        """Replaces `torch.cuda.current_stream`."""
         return SimulatedStream(self, self._current())
 
     @contextlib.contextmanager
     def running(self, stream: SimulatedStream | None) -> Iterator[None]:
-        """In the place of `torch.cuda.stream`."""
+        """Replaces `torch.cuda.stream`."""
         before = self._current()
         self._thread.work = before if stream is None else stream._work
         try:
@@ -148,13 +147,13 @@ class StreamModel:
             self._thread.work = before
 
     def see(self, state: dict[int, int]) -> None:
-        """The host has seen this work done."""
+        """Records that the host has seen this work done."""
         with self._lock:
             for number, amount in state.items():
                 self._done[number] = max(self._done.get(number, 0), amount)
 
     def see_all(self, device: Any = None) -> None:
-        """In the place of `torch.cuda.synchronize`."""
+        """Replaces `torch.cuda.synchronize`."""
         for work in (self._default, *self._pool):
             self.see(work.state())
 
@@ -164,9 +163,9 @@ class StreamModel:
         """Queues work in the current stream.
 
         Args:
-            inputs: what it reads or changes, tensors of the host that hold the values.
-            outputs: each tensor that was made, and what holds its values.
-            changed: those of the inputs that it is known to change.
+            inputs: the host tensors with the values that the work reads or changes.
+            outputs: each tensor that was made, and the host tensor with its values.
+            changed: those of the inputs that the work is known to change.
         """
         with self._lock:
             own = self._current()
@@ -187,7 +186,7 @@ class StreamModel:
                 block.used[own.number] = block.written[own.number] = now
 
     def _unfinished(self, uses: dict[int, tuple[int, str]], by: _Work) -> list[str]:
-        """The places of uses, one for each stream, behind which a stream's work does not certainly run."""
+        """The places of those uses, one for each stream, that a stream's work does not certainly follow."""
         return [
             place
             for number, (amount, place) in uses.items()
@@ -195,7 +194,7 @@ class StreamModel:
         ]
 
     def made(self, *outputs: tuple[Tensor, Tensor]) -> list[_Block]:
-        """Counts tensors, and what holds their values, as users of their memory -> the memory of each."""
+        """Counts tensors, and the host tensors with their values, as users of their memory -> the memory of each."""
         blocks = []
         with self._lock:
             for tensor, held in outputs:
@@ -238,7 +237,7 @@ def _address(held: Tensor) -> int:
 
 
 def _place() -> str:
-    """The line of the program that has asked for work."""
+    """The line of the program that has requested the work."""
     frame = sys._getframe(2)
     while frame.f_back is not None and any(part in frame.f_code.co_filename for part in _OWN_FILES):
         frame = frame.f_back

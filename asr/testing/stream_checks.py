@@ -1,6 +1,6 @@
-"""The streams of a recognizer's workers on a simulated GPU: is memory freed or read too early?
+"""Checks on a simulated GPU whether the streams of a recognizer's workers free or read memory too early.
 
-The acoustic model runs in one stream and each worker's language model, whose arrays grow, in another, call after call.
+In each call, the acoustic model runs in one stream, and each worker's language model, whose arrays grow, in another.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _NUM_BATCHES, _NUM_QUERIES = 6, 64
 
 
 def stream_hazards(bundle: Bundle, num_calls: int, num_streams: int = 4, has_kernels: bool = True) -> tuple[int, int]:
-    """Calls of a recognizer with two workers whose language models are asked for ever new histories.
+    """Runs calls of a recognizer with two workers whose language models are queried for new histories in each call.
 
     Args:
-        bundle: one with a recurrent language model.
-        num_calls: each of six batches.
+        bundle: a bundle with a recurrent language model.
+        num_calls: number of calls, each of six batches.
         num_streams: see `asr.testing.simulated_gpu.SimulatedDevice`.
         has_kernels: whether histories are looked up by Triton's kernels; otherwise by tensor operations.
 
     Returns:
-        How many blocks of memory were freed while another stream might still use them, and how often one was used while
-        another stream might still write to it.
+        The number of memory blocks freed while another stream might still use them, and the number of uses of a block
+        while another stream might still write to it.
     """
     with contextlib.ExitStack() as stack:
         device = stack.enter_context(simulated_gpu(num_streams))
@@ -39,7 +39,7 @@ def stream_hazards(bundle: Bundle, num_calls: int, num_streams: int = 4, has_ker
         if not has_kernels:
             stack.enter_context(mock.patch("asr.kernels.jit.triton_available", lambda device: False))
         resources = ResourceOptions(num_workers=2)
-        own = copy.deepcopy(bundle)  # its networks are moved
+        own = copy.deepcopy(bundle)  # its networks are moved to the device
         recognizer = Recognizer(own, "rnn", decoder="token-passing", lm_fusion="search", resources=resources)
         recognizer.to("cuda")
         for call in range(num_calls):
@@ -48,7 +48,7 @@ def stream_hazards(bundle: Bundle, num_calls: int, num_streams: int = 4, has_ker
 
 
 def _ask(recognizer: Recognizer, call: int) -> None:
-    """A call as `Recognizer.forward` makes it; words take the place of samples, and queries that of the search."""
+    """A call like those of `Recognizer.forward`, with words in place of samples, and queries in place of the search."""
     with recognizer._engines.lend(recognizer._new_engines) as engines:
         generator, num_words = torch.Generator().manual_seed(call), len(recognizer.bundle.graph.vocabulary)
 

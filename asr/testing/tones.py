@@ -1,6 +1,6 @@
-"""A complete recognizer for a language of tones, trained in a second: each phone is a sine of its own pitch.
+"""A complete recognizer for a language of tones, trained in a second: each phone is a sine wave with its own pitch.
 
-It exercises every part of a real bundle, and its words are known for sure.
+It exercises every part of a real bundle, and recognizes its words reliably.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PRONUNCIATIONS: dict[str, list[tuple[str, ...]]] = {
     "TO": [("T",)],
     "TWO": [("T",)],
 }
-# TO stands before a word, TWO at the end: only a language model can tell them apart.
+# TO occurs before a word, TWO at the end: only a language model can tell them apart.
 TEXT = ["PAT TO KIT", "KIT TO SICK", "SICK TO SKIP", "PAT TWO", "KIT TWO", "SKIP PAT TWO", "SICK SKIP", "PAT KIT"] * 4
 _PHONE_SECONDS = 0.12
 
@@ -54,7 +54,7 @@ def tones(words: Sequence[str], rate: int = RATE, noise: float = 0.003, seed: in
 
 
 def tiny_bundle(folder: Path) -> Bundle:
-    """Trains and assembles the bundle; the folder is for its text."""
+    """Trains and assembles the bundle; its text is written to the folder."""
     torch.manual_seed(0)
     arguments: dict[str, Any] = {"num_mel_bins": 20, "snip_edges": False}
     fbank = Fbank(**arguments)
@@ -91,7 +91,7 @@ def tiny_bundle(folder: Path) -> Bundle:
 
 
 def _train(network: FeedForwardNetwork, fbank: Fbank, tokens: TokenTable) -> None:
-    """Frame by frame: the token of the tone that sounds, blank elsewhere."""
+    """Trains on frame labels: the token of the tone in a frame, or blank."""
     sentences = [line.split() for line in TEXT[:8]]
     waveforms = [tones(words, seed=index) for index, words in enumerate(sentences)]
     num_samples = torch.tensor([len(waveform) for waveform in waveforms])

@@ -59,7 +59,7 @@ def test_it_refuses_what_a_gpu_refuses(device: SimulatedDevice) -> None:
     with pytest.raises(RuntimeError, match="numpy"):
         there.numpy()
     index = torch.tensor([2, 1, 2]).to(CUDA)
-    with pytest.raises(RuntimeError, match="any of them"):
+    with pytest.raises(RuntimeError, match="either of them"):
         (there + 0).index_copy_(0, index, there[:3])
     assert (there + 0).index_copy_(0, index, there[:1].expand(3)).shape == (6,)
     device.waits.clear()
