@@ -1,7 +1,7 @@
-"""Options of a cached language model: which caches it keeps, how much memory, and approximations of the scores.
+"""Options of a cached language model: the caches that it keeps, the memory they take, and approximations of scores.
 
 Recombination follows Huang et al. (2014), "Cache based recurrent neural network language model inference for first pass
-speech recognition"; quantised histories follow Lee et al. (2018), "Accelerating recurrent neural network language model
+speech recognition"; quantized histories follow Lee et al. (2018), "Accelerating recurrent neural network language model
 based online speech recognition system". docs/references.md has the full citations.
 
 Shapes: R rows or new edges, S state width.
@@ -39,32 +39,32 @@ HIDDEN_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16":
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """With the defaults scores equal those of the network run word by word. Only the options marked as approximations
-    change scores.
+    """By default, scores equal those of the network run word by word. Only the options marked as approximations change
+    scores.
 
     Attributes:
-        hidden_dtype: in which hidden rows are stored: float32; or as an approximation float16, bfloat16 or int8.
+        hidden_dtype: type in which hidden rows are stored: float32; or as an approximation float16, bfloat16 or int8.
         cache_scores: keep the score of each (history, word).
-        cache_hidden: keep hidden rows. Without it the hidden layer runs again for every query, from the row before.
-        cache_history_normalizers, cache_group_normalizers: keep what the output layer normalises each history by, and
+        cache_hidden: keep hidden rows. Without it the hidden layer runs again for every query, from the previous row.
+        cache_history_normalizers, cache_group_normalizers: keep the output layer's normalizer of each history, and of
             each (history, class).
         cache_tree_paths: the same for the inner nodes of an output layer that is a tree.
         recombination_length: approximation: histories that end in the same k words share a context. None keeps all
             histories apart.
         recombination: whose hidden state a shared context has: the "first" history's or the "best" one's.
-        recombination_window: for how many calls the best history stays at least.
-        history_precision: approximation: "round-2", "round-1" or "sign". Two histories share a hidden row where their
-            quantised previous states and their last words are equal. None shares none.
+        recombination_window: the minimum number of calls for which the best history is kept.
+        history_precision: approximation: "round-2", "round-1" or "sign". Two histories share a hidden row if their
+            quantized previous states and their last words are equal. None shares no rows.
         hidden_products: numbers that the hidden layer multiplies: float32; or as an approximation int8, on a CPU that
             has the instruction (`asr.kernels.int8`).
-        capacity_bytes: memory for histories, hidden rows and normalisers. Contexts are forgotten only if `retain` did
+        capacity_bytes: memory for histories, hidden rows and normalizers. Contexts are forgotten only if `retain` did
             not name them; hidden rows are computed again when needed, which costs time but changes no score. See
             `asr.lm.cached.eviction` for when the bound cannot be kept. None is unlimited.
-        rows_ahead: a run of the hidden layer for fewer histories than this also takes the newest other histories, up to
-            this many rows: the weights are read once for all. Not used with a capacity or without `cache_hidden`.
+        rows_ahead: a run of the hidden layer for fewer histories than this also computes the newest other histories, up
+            to this many rows, since the weights are read only once. Not used with a capacity or without `cache_hidden`.
         batching: "frame" runs the hidden layer once for each call, "query" once for each row (for comparison).
-        compiled: answer by numba's loops on a CPU, where it is installed.
-        loop_room: the least number of new edges that have room when a loop begins.
+        compiled: whether to use numba's loops on a CPU, where numba is installed.
+        loop_room: the minimum number of new edges for which there is room when a loop begins.
     """
 
     hidden_dtype: str = option(
@@ -114,20 +114,20 @@ class CacheOptions:
 
     @property
     def allows_loops(self) -> bool:
-        """Whether compiled loops can answer: they want scores and rows kept, and no approximation."""
+        """Whether compiled loops can be used: they need cached scores and rows, and no approximation."""
         is_exact = self.recombination_length is None and self.history_precision is None
         return self.compiled and is_exact and self.cache_scores and self.cache_hidden and self.hidden_dtype == "float32"
 
 
 class Recombination:
-    """Gives new edges the node that stands for their last k words.
+    """Gives new edges the node that represents their last k words.
 
-    Word sequences are compared by a 64-bit hash, so that two different ones are taken for equal once in 2**64 pairs.
+    Word sequences are compared by a 64-bit hash, so one in 2**64 pairs of different sequences is taken for equal.
 
     Args:
         length: k.
-        choice: which history's hidden state stands for a node: that which came "first", or the "best" (highest
-            log P(last word)) of those met within `window` calls; the latter takes the place of a row already computed.
+        choice: the history whose hidden state a node gets: the "first" one, or the "best" one (with the highest
+            log P(last word)) of those seen within `window` calls; the best replaces a row already computed.
     """
 
     def __init__(self, length: int, choice: str, window: int, device: torch.device) -> None:
@@ -149,7 +149,7 @@ class Recombination:
         return self._table.num_bytes + 8 * self._best_score.numel()
 
     def nodes(self, trie: HistoryTrie, context_idx: Tensor, word_id: Tensor) -> Tensor:
-        """The node of each edge (R,): an old one, or a new one whose parent is the first context that led to it."""
+        """The node of each edge (R,): an existing one, or a new one with the first context that led to it as parent."""
         words = torch.cat((word_id.unsqueeze(1), trie.history(context_idx, self.length - 1)), dim=1)
         mixed = ((words + 1) * self._factor).sum(1)
         key = (mixed ^ (mixed >> 31)) & (2**63 - 1)
@@ -164,7 +164,7 @@ class Recombination:
         return self._table.values.index_select(0, slot)
 
     def better(self, node: Tensor, score: Tensor, call: int, num_nodes: int) -> Tensor:
-        """Positions (B,) of the edges, one a node, that now stand for their node (R,) < num_nodes by score (R,)."""
+        """Positions (B,) of the edges, one per node, that by score (R,) now represent their node (R,) < num_nodes."""
         missing = num_nodes - self._best_score.numel()
         if missing > 0:
             self._best_score = torch.cat((self._best_score, torch.full((missing,), -torch.inf, device=self.device)))
@@ -187,13 +187,13 @@ class Recombination:
 
 
 class QuantizedHistory:
-    """Finds the hidden row that a near history has already computed for a word.
+    """Finds the hidden row that was already computed for a similar history and the same word.
 
-    Quantised states are compared by a 64-bit hash, so that two different ones are taken for equal once in 2**64 pairs.
+    Quantized states are compared by a 64-bit hash, so one in 2**64 pairs of different states is taken for equal.
 
     Args:
         precision: "round-2" or "round-1" (decimals kept), or "sign".
-        num_columns: of the state, from its beginning: those that the next step reads.
+        num_columns: number of the state's first columns, which the next step reads.
     """
 
     def __init__(self, precision: str, num_columns: int, device: torch.device) -> None:
@@ -201,7 +201,7 @@ class QuantizedHistory:
         self.device = device
         generator = torch.Generator().manual_seed(0)
         bound = 2**62
-        # Odd factors: no column's bits are lost in the products, which wrap around.
+        # Odd factors, so that no bits of a column are lost in the products, which wrap around.
         self._factor = (torch.randint(-bound, bound, (num_columns + 1,), generator=generator) * 2 + 1).to(device)
         self.clear()
 
@@ -213,7 +213,7 @@ class QuantizedHistory:
         return self._table.num_bytes
 
     def key(self, state: Tensor, word_id: Tensor) -> Tensor:
-        """Previous state (R, S) and word (R,) -> one key (R,) for all that count as equal."""
+        """Previous state (R, S) and word (R,) -> key (R,), the same for all that count as equal."""
         state = state[:, : self._factor.numel() - 1]
         if self.precision == "sign":
             level = (state > 0).long()
@@ -224,12 +224,12 @@ class QuantizedHistory:
         return (mixed ^ (mixed >> 31)) & (2**63 - 1)
 
     def find(self, key: Tensor) -> tuple[Tensor, Tensor | None]:
-        """key (R,) -> row (R,), and the positions without one (None where all have one)."""
+        """key (R,) -> row (R,), and the positions without one (None if all have one)."""
         slot, missing = self._table.find(key)
         return self._table.values.index_select(0, slot.clamp(min=0)), missing
 
     def store(self, key: Tensor, row: Tensor) -> None:
-        """Distinct absent keys (D,) and their rows (D,)."""
+        """Adds distinct absent keys (D,) with their rows (D,)."""
         slot, _ = self._table.insert(key)
         self._table.values[slot] = row
 

@@ -1,10 +1,10 @@
-"""`CachedRNNLM`: a recurrent language model behind caches, so that no part of the network's work is done twice.
+"""`CachedRNNLM`: a recurrent language model with caches, so that no part of the network's work is done twice.
 
-Every word history that has been asked about is a node of a trie (`HistoryTrie`); a context index is a node's number. An
-edge (history, word) holds the word's score and leads to the longer history. A history gets its hidden row when it is
-first asked for a successor; all histories of a call that lack theirs go through the hidden layer together.
+Every word history that has been queried is a node of a trie (`HistoryTrie`); a context index is a node's number. An
+edge (history, word) has the word's score and leads to the longer history. A history gets its hidden row when its first
+successor is queried; all histories of a call without a hidden row go through the hidden layer together.
 
-`TorchEngine` answers calls on any device and with any options; `NumbaEngine` replaces it on CPUs where it can.
+`TorchEngine` answers calls on any device and with any options; on CPUs `NumbaEngine` replaces it where it can.
 
 Shapes: Q queries, M missing queries, R new edges, S state, H hidden, M history words.
 """
@@ -29,7 +29,7 @@ from asr.text.symbols import EOS_ID, Vocabulary
 
 
 class TorchEngine:
-    """Looks edges up and adds those that are missing, by tensor operations.
+    """Looks up edges and adds missing ones, with tensor operations.
 
     Args:
         expansion: the trie, the hidden rows and the hidden layer.
@@ -37,8 +37,8 @@ class TorchEngine:
         recombination: which histories share contexts, or None.
         capacity: the bound on memory, or None.
         options: which caches are kept.
-        search_device: where queries come from and answers go.
-        reset: called when a new edge could not be scored, so that no edge without a score stays.
+        search_device: where queries come from and results go.
+        reset: called when a new edge could not be scored, so that no edge without a score remains.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class TorchEngine:
         return trie.unpacked(self._moved(trie.edges.values.index_select(0, slot), self._search_device))
 
     def _can_put(self, num_queries: int) -> bool:
-        """Whether `_put_edges` may answer."""
+        """Whether `_put_edges` may be used."""
         return (
             self._keeps_scores
             and self._recombination is None
@@ -101,7 +101,7 @@ class TorchEngine:
 
     @torch.no_grad()
     def _put_edges(self, key: Tensor) -> Tensor:
-        """Finds or adds the edges of key (Q,) -> their slots (Q,); a GPU is waited for once, new edges or not."""
+        """Finds or adds the edges of key (Q,) -> their slots (Q,); the host waits for a GPU once, new edges or not."""
         trie, counts = self._trie, self._counts
         context_idx, word_id = key >> 32, key & 0xFFFFFFFF
         num_words, num_nodes = len(self._output.network.vocabulary), trie.nodes.capacity
@@ -109,7 +109,7 @@ class TorchEngine:
         is_outside = (word_id >= num_words) | (context_idx < 0) | (context_idx >= num_nodes)
         node = context_idx.clamp(0, num_nodes - 1)
         needs_row = is_first & (trie.hidden_row.index_select(0, node) < 0)
-        # The last entry is for all that need none.
+        # The last entry is for all queries that need no row.
         lacks_row = torch.zeros(num_nodes + 1, dtype=torch.bool, device=key.device)
         lacks_row.index_fill_(0, torch.where(needs_row, node, num_nodes), True)
         lacks_row = lacks_row[:num_nodes]
@@ -151,7 +151,7 @@ class TorchEngine:
         try:
             new_slot = self._new_slots(new_key)
         except BaseException:
-            # Edges without a score must not stay; a caller that goes on starts from nothing.
+            # Edges without a score must not remain; a caller that continues starts with an empty cache.
             self._reset()
             raise
         if trie.edges.num_rebuilds != num_rebuilds:
@@ -195,7 +195,7 @@ class TorchEngine:
             self._output.forget(is_written)
 
     def _log_prob(self, context_idx: Tensor, word_id: Tensor, lacking: Tensor | None = None) -> Tensor:
-        """The output layer's scores of any contexts and words, (R,); `lacking` may say which contexts have no row."""
+        """The output layer's scores of any contexts and words, (R,); `lacking` may give the contexts without a row."""
         if lacking is None:
             lacking = self._expansion.lacking(context_idx)
         if lacking.numel():
@@ -219,7 +219,7 @@ class TorchEngine:
         if self._expansion.sharing is None:
             owner, num_owners = row, self._hidden.rows.capacity
         else:
-            # Where rows are shared, equal rows can stand for different histories.
+            # If rows are shared, equal rows can belong to different histories.
             owner, num_owners = context_idx, self._trie.nodes.capacity
         self._output.reserve(num_owners)
         log_prob = self._output.score(owner, hidden, history, word_id)
@@ -232,18 +232,18 @@ _KEPT_LEVELS = 32
 
 
 class CachedRNNLM(LanguageModel):
-    """A recurrent language model that keeps what it has computed, over calls and utterances.
+    """A recurrent language model that keeps what it has computed, across calls and utterances.
 
-    Histories stay until `reset`, or within the capacity of the options. With the default options scores equal those of
-    the network run word by word.
+    Histories are kept until `reset`, or within the capacity of the options. With the default options, scores equal
+    those of the network run word by word.
 
     Args:
         network: runs the output layer, on the device that also holds the trie and the hidden rows (home).
         options: caches, memory and approximations; the defaults if None.
-        hidden_networks: run the hidden layer, each on its own device; `network` alone if None. The same network twice
-            is two worker threads that share it.
-        search_device: where queries come from and answers go; home if None.
-        synchronize: wait for the device before each reading of the clock, so that the seconds of each stage are true.
+        hidden_networks: run the hidden layer, each on its own device; only `network` if None. The same network twice
+            means two worker threads that share it.
+        search_device: where queries come from and results go; home if None.
+        synchronize: whether to wait for the device before reading the clock, so that the times of stages are true.
     """
 
     def __init__(
@@ -258,7 +258,7 @@ class CachedRNNLM(LanguageModel):
         self.options = options = options or CacheOptions()
         self.network = network
         self.device = network.initial_state().device
-        # A device without a number is the current one, which tensors tell by its number.
+        # A device without a number is the current one; a tensor's device has the number.
         self.search_device = self.device if search_device is None else torch.empty(0, device=search_device).device
         self._counts = QueryStatistics()
         self.hidden = HiddenStore(network.state_size, options.hidden_dtype, self.device)
@@ -291,7 +291,7 @@ class CachedRNNLM(LanguageModel):
     def _capacity(self, capacity_bytes: int) -> Capacity:
         of_history = self.output.bytes_of_history
         of_best = 8 if self.recombination is not None and self.recombination.choice == "best" else 0
-        # Tables of keys by node have as many slots as that of the edges; those by row up to four a row.
+        # Tables with a key per node have as many slots as the table of edges; those with one per row up to four a row.
         costs = ByteCosts(
             BYTES_PER_SLOT * (1 if self.recombination is None else 2),
             BYTES_PER_NODE + of_best + (0 if self.sharing is None else of_history),
@@ -305,7 +305,7 @@ class CachedRNNLM(LanguageModel):
         )
 
     def reset(self) -> None:
-        """Forgets every history; context indices handed out before mean nothing any more. Statistics go on."""
+        """Forgets every history; earlier context indices become invalid. Statistics are kept."""
         for part in (self.trie, self.hidden, self.output, self.recombination, self.sharing, self.capacity):
             if part is not None:
                 part.clear()
@@ -325,8 +325,8 @@ class CachedRNNLM(LanguageModel):
     def retain(self, live: Tensor) -> None:
         """See `LanguageModel.retain`. Only an engine with a capacity forgets, and nothing before the first call.
 
-        If nothing is live and half of the capacity is used, everything is forgotten: compiled loops serve only while
-        there is room, and they save more than the histories of earlier utterances do.
+        If nothing is live and half of the capacity is used, everything is forgotten: compiled loops can be used only
+        while there is room, and they save more time than the histories of earlier utterances.
         """
         if self.capacity is None:
             return
@@ -357,21 +357,21 @@ class CachedRNNLM(LanguageModel):
         return log_prob
 
     def lookup_tables(self) -> CachedLMTables | None:
-        """The arrays that a loop reads and adds to.
+        """The arrays that a compiled loop reads and adds to.
 
         None if the options or the network do not allow it, or if the capacity is used up.
         """
         return None if self._numba_engine is None else self._numba_engine.tables()
 
     def expand(self, context_idx: Tensor, live: Tensor) -> None:
-        """See `LanguageModel.expand`: computes the hidden rows of contexts (K,) that have none."""
+        """See `LanguageModel.expand`: computes the hidden rows of those contexts (K,) that have none."""
         if self._numba_engine is not None:
             begin = self._clock.now()
             self._numba_engine.take_in(context_idx, live)
             self._counts.seconds_total += self._clock.now() - begin
 
     def statistics(self) -> QueryStatistics:
-        """The record of this engine, brought up to date; it goes on counting."""
+        """The up-to-date record of this engine, which continues to count."""
         counts = self._counts
         counts.num_history_normalizers = self.output.num_history_normalizers
         counts.num_group_normalizers = self.output.num_group_normalizers

@@ -1,8 +1,8 @@
-"""The compiled side of a cached language model: loops that answer queries from its arrays, and add new edges to them.
+"""The compiled part of a cached language model: loops that answer queries from its arrays, and add new edges to them.
 
-`look_up_cached` is called by other loops, which cannot wait for the hidden layer: it answers if every history asked
-about has its hidden row. `NumbaEngine` lends the arrays to it, counts what it has added, and computes the rows that it
-lacked. `NumbaEngine.score` answers a call from Python by the same loops.
+`look_up_cached` is called by other loops, which cannot wait for the hidden layer: it answers if every queried history
+has its hidden row. `NumbaEngine` provides the arrays, takes over what the loop has added, and computes missing rows.
+`NumbaEngine.score` answers a call from Python with the same loops.
 
 Shapes: Q queries, K contexts, M missing queries, R of them new, D distinct rows, H hidden.
 """
@@ -23,8 +23,8 @@ from asr.lm.cached.eviction import Capacity
 from asr.lm.cached.states import Expansion
 from asr.lm.rnn.output_numba import FLOATS_OF_LINE, mixed_with, row_product
 
-# Places in `counts`: the number of nodes and edges, the most edges that there is room for, and how many more were
-# wanted; then answers, queries and scored edges since the counts were last read.
+# Indices into `counts`: the number of nodes and edges, the maximum number of edges, and the number of edges for which
+# there was no room; then answers, queries and scored edges since the counts were last read.
 NODES, EDGES, MAX_EDGES, LACKING, ANSWERS, QUERIES, SCORED = range(7)
 
 
@@ -41,14 +41,14 @@ prefetch: Any = Intrinsic("asr.kernels.intrinsics", "prefetch")
 
 
 class CachedLMTables(NamedTuple):
-    """What `look_up_cached` reads and writes of an engine.
+    """The arrays of an engine that `look_up_cached` reads and writes.
 
     Attributes:
-        edges: the table's keys, its hashes' multiplier and shift, and the edges' scores and nodes.
+        edges: the table's keys, its hash's multiplier and shift, and the edges' scores and nodes.
         parent, last_word, hidden_row: (nodes,) of the trie.
-        hidden: (rows, H) what the output layer reads.
+        hidden: (rows, H) the input of the output layer.
         counts: (NUM_COUNTS,) int64, see NODES.
-        output: what the output layer's loop reads.
+        output: the arrays of the output layer's loop.
     """
 
     edges: tuple[Any, int, int, Any, Any]
@@ -61,13 +61,13 @@ class CachedLMTables(NamedTuple):
 
     @property
     def always_answers(self) -> bool:
-        """No: a context's hidden row may have to be computed first."""
+        """False: a context's hidden row may have to be computed first."""
         return False
 
 
 @compiled_lookup(CachedLMTables)
 def look_up_cached(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> bool:
-    """Fills log_prob (Q,) and next_idx (Q,) for context_idx, word_id (Q,) -> whether it could.
+    """Fills log_prob (Q,) and next_idx (Q,) for context_idx, word_id (Q,) -> whether it was able to.
 
     It cannot if a history has no hidden row, or if there is no room for the new edges; then nothing is added.
 
@@ -92,8 +92,8 @@ def look_up_cached(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, n
 
 
 def find_edges(context_idx: Any, word_id: Any, edges: Any, log_prob: Any, next_idx: Any, missing: Any) -> int:
-    """Fills log_prob (Q,) and next_idx (Q,) of the edges that there are, and missing (Q,), from its beginning, with the
-    positions of the others -> how many these are. edges is `CachedLMTables.edges`."""
+    """Fills log_prob (Q,) and next_idx (Q,) of existing edges, and the beginning of missing (Q,) with the positions of
+    the others -> the number of the others. edges is `CachedLMTables.edges`."""
     table, multiplier, shift, edge_score, edge_node = edges
     num, num_missing = len(word_id), 0
     for query in range(num):
@@ -111,10 +111,10 @@ def find_edges(context_idx: Any, word_id: Any, edges: Any, log_prob: Any, next_i
 def answer_missing(
     context_idx: Any, word_id: Any, missing: Any, tables: Any, first: int, new_slot: Any, log_prob: Any, next_idx: Any
 ) -> bool:
-    """Adds the edges of the missing queries (M,), which lead to nodes from `first` on -> whether all have had room.
+    """Adds the edges of the missing queries (M,), which lead to nodes from `first` on -> whether all had room.
 
-    If so, log_prob (Q,) and next_idx (Q,) of these are filled; if not, a second call with a larger table and the same
-    `first` goes on. new_slot (M,) is working memory. The contexts have their hidden rows.
+    If so, their log_prob (Q,) and next_idx (Q,) are filled; if not, a second call with a larger table and the same
+    `first` continues. new_slot (M,) is a work array. All contexts must have their hidden rows.
     """
     table, multiplier, shift, edge_score, edge_node = tables.edges
     counts, width = tables.counts, table.shape[1]
@@ -145,7 +145,7 @@ def answer_missing(
 
 
 def _ask_for(key: int, edges: Any) -> None:
-    """Prefetches a key's bucket and its values, which lie anywhere in large tables."""
+    """Prefetches a key's bucket and its values, which may be anywhere in large tables."""
     table, multiplier, shift, edge_score, _ = edges
     bucket = home_bucket(key, multiplier, shift)
     prefetch(table[bucket], 0)
@@ -153,7 +153,7 @@ def _ask_for(key: int, edges: Any) -> None:
 
 
 def _score_edges(first: int, new_slot: Any, tables: Any) -> None:
-    """Scores the edges at new_slot (R,), which lead to nodes first, first + 1 ..., from the rows where they lie."""
+    """Scores the edges at new_slot (R,), which lead to nodes first, first + 1 ..., reading hidden rows in place."""
     parent, last_word, hidden_row, hidden = tables.parent, tables.last_word, tables.hidden_row, tables.hidden
     edge_score = tables.edges[3]
     rows, bias, weight, order, table_size, multipliers, log_z = tables.output
@@ -174,9 +174,9 @@ def _score_edges(first: int, new_slot: Any, tables: Any) -> None:
 
 
 def waiting_nodes(context_idx: Any, parent: Any, last_word: Any, hidden_row: Any) -> Any:
-    """Of contexts (K,) the distinct ones that have no hidden row (R,), and what their rows follow.
+    """The distinct contexts among (K,) that have no hidden row (R,), and the inputs of the hidden layer for them.
 
-    That is the rows before (D,), which of these each follows (R,), and the word of each (R,).
+    These inputs are the distinct previous rows (D,), which of these each context follows (R,), and its word (R,).
     """
     node, num = np.empty(len(context_idx), dtype=np.int64), 0
     for context in context_idx:
@@ -193,15 +193,15 @@ def waiting_nodes(context_idx: Any, parent: Any, last_word: Any, hidden_row: Any
 
 
 class NumbaEngine:
-    """Answers an engine's calls by compiled loops, and lends its arrays to loops that ask without a call.
+    """Answers an engine's calls with compiled loops, and provides its arrays to loops that query without a call.
 
-    Edges, nodes and scores are those of `TorchEngine`. For engines on a CPU whose options allow loops; if the network's
-    output layer needs more than a loop, or no more room is left within the capacity, methods return None.
+    Edges, nodes and scores are those of `TorchEngine`. For engines on a CPU whose options allow loops. If no loop can
+    compute the network's output layer, or there is no more room within the capacity, methods return None.
 
     Args:
         expansion: the engine's trie, hidden rows and hidden layer.
         capacity: the engine's bound on memory, or None.
-        room: the least number of new edges that have room when a loop begins.
+        room: the minimum number of new edges for which there is room when a loop begins.
     """
 
     def __init__(self, expansion: Expansion, capacity: Capacity | None, room: int) -> None:
@@ -233,7 +233,7 @@ class NumbaEngine:
         return self.current_tables()
 
     def current_tables(self) -> CachedLMTables | None:
-        """The arrays as they are now; None if a word's score takes more than a loop."""
+        """The arrays in their current state; None if no loop can compute a word's score."""
         trie, state = self._expansion.trie, self._expansion.hidden.state
         grown = trie.edges.keys, trie.parent, state
         if self._current is None or any(now is not before for now, before in zip(grown, self._current[0], strict=True)):
@@ -251,7 +251,7 @@ class NumbaEngine:
         return self._current[1]
 
     def take_in(self, context_idx: Tensor, held: Tensor) -> None:
-        """Counts what a loop has added since `tables`, and computes the hidden rows that contexts (K,) lack.
+        """Takes over what a loop has added since `tables`, and computes missing hidden rows of contexts (K,).
 
         The search holds the contexts `held` (L,).
         """
@@ -278,7 +278,7 @@ class NumbaEngine:
 
     @torch.no_grad()
     def expand(self, context_idx: Tensor) -> bool:
-        """Computes the rows that contexts (K,) lack; their parents all have rows -> whether there was room."""
+        """Computes missing rows of contexts (K,), whose parents all have rows -> whether there was room."""
         trie, hidden = self._expansion.trie, self._expansion.hidden
         loop = jit_required(waiting_nodes)
         nodes = (part.numpy() for part in (trie.parent, trie.word, trie.hidden_row))
@@ -300,7 +300,7 @@ class NumbaEngine:
 
     @torch.no_grad()
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor] | None:
-        """As `CachedRNNLM.score`; None if the engine's bound may leave no room."""
+        """See `CachedRNNLM.score`; None if there may be no room within the engine's bound."""
         begin = time.perf_counter()
         tables = self.current_tables()
         if tables is None or self._find is None or (self._capacity is not None and not self._capacity.has_room(0)):

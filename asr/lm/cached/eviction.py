@@ -1,11 +1,11 @@
-"""A bound on the memory of a cached language model: what is forgotten when room is wanted.
+"""A bound on the memory of a cached language model: what is forgotten when room is needed.
 
-Nodes leave as leaves, the least used first; live contexts and the histories above them never leave. Hidden rows leave
-the least recently used first; a row that is asked for again is computed again, which costs time only.
+Nodes are evicted from the leaves up, the least used first; live contexts and their nearest ancestors are never evicted.
+Hidden rows are dropped least recently used first; a row that is needed again is computed again, which only costs time.
 
-The bound holds as long as the contexts of the search, their nearest ancestors, those that a call asks for and a few
-hidden rows fit into it, because these are never forgotten. If they need more, hidden rows are dropped first. The
-working memory of a call comes on top.
+The bound holds as long as the contexts of the search, their nearest ancestors, the contexts of a call and a few hidden
+rows fit into it, because these are never forgotten. If they need more, hidden rows are dropped first. The working
+memory of a call is not included.
 
 Shapes: Q contexts, R rows.
 """
@@ -25,7 +25,7 @@ from asr.lm.cached.trie import BEFORE_START, START, HistoryTrie
 
 
 def with_ancestors(trie: HistoryTrie, live: Tensor, num_levels: int) -> Tensor:
-    """A mask of the nodes (capacity,): the first two, the live ones (Q,), and the ancestors of those, so far up."""
+    """A mask of nodes (capacity,): the first two, the live ones (Q,), and `num_levels` levels of their ancestors."""
     is_kept = torch.zeros(trie.nodes.capacity, dtype=torch.bool, device=trie.device)
     is_kept[: START + 1] = True
     is_kept[live] = True
@@ -40,9 +40,9 @@ def with_ancestors(trie: HistoryTrie, live: Tensor, num_levels: int) -> Tensor:
 
 
 def least_used(trie: HistoryTrie, is_kept: Tensor, num: int) -> Tensor:
-    """A mask (capacity,) of at least `num` nodes, or all that are not kept: the least used, longest unused first.
+    """A mask (capacity,) of at least `num` nodes, or of all that are not kept: the least used, longest unused first.
 
-    A node counts as used as often as the most used node below it, so that no node leaves before its descendants.
+    A node's use count is that of the most used node below it, so that no node is evicted before its descendants.
     """
     candidate = (trie.nodes.is_used() & ~is_kept).nonzero().squeeze(1)
     is_chosen = torch.zeros_like(is_kept)
@@ -64,12 +64,12 @@ def least_used(trie: HistoryTrie, is_kept: Tensor, num: int) -> Tensor:
 
 
 def trunk_ends(trie: HistoryTrie, is_kept: Tensor) -> Tensor:
-    """Of the nodes kept (capacity,), those whose parents are not (R,)."""
+    """The kept nodes (R,) whose parents are not kept, by a mask (capacity,)."""
     return (is_kept & ~is_kept.index_select(0, trie.parent.long())).nonzero().squeeze(1)
 
 
 def drop_rows(trie: HistoryTrie, hidden: HiddenStore, needed: Tensor, num_kept: int) -> None:
-    """Leaves about num_kept rows; contexts (Q,) that need theirs now keep them, and so do nodes that have no parent."""
+    """Drops all but about num_kept rows; contexts (Q,), which need theirs now, and nodes without a parent keep them."""
     used = trie.nodes.is_used().nonzero().squeeze(1)
     has_no_parent = trie.parent.index_select(0, used) == used
     pinned = trie.hidden_row.index_select(0, torch.cat((needed, used[has_no_parent]))).long()
@@ -88,7 +88,7 @@ def drop_rows(trie: HistoryTrie, hidden: HiddenStore, needed: Tensor, num_kept: 
 
 
 def free_unused_rows(trie: HistoryTrie, hidden: HiddenStore) -> Tensor:
-    """Gives back the rows that no node has any more: a mask of them (rows,)."""
+    """Frees the rows that no longer belong to any node; returns a mask of them (rows,)."""
     row = trie.hidden_row[trie.nodes.is_used()].long()
     is_freed = hidden.rows.is_used()
     is_freed[row[row >= 0]] = False
@@ -97,7 +97,7 @@ def free_unused_rows(trie: HistoryTrie, hidden: HiddenStore) -> Tensor:
 
 
 def compact_rows(trie: HistoryTrie, hidden: HiddenStore, num_rows: int) -> None:
-    """Moves the rows in use together into a store of `num_rows` rows, and points their nodes there."""
+    """Compacts the rows in use into a store of `num_rows` rows, and updates their nodes."""
     new_row = torch.full((hidden.rows.capacity,), -1, dtype=torch.int32, device=trie.device)
     old_row = hidden.compact(num_rows)
     new_row[old_row] = torch.arange(old_row.numel(), dtype=torch.int32, device=trie.device)
@@ -106,7 +106,7 @@ def compact_rows(trie: HistoryTrie, hidden: HiddenStore, num_rows: int) -> None:
 
 
 def remove_nodes(trie: HistoryTrie, is_evicted: Tensor) -> None:
-    """Takes nodes (capacity,) and all edges from and to them out of the trie, and ages the use counts of the others."""
+    """Removes nodes (capacity,) and all edges from and to them from the trie, and ages the others' use counts."""
     context = (trie.edges.keys.view(-1) >> 32).clamp_(min=BEFORE_START)
     is_gone = is_evicted.index_select(0, context) | is_evicted.index_select(0, trie.edge_node.clamp(0).long())
     trie.remove_edges(is_gone)
@@ -132,7 +132,7 @@ _FIXED_BYTES = 512
 
 @dataclass(frozen=True)
 class ByteCosts:
-    """What the arrays take: for each slot of the table of edges, each node, each hidden row."""
+    """Bytes of the arrays for each slot of the table of edges, each node and each hidden row."""
 
     per_slot: int
     per_node: int
@@ -141,7 +141,7 @@ class ByteCosts:
 
 @dataclass(frozen=True)
 class Limits:
-    """How large the arrays may grow: slots of the table of edges (a power of two), nodes, hidden rows."""
+    """The maximum sizes of the arrays: slots of the table of edges (a power of two), nodes, hidden rows."""
 
     num_slots: int
     max_nodes: int
@@ -153,11 +153,11 @@ class Limits:
 
     @classmethod
     def within(cls, capacity_bytes: int, costs: ByteCosts, num_edges: int = 0, num_nodes: int = 0) -> Limits:
-        """At most half of the bytes for the trie, as its table has a power of two of slots; what is left for rows.
+        """At most half of the bytes are for the trie, whose table has a power of two of slots; the rest is for rows.
 
         Args:
-            num_edges, num_nodes: there is room for these in any case. Where half of the bytes is too little for
-                them, the rows get less, and where all is too little, the bound is passed by what these take.
+            num_edges, num_nodes: there is always room for these. If half of the bytes is too little for them, rows get
+                less; if all bytes are too little, the bound is exceeded.
         """
         capacity_bytes -= _FIXED_BYTES
         bytes_per_slot = costs.per_slot + MAX_LOAD * costs.per_node
@@ -176,9 +176,9 @@ class Capacity:
 
     Args:
         capacity_bytes: the bound.
-        costs: what the arrays of this engine take.
-        kept_levels: how many generations of the ancestors of live contexts stay; the state of the eldest is kept, so
-            that what a stream needs does not grow with its length.
+        costs: the bytes of this engine's arrays.
+        kept_levels: how many generations of ancestors of live contexts are kept. The state of the oldest one is kept,
+            so that the memory of a stream does not grow with its length.
     """
 
     def __init__(
@@ -210,24 +210,24 @@ class Capacity:
         self._set(Limits.within(self.capacity_bytes, self.costs))
 
     def retain(self, context_idx: Tensor) -> None:
-        """Live are contexts (Q,) and those that are given out from now on."""
+        """Makes contexts (Q,) live, and those that are returned from now on; all others may be forgotten."""
         trie = self.expansion.trie
         trie.call += 1
         self._marked_at = trie.call
         self._live = context_idx
 
     def count_uses(self, node: Tensor) -> None:
-        """Nodes (Q,) that are given out: one more use of each, and live until the next mark."""
+        """Counts a use of nodes (Q,), which are returned to the search and live until the next `retain`."""
         trie = self.expansion.trie
         trie.num_uses.index_add_(0, node, torch.ones_like(node, dtype=torch.int32))
         trie.last_given.index_fill_(0, node, trie.call)
 
     def has_room(self, num_new: int) -> bool:
-        """Whether this many more edges fit, and nothing has been forgotten or lacked room so far."""
+        """Whether this many more edges fit, and so far nothing has been forgotten and there was always room."""
         return not self._is_tight and self._num_held() + num_new <= self.limits.max_edges
 
     def has_row_room(self, num_new: int) -> bool:
-        """Whether this many more hidden rows fit without dropping others; a no is remembered."""
+        """Whether this many more hidden rows fit without dropping others; remembers if they do not."""
         self._is_tight |= self.expansion.hidden.rows.num_used + num_new > self.limits.max_rows
         return not self._is_tight
 
@@ -238,7 +238,7 @@ class Capacity:
         return self._is_tight or is_half_used
 
     def make_edge_room(self, key: Tensor, missing: Tensor) -> None:
-        """Evicts nodes to make room for the edges of key (Q,) at the positions missing (R,), as far as need be."""
+        """Evicts nodes if necessary, to make room for the edges of key (Q,) at the positions missing (R,)."""
         trie = self.expansion.trie
         if self._num_held() + missing.numel() <= self.limits.max_edges:
             return
@@ -255,7 +255,7 @@ class Capacity:
         live = torch.cat((self._live, is_given.nonzero().squeeze(1), key >> 32, found))
         self._evict(live, num_new)
         if trie.edges.count + num_new > self.limits.max_edges:
-            # Where several edges lead to a node, scores of old edges are forgotten, too.
+            # If several edges lead to a node, scores of existing edges are forgotten, too.
             slot, _ = trie.edges.find(key)
             is_gone = torch.ones(trie.edges.num_slots, dtype=torch.bool, device=trie.device)
             is_gone[slot[slot >= 0]] = False
@@ -263,7 +263,7 @@ class Capacity:
         self.counts.seconds_evict += self.clock.now() - begin
 
     def _num_held(self) -> int:
-        """Edges or nodes but the first two, whichever are more: several edges may lead to a node, or none."""
+        """The larger of the numbers of edges and of nodes without the first two: several edges may lead to a node."""
         trie = self.expansion.trie
         return max(trie.edges.count, trie.num_nodes - START - 1)
 
@@ -274,19 +274,19 @@ class Capacity:
         self._pin(trunk_ends(trie, is_kept))
         num_needed = int(is_kept.sum()) + num_new
         most = Limits.within(self.capacity_bytes, self.costs, num_needed, num_needed).max_edges
-        # Half at once, as an eviction goes over the whole table.
+        # Half at once, since an eviction reads the whole table.
         num_most = max(self._num_held() + num_new - most, trie.num_nodes - most // 2)
         is_evicted = least_used(trie, is_kept, num_most)
         remove_nodes(trie, is_evicted)
         if self._num_held() + num_new > most:
-            # Some had no edge of their own, where the trunk above them was cut.
+            # Nodes whose ancestors were cut off may have no edge of their own.
             others = trie.nodes.is_used() & ~is_kept
             remove_nodes(trie, others)
             is_evicted |= others
         if self.recombination is not None:
             self.recombination.forget(is_evicted)
         if self.sharing is not None:
-            # Where rows are shared, normalisers are kept by node.
+            # If rows are shared, normalizers are stored by node.
             self.output.forget(is_evicted)
         self._free_rows()
         self._fit(num_needed, trie.num_nodes + num_new)
@@ -294,7 +294,7 @@ class Capacity:
         self.counts.num_evicted_contexts += int(is_evicted.sum())
 
     def _pin(self, node: Tensor) -> None:
-        """Makes nodes (R,) their own parents: their rows are computed and stay, like the initial state's."""
+        """Makes nodes (R,) their own parents: their rows are computed and kept, like that of the initial state."""
         lacking = self.expansion.lacking(node)
         if lacking.numel():
             self.make_row_room(lacking.numel(), node)
@@ -302,7 +302,7 @@ class Capacity:
         self.expansion.trie.parent[node] = node.int()
 
     def make_row_room(self, num_new: int, needed: Tensor) -> bool:
-        """Whether this many more hidden rows fit, after dropping rows of other contexts than (Q,) if necessary."""
+        """Whether this many more hidden rows fit, after dropping rows of contexts not in `needed` (Q,) if necessary."""
         rows, most = self.expansion.hidden.rows, self.limits.max_rows
         if rows.num_used + num_new > most:
             self._is_tight = True
@@ -321,11 +321,11 @@ class Capacity:
         return int(is_freed.sum())
 
     def _fit(self, num_edges: int, num_nodes: int) -> None:
-        """Divides the bytes again, so that there is room for this many edges and nodes."""
+        """Divides the bytes again so that there is room for this many edges and nodes."""
         trie, hidden = self.expansion.trie, self.expansion.hidden
         limits = Limits.within(self.capacity_bytes, self.costs, num_edges, num_nodes)
         if trie.nodes.capacity > limits.max_nodes:
-            # Contexts that are held keep their numbers, so that only what lies above all of them can go.
+            # Contexts in use keep their numbers, so only the memory above all of them can be freed.
             trie.trim_nodes(limits.max_nodes)
             limits = Limits.within(self.capacity_bytes, self.costs, num_edges, max(num_nodes, trie.nodes.capacity))
         self._set(limits)
@@ -336,7 +336,7 @@ class Capacity:
             drop_rows(trie, hidden, nothing, limits.max_rows)
             self.counts.num_dropped_rows += self._free_rows()
             compact_rows(trie, hidden, limits.max_rows)
-            # Both are kept by the rows' old numbers.
+            # Both were stored under the rows' old numbers.
             if self.sharing is None:
                 self.output.clear()
             else:

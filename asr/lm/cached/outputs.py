@@ -1,6 +1,6 @@
-"""Scores of the output layer, with the parts kept that depend on less than history and word.
+"""Scores of the output layer, with a cache of the parts that do not depend on both history and word.
 
-These are the normaliser of a history, the normaliser of a history and class, and sums along the paths of a tree (Huang
+These are the normalizer of a history, the normalizer of a history and class, and sums along the paths of a tree (Huang
 et al. 2014 call the first two caches 3 and 4).
 
 Shapes: Q queries, H hidden, M history words, R hidden rows, K tree nodes.
@@ -19,14 +19,14 @@ _BYTES_OF_GROUPS = 256
 
 
 _HELD_NODES = 32
-"""K: nearer the leaves paths hardly ever share nodes."""
+"""K: closer to the leaves, paths hardly ever share nodes."""
 
 
 class OutputCache:
     """Scores (hidden, history, word) with a network's output layer.
 
     Attributes:
-        num_history_normalizers, num_group_normalizers, num_tree_decisions: how many have been computed.
+        num_history_normalizers, num_group_normalizers, num_tree_decisions: how many were computed.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class OutputCache:
         self._held_paths = torch.empty(0, _HELD_NODES if self.cache_paths else 0, device=self.device)
 
     def limit_groups(self, num_histories: int) -> None:
-        """Bounds the normalisers of groups to `bytes_of_groups` for each of `num_histories` histories."""
+        """Bounds the normalizers of groups to `bytes_of_groups` for each of `num_histories` histories."""
         most_slots = num_histories * self.bytes_of_groups // BYTES_PER_SLOT
         # A table has a power of two of slots and is filled to MAX_LOAD.
         self._max_groups = int(MAX_LOAD * (1 << most_slots.bit_length() - 1)) if most_slots else 0
@@ -63,12 +63,12 @@ class OutputCache:
 
     @property
     def bytes_of_history(self) -> int:
-        """Memory for each history, whether anything is kept of it or not."""
+        """Memory for each history, whether anything is cached for it or not."""
         return 4 * (self.cache_history + self._held_paths.shape[1])
 
     @property
     def bytes_of_groups(self) -> int:
-        """Memory for a history's groups if that is limited; its successors fall into few groups."""
+        """Memory for a history's groups if memory is limited; its successors are in few groups."""
         return _BYTES_OF_GROUPS if self.cache_group else 0
 
     @property
@@ -78,7 +78,7 @@ class OutputCache:
     def score(self, row: Tensor, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """row (Q,), hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,).
 
-        `row` is any number that identifies hidden and history; results are kept under it.
+        `row` is any number that identifies hidden and history; it is the key of the cache.
         """
         network = self.network
         if self._terms == "none":
@@ -137,7 +137,7 @@ class OutputCache:
         return known
 
     def _keep_groups(self, key: Tensor, value: Tensor) -> None:
-        """Keeps distinct absent keys (D,) and their normalisers (D,); if there is no room, all others are dropped."""
+        """Adds distinct absent keys (D,) with their normalizers (D,); if there is no room, all others are dropped."""
         if self._max_groups is not None and self._group_normalizer.count + key.numel() > self._max_groups:
             self._group_normalizer = HashTable(1, self.device)
             key, value = key[: self._max_groups], value[: self._max_groups]
@@ -145,7 +145,7 @@ class OutputCache:
         self._group_normalizer.values.view(torch.float32)[0::2][slot[one]] = value[one]
 
     def forget(self, is_dropped: Tensor) -> None:
-        """Drops what is kept of the rows marked in is_dropped (rows,), which are freed or overwritten."""
+        """Drops what is cached for the rows marked in is_dropped (rows,), which are freed or overwritten."""
         for held in (self._history_normalizer, self._held_paths):
             held[is_dropped[: len(held)].nonzero().squeeze(1)] = float("nan")
         if self._group_normalizer.count:

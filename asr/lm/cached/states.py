@@ -1,7 +1,7 @@
-"""Hidden rows of histories: where they are stored, how the hidden layer computes them, and which ones it computes.
+"""Hidden rows of histories: storage, computation by the hidden layer, and the choice of rows to compute.
 
-`HiddenStore` keeps rows in float32, float16, bfloat16 or int8. `HiddenLayer` runs the network's step, at home, on
-another device or by several workers. `Expansion` gives histories their rows, those that lack them together.
+`HiddenStore` stores rows in float32, float16, bfloat16 or int8. `HiddenLayer` runs the network's step on the home
+device, on another device or in several workers. `Expansion` computes missing rows of histories, all of a call together.
 
 Shapes: R rows, S state width, Q queries.
 """
@@ -30,8 +30,8 @@ class HiddenStore:
     """Rows of network states. int8 rows have one scale each, their largest magnitude over 127.
 
     Attributes:
-        state: the rows as they are kept, (capacity, S).
-        last_used: the call that last read each row, int32 (capacity,); the engine's, where rows are limited.
+        state: the stored rows, (capacity, S).
+        last_used: the call that last read each row, int32 (capacity,); maintained by the engine if rows are limited.
     """
 
     def __init__(self, state_size: int, dtype: str, device: torch.device) -> None:
@@ -82,7 +82,7 @@ class HiddenStore:
         self.max_rows = self.rows.limit = max_rows
 
     def compact(self, capacity: int) -> Tensor:
-        """Moves the rows in use together, into arrays of `capacity` rows if these suffice -> their old numbers (R,)."""
+        """Compacts the rows in use, into arrays of `capacity` rows if these suffice -> their old numbers (R,)."""
         kept = self.rows.is_used().nonzero().squeeze(1)
         self.rows = RowAllocator(max(capacity, kept.numel()), self.device, self.max_rows)
         row = self.rows.take(kept.numel())
@@ -97,7 +97,7 @@ class HiddenStore:
         """Makes room for `num_new` more rows."""
         capacity = self.rows.capacity_for(num_new)
         added = capacity - self.rows.capacity
-        # Memory is touched where it is filled: a large array's pages come from the system then, not before.
+        # Only filled memory is touched: the system provides the pages of a large array when they are first used.
         state = self.state.new_empty(capacity, self.state_size)
         state[: self.rows.capacity] = self.state
         self.state = state
@@ -111,7 +111,7 @@ BATCHINGS = ("frame", "query")
 
 
 class _Run(NamedTuple):
-    """The result of one run of a network: the next states (R, S) at home, and the cost of sending rows."""
+    """The result of one run of a network: the next states (R, S) on the home device, and the cost of sending rows."""
 
     state: Tensor
     num_blocks: int = 0
@@ -120,16 +120,16 @@ class _Run(NamedTuple):
 
 
 class HiddenLayer:
-    """Runs the network's step; all rows of a call go out in one block and come back in one.
+    """Runs the network's step; all rows of a call are sent in one block and returned in one.
 
     Args:
-        networks: whose `step` is run, each on the device of its own initial state; the rows of a call are divided among
-            them. The same network twice is two workers (threads) that share it.
-        home: the device that rows come from and go back to.
-        batching: "frame", all rows of a call in one run, or "query", one row a run (for the papers' comparison).
+        networks: the networks to run, each on the device of its own initial state; the rows of a call are divided among
+            them. The same network twice means two workers (threads) that share it.
+        home: the device that rows come from and return to.
+        batching: "frame", all rows of a call in one run, or "query", one row per run (to compare with the papers).
         products: numbers that are multiplied, float32 or int8; see `CacheOptions.hidden_products`.
         statistics: where runs, blocks and seconds are counted.
-        clock: what seconds are read from.
+        clock: measures the seconds.
     """
 
     def __init__(
@@ -152,13 +152,14 @@ class HiddenLayer:
         self._devices = [network.initial_state().device for network in self.networks]
         self._workers = ThreadPoolExecutor(len(self.networks)) if len(self.networks) > 1 else None
         is_at_home = self._workers is None and batching == "frame" and self._devices[0] == home
-        # On a GPU, finding equal states would cost a round trip.
+        # On a GPU, the host would have to wait to find equal states.
         self.branches = is_at_home and home.type == "cpu"
 
     def step(self, state: Tensor, word_id: Tensor, before: Tensor | None = None) -> Tensor:
         """state (R, S), word_id (R,) on the home device -> next state (R, S) on the home device.
 
-        With before (R,), which only a layer that `branches` takes, row r follows state[before[r]] of fewer states.
+        With before (R,), which is accepted only if `branches`, row r follows state[before[r]], and there may be fewer
+        states.
         """
         begin = self.clock.now()
         num_rows = word_id.numel()
@@ -199,7 +200,7 @@ class HiddenLayer:
 
 
 def _packed(state: Tensor, word_id: Tensor) -> Tensor:
-    """state (R, S) float32, word_id (R,) -> one block (R, S + 1), the words' bits in its last column."""
+    """state (R, S) float32, word_id (R,) -> one block (R, S + 1), with the words' bits in its last column."""
     return torch.cat((state, word_id.int().view(torch.float32).unsqueeze(1)), dim=1)
 
 
@@ -207,22 +208,23 @@ def _unpacked(block: Tensor) -> tuple[Tensor, Tensor]:
     return block[:, :-1], block[:, -1].contiguous().view(torch.int32).long()
 
 
-# How many of the newest nodes are searched for those without a row.
+# How many of the newest nodes are searched for nodes without a row.
 _NEWEST = 256
 
 
-# From this many rows on, looking for rows that follow the same state is worth it.
+# From this many rows on, it pays to look for rows that follow the same state.
 _ROWS_WORTH_BRANCHES = 16
 
 
 class Expansion:
     """Computes hidden rows from the nearest ancestors that have one.
 
-    An ancestor lacks a row only where a capacity made it drop; its state is then computed on the way, and not kept.
+    An ancestor has no row only if it was dropped because of a capacity; its state is then computed on the way, but not
+    kept.
 
     Args:
-        rows_ahead: a run of fewer rows than this takes along nodes that have not been asked yet, the newest, up to so
-            many rows.
+        rows_ahead: a run of fewer rows than this also computes those of the newest nodes that have not been queried
+            yet, up to this many rows.
     """
 
     def __init__(
@@ -240,13 +242,13 @@ class Expansion:
         self.rows_ahead = rows_ahead
 
     def lacking(self, context_idx: Tensor) -> Tensor:
-        """The distinct ones of contexts (Q,) that have no row, (R,)."""
+        """The distinct contexts among (Q,) that have no row, (R,)."""
         is_lacking = self.trie.hidden_row.index_select(0, context_idx) < 0
         where = is_lacking.nonzero().squeeze(1)
         return torch.unique(context_idx.index_select(0, where)) if where.numel() else where
 
     def compute(self, node: Tensor) -> None:
-        """Gives distinct nodes (R,) without a row theirs: in one run of the hidden layer where all parents have one."""
+        """Computes rows of distinct nodes (R,) without one; in one run of the hidden layer if all parents have one."""
         if node.numel() < self.rows_ahead:
             node = torch.cat([node, self._newest_without_row(self.rows_ahead - node.numel(), node)])
         self.trie.hidden_row.index_copy_(0, node, self._rows(*self.state_before(node)).int())
@@ -254,7 +256,7 @@ class Expansion:
     def _newest_without_row(self, most: int, others: Tensor) -> Tensor:
         """At most `most` of the newest nodes without a row, apart from `others` (R,).
 
-        Nothing must have been forgotten: nodes are then numbered as they come, and all parents have their rows.
+        Nothing may have been forgotten: then nodes are numbered in order of creation, and all parents have their rows.
         """
         end = self.trie.num_nodes
         begin = max(START, end - _NEWEST)
@@ -264,7 +266,7 @@ class Expansion:
         return waiting[-most:].add_(begin)
 
     def state_before(self, node: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What `HiddenLayer.step` reads for nodes (R,): states (R, S), words (R,), and which state each follows."""
+        """Arguments of `HiddenLayer.step` for nodes (R,): states (R, S), words (R,), and which state each follows."""
         parent, before = self.trie.parent.index_select(0, node).long(), None
         if self.layer.branches and self.sharing is None and node.numel() >= _ROWS_WORTH_BRANCHES:
             parent, before = torch.unique(parent, return_inverse=True)
@@ -300,7 +302,7 @@ class Expansion:
         return state
 
     def _rows(self, state: Tensor, word_id: Tensor, before: Tensor | None) -> Tensor:
-        """Rows (R,) that hold what follows, arguments as of `HiddenLayer.step`."""
+        """The rows (R,) with the next states; arguments as for `HiddenLayer.step`."""
         if self.sharing is None:
             return self.hidden.append(self.layer.step(state, word_id, before))
         key = self.sharing.key(state, word_id)
@@ -315,10 +317,10 @@ class Expansion:
         return row
 
     def replace(self, node: Tensor, context_idx: Tensor) -> Tensor:
-        """Gives nodes (R,) other parent contexts (R,) -> the rows that were computed again."""
+        """Changes the parents of nodes (R,) to contexts (R,) -> the rows that were computed again."""
         row = self.trie.hidden_row.index_select(0, node).long()
         has_row = (row >= 0).nonzero().squeeze(1)
-        # A node with descendants keeps its parent; otherwise the way up could become a cycle.
+        # A node with descendants keeps its parent; otherwise there could be a cycle.
         is_parent = torch.zeros(self.trie.nodes.capacity, dtype=torch.bool, device=node.device)
         is_parent[self.trie.parent[self.trie.nodes.is_used()].long()] = True
         leaf = (~is_parent.index_select(0, node)).nonzero().squeeze(1)

@@ -1,4 +1,4 @@
-"""What a cached language model has done: counts, seconds of each stage, and the clock that measures them."""
+"""Statistics of a cached language model: counts, the time of each stage, and the clock that measures it."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import torch
 
 @dataclass
 class QueryStatistics:
-    """Counts since the record was made; `num_contexts` and the bytes held are as of now.
+    """Counts since the record was created; `num_contexts`, `num_hidden_held` and `bytes_held` are current values.
 
     Attributes:
         num_calls, num_queries: of `score` and `final`.
         num_edge_hits: queries answered from a stored score (cache 1).
         num_edges: distinct (context, word) scored and stored.
-        num_hidden_rows, num_hidden_calls, largest_hidden_batch: rows that went through the hidden layer, in how many
-            runs of it, and the most rows of one run.
-        num_shared_rows: rows taken from a near history instead (quantised history vectors).
+        num_hidden_rows, num_hidden_calls, largest_hidden_batch: rows that went through the hidden layer, its number of
+            runs, and the largest number of rows in one run.
+        num_shared_rows: rows taken from a similar history instead (quantized history vectors).
         num_outputs, num_history_normalizers, num_group_normalizers, num_tree_decisions: what the output layer
             computed.
-        num_transfers, bytes_moved: blocks sent between devices, each way counted.
-        num_contexts, num_hidden_held, bytes_held, peak_bytes: of all arrays, as allocated.
-        num_evictions, num_evicted_contexts, num_dropped_rows: what the capacity cost.
+        num_transfers, bytes_moved: blocks sent between devices, counted in each direction.
+        num_contexts, num_hidden_held, bytes_held, peak_bytes: contexts, hidden rows, and bytes of all allocated arrays.
+        num_evictions, num_evicted_contexts, num_dropped_rows: effects of the capacity.
         seconds_find, seconds_hidden, seconds_output, seconds_evict, seconds_transfer, seconds_total: host time; on a
-            GPU the time to launch the work, unless the engine measures (`synchronize=True`). What it takes to send the
-            hidden layer's rows is part of its seconds, too; several workers' is added up.
+            GPU the time to launch the work, unless the engine waits for it (`synchronize=True`). The time to send the
+            hidden layer's rows is part of `seconds_hidden`, too; that of several workers is added up.
     """
 
     num_calls: int = 0
@@ -65,12 +65,12 @@ class QueryStatistics:
 
     @property
     def hit_ratio(self) -> float:
-        """The same if queries came one by one, so that what a call asks twice counts as a hit (Lee et al. 2015)."""
+        """The same as if queries came one by one: repeated queries of a call count as hits (Lee et al. 2015)."""
         return 1.0 - self.num_edges / max(self.num_queries, 1)
 
     @property
     def answered_without_hidden(self) -> float:
-        """Share of queries that needed no run of the hidden layer; each row that did belongs to one query."""
+        """Share of queries that needed no run of the hidden layer, assuming that each computed row is for one query."""
         return 1.0 - self.num_hidden_rows / max(self.num_queries, 1)
 
     @property
@@ -86,7 +86,7 @@ class QueryStatistics:
         return self.num_queries / self.seconds_total if self.seconds_total else 0.0
 
     def as_dict(self) -> dict[str, int | float]:
-        """All counts and the ratios, for a line of JSON."""
+        """All counts and ratios, for a line of JSON."""
         ratios = (
             "edge_hit_ratio",
             "hit_ratio",
@@ -105,19 +105,19 @@ class QueryStatistics:
 
 
 class StageClock:
-    """Seconds of the host.
+    """A clock of host time.
 
     Args:
-        devices: where the engine works.
-        synchronize: wait for these devices before each reading, so that a stage's seconds are those of its work and not
-            those of launching it.
+        devices: the devices of the engine.
+        synchronize: whether to wait for these devices before each reading, so that a stage's time is that of its work
+            and not only that of launching it.
     """
 
     def __init__(self, devices: Iterable[torch.device], synchronize: bool) -> None:
         self._awaited = [device for device in dict.fromkeys(devices) if synchronize and device.type == "cuda"]
 
     def now(self) -> float:
-        """Seconds since some moment."""
+        """Seconds since an arbitrary moment."""
         for device in self._awaited:
             torch.cuda.synchronize(device)
         return time.perf_counter()

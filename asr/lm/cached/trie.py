@@ -1,8 +1,8 @@
-"""The history trie: every word history that has been asked about is a node, and a context index is a node's number.
+"""The history trie: every word history that has been queried is a node, and a context index is a node's number.
 
-A node has a parent and a last word. An edge (context, word) holds the word's score and the node that it leads to: a
-node of its own or, where contexts are shared, one that other edges lead to as well. Everything is held in tensors, and
-a batch is looked up or added at once. `RowAllocator` hands out numbers, freed ones first.
+A node has a parent and a last word. An edge (context, word) has the word's score and the node that it leads to: a node
+of its own or, if contexts are shared, one that other edges lead to as well. All data are in tensors, and a batch is
+looked up or added at once. `RowAllocator` assigns numbers, freed ones first.
 
 Shapes: Q queries, R new edges, M history words.
 """
@@ -17,10 +17,10 @@ from asr.text.symbols import BOS_ID, EPSILON_ID
 
 
 class RowAllocator:
-    """Row numbers 0 .. capacity - 1; the owner of the arrays extends them whenever `capacity` has grown.
+    """Allocates row numbers 0 .. capacity - 1; the owner of the arrays extends them whenever `capacity` has grown.
 
     Args:
-        limit: a capacity that is passed only where more rows than that are in use.
+        limit: a capacity that is exceeded only if more rows than that are in use.
     """
 
     def __init__(self, capacity: int, device: torch.device, limit: int | None = None) -> None:
@@ -46,7 +46,7 @@ class RowAllocator:
         return is_used
 
     def capacity_for(self, num_new: int) -> int:
-        """The capacity to grow to for `num_new` more rows: at least double, within the limit if that is enough."""
+        """The capacity needed for `num_new` more rows: at least double, within the limit if that is enough."""
         needed = self.num_used + num_new
         if needed <= self.capacity:
             return self.capacity
@@ -64,11 +64,11 @@ class RowAllocator:
         return torch.cat((reused, fresh)) if reused.numel() else fresh
 
     def give_back(self, rows: Tensor) -> None:
-        """rows (R,), each in use and given once. The lowest are taken again first."""
+        """Frees rows (R,), which must be in use and distinct. The lowest are allocated again first."""
         self._freed = torch.cat((self._freed, rows)).sort().values
 
     def trim(self, capacity: int) -> None:
-        """Lowers the capacity; no row from there on may be in use."""
+        """Reduces the capacity; no row beyond it may be in use."""
         self._freed = self._freed[self._freed < capacity]
         self._num_started = min(self._num_started, capacity)
         self.capacity = capacity
@@ -95,14 +95,14 @@ _FIRST_BUCKETS = 16
 
 
 class HistoryTrie:
-    """Nodes and edges.
+    """Nodes and edges of the trie.
 
     Attributes:
         parent, word: of each node, int32 (capacity,).
-        hidden_row: the node's row in the hidden store or -1, int32 (capacity,); the engine's.
-        num_uses: how often an edge to the node was asked for, int32 (capacity,); counted where the engine evicts.
-        last_given: the call that made the node or last gave it out, int32 (capacity,); counted where the engine evicts.
-        call: the number of the call being answered; the engine's.
+        hidden_row: the node's row in the hidden store or -1, int32 (capacity,); set by the engine.
+        num_uses: how often an edge to the node was queried, int32 (capacity,); counted if the engine evicts.
+        last_given: the call that created the node or last returned it, int32 (capacity,); counted if the engine evicts.
+        call: the number of the current call; set by the engine.
         edges: the table from (context, word) to slots of `edge_score` and `edge_node`.
         edge_score, edge_node: float32 and int32 (slots,), NaN where not scored yet.
     """
@@ -113,7 +113,7 @@ class HistoryTrie:
         self.clear()
 
     def clear(self) -> None:
-        """Back to the two nodes BEFORE_START and START, with the arrays at their first sizes."""
+        """Resets the trie to the two nodes BEFORE_START and START, with arrays of the initial sizes."""
         self.nodes = RowAllocator(_FIRST_NODES, self.device, self.max_nodes)
         self.parent = torch.zeros(_FIRST_NODES, dtype=torch.int32, device=self.device)
         self.word = torch.zeros_like(self.parent)
@@ -136,7 +136,7 @@ class HistoryTrie:
 
     @property
     def num_bytes(self) -> int:
-        """Of all arrays, as allocated."""
+        """Bytes of all allocated arrays."""
         return BYTES_PER_NODE * self.nodes.capacity + self.edges.num_bytes
 
     @staticmethod
@@ -147,14 +147,14 @@ class HistoryTrie:
     def add_edges(self, key: Tensor) -> tuple[Tensor, Tensor]:
         """Absent edges (Q,), duplicates allowed -> their slots (Q,), and one query of each new edge (R,).
 
-        Their scores and nodes are the caller's to set.
+        The caller must set their scores and nodes.
         """
         slot, one = self.edges.insert(key)
         self._view_edges()
         return slot, one
 
     def put_edges(self, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """As `HashTable.put`; scores and nodes of new edges are the caller's to set."""
+        """See `HashTable.put`; the caller must set scores and nodes of new edges."""
         put = self.edges.put(key)
         self._view_edges()
         return put
@@ -170,7 +170,7 @@ class HistoryTrie:
         self._view_edges()
 
     def shrink_edges(self, num_slots: int) -> None:
-        """Lowers the number of slots for edges, which must fit into them."""
+        """Reduces the number of slots for edges, which must fit into them."""
         self.edges.shrink(num_slots)
         self._view_edges()
 
@@ -184,7 +184,7 @@ class HistoryTrie:
         self.edge_node = self.edges.values.view(torch.int32)[1::2]
 
     def new_nodes(self, parent: Tensor, word_id: Tensor) -> Tensor:
-        """A node for each parent (R,) and word (R,) -> node numbers (R,)."""
+        """Creates a node for each parent (R,) and word (R,) -> node numbers (R,)."""
         num = parent.numel()
         if num > self.nodes.num_free:
             self.reserve_nodes(num)
@@ -213,8 +213,8 @@ class HistoryTrie:
         self.nodes.trim(capacity)
 
     def check(self, context_idx: Tensor, word_id: Tensor, num_words: int) -> None:
-        """Raises IndexError where a context (Q,) cannot be a node, or a word (Q,) is not in the vocabulary."""
-        # All at once: a GPU is waited for only one time.
+        """Raises IndexError if a context (Q,) cannot be a node, or a word (Q,) is not in the vocabulary."""
+        # All bounds at once, so that the host waits for a GPU only once.
         bounds = torch.stack((*torch.aminmax(word_id), *torch.aminmax(context_idx))).tolist()
         sizes = {"word_id": num_words, "context_idx": self.nodes.capacity}
         for (name, size), low, high in zip(sizes.items(), bounds[::2], bounds[1::2], strict=True):
