@@ -1,1 +1,1 @@
-"""Benchmarks, run by `scripts/bench NAME`: each NAME is a module with a `main`; the others are what they share."""
+"""Benchmarks, run by `scripts/bench NAME`. Each NAME is a module with a `main`; the other modules are shared code."""

@@ -39,7 +39,7 @@ USAGE = "usage: scripts/bench NAME [--quick] [OPTIONS]    (scripts/bench NAME --
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the benchmark named first; 2 where the input is wrong, with one sentence on stderr."""
+    """Runs the benchmark named first; returns 2 if the input is wrong, with one sentence on stderr."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE + "\n".join(f"  {name:<15} {text}" for name, text in COMMANDS.items()))
         return 0

@@ -1,12 +1,12 @@
-"""Word errors of a bundle on clean speech, at 8 kHz, in noise and as streams; what it makes of noise; its confidences.
+"""Word error rates of a bundle on clean speech, at 8 kHz, in noise and as streams; words from noise; confidences.
 
     scripts/bench accuracy --quick              # under a minute on two cores; the last line is one JSON object
     scripts/bench accuracy --every 1            # all of dev-clean-2, every mode
 
-It recognizes every fourth utterance of dev-clean-2 (every twentieth in the conditions with --quick) or the demo's clips
-where the corpora are missing, and of AN4's test part with the AN4 bundle, one thread. `nce` is the normalized
-cross-entropy of the default's word confidences (1 is perfect, 0 what the share of correct words alone would give). Each
-line of results is printed as it comes.
+Recognizes every fourth utterance of dev-clean-2 (every twentieth in the conditions with --quick), or the demo's clips
+if the corpora are missing, and of AN4's test part with the AN4 bundle, on one thread. `nce` is the normalized
+cross-entropy of the default mode's word confidences (1 is perfect, 0 is no better than the share of correct words).
+Each line of results is printed at once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PIECE = 4000
 
 def main(argv: Sequence[str]) -> int:
     parser = argument_parser("accuracy", __doc__)
-    parser.add_argument("--quick", action="store_true", help="few utterances; no modes but the n-gram and the default")
+    parser.add_argument("--quick", action="store_true", help="few utterances; only the n-gram mode and the default")
     parser.add_argument("--bundle", type=Path, default=LIBRISPEECH_BUNDLE)
     parser.add_argument("--corpora", type=Path, default=default_corpora(), help="(default: %(default)s)")
     parser.add_argument("--every", type=int, default=4, help="take every N-th utterance (default: %(default)s)")
@@ -100,7 +100,7 @@ def measure(
 
 
 def an4(speech: Sequence[Recording]) -> float:
-    """The word error rate of the AN4 bundle's default, in %."""
+    """The word error rate of the AN4 bundle's default mode, in %."""
     bundle = Bundle.load(AN4_BUNDLE)
     rate = bundle.sampling_rate
     return errors("AN4 test", speech, batches(Recognizer(bundle), speech, lambda path: read_audio(path, rate), rate))[0]

@@ -1,24 +1,24 @@
-"""`CTCDecoder` beside other decoders: the same frames, n-gram, lexicon and scales, beams swept.
+"""`CTCDecoder` compared with other decoders: the same frames, n-gram model, lexicon and scales, beams swept.
 
     scripts/bench ctc --quick
     scripts/bench ctc --utterances 60 --kinds letters phones
 
-For letters, pieces and phones, each decoder's beam is swept. The frames are what networks made of dev-clean-2: those
-that `--networks` names, else the frames that `--record` kept beside this module. All run one utterance at a time on one
-thread; CPU seconds of this process are counted, the least of three passes, but of the only one with the neural model,
-which remembers what it was asked. Words, n-gram and neural model, which is interpolated with the n-gram, are the
-librispeech bundle's. Peers that are not installed are left out; --quick has the first two only.
-kaldi-decoder, which sherpa-onnx uses, and k2 search our graph; flashlight-text, torchaudio and pyctcdecode read n-gram
-and lexicon. The last line is one JSON object; for each kind of tokens
+For letters, pieces and phones, each decoder's beam is swept. The frames are network outputs for dev-clean-2, from
+`--networks` or stored next to this module by `--record`. All decoders run one utterance at a time on one thread. Times
+are CPU seconds of this process, the least of three passes; there is only one pass with the neural model, because it
+caches scores. Words, n-gram model and neural model, which is interpolated with the n-gram model, are those of the
+librispeech bundle. Peers that are not installed are skipped; --quick uses only the first two.
+kaldi-decoder, which sherpa-onnx uses, and k2 search our graph; flashlight-text, torchaudio and pyctcdecode use n-gram
+model and lexicon. The last line is one JSON object; for each kind of tokens it has
 
 - `wer_ours`, `wer_best_peer`, `wer_ours_neural`: the lowest word error rates in % over the beams;
-- `time_over_best_peer_at_equal_wer`: the time of our fastest beam that is no worse than the best peer, divided by the
-  time in which that peer reached it; null where ours does not reach it or there is no peer;
-- `time_over_pyctcdecode`, `time_over_flashlight` and so on: the same with each peer alone;
-- `neural_time_over_pyctcdecode`: our time with the neural model, at its fastest beam with fewer errors than any peer
-  has, over that of pyctcdecode's beam with the fewest errors.
+- `time_over_best_peer_at_equal_wer`: the time of our fastest beam that is no worse than the best peer, divided by that
+  peer's time; null if ours does not reach its error rate or there is no peer;
+- `time_over_pyctcdecode`, `time_over_flashlight` and so on: the same for each peer;
+- `neural_time_over_pyctcdecode`: our time with the neural model, at its fastest beam with fewer errors than any peer,
+  divided by the time of pyctcdecode's beam with the fewest errors.
 
-With `--spelled` the key `spelled` says what spelling words outside a list of 5,000 does; see `measure_spelled`.
+With `--spelled` the key `spelled` gives the effect of spelling words outside a list of 5,000; see `measure_spelled`.
 """
 
 from __future__ import annotations
@@ -82,14 +82,16 @@ def main(arguments: list[str]) -> int:
     parser = argument_parser("ctc", __doc__)
     parser.add_argument("--quick", action="store_true", help="few utterances and beams, under a minute once set up")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="kinds of tokens (default: all)")
-    parser.add_argument("--utterances", type=int, help="of each kind (default: 40, with --quick 8)")
-    parser.add_argument("--corpora", type=Path, default=default_corpora(), help="the folder that holds librispeech/")
+    parser.add_argument("--utterances", type=int, help="utterances of each kind (default: 40, with --quick 8)")
+    parser.add_argument("--corpora", type=Path, default=default_corpora(), help="folder with librispeech/")
     parser.add_argument("--no-neural", action="store_true", help="without the recurrent language model")
     parser.add_argument("--networks", nargs="+", default=(), metavar="BUNDLE", help="bundles with CTC networks")
     parser.add_argument(
-        "--record", action="store_true", help="keep their outputs beside this module, in the place of earlier ones"
+        "--record", action="store_true", help="store their outputs next to this module, replacing earlier ones"
     )
-    parser.add_argument("--spelled", action="store_true", help="also words outside a list of the 5,000 most frequent")
+    parser.add_argument(
+        "--spelled", action="store_true", help="also measure words outside a list of the 5,000 most frequent"
+    )
     options = parser.parse_args(arguments)
     num_utts = options.utterances or (8 if options.quick else 40)
     bundle = Bundle.load(LIBRISPEECH_BUNDLE)
@@ -157,7 +159,7 @@ def built(
 def ours(
     workload: CTCWorkload, ngram: NgramLM, lexicon: Lexicon, scales: tuple[float, float], **settings: Any
 ) -> Decode:
-    """Our decoder, one utterance a call."""
+    """Our decoder, one utterance per call."""
     decoder = built(workload, ngram, lexicon, scales, **settings)
 
     def decode(log_prob: Tensor) -> list[str]:
@@ -267,7 +269,7 @@ def run(decode: Decode, workload: CTCWorkload, num_passes: int) -> dict[str, flo
 
 
 def summary(rows: Sequence[dict[str, Any]], workload: CTCWorkload) -> dict[str, float | int | str | None]:
-    """What the JSON says of one kind of tokens."""
+    """The JSON fields of one kind of tokens."""
     by_system: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         by_system.setdefault(row["system"], []).append(row)

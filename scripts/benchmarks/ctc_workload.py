@@ -1,4 +1,4 @@
-"""Frames for the benchmark of the CTC decoder: what bundles with a CTC network made of dev-clean-2; some are kept."""
+"""Frames for the benchmark of the CTC decoder: outputs of CTC networks for dev-clean-2, some of which are stored."""
 
 from __future__ import annotations
 

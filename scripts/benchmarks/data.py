@@ -1,4 +1,4 @@
-"""Batches a second of the acoustic data module, epoch by epoch: the first computes features, later ones find them kept.
+"""Batches per second of the acoustic data module, epoch by epoch: the first computes features, later ones reuse them.
 
 scripts/bench data --cuts data/librispeech/librispeech_train-clean-5.jsonl.gz --lexicon lexicon.txt
 """
@@ -16,7 +16,7 @@ from scripts.benchmarks.inputs import argument_parser
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints one JSON object an epoch; `cpu_s` is processor time, which hardly depends on what else is running."""
+    """Prints one JSON object per epoch; `cpu_s` is processor time, which hardly depends on other load."""
     parser = argument_parser("data", __doc__)
     parser.add_argument("--cuts", nargs="+", required=True, help="manifests of `asr prepare`")
     parser.add_argument("--lexicon", nargs="+", required=True, help="lexicons")

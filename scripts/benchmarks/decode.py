@@ -1,12 +1,12 @@
-"""Decoding: agreement of the decoders, their time and word errors, what the recurrent language model costs and gains.
+"""Decoding: agreement of the decoders, their times and word errors, cost and gain of the recurrent language model.
 
     scripts/bench decode --quick      # under a minute; the last line is one JSON object
     scripts/bench decode              # the papers' tables and other decoders as well; with --plots FOLDER figures
     scripts/bench decode --log-probs FILE.npz --references FILE
 
-Without frames of your own (npz: utterance id -> (T, C); lines `id words`) it decodes dev-clean-2, or the demo's clips
-where the corpora are missing. Times are CPU seconds of this process, both sides of a ratio in one run, the faster of
-two; graphs and models are loaded and loops compiled before.
+Without your own frames (npz: utterance id -> (T, C); lines `id words`) it decodes dev-clean-2, or the demo's clips if
+the corpora are missing. Times are CPU seconds of this process, both sides of a ratio in one run, the faster of two;
+loading of graphs and models and compilation of loops are excluded.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--bundle", type=Path, default=LIBRISPEECH_BUNDLE)
     parser.add_argument("--corpora", type=Path, default=default_corpora(), help="(default: %(default)s)")
     parser.add_argument("--log-probs", type=Path, help="npz: utterance id -> (T, C) natural log-probabilities")
-    parser.add_argument("--references", type=Path, help="utterance id and words a line")
+    parser.add_argument("--references", type=Path, help="lines with utterance id and words")
     parser.add_argument("--num-utterances", type=int, help="default: 24 with --quick, 60 of dev-clean-2, else all")
-    parser.add_argument("--large-ngram", type=Path, help="a larger n-gram model for four-caches' tables")
-    parser.add_argument("--lexicon", type=Path, help="the graph's, for flashlight-text")
+    parser.add_argument("--large-ngram", type=Path, help="a larger n-gram model for the tables four-caches")
+    parser.add_argument("--lexicon", type=Path, help="the graph's lexicon, for flashlight-text")
     parser.add_argument("--arpa", type=Path, help="the graph's n-gram model, for flashlight-text")
     parser.add_argument("--tables", nargs="+", help="some of: " + ", ".join(TABLES))
     parser.add_argument("--plots", type=Path, help="folder for figures (needs matplotlib)")
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     bundle = Bundle.load(args.bundle)
     workload = chosen_workload(args, bundle)
     if bundle.rnn_lm is None or bundle.small_ngram is None:
-        raise AsrError(f"{args.bundle}: the bundle has no recurrent language model; name one that has.")
+        raise AsrError(f"{args.bundle}: the bundle has no recurrent language model; name one that has one.")
     with torch.no_grad():
         warm_up(bundle, workload)
         if not args.quick:
@@ -162,7 +162,7 @@ def quick(bundle: Bundle, workload: Workload, sampled: int) -> dict[str, Any]:
 
 
 def agreement(bundle: Bundle, options: DecodingOptions, workload: Workload) -> tuple[float | None, list[str]]:
-    """The largest difference between the best paths' totals of the torch pass and the others there are, beams wide."""
+    """The largest difference between the best totals of the torch pass and the other available decoders, wide beams."""
     some = sorted(workload.frames, key=len)[:2]
     wide = replace(options, **WIDE)  # type: ignore[arg-type]
     own = [

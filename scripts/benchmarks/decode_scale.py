@@ -1,10 +1,10 @@
-"""Decoding with graphs of several million arcs: over the size of the graph, the beams and the batch.
+"""Decoding with graphs of several million arcs, by size of the graph, beams and batch.
 
     scripts/bench decode-scale --graphs 64k.300k=graph.safetensors,small_ngram.bin 90k.1000k=...
 
-Each graph is named with its file (`asr graph --finished` loads fastest) and with the n-gram model it was built from
-(`asr lm ngram --binary`), which the recurrent language model replaces; words that the latter lacks are its `<unk>`.
-Each graph is measured in a process of its own, so that its peak memory is its own. The frames are those of
+Name each graph with its file (`asr graph --finished` loads fastest) and the n-gram model it was built from (`asr lm
+ngram --binary`), which the recurrent language model replaces; words missing from the latter are scored as its `<unk>`.
+Each graph is measured in a separate process, so that peak memory is measured separately. The frames are those of
 `scripts/bench decode`, so the graphs need the topology of the bundle's. Times are CPU seconds, all columns of a row in
 one process, the faster of two runs.
 """
@@ -72,7 +72,7 @@ def measured(part: str, named: str, args: argparse.Namespace) -> list[dict[str, 
     name, _, files = named.partition("=")
     graph_file, _, ngram_file = files.partition(",")
     if not ngram_file:
-        raise AsrError(f"--graphs {named}: it is NAME=GRAPH,NGRAM.")
+        raise AsrError(f"--graphs {named}: give NAME=GRAPH,NGRAM.")
     bundle = Bundle.load(args.bundle)
     workload = spoken(bundle, args.corpora, args.num_utterances)
     with torch.no_grad():
@@ -84,7 +84,7 @@ def measured(part: str, named: str, args: argparse.Namespace) -> list[dict[str, 
 def over_size(
     name: str, graph_file: Path, ngram_file: Path, bundle: Bundle, workload: Workload
 ) -> list[dict[str, Any]]:
-    """Each decoder at the bundle's beams: memory, ms a frame, word error rates."""
+    """Each decoder at the bundle's beams: memory, ms per frame, word error rates."""
     options, _ = decoding_options(bundle, "ngram", {})
     graph, load_s = timed(lambda: DecodingGraph.load(graph_file))
     row: dict[str, Any] = {"graph": name, "states": graph.num_states, "arcs": graph.num_arcs, "load s": load_s}
@@ -142,5 +142,5 @@ def kaldi(graph: DecodingGraph, options: DecodingOptions, workload: Workload) ->
 
 
 def resident_mb() -> int:
-    """The most that this process has held so far, in MB."""
+    """The peak memory of this process so far, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

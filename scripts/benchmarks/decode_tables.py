@@ -1,4 +1,4 @@
-"""The papers' decoding tables on a workload, and peers beside it; run by `scripts/bench decode`."""
+"""The papers' decoding tables on a workload, compared with other decoders; run by `scripts/bench decode`."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def batches(bundle: Bundle, workload: Workload) -> None:
 
 
 def peers(bundle: Bundle, workload: Workload, lexicon: Path | None, arpa: Path | None) -> None:
-    """Other decoders with the same graph and frames; what cannot run is named."""
+    """Other decoders with the same graph and frames; those that cannot run are listed."""
     options, _ = decoding_options(bundle, "ngram", {})
     rows = []
 

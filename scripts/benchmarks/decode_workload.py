@@ -1,4 +1,4 @@
-"""What the decoding benchmarks work on, and how they measure: frames with references, time, word error rate, tables."""
+"""Data and measurements of the decoding benchmarks: frames with references, time, word error rate, tables."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Workload:
 
 
 def spoken(bundle: Bundle, corpora: Path | None, num_utts: int) -> Workload:
-    """Real speech, heard by the bundle's acoustic model."""
+    """Real speech, processed by the bundle's acoustic model."""
     name, speech = recordings(corpora, num_utts)
     return Workload(name, frames_of(bundle, speech), [recording.words for recording in speech])
 
@@ -66,7 +66,7 @@ def given(log_probs: Path, references: Path, num_utts: int | None) -> Workload:
     with np.load(log_probs) as archive:
         ids = sorted(name for name in archive if name in words)
         if not ids:
-            raise AsrError(f"{log_probs}: has none of the utterances of {references}; the ids must be the same.")
+            raise AsrError(f"{log_probs}: there are no utterances of {references}; use the same ids in both files.")
         if num_utts is not None:
             ids = evenly(ids, num_utts)
         frames = [torch.from_numpy(archive[name].astype(np.float32)) for name in ids]
@@ -76,7 +76,7 @@ def given(log_probs: Path, references: Path, num_utts: int | None) -> Workload:
 def decode_all(
     first_pass: Decoder, frames: list[Tensor], lm: LanguageModel | None = None, batch_size: int = BATCH_SIZE
 ) -> tuple[list[DecodeResult], float]:
-    """Results in order, and seconds of this process's CPU; utterances of like length are decoded together."""
+    """Results in order, and CPU seconds of this process; utterances of similar length are decoded together."""
     order = sorted(range(len(frames)), key=lambda i: -len(frames[i]))
 
     def run() -> list[DecodeResult]:

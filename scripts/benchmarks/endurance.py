@@ -1,10 +1,10 @@
-"""A day of audio in one process: what each store holds as the hours pass, and whether the words stay the same.
+"""A day of audio in one process: what is held in memory as the hours pass, and whether the words stay the same.
 
     scripts/bench endurance --hours 24 --output curve.jsonl
 
-Recordings of all corpora come in turn, at another speed in each round, so that no two are the same. Every fortieth goes
-into one live stream that never ends, the others are recognized in batches. After each hour of audio a line says what
-is held, by the class that holds it; some recordings are heard again then, and their words must not have changed.
+Recordings of all corpora are used in turn, at another speed in each round, so that no two are the same. Every fortieth
+goes into one live stream that never ends; the others are recognized in batches. After each hour of audio a line reports
+what is held in memory, by class. Some recordings are then recognized again, and their words must not have changed.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def main(argv: Sequence[str]) -> int:
     parser = argument_parser("endurance", __doc__)
     parser.add_argument("--corpora", type=Path, default=default_corpora(), help="folder of the corpora")
     parser.add_argument("--bundle", default="librispeech", help="folder of a bundle, or its name in checkpoints/")
-    parser.add_argument("--hours", type=float, default=24.0, help="of audio (default: %(default)s)")
+    parser.add_argument("--hours", type=float, default=24.0, help="hours of audio (default: %(default)s)")
     parser.add_argument("--every", type=float, default=0.5, help="hours of audio between lines (default: %(default)s)")
-    parser.add_argument("--cache-mb", type=int, default=128, help="for the recurrent model's caches")
-    parser.add_argument("--output", type=Path, help="the lines, as they come")
+    parser.add_argument("--cache-mb", type=int, default=128, help="size of the recurrent model's caches")
+    parser.add_argument("--output", type=Path, help="file for the lines")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     paths = _recordings(required_corpora(args.corpora))
@@ -88,7 +88,7 @@ def _waveforms(paths: Sequence[Path], sampling_rate: int) -> Iterator[Tensor]:
 
 
 class _Run:
-    """Hears recordings and counts."""
+    """Recognizes recordings and counts."""
 
     def __init__(self, recognizer: Recognizer, streams: StreamingRecognizer, probes: list[Tensor]) -> None:
         self._recognizer = recognizer
@@ -108,7 +108,7 @@ class _Run:
         return sum(self._samples.values()) / self._recognizer.sampling_rate / 3600
 
     def hear(self, samples: Tensor) -> None:
-        """Into the stream at once, or together with others up to a minute."""
+        """Recognizes a recording in the stream at once, or in a batch of up to a minute."""
         is_streamed = sum(self._num[name] for name in ("recordings", "streamed")) % _STREAMED == 0
         name = "streamed" if is_streamed else "recordings"
         self._num[name] += 1
@@ -129,7 +129,7 @@ class _Run:
             self._waiting = []
 
     def line(self) -> dict[str, Any]:
-        """What is held now, and how many probes have other words than at the beginning."""
+        """The memory held now, and how many probes have other words than at the beginning."""
         changed = sum(now != then for now, then in zip(self._texts(), self._expected, strict=True))
         gc.collect()
         pages = int(Path("/proc/self/statm").read_text().split()[1])

@@ -1,11 +1,11 @@
-"""Faults at every step of commands that write: killed, disk full, read-only; clock jumps; a GPU without memory.
+"""Faults at every step of commands that write: kills, full or read-only disks; clock jumps; a GPU without memory.
 
     python -m scripts.benchmarks.faults --limit 100
 
 `faults.c`, loaded before the C library, counts the system calls that change files in one folder. Each command runs
-once undisturbed, and then once for each fault at each such call: it is killed there (a write half done), or the call
-and all that follow fail. Then the same command runs again, undisturbed. Outputs must equal those of the first run;
-nothing that was reported done may be lost or be there twice; a failure must be told in one sentence.
+once undisturbed, and then once for each fault at each such call: it is killed there (also halfway through a write), or
+the call and all later ones fail. Then the same command runs again, undisturbed. Outputs must equal those of the first
+run, nothing that was reported done may be lost or duplicated, and a failure must be reported in one sentence.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _KILL, _KILL_HALF_WRITTEN, _FAIL, _CLOCK = 1, 2, 3, 4
 
 
 class Fault(NamedTuple):
-    """What happens: an action of faults.c, and an error number where calls fail."""
+    """A fault: an action of faults.c, and the error number if calls fail."""
 
     name: str
     action: int
@@ -94,11 +94,11 @@ COMMANDS = {
 
 
 def run_faults(limit: int | None, seed: int, only: str | None = None) -> subprocess.Popen[str] | None:
-    """Starts a run in a process of its own, which has faults.c loaded; None where there is no C compiler.
+    """Runs everything in a separate process with faults.c loaded; None if there is no C compiler.
 
     Args:
-        limit: how many faults; None for one of each kind at each call.
-        seed: of the choice.
+        limit: the number of faults; None for one of each kind at each call.
+        seed: seed of the choice.
         only: one of `COMMANDS`; None for all.
     """
     compiler = shutil.which("cc") or shutil.which("gcc")
@@ -116,7 +116,7 @@ def run_faults(limit: int | None, seed: int, only: str | None = None) -> subproc
 
 
 def report_of(process: subprocess.Popen[str]) -> dict[str, int]:
-    """The counts of a run, when it is done."""
+    """The counts of a finished run."""
     output = process.communicate()[0]
     if process.returncode:
         return {**dict.fromkeys(FIELDS, 0), "untold_failures": 1}
@@ -126,10 +126,10 @@ def report_of(process: subprocess.Popen[str]) -> dict[str, int]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limit", type=int, help="how many faults; without it one of each kind at each call")
+    parser.add_argument("--limit", type=int, help="number of faults (default: one of each kind at each call)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", help="one command")
-    parser.add_argument("--preloaded", type=Path, help="the compiled faults.c, which has been loaded already")
+    parser.add_argument("--only", help="only this command")
+    parser.add_argument("--preloaded", type=Path, help="the compiled faults.c, if already loaded")
     args = parser.parse_args(arguments)
     if args.preloaded is None:
         process = run_faults(args.limit, args.seed, args.only)
@@ -218,7 +218,7 @@ class _Sweep:
                 self._wrong("lost_results" if lost else "doubled_results", name, fault, call, "")
 
     def _without_gpu_memory(self, command: Command, expected: dict[str, str]) -> None:
-        """Batches that do not fit are recognized one by one; what does not fit at all is told, and done later."""
+        """Batches that do not fit are recognized one by one; recordings that do not fit are reported and done later."""
         import torch
 
         from asr.recognizer import Recognizer
@@ -259,7 +259,7 @@ class _Sweep:
         shutil.copytree(self._template, self._work)
 
     def _attempt(self, command: Command, fault: Fault, call: int) -> _Outcome:
-        """Runs the command in a process of its own."""
+        """Runs the command in a separate process."""
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -323,7 +323,7 @@ def _same(found: dict[str, str], expected: dict[str, str]) -> bool:
 
 
 def _same_text(found: str | None, expected: str | None) -> bool:
-    """Scores may differ in their last digits: with what a recording is recognized together has changed."""
+    """Scores may differ in their last digits, because a recording may be recognized in another batch."""
     if found is None or expected is None or found == expected:
         return found == expected
     numbers, others = ([*map(float, _NUMBER.findall(text))] for text in (found, expected))
@@ -358,7 +358,7 @@ def _timeless(path: Path) -> str:
 
 
 def _untraced(path: Path) -> str:
-    """The entries of a TorchScript file but those that depend on which lines of this program called for it."""
+    """The entries of a TorchScript file except those that depend on the calling lines of this program."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if not name.endswith((".debug_pkl", "/serialization_id"))]

@@ -1,4 +1,4 @@
-"""What figures are drawn with; matplotlib is needed only here."""
+"""Figures of the benchmarks; matplotlib is needed only here."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Recognition on a GPU: agreement with the CPU, agreement of the backends with plain torch, and speed.
 
-scripts/gpu_check runs it. `--device cpu --small` runs all of it on a CPU with very little data, as a test of itself.
+Run by scripts/gpu_check. `--device cpu --small` runs everything on a CPU with very little data, as a test of itself.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _CLIPS = ROOT / "scripts" / "demo_clips"
 def main(argv: Sequence[str]) -> int:
     parser = argument_parser("gpu", __doc__)
     parser.add_argument("--bundle", help="folder of a bundle, or its name in checkpoints/")
-    parser.add_argument("--device", default="cuda", help="cuda, or cpu to see that the check itself runs")
+    parser.add_argument("--device", default="cuda", help="cuda, or cpu to test the check itself")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32, 256, 1024], help="utterances in a batch")
-    parser.add_argument("--small", action="store_true", help="little of everything: a test of this program")
-    parser.add_argument("--quick", action="store_true", help="what can be counted without a GPU")
-    parser.add_argument("--budget-s", type=float, help="seconds for a plan of checks, each a process; needs --out")
+    parser.add_argument("--small", action="store_true", help="very little data, as a test of this program")
+    parser.add_argument("--quick", action="store_true", help="only counts that need no GPU")
+    parser.add_argument("--budget-s", type=float, help="seconds for a plan of checks, each in a process; needs --out")
     parser.add_argument("--out", help="folder for the results of the plan")
     parser.add_argument("--simulate", action="store_true", help="run the plan on a simulated device, as a test of it")
     args = parser.parse_args(argv)
     if args.budget_s is not None:
         if args.out is None:
-            raise AsrError("a plan of checks (--budget-s) needs a folder for its results; name one with --out.")
+            raise AsrError("a plan of checks (--budget-s) needs a folder for its results; give it with --out.")
         return run_checks([str(args.budget_s), args.out, *(["--simulate"] if args.simulate else [])])
     if args.quick:
         return _quick()
@@ -87,13 +87,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _quick() -> int:
-    """Counts on a simulated device, in a process whose kernels Triton interprets from its first import on."""
+    """Counts on a simulated device, in a process in which Triton interprets kernels from its first import on."""
     python = Path(sys.executable)
     if torch.__version__ < "2" or importlib.util.find_spec("triton") is None:
         python = ROOT / ".venv-b" / "bin" / "python"
         if not python.is_file():
             raise AsrError(
-                "counting needs torch 2 and triton; scripts/setup --stack b --tests installs them, or name a "
+                "counting needs torch 2 and triton; install them with scripts/setup --stack b --tests, or name a "
                 "Python that has them in ASR_PYTHON."
             )
     command = [str(python), "-c", "from scripts.benchmarks.gpu_counts import main; main()"]
@@ -111,7 +111,7 @@ def demo_waveforms(sampling_rate: int) -> list[Tensor]:
 
 
 def _check(name: str, compare: Callable[[], str]) -> bool | None:
-    """Whether the two agree; None where one of them is not for this device."""
+    """Whether the two agree; None if one of them does not run on this device."""
     try:
         print(f"ok    {name}: {compare()}")
     except NotHere as error:
@@ -180,7 +180,7 @@ def compare_workers(
     device: torch.device,
     numbers: Sequence[int] = (0, 1, 2, 4),
 ) -> str:
-    """Batches one after the other, and several at a time in streams of their own, give the same."""
+    """Batches one after the other, and several at a time in separate streams, give the same results."""
     recordings = waveforms * 4
     seconds = max(map(len, waveforms)) / Bundle.load(folder).sampling_rate
     results = []

@@ -32,11 +32,11 @@ Check = tuple[str, Callable[[], str]]
 
 
 class NotHere(Exception):
-    """What was to be compared does not run on this kind of device."""
+    """The code to compare does not run on this kind of device."""
 
 
 def backend_of(name: str) -> BackendFactory:
-    """The backend by its name; `triton frames` runs frames one by one, `triton chunks` chunks without a CUDA graph."""
+    """A backend by its name; `triton frames` runs single frames, `triton chunks` runs chunks without a CUDA graph."""
 
     def made(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, keep_lattice: bool) -> Backend:
         backend = select_backend(graph, options, lm, keep_lattice, name.split()[0])
@@ -121,7 +121,7 @@ def search_checks(folder: Path, device: torch.device, num_utts: int, num_frames:
 
 
 def compare_hash_tables(device: torch.device, num_keys: int) -> str:
-    """Inserts and finds keys by kernels and by tensor operations."""
+    """Inserts and finds keys with kernels and with tensor operations."""
     if not triton_available(device):
         raise (AssertionError if device.type == "cuda" else NotHere)("triton is missing")
     generator = torch.Generator().manual_seed(0)
@@ -146,7 +146,7 @@ def compare_hash_tables(device: torch.device, num_keys: int) -> str:
 
 
 def compare_ngrams(lm: NgramLM, device: torch.device, num_queries: int) -> str:
-    """Asks the model on the CPU and on the device, arcs hashed and searched for, and tells the device's rate."""
+    """Queries the model on the CPU and on the device, with hashed and searched arcs, and reports the device's rate."""
     generator = torch.Generator().manual_seed(0)
     state = torch.randint(lm.num_states, (num_queries,), generator=generator)
     word_id = torch.randint(len(lm.vocabulary), (num_queries,), generator=generator)

@@ -1,8 +1,8 @@
-"""`scripts/bench gpu --quick`: what can be counted of GPU code without a GPU.
+"""`scripts/bench gpu --quick`: counts for the GPU code without a GPU.
 
-On a simulated device: how often the host waits and how much it launches for each frame, and memory freed or used too
-early. In Triton's interpreter, programs interleaved: kernels against plain torch, and broken kernels. None of this has
-run on a GPU, and none of it is a time on one.
+On a simulated device it counts the host's waits and launches per frame, and finds memory that is freed or used too
+early. In Triton's interpreter, with interleaved programs, it compares kernels with plain torch and checks that broken
+kernels are detected. None of this runs on a GPU, and none of the figures is a time on one.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def quick() -> dict[str, Any]:
-    """The fields of the JSON object, by name; found in two processes that have about as much to do as each other."""
+    """The fields of the JSON object by name; computed in two processes with about equal work."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         others = pool.submit(_of_kernels_and, ("ngram",))
         bundle = _tiny_bundle()
@@ -107,7 +107,7 @@ def _of_kernels_and(names: Sequence[str]) -> dict[str, Any]:
 
 
 def _of_a_call(bundle: Bundle, recordings: list[Tensor], name: str) -> dict[str, float]:
-    """Of a first call, whose word histories are new, from samples to words: divided by the longest one's frames."""
+    """Counts of a first call with new word histories, from samples to words, per frame of the longest recording."""
     with _recognizing(bundle, name, _BEAMS) as count:
         num_frames, waits, launches = count(recordings)
     return {
@@ -117,7 +117,7 @@ def _of_a_call(bundle: Bundle, recordings: list[Tensor], name: str) -> dict[str,
 
 
 def _slope(bundle: Bundle, name: str) -> dict[str, float]:
-    """What more frames cost, and what is left of a call; the buffers are large enough from the start."""
+    """The cost of each further frame, and the fixed cost of a call; the buffers are large enough from the start."""
     with _recognizing(bundle, name, {**_BEAMS, "search_beam": _NARROW_BEAM}) as count:
         of_long, of_short = (count([_of_length(num)]) for num in (_LONG, _SHORT))
     more = of_long[0] - of_short[0]
@@ -130,7 +130,7 @@ def _slope(bundle: Bundle, name: str) -> dict[str, float]:
 
 
 def _of_length(num_samples: int) -> Tensor:
-    """A word and then quiet, so much together."""
+    """A word and then silence, with this total length."""
     word = tones(["PAT"])
     quiet = 0.003 * torch.randn(num_samples - len(word), generator=torch.Generator().manual_seed(0))
     return torch.cat([word, quiet])
@@ -182,7 +182,7 @@ def _left_out(owner: Any, name: str, clock: list[float]) -> Iterator[None]:
 
 
 def host_ms_per_utterance(bundle: Bundle, num_utterances: int = 64) -> float:
-    """Processor milliseconds of a CPU for what remains beside acoustic model and frames: checks, batches, results."""
+    """CPU milliseconds for everything except acoustic model and search frames: checks, batches, results."""
     recordings = [tones(_SENTENCES[i % 2].split()[:2], seed=i) for i in range(num_utterances)]
     recognizer = Recognizer(bundle, "ngram", decoder="token-passing", options=_BEAMS)
     best = float("inf")

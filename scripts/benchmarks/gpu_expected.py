@@ -1,9 +1,9 @@
-"""What `scripts/gpu_check` compares with: words and totals of each mode, found before on a CPU.
+"""The expected results of `scripts/gpu_check`: words and totals of each mode, found earlier on a CPU.
 
     python -m scripts.benchmarks.gpu_expected
 
-writes them with the demo's clips to one file, which a machine without soundfile can read. To be run on a CPU whenever
-the AN4 bundle or the search changes.
+writes them with the demo's clips to one file, which a machine without soundfile can read. Run it on a CPU whenever the
+AN4 bundle or the search changes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def clips() -> list[Tensor]:
 
 
 def load_expected(folder: Path) -> Expected | None:
-    """What is expected of a bundle; None where the file is of another one."""
+    """The expected results of a bundle; None if the file is for another bundle."""
     with np.load(PATH) as arrays:
         record: dict[str, Any] = json.loads(bytes(arrays["results"]))
     if record["checksum"] != checksum_of(folder):

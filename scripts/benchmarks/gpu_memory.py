@@ -1,13 +1,13 @@
-"""Memory that recognition takes on a GPU, counted on the simulated device: `python -m scripts.benchmarks.gpu_memory`.
+"""Memory that recognition needs on a GPU, counted on the simulated device: `python -m scripts.benchmarks.gpu_memory`.
 
-Recordings made of halves of the demo's clips are searched side by side, with lattices. What is counted are the bytes of
-all tensors on the device, together and by the part of the program that made them; the files of a part are each at their
-most, which need not be at the same time. Work memory inside an operation is not counted, nor what the allocator keeps
-beside it.
+Recordings made of halves of the demo's clips are searched concurrently, with lattices. The script counts the bytes of
+all tensors on the device, in total and by the part of the program that allocated them. For each part, the peaks of its
+files are added, although they may occur at different times. Work memory inside an operation and memory held by the
+allocator are not counted.
 
-Triton's interpreter would take hours for so many tokens. So the search runs in tensor operations, which find the same
-tokens, back-pointers and lattices. The buffers of the kernels are made as large as they become when a part of the
-recordings is searched by kernels, for so many streams.
+Triton's interpreter would take hours for so many tokens. The search therefore runs in tensor operations, which give the
+same tokens, backpointers and lattices. The buffers of the kernels are allocated at the size that they reach when a part
+of the recordings is searched by kernels, scaled to the number of streams.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def part_of(file: str) -> str:
 
 
 def search_megabytes(bundle: Bundle, num_streams: int, seconds: float) -> dict[str, float]:
-    """The most of each part, and of all together, in MB; the search runs in tensor operations."""
+    """The peak of each part and of the total, in MB; the search runs in tensor operations."""
     with contextlib.ExitStack() as stack:
         device = stack.enter_context(simulated_gpu())
         for module in ("asr.kernels.jit", "asr.decoding.selection"):

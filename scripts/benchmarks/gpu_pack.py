@@ -1,4 +1,4 @@
-"""What `scripts/gpu_check` needs on a machine that has nothing but torch, Triton, NumPy and safetensors."""
+"""The files that `scripts/gpu_check` needs on a machine with only torch, Triton, NumPy and safetensors."""
 
 from __future__ import annotations
 

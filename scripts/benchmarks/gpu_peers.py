@@ -1,4 +1,4 @@
-"""For `scripts/gpu_check`: k2 and flashlight-text beside this project's decoders on the same frames."""
+"""For `scripts/gpu_check`: k2 and flashlight-text compared with this project's decoders on the same frames."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """`scripts/gpu_check --budget-s 540 --out FOLDER`: all checks of a GPU in one run that ends in time.
 
-Each check is a process of its own with a limit of its own, the most valuable ones first, and writes its result as a
-line of JSON to FOLDER/results.jsonl when it ends. One that crashes, hangs or leaves the device unusable hides no other.
-The sum of the limits is known before the start. What the budget does not reach is written down as left out.
+Each check runs in its own process with its own time limit, the most valuable ones first, and writes its result as a
+line of JSON to FOLDER/results.jsonl when it ends. A check that crashes, hangs or leaves the device unusable does not
+hide the others. The sum of the limits is known in advance. Checks that do not fit into the budget are recorded as left
+out.
 
-This module needs the standard library only.
+This module needs only the standard library.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_ENDING_SECONDS = 2.0  # for a process that is told to stop
+_ENDING_SECONDS = 2.0  # for a process that is asked to stop
 _SIMULATION_SLOWDOWN, _MOST_SIMULATED = 5.0, 100.0
 
 
@@ -54,7 +55,7 @@ CHECKS = (
 
 
 def planned_seconds(checks: Sequence[Check] = CHECKS) -> float:
-    """The longest that all checks together can take."""
+    """The maximum time of all checks together."""
     return sum(check.limit + _ENDING_SECONDS for check in checks)
 
 
@@ -64,10 +65,10 @@ def run_plan(
     """Runs the checks one after the other -> their results, which are in `out`/results.jsonl as well.
 
     Args:
-        command: to which the name of a check is appended; it prints a JSON object as its last line.
+        command: the name of a check is appended to it; it prints a JSON object as its last line.
         budget: seconds for all of them.
-        out: the folder; each check's own output is there, too.
-        checks: in this order; one whose limit the rest of the budget does not hold is left out.
+        out: the folder; it also receives the output of each check.
+        checks: run in this order; a check whose limit exceeds the rest of the budget is left out.
     """
     out.mkdir(parents=True, exist_ok=True)
     end, results = time.monotonic() + budget, []
@@ -87,7 +88,7 @@ def run_plan(
 
 
 def _run(command: Sequence[str], check: Check, out: Path) -> dict[str, Any]:
-    """The result of one check; what its process and all that it has started print is in a file."""
+    """The result of one check; the output of its processes is in a file."""
     begin, path = time.monotonic(), out / f"{check.name}.log"
     with path.open("w", encoding="utf-8") as log:
         # A group of its own, so that nothing which it has started stays behind.
@@ -111,7 +112,7 @@ def _run(command: Sequence[str], check: Check, out: Path) -> dict[str, Any]:
 
 
 def _object(line: str) -> dict[str, Any] | None:
-    """The JSON object that is a line; None if it is none."""
+    """The JSON object in a line; None if the line is not one."""
     try:
         found = json.loads(line)
     except ValueError:
@@ -120,7 +121,7 @@ def _object(line: str) -> dict[str, Any] | None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the process group, and waits for the process as long as is planned for that, but no longer."""
+    """Ends the process group and waits for the process, but no longer than planned."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(_ENDING_SECONDS)
@@ -129,13 +130,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def summary(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """How many checks came to each end."""
+    """The number of checks with each outcome."""
     states = [result["state"] for result in results]
     return {state.replace(" ", "_"): states.count(state) for state in ("ok", "wrong", "crashed", "hung", "left out")}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the plan with this Python: budget, folder, and what the checks are told."""
+    """Runs the plan with this Python; the arguments are the budget, the folder, and options of the checks."""
     budget, out, *others = arguments
     checks: Sequence[Check] = CHECKS
     if "--simulate" in others:

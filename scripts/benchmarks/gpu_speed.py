@@ -93,7 +93,7 @@ def placements_agree(device: torch.device) -> str:
 
 
 def training(device: torch.device, num_words: int, num_streams: int, num_steps: int) -> dict[str, float]:
-    """Words a second that a GRU 256 with noise-contrastive estimation and n-gram features learns from."""
+    """Training words per second of a GRU 256 with noise-contrastive estimation and n-gram features."""
     network = RNNLanguageModel(_vocabulary(num_words), _gru())
     generator = torch.Generator().manual_seed(0)
     token_id = (num_words ** torch.rand(num_streams * 20 * (num_steps + 3), generator=generator)).long().clamp(4)

@@ -1,7 +1,7 @@
-"""The checks of `scripts/gpu_check`, one a process: `python -m scripts.benchmarks.gpu_tasks [--simulate] NAME`.
+"""The checks of `scripts/gpu_check`, one per process: `python -m scripts.benchmarks.gpu_tasks [--simulate] NAME`.
 
-Each prints a JSON object as its last line, with `wrong` in it where something disagrees. With --simulate the device is
-simulated, the bundle is a tiny one, and everything is small: the numbers mean nothing then.
+Each prints a JSON object as its last line, with `wrong` in it if results disagree. With --simulate the device is
+simulated and the bundle and the data are tiny, so the figures are meaningless.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from unittest import mock
 
 
 class Bench(NamedTuple):
-    """What checks work on: the device, a bundle's folder, recordings, and whether the device is simulated.
+    """The data of the checks: the device, a bundle's folder, recordings, and whether the device is simulated.
 
     Everything is small on a simulated device, and where `is_tiny` says so.
     """
@@ -36,7 +36,7 @@ class Bench(NamedTuple):
 
 
 def environment(bench: Bench) -> dict[str, Any]:
-    """Versions, driver and clocks, and what copies and matrix products reach at most."""
+    """Versions, driver and clocks, and the peak rates of copies and matrix products."""
     import torch
 
     found: dict[str, Any] = {
@@ -67,7 +67,7 @@ def environment(bench: Bench) -> dict[str, Any]:
 
 
 def _turns(bench: Bench) -> range:
-    """What may go wrong by chance is tried five times."""
+    """The number of repetitions of checks that may fail by chance."""
     return range(1 if bench.is_simulated or bench.is_tiny else 5)
 
 
@@ -401,7 +401,7 @@ def torch_device(name: str) -> Any:
 
 
 def queries(bench: Bench) -> dict[str, Any]:
-    """Scores a second of GRUs with 256 and 512 units."""
+    """Scores per second of GRUs with 256 and 512 units."""
     from scripts.benchmarks.gpu_speed import queries as rates
     from scripts.benchmarks.gpu_speed import recorded_streams
 
@@ -519,7 +519,7 @@ TASKS: dict[str, Callable[[Bench], dict[str, Any]]] = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the check that is named last."""
+    """Runs the check named last."""
     name, is_simulated, is_tiny = arguments[-1], "--simulate" in arguments, "--tiny" in arguments
     if is_simulated:
         os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton

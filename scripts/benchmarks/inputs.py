@@ -1,4 +1,4 @@
-"""Where benchmarks find corpora and bundles and keep what they make, and how their command lines look."""
+"""Corpora, bundles and cache folder of the benchmarks, and their command-line parser."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _T = TypeVar("_T")
 
 
 def argument_parser(name: str, description: str | None) -> argparse.ArgumentParser:
-    """The parser of `scripts/bench NAME`, its description printed as it stands."""
+    """The parser of `scripts/bench NAME`, whose description is printed unwrapped."""
     return argparse.ArgumentParser(
         prog=f"scripts/bench {name}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
 
 
 def cache_folder() -> Path:
-    """Where benchmarks keep what takes long to make: ASR_BENCH_CACHE, or `data/benchmarks`, which git ignores."""
+    """Folder for files that take long to make: ASR_BENCH_CACHE, or `data/benchmarks`, which git ignores."""
     return Path(os.environ.get("ASR_BENCH_CACHE") or ROOT / "data" / "benchmarks")
 
 
 def default_corpora() -> Path | None:
-    """The folder that ASR_CORPORA names, or `shared/data` inside or beside this checkout; None where there is none."""
+    """The folder that ASR_CORPORA names, or `shared/data` inside or next to this checkout; None if there is none."""
     named = os.environ.get("ASR_CORPORA")
     candidates = [Path(named)] if named else []
     candidates += [ROOT / "shared" / "data", ROOT.parent / "shared" / "data"]
@@ -51,7 +51,7 @@ def required_corpora(folder: Path | None) -> Path:
 
 
 def read_sentences(path: Path) -> Iterator[list[str]]:
-    """The words of each line that has any."""
+    """The words of each non-empty line."""
     return filter(None, map(str.split, read_text(path).splitlines()))
 
 

@@ -1,4 +1,4 @@
-"""`scripts/bench install --python PYTHON ...`: an installed wheel tried as a new user would, away from the checkout.
+"""`scripts/bench install --python PYTHON ...`: tests an installed wheel like a new user, outside the checkout.
 
 PYTHON is the interpreter of an environment in which the wheel is installed with its extra graph, such as
 `python3.13 -m venv new && new/bin/pip install -f dist 'onepass-asr[graph]'`. Tried are torch.hub (`list`, `help`, all
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
 
 
 def tried(python: Path, folder: Path, server: BreakingServer) -> dict[str, Any]:
-    """What works in an environment; what does not is shown on stderr."""
+    """What works in an environment; failures are shown on stderr."""
     scratch = Path(tempfile.mkdtemp(dir=folder))
     checkout = folder / "checkout"
     own = ("PYTHONPATH", "ASR_BUNDLE", "VIRTUAL_ENV")
@@ -102,7 +102,7 @@ def tried(python: Path, folder: Path, server: BreakingServer) -> dict[str, Any]:
 
 
 def _blocks(page: str, language: str) -> list[str]:
-    """The blocks of a page that are to be run."""
+    """The blocks of a page to run."""
     return re.findall(rf"(?ms)(?<!-->\n)^```{language}\n(.*?)^```$", page)
 
 

@@ -35,7 +35,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def live_megabytes() -> float | None:
-    """What is allocated now, in all arenas and in mappings; None where the C library cannot tell (glibc 2.33 can)."""
+    """Megabytes allocated now, in all arenas and mappings; None if the C library cannot count them (glibc 2.33 can)."""
     mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if mallinfo2 is None:
         return None

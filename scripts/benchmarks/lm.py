@@ -1,13 +1,13 @@
-"""Measures the recurrent language models: training and scoring rates, normalisation, perplexity, the peer beside.
+"""Measures the recurrent language models: training and scoring rates, normalization, perplexity, also of a peer.
 
-    scripts/bench lm --quick --peer .../faster-rnnlm/rnnlm      rates and normalisation, under a minute
+    scripts/bench lm --quick --peer .../faster-rnnlm/rnnlm      rates and normalization, under a minute
     scripts/bench lm --truncation lm/                          four-caches' Table 7 for a trained network
     scripts/bench lm --collisions                              MaxEnt n-grams that share a weight
 
-WikiText-2 is read from <corpora>/text/wikitext-2 (blank lines left out, per sentence, sentence ends counted); without
-it the quick bench makes a text of its own, and says so. The peer is no part of this project (faster_rnnlm.py says how
-to build it). Everything is printed as JSON lines; --quick prints one.
-Trainings to the end are `scripts/bench lm-curves`'s.
+WikiText-2 is read from <corpora>/text/wikitext-2 (blank lines skipped, one sentence per line, sentence ends counted);
+without it --quick uses a synthetic text, and says so. The peer is not part of this project (faster_rnnlm.py says how to
+build it). All results are printed as JSON lines; --quick prints one.
+For complete trainings, see `scripts/bench lm-curves`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from scripts.benchmarks.inputs import argument_parser, default_corpora, read_sen
 from scripts.benchmarks.lm_rates import Clock, peer_rates, ratios, scoring_rates
 from scripts.benchmarks.maxent_collisions import measure_collisions
 
-# The rows of the issue: the recipe's name and the network that the quick bench makes, the peer's options for the same.
+# For each row: the recipe's name, the network that --quick builds, and the peer's options for the same network.
 ROWS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "gru100": ({"hidden_size": 100, "output": "nce"}, "--hidden 100 --hidden-type gru --nce 20".split()),
     "gru256": ({"hidden_size": 256, "output": "nce"}, "--hidden 256 --hidden-type gru --nce 20".split()),
@@ -55,15 +55,17 @@ def main(argv: Sequence[str]) -> int:
     parser = argument_parser("lm", __doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--row", choices=[*ROWS], default="gru256", help="network of --quick")
-    parser.add_argument("--peer", type=Path, help="faster-rnnlm's binary, to run beside ours")
-    parser.add_argument("--collisions", action="store_true", help="MaxEnt: n-grams that share a weight")
+    parser.add_argument("--peer", type=Path, help="faster-rnnlm's binary, for comparison")
+    parser.add_argument("--collisions", action="store_true", help="count MaxEnt n-grams that share a weight")
     parser.add_argument("--truncation", type=Path, help="trained network, or a bundle with one")
     parser.add_argument("--text", type=Path, help="text for --truncation (default: WikiText-2's test part)")
-    parser.add_argument("--max-words", type=int, default=5_000, help="words of it")
+    parser.add_argument("--max-words", type=int, default=5_000, help="number of words of the text")
     parser.add_argument("--corpora", type=Path, default=default_corpora())
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of the scoring that is not on one")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of the multithreaded scoring")
     parser.add_argument("--compute-dtype", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument("--compile", action="store_true", help="compile the element-wise work (torch 2, C++ compiler)")
+    parser.add_argument(
+        "--compile", action="store_true", help="compile element-wise operations (needs torch 2 and a C++ compiler)"
+    )
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     torch.manual_seed(1)

@@ -1,4 +1,4 @@
-"""Perplexity against time of training: the recipes' trainings on WikiText-2 and faster-rnnlm's, as JSON and as a plot.
+"""Perplexity against training time: the recipes' runs on WikiText-2 and faster-rnnlm's, as JSON and as a plot.
 
 asr fit --config recipes/wikitext-2/rnnlm-gru100.yaml
 scripts/bench lm-curves ours --row gru100 --folders exp/wikitext-2/rnnlm-gru100/version_* >> curves.jsonl
@@ -30,15 +30,19 @@ def main(argv: Sequence[str]) -> int:
     actions = parser.add_subparsers(dest="action", required=True)
     ours = actions.add_parser("ours", help="the curve of a recipe's run, from its logs")
     ours.add_argument("--row", choices=list(ROWS), required=True)
-    ours.add_argument("--folders", type=Path, nargs="+", required=True, help="version_* of the run and its resumptions")
-    peer = actions.add_parser("peer", help="trains and tests the peer")
+    ours.add_argument(
+        "--folders", type=Path, nargs="+", required=True, help="folders version_* of the run and its continuations"
+    )
+    peer = actions.add_parser("peer", help="train and test the peer")
     peer.add_argument("--row", choices=list(ROWS), required=True)
     peer.add_argument("--binary", type=Path, required=True)
-    peer.add_argument("--models", type=Path, required=True, help="folder for what it trains")
-    peer.add_argument("--threads", type=int, default=os.cpu_count(), help="of its training")
-    peer.add_argument("--test-lines", type=int, default=20, help="test NCE on every N-th line, as it is slow")
+    peer.add_argument("--models", type=Path, required=True, help="folder for the trained models")
+    peer.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of its training")
+    peer.add_argument(
+        "--test-lines", type=int, default=20, help="test NCE models on every N-th line, because it is slow"
+    )
     peer.add_argument("--corpora", type=Path, default=default_corpora())
-    drawing = actions.add_parser("plot", help="JSON lines of curves to a picture")
+    drawing = actions.add_parser("plot", help="plot the JSON lines of curves")
     drawing.add_argument("curves", type=Path)
     drawing.add_argument("picture", type=Path)
     args = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""Words a second of `scripts/bench lm`: ours by the clock and of processor time, faster-rnnlm's beside them."""
+"""Words per second of `scripts/bench lm`, in wall-clock and processor time: ours and faster-rnnlm's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many n-grams of a text share their MaxEnt weight with another n-gram, because their hashes meet.
+"""How many n-grams of a text share their MaxEnt weight with another n-gram because of a hash collision.
 
 Shapes: L words of the text, M history words, G distinct n-grams.
 """

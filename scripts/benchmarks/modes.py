@@ -1,6 +1,6 @@
-"""Recognizes recordings with the n-gram alone and with the bundle's best language model, and shows what each costs.
+"""Recognizes recordings with the n-gram model alone and in the bundle's default mode, and shows the cost of each.
 
-scripts/demo runs it; for work there is `asr transcribe`.
+Run by scripts/demo; for regular use there is `asr transcribe`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argument_parser("modes", __doc__)
     parser.add_argument("audio", nargs="+", help="files or folders")
     parser.add_argument("--bundle", help="folder of a bundle, or its name in checkpoints/")
-    parser.add_argument("--reference", help="lines 'name words ...', a name being a file name without ending")
+    parser.add_argument("--reference", help="lines 'name words ...', where name is a file name without suffix")
     return compare(parser.parse_args(argv))
 
 

@@ -1,12 +1,12 @@
-"""Mutation testing: breaks a module in one place at a time, and sees whether its tests notice.
+"""Mutation testing: breaks a module in one place at a time and checks whether its tests fail.
 
-    scripts/bench mutants                     # 40 mutants; some minutes each hundred, two at a time
+    scripts/bench mutants                     # 40 mutants; some minutes per hundred, two at a time
     scripts/bench mutants --modules asr/lm/cached/eviction.py --number 20 --seed 1
 
-A mutant compares or calculates otherwise, has another number, the other truth value, `max` for `min`, or one statement
-less. It works on a copy of the checkout. Loops that numba compiles are left out: their tests compare them with the
-same code uncompiled, and each mutant would be compiled anew. The share of mutants that tests kill is kept for
-`scripts/bench onepass --quick`; survivors are listed: each is a test that is missing, or a change without effect.
+A mutant has another comparison, operation, number or truth value, `max` instead of `min`, or one statement less. It
+works on a copy of the checkout. Loops compiled by numba are skipped, because their tests compare them with the same
+code uncompiled and each mutant would have to be compiled. The share of mutants killed by tests is stored for
+`scripts/bench onepass --quick`. Survivors are listed; each is a missing test or a change without effect.
 """
 
 from __future__ import annotations
@@ -94,13 +94,13 @@ def mutants_of(module: str) -> list[Mutant]:
 
 
 def _annotations(node: ast.AST) -> list[ast.AST]:
-    """The types that stand at a node: nothing runs them."""
+    """The type annotations at a node, which are never run."""
     found = (getattr(node, name, None) for name in ("annotation", "returns"))
     return [one for one in found if isinstance(one, ast.AST)]
 
 
 def _part(node: ast.AST, kind: int) -> ast.AST:
-    """What a change of this kind is about: the node, or one of its statements."""
+    """The part that a change of this kind affects: the node, or one of its statements."""
     is_body = isinstance(node, (ast.FunctionDef, ast.If, ast.For, ast.While))
     return node.body[kind] if is_body else node  # type: ignore[attr-defined, no-any-return]
 
@@ -112,7 +112,7 @@ def _num_changes(node: ast.AST) -> int:
 
 
 def _change(node: ast.AST, kind: int) -> bool:
-    """Changes a node in place; False where there is nothing to change."""
+    """Changes a node in place; False if there is nothing to change."""
     if isinstance(node, ast.Compare) and type(node.ops[kind]) in _COMPARED:
         node.ops[kind] = _COMPARED[type(node.ops[kind])]()
     elif isinstance(node, (ast.BinOp, ast.AugAssign)) and type(node.op) in _CALCULATED:
@@ -194,7 +194,7 @@ def run(mutants: Sequence[Mutant], num_jobs: int) -> Iterator[tuple[Mutant, bool
             strict=True,
         ):
             if fails:
-                raise AsrError(f"the tests of {module} fail as they are; mend them first.")
+                raise AsrError(f"the tests of {module} fail without a mutant; fix them first.")
         yield from zip(mutants, pool.map(lambda mutant: copies.killed(mutant, mutant.module), mutants), strict=True)
 
 
@@ -210,9 +210,9 @@ def recorded() -> dict[str, Any]:
 def main(argv: Sequence[str]) -> int:
     parser = argument_parser("mutants", __doc__)
     parser.add_argument("--modules", nargs="+", choices=list(TESTS), default=list(TESTS), metavar="FILE")
-    parser.add_argument("--number", type=int, default=40, help="how many mutants, drawn at random (default: 40)")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw (default: 0)")
-    parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (default: 2)")
+    parser.add_argument("--number", type=int, default=40, help="number of mutants, drawn at random (default: 40)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draw (default: 0)")
+    parser.add_argument("--jobs", type=int, default=2, help="number of mutants at a time (default: 2)")
     args = parser.parse_args(argv)
     everything = [mutant for module in args.modules for mutant in mutants_of(module)]
     chosen = random.Random(args.seed).sample(everything, min(args.number, len(everything)))

@@ -1,4 +1,4 @@
-"""n-best rescoring measured: every sentence by itself, word by word, against the prefix tree."""
+"""n-best rescoring: every sentence separately, word by word, compared with the prefix tree."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def least(work: Callable[[], _T], num_runs: int) -> tuple[_T, float]:
 
 
 def score_sentence(sentence: Sequence[int], network: Any) -> float:
-    """A sentence by itself, word by word, `</s>` included: what rescoring costs without a tree."""
+    """Scores one sentence word by word, including `</s>`: the cost of rescoring without a tree."""
     state = network.step(network.initial_state().unsqueeze(0), torch.tensor([BOS_ID]))
     history = torch.full((1, network.num_history_words), EPSILON_ID)
     history[:, :1] = BOS_ID
@@ -106,7 +106,7 @@ def thousand_best(bundle: Bundle, log_prob: Tensor, num: int) -> tuple[list[list
     )
     lattice = results[0].lattice
     if lattice is None:
-        raise AsrError("the utterance chosen for the n-best list reached no final state; widen the beam.")
+        raise AsrError("the utterance of the n-best list reached no final state; widen the beam.")
     hypotheses, seconds = timed(lambda: n_best(lattice, bundle.graph, options, num))
     word_map = bundle.graph.vocabulary.map_to(network.vocabulary)
     return [word_map[list(one.word_ids)].tolist() for one in hypotheses], seconds

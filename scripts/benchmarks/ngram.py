@@ -1,12 +1,12 @@
-"""Measures n-gram look-up against KenLM on real text: exactness, rate, memory, and small device budgets.
+"""Compares n-gram look-up with KenLM on real text: exactness, rate, memory, and small device budgets.
 
     scripts/bench ngram --quick                      a 4-gram of 1.5 M words, under a minute
     scripts/bench ngram --train-words 0 --order 4    of all the text (takes memory and time)
 
-KenLM's Python package answers the same queries in the same run. Its rate is that of `Model.score` on whole
-sentences, where the loop over the words runs in C++ in one thread; ours is that of batches from two threads.
-KenLM's own programs are measured too where `--kenlm-bin` names a folder with `query` and `build_binary`
-(docs/benchmarks/ngram.md says how to have them). The last line is JSON.
+KenLM's Python package gets the same queries in the same run. Its rate is that of `Model.score` on whole sentences,
+where the loop over the words runs in C++ in one thread; ours is that of batches from two threads. KenLM's own programs
+are measured as well if `--kenlm-bin` names a folder with `query` and `build_binary` (docs/benchmarks/ngram.md says how
+to build them). The last line is JSON.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--quick", action="store_true", help=f"train on {QUICK_TRAIN_WORDS} words")
     parser.add_argument("--corpora", type=Path, default=default_corpora(), help="folder with text/gutenberg-40m.txt.xz")
     parser.add_argument("--train-words", type=int, default=QUICK_TRAIN_WORDS, help="words to train on; 0: all")
-    parser.add_argument("--query-words", type=int, default=1_000_000, help="words to ask for")
+    parser.add_argument("--query-words", type=int, default=1_000_000, help="number of words to look up")
     parser.add_argument("--order", type=int, default=4)
     parser.add_argument("--kenlm-bin", type=Path, help="folder with KenLM's query and build_binary")
     parser.add_argument("--load", type=float, default=0.5, help="share of the hash index's slots in use")
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     torch.set_num_threads(1)
     report: dict[str, Any] = {"bench": "ngram", "order": args.order, "cpus": os.cpu_count(), "torch": torch.__version__}
     if args.corpora is None:
-        raise AsrError("No corpora: name the folder that holds text/ by --corpora or ASR_CORPORA.")
+        raise AsrError("there are no corpora; name the folder that has text/ with --corpora or ASR_CORPORA.")
     with tempfile.TemporaryDirectory() as folder:
         report |= _run(args, Path(folder))
     print(json.dumps(report))

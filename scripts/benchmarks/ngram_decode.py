@@ -1,13 +1,13 @@
-"""Word error rate and time with language models of growing size, each put in the place of the graph's trigram.
+"""Word error rate and time with language models of growing size, each replacing the graph's trigram.
 
     scripts/bench ngram-decode --cuts librispeech_dev-clean-2.jsonl.gz --bundle librispeech \\
         --large-ngram 4gram.ngram --pruned-ngram 4gram.pruned.1000k.arpa --pruned-graph 4gram.pruned.safetensors
 
-Compared are the trigram of the bundle's graph alone; the pruned 4-gram on the fly, and compiled into a graph of its
-own; the large 4-gram on the fly, all of it on the device, only what finds its arcs, and with a tenth of its size as
-budget; the recurrent model with all of its tables and with a tenth of them on the device, and interpolated with the
-large 4-gram. The acoustic model runs once; then every batch of utterances is decoded by every system in turn, so that a
-busy machine disturbs all alike. Times are CPU seconds of the search with its language model. One JSON line a system.
+The systems are: the trigram of the bundle's graph alone; the pruned 4-gram on the fly, and compiled into a separate
+graph; the large 4-gram on the fly, with all of it on the device, only what finds its arcs, or a tenth of its size as
+budget; the recurrent model with all of its tables or a tenth of them on the device, and interpolated with the large
+4-gram. The acoustic model runs once; then every system decodes every batch of utterances in turn, so that other load
+affects all alike. Times are CPU seconds of the search with its language model. Prints one JSON line per system.
 """
 
 from __future__ import annotations
@@ -77,14 +77,18 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--pruned-ngram", type=Path, help="the model that --pruned-graph was compiled from")
     parser.add_argument("--pruned-graph", type=Path, help="decoding graph of 'asr graph'")
     parser.add_argument("--first-pass", choices=list(OLD_FIRST_PASSES)[1:], default="torch")
-    parser.add_argument("--systems", nargs="+", help="only these, and the trigram")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after about this time, with what is done")
+    parser.add_argument("--systems", nargs="+", help="only these systems, and the trigram")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="stop after about this time, with the results so far"
+    )
     parser.add_argument("--repeats", type=int, default=1, help="decode each batch this many times; the fastest counts")
     parser.add_argument("--batch", type=int, default=8, help="utterances decoded together")
-    parser.add_argument("--skip-beam", type=float, default=math.inf, help="torch-search: words that are asked for")
-    parser.add_argument("--output-beam", type=float, default=7.0, help="k2, torch: of the lattice that is rescored")
-    parser.add_argument("--context-beam", type=float, default=8.0, help="k2, torch: of word histories")
-    parser.add_argument("--log-probs", type=Path, help="where the network's outputs are kept for the next run")
+    parser.add_argument(
+        "--skip-beam", type=float, default=math.inf, help="torch-search: beam of the words that are queried"
+    )
+    parser.add_argument("--output-beam", type=float, default=7.0, help="k2, torch: beam of the rescored lattice")
+    parser.add_argument("--context-beam", type=float, default=8.0, help="k2, torch: beam of word histories")
+    parser.add_argument("--log-probs", type=Path, help="file to store the network's outputs in for the next run")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     bundle = Bundle.load(bundle_folder(args.bundle))

@@ -1,4 +1,4 @@
-"""Measures an n-gram model of any size, step by step: CPU time and peak memory of building it, what it does once built.
+"""Measures an n-gram model of any size step by step: CPU time and peak memory of building it, and look-up.
 
     scripts/bench ngram-size estimate --text TEXT.xz --transcripts TRANSCRIPTS.xz --vocabulary words.txt \\
         --map-unknown --order 7 --binary big.ngram --arpa big.arpa
@@ -6,10 +6,10 @@
     scripts/bench ngram-size look-up --binary big.ngram --queries TRANSCRIPTS.xz \\
         --arpa big.arpa --kenlm-bin kenlm-0.3.0/bin
 
-`estimate` goes from text to the binary file without ARPA text between, then writes that too; `convert` reads it;
-`look-up` loads the file, asks it, and compares some scores with the text's. KenLM's programs (docs/benchmarks/ngram.md
-says how to have them) must be compiled for models of that order. One JSON line a step; the peak is the process's
-resident memory during the step (Linux).
+`estimate` goes from text directly to the binary file and then also writes ARPA text; `convert` reads the ARPA text;
+`look-up` loads the file, queries it, and compares some scores with those of the ARPA text. KenLM's programs
+(docs/benchmarks/ngram.md says how to build them) must be compiled for models of that order. Prints one JSON line per
+step; the peak is the process's resident memory during the step (Linux).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     estimate.add_argument("--transcripts", nargs="+", default=[], type=Path)
     estimate.add_argument("--vocabulary", type=Path)
     estimate.add_argument("--order", type=int, default=7)
-    estimate.add_argument("--map-unknown", action="store_true", help="words outside the vocabulary count as <unk>")
+    estimate.add_argument("--map-unknown", action="store_true", help="count words outside the vocabulary as <unk>")
     convert = actions.add_parser("convert")
     look_up = actions.add_parser("look-up")
     look_up.add_argument("--queries", required=True, type=Path, help="lines 'utterance-id WORDS'")

@@ -1,13 +1,13 @@
-"""What the large language model costs: word error rate against time, in one pass and over the finished lattice.
+"""The cost of the large language model: word error rate against time, in one pass and over the finished lattice.
 
     scripts/bench onepass --quick     # under a minute; the last line is one JSON object
     scripts/bench onepass             # all beams, all systems, batches and streams; --plot FILE.svg draws the curves
     scripts/bench onepass --systems gru "gru, one pass" --every 3
 
-It recognizes real speech: LibriSpeech dev-clean-2 where the corpora are, else the checkout's clips. The acoustic model
-runs once; times are CPU seconds of this process for search and language model, one thread, caches cold, loops compiled.
-Two comparisons are made, and no other: all systems with the same beams, and for each system the least time in which any
-of the beams reaches a word error rate. The beams of a bundle were tuned on the utterances that its card names.
+Recognizes real speech: LibriSpeech dev-clean-2 if the corpora are found, else the checkout's clips. The acoustic model
+runs once; times are CPU seconds of this process for search and language model, one thread, cold caches, compiled loops.
+There are only two comparisons: all systems with the same beams, and for each system the least time in which any of the
+beams reaches a word error rate. A bundle's card names the utterances on which its beams were tuned.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _NUM_STREAMS = 16
 
 
 class System(NamedTuple):
-    """A mode, and where its language model acts; the mode `auto` is the bundle's default."""
+    """A mode, and where its language model is applied; the mode `auto` is the bundle's default."""
 
     mode: str
     lm_fusion: str = "lattice"
@@ -166,7 +166,7 @@ class Run:
 
 def main(argv: Sequence[str]) -> int:
     parser = argument_parser("onepass", __doc__)
-    parser.add_argument("--quick", action="store_true", help="few utterances and beams, and only the JSON object")
+    parser.add_argument("--quick", action="store_true", help="few utterances and beams, and print only the JSON object")
     parser.add_argument("--bundle", type=Path, default=LIBRISPEECH_BUNDLE)
     parser.add_argument("--corpora", type=Path, default=default_corpora(), help="(default: %(default)s)")
     parser.add_argument(
@@ -176,7 +176,7 @@ def main(argv: Sequence[str]) -> int:
         help="folders of LibriSpeech, such as train-clean-5/1988 (default: %(default)s)",
     )
     parser.add_argument("--every", type=int, default=3, help="take every n-th utterance (default: %(default)s)")
-    parser.add_argument("--first", type=int, default=0, help="the first utterance taken (default: %(default)s)")
+    parser.add_argument("--first", type=int, default=0, help="index of the first utterance (default: %(default)s)")
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS), metavar="NAME")
     parser.add_argument("--beams", type=int, nargs="+", default=list(range(len(BEAMS))), help="rows of BEAMS, from 0")
     parser.add_argument(
@@ -189,7 +189,7 @@ def main(argv: Sequence[str]) -> int:
     torch.set_num_threads(1)
     bundle = Bundle.load(args.bundle)
     if bundle.rnn_lm is None or bundle.small_ngram is None:
-        raise AsrError(f"{args.bundle}: the bundle has no recurrent language model; name one that has.")
+        raise AsrError(f"{args.bundle}: the bundle has no recurrent language model; name one that has one.")
     speech = read_speech(args.corpora, args.parts, slice(args.first, None, args.every), bundle.sampling_rate)
     with torch.no_grad():
         if args.quick:
@@ -209,7 +209,7 @@ def read_speech(corpora: Path | None, parts: Sequence[str], chosen: slice, rate:
     folders = [Path(corpora or "shared/data") / _LIBRISPEECH / part for part in parts]
     missing = [folder for folder in folders if not folder.is_dir()]
     if missing and parts != [_PART]:
-        raise AsrError(f"{missing[0]}: there is no such folder; --parts takes those of LibriSpeech in --corpora.")
+        raise AsrError(f"{missing[0]}: there is no such folder; give --parts of LibriSpeech that are in --corpora.")
     if not missing:
         found = [path for folder in folders for path in sorted(folder.rglob("*"))]
         lines = {name: words for path in found if path.name.endswith(".trans.txt") for name, words in _lines(path)}
@@ -230,7 +230,7 @@ def _lines(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def _some(speech: Speech, number: int) -> Speech:
-    """So many utterances, spread evenly."""
+    """This number of utterances, spread evenly."""
     step = max(1, len(speech.waveforms) // number)
     return Speech(speech.name, speech.waveforms[::step][:number], speech.references[::step][:number], speech.rate)
 
@@ -254,7 +254,7 @@ def batches_of(rows: Sequence[Tensor], longest: float) -> list[list[int]]:
 
 
 def options_of(system: System, beams: Beams | None) -> dict[str, Any]:
-    """The beams as far as the system has them."""
+    """The beams that apply to the system."""
     if beams is None:
         return {}
     shared = {"search_beam": beams.search_beam, "max_active_states": beams.max_active_states}
@@ -274,7 +274,7 @@ def run(
     more: dict[str, Any] | None = None,
     batch_seconds: float = _BATCH_SECONDS,
 ) -> Run:
-    """One system with some beams, or the bundle's own, its caches cold."""
+    """One system with some beams, or the bundle's own, with cold caches."""
     options = {**options_of(system, beams), **(more or {}), **system.options}
     recognizer = Recognizer(bundle, system.mode, decoder="token-passing", lm_fusion=system.lm_fusion, options=options)
     has_second = system.second_pass != "none"
@@ -319,18 +319,18 @@ def warm_up(bundle: Bundle, scored: Scored, systems: Sequence[System]) -> None:
 
 
 def least_seconds(runs: Sequence[Run], wer: float) -> float:
-    """The least time in which any of the beams reaches a word error rate; infinite where none does."""
+    """The least time in which any of the beams reaches a word error rate; infinite if none does."""
     return min((one.seconds for one in runs if one.wer <= wer + 1e-9), default=math.inf)
 
 
 def at_equal_error(one: Sequence[Run], other: Sequence[Run]) -> float:
-    """The time of one system over another's at the lowest word error rate that both reach."""
+    """The time of one system divided by another's at the lowest word error rate that both reach."""
     wer = max(min(run.wer for run in runs) for runs in (one, other))
     return least_seconds(one, wer) / least_seconds(other, wer)
 
 
 def stream_seconds(bundle: Bundle, speech: Speech) -> float:
-    """CPU seconds of the default mode in 16 streams side by side, everything included."""
+    """CPU seconds of the default mode in 16 concurrent streams, everything included."""
     recognizer = Recognizer(bundle, decoder="token-passing")
     streaming = StreamingRecognizer(recognizer)
     waiting = list(enumerate(speech.waveforms))
@@ -388,7 +388,7 @@ def quick(bundle: Bundle, scored: Scored) -> dict[str, Any]:
 
 
 def report(bundle: Bundle, scored: Scored, args: argparse.Namespace) -> None:
-    """Prints all tables; rows come as they are measured."""
+    """Prints all tables, each row as soon as it is measured."""
     systems = {name: SYSTEMS[name] for name in args.systems if _has(bundle, SYSTEMS[name])}
     more = dict(_option(text) for text in args.option)
     warm_up(bundle, scored, list(systems.values()))
@@ -436,7 +436,7 @@ def _cell(one: Run) -> str:
 
 
 def _network_work(curves: dict[str, list[Run]], beams: Sequence[Beams], num_words: int) -> None:
-    """What the network has to do: the reason why systems with it differ in time."""
+    """The network's work, which explains why systems with it differ in time."""
     rows = []
     for place, own in enumerate(beams):
         row: dict[str, Any] = {"search beam / active / output / context beam": str(own)}

@@ -1,4 +1,4 @@
-"""Acoustic model, first pass and rescoring one after the other, and with one to four workers at the same time.
+"""Acoustic model, first pass and rescoring one after the other, and overlapped by one to four workers.
 
     scripts/bench overlap an4/wav/test --bundle an4 --every 2
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--every", type=int, default=1, help="take every n-th file")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2, 4])
     parser.add_argument("--first-pass", nargs="+", default=["torch", "torch-search", "k2"])
-    parser.add_argument("--rounds", type=int, default=3, help="each is measured so often, in turn")
+    parser.add_argument("--rounds", type=int, default=3, help="number of times that each is measured, in turn")
     parser.add_argument("--batch-seconds", type=float, default=15.0)
     args = parser.parse_args(argv)
     torch.set_num_threads(1)

@@ -1,9 +1,9 @@
-"""Trainings of tiny networks in one process and in several, whole and resumed: how far their weights are apart.
+"""Differences of weights between trainings of tiny networks in one process and in several, whole and resumed.
 
-Random parts are all switched on: dropout, skipped layers, masks, speeds, noise words. Acoustic models are trained in
-float64: in float32 Adam turns the rounding errors of gradients that are zero into whole steps.
+All random parts are on: dropout, skipped layers, masks, speeds, noise words. Acoustic models are trained in float64,
+because in float32 Adam turns the rounding errors of zero gradients into whole steps.
 
-`python -m scripts.benchmarks.processes FOLDER KIND ...` is one of the processes.
+`python -m scripts.benchmarks.processes FOLDER KIND ...` runs one of the processes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def largest_differences(folder: Path, kinds: Sequence[str] = KINDS, num_processe
 
 
 def train(folder: Path, kinds: Sequence[str], num_processes: int) -> None:
-    """Trains in processes of their own, started as a cluster's scheduler starts them."""
+    """Trains in separate processes, started like a cluster's scheduler starts them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -180,7 +180,7 @@ def _results(trainer: Any) -> dict[str, Tensor]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Trains each kind, then resumes it from its fifth step, and writes what came out."""
+    """Trains each kind, then resumes it from its fifth step, and writes the results."""
     folder, num_processes = Path(arguments[0]), int(os.environ["WORLD_SIZE"])
     warnings.filterwarnings("ignore")
     for kind in arguments[1:]:

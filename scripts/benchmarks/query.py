@@ -7,8 +7,8 @@
     scripts/bench query --device cuda --tables throughput placement
 
 `cpu_s` is CPU time, which depends less on other load. Without --bundle or --lm the weights are random, H = 256; with
-exact caches they change neither counts nor times. `scripts/bench record-queries` makes recordings;
-docs/benchmarks/query.md has the figures, and the commands that made the recordings here.
+exact caches this changes neither counts nor times. `scripts/bench record-queries` makes recordings;
+docs/benchmarks/query.md has the figures and describes the recordings in this checkout.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SHORT_FRAMES = ROOT / "tests/assets/query_streams_10ms.npz.xz"
 
 
 def answered_without_hidden(network: StatefulNetwork, stream: QueryStream) -> float:
-    """Part of a stream's queries that ask for no hidden row."""
+    """The share of a stream's queries that need no hidden state."""
     engine = CachedRNNLM(network)
     replay(stream.to(engine.device), engine)
     return engine.statistics().answered_without_hidden
@@ -55,7 +55,7 @@ def answered_without_hidden(network: StatefulNetwork, stream: QueryStream) -> fl
 def quick(
     network: StatefulNetwork, streams: list[QueryStream], engines: int, workers: int, seconds: float
 ) -> dict[str, Any]:
-    """The figures that the one JSON line has."""
+    """The figures of the JSON line."""
     best = fastest(network, streams, engines, workers, seconds)
     counts = best.counts
     naive_wall_s, naive_cpu_s = naive_seconds(network, merged(streams), 500)
@@ -91,7 +91,7 @@ def caches_of_networks(folders: list[Path], with_skip: QueryStream, without_skip
 
 def main(argv: Sequence[str]) -> int:
     parser = argument_parser("query", __doc__)
-    parser.add_argument("--quick", action="store_true", help="the JSON line only")
+    parser.add_argument("--quick", action="store_true", help="only the JSON line")
     parser.add_argument("--streams", type=Path, default=ROOT / "tests/assets/query_streams.npz.xz", help="%(default)s")
     parser.add_argument(
         "--skip-streams",
@@ -99,7 +99,7 @@ def main(argv: Sequence[str]) -> int:
         default=ROOT / "tests/assets/query_streams_skip.npz.xz",
         help="one utterance with and without the skip heuristic (%(default)s)",
     )
-    parser.add_argument("--bundle", help="a bundle whose recurrent model answers; default: random weights, H = 256")
+    parser.add_argument("--bundle", help="a bundle whose recurrent model to query; default: random weights, H = 256")
     parser.add_argument(
         "--lm",
         nargs="+",
@@ -107,15 +107,19 @@ def main(argv: Sequence[str]) -> int:
         default=[],
         help="network folders for the table of four-caches; default: random weights, class softmax and tree",
     )
-    parser.add_argument("--device", default="cpu", help="where network and search are (%(default)s)")
+    parser.add_argument("--device", default="cpu", help="device of network and search (%(default)s)")
     parser.add_argument(
         "--tables", nargs="+", choices=sorted({*TABLES, *GPU_TABLES}), help="default: all of the device"
     )
-    parser.add_argument("--threads", type=int, default=1, help="of torch (%(default)s)")
-    parser.add_argument("--engines", type=int, default=1, help="each on a thread with its streams (%(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="torch's threads (%(default)s)")
+    parser.add_argument(
+        "--engines", type=int, default=1, help="number of engines, each on a thread with its streams (%(default)s)"
+    )
     parser.add_argument("--workers", type=int, default=1, help="threads of an engine's hidden layer (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each figure of throughput (%(default)s)")
-    parser.add_argument("--minutes", type=int, default=60, help="of the long stream (%(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=4.0, help="duration of each throughput measurement (%(default)s)"
+    )
+    parser.add_argument("--minutes", type=int, default=60, help="length of the long stream (%(default)s)")
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
     network: Any = random_network("nce")

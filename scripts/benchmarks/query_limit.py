@@ -1,11 +1,11 @@
-"""How much hidden-layer work no exact method can avoid, even one that knows which words will survive pruning.
+"""The hidden-layer work that no exact method can avoid, even one that knows which words will survive pruning.
 
     scripts/bench query-limit talk.mp3 folder/ [--every 20] [--search-beam 14]
 
-A history needs a hidden state when the search asks for the score of a word after it. If all such words are pruned in
-the frame that asked for them, the state was computed only to prune them. Counted are histories with a word that
-survived (no exact method avoids these), and histories with a word that would survive if its probability were 1 (the
-bound P <= 1 does not avoid these; it is exact for normalized models only).
+A history needs a hidden state when the search requests the score of a word after it. If all such words are pruned in
+the same frame, the state was computed only to prune them. The script counts histories with a word that survived (no
+exact method avoids these), and histories with a word that would survive if its probability were 1 (the bound P <= 1
+does not avoid these; it is exact only for normalized models).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from scripts.benchmarks.inputs import argument_parser
 
 
 class WatchedBackend(TorchFrameBackend):
-    """The reference backend, which writes down which histories were asked for, and which of them had to be."""
+    """The reference backend; records which histories were queried, and which of these queries were unavoidable."""
 
     lm: CombinedLM
     histories: ClassVar[dict[str, set[int]]] = {"asked": set(), "bound": set(), "survived": set()}

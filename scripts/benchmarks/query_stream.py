@@ -28,7 +28,7 @@ _FIELDS = ("parent", "word", "query", "call_begin")
 
 @dataclass(frozen=True)
 class QueryStream:
-    """What one decoding asked of its language model.
+    """The queries of one decoding to its language model.
 
     Attributes:
         parent, word: (C,) int64, of each node; node 0 is its own parent.
@@ -72,7 +72,7 @@ class QueryStream:
 
 
 def merged(streams: Sequence[QueryStream]) -> QueryStream:
-    """The streams decoded side by side: call i asks what call i of each asks; equal histories are not united."""
+    """The streams decoded concurrently: call i has the queries of call i of each; equal histories are not merged."""
     parents, words, queries, calls, shift = [torch.zeros(1, dtype=torch.int64)], [torch.tensor([BOS_ID])], [], [], 0
     for stream in streams:
         # Node 0 is common; the others are shifted.
@@ -90,7 +90,7 @@ def merged(streams: Sequence[QueryStream]) -> QueryStream:
 
 
 def save_streams(path: str | Path, streams: Sequence[QueryStream]) -> None:
-    """Writes streams to a file; xz makes it half of what npz's own compression does."""
+    """Writes streams to a file; xz halves its size compared with npz's own compression."""
     arrays = {}
     for number, stream in enumerate(streams):
         for name in _FIELDS:
@@ -113,7 +113,7 @@ def load_streams(path: str | Path) -> list[QueryStream]:
 
 
 class QueryRecorder(LanguageModel):
-    """A language model that passes every call on to another and writes it down.
+    """A language model that forwards every call to another model and records it.
 
     Record with an exact `CachedRNNLM` without a capacity: a context that stands for several histories has no path. Each
     `start` begins a new stream; decode one utterance at a time where streams are to be merged in other numbers later.
@@ -166,7 +166,7 @@ def replay(
     language_model: LanguageModel,
     after_call: Callable[[int, Tensor], None] | None = None,
 ) -> Tensor:
-    """Asks the stream's queries call by call -> log_prob (Q,). `after_call(call, context_of_node)` follows each call.
+    """Replays the queries call by call -> log_prob (Q,). `after_call(call, context_of_node)` follows each call.
 
     `context_of_node` (C,) holds the model's context of each node that has been reached.
     """

@@ -1,4 +1,4 @@
-"""How fast the query engine is: streams side by side, several engines over one network, one stream of an hour."""
+"""Speed of the query engine: concurrent streams, several engines with one network, one stream of an hour."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def fastest(
 
 
 def copies_of(streams: Sequence[QueryStream], num: int, network: StatefulNetwork) -> list[QueryStream]:
-    """So many streams, the same again and again, in words such that no two share a history."""
+    """This number of copies of the streams, with words such that no two share a history."""
     num_words = len(network.vocabulary) - len(SPECIAL_WORDS)
     return [in_other_words(streams[i % len(streams)], 997 * (i // len(streams)), num_words) for i in range(num)]
 
@@ -129,7 +129,7 @@ def resident_bytes() -> int:
 
 
 def long_stream(network: StatefulNetwork, stream: QueryStream, minutes: int, capacity_bytes: int) -> None:
-    """One stream that never starts anew: each round goes on from a context of the round before."""
+    """One stream that never restarts: each round continues from a context of the previous round."""
     engine = CachedRNNLM(network, CacheOptions(capacity_bytes=capacity_bytes))
     rounds = minutes * 60 * FRAMES_PER_SECOND // stream.num_calls
     last, reached = stream.last_call_of_context(), stream.calls()[-1]

@@ -1,4 +1,4 @@
-"""What the tables of `scripts/bench query` share: networks, replays, the naive engine, and how a table is printed."""
+"""Shared code of the tables of `scripts/bench query`: networks, replays, the naive engine, and printing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(
 
 
 def marking(stream: QueryStream, engine: CachedRNNLM) -> Callable[[int, Tensor], None]:
-    """Marks live, after each call, the contexts that a later call asks for."""
+    """After each call, marks the contexts that later calls query as live."""
     last = stream.last_call_of_context()
     reached = torch.stack([call.max() for call in stream.calls()]).cummax(0).values
 
@@ -53,7 +53,7 @@ def marking(stream: QueryStream, engine: CachedRNNLM) -> Callable[[int, Tensor],
 
 
 def naive_seconds(network: StatefulNetwork, stream: QueryStream, num: int) -> tuple[float, float]:
-    """Wall and processor seconds a query where the network is called once a query; the fastest of three runs."""
+    """Wall and processor seconds per query with one network call per query; the fastest of three runs."""
     generator = torch.Generator().manual_seed(0)
     nodes = stream.query[torch.randint(0, stream.query.numel(), (num,), generator=generator)]
     first, device = network.state_size - network.hidden_size, network.initial_state().device
@@ -75,7 +75,7 @@ def naive_seconds(network: StatefulNetwork, stream: QueryStream, num: int) -> tu
 
 
 def max_abs_error(network: StatefulNetwork, stream: QueryStream, log_prob: Tensor, num: int) -> float:
-    """Of a sample of the answers against the network run word by word."""
+    """The largest error of a sample of the scores against the network run word by word."""
     sample = torch.randint(0, stream.query.numel(), (num,), generator=torch.Generator().manual_seed(1))
     plain = PlainLM(network)
     expected = [plain.last_log_prob(words) for words in stream.histories(stream.query[sample])]

@@ -3,7 +3,7 @@
     scripts/bench record-queries talk.mp3 folder/ --output streams.npz.xz
     scripts/bench record-queries ... --first-pass torch-search --search-beam 12 --skip-beam 8
 
-A recording holds word numbers and no sound: one stream for each segment of at most --max-segment-seconds.
+A recording contains word ids and no audio: one stream for each segment of at most --max-segment-seconds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from scripts.benchmarks.query_stream import QueryRecorder, save_streams
 def record(args: argparse.Namespace) -> int:
     recognizer = recognizer_from(args, "rnn")
     if args.repeat_frames < 1:
-        raise AsrError(f"--repeat-frames is {args.repeat_frames}; give 1 (frames as they are) or more.")
+        raise AsrError(f"--repeat-frames is {args.repeat_frames}; give 1 (frames unchanged) or more.")
     am_scale = recognizer.options.am_scale / args.repeat_frames
     options = replace(recognizer.options, skip_beam=args.skip_beam, am_scale=am_scale)
     bundle = recognizer.bundle
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("audio", nargs="+", help="files or folders")
     parser.add_argument("--output", type=Path, required=True, help="file to write, .npz.xz")
     parser.add_argument("--every", type=int, default=1, help="take every N-th file (default: %(default)s)")
-    parser.add_argument("--skip-beam", type=float, help="ask only for words within this beam (default: all)")
+    parser.add_argument("--skip-beam", type=float, help="query only words within this beam (default: all)")
     parser.add_argument(
         "--repeat-frames",
         type=int,

@@ -1,4 +1,4 @@
-"""How results are printed: Markdown tables, and where a figure comes from."""
+"""Printing of results: Markdown tables, and the provenance of figures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _cell(value: Any, thousands: str) -> str:
 
 
 def provenance(arguments: Sequence[str]) -> str:
-    """One line with command, commit, machine and torch version, to be quoted with the figures."""
+    """One line with command, commit, machine and torch version, to quote with the figures."""
     done = subprocess.run(
         ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=8"],
         capture_output=True, text=True, check=False,

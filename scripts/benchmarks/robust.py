@@ -1,8 +1,8 @@
 """`scripts/bench robust`: mutated input for every reader, and faults that a run must survive.
 
-Each reader gets mutations of small good files, in processes with limits of memory and time. Whatever it does not read
-it must refuse with one sentence of ours. Failures are kept below `--keep` with the seed that made them.
-`memory_growth_mb_per_hour` is of bytes that are allocated, not resident; null where the C library does not count them.
+Each reader gets mutations of small valid files, in processes with limited memory and time. Input that it does not
+accept must be rejected with one sentence of ours. Failures are stored below `--keep` with their seed.
+`memory_growth_mb_per_hour` counts allocated bytes, not resident memory; null if the C library does not count them.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def main(arguments: list[str]) -> int:
     """Runs everything; the last line is one JSON object."""
     parser = argparse.ArgumentParser(prog="scripts/bench robust", description=__doc__)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_INPUTS} inputs instead of {ALL_INPUTS}")
-    parser.add_argument("--inputs", type=int, help="how many")
+    parser.add_argument("--inputs", type=int, help="number of inputs")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", help="one reader")
-    parser.add_argument("--keep", type=Path, default=ROOT / "exp" / "robust", help="where failures go")
+    parser.add_argument("--only", help="only this reader")
+    parser.add_argument("--keep", type=Path, default=ROOT / "exp" / "robust", help="folder for failures")
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     report: Counter[str] = Counter(dict.fromkeys(_FIELDS, 0))
@@ -126,7 +126,7 @@ def _fuzz(
 def _child(
     name: str, target: Target, indices: range, seed: int, path: Path, marker: Path, keep: Path, report: Counter[str]
 ) -> int:
-    """Tries inputs in a process until one kills it or all are done; gives their number."""
+    """Tries inputs in a process until one kills it or all are done; returns their number."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -176,7 +176,7 @@ def _answers(results: Any, pid: int) -> bool:
 
 
 def _processor_seconds(pid: int) -> float:
-    """What a process has used so far."""
+    """The processor seconds that a process has used so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -317,7 +317,7 @@ _MUTATIONS = (_flip, _number, _cut, _delete, _repeat, _splice, _line, _word, _va
 
 
 def _kill_and_resume(scratch: Path, num_kills: int, seed: int, report: Counter[str]) -> None:
-    """Writes results in processes that are killed at random times, and counts what is missing or there twice."""
+    """Writes results in processes that are killed at random times, and counts missing and duplicate results."""
     path = scratch / "killed.jsonl"
     names = [f"{number}.wav" for number in range(400)]
     generator = random.Random(seed)

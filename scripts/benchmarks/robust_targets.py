@@ -1,4 +1,4 @@
-"""What `scripts/bench robust` mutates: every reader with small good files."""
+"""The input of `scripts/bench robust`: every reader with small valid files."""
 
 from __future__ import annotations
 
@@ -298,7 +298,7 @@ def _text_targets(folder: Path) -> dict[str, Target]:
 
 
 def _with_hot_words(decoder: BeamSearchDecoderCTC, path: Path) -> str:
-    """Words to prefer, as a caller has read them from a file."""
+    """Hot words, as a caller may have read them from a file."""
     logits = np.log(np.full((6, 4), 0.25, dtype=np.float32))
     return decoder.decode(logits, beam_width=8, hotwords=path.read_bytes().decode("latin-1").split("\n"))
 
@@ -361,7 +361,7 @@ def _media_targets(folder: Path, tone: Any) -> dict[str, Target]:
 
 
 def _server_targets(scratch: Path) -> dict[str, Target]:
-    """What a server answers that bundles are fetched from."""
+    """Responses of a server that bundles are fetched from."""
     body = b"weights"
     entry = {"num_bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
     manifest = json.dumps({"format": "asr bundle", "version": 1, "files": {"a.bin": entry}}).encode()
@@ -422,7 +422,7 @@ class _Server:
 
 
 def _quietly(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
-    """A reader whose good file is refused as well, for another reason."""
+    """A reader whose valid file is rejected as well, for another reason."""
 
     def read_or_refuse(path: Path) -> Any:
         try:
@@ -484,7 +484,7 @@ def _attacks(marker: str, good: dict[str, Any]) -> list[bytes]:
 
 
 def _k2_lattice() -> bytes:
-    """What `save_k2_lattice` writes, without k2."""
+    """The output of `save_k2_lattice`, without k2."""
 
     class RaggedTensor:
         def __getstate__(self) -> Any:

@@ -1,4 +1,4 @@
-"""Real speech for the benchmarks: recordings with transcripts, and what a bundle's acoustic model makes of them."""
+"""Real speech for the benchmarks: recordings with transcripts, and a bundle's acoustic model outputs for them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def recordings(corpora: Path | None, num: int | None = None) -> tuple[str, list[
 
 
 def an4_recordings(corpora: Path | None) -> list[Recording]:
-    """AN4's test part; nothing where the corpus is missing."""
+    """AN4's test part; empty if the corpus is missing."""
     if corpora is None or not (corpora / "an4").is_dir():
         return []
     utterances = CORPORA["an4"].list_part(corpora / "an4", "test").utterances
@@ -64,5 +64,5 @@ def frames_of(bundle: Bundle, speech: Sequence[Recording]) -> list[Tensor]:
 
 
 def evenly(items: list[_T], num: int) -> list[_T]:
-    """So many of them, spread over the whole list."""
+    """This number of items, spread evenly over the list."""
     return [items[i * len(items) // num] for i in range(num)] if num < len(items) else items

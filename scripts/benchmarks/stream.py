@@ -1,9 +1,9 @@
-"""What words cost that come while the audio is still coming: errors, words taken back, delay; and long pauses.
+"""The cost of words that are output while the audio is arriving: errors, revised words, delay; also long pauses.
 
     scripts/bench stream data/an4/an4_test.jsonl.gz --bundle an4 --every 2
 
-Two tables: utterances one by one under several windows, and utterances strung together with noise between them. Then
-one JSON line. Delays are of the audio alone: computing comes on top.
+Prints two tables, for single utterances with several windows and for concatenated utterances with noise between them,
+and then one JSON line. Delays do not include computing time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WINDOWS = [
 
 @dataclass
 class Watched:
-    """What was shown while streams came in."""
+    """The partial results of streams."""
 
     errors: ErrorCounts = NO_ERRORS
     num_shown: int = 0
@@ -89,7 +89,7 @@ def watch(recognizer: Recognizer, options: StreamingOptions, utterances: Sequenc
 
 
 def strung_together(utterances: Sequence[Utterance], pause: Tensor) -> Utterance:
-    """One recording with the pause before, between and behind utterances."""
+    """One recording with the pause before, between and after utterances."""
     pieces = [pause]
     for samples, _ in utterances:
         pieces += [samples, pause]
@@ -98,14 +98,21 @@ def strung_together(utterances: Sequence[Utterance], pause: Tensor) -> Utterance
 
 def main(argv: Sequence[str]) -> int:
     parser = argument_parser("stream", __doc__)
-    parser.add_argument("cuts", help="manifest of a test set, as `asr prepare` writes it")
+    parser.add_argument("cuts", help="manifest of a test set, from `asr prepare`")
     parser.add_argument("--bundle", help="folder of a bundle, or its name in checkpoints/")
     parser.add_argument("--mode", default="auto")
     parser.add_argument("--every", type=int, default=1, help="take every n-th utterance")
-    parser.add_argument("--pauses", type=float, nargs="+", default=[0.0, 2.0, 6.0], help="seconds of noise between")
-    parser.add_argument("--noise", type=float, nargs="+", default=[0.0003, 0.001, 0.003], help="its standard deviation")
     parser.add_argument(
-        "--strung", type=int, default=10, help="utterances that make one recording with pauses (default: %(default)s)"
+        "--pauses", type=float, nargs="+", default=[0.0, 2.0, 6.0], help="seconds of noise between utterances"
+    )
+    parser.add_argument(
+        "--noise", type=float, nargs="+", default=[0.0003, 0.001, 0.003], help="standard deviation of the noise"
+    )
+    parser.add_argument(
+        "--strung",
+        type=int,
+        default=10,
+        help="number of utterances in one recording with pauses (default: %(default)s)",
     )
     args = parser.parse_args(argv)
     torch.set_num_threads(1)

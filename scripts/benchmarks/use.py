@@ -1,8 +1,8 @@
-"""`scripts/bench use`: what a user meets: the wheel, resuming, formats, sclite's numbers, training, exported models.
+"""`scripts/bench use`: what users rely on: the wheel, resuming, formats, sclite's counts, training, exported models.
 
-`wheel_ok` unpacks the wheel away from the checkout and lets another process import it, fetch a bundle from a local
-server that breaks off, and recognize. The environment's own packages take the place of those that pip would install,
-and must include what the wheel asks for. `resume_100k_s` is processor time. `sclite_difference` is null where sclite
+`wheel_ok` unpacks the wheel outside the checkout and lets another process import it, fetch a bundle from a local server
+that drops connections, and recognize. The environment's own packages are used instead of those that pip would install,
+and must include the wheel's requirements. `resume_100k_s` is processor time. `sclite_difference` is null if sclite
 (Debian's package sctk) is not installed. `ddp_max_difference_am` and `ddp_max_difference_lm` are the largest
 differences of weights between one process of training and two, whole and resumed, for tiny acoustic models (CTC and
 lattice-free MMI, in float64) and language models; `onnx_max_difference` is that of log-probabilities of an exported
@@ -63,8 +63,8 @@ assert recognizer(sys.argv[3])[0].words
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench use", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="the same; it takes less than a minute")
-    parser.add_argument("--bundle", default="an4", help="bundle that the wheel fetches and runs (default: an4)")
+    parser.add_argument("--quick", action="store_true", help="no effect: the benchmark always takes less than a minute")
+    parser.add_argument("--bundle", default="an4", help="bundle that the wheel fetches and uses (default: an4)")
     args = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -83,7 +83,7 @@ def main(arguments: list[str]) -> int:
 
 
 class BreakingServer(http.server.ThreadingHTTPServer):
-    """Serves a folder and ends each answer after a few megabytes.
+    """Serves a folder and ends each response after a few megabytes.
 
     Attributes:
         folder: served as it is.
@@ -137,7 +137,7 @@ def copy_sources(folder: Path) -> None:
 
 
 def wheel_works(folder: Path, bundle: str) -> bool:
-    """Whether the wheel is complete; what is missing goes to stderr."""
+    """Whether the wheel is complete; missing parts are listed on stderr."""
     source = folder / "source"
     copy_sources(source)
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "--wheel-dir", str(folder), str(source)]
@@ -258,7 +258,7 @@ def sclite_difference(folder: Path) -> int | None:
 
 
 def formats_round_trip(folder: Path) -> bool:
-    """Whether words and times that are written as CTM, STM, TRN and JSON are those that are read again."""
+    """Whether words and times written as CTM, STM, TRN and JSON are unchanged when read again."""
     words = tuple(Word(f"W{place}", 0.4 * place, 0.4 * place + 0.25, 0.5) for place in range(40))
     record = {"text": " ".join(word.text for word in words), "words": [word.as_dict() for word in words]}
     transcript = Transcript("talk", words, 20.0, record)
