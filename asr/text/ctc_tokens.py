@@ -1,8 +1,8 @@
-"""The output symbols of a CTC network: which is the blank, how words begin and end in them, how a word is spelled.
+"""The output symbols of a CTC network: the blank, word boundaries, and the spelling of words.
 
-Three kinds are told apart by the symbols themselves. `letters`: one symbol is a character, and one more, `|` or a
-space, stands between words (wav2vec 2.0). `pieces`: a piece that begins a word has the prefix `▁` (SentencePiece), or
-one that goes on has the prefix `##` (WordPiece). `phones`: anything else; words need a lexicon.
+There are three kinds, recognized by their symbols. `letters`: each symbol is a character, and `|` or a space separates
+words (wav2vec 2.0). `pieces`: a piece that begins a word has the prefix `▁` (SentencePiece), or a piece that continues
+one has the prefix `##` (WordPiece). `phones`: anything else; words need a lexicon.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _OTHER_BLANKS = ("-", "_")
 _SPECIAL = frozenset(
     ("<s>", "</s>", "<unk>", "<pad>", "<sos/eos>", "<sos>", "<eos>", "<bos>", "[UNK]", "[PAD]", "[CLS]", "[SEP]", "⁇")
 )
-# In the place of symbols that a `TokenTable` cannot hold; never read as text.
+# Replaces symbols that a `TokenTable` cannot hold; never part of a text.
 _PLACEHOLDER = "<unused-{}>"
 
 
 class PieceModel(Protocol):
-    """What is asked of a `sentencepiece.SentencePieceProcessor`."""
+    """The part of `sentencepiece.SentencePieceProcessor` that is used here."""
 
     def encode(self, text: str, out_type: type[str]) -> list[str]:
         """The pieces of a text."""
@@ -41,27 +41,28 @@ class CTCTokens:
     """The columns of a CTC network.
 
     Args:
-        symbols: one symbol a column; a mapping from symbols to columns; or a file: one symbol a line, `symbol id` lines
-            (`tokens.txt` of icefall and sherpa-onnx), or JSON of either form (`vocab.json` of transformers).
-        blank: the blank, as a column or as a symbol. `len(symbols)` says that the list leaves out a blank behind its
-            last symbol (NeMo). None looks for a symbol that can be nothing else.
-        word_boundary: the symbol between words, or "" for none; None looks for `|` or a space.
-        kind: `letters`, `pieces` or `phones`; None goes by the symbols.
-        piece_model: a SentencePiece model, as a file or loaded, to spell words; without it a word is spelled by as few
-            pieces as possible.
+        symbols: one symbol per column; a mapping from symbols to columns; or a file with one symbol per line, with
+            `symbol id` lines (`tokens.txt` of icefall and sherpa-onnx), or with JSON of either form (`vocab.json` of
+            transformers).
+        blank: the blank, as a column or a symbol; -1 is the last column. `len(symbols)` means that the list omits a
+            blank after its last symbol (NeMo). None looks for a symbol with a usual name of the blank.
+        word_boundary: the symbol between words, or "" for none; None looks for `|` or a space if the kind is `letters`.
+        kind: `letters`, `pieces` or `phones`; None infers it from the symbols.
+        piece_model: a SentencePiece model, as a file or loaded, to spell words; without it, a word is spelled with as
+            few pieces as possible.
 
     Attributes:
-        symbols: one a column.
+        symbols: one per column.
         blank_id: the blank's column.
         kind: see above.
-        word_boundary: the symbol between words, None where pieces tell or nothing does.
-        table: the same symbols with the blank first, as graphs number them.
-        columns: (C,) for each entry of `table` its column.
-        name: where the symbols came from, for messages.
+        word_boundary: the symbol between words; None if pieces mark boundaries or nothing does.
+        table: the symbols with the blank first, as graphs number them.
+        columns: (C,) the column of each entry of `table`.
+        name: the source of the symbols, for messages.
 
     Raises:
-        AsrError: a symbol stands twice, the blank is not found or not where it is said to be, a file cannot be read,
-            or the SentencePiece model has pieces that are no symbols.
+        AsrError: a symbol occurs twice, the blank is not found or contradicts the symbols, a file cannot be read, or
+            the SentencePiece model has pieces that are not symbols.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class CTCTokens:
         _refuse_duplicates(self.symbols, self.name)
         self.kind: TokenKind = kind if kind is not None else _kind_of(self.symbols, self.blank_id)
         if self.kind not in ("letters", "pieces", "phones"):
-            raise AsrError(f"{self.name}: there is no kind of tokens {kind!r}; it is letters, pieces or phones.")
+            raise AsrError(f"{self.name}: there is no kind of tokens {kind!r}; give letters, pieces or phones.")
         self.word_boundary = self._boundary(word_boundary)
         self.uses_continuations = self.kind == "pieces" and not any(
             symbol.startswith(PIECE_PREFIX) for symbol in self.symbols
@@ -97,28 +98,28 @@ class CTCTokens:
 
     @property
     def is_identity(self) -> bool:
-        """Whether `table` numbers the symbols as the network does."""
+        """Whether `table` has the order of the network's columns."""
         return self.blank_id == 0
 
     @property
     def boundary_id(self) -> int | None:
-        """The entry of `table` between words, or None."""
+        """The entry of `table` that separates words, or None."""
         return None if self.word_boundary is None else self.table.id_of(_as_entry(self.word_boundary))
 
     def __len__(self) -> int:
         return len(self.symbols)
 
     def is_text(self, entry: int) -> bool:
-        """Whether an entry of `table` may be part of a text: neither the blank nor `<s>`, `<unk>` and their like."""
+        """Whether an entry of `table` may be part of a text, unlike the blank, `<s>` and `<unk>`."""
         return entry > 0 and self.table.tokens[entry] in self._text_symbols
 
     def begins_word(self, entry: int) -> bool:
-        """Whether an entry of `table` is a piece with which a word begins."""
+        """Whether an entry of `table` is a piece that begins a word."""
         symbol = self.table.tokens[entry]
         return symbol.startswith(CONTINUATION_PREFIX) is False if self.uses_continuations else symbol[0] == PIECE_PREFIX
 
     def text_of(self, entry: int) -> str:
-        """What an entry of `table` adds to the text of its word: marks of word boundaries are left out."""
+        """The text of an entry of `table`, without marks of word boundaries."""
         symbol = self.table.tokens[entry]
         if not self.is_text(entry) or symbol == _as_entry(self.word_boundary or ""):
             return ""
@@ -128,13 +129,13 @@ class CTCTokens:
         return symbol
 
     def spell(self, word: str) -> list[tuple[str, ...]]:
-        """The ways in which a word is written in these symbols, the boundary behind it included; none where it cannot.
+        """The spellings of a word in these symbols, including the boundary after it; empty if it has none.
 
         Raises:
-            AsrError: the symbols are phones: a lexicon says how words are pronounced.
+            AsrError: the symbols are phones, for which a lexicon is needed.
         """
         if self.kind == "phones":
-            raise AsrError(f"{self.name}: these tokens are phones, in which words cannot be spelled; give a lexicon.")
+            raise AsrError(f"{self.name}: words cannot be spelled in these tokens, which are phones; give a lexicon.")
         if self.piece_model is not None:
             pieces = tuple(self.piece_model.encode(word, out_type=str))
             return [pieces] if all(piece in self._text_symbols for piece in pieces) else []
@@ -144,9 +145,9 @@ class CTCTokens:
         return [(*pieces, _as_entry(self.word_boundary)) if self.word_boundary is not None else pieces]
 
     def group(self, entries: Sequence[int]) -> list[tuple[int, int]]:
-        """The words of a sequence of entries of `table`, as (first position, position behind the last).
+        """Splits a sequence of entries of `table` into words -> (first position, position after the last) each.
 
-        Positions that are only boundaries belong to no word. Not for phones.
+        Positions with only a boundary belong to no word. Not for phones.
         """
         words: list[tuple[int, int]] = []
         boundary, is_open = self.boundary_id, False
@@ -160,11 +161,11 @@ class CTCTokens:
             else:
                 words.append((position, position + 1))
                 is_open = True
-        # A lone `▁` is a boundary and no word.
+        # A lone `▁` is a boundary, not a word.
         return [span for span in words if any(self.text_of(entries[at]) for at in range(*span))]
 
     def _fewest_pieces(self, word: str) -> tuple[str, ...]:
-        """As few symbols as possible, of these the ones whose first is longest; () where there are none."""
+        """The spelling with the fewest symbols, with the longest first symbol among equals; () if there is none."""
         prefix = PIECE_PREFIX if self.kind == "pieces" and not self.uses_continuations else ""
         text = prefix + word
         best: list[tuple[str, ...] | None] = [None] * len(text) + [()]
@@ -202,7 +203,7 @@ class CTCTokens:
         missing = [piece for piece in pieces if piece not in self._text_symbols and piece not in _SPECIAL]
         if missing:
             raise AsrError(
-                f"{self.name}: the SentencePiece model has {len(missing)} pieces that are no tokens of the network "
+                f"{self.name}: the SentencePiece model has {len(missing)} pieces that are not tokens of the network "
                 f"({' '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}); give the model it was trained with."
             )
         return cast(PieceModel, model)
@@ -212,7 +213,7 @@ def load_piece_model(path: str | Path) -> PieceModel:
     """Reads a SentencePiece model.
 
     Raises:
-        AsrError: the package `sentencepiece` is missing, or the file is not such a model.
+        AsrError: the package `sentencepiece` is not installed, or the file is not such a model.
     """
     try:
         import sentencepiece
@@ -221,11 +222,11 @@ def load_piece_model(path: str | Path) -> PieceModel:
     try:
         return cast(PieceModel, sentencepiece.SentencePieceProcessor(model_file=str(path)))
     except (OSError, RuntimeError) as error:
-        raise AsrError(f"{path}: this is no SentencePiece model that can be read.") from error
+        raise AsrError(f"{path}: this is not a readable SentencePiece model.") from error
 
 
 def _as_entry(symbol: str) -> str:
-    """A space as the letter boundary that can stand in a file."""
+    """Replaces the boundary " " by "|", which a token table can hold."""
     return "|" if symbol == " " else symbol
 
 
@@ -235,14 +236,14 @@ def _symbols_of(symbols: Sequence[str] | Mapping[str, int] | str | Path, name: s
     if isinstance(symbols, Mapping):
         ordered = sorted(symbols.items(), key=lambda item: item[1])
         if [column for _, column in ordered] != list(range(len(ordered))):
-            raise AsrError(f"{name}: the tokens' ids are not 0, 1, 2, ... without gaps; give one token a column.")
+            raise AsrError(f"{name}: the tokens' ids are not 0, 1, 2, ... without gaps; give one token per column.")
         return [symbol for symbol, _ in ordered]
     listed = list(symbols)
     if len(listed) < 2:
-        raise AsrError(f"{name}: there are {len(listed)} tokens; a network has a blank and one symbol at least.")
+        raise AsrError(f"{name}: there are {len(listed)} tokens; a network has at least a blank and one symbol.")
     wrong = next((symbol for symbol in listed if not isinstance(symbol, str)), None)
     if wrong is not None:
-        raise AsrError(f"{name}: {wrong!r} is no token; each is a text.")
+        raise AsrError(f"{name}: {wrong!r} is not a token; tokens are strings.")
     return listed
 
 
@@ -252,7 +253,7 @@ def _read_symbols(path: Path) -> list[str] | dict[str, int]:
         try:
             content = parse_json(text)
         except ValueError as error:
-            raise AsrError(f"{path}: the token list is no valid JSON ({error}).") from error
+            raise AsrError(f"{path}: the token list is not valid JSON ({error}).") from error
         if isinstance(content, dict) and all(isinstance(column, int) for column in content.values()):
             return cast("dict[str, int]", content)
         if isinstance(content, list):
@@ -262,7 +263,7 @@ def _read_symbols(path: Path) -> list[str] | dict[str, int]:
     rows = [line.rstrip("\r").rsplit(None, 1) for line in lines]
     is_numbered = all(row and row[-1].isdecimal() and len(row[-1]) < 10 for row in rows)
     if is_numbered and any(len(row) == 2 for row in rows):
-        # `symbol id`; of a line whose symbol is a space only the id is left.
+        # `symbol id` lines; a row with only the id is the line of a space.
         return {row[0] if len(row) == 2 else " ": int(row[-1]) for row in rows}
     return [line.rstrip("\r") if not line.strip() else line.strip() for line in lines]
 
@@ -278,17 +279,15 @@ def _blank_column(symbols: list[str], blank: int | str | None, name: str) -> int
             raise AsrError(f"{name}: the blank's column is {blank}, but the columns are 0 to {len(symbols) - 1}.")
         column = len(symbols) - 1 if blank == -1 else int(blank)
         if known in _UNAMBIGUOUS_BLANKS[:5] and column != symbols.index(str(known)):
-            raise AsrError(
-                f"{name}: the blank is said to be column {column}, but column {symbols.index(str(known))} is {known!r}."
-            )
+            raise AsrError(f"{name}: blank is column {column}, but column {symbols.index(str(known))} is {known!r}.")
         return column
     if known is None:
-        # A hyphen or an underscore may be a letter; at either end of the list it hardly is.
+        # A hyphen or an underscore may be a letter, but hardly at either end of the list.
         known = next((symbol for symbol in _OTHER_BLANKS if symbol in (symbols[0], symbols[-1])), None)
     if known is None:
         raise AsrError(
-            f"{name}: none of the {len(symbols)} tokens is named like a blank (<blk>, <pad>, ...); say which column it "
-            f"is (blank=0), or blank={len(symbols)} where the list leaves it out at the end."
+            f"{name}: none of the {len(symbols)} tokens has a usual name of the blank (<blk>, <pad>, ...); give its "
+            f"column (blank=0), or blank={len(symbols)} if the list omits it at the end."
         )
     return symbols.index(known)
 
@@ -298,7 +297,7 @@ def _refuse_duplicates(symbols: Iterable[str], name: str) -> None:
     for column, symbol in enumerate(symbols):
         first = seen.setdefault(_as_entry(symbol), column)
         if first != column:
-            raise AsrError(f"{name}: the token {symbol!r} stands twice, as columns {first} and {column}; rename one.")
+            raise AsrError(f"{name}: the token {symbol!r} occurs twice, in columns {first} and {column}; rename one.")
 
 
 def _kind_of(symbols: Sequence[str], blank_id: int) -> TokenKind:
@@ -308,5 +307,5 @@ def _kind_of(symbols: Sequence[str], blank_id: int) -> TokenKind:
     if all(len(symbol) == 1 for symbol in text):
         return "letters"
     has_boundary = any(symbol in LETTER_BOUNDARIES for symbol in text)
-    # Some networks of letters have a digraph or two.
+    # Some networks of letters have a few digraphs.
     return "letters" if has_boundary and sum(len(symbol) == 1 for symbol in text) > len(text) // 2 else "phones"

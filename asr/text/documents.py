@@ -1,4 +1,4 @@
-"""JSON and YAML from files that anyone may have written: whatever is wrong with them is a `ValueError`."""
+"""Parsers for untrusted JSON and YAML; every error is a `ValueError`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text.
 
     Raises:
-        ValueError: the text is no JSON, or nested so deeply that Python's parser gives up.
+        ValueError: the text is not JSON, or is nested too deeply for Python's parser.
     """
     try:
         return json.loads(text)
@@ -24,7 +24,7 @@ def parse_yaml(text: str) -> Any:
     """The value of a YAML text: mappings, lists, strings, numbers, dates.
 
     Raises:
-        ValueError: the text is no YAML, names objects of other kinds, or is nested too deeply.
+        ValueError: the text is not YAML, names objects of other kinds, or is nested too deeply.
     """
     import yaml
 

@@ -20,7 +20,7 @@ _VARIANT = re.compile(r"^(?P<word>.+)\(\d+\)$")
 _STRESSED_VOWEL = re.compile(r"^(?P<phone>[A-Z]{2})[0-2]$")
 
 
-# As Kaldi writes it. A digit alone may be a letter of a word such as 2ND.
+# A pronunciation probability as Kaldi writes it. A lone digit may be a symbol of a word such as 2ND.
 _PROBABILITY = re.compile(r"^(?:[0-9]*\.[0-9]+|[0-9]+[eE]-[0-9]+)(?:[eE][-+]?[0-9]+)?$")
 
 
@@ -29,7 +29,7 @@ class Lexicon:
 
     Args:
         pronunciations: word -> pronunciations, the preferred one first; duplicates are removed.
-        name: where they are from, for error messages.
+        name: source of the pronunciations, for error messages.
 
     Raises:
         AsrError: there are no words, a word has no pronunciation, or a pronunciation is empty.
@@ -89,20 +89,20 @@ class Lexicon:
 
     @classmethod
     def from_files(cls, paths: Sequence[str | Path], keep_stress: bool = False, upper_case: bool = True) -> Lexicon:
-        """Reads one or more files as `from_file` does; the first that has a word wins."""
+        """Reads one or more files like `from_file`; a word's pronunciations come from the first file that has it."""
         return functools.reduce(cls.merged_with, (cls.from_file(path, keep_stress, upper_case) for path in paths))
 
     @classmethod
     def for_words(cls, paths: Sequence[str | Path], words: Sequence[str], keep_stress: bool = False) -> Lexicon:
-        """Reads files as `from_files` does, in upper case or as they are written, whichever has more of some words.
+        """Reads files like `from_files`, in upper case or as written, whichever covers more of the given words.
 
         Args:
             paths: the files.
-            words: those of a language model or graph.
-            keep_stress: as of `from_file`.
+            words: the words of a language model or graph.
+            keep_stress: as for `from_file`.
 
         Raises:
-            AsrError: as `from_file`.
+            AsrError: as for `from_file`.
         """
         upper, written = (cls.from_files(paths, keep_stress, upper_case) for upper_case in (True, False))
         return written if sum(word in written for word in words) > sum(word in upper for word in words) else upper
@@ -129,18 +129,18 @@ class Lexicon:
         return self.pronunciations[word]
 
     def restricted_to(self, words: Iterable[str]) -> tuple[Lexicon, list[str]]:
-        """The lexicon of the given words, and those words that have no pronunciation, each once and in order."""
+        """The lexicon of the given words, and the out-of-vocabulary words, each once and in order."""
         wanted = dict.fromkeys(words)
         unknown = [word for word in wanted if word not in self.pronunciations]
         known = {word: self.pronunciations[word] for word in wanted if word in self.pronunciations}
         return Lexicon(known, name=self.name), unknown
 
     def merged_with(self, other: Lexicon) -> Lexicon:
-        """This lexicon, and the words that only `other` has."""
+        """This lexicon plus the words that only `other` has."""
         return Lexicon({**other.pronunciations, **self.pronunciations}, name=f"{self.name} and {other.name}")
 
     def save(self, path: str | Path) -> None:
-        """Writes the lexicon as Kaldi does, one pronunciation on each line; compressed if the path ends in .xz."""
+        """Writes the lexicon in Kaldi's format, one pronunciation per line; compressed if the path ends in .xz."""
         lines = [
             f"{word} {' '.join(phones)}\n" for word, variants in self.pronunciations.items() for phones in variants
         ]
@@ -154,17 +154,18 @@ def _without_stress(phone: str) -> str:
 
 
 def word_ends(phones: Sequence[int], variants: Sequence[Sequence[tuple[int, ...]] | int]) -> list[int] | None:
-    """After how many phones each word ends.
+    """Splits a sequence of phones into the pronunciations of words.
 
     Args:
         phones: (P,) tokens.
-        variants: for each of W words its pronunciations; for one that may have any phones, how many are before it.
+        variants: for each of W words, its pronunciations; or, for a word of unknown pronunciation, the number of phones
+            before it.
 
     Returns:
-        (W,) ascending, the last being P unless phones of a word that has not been written yet follow; the last word
-        may lack phones. None where the words do not explain the phones.
+        For each word the number of phones up to its end, (W,) ascending. The last is P, unless phones of a word follow
+        that has not been output yet; the last word's pronunciation may be cut short. None if there is no such split.
     """
-    # For each number of words, the numbers of phones that they can take, and what the words before took.
+    # reached[n]: number of phones that the first n words can cover -> number of phones before the n-th word.
     reached: list[dict[int, int]] = [{0: -1}]
     for position, choices in enumerate(variants):
         is_last = position == len(variants) - 1

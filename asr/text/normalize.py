@@ -1,6 +1,6 @@
-"""Transcripts in one form: upper case, words separated by single spaces, no punctuation except the apostrophe.
+"""Normalizes transcripts: upper case, words separated by single spaces, no punctuation except the apostrophe.
 
-| corpus | as distributed | what is changed |
+| corpus | as distributed | changes |
 | --- | --- | --- |
 | LibriSpeech | upper case, apostrophes inside and at the end of words | white space only |
 | AN4 | `<s> WORDS </s> (utterance)` or words alone; spelled letters are words | all but the words is removed |
@@ -60,7 +60,7 @@ def normalize_english(text: str) -> str:
     """Normalizes any English text: compatibility characters, apostrophes, hyphens, punctuation and case.
 
     An apostrophe next to a letter is kept (`DON'T`, `BOYS'`, `'TIS`), unless a pair of them quotes words. Digits are
-    kept: a lexicon then reports them as unknown words.
+    kept, so that a lexicon reports them as out-of-vocabulary words.
     """
     text = unicodedata.normalize("NFKC", text).translate(_APOSTROPHES)
     text = _REPEATED_APOSTROPHE.sub(" ", text)
@@ -69,7 +69,7 @@ def normalize_english(text: str) -> str:
     return " ".join(text.upper().split())
 
 
-# What reading a file, or unpacking a damaged one, may raise.
+# The exceptions of reading a file, or of unpacking a damaged one.
 READING_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error)
 
 
@@ -84,7 +84,7 @@ def open_text(path: Path, what: str = "file") -> IO[bytes]:
 
     Args:
         path: the file.
-        what: what error messages call it.
+        what: its name in error messages.
 
     Raises:
         AsrError: the file is missing or damaged.
@@ -103,7 +103,7 @@ def read_text(path: str | Path, what: str = "file") -> str:
 
     Args:
         path: the file.
-        what: what error messages call it.
+        what: its name in error messages.
 
     Raises:
         AsrError: the file is missing, damaged or not UTF-8.

@@ -1,4 +1,4 @@
-"""The vocabulary that graphs and language models share, and the output symbols of acoustic models."""
+"""Vocabularies of graphs and language models, and the output symbols of acoustic models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Vocabulary:
 
     Args:
         words: the ordinary words, without the four special ones.
-        name: where the list is from, for error messages.
+        name: source of the list, for error messages.
 
     Raises:
         AsrError: a word occurs twice, is empty, has white space in it or is a special one.
@@ -51,19 +51,19 @@ class Vocabulary:
 
     @classmethod
     def from_file(cls, path: str | Path) -> Vocabulary:
-        """Reads one word from each line, or Kaldi's `word id`; the ids and special words are ignored.
+        """Reads one word per line, or Kaldi's `word id`; ids and special words are ignored.
 
         Raises:
-            AsrError: the file is missing, empty or not UTF-8, or has a word twice.
+            AsrError: the file is missing, empty or not UTF-8, or a word occurs twice.
         """
         words = [line.split()[0] for line in read_text(path, "word list").splitlines() if line.strip()]
         words = [word for word in words if word not in SPECIAL_WORDS]
         if not words:
-            raise AsrError(f"{path}: the word list is empty; it needs one word on each line.")
+            raise AsrError(f"{path}: the word list is empty; it needs one word per line.")
         return cls(words, name=str(path))
 
     def save(self, path: str | Path) -> None:
-        """Writes the ordinary words, one on each line."""
+        """Writes the ordinary words, one per line."""
         Path(path).write_text("".join(f"{word}\n" for word in self.words[len(SPECIAL_WORDS) :]), encoding="utf-8")
 
     def __len__(self) -> int:
@@ -87,7 +87,7 @@ class Vocabulary:
         return torch.tensor([self.id_of(word) for word in words], dtype=torch.int64)
 
     def map_to(self, other: Vocabulary) -> Tensor:
-        """The ids of this vocabulary's words in another one, `UNK_ID` for those that it lacks; (V,) int64."""
+        """The ids of this vocabulary's words in another one, `UNK_ID` for words that it does not have; (V,) int64."""
         return other.ids_of(self.words)
 
 
@@ -102,7 +102,7 @@ class TokenTable:
 
     Args:
         tokens: the symbols after the blank: phones, characters or word pieces; a leading `<blk>` is accepted.
-        name: where they are from, for error messages.
+        name: source of the symbols, for error messages.
 
     Raises:
         AsrError: there are no symbols, or one occurs twice, is empty or has white space in it.
@@ -113,7 +113,7 @@ class TokenTable:
         if symbols[:1] == [BLANK]:
             symbols = symbols[1:]
         if not symbols:
-            raise AsrError(f"{name}: the token table is empty; it needs one symbol on each line.")
+            raise AsrError(f"{name}: the token table is empty; it needs one symbol per line.")
         self.name = name
         self.tokens: tuple[str, ...] = (BLANK, *symbols)
         self._id_of: dict[str, int] = {}
@@ -128,10 +128,11 @@ class TokenTable:
 
     @classmethod
     def from_file(cls, path: str | Path) -> TokenTable:
-        """Reads one symbol from each line, the blank first, as `save` writes them, or `symbol id` as in Kaldi and k2.
+        """Reads one symbol per line, the blank first, as written by `save`, or `symbol id` as in Kaldi and k2.
 
         Raises:
-            AsrError: the file is missing, empty or not UTF-8, or its ids are not 0, 1, 2, ... from the blank on.
+            AsrError: the file is missing, empty or not UTF-8, the first symbol is not the blank, or ids are not
+                consecutive from 0.
         """
         rows = [line.split() for line in read_text(path, "token table").splitlines() if line.strip()]
         if rows and rows[0][0] != BLANK:
@@ -144,7 +145,7 @@ class TokenTable:
         return cls((row[0] for row in rows), name=str(path))
 
     def save(self, path: str | Path) -> None:
-        """Writes one symbol on each line, the blank first."""
+        """Writes one symbol per line, the blank first."""
         Path(path).write_text("".join(f"{token}\n" for token in self.tokens), encoding="utf-8")
 
     def __len__(self) -> int:
@@ -163,7 +164,7 @@ class TokenTable:
         """The id of a token.
 
         Raises:
-            AsrError: the table lacks it.
+            AsrError: the token is not in the table.
         """
         try:
             return self._id_of[token]

@@ -11,7 +11,7 @@ from asr.text.symbols import TokenTable
 
 
 class Tokenizer:
-    """Converts words to token ids, by a lexicon (phones) or by spelling (characters).
+    """Converts words to token ids, with a lexicon (phones) or by spelling (characters).
 
     Args:
         tokens: the token table, with all phones of the lexicon.
@@ -31,7 +31,7 @@ class Tokenizer:
     def from_files(
         cls, lexicons: Sequence[str | Path] = (), tokens: str | Path | None = None, keep_stress: bool = False
     ) -> Tokenizer:
-        """Reads lexicons, of which the first that has a word wins, and a token table.
+        """Reads lexicons and a token table; a word's pronunciations come from the first lexicon that has it.
 
         Args:
             lexicons: files of pronunciations; none for characters.
@@ -45,7 +45,7 @@ class Tokenizer:
         if tokens is not None:
             return cls(TokenTable.from_file(tokens), lexicon)
         if lexicon is None:
-            raise AsrError("data: give a lexicon to train on phones, or tokens with one character on each line.")
+            raise AsrError("data: give a lexicon to train on phones, or tokens with one character per line.")
         return cls(TokenTable(lexicon.phones, name=lexicon.name), lexicon)
 
     def encode(self, words: Sequence[str], variants: Sequence[int] | None = None) -> tuple[list[int], list[str]]:
@@ -53,10 +53,10 @@ class Tokenizer:
 
         Args:
             words: the words.
-            variants: for each word the number of its pronunciation; by default the first.
+            variants: for each word the index of its pronunciation; by default 0.
 
         Returns:
-            the ids, and the words without tokens (unknown words), in order.
+            The ids, and the out-of-vocabulary words, in order, which have no ids.
         """
         ids: list[int] = []
         unknown: list[str] = []

@@ -89,17 +89,17 @@ def test_files(tmp_path: Path) -> None:
     vocabulary.write_text(json.dumps({"<pad>": 0, "|": 1, "A": 2}), encoding="utf-8")
     assert CTCTokens(vocabulary).symbols == ("<pad>", "|", "A")
     vocabulary.write_text("{", encoding="utf-8")
-    with pytest.raises(AsrError, match="no valid JSON"):
+    with pytest.raises(AsrError, match="not valid JSON"):
         CTCTokens(vocabulary)
 
 
 @pytest.mark.parametrize(
     ("symbols", "options", "message"),
     [
-        (["A", "B", "|"], {}, "none of the 3 tokens is named like a blank"),
-        (["-", "A", "A"], {}, "'A' stands twice, as columns 1 and 2"),
-        (["-", "|", " "], {}, "stands twice"),
-        (["<blk>", "A"], {"blank": 1}, "said to be column 1, but column 0 is '<blk>'"),
+        (["A", "B", "|"], {}, "none of the 3 tokens has a usual name of the blank"),
+        (["-", "A", "A"], {}, "'A' occurs twice, in columns 1 and 2"),
+        (["-", "|", " "], {}, "occurs twice"),
+        (["<blk>", "A"], {"blank": 1}, "blank is column 1, but column 0 is '<blk>'"),
         (["<blk>", "A"], {"blank": 7}, "column is 7, but the columns are 0 to 1"),
         (["<blk>", "A"], {"blank": "-"}, "blank '-' is not one of the 2 tokens"),
         (["<blk>", "A"], {"word_boundary": "|"}, "word boundary '|' is not one of the tokens"),
@@ -134,7 +134,7 @@ def test_piece_model_decides_how_words_are_written() -> None:
     tokens = CTCTokens(PIECES, piece_model=Pieces(["<unk>", "▁th", "e"]))
     assert tokens.spell("the") == [("▁th", "e")]
     assert tokens.spell("xyz") == []
-    with pytest.raises(AsrError, match="2 pieces that are no tokens of the network"):
+    with pytest.raises(AsrError, match="2 pieces that are not tokens of the network"):
         CTCTokens(PIECES, piece_model=Pieces(["▁foo", "bar", "e"]))
 
 
@@ -142,5 +142,5 @@ def test_sentencepiece_file_that_is_none(tmp_path: Path) -> None:
     pytest.importorskip("sentencepiece")
     path = tmp_path / "pieces.model"
     path.write_bytes(b"no model")
-    with pytest.raises(AsrError, match="no SentencePiece model"):
+    with pytest.raises(AsrError, match="not a readable SentencePiece model"):
         CTCTokens(PIECES, piece_model=path)
