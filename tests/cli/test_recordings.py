@@ -48,7 +48,7 @@ def test_kaldi_s_recordings_and_segments(data: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("rec3 rm -rf x.wav |", r"runs no commands; of the pipe 'rm -rf x.wav \|'"),
+        ("rec3 rm -rf x.wav |", r"runs no commands; the pipe 'rm -rf x.wav \|'"),
         ("rec3 sox x.wav -t wav - speed 1.1 |", "runs no commands"),
         ("rec3 sph2pipe -f wav -c 2 x.sph |", "runs no commands"),
         ("rec3 cat x.wav; rm y |", "runs no commands"),
