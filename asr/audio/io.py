@@ -256,7 +256,7 @@ _Block = np.ndarray[Any, Any]
 
 def _decode(path: Path) -> tuple[int, Iterator[_Block]]:
     """Opens a file: its sampling rate, and blocks (L, channels) float32, decoded and checked as they are taken."""
-    with _telling(path):
+    with _as_asr_error(path):
         if _is_media(path):
             rate, blocks = open_media(path)
             return checked_rate(rate), _checked(path, _gathered(blocks), -1)
@@ -292,7 +292,7 @@ def _gathered(blocks: Iterator[_Block]) -> Iterator[_Block]:
 def _checked(path: Path, blocks: Iterator[_Block], announced: int, cut_short: bool = False) -> Iterator[_Block]:
     """Checks blocks; raises the errors of `read_audio`, after the last block if they are only known at the end."""
     num_samples = num_not_finite = 0
-    with _telling(path):
+    with _as_asr_error(path):
         for block in blocks:
             num_samples += len(block)
             if 4 * num_samples > _MAX_DECODED_BYTES:
@@ -316,7 +316,7 @@ def _checked(path: Path, blocks: Iterator[_Block], announced: int, cut_short: bo
 
 
 @contextlib.contextmanager
-def _telling(path: Path) -> Iterator[None]:
+def _as_asr_error(path: Path) -> Iterator[None]:
     """Turns any error of decoding into an `AsrError` with one sentence."""
     try:
         yield

@@ -83,7 +83,7 @@ class CombinedLM(LanguageModel):
             models += part.models if isinstance(part, CombinedLM) else [part]
         self.models: list[LanguageModel] = list({id(model): model for model in models}.values())
         self.steps: list[Step] = []
-        rows = [self._take_apart(part) for part in parts]
+        rows = [self._add_part(part) for part in parts]
         for step in steps:
             rows.append(len(self.models) + len(self.steps))
             self.steps.append(step._replace(left=rows[step.left], right=rows[step.right]))
@@ -96,7 +96,7 @@ class CombinedLM(LanguageModel):
         self._step_rows = np.array([(step.kind, step.left, step.right) for step in self.steps])
         self._step_weights = np.array([step[3:] for step in self.steps], dtype=np.float32)
 
-    def _take_apart(self, part: LanguageModel) -> int:
+    def _add_part(self, part: LanguageModel) -> int:
         """Adds the steps of a part that is a combination itself; returns the number of the row with its scores."""
         position = {id(model): row for row, model in enumerate(self.models)}
         if not isinstance(part, CombinedLM):

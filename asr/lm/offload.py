@@ -223,7 +223,7 @@ class HostTable:
 
     @property
     def statistics(self) -> CacheStatistics:
-        """What the cache has been asked; all zero where everything is resident."""
+        """The statistics of the cache; all zero where everything is resident."""
         return self._cached.statistics if self._cached is not None else CacheStatistics()
 
     def rows(self, row_idx: Tensor) -> Tensor:
@@ -344,7 +344,7 @@ class HostNgramLM(LanguageModel):
 
     @property
     def statistics(self) -> CacheStatistics:
-        """What the cache has been asked; all zero where everything is resident."""
+        """The statistics of the cache; all zero where everything is resident."""
         return self._rows.statistics if self._rows is not None else CacheStatistics()
 
     def start(self, num_streams: int) -> Tensor:

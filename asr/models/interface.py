@@ -39,7 +39,7 @@ class AcousticNetwork(Protocol):
         ...
 
     def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
-        """As `forward_all_layers`, for features that the caller has normalized, with zeros as padding."""
+        """Like `forward_all_layers`, for features that the caller has normalized, with zeros as padding."""
         ...
 
 
@@ -80,7 +80,7 @@ class NormalizingNetwork(nn.Module):
         return features.to(next(self.parameters()).dtype)
 
     def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
-        """As `forward_all_layers`, for features that the caller has normalized, with zeros as padding."""
+        """Like `forward_all_layers`, for features that the caller has normalized, with zeros as padding."""
         raise NotImplementedError
 
 

@@ -66,10 +66,10 @@ def check_failed_capture(bundle: Bundle) -> None:
         buffers = FrameBuffers(graph.emitting, FrameLimits(options, False, cuda, block=64), sizes, False)
         buffers.counts += 1
         owner, histogram = buffers._recombined._owner, buffers._recombined._cut_off._histogram
-        with mock.patch.object(kernels, "clear", Failing()), warnings.catch_warnings(record=True) as told:
+        with mock.patch.object(kernels, "clear", Failing()), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             FrameReplay(buffers, capture=True)
-        if not any("no driver" in str(one.message) for one in told):
+        if not any("no driver" in str(one.message) for one in caught):
             raise Difference("there is no warning about the failure")
         if set(owner.tolist()) != {kernels.EMPTY.value} or bool(buffers.counts.any()) or bool(histogram.any()):
             raise Difference("tables are dirty after a failure")
@@ -192,7 +192,7 @@ HOST_MUTANTS = (
         check_streams,
     ),
     HostMutant(
-        "streams are made anew for each call",
+        "streams are created again for each call",
         EnginePool,
         "lend",
         "yield engines\n",

@@ -114,7 +114,7 @@ def _assembled(binary: Any, capability: int) -> tuple[int, int, int, int]:
 
     # Newer wheels include an assembler for each generation of GPUs, and older ones reject code for newer GPUs.
     assemblers = sorted((Path(triton.__file__).parent / "backends" / "nvidia" / "bin").glob("ptxas*"))
-    text, told = binary.asm["ptx"], ""
+    text, report = binary.asm["ptx"], ""
     target = re.search(r"\.target (\w+)", text)
     name = target[1] if target else f"sm_{capability}"
     with tempfile.TemporaryDirectory() as folder:
@@ -123,8 +123,8 @@ def _assembled(binary: Any, capability: int) -> tuple[int, int, int, int]:
         for assembler in assemblers:
             command = [str(assembler), "-v", f"--gpu-name={name}", str(path), "-o", f"{path}.o"]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
-            told = done.stderr if done.returncode == 0 else told
-    registers, spilled = (re.search(pattern, told) for pattern in (r"Used (\d+) registers", r"(\d+) bytes spill"))
+            report = done.stderr if done.returncode == 0 else report
+    registers, spilled = (re.search(pattern, report) for pattern in (r"Used (\d+) registers", r"(\d+) bytes spill"))
     if registers is None or spilled is None:
         raise OSError(f"none of {[one.name for one in assemblers]} reports on kernels for {name}")
     num_fences = len(re.findall(r"\bfence\.|\bmembar\.|\.acq_rel\b", text))

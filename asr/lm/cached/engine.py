@@ -65,7 +65,7 @@ class TorchEngine:
         self._clock = expansion.layer.clock
 
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
-        """As `CachedRNNLM.score`."""
+        """See `CachedRNNLM.score`."""
         begin = self._clock.now()
         counts, trie = self._counts, self._trie
         key = trie.edge_key(context_idx, word_id)

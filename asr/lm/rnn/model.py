@@ -136,7 +136,7 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
 
     @property
     def cacheable_terms(self) -> CacheableTerms:
-        """As the output layer says."""
+        """Those of the output layer."""
         return self.output.cacheable_terms
 
     def forward(

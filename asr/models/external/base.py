@@ -24,7 +24,7 @@ KINDS = {
     "torchaudio": "a CTC pipeline of torchaudio.pipelines, such as torchaudio:WAV2VEC2_ASR_BASE_960H",
     "transformers": "an AutoModelForCTC of transformers, a hub name or a local folder",
     "onnx": "an ONNX file, or a folder with model.onnx and tokens.txt",
-    "torchscript": "a TorchScript file, with tokens.txt in it or beside it",
+    "torchscript": "a TorchScript file, with tokens.txt in it or next to it",
 }
 """The kinds of networks: what may precede the colon of a name, and what follows it."""
 
