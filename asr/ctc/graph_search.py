@@ -1,4 +1,4 @@
-"""CTC decoding over a graph of words: from frames to hypotheses with words, tokens and times."""
+"""CTC decoding with a graph of words: turns frames into hypotheses with words, tokens and times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from asr.graph.boundary import with_last_boundary
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.symbols import UNK_ID
 
-# Of words that are spelled in different ways, n-best lists hold each text once: so many more are asked for.
+# Spelled words reach the same text on several paths; this many times as many paths are extracted for an n-best list.
 _MORE_FOR_EQUAL_TEXTS = 2
 
 
@@ -27,10 +27,10 @@ class GraphSearch:
     """Searches a graph of words.
 
     Args:
-        word_graph: what is searched, on the device where that shall run.
-        tokens: the network's.
+        word_graph: the graph, on the device of the search.
+        tokens: the network's tokens.
         config: scales and beams.
-        models: language models minus that of the graph.
+        models: second language models, minus the graph's own.
         frame_shift: seconds from one frame to the next, or None.
         confidences: whether words get their posterior probabilities.
     """
@@ -63,7 +63,7 @@ class GraphSearch:
         )
 
     def decode(self, frames: Frames, nbest: int) -> list[list[CTCHypothesis]]:
-        """The best hypotheses of each utterance, best first, each text once."""
+        """The best hypotheses of each utterance, best first, with distinct texts."""
         log_prob, num_frames = with_last_boundary(frames.log_prob, frames.num_frames, self.boundary_id)
         keeps = nbest > 1 or self._confidences
         decoder = self._with_lattice if keeps else self._plain
@@ -74,13 +74,13 @@ class GraphSearch:
         ]
 
     def stream(self, commit_frames: int | None) -> tuple[StreamingDecoder, int]:
-        """A decoder of one open stream, and the stream's number."""
+        """A decoder with one open stream, and the stream's number."""
         model = self._models.for_good()
         decoder = StreamingDecoder(self.graph, self._options, model, commit_frames=commit_frames, inputs="scores")
         return decoder, decoder.start()[0]
 
     def as_ctc_hypothesis(self, hypothesis: Hypothesis, num_frames: int, is_complete: bool = True) -> CTCHypothesis:
-        """A path through the graph as users read it; num_frames ends the utterance."""
+        """Converts a path through the graph; tokens from frame `num_frames` on, an added boundary, are dropped."""
         runs = [run for run in hypothesis.phones if run[1] < num_frames]
         symbols = self._tokens.table.tokens
         tokens = tuple(CTCToken(symbols[entry], first, min(end, num_frames)) for entry, first, end in runs)
@@ -123,7 +123,7 @@ class GraphSearch:
                 wanted = nbest if not self.word_graph.spells else _MORE_FOR_EQUAL_TEXTS * nbest
                 found = n_best(lattice, self.graph, options, wanted, original)
             if self._confidences:
-                # Posteriors at a scale at which the acoustic model's log-probabilities count once or less.
+                # For posteriors, the acoustic model's log-probabilities are scaled by at most 1.
                 scale = 1.0 / max(1.0, options.lm_scale)
                 found = tuple(
                     with_confidences(each, lattice, options, scale, original_frame=original) for each in found
@@ -136,5 +136,5 @@ class GraphSearch:
 
 
 def no_hypothesis() -> CTCHypothesis:
-    """What is answered where nothing survived the beam."""
+    """The result if nothing survived the beam."""
     return CTCHypothesis((), (), -math.inf, -math.inf, 0.0, is_complete=False)

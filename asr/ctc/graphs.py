@@ -1,4 +1,4 @@
-"""From tokens, words and an n-gram model to the graph that a CTC decoder searches."""
+"""Compiles tokens, words and an n-gram model into the graph that a CTC decoder searches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from asr.text.symbols import SPECIAL_WORDS, TokenTable
 
 _LOGGER = logging.getLogger(__name__)
 SILENCES = ("SIL", "sil", "<sil>", "SP", "sp")
-"""Names of the phone between words, one of which may be among the tokens."""
+"""Possible names of a silence phone between words."""
 _MOST_GRAPHS_KEPT = 4
 _GRAPH_SUFFIX, _NGRAM_SUFFIX, _LETTERS_SUFFIX = ".safetensors", ".ngram", ".letters.ngram"
 _kept_graphs: OrderedDict[Hashable, WordGraph] = OrderedDict()
@@ -42,14 +42,14 @@ _kept_lock = threading.Lock()
 
 @dataclass(frozen=True, eq=False)
 class WordGraph:
-    """A compiled graph and what it was compiled from.
+    """A compiled graph and its sources.
 
     Attributes:
-        graph: reads tokens of `CTCTokens.table`, writes words.
-        ngram: the model inside it, which a larger one may replace while the search runs.
-        lexicon: how its words are spelled.
-        spells: whether words outside the lexicon are spelled.
-        letters: how the phones of such words are written; None where nothing is spelled, or in letters or pieces.
+        graph: reads tokens of `CTCTokens.table` and outputs words.
+        ngram: the model inside the graph, which a larger one may replace during the search.
+        lexicon: the spellings of its words.
+        spells: whether out-of-vocabulary words are spelled.
+        letters: converts the phones of such words to letters; None unless words are spelled in phones.
     """
 
     graph: DecodingGraph
@@ -60,10 +60,10 @@ class WordGraph:
 
 
 def read_lexicon(source: str | Path | Lexicon | Mapping[str, Any], tokens: CTCTokens) -> Lexicon:
-    """A lexicon from a file, or from a mapping of words to one spelling or several; each must be of the tokens.
+    """Reads a lexicon from a file, or from a mapping of words to one or several spellings in tokens.
 
-    A spelling is a tuple of tokens, or a text of tokens with blanks between them; several stand in a list. Of a file,
-    words and tokens keep their case, and digits of stress are dropped where the tokens have none.
+    In a mapping, a spelling is a tuple of tokens or a string with spaces between tokens, and several spellings are a
+    list. Words and tokens of a file keep their case; stress digits are removed if the tokens are phones without them.
 
     Raises:
         AsrError: the file cannot be read, or a spelling has tokens that the network does not have.
@@ -78,17 +78,17 @@ def read_lexicon(source: str | Path | Lexicon | Mapping[str, Any], tokens: CTCTo
     lacking = [phone for phone in lexicon.phones if phone not in tokens.table or phone == tokens.table.tokens[0]]
     if lacking:
         raise AsrError(
-            f"{lexicon.name}: {len(lacking)} symbols of its spellings are no tokens of the network "
-            f"({' '.join(lacking[:5])}{' ...' if len(lacking) > 5 else ''}); give the lexicon that fits these tokens."
+            f"{lexicon.name}: {len(lacking)} symbols of its spellings are not tokens of the network "
+            f"({' '.join(lacking[:5])}{' ...' if len(lacking) > 5 else ''}); give a lexicon for these tokens."
         )
     return lexicon
 
 
 def read_words(source: str | Path | Iterable[str]) -> list[str]:
-    """Words from a file, one a line, or from any collection; each once.
+    """Reads distinct words from a file, one per line, or from any collection.
 
     Raises:
-        AsrError: the file cannot be read, there is no word, or one has white space in it.
+        AsrError: the file cannot be read, there are no words, or one has white space in it.
     """
     name = "word list"
     if isinstance(source, (str, Path)):
@@ -96,18 +96,18 @@ def read_words(source: str | Path | Iterable[str]) -> list[str]:
         source = [line.split()[0] for line in read_text(source, "word list").splitlines() if line.strip()]
     words = [word for word in dict.fromkeys(source) if word not in SPECIAL_WORDS]
     if not words:
-        raise AsrError(f"{name}: there is no word in it; give one a line.")
+        raise AsrError(f"{name}: there is no word in it; give one word per line.")
     wrong = next((word for word in words if not isinstance(word, str) or word.split() != [word]), None)
     if wrong is not None:
-        raise AsrError(f"{name}: {wrong!r} is no word; a word is a text without white space.")
+        raise AsrError(f"{name}: {wrong!r} is not a word; words are strings without white space.")
     return words
 
 
 def spelled_lexicon(words: Sequence[str], tokens: CTCTokens) -> tuple[Lexicon, list[str]]:
-    """The words spelled in tokens, and those that cannot be.
+    """Spells words in tokens -> the lexicon, and the words that cannot be spelled.
 
     Raises:
-        AsrError: none of them can be spelled, or most cannot for their case.
+        AsrError: no word can be spelled, or most cannot because of their letter case.
     """
     spellings = {word: tokens.spell(word) for word in words}
     left_out = [word for word, spelling in spellings.items() if not spelling]
@@ -117,10 +117,12 @@ def spelled_lexicon(words: Sequence[str], tokens: CTCTokens) -> tuple[Lexicon, l
                 has = "upper" if change is str.upper else "lower"
                 raise AsrError(
                     f"{tokens.name}: the words ({left_out[0]!r}, ...) cannot be spelled in these tokens, which are in "
-                    f"{has} case; bring words and language model to that case."
+                    f"{has} case; convert words and language model to that case."
                 )
     if len(left_out) == len(words):
-        raise AsrError(f"{tokens.name}: none of the {len(words)} words ({left_out[0]!r}, ...) can be spelled in these.")
+        raise AsrError(
+            f"{tokens.name}: none of the {len(words)} words ({left_out[0]!r}, ...) can be spelled in these tokens."
+        )
     if left_out:
         _LOGGER.warning(
             "%s: %d of %d words cannot be spelled in these tokens and are left out (%s%s).",
@@ -138,20 +140,20 @@ def compile_graph(
     progress: Callable[[str], None] = lambda step: None,
     folder: str | Path | None = None,
 ) -> WordGraph:
-    """Compiles the graph, or takes it from those compiled last in this process or kept in a folder.
+    """Compiles a graph, unless it is among the last graphs of this process or in the cache folder.
 
     Args:
-        tokens: the network's.
-        lexicon: the words that the graph shall write, spelled in tokens.
-        ngram: their language model, of any size; the graph gets at most `max_ngrams` of its n-grams.
-        max_ngrams: see there.
-        spelling: how words outside the lexicon are spelled; None for none of them.
+        tokens: the network's tokens.
+        lexicon: the words of the graph, spelled in tokens.
+        ngram: their language model, of any size.
+        max_ngrams: maximum number of n-grams in the graph; a larger `ngram` is pruned.
+        spelling: how out-of-vocabulary words are spelled; None if they are not.
         progress: called with the name of each step.
-        folder: where compiled graphs are kept for other processes, named by a checksum of all that they are made of;
-            made where it is missing. None keeps them in memory alone.
+        folder: cache folder for other processes, created if it is missing; files are named by a checksum of the
+            graph's sources. None caches in memory only.
 
     Raises:
-        AsrError: what is given does not fit together, or the folder cannot be written to.
+        AsrError: the arguments do not match each other, or the folder cannot be written to.
     """
     spelled = None if spelling is None else (spelling.key, spelling.penalty)
     key = (tokens.table, tokens.word_boundary, _content_of(lexicon), ngram, max_ngrams, spelled)
@@ -211,7 +213,7 @@ def _compiled(
 def _checksum(
     tokens: CTCTokens, lexicon: Lexicon, ngram: NgramLM, max_ngrams: int, spelling: SpellingModel | None
 ) -> str:
-    """A name for a graph by all that it is made of."""
+    """A checksum of all sources of a graph, for its file name."""
     digest = hashlib.sha256()
     described: list[Any] = [
         tokens.table.tokens,
@@ -233,7 +235,7 @@ def _checksum(
 
 
 def _kept(path: Path, tokens: CTCTokens, lexicon: Lexicon, spells: bool, writes_letters: bool) -> WordGraph | None:
-    """A graph from the folder; None where it is not there."""
+    """Loads a graph from the cache folder; None if it is not there."""
     graph, ngram = path.with_suffix(_GRAPH_SUFFIX), path.with_suffix(_NGRAM_SUFFIX)
     letters = path.with_suffix(_LETTERS_SUFFIX) if writes_letters else None
     if not (graph.is_file() and ngram.is_file() and (letters is None or letters.is_file())):
@@ -251,7 +253,7 @@ def _keep(compiled: WordGraph, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise AsrError(f"{path.parent}: the folder for graphs cannot be made ({error.strerror}).") from error
+        raise AsrError(f"{path.parent}: the folder for graphs cannot be created ({error.strerror}).") from error
     save_ngram_lm(compiled.ngram, path.with_suffix(_NGRAM_SUFFIX))
     if compiled.letters is not None:
         save_ngram_lm(compiled.letters.ngram, path.with_suffix(_LETTERS_SUFFIX))
@@ -264,6 +266,6 @@ def _content_of(lexicon: Lexicon) -> Hashable:
 
 
 def _spellings(given: Any) -> list[tuple[str, ...]]:
-    """A text or a tuple is one spelling, any other collection holds several."""
+    """Converts a mapping's value: a string or a tuple is one spelling, any other collection holds several."""
     ways = [given] if isinstance(given, (str, tuple)) else list(given)
     return [tuple(way.split()) if isinstance(way, str) else tuple(way) for way in ways]

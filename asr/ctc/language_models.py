@@ -1,4 +1,4 @@
-"""The language models that act beside a graph or over tokens: read from what names them, lent to one search each."""
+"""Language models for CTC search: loading them, and lending each to one search at a time."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _CACHE_BYTES = 1 << 30
 
 
 class LentModels:
-    """Language models for one search at a time each: several threads may decode together.
+    """A pool of language models, each lent to one search at a time, so that several threads may decode.
 
     Args:
-        make: makes one; None where no language model acts beside the graph's.
-        is_shared: whether it makes the same model each time, which then is lent to one at a time.
+        make: makes a model; None for no language model.
+        is_shared: whether `make` always returns the same model; searches then take turns.
     """
 
     def __init__(self, make: Callable[[], LanguageModel] | None, is_shared: bool) -> None:
@@ -38,7 +38,7 @@ class LentModels:
 
     @contextmanager
     def lent(self) -> Iterator[LanguageModel | None]:
-        """A model for the time of one call."""
+        """Lends a model until the block ends; None if there is no language model."""
         if self._make is None:
             yield None
             return
@@ -49,7 +49,7 @@ class LentModels:
             return
         try:
             model = self._idle.pop()
-        except IndexError:  # all are lent
+        except IndexError:  # all models are lent
             model = self._make()
         try:
             yield model
@@ -57,7 +57,7 @@ class LentModels:
             self._idle.append(model)
 
     def for_good(self) -> LanguageModel | None:
-        """A model of one's own, for a stream; a shared one is the one."""
+        """A model that is never returned, for a stream; the common one if models are shared."""
         if self._make is None:
             return None
         if self._lock is not None:
@@ -67,7 +67,7 @@ class LentModels:
 
 
 def is_ngram_file(path: str | Path) -> bool:
-    """Whether a path is a file of an n-gram model: ARPA text, our binary or KenLM's."""
+    """Whether a path is an n-gram file: ARPA text, our binary or KenLM's."""
     if Path(path).is_dir():
         return False
     if is_kenlm_binary(path):
@@ -78,10 +78,10 @@ def is_ngram_file(path: str | Path) -> bool:
 
 
 def model_maker(source: Any, words: Sequence[str]) -> tuple[Callable[[], LanguageModel], bool]:
-    """What makes the language model, and whether it makes the same one each time.
+    """Returns a function that makes the language model, and whether it always returns the same one.
 
     Raises:
-        AsrError: the source is no language model.
+        AsrError: the source is not a language model.
     """
     if isinstance(source, (str, Path)):
         if not Path(source).exists():
@@ -97,12 +97,12 @@ def model_maker(source: Any, words: Sequence[str]) -> tuple[Callable[[], Languag
         return lambda: source, False
     if isinstance(source, nn.Module) and hasattr(source, "initial_state"):
         network: Any = source.eval()
-        # Histories stay from one utterance to the next, the least used ones making room.
+        # Histories are kept between utterances; when the cache is full, the least used ones are evicted.
         options = CacheOptions(capacity_bytes=_CACHE_BYTES, hidden_products="int8")
         return lambda: CachedRNNLM(network, options), False
     if isinstance(source, LanguageModel):
         return lambda: source, True
     raise AsrError(
-        f"{type(source).__name__} is no language model: give a file or folder, a network of this program, or an object "
-        "with vocabulary, start, score and final."
+        f"{type(source).__name__} is not a language model; give a file or folder, a network of this program, or an "
+        "object with vocabulary, start, score and final."
     )

@@ -1,11 +1,12 @@
-"""From phones to letters, for words outside the list that a network of phones has heard.
+"""Converts phones to letters, for out-of-vocabulary words found with a network of phones.
 
-A word is a sequence of pairs, each of a phone and the letters that stand for it, none to three. Which letters stand
-for which phone is learned from the listed words by expectation maximization over all alignments; an n-gram model of
-pairs, estimated from the best ones, chooses among the spellings (Bisani and Ney, Joint-sequence models for
-grapheme-to-phoneme conversion, Speech Communication 2008; each pair has one phone here).
+A word is a sequence of pairs of a phone and zero to three letters. The probabilities of pairs are estimated from the
+listed words by expectation maximization over all alignments. An n-gram model of pairs, estimated from the best
+alignments, then chooses among spellings (Bisani and Ney, Joint-sequence models for grapheme-to-phoneme conversion,
+Speech Communication 2008; here each pair has exactly one phone).
 
-Shapes: N words, P phones of each, L letters of the longest, K = 4 numbers of letters in a pair, C kinds of letters.
+Shapes: N words, P phones of each, L letters of the longest, K = 4 possible numbers of letters in a pair, C distinct
+letter strings.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _MOST_LETTERS = 3
 _NUM_ITERATIONS = 5
 _ORDER = 6
 _BEAM = 200
-# Products of more probabilities might leave the range of float64.
+# Products of more probabilities might underflow float64.
 _MOST_PHONES = 24
 _WORDS_AT_A_TIME = 4096
 
@@ -41,7 +42,7 @@ class PhonesToLetters:
     """Spells sequences of phones.
 
     Args:
-        ngram: of pairs, whose names are `PHONE=LETTERS`; a sentence of it is a word.
+        ngram: model of pairs, named `PHONE=LETTERS`; each of its sentences is a word.
     """
 
     def __init__(self, ngram: NgramLM) -> None:
@@ -55,7 +56,7 @@ class PhonesToLetters:
 
     @classmethod
     def estimate(cls, lexicon: Lexicon) -> PhonesToLetters:
-        """Learns from the first pronunciation of each word.
+        """Estimates the model from the first pronunciation of each word.
 
         Raises:
             AsrError: no word can be aligned with its phones.
@@ -66,9 +67,12 @@ class PhonesToLetters:
             if len(ways[0]) <= _MOST_PHONES and len(word) <= _MOST_LETTERS * len(ways[0]) and _JOINT not in word
         }
         if not words:
-            raise AsrError(f"{lexicon.name}: no word can be aligned with its phones, to learn how phones are spelled.")
+            raise AsrError(
+                f"{lexicon.name}: no word can be aligned with its phones, so the spelling of phones cannot be learned; "
+                "check its pronunciations."
+            )
         phones = sorted({phone for sounds in words.values() for phone in sounds})
-        # The first kind of letters is none that a word has: its probability is 0.
+        # Number 0 is a dummy letter string that no word has; its probability is 0.
         kinds: dict[str | None, int] = {None: 0}
         batches = list(_batches(words, {phone: number for number, phone in enumerate(phones)}, kinds))
         probability = np.full((len(phones), len(kinds)), 1.0 / len(kinds))
@@ -82,10 +86,10 @@ class PhonesToLetters:
         return cls(ngram_of_spellings(spelled, names, _ORDER))
 
     def spell(self, phones: Sequence[str]) -> str:
-        """The most probable letters; phones that no listed word has are left out.
+        """The most probable letters; phones that no listed word has are skipped.
 
         Returns:
-            The letters, "" where none of the phones is known.
+            The letters; "" if none of the phones is known.
         """
         context, score, texts = self.ngram.start(1), torch.zeros(1), [""]
         for phone in phones:
@@ -116,8 +120,8 @@ class _Batch:
     Attributes:
         words: (N,) the words.
         names: (N,) their phones.
-        phones: (N, P) the same as numbers.
-        kind: (N, L + 1, K) the kind of the k letters that end at a place in the word; 0 where there are not as many.
+        phones: (N, P) the phones as numbers.
+        kind: (N, L + 1, K) number of the string of k letters that ends at a position; 0 if there are fewer letters.
         length: (N,) the number of letters.
     """
 
@@ -128,14 +132,14 @@ class _Batch:
     length: _Ints
 
     def weights(self, probability: _Floats, position: int) -> _Floats:
-        """(N, L + 1, K) the probability that a phone stands for these letters."""
+        """The probabilities of letter strings given the phone at a position, (N, L + 1, K)."""
         return probability[self.phones[:, position, None, None], self.kind]
 
 
 def _batches(
     words: Mapping[str, Sequence[str]], numbers: Mapping[str, int], kinds: dict[str | None, int]
 ) -> Iterator[_Batch]:
-    """All words, by their numbers of phones and letters; kinds of letters are numbered as they are met."""
+    """All words in batches with equal numbers of phones; letter strings are numbered in order of appearance."""
     by_length = sorted(words, key=lambda word: (len(words[word]), len(word)))
     for _, group in itertools.groupby(by_length, key=lambda word: len(words[word])):
         equal = list(group)
@@ -152,7 +156,7 @@ def _batches(
 
 
 def _earlier(values: _Floats) -> _Floats:
-    """(N, L + 1) -> (N, L + 1, K): the value k letters before, 0 before the word."""
+    """(N, L + 1) -> (N, L + 1, K): the value k letters earlier, 0 before the word."""
     moved = np.zeros((*values.shape, _MOST_LETTERS + 1))
     for count in range(_MOST_LETTERS + 1):
         moved[:, count:, count] = values[:, : values.shape[1] - count]
@@ -160,7 +164,7 @@ def _earlier(values: _Floats) -> _Floats:
 
 
 def _counts(batch: _Batch, probability: _Floats) -> _Floats:
-    """(phones, C) how often each phone stands for each kind of letters, expected over all alignments."""
+    """Expected counts of (phone, letter string) over all alignments, (phones, C)."""
     num_words, num_phones = batch.phones.shape
     forward: list[_Floats] = [np.zeros(batch.kind.shape[:2])]
     forward[0][:, 0] = 1.0
@@ -183,7 +187,7 @@ def _counts(batch: _Batch, probability: _Floats) -> _Floats:
 
 
 def _best_alignments(batch: _Batch, probability: _Floats) -> Iterator[list[tuple[str, str]]]:
-    """The most probable pairs of each word."""
+    """Yields the most probable pairs of each word."""
     best = np.zeros(batch.kind.shape[:2])
     best[:, 0] = 1.0
     chosen = []

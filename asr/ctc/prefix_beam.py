@@ -1,6 +1,6 @@
-"""The prefix beam search of one utterance or stream: its arrays, its language model, its hypotheses.
+"""The prefix beam search of one utterance or stream: its arrays, its language model queries, its hypotheses.
 
-Shapes: T frames, C tokens, A prefixes asked about, P prefixes.
+Shapes: T frames, C tokens, A language model queries, P prefixes.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ _PREFIX_DTYPES = {
 
 
 class Alive(NamedTuple):
-    """A prefix that is alive at the end of what was read.
+    """A prefix that survives the last frame read.
 
     Attributes:
         prefix: its number.
         am_score: sum over its paths, natural log.
-        lm_score: unscaled.
-        total: the two scaled and summed, with the bonuses of its words.
-        context: the language model's.
-        length: characters of the word that is not complete.
+        lm_score: language model score, unscaled.
+        total: the scaled sum of both, plus the bonuses of its words.
+        context: the language model's context.
+        length: number of characters of the unfinished word.
     """
 
     prefix: int
@@ -73,9 +73,9 @@ class PrefixBeam:
     """The search of one utterance or stream.
 
     Args:
-        rules: what tokens and words are.
-        context: the language model's start.
-        compiled: whether to run numba's loops where it is installed; the answers are the same.
+        rules: tokens, words and weights.
+        context: the language model's start context.
+        compiled: whether to compile the loops if numba is installed; results are the same.
     """
 
     def __init__(self, rules: Rules, context: int = 0, compiled: bool = True) -> None:
@@ -92,17 +92,17 @@ class PrefixBeam:
 
     @property
     def num_frames(self) -> int:
-        """How many frames were read."""
+        """The number of frames read so far."""
         return int(self.prefixes.count[FRAME])
 
     def begin(self) -> None:
-        """Before each chunk: its first frame follows those that were read."""
+        """Begins a chunk, to be called before each one; compacts the prefix tree if it has grown large."""
         self.prefixes.count[CHUNK_BEGIN] = self.prefixes.count[FRAME]
         if self.prefixes.count[NUM_PREFIXES] > _COMPACT_AT:
             self._compact()
 
     def advance(self, log_prob: npt.NDArray[np.float32]) -> bool:
-        """Reads a chunk (T, C), until it is read or words are asked for; whether they are."""
+        """Reads a chunk (T, C) until its end or a language model query -> whether it stopped for a query."""
         while True:
             outcome = self._loops.advance(log_prob, self.prefixes, self.rules)
             if outcome != NEEDS_ROOM:
@@ -110,26 +110,26 @@ class PrefixBeam:
             self._grow()
 
     def advance_with_tables(self, log_prob: npt.NDArray[np.float32], tables: Any) -> None:
-        """Reads a chunk (T, C) with a language model whose tables answer inside the loop."""
+        """Reads a whole chunk (T, C), with scores looked up in the language model's tables inside the loop."""
         while self._loops.advance_with_tables(log_prob, self.prefixes, self.rules, tables) == NEEDS_ROOM:
             self._grow()
 
     def asked(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """What the language model is asked: contexts and words, (A,) each."""
+        """The pending language model queries: contexts and words, (A,) each."""
         num = int(self.prefixes.count[NUM_ASKED])
         return self.prefixes.asked_context[:num], self.prefixes.asked_word[:num]
 
     def answer(self, log_prob: npt.NDArray[np.float32], next_context: npt.NDArray[np.int64]) -> None:
-        """Takes in the answers, (A,) each."""
+        """Receives the results of the pending queries, (A,) each, and finishes the frame."""
         self._loops.settle(log_prob, next_context, self.prefixes, self.rules)
 
     def contexts(self) -> npt.NDArray[np.int64]:
-        """The language model's contexts of what is alive."""
+        """The language model contexts of the surviving prefixes."""
         alive = self.prefixes.node[: int(self.prefixes.count[NUM_ALIVE])]
         return cast("npt.NDArray[np.int64]", self.prefixes.context[alive])
 
     def alive(self) -> list[Alive]:
-        """The prefixes that are alive, each once, best first."""
+        """The surviving prefixes, each once, best first."""
         prefixes = self.prefixes
         num = int(prefixes.count[NUM_ALIVE])
         sums: dict[int, float] = {}
@@ -149,7 +149,7 @@ class PrefixBeam:
         return sorted(found, key=lambda each: -(each.total + float(prefixes.guess[each.prefix])))
 
     def characters(self, prefix: int) -> list[tuple[int, int, int]]:
-        """A prefix as its characters, each with its first frame and the one after its last."""
+        """The characters of a prefix, each with its first frame and the frame after its last one."""
         prefixes = self.prefixes
         found = []
         while prefix:
@@ -158,7 +158,7 @@ class PrefixBeam:
         return found[::-1]
 
     def _grow(self) -> None:
-        """Makes room for what the next frame may need."""
+        """Enlarges the arrays to what the next frame may need."""
         count, old = self.prefixes.count, self.prefixes
         num, wanted = int(count[NUM_PREFIXES]), int(count[ROOM_WANTED])
         room, slots = len(old.parent), len(old.slot_node)
@@ -177,7 +177,7 @@ class PrefixBeam:
         self.prefixes = new
 
     def _compact(self) -> None:
-        """Forgets the prefixes from which nothing alive comes."""
+        """Removes prefixes that no surviving prefix extends."""
         prefixes, count = self.prefixes, self.prefixes.count
         num, alive = int(count[NUM_PREFIXES]), int(count[NUM_ALIVE])
         kept = np.zeros(num, dtype=bool)
@@ -200,12 +200,12 @@ class PrefixBeam:
 
 
 def read_chunks(beams: Sequence[PrefixBeam], chunks: Sequence[FrameArray], lm: LanguageModel | None) -> None:
-    """Reads a chunk (T, C) of each utterance; the language model is asked for all of them together.
+    """Reads a chunk of each utterance; language model queries of all utterances form one batch.
 
     Args:
-        beams: of N utterances, different ones.
-        chunks: N.
-        lm: None where the rules ask none.
+        beams: the searches of N distinct utterances.
+        chunks: (T, C) for each of the N utterances.
+        lm: the language model; None if the rules use none.
     """
     for beam in beams:
         beam.begin()
@@ -235,7 +235,7 @@ def read_chunks(beams: Sequence[PrefixBeam], chunks: Sequence[FrameArray], lm: L
 
 
 def ask(lm: LanguageModel, context: Tensor, word: Tensor) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """The model's answers (Q,) and (Q,) on the host, wherever it is."""
+    """Queries a model on any device -> log-probabilities (Q,) and next contexts (Q,), on the host."""
     device = lm.start(0).device
     log_prob, following = lm.score(context.to(device), word.to(device))
     return log_prob.detach().float().cpu().numpy(), following.cpu().numpy()

@@ -1,4 +1,4 @@
-"""CTC decoding without a word list: any sequence of tokens, with a language model of tokens or without one.
+"""CTC decoding without a word list: finds any sequence of tokens, with or without a language model of tokens.
 
 Shapes: N utterances, T frames, C tokens.
 """
@@ -27,12 +27,12 @@ class TokenSearch:
     """Prefix beam search over tokens.
 
     Args:
-        tokens: the network's.
+        tokens: the network's tokens.
         config: scales and beams.
         models: language models of tokens, or none.
         frame_shift: seconds from one frame to the next, or None.
-        device: of the log-probabilities; the search itself runs on the CPU.
-        compiled: whether to run numba's loops where it is installed.
+        device: device of the log-probabilities; the search itself runs on the CPU.
+        compiled: whether to compile the loops if numba is installed.
 
     Raises:
         AsrError: the language model has none of the tokens.
@@ -56,7 +56,7 @@ class TokenSearch:
             self._rules = token_rules(tokens, config, None if lm is None else lm.vocabulary)
 
     def decode(self, frames: Frames, nbest: int) -> list[list[CTCHypothesis]]:
-        """The best hypotheses of each utterance, best first, each text once."""
+        """The best hypotheses of each utterance, best first, with distinct texts."""
         log_prob = frames.log_prob.cpu().numpy()
         chunks = [
             np.ascontiguousarray(utterance[:num])
@@ -68,7 +68,7 @@ class TokenSearch:
             return [self.hypotheses(beam, lm, nbest) for beam in beams]
 
     def start(self, lm: LanguageModel | None) -> PrefixBeam:
-        """The search of an utterance before its first frame."""
+        """A new search for an utterance."""
         return PrefixBeam(self._rules, 0 if lm is None else int(lm.start(1)), self._compiled)
 
     def model_for_good(self) -> LanguageModel | None:
@@ -78,7 +78,7 @@ class TokenSearch:
     def hypotheses(
         self, beam: PrefixBeam, lm: LanguageModel | None, nbest: int, is_end: bool = True
     ) -> list[CTCHypothesis]:
-        """The best texts of what is alive; is_end says whether the utterance ends here."""
+        """The best texts of the surviving prefixes; `is_end` adds the language model's final scores."""
         alive = beam.alive()
         final = np.zeros(len(alive), dtype=np.float64)
         if lm is not None and is_end and alive:
@@ -115,20 +115,19 @@ class TokenSearch:
 
 
 def token_rules(tokens: CTCTokens, config: CTCDecodingConfig, vocabulary: Vocabulary | None) -> Rules:
-    """The rules where each token is a word to the language model, whose words `vocabulary` numbers.
+    """The rules if each token is a word of the language model, which has this vocabulary.
 
     Raises:
-        AsrError: the model lists none of the tokens.
+        AsrError: the language model has none of the tokens.
     """
     symbols = tokens.table.tokens
-    # Entries that are no text (<s>, <unk>) are no characters either: nothing may follow them.
     num = len(symbols)
     word_of = np.full(num, UNK_ID, dtype=np.int64)
     if vocabulary is not None:
         known = [entry for entry in range(1, num) if symbols[entry] in vocabulary]
         if not known:
             raise AsrError(
-                f"{tokens.name}: the language model lists none of the {num - 1} tokens ({symbols[1]!r}, ...); "
+                f"{tokens.name}: the language model has none of the {num - 1} tokens ({symbols[1]!r}, ...); "
                 "estimate it from text that is split into these tokens."
             )
         word_of[known] = [vocabulary.id_of(symbols[entry]) for entry in known]

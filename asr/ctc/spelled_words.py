@@ -1,8 +1,8 @@
-"""Words outside the list: where the n-gram model allows `<unk>`, the graph spells any word, symbol by symbol.
+"""Out-of-vocabulary words: where the n-gram model allows `<unk>`, the graph spells any word, symbol by symbol.
 
-The score of such a word is log P(<unk> | history) of the word model plus log P(spelling) of a model of symbols, whose
-n-grams are estimated from the spellings of the listed words. The graph has one copy of the symbols' model, entered
-where the word model writes `<unk>` as a unigram and left to the history `<unk>` (the unknown-word model of Kaldi's
+The score of such a word is log P(<unk> | history) of the word model plus log P(spelling) of an n-gram model of symbols,
+which is estimated from the spellings of the listed words. The graph has one copy of the symbol model, entered where the
+word model outputs `<unk>` as a unigram, and left to the history `<unk>` (the unknown-word model of Kaldi's
 `make_unk_lm`; Bazzi and Glass, Modeling out-of-vocabulary words for robust speech recognition, 2000).
 
 Shapes: A arcs, S states.
@@ -28,14 +28,14 @@ _SPLICED = -2
 
 @dataclass(frozen=True, eq=False)
 class SpellingModel:
-    """How words outside the list are spelled.
+    """A model of the spellings of out-of-vocabulary words.
 
     Attributes:
-        ngram: over symbols; a sentence of it is the spelling of a word without the boundary behind it.
+        ngram: n-gram model of symbols; its sentences are spellings of words without the boundary after them.
         boundary: the symbol that ends a word, or None.
         penalty: natural log, added to each spelled word.
-        beginnings: the symbols with which words begin, and which stand nowhere else in them; None where any may.
-        key: equal for models that are equal given the same lexicon.
+        beginnings: the symbols that begin words and occur nowhere else in them; None if any symbol may begin a word.
+        key: cache key; equal for models that are equal given the same lexicon.
     """
 
     ngram: NgramLM
@@ -48,15 +48,15 @@ class SpellingModel:
 def splice_spellings(
     graph: GraphArrays, symbols: Sequence[str], model: SpellingModel
 ) -> tuple[GraphArrays, tuple[str, ...]]:
-    """Puts the spelling model in the place of each arc labelled `SPELLING`.
+    """Replaces each arc labelled `SPELLING` by the spelling model.
 
     Args:
-        graph: composed of lexicon and word model, epsilons still in it.
-        symbols: what its labels number, `SPELLING` among them.
+        graph: composition of lexicon and word model, with epsilons.
+        symbols: the symbols of its labels, including `SPELLING`.
         model: the spelling model.
 
     Returns:
-        The graph and what its labels number, `SPELLING` no more among them.
+        The graph, and the symbols of its labels, without `SPELLING`.
     """
     wanted = [*(symbol for symbol in symbols if symbol != SPELLING)]
     spelled = [symbol for symbol in model.ngram.vocabulary.words[UNK_ID + 1 :] if symbol not in wanted]
@@ -70,7 +70,7 @@ def splice_spellings(
     inner = _inner_graph(model, names)
     num_states, num_inner = graph.num_states, len(inner.final_score)
 
-    # One copy for each state that spelled words lead to; with <unk> as a unigram only there is one.
+    # One copy for each state that spelled words lead to: a single one if <unk> is only a unigram.
     targets, copy_of_entry = np.unique(graph.dst_state[entry], return_inverse=True)
     parts: list[tuple[Any, Any, Any, Any, Words]] = [
         (src_state[kept], graph.dst_state[kept], label[kept], graph.score[kept], graph.words.take(kept))
@@ -93,7 +93,7 @@ def splice_spellings(
                 Words.empty(len(ends)),
             )
         )
-    # The word is written where its first symbol is read.
+    # The word is output where its first symbol is read.
     leaving = np.flatnonzero(inner.is_first)
     arc, owner = expand(np.zeros(len(entry), dtype=np.int64), np.full(len(entry), len(leaving)))
     chosen = leaving[arc]
@@ -132,7 +132,7 @@ class _Inner:
 
 
 def _inner_graph(model: SpellingModel, names: Sequence[str]) -> _Inner:
-    """Symbols by their numbers in `names`. From the start all symbols are scored outright: it has no backoff."""
+    """The spelling model as arcs labelled by `names`; the start has an arc for each first symbol and no backoff."""
     ngram = model.ngram
     arrays = ngram.arrays
     words = ngram.vocabulary.words
@@ -154,7 +154,7 @@ def _inner_graph(model: SpellingModel, names: Sequence[str]) -> _Inner:
     kept = np.flatnonzero(usable)
     backing = np.arange(num_states)
     backing = backing[backing != ROOT_STATE]
-    # First symbols: what the model says after <s>, backed off or not.
+    # First symbols are scored after <s>, with backoff already applied.
     symbol_id = np.arange(UNK_ID + 1, len(words))
     first_words = symbol_id[(number >= 0)[symbol_id] & may_begin[symbol_id] & (score[symbol_id] > -np.inf)]
     first_score, first_dst = ngram.score(torch.full((len(first_words),), start), torch.from_numpy(first_words))

@@ -1,4 +1,4 @@
-"""Models that score one word after one state, as KenLM's and torchaudio's do, as language models of the search.
+"""Adapter for language models that score one word at a time in a given state, such as KenLM's and torchaudio's.
 
 Shapes: N streams, Q queries.
 """
@@ -17,12 +17,12 @@ from asr.text.symbols import Vocabulary
 
 
 class StatefulModel(LanguageModel):
-    """A model of which each (state, word) is asked once: contexts number the states met so far, 0 the first.
+    """A language model that caches the score of each (state, word); contexts number the states seen so far, from 0.
 
-    Several times slower than models that answer in batches. Several threads may ask.
+    Several times slower than models that score in batches. Several threads may query it.
 
     Args:
-        vocabulary: the words that `word_id` numbers.
+        vocabulary: the words of `word_id`.
         first: the state before the first word.
     """
 
@@ -34,19 +34,19 @@ class StatefulModel(LanguageModel):
 
     @abstractmethod
     def after(self, state: Any, word_id: int) -> tuple[float, Any]:
-        """The word's score, natural log, and the state behind it."""
+        """The score of a word in a state, natural log, and the state after it."""
 
     @abstractmethod
     def at_end(self, state: Any) -> float:
-        """The score of ending there, natural log."""
+        """The score of ending the sentence in a state, natural log."""
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The words that `word_id` numbers."""
+        """The words of `word_id`."""
         return self._vocabulary
 
     def start(self, num_streams: int) -> Tensor:
-        """The first state, (num_streams,)."""
+        """The context of the first state, (num_streams,)."""
         return torch.zeros(num_streams, dtype=torch.int64)
 
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:

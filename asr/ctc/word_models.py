@@ -1,4 +1,4 @@
-"""n-gram models on their way into a decoder: read from any file, cut down to what a graph holds, filled up with words.
+"""Prepares n-gram models for decoding graphs: reads any file, prunes to a size, adds missing words.
 
 Shapes: A n-grams of all orders, S states, V words.
 """
@@ -27,17 +27,17 @@ _KENLM_MAGIC = b"mmap lm http://kheafield.com/code"
 
 
 def read_ngram(source: str | Path | NgramLM) -> NgramLM:
-    """A model from ARPA text or our binary file, or the model itself.
+    """Reads a model from ARPA text or our binary file; a model is returned as it is.
 
     Raises:
-        AsrError: the file is missing or damaged, or KenLM's binary, which cannot be turned into a graph.
+        AsrError: the file is missing or damaged, or is a KenLM binary, which cannot be compiled into a graph.
     """
     if isinstance(source, NgramLM):
         return source
     if is_kenlm_binary(source):
         raise AsrError(
-            f"{source}: a binary file of KenLM does not list its n-grams, so that no graph can be made of it; give the "
-            "ARPA file that it was built from, or pass this file as lm= beside a word list."
+            f"{source}: a KenLM binary does not list its n-grams, so it cannot be compiled into a graph; give the ARPA "
+            "file that it was built from, or give this file as lm= together with a word list."
         )
     path = Path(source).resolve()
     stat = path.stat()
@@ -46,15 +46,15 @@ def read_ngram(source: str | Path | NgramLM) -> NgramLM:
 
 @functools.lru_cache(maxsize=4)
 def _read_once(path: Path, modified: int, size: int) -> NgramLM:
-    """Of a file that has not changed, the same model, so that graphs made of it are found again."""
+    """Returns the same object for an unchanged file, so that graphs compiled from it are found in the cache."""
     return read_ngram_lm(path)
 
 
 def is_kenlm_binary(path: str | Path) -> bool:
-    """Whether a file is one that KenLM's `build_binary` wrote.
+    """Whether a file was written by KenLM's `build_binary`.
 
     Raises:
-        AsrError: it cannot be read.
+        AsrError: the file cannot be read.
     """
     try:
         with Path(path).open("rb") as stream:
@@ -64,7 +64,7 @@ def is_kenlm_binary(path: str | Path) -> bool:
 
 
 def listed_words(ngram: NgramLM) -> list[str]:
-    """The words that a model lists, the special ones left out, in its order."""
+    """The words that a model has as unigrams, without the special ones, in its order."""
     num_words = len(ngram.vocabulary)
     score = ngram.arrays.arc_score(torch.arange(num_words, device=ngram.device)).cpu().tolist()
     words = ngram.vocabulary.words
@@ -72,7 +72,7 @@ def listed_words(ngram: NgramLM) -> list[str]:
 
 
 def uniform_ngram(words: Sequence[str], name: str = "word list") -> NgramLM:
-    """A model in which all words, the end of the sentence and `<unk>` are equally likely, whatever came before."""
+    """A unigram model in which all words, the end of the sentence and `<unk>` are equally likely."""
     vocabulary = Vocabulary(words, name=name)
     num_words = len(vocabulary)
     score = np.full(num_words, -math.log(num_words - 2), dtype=np.float32)
@@ -84,12 +84,12 @@ def uniform_ngram(words: Sequence[str], name: str = "word list") -> NgramLM:
 
 
 def ngram_of_spellings(spellings: Collection[Sequence[str]], symbols: Sequence[str], order: int) -> NgramLM:
-    """A model of the symbols of words, one word being one sentence (modified Kneser-Ney).
+    """Estimates a model of symbols, in which each word is a sentence (modified Kneser-Ney).
 
     Args:
-        spellings: of each word.
+        spellings: the symbols of each word.
         symbols: all symbols that a word may have.
-        order: of the n-grams.
+        order: the n-gram order.
     """
     vocabulary = Vocabulary(symbols, name="spellings")
     id_of = {symbol: number for number, symbol in enumerate(vocabulary.words)}
@@ -99,15 +99,15 @@ def ngram_of_spellings(spellings: Collection[Sequence[str]], symbols: Sequence[s
 
 
 def graph_ngram(ngram: NgramLM, words: Sequence[str], max_ngrams: int) -> NgramLM:
-    """What of a model goes into the graph: all words of a list, and the n-grams that matter most.
+    """Makes the model for a graph: with all words of a list, and only the most important n-grams.
 
-    Words that the model does not list share its `<unk>` evenly, as in `RemappedLM`, so that the larger model can take
-    the smaller one's place while the search runs.
+    Words that are not in the model share its `<unk>` evenly, as in `RemappedLM`, so that the full model can replace the
+    graph's during the search.
 
     Args:
         ngram: the model, of any size.
-        words: what the graph is to write.
-        max_ngrams: so many n-grams of all orders at most; more are pruned by entropy.
+        words: the words of the graph.
+        max_ngrams: maximum number of n-grams of all orders; a larger model is pruned by entropy.
 
     Raises:
         AsrError: the model has none of the words.
@@ -128,7 +128,7 @@ def graph_ngram(ngram: NgramLM, words: Sequence[str], max_ngrams: int) -> NgramL
 
 
 def without_unknown_histories(ngram: NgramLM) -> NgramLM:
-    """The model with `<unk>` as a unigram only: one place in the graph is left from which words are spelled."""
+    """The model with `<unk>` as a unigram only, so that the graph spells words in a single place."""
     arrays = ngram.arrays
     score = arrays.arc_score(torch.arange(len(arrays.label), device=arrays.label.device)).clone()
     is_longer = torch.arange(len(arrays.label), device=score.device) >= len(ngram.vocabulary)
@@ -142,7 +142,7 @@ def trie_of(ngram: NgramLM) -> NgramTrie:
     arrays: NgramArrays = ngram.arrays.to("cpu")
     dst_state = arrays.dst_state.numpy()
     num_arcs, num_words = len(dst_state), len(ngram.vocabulary)
-    # States are numbered in the order of their n-grams; what is no state leads to a shorter one, of a lower number.
+    # States are numbered in the order of their n-grams; an n-gram that is not a state leads to an earlier state.
     highest = np.maximum.accumulate(np.concatenate([[0], dst_state]))
     is_state = dst_state > highest[:-1]
     of_state = np.concatenate([[ROOT], np.flatnonzero(is_state)]).astype(np.int32)
@@ -158,7 +158,7 @@ def trie_of(ngram: NgramLM) -> NgramTrie:
 
 
 def _with_words(trie: NgramTrie, words: Sequence[str]) -> NgramTrie:
-    """The model with more words, which share the probability of `<unk>`."""
+    """Adds words to a model; they share the probability of `<unk>` evenly."""
     num_before, num_new = trie.order_begin[1], len(words)
     vocabulary = Vocabulary((*trie.vocabulary.words[len(SPECIAL_WORDS) :], *words), name=trie.vocabulary.words[0])
     share = trie.score[UNK_ID] - np.float32(math.log(num_new))
@@ -185,12 +185,10 @@ def _with_words(trie: NgramTrie, words: Sequence[str]) -> NgramTrie:
 
 
 def _none_of_words(words: Sequence[str], known: Collection[str]) -> str:
-    """Why a model knows none of the words."""
+    """Explains why a model has none of the words."""
     sample = words[0]
     for change in (str.lower, str.upper):
         if any(change(word) in known for word in words[:1000]):
             has = "lower" if change is str.lower else "upper"
-            return (
-                f"the model is written in {has} case and the words ({sample!r}, ...) are not; bring both to one case."
-            )
-    return f"the model lists none of the {len(words)} words ({sample!r}, ...); both must be of one language."
+            return f"the model is in {has} case and the words ({sample!r}, ...) are not; convert both to the same case."
+    return f"the model has none of the {len(words)} words ({sample!r}, ...); both must have the same language."

@@ -1,4 +1,4 @@
-"""The words of an open-vocabulary search as a trie of characters, with what each of them adds to a score.
+"""A trie of characters with the known words of an open-vocabulary search.
 
 Shapes: W words, N nodes of the trie, A its arcs.
 """
@@ -17,13 +17,13 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class WordTrie:
-    """A trie in arrays: node 0 is its root, a node's arcs stand together, sorted by character.
+    """A trie in arrays: node 0 is the root, and the arcs of a node are adjacent, sorted by character.
 
     Attributes:
         begin: (N + 1,) int64, the first arc of each node.
         char: (A,) int64.
         next: (A,) int64, the node that an arc leads to.
-        depth: (N,) int64, how many characters lead to a node.
+        depth: (N,) int64, number of characters from the root to a node.
         parent: (N,) int64, -1 for the root.
         word_node: (W,) int64, the node at which each word ends.
     """
@@ -37,7 +37,7 @@ class WordTrie:
 
     @classmethod
     def build(cls, words: Sequence[Sequence[int]]) -> WordTrie:
-        """The trie of words, each a sequence of character numbers from 1 on."""
+        """Builds the trie of words, each a sequence of character numbers from 1."""
         num_words = len(words)
         length = np.fromiter(map(len, words), np.int64, num_words)
         longest = int(length.max(initial=0))
@@ -59,7 +59,7 @@ class WordTrie:
             node[longer] = num_nodes + number.reshape(-1)
             num_nodes += len(key)
         parent, char, depth_of = np.concatenate(parents), np.concatenate(chars), np.concatenate(depths)
-        # Nodes of one parent follow each other in the order of their characters.
+        # Children of a node are adjacent, in the order of their characters.
         counts = np.bincount(parent[1:], minlength=num_nodes)
         order = np.argsort(parent[1:], kind="stable")
         begin = np.concatenate([[0], np.cumsum(counts)])
@@ -67,11 +67,11 @@ class WordTrie:
 
     @property
     def num_nodes(self) -> int:
-        """N."""
+        """N, the number of nodes."""
         return len(self.depth)
 
     def is_prefix_of(self, words: Iterable[int]) -> npt.NDArray[np.bool_]:
-        """Which nodes lie on the way to one of the words, given by their positions; (N,)."""
+        """Which nodes are prefixes of one of the words, given by their indices; (N,)."""
         lies = np.zeros(self.num_nodes, dtype=bool)
         node: npt.NDArray[Any] = np.unique(self.word_node[np.fromiter(words, np.int64)])
         while len(node):
@@ -82,11 +82,11 @@ class WordTrie:
         return lies
 
     def shortest_of(self, words: Iterable[int]) -> IntArray:
-        """For each node the length of the shortest of the words that it leads to, 0 where it leads to none; (N,)."""
+        """The length of the shortest of the words below each node, 0 if there is none; (N,)."""
         shortest = np.full(self.num_nodes, np.iinfo(np.int64).max)
         node = self.word_node[np.fromiter(words, np.int64)]
         np.minimum.at(shortest, node, self.depth[node])
-        # Children are numbered after their parents: from the deepest up each tells its parent.
+        # Minima propagate from the deepest level up to the parents.
         for level in range(int(self.depth.max()), 0, -1):
             at_level = np.flatnonzero(self.depth == level)
             np.minimum.at(shortest, self.parent[at_level], shortest[at_level])

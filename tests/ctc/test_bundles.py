@@ -139,7 +139,7 @@ def test_what_is_missing_is_one_sentence(bundle: Bundle, cache: Path, tmp_path: 
         bundle_with_acoustic_model(letter_model())
     with pytest.raises(AsrError, match="can be spelled in these"):
         bundle_with_acoustic_model(letter_model(), bundle)
-    with pytest.raises(AsrError, match="symbols of its spellings are no tokens of the network"):
+    with pytest.raises(AsrError, match="symbols of its spellings are not tokens of the network"):
         bundle_with_acoustic_model(letter_model(), bundle, lexicon=lexicon)
     with pytest.raises(AsrError, match="needs an external acoustic model"):
         Recognizer.from_folder(tmp_path, ngram=tmp_path / "3gram.arpa")

@@ -218,7 +218,7 @@ def test_spelled_lexicon_leaves_out_what_cannot_be_spelled() -> None:
         ({"words": ["xyz"]}, "none of the 1 words ('xyz', ...) can be spelled"),
         ({"words": []}, "there is no word in it"),
         ({"words": ["a b"]}, "'a b' is no word"),
-        ({"lexicon": {"ab": "a c |"}}, "1 symbols of its spellings are no tokens of the network (c)"),
+        ({"lexicon": {"ab": "a c |"}}, "1 symbols of its spellings are not tokens of the network (c)"),
         ({"words": ["ab"], "token_lm": uniform_ngram(["a"])}, "token_lm cannot be combined with a word list"),
         ({"spell_unknown": True}, "spell_unknown adds words to a list"),
         ({"words": ["ab"], "inputs": "energies"}, "inputs is 'energies'"),
@@ -230,10 +230,10 @@ def test_spelled_lexicon_leaves_out_what_cannot_be_spelled() -> None:
         ({"words": ["ab"], "lm_scale": -1.0}, "lm_scale is -1.0"),
         ({"ngram": "nowhere.arpa"}, "nowhere.arpa: the language model cannot be read"),
         ({"words": ["ab"], "lm": "nowhere"}, "nowhere: there is no such language model"),
-        ({"words": ["ab"], "lm": object()}, "object is no language model"),
-        ({"words": ["a"], "ngram": uniform_ngram(["x", "y"])}, "the model lists none of the 1 words"),
-        ({"words": ["a", "b"], "ngram": uniform_ngram(["A", "B"])}, "the model is written in upper case"),
-        ({"token_lm": uniform_ngram(["x"])}, "the language model lists none of the 3 tokens"),
+        ({"words": ["ab"], "lm": object()}, "object is not a language model"),
+        ({"words": ["a"], "ngram": uniform_ngram(["x", "y"])}, "the model has none of the 1 words"),
+        ({"words": ["a", "b"], "ngram": uniform_ngram(["A", "B"])}, "the model is in upper case"),
+        ({"token_lm": uniform_ngram(["x"])}, "the language model has none of the 3 tokens"),
     ],
 )
 def test_bad_arguments_are_told(arguments: dict[str, object], message: str) -> None:
