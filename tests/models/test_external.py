@@ -105,7 +105,7 @@ def test_torchscript(tmp_path: Path) -> None:
 def test_torchscript_with_tokens_beside(tmp_path: Path) -> None:
     path = tmp_path / "network.pt"
     torch.jit.script(Windows()).save(str(path))
-    with pytest.raises(AsrError, match=r"put tokens\.txt beside it"):
+    with pytest.raises(AsrError, match=r"put tokens\.txt next to it"):
         load_acoustic_model(f"torchscript:{path}")
     (tmp_path / "tokens.txt").write_text("".join(f"{symbol}\n" for symbol in SYMBOLS))
     with pytest.raises(AsrError, match="does not give the frame_shift"):
@@ -302,7 +302,7 @@ def test_bad_onnx_is_told(folder: Path) -> None:
     with pytest.raises(AsrError, match="cannot stream"):
         model.stream()
     (folder / "tokens.txt").unlink()
-    with pytest.raises(AsrError, match=r"put tokens\.txt beside it"):
+    with pytest.raises(AsrError, match=r"put tokens\.txt next to it"):
         load_acoustic_model(f"onnx:{folder}")
 
 
