@@ -1,9 +1,9 @@
-"""The back-pointers of all partial paths, and how a stream ends.
+"""The backpointers of all partial paths, and the endings of streams.
 
-Back-pointers that no living token can be traced to are collected, so that memory does not grow with everything that the
-search ever tried.
+Backpointers that no active token can be traced back to are garbage-collected, so that memory does not grow with the
+length of a stream.
 
-Shapes: K tokens, N streams, R back-pointers, L arcs of a path.
+Shapes: K tokens, N streams, R backpointers, L arcs of a path.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _FIRST_COLLECTION = 1 << 20
 
 
 class Backtrace:
-    """A back-pointer names the one before it and the arc in between; -1 is the start of a stream.
+    """A table of backpointers, each with its predecessor and the arc in between; -1 is the start of a stream.
 
-    Back-pointers are appended a frame at a time, so that each points to an earlier one. When their number has doubled,
-    those that no living token can be traced to are dropped, and the others renumbered.
+    Backpointers are appended frame by frame, so each predecessor has a lower number. When their number has doubled,
+    those that no active token can be traced back to are removed, and the others renumbered.
 
     Args:
-        device: where they live.
-        collects: False keeps all of them and their numbers.
+        device: device of the table.
+        collects: whether to collect garbage; False keeps all backpointers and their numbers.
     """
 
     def __init__(self, device: torch.device, collects: bool = True) -> None:
@@ -47,13 +47,13 @@ class Backtrace:
         self.num_records = 0
 
     def add(self, previous: Tensor, arc: Tensor) -> Tensor:
-        """Appends the back-pointers of a frame, previous (K,), arc (K,) -> their numbers (K,)."""
+        """Appends the backpointers of a frame, previous (K,), arc (K,) -> their numbers (K,)."""
         begin = self.num_records
         self.add_blocks(previous, arc, [begin])
         return torch.arange(begin, self.num_records, device=arc.device)
 
     def add_blocks(self, previous: Tensor, arc: Tensor, block_begin: list[int]) -> None:
-        """Appends those of several frames, previous (K,), arc (K,); those of each frame begin at these numbers."""
+        """Appends the backpointers of several frames, previous (K,), arc (K,); block_begin has each frame's first."""
         begin, end = self.num_records, self.num_records + len(arc)
         if end > len(self._arc):
             room = torch.empty(max(end, 2 * len(self._arc)) - self.num_records, dtype=torch.int64, device=arc.device)
@@ -65,16 +65,16 @@ class Backtrace:
         self.num_records = end
 
     def records(self) -> tuple[Tensor, Tensor]:
-        """All back-pointers: the one before each, and the arc, (R,) each."""
+        """All backpointers: their predecessors and arcs, (R,) each."""
         return self._previous[: self.num_records], self._arc[: self.num_records]
 
     @property
     def is_due(self) -> bool:
-        """Whether enough have been made for a collection to pay."""
+        """Whether enough backpointers were added since the last collection for another to pay off."""
         return self._collects and self.num_records >= self._collect_at
 
     def collect(self, living: Tensor) -> Tensor:
-        """Drops what no living back-pointer descends from; living (K,) -> their new numbers (K,)."""
+        """Removes all backpointers except the ancestors of `living` (K,) and these themselves -> new numbers (K,)."""
         kept = torch.zeros(self.num_records + 1, dtype=torch.bool, device=living.device)
         kept[living] = True  # -1 marks the spare last entry
         block_end = self.num_records
@@ -95,17 +95,17 @@ class Backtrace:
 
     @property
     def block_begin(self) -> list[int]:
-        """The first back-pointer of each frame that has some, ascending."""
+        """The first backpointer of each non-empty frame, ascending."""
         return sorted({begin for begin in self._block_begin if begin < self.num_records})
 
     def replace(self, previous: Tensor, arc: Tensor, block_begin: list[int]) -> None:
-        """Takes others in the place of all back-pointers, previous (R,), arc (R,), with the begins of their blocks."""
+        """Replaces all backpointers, by previous (R,) and arc (R,), with the begins of their blocks."""
         self._previous, self._arc = previous, arc
         self.num_records, self._block_begin = len(arc), block_begin
         self._collect_at = max(_FIRST_COLLECTION, 2 * self.num_records)
 
     def path(self, backpointer: int) -> Tensor:
-        """The arcs from the stream's start to a back-pointer, (L,) int64."""
+        """The arcs from the stream's start to a backpointer, (L,) int64."""
         records = []
         previous = self._previous[: self.num_records].cpu().numpy()
         while backpointer >= 0:
@@ -114,20 +114,20 @@ class Backtrace:
         return self._arc[torch.tensor(records[::-1], dtype=torch.int64, device=self._arc.device)]
 
     def paths(self, backpointer: Tensor) -> list[Tensor]:
-        """The arcs that lead to each back-pointer (N,), (L,) int64 each, on the host."""
+        """The arcs that lead to each backpointer (N,), (L,) int64 each, on the host."""
         if backpointer.device.type == "cpu":
             return [self.path(int(one)) for one in backpointer]
         return self.paths_together(backpointer)
 
     def paths_together(self, backpointer: Tensor) -> list[Tensor]:
-        """The same, all traced back at once, so that a GPU copies one table to the host."""
+        """Like `paths`, but traces all paths at once, so that a GPU copies one table to the host."""
         traceback = gpu_module("asr.decoding.gpu.traceback", backpointer.device)
         if traceback is not None:
             num_blocks = len(self._block_begin) if self.num_records else 0
             table = traceback.arcs_of_paths(backpointer, self._previous, self._arc, num_blocks).cpu()
             return [column[column >= 0] for column in table.unbind(1)]
         arcs = [torch.full_like(backpointer, -1)]
-        # A block holds no back-pointer together with its predecessor: no path has more arcs than there are blocks.
+        # No block contains both a backpointer and its predecessor, so no path has more arcs than there are blocks.
         for _ in self._block_begin if self.num_records else ():
             known = backpointer.clamp(min=0)
             arcs.append(torch.where(backpointer < 0, backpointer, self._arc[known]))
@@ -136,20 +136,20 @@ class Backtrace:
         return [column[column >= 0] for column in table.unbind(1)]
 
     def settle(self, living: Tensor) -> Tensor:
-        """Takes off the beginning that all living paths of a stream share, which is decided.
+        """Cuts off the prefix that all active paths of a stream share; it is final.
 
-        The paths then start behind it, so that a stream that never ends holds only what is undecided.
+        Later paths start after it, so that a stream without an end holds only what may still change.
 
         Args:
-            living: (K,) the back-pointers of all tokens of one stream.
+            living: (K,) the backpointers of all active tokens of the stream.
 
         Returns:
-            (L,) int64 the arcs of the beginning; none where paths part at once.
+            (L,) int64, the arcs of the prefix; empty if the paths share none.
         """
         previous = self._previous[: self.num_records].cpu().numpy()
         front = np.unique(living.cpu().numpy())
         while len(front) > 1 and front[0] >= 0:
-            # All of the newest block go one step back; a block holds no back-pointer together with its predecessor.
+            # All backpointers of the newest block go one step back; no block also contains a predecessor of one.
             begin = self._block_begin[bisect_right(self._block_begin, int(front[-1])) - 1]
             first = int(np.searchsorted(front, begin))
             front = np.unique(np.concatenate([front[:first], previous[front[first:]]]))
@@ -161,7 +161,7 @@ class Backtrace:
         return arc
 
     def descends(self, living: Tensor, backpointer: int, num_steps: int) -> Tensor:
-        """Which paths (K,) go through the back-pointer `num_steps` before another; all where there is none."""
+        """Which paths (K,) contain the ancestor `num_steps` before `backpointer`; all if there is no such ancestor."""
         previous = self._previous[: self.num_records].cpu().numpy()
         for _ in range(num_steps):
             backpointer = int(previous[backpointer]) if backpointer >= 0 else backpointer
@@ -179,10 +179,10 @@ class Ending:
     """The best path of a stream, and all tokens at which it may end.
 
     Args:
-        backpointer: of the best path, or None where no token is alive; -1 is the path without arcs.
+        backpointer: of the best path, or None if no token is active; -1 is the path without arcs.
         total: its scaled score.
-        graph_score: graph score of ending there, 0 for an unfinished path.
-        lm_score: the language model's share, unscaled.
+        graph_score: the graph's final score, unscaled; 0 for an unfinished path.
+        lm_score: the language model score, unscaled.
         reached_final: whether the path is complete.
         final: tokens at which the stream may end.
         final_graph_score, final_lm_score: (K,) their final scores.
@@ -202,7 +202,7 @@ class Ending:
     def hypothesis(
         self, graph: DecodingGraph, options: DecodingOptions, arc: Tensor, frame_of: Tensor | None
     ) -> Hypothesis | None:
-        """The best path, whose arcs (L,) are given, spelled; None where no token is alive."""
+        """The hypothesis of the best path, given its arcs (L,); None if no token is active."""
         if self.backpointer is None:
             return None
         return hypothesis_of_path(graph, options, arc, self.total, self.graph_score, self.lm_score, frame_of)
@@ -216,15 +216,15 @@ def ending_of(
     score_offset: float,
     unfinished: bool = False,
 ) -> Ending:
-    """Ends a stream here: the best complete path, or the best unfinished one where none is complete.
+    """Ends a stream here with the best complete path, or with the best unfinished one if none is complete.
 
     Args:
-        graph: what was searched.
+        graph: the graph that was searched.
         options: scales.
         lm: scores the end of the sentence, or None.
-        tokens: of the stream.
-        score_offset: to be added to the tokens' relative scores.
-        unfinished: whether the stream goes on: then the best path need not be complete.
+        tokens: the active tokens of the stream.
+        score_offset: makes the tokens' relative scores absolute.
+        unfinished: whether the stream continues, so that the best path need not be complete.
     """
     final, graph_score = _final(graph, tokens)
     lm_score = torch.zeros_like(graph_score)
@@ -236,12 +236,12 @@ def ending_of(
 def endings_of(
     graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, tokens: ActiveTokens, score_offset: Tensor
 ) -> list[Ending]:
-    """Ends all streams, with one call of the language model; a GPU is waited for twice, whatever their number.
+    """Ends all streams with one call of the language model, waiting for a GPU only twice.
 
     Args:
-        graph, options, lm: as of `ending_of`.
-        tokens: of all streams.
-        score_offset: (N,) float64, to be added to the tokens' relative scores.
+        graph, options, lm: as for `ending_of`.
+        tokens: the active tokens of all streams.
+        score_offset: (N,) float64, makes the tokens' relative scores absolute.
     """
     num_streams = len(score_offset)
     if not num_streams:
@@ -257,7 +257,7 @@ def endings_of(
         _first_best(tokens.score, tokens.stream, num_streams),
     )
     num_final = torch.zeros_like(best).scatter_add_(0, final.stream, torch.ones_like(final.stream))
-    # One table of everything that the host has to know.
+    # One table of all values for the host, so that a GPU copies once.
     columns = [num_final, best_token < len(tokens)]
     columns += [_at(part, best) for part in (total, final.backpointer, graph_score, final.lm_score + lm_score)]
     columns += [_at(part, best_token) for part in (tokens.score, tokens.backpointer, tokens.lm_score)]
@@ -278,7 +278,7 @@ def endings_of(
 
 
 def _first_best(score: Tensor, stream: Tensor, num_streams: int) -> Tensor:
-    """The position of the first of each stream's best scores (K,), K for a stream that has none, (N,) int64."""
+    """The first position of each stream's best score, (N,) int64; K for a stream without scores; score (K,)."""
     best = torch.full((num_streams,), -torch.inf, dtype=score.dtype, device=score.device)
     best.scatter_reduce_(0, stream, score, "amax", include_self=True)
     position = torch.arange(len(score), device=score.device)
@@ -293,7 +293,7 @@ def _at(values: Tensor, position: Tensor) -> Tensor:
 
 
 def best_arcs(endings: Sequence[Ending], backtrace: Backtrace) -> list[Tensor]:
-    """The arcs (L,) of each stream's best path, on the host; none where no token is alive."""
+    """The arcs (L,) of each stream's best path, on the host; empty if no token is active."""
     backpointer = [-1 if ending.backpointer is None else ending.backpointer for ending in endings]
     device = backtrace.records()[0].device
     return backtrace.paths(torch.tensor(backpointer, dtype=torch.int64, device=device))

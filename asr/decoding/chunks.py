@@ -5,7 +5,7 @@ The language model then goes over the lattice of the chunk alone, as `asr.decodi
 What it leaves, word histories at states of the graph with their scores, is where the next chunk begins: paths that it
 dislikes are not followed any more, and the search compares all others by its scores, too.
 
-Shapes: N utterances, T frames, C tokens, K active tokens, F tokens at the front, B states there, R back-pointers.
+Shapes: N utterances, T frames, C tokens, K active tokens, F tokens at the front, B states there, R backpointers.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class ChunkedSearch:
         return ChunkRecords(previous, arc, utt_idx, frame, src, dst, losing_arc, score_gap, loss)
 
     def _losses(self, tokens: ActiveTokens, span: Span, num_records: int) -> NDArray[np.float32]:
-        """By how much each last back-pointer loses against the best of its stream, (R,), infinite for all others."""
+        """By how much each last backpointer loses against the best of its stream, (R,), infinite for all others."""
         final = torch.where(span.is_end[tokens.stream], self._graph.final_score[tokens.state], 0.0)
         total, num_utts = tokens.score + final, len(span.is_end)
         best = best_score(total, tokens.stream, num_utts)

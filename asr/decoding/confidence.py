@@ -1,9 +1,9 @@
-"""How sure words are: what the lattice says of them, calibrated on speech that no training has heard.
+"""Word confidences: lattice posteriors, calibrated on held-out speech.
 
-The posterior probability of a word in the lattice orders words well, but it is not how often they are right: the
-acoustic scores of neighbouring frames are not independent, and what the beams dropped is missing. A calibration maps
-posteriors at several scales to a probability. It is a sum of piecewise-linear functions behind a logistic function
-(after Yu, Li and Deng, 2011), fitted by `fit_calibration`.
+The posterior probability of a word in the lattice ranks words well, but is not the probability that the word is right:
+acoustic scores of neighbouring frames are not independent, and pruned paths are missing. A calibration maps posteriors
+at several scales to a probability. It is a logistic function of a sum of piecewise-linear functions (after Yu, Li and
+Deng, 2011), fitted by `fit_calibration`.
 
 Shapes: W words of a lattice, K words of a hypothesis, S scales, E features, B knots.
 """
@@ -25,9 +25,9 @@ from asr.errors import AsrError
 Floats = NDArray[np.float64]
 
 SCALES = (1.5, 0.3)
-"""Scales of the total score, at each of which a word has a posterior."""
+"""Scales of the total score at which posteriors are computed."""
 
-# Words of the lattice that begin up to this many frames earlier or later are the same.
+# Occurrences of a word in the lattice count as the same if they begin at most this many frames apart.
 _FRAMES_APART = 5
 
 _LEAST = 1e-4
@@ -39,8 +39,8 @@ class WordPosteriors:
 
     Args:
         word_id: (W,) int64.
-        frame: (W,) int64, where the graph outputs the word.
-        posterior: (W, S) float64 at each of `SCALES`.
+        frame: (W,) int64, the frame at which the graph outputs the word.
+        posterior: (W, S) float64, at each of `SCALES`.
     """
 
     word_id: NDArray[np.int64]
@@ -48,7 +48,7 @@ class WordPosteriors:
     posterior: Floats
 
     def of(self, hypothesis: Hypothesis) -> Floats:
-        """The posteriors (K, S) of a hypothesis's words, whose frames are where the graph outputs them."""
+        """The posteriors (K, S) of a hypothesis's words, whose start frames must be those of the graph's outputs."""
         found = np.zeros((len(hypothesis.word_ids), len(SCALES)))
         for row, word_id, frame in zip(found, hypothesis.word_ids, hypothesis.start_frames, strict=True):
             is_same = (self.word_id == word_id) & (np.abs(self.frame - frame) <= _FRAMES_APART)
@@ -75,7 +75,7 @@ def word_posteriors(lattice: Lattice, options: DecodingOptions, original_frame: 
 
 
 FEATURES = ("posterior", "flat_posterior", "utterance_posterior")
-"""What a calibration may look at: log odds of a word's posterior at both scales, and of the mean in its utterance."""
+"""Features of a calibration: log odds of a word's posterior at both scales, and of the mean over its utterance."""
 
 
 def confidence_features(posteriors: Floats) -> Floats:
@@ -92,9 +92,9 @@ def _log_odds(probability: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """From features to the probability that a word is right.
+    """Maps features to the probability that a word is right.
 
-    The log odds are `bias` plus the value of one piecewise-linear function of each feature, constant beyond its knots.
+    The log odds are `bias` plus a piecewise-linear function of each feature, which is constant beyond its knots.
 
     Args:
         bias: log odds.
@@ -115,7 +115,7 @@ class Calibration:
         return np.asarray(1.0 / (1.0 + np.exp(-odds)))
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The calibration as JSON values."""
         terms = {
             name: {"knots": list(self.knots[name]), "values": [round(value, 4) for value in self.values[name]]}
             for name in self.knots
@@ -124,14 +124,14 @@ class Calibration:
 
     @classmethod
     def from_dict(cls, record: Any, where: str) -> Calibration:
-        """Reads what `as_dict` writes.
+        """Reads the output of `as_dict`.
 
         Args:
             record: JSON values.
-            where: what to call them in an error.
+            where: their source, for error messages.
 
         Raises:
-            AsrError: they are something else.
+            AsrError: the values are not a calibration.
         """
         try:
             terms = {str(name): (list(term["knots"]), list(term["values"])) for name, term in record["terms"].items()}
@@ -161,10 +161,10 @@ def calibrated(
     """The hypothesis with calibrated confidences.
 
     Args:
-        hypothesis: its frames are where the graph outputs the words.
-        lattice: of the utterance; None where no path was complete, so that nothing speaks for a word.
+        hypothesis: its start frames must be those at which the graph outputs the words.
+        lattice: of the utterance; None if no path was complete, which gives all words a posterior of 0.
         options: scales of the parts of a score.
-        calibration: for lattices of this kind.
+        calibration: for lattices of this mode.
         original_frame: (T,) int64, the original frame of each of the lattice's, where frames were skipped.
     """
     posteriors = np.zeros((len(hypothesis.words), len(SCALES)))
@@ -174,19 +174,19 @@ def calibrated(
     return replace(hypothesis, confidences=tuple(map(float, probabilities)))
 
 
-# Knots at these shares of the words.
+# Quantiles of the features at which knots are placed.
 _SHARES = (0.02, 0.1, 0.25, 0.5, 0.75, 0.98)
 _PENALTY = 1.0
 _MAX_STEPS = 100
 
 
 def fit_calibration(features: Floats, is_right: NDArray[np.bool_], penalty: float = _PENALTY) -> Calibration:
-    """Fits the log odds of being right by penalized maximum likelihood (Newton steps).
+    """Fits a calibration by penalized maximum likelihood (Newton steps).
 
     Args:
-        features: (W, E) of words of many utterances.
-        is_right: (W,).
-        penalty: of the squared differences between neighbouring values, in words.
+        features: (W, E), of words of many utterances.
+        is_right: (W,) bool.
+        penalty: weight of the squared differences between neighbouring values, in words.
 
     Raises:
         AsrError: there are fewer than 100 words, or all are right, or all wrong.
@@ -198,7 +198,7 @@ def fit_calibration(features: Floats, is_right: NDArray[np.bool_], penalty: floa
             "right ones and wrong ones."
         )
     knots = {name: _knots(features[:, column]) for column, name in enumerate(FEATURES)}
-    # Hat functions of all features side by side; a constant would be in each of them, which the penalty decides.
+    # Columns are hat functions of all features. Their sums are constants, like the bias; the penalty makes them unique.
     hats = [np.ones((len(features), 1))]
     rough = [np.zeros((1, 1))]
     for column, name in enumerate(FEATURES):
@@ -228,5 +228,5 @@ def fit_calibration(features: Floats, is_right: NDArray[np.bool_], penalty: floa
 
 
 def _knots(feature: Floats) -> list[float]:
-    """Different values at `_SHARES` of the words, ascending."""
+    """The distinct quantiles of a feature at `_SHARES`, ascending."""
     return sorted({round(float(value), 3) for value in np.quantile(feature, _SHARES)})

@@ -174,7 +174,7 @@ def _prune(score: Tensor, stream: Tensor, num_streams: int, options: DecodingOpt
 
 
 def extended(tokens: ActiveTokens, candidates: Candidates, position: Tensor | None = None) -> ActiveTokens:
-    """Candidates as tokens, all or those at some positions, each with the back-pointer of the token it extends."""
+    """Candidates as tokens, all or those at some positions, each with the backpointer of the token it extends."""
 
     def some(value: Tensor) -> Tensor:
         return value if position is None else value.index_select(0, position)

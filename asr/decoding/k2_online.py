@@ -198,7 +198,7 @@ class OnlineLatticeRescorer:
         search = backend.chunk or FrameSearch(part, self._options, self._lm, backend.frame)
         log_prob = torch.zeros(1, num_frames, 1, device=tokens.state.device)
         chunk = Chunk(log_prob, torch.tensor([num_frames], device=log_prob.device), self._score_offset)
-        # The back-pointers of a lattice are few, and are never collected.
+        # The backpointers of a lattice are few, and are never collected.
         self._tokens = search.search(tokens, chunk, SearchSink(self.backtrace, None, lambda parts: None))
 
 

@@ -1,9 +1,9 @@
-"""Lattices: the alternatives that a search kept, with acoustic, graph and language model scores apart.
+"""Lattices: the paths that a search kept, with separate acoustic, graph and language model scores.
 
-Here are the lattice itself, best scores to and from its states, pruning, its construction from the back-pointers and
-losing arcs of a search, and the posterior probabilities of its arcs and words.
+Contains the lattice itself, forward and backward scores of its states, pruning, construction from the backpointers and
+losing arcs of a search, and posterior probabilities of arcs and words.
 
-Shapes: N utterances, T frames, C tokens, S lattice states, A lattice arcs, W words, R back-pointers, L losing arcs.
+Shapes: N utterances, T frames, C tokens, S lattice states, A lattice arcs, W words, R backpointers, L losing arcs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from asr.kernels.jit import jit
 class Lattice:
     """An acyclic graph for each of N utterances; every arc reads one frame. Scores are natural logs, unscaled.
 
-    States are sorted by frame, over all utterances together, arcs by the state they leave.
+    The states of all utterances together are sorted by frame, and arcs by source state.
 
     Args:
         frame: (S,) int64, frames read before the state.
@@ -140,7 +140,7 @@ class Lattice:
         return Lattice(**moved)
 
     def select(self, kept_state: Tensor, kept_arc: Tensor) -> Lattice:
-        """Some states and arcs; start states must stay. kept_state (S,) bool, kept_arc (A,) bool."""
+        """The sublattice of the given states (S,) bool and arcs (A,) bool; start states must be kept."""
         state = kept_state.nonzero().squeeze(1)
         number = kept_state.cumsum(0) - 1
         src_state = self.src_state()
@@ -166,7 +166,7 @@ class Lattice:
         )
 
     def split(self) -> list[Lattice]:
-        """One lattice an utterance, in the order of the start states."""
+        """One lattice per utterance, in the order of the start states."""
         arc_utt = self.utt_idx[self.src_state()]
         parts = []
         for position, utt_idx in enumerate(self.utt_idx[self.start_state].tolist()):
@@ -177,7 +177,7 @@ class Lattice:
 
 
 def take_ranges(begin: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Some rows of a ragged array: begin (A + 1,), chosen (K,) -> its own begins (K + 1,) and positions (W',)."""
+    """Selects rows of a ragged array: begin (A + 1,), chosen (K,) -> new begins (K + 1,) and old positions (W',)."""
     first = begin.index_select(0, chosen)
     length = begin.index_select(0, chosen + 1) - first
     new_begin = torch.zeros(len(chosen) + 1, dtype=torch.int64, device=begin.device)
@@ -188,7 +188,7 @@ def take_ranges(begin: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def join(lattices: list[Lattice]) -> Lattice:
-    """Several lattices as one, utterances numbered on."""
+    """Joins several lattices into one, with utterances numbered consecutively."""
     if len(lattices) == 1:
         return lattices[0]
     num_states = [lattice.num_states for lattice in lattices]
@@ -232,7 +232,7 @@ def join(lattices: list[Lattice]) -> Lattice:
 
 
 def best_from_start(lattice: Lattice, arc_total: Tensor) -> Tensor:
-    """The best score of any way from the start to each state, (S,) float64; arc_total (A,) float64."""
+    """The score of the best path from the start to each state, (S,) float64; arc_total (A,) float64."""
     score = torch.full((lattice.num_states,), -torch.inf, dtype=torch.float64, device=arc_total.device)
     score[lattice.start_state] = 0.0
     if (loop := _loop_for(spread_forward, score)) is not None:
@@ -247,7 +247,7 @@ def best_from_start(lattice: Lattice, arc_total: Tensor) -> Tensor:
 
 
 def best_to_end(lattice: Lattice, arc_total: Tensor, final_total: Tensor) -> Tensor:
-    """The best score of any way from each state to an end, (S,) float64; arc_total (A,), final_total (S,) float64."""
+    """The score of the best path from each state to an end, (S,) float64; arc_total (A,), final_total (S,) float64."""
     score = final_total.clone()
     if (loop := _loop_for(spread_backward, score)) is not None:
         loop(*_arrays(lattice, arc_total, score))
@@ -261,7 +261,7 @@ def best_to_end(lattice: Lattice, arc_total: Tensor, final_total: Tensor) -> Ten
 
 
 def _loop_for(function: Callable[..., None], score: Tensor) -> Callable[..., None] | None:
-    """The compiled loop, if numba is installed and the lattice on a CPU; it gives the same scores."""
+    """The compiled loop, which gives the same scores; None on a GPU or without numba."""
     return jit(function) if score.device.type == "cpu" else None
 
 
@@ -270,12 +270,12 @@ def _arrays(lattice: Lattice, arc_total: Tensor, score: Tensor) -> list[NDArray[
 
 
 def prune(lattice: Lattice, options: DecodingOptions, beam: float) -> Lattice:
-    """Drops arcs whose best path is more than `beam` worse than the utterance's best, and states without arcs."""
+    """Removes arcs and states whose best path is more than `beam` below the utterance's best path."""
     arc_total = lattice.arc_total(options)
     forward = best_from_start(lattice, arc_total)
     backward = best_to_end(lattice, arc_total, lattice.final_total(options))
     limit = backward[lattice.start_state] - beam
-    # Rounding must not cost the best path its arcs.
+    # Some slack, so that rounding cannot prune the best path itself.
     limit = limit - 1e-6 * limit.abs().clamp(min=1.0)
     through = forward + backward
     kept_state = (through >= limit[lattice.utt_idx]) & (through > -torch.inf)
@@ -287,7 +287,7 @@ def prune(lattice: Lattice, options: DecodingOptions, beam: float) -> Lattice:
 
 
 def best_path(lattice: Lattice, options: DecodingOptions) -> tuple[Tensor, int] | None:
-    """The arcs (L,) of the best path of a lattice of one utterance and its last state; None where none ends."""
+    """The arcs (L,) and the last state of the best path of one utterance's lattice; None if no path is complete."""
     arc_total = lattice.arc_total(options)
     backward = best_to_end(lattice, arc_total, lattice.final_total(options)).cpu()
     state = int(lattice.start_state[0])
@@ -307,14 +307,14 @@ def best_path(lattice: Lattice, options: DecodingOptions) -> tuple[Tensor, int] 
 
 @dataclass(frozen=True, eq=False)
 class LatticeParts:
-    """A lattice before the scores and words of its arcs are looked up in the graph that was searched.
+    """A lattice whose arcs do not yet have the scores and words of the graph that was searched.
 
     Args:
         frame: (S,) int64, ascending.
         utt_idx: (S,) int64.
         start_state: (N,) int64.
         src_state, dst_state: (A,) int64, in any order.
-        arc: (A,) int64, the arc of what was searched.
+        arc: (A,) int64, the arc of the graph or lattice that was searched.
         lm_score: (A,) float32.
         final_graph_score: (S,) float32, -inf where a path may not end.
         final_lm_score: (S,) float32.
@@ -368,7 +368,7 @@ def lattice_from_graph(parts: LatticeParts, graph: DecodingGraph, log_prob: Tens
 
 
 def lattice_from_lattice(parts: LatticeParts, source: Lattice) -> Lattice:
-    """The lattice of a search through another one, some of whose arcs it has several times."""
+    """The lattice of a search through another lattice, whose arcs may occur several times, with different histories."""
     order, arc_begin = _by_source(parts)
     arc = parts.arc[order]
     word_begin, position = take_ranges(source.word_begin, arc)
@@ -392,7 +392,7 @@ def _states_of(parts: LatticeParts) -> dict[str, Tensor]:
 
 
 def _by_source(parts: LatticeParts) -> tuple[Tensor, Tensor]:
-    """The arcs (A,) in the order of the states that they leave, and arc_begin (S + 1,)."""
+    """The order (A,) of the arcs by source state, and arc_begin (S + 1,)."""
     src_state, num_states = parts.src_state, len(parts.frame)
     loop = jit(order_by_source) if src_state.device.type == "cpu" else None
     if loop is not None:
@@ -402,30 +402,29 @@ def _by_source(parts: LatticeParts) -> tuple[Tensor, Tensor]:
     return torch.sort(src_state, stable=True).indices, torch.cat([num_arcs.new_zeros(1), num_arcs.cumsum(0)])
 
 
-# More than the rounding of all the scores of an utterance can be.
+# Exceeds the rounding errors of all scores of an utterance.
 _SLACK = 0.1
 
 
 def lattice_margin(options: DecodingOptions) -> float:
-    """An arc that loses by more cannot be on a path within the output beam."""
+    """The score gap beyond which a losing arc cannot be on a path within the output beam."""
     return options.output_beam + _SLACK
 
 
 def collects_on(device: torch.device, keep_lattice: bool) -> bool:
-    """Whether back-pointers are collected: not for a lattice on a CPU, whose loops prune each chunk themselves."""
+    """Whether backpointers are garbage-collected; not with a lattice on a CPU, where loops prune each chunk."""
     return not keep_lattice or device.type != "cpu"
 
 
 class LatticeRecords:
-    """The losing arcs of a search. A lattice state is a back-pointer, or the start of an utterance.
+    """The losing arcs of a search. A lattice state is a backpointer, or the start of an utterance.
 
-    The back-pointers say by which arc a state was reached best. Kept here are the losing arcs, which led there, too,
-    inside the search beam. One that loses by more than `margin` cannot be in the lattice. Utterances begin together.
+    A backpointer has the best arc into a state. The losing arcs are the other arcs into it within the search beam; one
+    that loses by more than `margin` cannot be in the lattice. All utterances must begin at the same time.
 
     Args:
         num_utts: N.
-        options: the beams that are searched with.
-        compiled: whether numba's loops, where it is installed and on a CPU, drop what the output beam is going to drop.
+        options: the beams of the search.
     """
 
     def __init__(self, num_utts: int, options: DecodingOptions) -> None:
@@ -434,23 +433,23 @@ class LatticeRecords:
         self.margin = lattice_margin(options)
         self._first_frame = 0
         self._num_frames = 0
-        # (utt_idx, frame) of the back-pointers; (src, dst, arc, score_gap) of the losing arcs.
+        # (utt_idx, frame) of the backpointers; (src, dst, arc, score_gap) of the losing arcs.
         self._backpointers: list[tuple[Tensor, ...]] = []
         self._losing_arcs: list[tuple[Tensor, ...]] = []
-        # Of both, where a language model takes part.
+        # (lm_score of the backpointers' arcs, lm_score of the losing arcs), with a language model only.
         self._lm_scores: list[tuple[Tensor, ...]] = []
 
     def begin_chunk(self, first_frame: int) -> None:
-        """Frames are counted from this one on; for searches that go on in several calls."""
+        """Counts frames from `first_frame` on, for searches that span several calls."""
         self._first_frame, self._num_frames = first_frame, 0
 
     def arrays(self) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
-        """What has been taken: (utt_idx, frame) of all back-pointers, (src, dst, arc, score_gap) of all losing arcs."""
+        """All records: (utt_idx, frame) of the backpointers, (src, dst, arc, score_gap) of the losing arcs."""
         of_backpointers, of_losing = self._taken(torch.empty(0, dtype=torch.int64))
         return [part.numpy() for part in of_backpointers], [part.numpy() for part in of_losing]
 
     def _taken(self, none: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """(utt_idx, frame) of all back-pointers, (src, dst, arc, score_gap) of losing arcs; `none` is (0,) int64."""
+        """(utt_idx, frame) of all backpointers, (src, dst, arc, score_gap) of losing arcs; `none` is (0,) int64."""
         of_backpointers = _joined(self._backpointers, (none, none))
         return of_backpointers, _joined(self._losing_arcs, (none, none, none, none.float()))
 
@@ -462,12 +461,12 @@ class LatticeRecords:
         survivors: Survivors,
         backpointer: Tensor,
     ) -> None:
-        """Takes one frame.
+        """Records one frame.
 
         Args:
-            tokens: before the frame.
-            candidates: what they became over arcs.
-            graph_arc: (A,) these arcs in the graph.
+            tokens: the tokens before the frame.
+            candidates: their extensions over arcs.
+            graph_arc: (A,) the graph arcs of the candidates.
             survivors: the outcome of recombination and pruning.
             backpointer: (K',) of the survivors.
         """
@@ -485,7 +484,7 @@ class LatticeRecords:
         self.add_frame(candidates.stream[kept], losing_arcs, lm_scores)
 
     def losing(self, candidates: Candidates, winner: Tensor, survives: Tensor) -> Tensor:
-        """Which candidates of a frame belong to the lattice though they lost, (A,) bool; a GPU is not waited for.
+        """Which candidates of a frame lost but belong to the lattice, (A,) bool; does not wait for a GPU.
 
         Args:
             candidates: all of them.
@@ -493,7 +492,7 @@ class LatticeRecords:
             survives: (A,) bool, which winners survive.
         """
         score, stream = candidates.score, candidates.stream
-        # What falls behind the search beam is dropped here as everywhere, unless min_active_states kept worse ones.
+        # Losing arcs outside the search beam are dropped, except those above a survivor that min_active_states kept.
         lowest = torch.full((self._num_utts,), -self._search_beam, device=score.device)
         of_survivors = torch.where(survives, score, torch.full_like(score, torch.inf))
         lowest.scatter_reduce_(0, stream, of_survivors, "amin", include_self=True)
@@ -503,11 +502,11 @@ class LatticeRecords:
     def add_frame(
         self, utt_idx: Tensor, losing_arcs: Sequence[Tensor], lm_scores: Sequence[Tensor] | None = None
     ) -> None:
-        """Takes the next frame.
+        """Records the next frame.
 
         Args:
-            utt_idx: (K',) of each new back-pointer, in order, its utterance.
-            losing_arcs, lm_scores: as of `add_frames`.
+            utt_idx: (K',) the utterance of each new backpointer, in order.
+            losing_arcs, lm_scores: as for `add_frames`.
         """
         self._num_frames += 1
         self.add_frames(utt_idx, torch.full_like(utt_idx, self._num_frames), losing_arcs, lm_scores)
@@ -519,13 +518,14 @@ class LatticeRecords:
         losing_arcs: Sequence[Tensor],
         lm_scores: Sequence[Tensor] | None = None,
     ) -> None:
-        """Takes several frames.
+        """Records several frames.
 
         Args:
-            utt_idx, frame: (R,) of each new backpointer, in order, its utterance and the frames read, its own included.
-            losing_arcs: (L,) each, those of a frame side by side: the back-pointer before, the back-pointer to which it
-                lost, its arc in the graph, and its score gap.
-            lm_scores: (R,) and (L,) float64, what the language model gave the words of each arc; None without one.
+            utt_idx, frame: (R,) the utterance of each new backpointer, in order, and the number of frames read by then.
+            losing_arcs: (L,) each, grouped by frame: the previous backpointer, the backpointer that won, the graph arc,
+                and the score gap.
+            lm_scores: (R,) and (L,) float64, language model scores of the words on each arc; None without a language
+                model.
         """
         self._backpointers.append((utt_idx, frame + self._first_frame))
         self._losing_arcs.append(tuple(losing_arcs))
@@ -533,17 +533,17 @@ class LatticeRecords:
             self._lm_scores.append(tuple(lm_scores))
 
     def collect(self, backtrace: Backtrace, living: Tensor) -> Tensor:
-        """Drops what loses by more than `margin` on all ways to living back-pointers; a GPU is waited for twice.
+        """Removes records that lose by more than `margin` on all paths to active tokens; waits for a GPU twice.
 
-        However the search goes on, a path that goes through such a back-pointer or losing arc loses at least as much
-        against the best path to where it then is: the lattice within the output beam remains the same.
+        However the search continues, a path through such a record loses at least as much against the best path to the
+        same token, so the lattice within the output beam does not change.
 
         Args:
-            backtrace: of the search, whose blocks are its frames; it is renumbered.
-            living: (K,) the back-pointers of all tokens.
+            backtrace: the backpointers of the search, whose blocks are its frames; they are renumbered.
+            living: (K,) the backpointers of all active tokens.
 
         Returns:
-            Their new numbers (K,).
+            The new numbers of `living`, (K,).
         """
         previous, arc = backtrace.records()
         if not len(arc):
@@ -551,7 +551,7 @@ class LatticeRecords:
         none, blocks = arc[:0], backtrace.block_begin
         (utt_idx, frame), (src, dst, losing_arc, score_gap) = self._taken(none)
         begin = torch.tensor(blocks, device=arc.device)
-        # Losing arcs stand in the order of the blocks that they lead to.
+        # Losing arcs are in the order of the blocks that they lead to.
         losing_begin = torch.searchsorted(frame.index_select(0, dst), frame.index_select(0, begin)).tolist()
         loss = torch.full((len(arc) + 1,), torch.inf, device=arc.device)
         loss[living] = 0.0  # -1 marks the spare last entry
@@ -580,10 +580,10 @@ class LatticeRecords:
         return number[living]
 
     def collected(self, backtrace: Backtrace, endings: Sequence[Ending]) -> LatticeParts:
-        """The lattice, or at least what lies within the output beam.
+        """Builds the lattice; it contains at least all arcs within the output beam.
 
         Args:
-            backtrace: of the search.
+            backtrace: the backpointers of the search.
             endings: of all utterances.
         """
         num_utts = self._num_utts
@@ -635,7 +635,7 @@ def _joined(parts: list[tuple[Tensor, ...]], none: tuple[Tensor, ...]) -> tuple[
 
 
 def _final_losses(backpointer: Tensor, endings: Sequence[Ending], num_records: int) -> Tensor:
-    """How much worse than the best an utterance is that ends at a back-pointer, (R,) float32, inf if it may not."""
+    """The loss of ending at each backpointer against the utterance's best path, (R,) float32; inf if not final."""
     loss = torch.full((num_records,), torch.inf)
     lost = [ending.final_total.max() - ending.final_total for ending in endings if len(ending.final)]
     if lost:
@@ -645,12 +645,12 @@ def _final_losses(backpointer: Tensor, endings: Sequence[Ending], num_records: i
 
 
 def arc_posteriors(lattice: Lattice, options: DecodingOptions, scale: float = 1.0) -> Tensor:
-    """The posterior probability of each arc, (A,) float64: the share of the paths through it in those of its utterance.
+    """The posterior probability of each arc, (A,) float64, by the forward-backward algorithm.
 
     Args:
         lattice: one or several utterances.
         options: scales of the parts of a score.
-        scale: of the whole score; below 1 it tempers the overconfidence of frame-wise scores.
+        scale: scale of the total score; values below 1 reduce the overconfidence of frame-wise scores.
     """
     arc_total, ahead = scale * lattice.arc_total(options), scale * lattice.final_total(options)
     posterior = torch.zeros_like(arc_total)
@@ -662,7 +662,7 @@ def arc_posteriors(lattice: Lattice, options: DecodingOptions, scale: float = 1.
     src_state = lattice.src_state()
     frames = [(first, last) for first, last in itertools.pairwise(lattice.arc_frame_begin) if first < last]
     for first, last in reversed(frames):
-        # The states of a frame are side by side.
+        # The states of a frame are adjacent.
         low, high = int(src_state[first]), int(src_state[last - 1]) + 1
         position, added = src_state[first:last] - low, arc_total[first:last] + ahead[lattice.dst_state[first:last]]
         best = ahead[low:high].scatter_reduce(0, position, added, "amax", include_self=True)
@@ -690,11 +690,11 @@ def with_confidences(
     """The hypothesis with word confidences: the posterior probability of each word at about its time.
 
     Args:
-        hypothesis: one of the lattice's.
+        hypothesis: a path of the lattice.
         lattice: of one utterance.
-        options, scale: as of `arc_posteriors`.
-        num_frames_apart: a word that begins up to this many frames earlier or later is the same.
-        original_frame: (T,) int64, the original frame of each of the lattice's, where frames were skipped.
+        options, scale: as for `arc_posteriors`.
+        num_frames_apart: occurrences of a word count as the same if they begin at most this many frames apart.
+        original_frame: (T,) int64, the original frame of each lattice frame; None if no frames were skipped.
     """
     posterior = arc_posteriors(lattice, options, scale)
     owner = torch.repeat_interleave(lattice.num_words())

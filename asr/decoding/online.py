@@ -1,4 +1,4 @@
-"""Decoding while the audio is still coming: streams open, are fed chunks of any size, and end, each at its own time.
+"""Streaming decoding: streams open, receive chunks of any size, and end, each at its own time.
 
 Shapes: N streams of a call, T frames of a chunk, C tokens.
 """
@@ -25,14 +25,14 @@ from asr.lm.interface import LanguageModel
 
 @dataclass(frozen=True)
 class EndpointRules:
-    """When a speaker has finished, in frames of the acoustic model. A stream ends when one of the rules holds.
+    """Rules for the end of an utterance, in frames of the acoustic model. An utterance ends when one of them holds.
 
-    From half of `longest` on, a shorter and shorter pause is enough, so that long speech is rarely cut within a word.
+    After half of `longest`, ever shorter pauses suffice, so that long speech is rarely cut within a word.
 
     Args:
-        silence_before_words: trailing blank frames that end a stream without words.
-        silence_after_words: trailing blank frames that end a stream after words.
-        longest: frames after which a stream ends in any case.
+        silence_before_words: trailing blank frames that end an utterance without words.
+        silence_after_words: trailing blank frames that end an utterance with words.
+        longest: frames after which an utterance ends in any case.
     """
 
     silence_before_words: int = 125
@@ -40,7 +40,7 @@ class EndpointRules:
     longest: int = 750
 
     def apply(self, has_words: bool, num_trailing_blanks: int, num_frames: int) -> bool:
-        """Whether the stream ends here.
+        """Whether the utterance ends here.
 
         Args:
             has_words: whether the best path has words.
@@ -57,14 +57,14 @@ _FRAMES_BETWEEN_SETTLINGS = 8
 
 @dataclass
 class _Progress:
-    """What a stream has read.
+    """The progress of a stream.
 
     Args:
-        num_frames: in all.
-        after_blank: whether the last one was blank enough to be skipped, were another to come.
-        settled: the beginning that all partial paths share.
-        unsettled_frames: kept frames behind that, as numbered before skipping; None where none are skipped.
-        num_unsettled: frames read since the last attempt to settle.
+        num_frames: frames read.
+        after_blank: whether the last frame's blank probability exceeds `blank_skip_threshold`.
+        settled: the prefix that all partial paths share.
+        unsettled_frames: original numbers of the decoded frames after that prefix; None if no frames are skipped.
+        num_unsettled: frames read since the last attempt to extend `settled`.
     """
 
     num_frames: int = 0
@@ -75,23 +75,23 @@ class _Progress:
 
 
 class StreamingDecoder:
-    """Token passing fed in chunks. Results do not depend on how the frames are cut into chunks.
+    """Token passing in chunks. Unless `commit_frames` is set, results do not depend on how frames are chunked.
 
-    The beginning that all partial paths of a stream share is decided, and is kept as words. So a stream may go on for
-    ever: its memory is that of its words and of what is undecided.
+    The prefix that all partial paths of a stream share is final, and is stored as words. So a stream may last for ever:
+    its memory is that of its words and of the paths after the shared prefix.
 
     Args:
         graph: decoding graph.
         options: beams and scales.
         lm: language model inside the search, or None.
-        endpoint_rules: when a speaker has finished.
-        commit_frames: what the best path said this many frames ago is decided, and paths that differ are dropped; None
-            decides only what all paths share. A recurrent language model never merges histories, so that without this
-            limit a stream that never ends may never decide anything. With it results can depend on the chunks.
-        inputs: what `advance` is given, a key of `asr.decoding.log_probs.INPUTS`.
+        endpoint_rules: rules for the end of an utterance.
+        commit_frames: the best path becomes final up to this many frames ago, and paths that differ there are dropped;
+            None makes final only what all paths share. A recurrent language model never merges histories, so without
+            this limit nothing in a long stream may ever become final. With it, results may depend on the chunks.
+        inputs: the kind of `advance`'s input, a key of `asr.decoding.log_probs.INPUTS`.
 
     Raises:
-        AsrError: there are no such inputs.
+        AsrError: `inputs` is not a key of `INPUTS`.
     """
 
     def __init__(
@@ -123,15 +123,15 @@ class StreamingDecoder:
         return streams
 
     def advance(self, streams: Sequence[int], log_prob: Tensor, num_frames: Tensor) -> None:
-        """Searches a chunk of each of some open streams.
+        """Searches one chunk each of some open streams.
 
         Args:
-            streams: N different stream numbers.
-            log_prob: (N, T, C) natural log.
-            num_frames: (N,) int64, how many of the T frames are the stream's.
+            streams: N distinct stream numbers.
+            log_prob: (N, T, C) natural logs.
+            num_frames: (N,) int64, number of valid frames of each stream.
 
         Raises:
-            AsrError: a stream is not open or is named twice, or the log-probabilities are invalid.
+            AsrError: a stream is not open or occurs twice, or the log-probabilities are invalid.
         """
         check_chunks(streams, num_frames)
         progress = [self._open(stream) for stream in streams]
@@ -159,16 +159,16 @@ class StreamingDecoder:
                 self._settle(streams[row], one)
 
     def partial(self, stream: int) -> Hypothesis | None:
-        """The best path so far, complete or not; None where no token is alive."""
+        """The best path so far, complete or not; None if no token is active."""
         return self._result(stream, unfinished=True).best
 
     def num_settled_words(self, stream: int) -> int:
-        """How many words at the beginning of `partial` can no longer change."""
-        # The end time of the last one may still change, but not the word.
+        """The number of leading words of `partial` that can no longer change."""
+        # The end time of the last of them may still change.
         return len(self._open(stream).settled.word_ids)
 
     def is_endpoint(self, stream: int) -> bool:
-        """Whether the speaker seems to have finished."""
+        """Whether the utterance has ended by the endpoint rules."""
         num_frames = self._open(stream).num_frames
         path = self._path(stream, self._ending(stream, unfinished=True))
         if path is None:
@@ -176,7 +176,7 @@ class StreamingDecoder:
         return self._rules.apply(len(path.word_ids) > 0, num_frames - path.spoken_end, num_frames)
 
     def finalize(self, stream: int) -> DecodeResult:
-        """Ends a stream: its best complete path, or the best unfinished one where none is complete."""
+        """Ends a stream and returns its best complete path, or the best unfinished one if none is complete."""
         result = self._result(stream, unfinished=False)
         self._search.drop(stream)
         del self._progress[stream]
@@ -188,7 +188,7 @@ class StreamingDecoder:
         return self._progress[stream]
 
     def _settle(self, stream: int, progress: _Progress) -> None:
-        """Moves the beginning that all partial paths share from the back-pointers to the words."""
+        """Moves the prefix that all partial paths share from the backpointers to the final words."""
         progress.num_unsettled = 0
         tokens, _ = self._search.alive(stream)
         if not len(tokens):
@@ -207,7 +207,7 @@ class StreamingDecoder:
         return ending_of(self._search_graph, self.options, self._lm, *self._search.alive(stream), unfinished)
 
     def _path(self, stream: int, ending: Ending) -> SpelledPath | None:
-        """The best path from the stream's start; None where no token is alive."""
+        """The best path from the stream's start; None if no token is active."""
         if ending.backpointer is None:
             return None
         progress = self._open(stream)

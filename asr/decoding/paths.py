@@ -1,9 +1,8 @@
-"""From the arcs of one path to the hypothesis that users read, and word times from pronunciations.
+"""Converts the arcs of a path to a hypothesis, and finds word times by the lexicon.
 
-A decoding graph puts a word's label somewhere on its path: determinization moves it behind all phones that the word
-shares with others, so that the label is some phones late. The lexicon tells which phones belong to which word, because
-the path's phones are the pronunciations of its words one after another. Times remain inexact within phones: CTC spikes
-lie inside a phone, not at its edges.
+Determinization moves a word's label after the phones that it shares with other words, so the graph outputs words some
+phones late. The lexicon tells which phones belong to which word, because the path's phones are the concatenated
+pronunciations of its words. Times remain inexact within phones: CTC spikes lie inside a phone, not at its edges.
 
 Shapes: L arcs of a path, P phones, W words.
 """
@@ -29,17 +28,17 @@ _Runs = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True)
 class SpelledPath:
-    """What a path from the start says, finished or not; more arcs can follow.
+    """The words, phones and times of a path from the start, complete or not; more arcs can be appended.
 
-    A word begins where the graph writes it and ends after the last non-blank frame before the next one.
+    A word begins where the graph outputs it and ends after the last non-blank frame before the next word.
 
     Args:
         word_ids: in order.
-        start_frames: for each word the frame (before any were skipped) where it begins.
-        end_frames: for each word the frame after its last one so far.
-        phones: runs of equal tokens, blanks left out: (token, first frame, frame after the last) each.
-        last_token: what was read last, blank or not; -1 before anything.
-        last_frame: the original frame that was read last, where frames were skipped.
+        start_frames: the original frame at which each word begins.
+        end_frames: the frame after the last one so far of each word.
+        phones: runs of equal tokens without blanks, each as (token, first frame, frame after the last).
+        last_token: the last token read, blank or not; -1 before the first frame.
+        last_frame: the original frame that was read last, if frames were skipped.
         spoken_end: the frame after the last non-blank one.
         num_frames: frames read.
         graph_score: sum of the arcs' graph scores.
@@ -56,12 +55,12 @@ class SpelledPath:
     graph_score: float = 0.0
 
     def followed_by(self, graph: DecodingGraph, arc: Tensor, frame_of: Tensor | None = None) -> SpelledPath:
-        """The longer path.
+        """The path extended by more arcs.
 
         Args:
-            graph: where the arcs are from.
+            graph: the graph of the arcs.
             arc: (L,) int64.
-            frame_of: original frame of each that these arcs read, where frames were skipped.
+            frame_of: original numbers of the frames that these arcs read; None if no frames were skipped.
         """
         arc = arc.to(graph.device)
         token_id = graph.token_id.index_select(0, arc)
@@ -78,7 +77,7 @@ class SpelledPath:
         else:
             frame += self.last_frame
         position = torch.arange(len(token_id), device=token_id.device)
-        # For each arc the last one up to it that reads something else than blank, -1 before there is one.
+        # For each arc, the last arc up to it that reads a token other than blank; -1 if there is none.
         spoken = torch.where(token_id > 0, position, torch.full_like(position, -1))
         spoken = spoken.cummax(0).values if len(spoken) else spoken
         start_frames, end_frames, spoken_end = self._frames(frame.tolist(), spoken.tolist(), owner.tolist())
@@ -95,7 +94,7 @@ class SpelledPath:
         )
 
     def _with_runs(self, runs: _Runs, first_token: int) -> _Runs:
-        """All runs; what is read first may go on with the run that was read last."""
+        """Appends runs; the first one may continue the last run of this path."""
         if self.phones and first_token == self.last_token > 0:
             (_, begin, _), (token, _, end) = self.phones[-1], runs[0]
             return (*self.phones[:-1], (token, begin, end), *runs[1:])
@@ -104,12 +103,12 @@ class SpelledPath:
     def _frames(
         self, frame: list[int], spoken: list[int], arcs: list[int]
     ) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-        """All start and end frames, the last known word lasting on, and the end of what is spoken.
+        """Start and end frames of all words, and the end of speech; the last known word may become longer.
 
         Args:
-            frame: at which each arc begins.
-            spoken: for each arc the last one up to it that is spoken, or -1.
-            arcs: for each new word its arc.
+            frame: the frame at which each arc begins.
+            spoken: for each arc, the last arc up to it with a token other than blank, or -1.
+            arcs: the arc of each new word.
         """
         start_frames, end_frames = list(self.start_frames), list(self.end_frames)
         bounds = [*arcs, len(frame)]
@@ -125,7 +124,7 @@ class SpelledPath:
     def hypothesis(
         self, graph: DecodingGraph, options: DecodingOptions, total: float, final_score: float, lm_score: float
     ) -> Hypothesis:
-        """The path with its scores; arguments as of `hypothesis_of_path`."""
+        """The hypothesis of the path with these scores; arguments as for `hypothesis_of_path`."""
         graph_score = self.graph_score + final_score
         rest = options.graph_scale * graph_score + options.lm_scale * lm_score
         am_score = (total - rest - options.word_insertion_penalty * len(self.word_ids)) / options.am_scale
@@ -151,16 +150,16 @@ def hypothesis_of_path(
     lm_score: float,
     frame_of: Tensor | None = None,
 ) -> Hypothesis:
-    """Spells a path through the graph.
+    """Converts a path through the graph to a hypothesis.
 
     Args:
         graph: the graph.
-        options: the scales that `total` was made with.
-        arc: (L,) int64 graph arcs.
+        options: the scales of `total`.
+        arc: (L,) int64, graph arcs.
         total: the path's scaled score.
-        final_score: graph score of ending there, 0 for an unfinished path.
-        lm_score: the language model's share, unscaled.
-        frame_of: (T,) original frame of each decoded one, where frames were skipped.
+        final_score: the graph's final score, unscaled; 0 for an unfinished path.
+        lm_score: the language model score, unscaled.
+        frame_of: (T,) the original frame of each decoded one; None if no frames were skipped.
     """
     return SpelledPath().followed_by(graph, arc, frame_of).hypothesis(graph, options, total, final_score, lm_score)
 
@@ -170,8 +169,8 @@ class PathScores(NamedTuple):
 
     Attributes:
         total: (K,) scaled.
-        final_score: (K,) graph score of ending there, unscaled.
-        lm_score: (K,) the language model's share, unscaled.
+        final_score: (K,) the graph's final score, unscaled.
+        lm_score: (K,) the language model score, unscaled.
     """
 
     total: Tensor
@@ -187,15 +186,15 @@ def hypotheses_of_paths(
     scores: PathScores,
     frame_of: Tensor | None = None,
 ) -> tuple[Hypothesis, ...]:
-    """As `hypothesis_of_path` for many paths at once, each arc of which reads one frame.
+    """Like `hypothesis_of_path` for many paths at once; each arc must read one frame.
 
     Args:
-        graph: the graph, on the CPU as all arguments are.
-        options: the scales that the totals were made with.
-        arc: (L,) int64, the graph arcs of one path after the other.
-        num_arcs: (K,) int64, the number of each path's arcs.
-        scores: of the paths.
-        frame_of: (T,) original frame of each decoded one, where frames were skipped.
+        graph: the graph, on the CPU like all arguments.
+        options: the scales of the totals.
+        arc: (L,) int64, the concatenated graph arcs of all paths.
+        num_arcs: (K,) int64, the number of arcs of each path.
+        scores: scores of the paths.
+        frame_of: (T,) the original frame of each decoded one; None if no frames were skipped.
     """
     begin = num_arcs.cumsum(0) - num_arcs
     path = torch.repeat_interleave(num_arcs)
@@ -213,7 +212,7 @@ def hypotheses_of_paths(
     end = torch.where(next_owner > owner, last_spoken[next_owner - 1], owner)
     start_frames, end_frames = frame[owner].tolist(), (frame[torch.maximum(owner, end)] + 1).tolist()
     num_words = torch.bincount(path[owner], minlength=len(num_arcs)).tolist()
-    # Runs of equal tokens end where a path does.
+    # The path is part of the key, so that no run extends over two paths.
     _, run_length = torch.unique_consecutive(path * (len(graph.tokens) + 1) + token_id, return_counts=True)
     run_begin = run_length.cumsum(0) - run_length
     run_begin, run_last = (part[token_id[run_begin] > 0] for part in (run_begin, run_begin + run_length - 1))
@@ -251,7 +250,7 @@ def hypotheses_of_paths(
 
 
 def _runs(token_id: Tensor, first_frame: int, frame_of: Tensor | None) -> _Runs:
-    """Tokens of frames (T,) to runs of equal ones without blanks, each with its first frame and that after its last."""
+    """Runs of equal tokens of frames (T,), without blanks, each as (token, first frame, frame after the last)."""
     token, length = torch.unique_consecutive(token_id, return_counts=True)
     end = length.cumsum(0)
     spoken = token > 0
@@ -272,15 +271,15 @@ def can_align(graph: DecodingGraph) -> bool:
 
 
 class WordAligner:
-    """Gives hypotheses the times that their phones have. `<unk>` may have any, unless the lexicon has it.
+    """Gives the words of hypotheses the times of their phones. `<unk>` may have any phones if the lexicon has none.
 
     Args:
-        lexicon: that the graph was built from, or one with more.
+        lexicon: the lexicon that the graph was built from, or a larger one.
         graph: the decoding graph; its topology must be `ctc`, where each phone is a run of equal tokens, or
             `chain-biphone`, whose tied states determine the phones.
 
     Raises:
-        AsrError: the topology is another.
+        AsrError: the graph has another topology.
     """
 
     def __init__(self, lexicon: Lexicon, graph: DecodingGraph) -> None:
@@ -298,7 +297,7 @@ class WordAligner:
         self._token_id = token_id
 
     def aligned(self, hypothesis: Hypothesis) -> Hypothesis:
-        """The hypothesis with the times of its words' phones; unchanged where the lexicon does not explain them."""
+        """The hypothesis with the times of its words' phones; unchanged if the phones do not match the lexicon."""
         runs = hypothesis.phones if self._states is None else self._states.phones_of_runs(hypothesis.phones)
         phones = [run for run in runs if run[0] != self._silence]
         variants: list[list[tuple[int, ...]] | int] = []
@@ -307,7 +306,7 @@ class WordAligner:
         ):
             ways = self._variants_of(word)
             is_open = word_id == UNK_ID and not ways
-            # The graph writes it where its first phone is read.
+            # The graph outputs <unk> where its first phone is read.
             variants.append(sum(end <= start_frame for _, _, end in phones) if is_open else ways)
         ends = word_ends([token for token, _, _ in phones], variants)
         if ends is None:

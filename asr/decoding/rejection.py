@@ -1,8 +1,8 @@
-"""Words that are none: what a network that was trained on speech makes of noise.
+"""Rejects words that a search finds in noise.
 
-A search has to explain every frame. In noise the network finds no silence, and the cheapest path holds a few tokens for
-seconds each, with words around them. Nobody speaks like that: in speech a token lasts 50 ms on average. In less than a
-second of noise tokens cannot last long, but then there are few words, and they are improbable.
+A search must explain every frame. A network trained on speech finds no silence in noise, so the best path stays in a
+few tokens for seconds, with words around them. In speech, a token lasts 50 ms on average. In less than a second of
+noise, tokens cannot last long, but then there are only a few words with low confidences.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from dataclasses import replace
 
 from asr.decoding.interface import Hypothesis
 
-# Words with a shorter silence between them are judged together.
+# Words are judged together if the silence between them is shorter.
 _GAP_SECONDS = 0.3
 
-# So few words that are all probably wrong are more likely no words at all.
+# At most this many words with a mean confidence below this are all rejected.
 _FEW_WORDS, _IMPROBABLE = 3, 0.25
 
 
 def spoken(hypothesis: Hypothesis, frame_seconds: float, max_token_seconds: float | None) -> list[bool]:
-    """Which words of a hypothesis are speech.
+    """Which words of a hypothesis are speech rather than noise.
 
     Args:
-        hypothesis: with the times of its words' phones where they are known, and calibrated confidences.
-        frame_seconds: time between two frames.
-        max_token_seconds: words whose tokens last longer than this on average, together with those of the words around
-            them up to a silence, are noise; None takes nothing for noise.
+        hypothesis: with calibrated confidences if available, and with exact word times if known.
+        frame_seconds: time between two frames, in seconds.
+        max_token_seconds: words count as noise if the tokens of all words between two silences last longer than this on
+            average; None accepts all words.
     """
     num_words = len(hypothesis.words)
     is_spoken = [True] * num_words
@@ -46,12 +46,12 @@ def spoken(hypothesis: Hypothesis, frame_seconds: float, max_token_seconds: floa
 
 
 def _lengths(runs: Sequence[tuple[int, int, int]], begin: int, end: int) -> list[int]:
-    """Frames of each run of tokens within a span."""
+    """The number of frames of each run of tokens within a span."""
     return [min(last, end) - max(first, begin) for _, first, last in runs if first < end and last > begin]
 
 
 def only_words(hypothesis: Hypothesis, stays: Sequence[bool]) -> Hypothesis:
-    """The hypothesis with some of its words; scores and phones are those of the whole path."""
+    """The hypothesis with the words that stay; scores and phones remain those of the whole path."""
     if all(stays):
         return hypothesis
     kept = [position for position, stay in enumerate(stays) if stay]

@@ -1,8 +1,8 @@
 """On-the-fly rescoring: a language model applied frame by frame to a lattice.
 
-A lattice state stands for all word histories that lead to it. Here it is split by history: a token is a (lattice state,
-context index), and the words of all utterances' next frames that have any are scored in one call. With no bound set
-the result is that of scoring every path of the lattice by itself.
+A lattice state stands for all word histories that lead to it. Rescoring splits it by history: a token is a (lattice
+state, context index), and the words of a frame are scored in one call for all utterances. Without pruning, the result
+is exactly that of scoring every path of the lattice separately.
 
 Shapes: N utterances, L arcs of a path.
 """
@@ -27,12 +27,11 @@ from asr.lm.interface import LanguageModel
 
 
 class LatticeGraph:
-    """A lattice as the search walks it, so that rescoring a lattice and searching a graph are the same code.
+    """A lattice in the form of a search graph, so that rescoring and searching share their code.
 
-    All scores are on the arcs; the log-probabilities that the search reads are zeros. Scores are pushed: a partial
-    path's score is that of its best completion by the lattice's own scores. So a beam prunes only by what the language
-    model adds. Totals of paths, without the language model scores that the lattice has, are the same but for
-    `start_score`.
+    All scores are on the arcs, and the search reads log-probabilities of 0. Scores are pushed: a partial path has the
+    score of its best completion by the lattice's own scores, so the beam prunes only by what the language model adds.
+    A path's total is lower than in the lattice by `start_score`, and excludes the lattice's language model scores.
 
     Args:
         lattice: one or several utterances.
@@ -45,7 +44,7 @@ class LatticeGraph:
         arc_total = lattice.arc_total(options) - options.lm_scale * lattice.lm_score.double()
         final_total = lattice.final_total(options) - options.lm_scale * lattice.final_lm_score.double()
         ahead = best_to_end(lattice, arc_total, final_total)
-        # -inf minus -inf would be NaN: a state that leads nowhere is left as it is.
+        # -inf minus -inf would be NaN, so states from which no end is reachable are not pushed.
         known = torch.where(ahead > -torch.inf, ahead, torch.zeros_like(ahead))
         pushed = arc_total + ahead[lattice.dst_state] - known[lattice.src_state()]
         self.num_states = lattice.num_states
@@ -70,10 +69,9 @@ class LatticePath:
     Args:
         graph_arc: (L,) int64, its arcs in the decoding graph, on any device.
         total: its scaled score.
-        final_graph_score: graph score of ending there.
-        lm_score: the language model's share, `final` included, unscaled.
-        lattice: the lattice where asked for, on the host; with a language model its states are split by history and its
-            arcs have the language model's scores.
+        final_graph_score: the graph's final score, unscaled.
+        lm_score: the language model score, including `final`, unscaled.
+        lattice: the rescored lattice on the host, with states split by history; None if not requested.
     """
 
     graph_arc: Tensor
@@ -83,7 +81,7 @@ class LatticePath:
     lattice: Lattice | None
 
     def hypothesis(self, graph: DecodingGraph, options: DecodingOptions, frame_of: Tensor | None) -> Hypothesis:
-        """The path, spelled; arguments as of `hypothesis_of_path`."""
+        """The path as a hypothesis; arguments as for `hypothesis_of_path`."""
         scores = (self.total, self.final_graph_score, self.lm_score)
         return hypothesis_of_path(graph, options, self.graph_arc, *scores, frame_of)
 
@@ -97,19 +95,19 @@ def rescore_lattice(
     held: Tensor | None = None,
     make_backend: BackendFactory = select_backend,
 ) -> list[LatticePath | None]:
-    """The best path of each utterance; the language model's scores replace those that the lattice has.
+    """Finds the best path of each utterance, with the scores of `lm` in place of the lattice's language model scores.
 
     Args:
         lattice: of any number of utterances.
-        options: scales; `context_beam`, `skip_beam`, `max_contexts_per_state` and `max_active_states` bound what is
-            followed.
-        lm: the language model, its words numbered as the lattice's are.
+        options: scales; the search is pruned by `context_beam`, `skip_beam`, `max_contexts_per_state` and
+            `max_active_states`.
+        lm: the language model, with the word ids of the lattice.
         keep_lattice: whether to return lattices too, pruned by `output_beam`.
         held: (H,) int64, see `TokenSearch`.
         make_backend: makes the backend of the search.
 
     Returns:
-        One path for each start state, None where there is none.
+        One path for each start state; None if no complete path survived.
     """
     num_utts = lattice.num_utts
     if not num_utts:
@@ -122,7 +120,7 @@ def rescore_lattice(
     backend = make_backend(graph, bounds, lm, keep_lattice)
     search = TokenSearch(graph, bounds, lm, backtrace, records, backend=backend, held=held)
     stream = search.start(lattice.start_state)
-    # All scores stand on the arcs of the lattice.
+    # The acoustic scores are on the arcs of the lattice.
     search.advance(stream, torch.zeros(num_utts, lattice.num_frames, 1, device=device), lattice.frames_of_utts())
     endings = endings_of(graph, bounds, lm, *search.alive_in_all())
     rescored: list[Lattice | None] = [None] * num_utts
@@ -140,7 +138,7 @@ def rescore_lattice(
 
 
 def rescoring_options(options: DecodingOptions) -> DecodingOptions:
-    """The beams of a search over a lattice: `context_beam`, `skip_beam` and the limits on its size prune."""
+    """The options of a search over a lattice: `context_beam` takes the place of the search beam."""
     return replace(
         options,
         search_beam=math.inf if options.context_beam is None else options.context_beam,

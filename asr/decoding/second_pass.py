@@ -1,6 +1,6 @@
-"""The second pass: another language model over a first pass's lattices or n-best lists, perhaps mixed with its own.
+"""The second pass: rescores a first pass's lattices or n-best lists with another language model.
 
-It takes what the first pass answers and answers the same, so that nothing after it needs to know.
+Its input and output are `DecodeResult`s, so later stages need not distinguish between passes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from asr.lm.interface import LanguageModel
 class SecondPass:
     """Rescores the results of a decoder that keeps lattices.
 
-    An utterance without a lattice, since no complete path survived, stays as it is.
+    The result of an utterance without a lattice, of which no complete path survived, is not changed.
 
     Args:
-        graph: of the first pass.
-        options: scales, and the beams over a lattice.
+        graph: the graph of the first pass.
+        options: scales, and the beams of lattice rescoring.
         models: kind and weight of the second pass.
         keeps_lattice: whether the results' lattices are needed afterwards.
-        device: where lattices are searched, that of the language models.
+        device: the device of the language models, on which lattices are searched.
     """
 
     def __init__(
@@ -51,12 +51,15 @@ class SecondPass:
     def rescored(
         self, results: Sequence[DecodeResult], first: LanguageModel | None, second: LanguageModel | None
     ) -> list[DecodeResult]:
-        """The results with the hypotheses that are best now.
+        """Rescores results.
 
         Args:
-            results: of the first pass.
-            first: the first pass's language model, or None if it had only the graph's own.
-            second: that of the second pass; None stands for the graph's own, whose scores are all 0 here.
+            results: the results of the first pass.
+            first: the first pass's language model; None if it used only the graph's own.
+            second: the second pass's language model; None for the graph's own, whose scores are 0 here.
+
+        Returns:
+            The results with their new best hypotheses.
         """
         second = None if second is None else self._mapper.mapped(second)
         if self._models.second_pass == "nbest":

@@ -1,7 +1,7 @@
-"""The decoder by token passing: whole utterances in, hypotheses out.
+"""The token passing decoder for whole utterances.
 
-The language model acts inside the search, where it decides what is pruned, or behind it: the search by the graph's own
-scores keeps a lattice, which the language model then rescores frame by frame (`asr.decoding.rescoring`), when it is
+The language model acts inside the search, where it decides what is pruned, or after it: the search by the graph's own
+scores keeps a lattice, which the language model rescores frame by frame (`asr.decoding.rescoring`), either when it is
 complete or while it grows (`asr.decoding.chunks`).
 
 Shapes: N utterances, T frames, C tokens, L arcs of a path.
@@ -33,24 +33,25 @@ from asr.lm.interface import LanguageModel
 
 LM_FUSIONS = {
     "lattice": "the language model rescores the decoder's lattice",
-    "chunks": "the language model prunes the lattice while it grows, and the search goes on from what is left",
+    "chunks": "the language model prunes the lattice while it grows, and the search continues from what is left",
     "search": "the language model decides within the search what is pruned: slower",
 }
-"""Where the language model acts -> what that means."""
+"""Where the language model acts -> description."""
 
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """What a search of whole utterances has found. Paths are spelled when results are asked for.
+    """The outcome of a search of whole utterances. Paths are converted to words only when results are requested.
 
     Args:
-        graph: what was searched, on the host.
+        graph: the graph that was searched, on the host.
         options: scales.
         endings: one for each utterance.
-        backtrace: of the search.
-        num_frames: (N,) int64 decoded frames, on the host.
-        original_frame: (N, T) int64 on the host, the original frame of each decoded one where frames were skipped.
-        lattice: all utterances in one lattice; None where it was not asked for or there are no utterances.
+        backtrace: the backpointers of the search.
+        num_frames: (N,) int64, number of decoded frames, on the host.
+        original_frame: (N, T) int64 on the host, the original frame of each decoded one; None if no frames were
+            skipped.
+        lattice: all utterances in one lattice; None if not requested or if there are no utterances.
     """
 
     graph: DecodingGraph
@@ -74,7 +75,7 @@ class SearchOutcome:
     def result_of(
         self, utt_idx: int, hypothesis: Hypothesis | None, reached_final: bool, lattice: Lattice | None = None
     ) -> DecodeResult:
-        """The result of an utterance with this hypothesis, or none."""
+        """The result of an utterance, with this hypothesis or with None."""
         return DecodeResult(
             hypotheses=() if hypothesis is None else (hypothesis,),
             reached_final=reached_final,
@@ -84,7 +85,7 @@ class SearchOutcome:
         )
 
     def frame_of(self, utt_idx: int) -> Tensor | None:
-        """The original frame of each decoded one, (num_frames,) int64; None where none were skipped."""
+        """The original frame of each decoded one, (num_frames,) int64; None if no frames were skipped."""
         if self.original_frame is None:
             return None
         return self.original_frame[utt_idx, : int(self.num_frames[utt_idx])]
@@ -99,19 +100,19 @@ class TokenPassingDecoder:
     """Token passing over whole utterances; implements `Decoder`. Several threads may decode with one instance.
 
     Args:
-        graph: decoding graph on the device of the search. Input epsilons are followed, but allow neither a lattice nor
-            `lm_fusion="lattice"` or `"chunks"`.
-        options: beams and scales; with `lm_fusion="lattice"` or `"chunks"` the `output_beam` decides what is rescored.
-        lm_fusion: one of `LM_FUSIONS`. The lattice asks about fewer words and is faster, but cannot bring back what the
-            graph's own scores have pruned. Chunks are for CPUs.
-        keep_lattice: whether results carry a lattice.
+        graph: decoding graph on the device of the search. With input epsilons, neither lattices nor
+            `lm_fusion="lattice"` or `"chunks"` are possible.
+        options: beams and scales; with `lm_fusion="lattice"` or `"chunks"`, `output_beam` limits what is rescored.
+        lm_fusion: a key of `LM_FUSIONS`. `lattice` queries fewer words and is faster, but cannot recover what the
+            graph's own scores have pruned. `chunks` needs a CPU.
+        keep_lattice: whether results include a lattice.
         backend: a name in `asr.decoding.selection.BACKENDS`, or a function that makes the backend of each search. All
             backends give the same results.
-        inputs: what `decode` is given, a key of `asr.decoding.log_probs.INPUTS`.
+        inputs: the kind of `decode`'s input, a key of `asr.decoding.log_probs.INPUTS`.
 
     Raises:
-        AsrError: the graph has input epsilons and a lattice is needed, there is no such fusion or input, or the backend
-            or the fusion does not run here.
+        AsrError: the graph has input epsilons and a lattice is needed, there is no such fusion or kind of input, or the
+            backend or the fusion does not run here.
     """
 
     def __init__(
@@ -130,13 +131,13 @@ class TokenPassingDecoder:
         self.options = options if options is not None else DecodingOptions()
         self._check = LogProbCheck(len(graph.tokens), inputs)
         self._search_graph = SearchGraph(graph, self.options)
-        # Paths are spelled on the host.
+        # Paths are converted to words on the host.
         self.host_graph = graph.to(torch.device("cpu"))
         self._mapper = WordMapper(graph.vocabulary)
         self._rescores = lm_fusion == "lattice"
         self._in_chunks = lm_fusion == "chunks"
         if self._in_chunks and graph.device.type != "cpu":
-            raise AsrError(f"lm_fusion 'chunks' runs on CPUs, and the graph is on {graph.device}; choose lattice.")
+            raise AsrError(f"lm_fusion 'chunks' needs a CPU, but the graph is on {graph.device}; choose lattice.")
         self._keep_lattice = keep_lattice
         if isinstance(backend, str):
             backend_name(backend, graph.device)
@@ -147,22 +148,22 @@ class TokenPassingDecoder:
         self._idle_backends: defaultdict[tuple[bool, int], deque[Backend]] = defaultdict(deque)
         if (keep_lattice or self._rescores or self._in_chunks) and graph.has_epsilons:
             raise AsrError(
-                "The graph has arcs that read no frame, from which no lattice can be made. Build the graph without "
-                "input epsilons, or use lm_fusion='search' without lattices."
+                "The graph has arcs that read no frame, so no lattice can be made. Build the graph without input "
+                "epsilons, or use lm_fusion='search' without lattices."
             )
 
     def decode(
         self, log_prob: Tensor, num_frames: Tensor | None = None, lm: LanguageModel | None = None
     ) -> list[DecodeResult]:
-        """log_prob (N, T, C) natural log, num_frames (N,) int64 -> one result for each utterance, in order.
+        """Decodes log_prob (N, T, C), natural logs, num_frames (N,) int64 -> one result per utterance, in order.
 
-        Without `num_frames` all utterances have T frames. No gradient is kept.
+        Without `num_frames`, all utterances have T frames. No gradient is kept.
 
-        With `lm_fusion="lattice"` or `"chunks"` an utterance of which no complete path survived is searched again with
-        the language model inside, which finds a complete path or the best unfinished one.
+        With `lm_fusion="lattice"` or `"chunks"`, an utterance of which no complete path survived is searched again with
+        the language model inside the search, which finds a complete path or the best unfinished one.
 
         Raises:
-            AsrError: the log-probabilities hold NaN or +inf, or their width is not the graph's number of tokens.
+            AsrError: the log-probabilities contain NaN or +inf, or their width is not the graph's number of tokens.
         """
         log_prob, num_frames = whole(log_prob, num_frames)
         lm = self._mapper.mapped(lm)
@@ -173,7 +174,7 @@ class TokenPassingDecoder:
             outcome = self.search(log_prob, num_frames, lm, keep_lattice=self._keep_lattice, in_chunks=in_chunks)
             results = outcome.results()
             if outcome.lattice is not None:
-                # One lattice to copy, instead of one for each utterance.
+                # One copy of all lattices to the host, instead of one copy for each utterance.
                 pairs = zip(results, outcome.lattice.to("cpu").split(), strict=True)
                 results = [replace(one, lattice=lattice) if one.reached_final else one for one, lattice in pairs]
         unfinished = [utt_idx for utt_idx, result in enumerate(results) if not result.reached_final]
@@ -207,13 +208,13 @@ class TokenPassingDecoder:
         held: Tensor | None = None,
         in_chunks: bool = False,
     ) -> SearchOutcome:
-        """One search, the language model inside it, before paths are spelled.
+        """Runs one search with the language model inside it.
 
         Args:
-            log_prob, num_frames, lm: as of `decode`.
+            log_prob, num_frames, lm: as for `decode`.
             keep_lattice: whether to keep the lattice.
-            held: (H,) int64, see `TokenSearch`; none in chunks.
-            in_chunks: whether the language model goes over the growing lattice instead, see `asr.decoding.chunks`.
+            held: (H,) int64, see `TokenSearch`; ignored with `in_chunks`.
+            in_chunks: whether the language model rescores the growing lattice instead, see `asr.decoding.chunks`.
         """
         self._check(log_prob, num_frames)
         num_utts = len(num_frames)
@@ -253,7 +254,7 @@ class TokenPassingDecoder:
         )
 
     def _take_backend(self, lm: LanguageModel | None, keep_lattice: bool) -> Backend:
-        """A backend that no other thread uses; on a GPU one whose buffers are from the current stream."""
+        """Takes an idle backend or makes one; on a GPU, its buffers belong to the current stream."""
         if lm is None:
             try:
                 return self._idle_backends[keep_lattice, _stream_number(self.graph.device)].pop()
@@ -263,5 +264,5 @@ class TokenPassingDecoder:
 
 
 def _stream_number(device: torch.device) -> int:
-    """Tells the current CUDA stream from others; 0 on a CPU."""
+    """A number that identifies the current CUDA stream; 0 on a CPU."""
     return int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else 0

@@ -27,12 +27,12 @@ class TokenSearch:
     Args:
         graph: the prepared graph, or a prepared lattice.
         options: beams and scales.
-        lm: language model that takes part in the search, or None.
-        backtrace: takes the back-pointers.
-        lattice: takes the losing arcs, or None.
-        backend: runs the search, made for the same graph, options, language model and kind of lattice, and used by no
-            other search at the same time; None selects one.
-        held: (H,) int64, contexts that others hold, which the language model must not forget because of this search.
+        lm: language model inside the search, or None.
+        backtrace: stores the backpointers.
+        lattice: stores the losing arcs, or None.
+        backend: a backend made for the same graph, options, language model and lattice setting, which no other search
+            uses at the same time; None selects one.
+        held: (H,) int64, contexts in use elsewhere, which the language model must not forget because of this search.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class TokenSearch:
         self._free_streams: list[int] = []
 
     def start(self, state: Tensor) -> Tensor:
-        """Opens streams, state (N,) int64 where each begins -> their numbers (N,) int64."""
+        """Opens streams that begin in the given states (N,) int64 -> their numbers (N,) int64."""
         num_streams = len(state)
         num_new = max(0, num_streams - len(self._free_streams))
         self._free_streams += range(len(self._score_offset), len(self._score_offset) + num_new)
@@ -79,7 +79,7 @@ class TokenSearch:
         return stream
 
     def resume(self, tokens: ActiveTokens, num_streams: int) -> Tensor:
-        """Begins with the tokens of streams numbered from 0 -> the numbers, (N,) int64; for a search without others."""
+        """Begins a search that has no streams yet with tokens of streams 0 to N - 1 -> these numbers, (N,) int64."""
         self._score_offset = torch.zeros(num_streams, dtype=torch.float64, device=self._device)
         self._tokens = tokens
         return torch.arange(num_streams, device=self._device)
@@ -97,7 +97,7 @@ class TokenSearch:
         row_of[stream] = torch.arange(len(stream), device=self._device)
         row = row_of.index_select(0, self._tokens.stream)
         if len(stream) == len(self._score_offset) - len(self._free_streams):
-            # All that are open: nothing to look for, which a GPU would have to be waited for.
+            # All open streams advance: no search for their tokens, for which the host would wait for a GPU.
             waiting, tokens = ActiveTokens.empty(self._device), replace(self._tokens, stream=row)
         else:
             waiting = self._tokens.select((row < 0).nonzero().squeeze(1))
@@ -112,12 +112,12 @@ class TokenSearch:
         self._tokens = ActiveTokens.join([waiting, tokens])
 
     def alive(self, stream: int) -> tuple[ActiveTokens, float]:
-        """A stream's tokens, and what is to be added to their relative scores."""
+        """A stream's active tokens, and the offset that makes their scores absolute."""
         tokens = self._tokens.select((self._tokens.stream == stream).nonzero().squeeze(1))
         return tokens, float(self._score_offset[stream])
 
     def alive_in_all(self) -> tuple[ActiveTokens, Tensor]:
-        """The tokens of all streams, and what is to be added to the relative scores of each stream, (N,) float64."""
+        """The active tokens of all streams, and the score offset of each stream, (N,) float64."""
         return self._tokens, self._score_offset
 
     def keep(self, stream: int, kept: Tensor) -> None:
@@ -127,12 +127,12 @@ class TokenSearch:
         self._tokens = self._tokens.select(torch.cat([others, own[kept]]))
 
     def drop(self, stream: int) -> None:
-        """Closes a stream; its number may be given to another."""
+        """Closes a stream; its number may be reused."""
         self._tokens = self._tokens.select((self._tokens.stream != stream).nonzero().squeeze(1))
         self._free_streams.append(stream)
 
     def _collect(self, parts: list[ActiveTokens]) -> None:
-        """Tells the language model which contexts are held, and collects back-pointers where that is due."""
+        """Tells the language model which contexts are in use, and collects backpointers if that is due."""
         if self._lm is not None:
             self._lm.retain(torch.cat([*(part.context_idx for part in parts), *self._held]))
         if self._backtrace.is_due:

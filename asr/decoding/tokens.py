@@ -1,4 +1,4 @@
-"""Active tokens: the partial paths that a search keeps alive, and the candidates that they become over arcs.
+"""Active tokens, which are the partial paths of a search, and the candidates that extend them over arcs.
 
 Shapes: N streams, K tokens, A candidates.
 """
@@ -14,14 +14,14 @@ from torch import Tensor
 
 @dataclass
 class ActiveTokens:
-    """K partial paths. Those of a stream stand side by side.
+    """K partial paths. Those of a stream are adjacent.
 
     Args:
-        stream: (K,) int64, the utterance that it belongs to.
+        stream: (K,) int64, the utterance that each belongs to.
         state: (K,) int64, graph state or lattice state.
         context_idx: (K,) int64, word history.
         score: (K,) float32, relative to the best of its stream; the stream's `score_offset` makes it absolute.
-        lm_score: (K,) float64, the language model's share of the path, unscaled.
+        lm_score: (K,) float64, the language model score of the path, unscaled.
         backpointer: (K,) int64, entry of the `Backtrace`, -1 at the start.
     """
 
@@ -52,13 +52,13 @@ class ActiveTokens:
         return ActiveTokens(*(getattr(self, field.name).index_select(0, position) for field in fields(self)))
 
     def split(self, sizes: list[int]) -> list[ActiveTokens]:
-        """So many tokens after so many."""
+        """Splits the tokens into consecutive parts of these sizes."""
         columns = [getattr(self, field.name).split(sizes) for field in fields(self)]
         return [ActiveTokens(*parts) for parts in zip(*columns, strict=True)]
 
     @staticmethod
     def join(parts: list[ActiveTokens]) -> ActiveTokens:
-        """Several sets as one, in order."""
+        """Concatenates several sets."""
         if len(parts) == 1:
             return parts[0]
         return ActiveTokens(
@@ -73,7 +73,7 @@ class Expansion(NamedTuple):
         source, arc, stream: (A,) int64, see `Candidates`.
         score: (A,) float32, relative to the stream's best, without the language model.
         is_complete: (N,) bool, see `Candidates`.
-        with_words: the positions of those whose arcs have words, ascending; None where they are to be looked for.
+        with_words: ascending positions of those whose arcs have words; None if not computed yet.
     """
 
     source: Tensor
@@ -86,17 +86,17 @@ class Expansion(NamedTuple):
 
 @dataclass
 class Candidates:
-    """What tokens become over arcs, before recombination.
+    """Tokens extended over arcs, before recombination.
 
     Args:
         source: (A,) int64, the token that is extended.
         arc: (A,) int64, the arc's position in its `ArcSet`.
         stream: (A,) int64.
         score: (A,) float32, relative to the stream's best.
-        state: (A,) int64, where the arc leads.
+        state: (A,) int64, the arc's destination.
         context_idx: (A,) int64, None without a language model.
         lm_score: (A,) float64, None without a language model.
-        is_complete: (N,) bool, whether no candidate of the stream was left out that might have survived.
+        is_complete: (N,) bool, False if a candidate of the stream was left out that might have survived.
     """
 
     source: Tensor
@@ -113,9 +113,9 @@ class Survivors(NamedTuple):
     """The outcome of recombination and pruning.
 
     Attributes:
-        winner: (A,) int64, the position of the candidate that each lost to, its own where it won.
-        kept: (K',) int64, the winners that survive, ascending.
-        is_complete: False where a candidate that was left out could have survived: expand again with `prune=False`.
+        winner: (A,) int64, the position of the candidate that each lost to, or its own if it won.
+        kept: (K',) int64, ascending positions of the winners that survive.
+        is_complete: False if a candidate that was left out might have survived; then expand again with `prune=False`.
     """
 
     winner: Tensor
