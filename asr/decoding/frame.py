@@ -1,8 +1,7 @@
 """One frame of token passing in plain torch: expand, score words, recombine, prune.
 
-`FrameSearch.advance` is the algorithm. The search over a decoding graph, on-the-fly rescoring and n-best extraction
-over a lattice all run it. `TorchFrameBackend` is its reference implementation, which numba's and Triton's must equal
-bit for bit.
+`FrameSearch.advance` is the algorithm, both for searching a decoding graph and for rescoring a lattice.
+`TorchFrameBackend` is the reference implementation, which the numba and Triton backends must match bit for bit.
 
 Shapes: N streams, K tokens before the frame, A candidates, K' tokens after it.
 """
@@ -21,23 +20,23 @@ from asr.decoding.tokens import ActiveTokens, Candidates, Expansion, Survivors, 
 from asr.lm.interface import LanguageModel
 
 ROUNDING_SLACK = 0.01
-"""More than the rounding of a difference of two scores can be. Compiled backends leave out what is behind the beam by
-more than this before the best score of the frame is known."""
+"""Exceeds the rounding error of a difference of two scores. Compiled backends prune candidates that are outside the
+beam by more than this before the best score of the frame is known."""
 
 # A table with one entry for each (stream, state) is faster than hashing, up to this size.
 _LARGEST_TABLE = 1 << 24
 FRAMES_BETWEEN_COLLECTIONS = 16
-"""After so many frames language models learn which contexts are held."""
+"""Number of frames after which language models are told again which contexts are in use."""
 
 
 class FrameSearch:
     """Token passing, frame by frame, for all streams together; a `ChunkBackend`.
 
     Args:
-        graph: what is searched.
+        graph: the graph to search.
         options: beams and scales.
-        lm: language model that takes part in the search, or None.
-        backend: runs what is not the language model's part.
+        lm: language model inside the search, or None.
+        backend: runs all parts of a frame except the language model.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class FrameSearch:
         self._backend = backend
 
     def search(self, tokens: ActiveTokens, chunk: Chunk, sink: SearchSink) -> ActiveTokens:
-        """As `ChunkBackend.search`."""
+        """Like `ChunkBackend.search`."""
         log_prob, num_frames, score_offset = chunk
         num_streams, max_frames, num_columns = log_prob.shape
         flat = log_prob.reshape(-1)
@@ -74,7 +73,7 @@ class FrameSearch:
         candidates = self._score_words(tokens, self._backend.expand(tokens, frame), frame.score_offset)
         survivors = self._backend.recombine_and_prune(candidates)
         if not survivors.is_complete:
-            # Fewer than min_active_states survive near the best: what was left out may survive after all.
+            # Too few candidates are near the best to reach min_active_states, so repeat the frame without pruning.
             frame.score_offset.copy_(offset_before)
             expansion = self._backend.expand(tokens, frame, prune=False)
             candidates = self._score_words(tokens, expansion, frame.score_offset)
@@ -91,7 +90,7 @@ class FrameSearch:
         return score_words(self._lm, self._options.lm_scale, tokens, self._graph.emitting, expansion, score_offset)
 
     def follow_epsilons(self, tokens: ActiveTokens, score_offset: Tensor, backtrace: Backtrace) -> ActiveTokens:
-        """Follows arcs that read no frame until no token is new or better; score_offset (N,) is changed in place."""
+        """Follows epsilon arcs until no token is new or better; score_offset (N,) is changed in place."""
         arcs = self._graph.epsilon
         if arcs is None:
             return tokens
@@ -109,7 +108,7 @@ class FrameSearch:
             if self._lm is not None:
                 expansion = prune_before_words(expansion, arcs, options)
             candidates = score_words(self._lm, options.lm_scale, newest, arcs, expansion, shift)
-            # Both sets must be relative to the same best.
+            # The scores of both sets must be relative to the same offset.
             candidates.score += shift.index_select(0, candidates.stream).float()
             both = ActiveTokens.join([tokens, extended(newest, candidates)])
             both.score = normalize_scores(both.score, both.stream, score_offset)
@@ -124,7 +123,7 @@ class FrameSearch:
             newest.backpointer = backtrace.add(newest.backpointer, graph_arc)
             tokens = ActiveTokens.join([both.select(old), newest])
         tokens = tokens.select(_prune(tokens.score, tokens.stream, num_streams, options))
-        # Backends want the tokens of a stream side by side.
+        # Backends require the tokens of a stream to be adjacent.
         return tokens if num_streams == 1 else tokens.select(torch.sort(tokens.stream, stable=True).indices)
 
 
@@ -152,7 +151,7 @@ def score_words(
 
 
 def prune_before_words(expansion: Expansion, arcs: ArcSet, options: DecodingOptions) -> Expansion:
-    """The candidates that the language model is asked about, by the graph's own scores."""
+    """Prunes candidates by the graph's own scores, before the language model scores their words."""
     source, arc, stream, score, is_complete, _ = expansion
     if options.skip_beam is not None:
         dropped = (arcs.words.num_words.index_select(0, arc) > 0) & (score < -options.skip_beam)
@@ -163,7 +162,7 @@ def prune_before_words(expansion: Expansion, arcs: ArcSet, options: DecodingOpti
 
 
 def only_winners(score: Tensor, winner: Tensor) -> Tensor:
-    """Scores (A,), -inf where a candidate is not its own winner (A,)."""
+    """Sets scores (A,) of candidates that lost in recombination to -inf; winner (A,)."""
     lost = winner != torch.arange(len(winner), device=winner.device)
     return score.masked_fill(lost, -torch.inf)
 
@@ -174,7 +173,7 @@ def _prune(score: Tensor, stream: Tensor, num_streams: int, options: DecodingOpt
 
 
 def extended(tokens: ActiveTokens, candidates: Candidates, position: Tensor | None = None) -> ActiveTokens:
-    """Candidates as tokens, all or those at some positions, each with the backpointer of the token it extends."""
+    """Candidates, all or those at `position`, as tokens with the backpointers of the tokens that they extend."""
 
     def some(value: Tensor) -> Tensor:
         return value if position is None else value.index_select(0, position)
@@ -208,7 +207,7 @@ class TorchFrameBackend:
         self._table: Tensor | None = None
 
     def expand(self, tokens: ActiveTokens, frame: Frame, *, prune: bool = True) -> Expansion:
-        """As `FrameBackend.expand`; without a language model nothing is left out."""
+        """Like `FrameBackend.expand`; without a language model, nothing is pruned."""
         arcs = self._arcs
         source, arc = expand(arcs.arc_begin, tokens.state)
         column = arcs.token_id.index_select(0, arc).to(torch.int64)
@@ -227,7 +226,7 @@ class TorchFrameBackend:
         return prune_before_words(expansion, arcs, self._options) if self._has_lm else expansion
 
     def recombine_and_prune(self, candidates: Candidates) -> Survivors:
-        """As `FrameBackend.recombine_and_prune`."""
+        """Like `FrameBackend.recombine_and_prune`."""
         num_streams, stream = len(candidates.is_complete), candidates.stream
         place = stream * self._num_states + candidates.state
         winner = recombine(place, candidates.score, candidates.context_idx, self._table_for(num_streams))
@@ -247,10 +246,10 @@ class TorchFrameBackend:
 
 
 class SplitFrameBackend:
-    """Expands with one backend; recombines and prunes with another.
+    """Expands with one backend, and recombines and prunes with another.
 
     Args:
-        expanding, recombining: of the same graph and options.
+        expanding, recombining: backends for the same graph and options.
     """
 
     def __init__(self, expanding: FrameBackend, recombining: FrameBackend) -> None:

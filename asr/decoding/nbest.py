@@ -1,7 +1,7 @@
-"""n-best lists: the best distinct sentences of a lattice, and their rescoring over a prefix tree.
+"""n-best lists: the best distinct sentences of a lattice, and their rescoring with a prefix tree.
 
-Rescoring computes each distinct prefix once, a level of the tree at a time. A level is all prefixes of one length, of
-all lists; its hidden rows are one batch, and are freed as soon as the next level's have been computed from them.
+Rescoring computes each distinct prefix once, one level of the tree at a time. A level consists of all prefixes of one
+length, of all lists. Its hidden rows are one batch, which is freed as soon as the next level has been computed.
 
 Shapes: K sentences, L levels, P prefixes of a level, S lattice states or state width, A lattice arcs, Q queries,
 R states, W words, H the last layer's width, M history words.
@@ -40,16 +40,16 @@ def n_best(
     num_hypotheses: int,
     original_frame: Tensor | None = None,
 ) -> tuple[Hypothesis, ...]:
-    """The best distinct word sequences, best first, each by its best path; fewer where the lattice has no more.
+    """The best distinct word sequences, best first, each with its best path; fewer if the lattice has no more.
 
     Follows Mohri and Riley (2002), see `best_sentences`.
 
     Args:
-        lattice: of one utterance; language model scores that it has count.
-        graph: the graph that it comes from.
+        lattice: of one utterance; its language model scores, if any, count.
+        graph: the graph that was searched.
         options: scales.
         num_hypotheses: n.
-        original_frame: (T,) int64, the original index of each decoded frame, where frames were skipped.
+        original_frame: (T,) int64, the original frame of each decoded one; None if no frames were skipped.
 
     Raises:
         AsrError: n is below 1.
@@ -62,12 +62,12 @@ def n_best(
     search = jit(best_sentences) or best_sentences
     total, *paths = search(searched, int(lattice.start_state[0]), num_hypotheses)
     path_begin, searched_arc = map(torch.from_numpy, paths)
-    # Only the first of the arcs that stand for one with several words counts.
+    # Of the chain of arcs for an arc with several words, only the first counts.
     arc = arc_of[searched_arc]
     path = torch.repeat_interleave(path_begin[1:] - path_begin[:-1])[arc >= 0]
     arc = arc[arc >= 0]
     num_arcs = torch.bincount(path, minlength=len(total))
-    # Behind each arc, and before all of them.
+    # The start state, and then the state after each arc.
     state = torch.cat([lattice.start_state, lattice.dst_state[arc]])
     end_state = state[torch.where(num_arcs > 0, num_arcs.cumsum(0), 0)]
     lm_score = torch.zeros(len(total), dtype=torch.float64).index_add_(0, path, lattice.lm_score[arc].double())
@@ -88,9 +88,12 @@ def n_best(
 def _one_word_an_arc(
     lattice: Lattice, arc_total: Tensor, final_total: Tensor, ahead: Tensor
 ) -> tuple[SentenceLattice, Tensor]:
-    """The lattice for `best_sentences`, and for each of its arcs that of the lattice, -1 for the further words of one.
+    """Converts a lattice so that each arc has at most one word.
 
     An arc with several words becomes a chain of arcs over new states, the first of which has its score.
+
+    Returns:
+        The lattice for `best_sentences`, and the original arc of each of its arcs, -1 for the rest of a chain.
     """
     num_words = lattice.num_words()
     extra = (num_words - 1).clamp(min=0)
@@ -101,14 +104,14 @@ def _one_word_an_arc(
     arc_begin, dst_state = lattice.arc_begin, lattice.dst_state
     arc_of = torch.arange(num_arcs)
     if num_extra:
-        # The new states of an arc stand side by side, in the order of its words; each has one arc.
+        # The new states of an arc are adjacent, in the order of its words; each has one arc.
         owner = torch.repeat_interleave(extra)
         first = extra.cumsum(0) - extra
         position = torch.arange(num_extra) - first[owner]
         is_last = position == extra[owner] - 1
         new_dst = torch.where(is_last, dst_state[owner], num_states + torch.arange(num_extra) + 1)
         new_word = lattice.word_id[lattice.word_begin[owner] + position + 1]
-        # From a new state on, the score ahead is that behind the whole arc.
+        # The chain's score is on its first arc, so ahead of a new state is what is ahead of the whole arc's end.
         ahead = torch.cat([ahead, ahead[dst_state[owner]]])
         dst_state = torch.cat([torch.where(extra > 0, num_states + first, dst_state), new_dst])
         word, arc_of = torch.cat([word, new_word]), torch.cat([arc_of, torch.full((num_extra,), -1)])
@@ -120,7 +123,7 @@ def _one_word_an_arc(
 
 
 def for_words(network: StatefulNetwork, word_id: Tensor) -> StatefulNetwork:
-    """`VocabularySubset` where the network is of a kind for which there is one, else the network itself."""
+    """A `VocabularySubset` of the network if it supports one, else the network itself."""
     if not isinstance(network, RNNLanguageModel) or network.cacheable_terms != "none":
         return network
     is_whole = isinstance(network.output.rows, nn.Embedding) and isinstance(network.maxent, HashedMaxEnt | None)
@@ -128,13 +131,13 @@ def for_words(network: StatefulNetwork, word_id: Tensor) -> StatefulNetwork:
 
 
 class VocabularySubset(StatefulNetwork):
-    """A `StatefulNetwork` equal to `network` for some words but for rounding, without gradient.
+    """A `StatefulNetwork` equal to `network` up to rounding, for a subset of words and without gradients.
 
-    Each word's part of the first layer's gates is made once; so is its output row, which is multiplied by the
-    projection, where there is one, so that scores are read from the last layer and no state is projected.
+    The input part of the first layer's gates is computed once for each word. So is its output row, which is multiplied
+    by the projection, if any, so that scores come directly from the last layer.
 
     Args:
-        network: its output layer is NCE's with one log Z, its tables on its device.
+        network: must have an NCE output with a single log Z, and its tables on its device.
         word_id: (W,) int64, distinct, ascending: all words that will be read or scored.
     """
 
@@ -163,7 +166,7 @@ class VocabularySubset(StatefulNetwork):
         return self._next(state, None, word_id)
 
     def branch(self, state: Tensor, before: Tensor, word_id: Tensor) -> Tensor:
-        """state (R, S), before, word_id (Q,) -> what follows state[before] and word_id, (Q, S)."""
+        """state (R, S), before, word_id (Q,) -> the states after word_id in state[before], (Q, S)."""
         return self._next(state, before, word_id)
 
     def _next(self, state: Tensor, before: Tensor | None, word_id: Tensor) -> Tensor:
@@ -191,10 +194,10 @@ class Level:
     """The prefixes of one length.
 
     Args:
-        parent: (P,) int64, ascending, the prefix one word shorter, on the level before.
+        parent: (P,) int64, ascending, the prefix one word shorter, on the previous level.
         word_id: (P,) int64, the last word.
-        ends: (E,) int64, prefixes that are whole sentences, one entry for each sentence.
-        sentence: (E,) int64, these sentences.
+        ends: (E,) int64, for each sentence of this length, its prefix.
+        sentence: (E,) int64, the numbers of these sentences.
     """
 
     parent: Tensor
@@ -204,11 +207,11 @@ class Level:
 
 
 class PrefixTree:
-    """The tree of some sentences; level 0 is the empty prefix.
+    """The prefix tree of sentences; level 0 is the empty prefix.
 
     Args:
-        sentences: word ids, `<s>` and `</s>` left out.
-        device: where to work.
+        sentences: word ids without `<s>` and `</s>`.
+        device: device of the tree.
     """
 
     def __init__(self, sentences: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> None:
@@ -235,23 +238,23 @@ class PrefixTree:
 
     @property
     def num_prefixes(self) -> int:
-        """Distinct prefixes, the empty one included: the hidden layer runs once for each."""
+        """Number of distinct prefixes including the empty one; the hidden layer runs once for each."""
         return sum(len(level.parent) for level in self.levels)
 
     def words(self) -> Tensor:
-        """The distinct words, ascending, `</s>` among them, which ends each sentence; (W,)."""
+        """The distinct words, ascending, including `</s>`; (W,)."""
         ids = [level.word_id for level in self.levels[1:]]
         return torch.unique(torch.cat([*ids, torch.full_like(self.levels[0].parent, EOS_ID)]))
 
     @property
     def most_held(self) -> int:
-        """The most prefixes of two levels in a row: so many hidden rows are held at a time."""
+        """The largest number of prefixes of two consecutive levels, whose hidden rows are held at the same time."""
         sizes = [len(level.parent) for level in self.levels]
         return max(map(sum, zip(sizes, [*sizes[1:], 0], strict=True)))
 
 
 def score_tree(tree: PrefixTree, lm: LanguageModel) -> Tensor:
-    """The score of each sentence, `</s>` included, by any language model, one call a level; (K,) float64."""
+    """The score of each sentence including `</s>`, with one language model call per level; (K,) float64."""
     device = tree.levels[0].parent.device
     context_idx = lm.start(1)
     score = torch.zeros(1, dtype=torch.float64, device=device)
@@ -268,7 +271,7 @@ def score_tree(tree: PrefixTree, lm: LanguageModel) -> Tensor:
 
 @torch.no_grad()
 def score_tree_by_network(tree: PrefixTree, network: StatefulNetwork) -> Tensor:
-    """The same by a bare network, with no cache at all: two levels of hidden rows are held at a time; (K,) float64."""
+    """Like `score_tree` with a bare network, without a cache; holds the hidden rows of two levels at a time."""
     device = tree.levels[0].parent.device
     bos = torch.full((1,), BOS_ID, dtype=torch.int64, device=device)
     network = for_words(network, torch.cat([bos, tree.words()]).unique())
@@ -282,7 +285,7 @@ def score_tree_by_network(tree: PrefixTree, network: StatefulNetwork) -> Tensor:
             hidden = state[:, -network.hidden_size :]
             word = level.word_id
             score = score[level.parent] + network.log_prob(hidden[level.parent], history[level.parent], word)
-            # Not all prefixes go on, and those that do may go on in many ways.
+            # Not all prefixes are extended, and some are extended by several words.
             inner, before = torch.unique_consecutive(level.parent, return_inverse=True)
             state = network.branch(state.index_select(0, inner), before, word)
             history = torch.cat([word.unsqueeze(1), history[level.parent]], dim=1)[:, : network.num_history_words]
@@ -298,13 +301,13 @@ def score_tree_by_network(tree: PrefixTree, network: StatefulNetwork) -> Tensor:
 def rescore_n_best(
     lists: Sequence[Sequence[Hypothesis]], lm: LanguageModel | None, options: DecodingOptions, weight: float = 1.0
 ) -> list[tuple[Hypothesis, ...]]:
-    """Gives every hypothesis of every list the language model's score in the place of its own, and sorts each list.
+    """Interpolates the language model score of every hypothesis with that of `lm`, and sorts each list.
 
     Args:
-        lists: n-best lists, one an utterance.
-        lm: the language model, its words numbered as the hypotheses' are; None scores all sentences 0.
+        lists: n-best lists, one per utterance.
+        lm: the language model, with the word ids of the hypotheses; None scores all sentences 0.
         options: scales.
-        weight: of the language model's score; the hypothesis's own has the rest.
+        weight: weight of `lm`'s score; the hypothesis's own score has the weight 1 - `weight`.
     """
     flat = [hypothesis for hypotheses in lists for hypothesis in hypotheses]
     if not flat:

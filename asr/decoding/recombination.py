@@ -14,16 +14,16 @@ from torch import Tensor
 warnings.filterwarnings("ignore", message=r"scatter_reduce\(\) is in beta")
 
 HASH_MULTIPLIERS = (0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9, 0x14D049BB133111EB, 0x2545F4914F6CDD1D)
-"""Odd 63-bit numbers, which the compiled backends hash with, too."""
+"""Odd 63-bit hash multipliers; the compiled backends use them, too."""
 
 NOT_REACHED = torch.iinfo(torch.int64).max
-"""What an unused place of `recombine`'s table holds."""
+"""The value of unused entries of `recombine`'s table."""
 
 _MAGNITUDE_MASK = 0x7FFFFFFF
 _POSITION_MASK = 0xFFFFFFFF
 _INFINITE_BITS = 0x7F800000
 
-# The magnitude of a float32 has 31 bits; each round of the radix selection settles some: (shift, width).
+# The magnitude of a float32 has 31 bits; each round of the radix selection determines some: (shift, width).
 _RADIX_ROUNDS = ((20, 11), (10, 10), (0, 10))
 
 
@@ -73,7 +73,7 @@ def group(key: Tensor, second_key: Tensor | None = None) -> Tensor:
 
 
 def recombine(key: Tensor, score: Tensor, second_key: Tensor | None = None, table: Tensor | None = None) -> Tensor:
-    """For each candidate the best one with the same key; of equal scores the first.
+    """Finds, for each candidate, the best one with the same key; the first of equal scores.
 
     Args:
         key: (K,) int64.
@@ -82,7 +82,7 @@ def recombine(key: Tensor, score: Tensor, second_key: Tensor | None = None, tabl
         table: one entry for each possible key, all `NOT_REACHED` before and after; None for keys of any size.
 
     Returns:
-        winner (K,) int64 positions; a candidate has won where this is its own position.
+        The position of each candidate's winner, (K,) int64; a candidate has won if this is its own position.
     """
     packed = magnitude_bits(score)
     packed <<= 32
@@ -101,7 +101,7 @@ def recombine(key: Tensor, score: Tensor, second_key: Tensor | None = None, tabl
 
 
 def best_of_group(key: Tensor, score: Tensor, num_kept: int) -> Tensor:
-    """Marks the `num_kept` best candidates of each key, of equal scores the first; (K,) bool.
+    """Marks the `num_kept` best candidates of each key, the first ones of equal scores; (K,) bool.
 
     Args:
         key: (K,) int64.
@@ -119,7 +119,7 @@ def best_of_group(key: Tensor, score: Tensor, num_kept: int) -> Tensor:
 
 
 def best_score(score: Tensor, stream: Tensor, num_streams: int) -> Tensor:
-    """The best score of each stream, (N,), -inf where it has none."""
+    """The best score of each stream, (N,); -inf for streams without scores."""
     best = torch.full((num_streams,), -torch.inf, dtype=score.dtype, device=score.device)
     if num_streams == 1:
         return score.amax(0, keepdim=True) if len(score) else best
@@ -127,7 +127,7 @@ def best_score(score: Tensor, stream: Tensor, num_streams: int) -> Tensor:
 
 
 def normalize_scores(score: Tensor, stream: Tensor, score_offset: Tensor) -> Tensor:
-    """Subtracts the best score of each stream, which is added to its `score_offset` (N,) in place; (K,) -> (K,)."""
+    """Subtracts each stream's best score, (K,) -> (K,), and adds it to `score_offset` (N,) in place."""
     best = best_score(score, stream, len(score_offset))
     best = torch.where(best > -torch.inf, best, torch.zeros_like(best))
     score_offset += best
@@ -136,7 +136,7 @@ def normalize_scores(score: Tensor, stream: Tensor, score_offset: Tensor) -> Ten
 
 
 def kth_best_score(score: Tensor, stream: Tensor, num_streams: int, k: int) -> Tensor:
-    """The k-th best score of each stream, by radix selection; -inf where it has fewer.
+    """The k-th best score of each stream, by radix selection; -inf for streams with fewer scores.
 
     Args:
         score: (K,) float32, at most 0.
@@ -178,9 +178,9 @@ def prune_tokens(
         score: (K,) float32 relative to the best of the stream, at most 0; -inf never survives.
         stream: (K,) int64.
         num_streams: N.
-        beam: candidates this much worse than the best are dropped,
-        min_active: but at least this many of each stream survive,
-        max_active: and at most this many, except for ties; None for no limit.
+        beam: candidates whose score is this far below the best are pruned.
+        min_active: minimum number of candidates of each stream that survive, even outside the beam.
+        max_active: maximum number of candidates of each stream, except for ties; None for no limit.
     """
     kept = score >= -beam if beam < torch.inf else score > -torch.inf
     position = kept.nonzero().squeeze(1)

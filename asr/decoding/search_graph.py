@@ -1,4 +1,4 @@
-"""A decoding graph prepared for the search: scaled scores, and arcs that read a frame apart from those that do not.
+"""A decoding graph prepared for the search: scaled scores, and emitting arcs separated from epsilon arcs.
 
 Shapes: S states, A arcs of a set, V words, K tokens.
 """
@@ -18,7 +18,7 @@ from asr.lm.interface import LanguageModel
 
 
 class ArcWords:
-    """The words of arcs, zero, one or several each, in order.
+    """The words of arcs, in order; an arc has zero, one or several.
 
     Args:
         word_begin: (A + 1,) int64, words of arc a are word_id[word_begin[a]] to word_id[word_begin[a + 1]].
@@ -33,7 +33,7 @@ class ArcWords:
 
     @classmethod
     def of_arcs(cls, word_begin: Tensor, word_id: Tensor, arc: Tensor) -> ArcWords:
-        """Those of some arcs (K,); word_begin and word_id are of all arcs."""
+        """The words of arcs (K,), given word_begin and word_id of all arcs."""
         owner, position = expand(word_begin, arc)
         num_words = torch.bincount(owner, minlength=len(arc))
         return cls(torch.cat([num_words.new_zeros(1), num_words.cumsum(0)]), word_id.index_select(0, position))
@@ -44,10 +44,10 @@ class ArcWords:
         """Scores the words of arcs, all j-th words in one call of the language model.
 
         Args:
-            lm: the language model, its words numbered as the arcs' are.
+            lm: the language model, with the word ids of the arcs.
             arc: (K,).
             context_idx: (K,) the history before the arc.
-            changed: (Q,) int64, the positions of arcs that have words; None where they are to be looked for.
+            changed: (Q,) int64, the positions of arcs that have words; None to find them here.
 
         Returns:
             changed (Q,), the positions of arcs that have words; their lm_score (Q,); their next context_idx (Q,).
@@ -63,7 +63,7 @@ class ArcWords:
     def score_rest(
         self, lm: LanguageModel, arc: Tensor, lm_score: Tensor, context_idx: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Scores the words after the first of arcs (Q,); lm_score and context_idx (Q,) after the first -> after all."""
+        """Scores all words but the first of arcs (Q,); lm_score, context_idx (Q,) after the first word -> after all."""
         for position in range(1, self.max_words):
             more = (self.num_words.index_select(0, arc) > position).nonzero().squeeze(1)
             if not len(more):
@@ -77,14 +77,14 @@ class ArcWords:
 
 @dataclass(frozen=True, eq=False)
 class ArcSet:
-    """Some of a graph's arcs, sorted by source state.
+    """A subset of a graph's arcs, sorted by source state.
 
     Args:
         arc_begin: (S + 1,) int64.
         dst_state: (E,) int32.
         token_id: (E,) int32.
         score: (E,) float32, graph score and word insertion penalty, scaled.
-        graph_arc: (E,) int64, the arc's place in the graph, or None where it is the same.
+        graph_arc: (E,) int64, the index of each arc in the graph; None if the indices are equal.
         words: the words of these arcs.
     """
 
@@ -101,10 +101,10 @@ class ArcSet:
 
 
 class Searchable(Protocol):
-    """What a search can walk: states, arcs that read a frame, perhaps arcs that do not, and ends.
+    """The interface of graphs that can be searched: states, emitting arcs, optional epsilon arcs, and final scores.
 
     `final_score` (S,) is scaled, `final_graph_score` (S,) is not; both are -inf where a path may not end. `is_pushed`
-    says whether a partial path's score is that of its best completion, so that most tokens survive.
+    says whether a partial path's score is that of its best completion; most tokens then survive.
     """
 
     num_states: int
@@ -116,7 +116,7 @@ class Searchable(Protocol):
 
 
 class SearchGraph:
-    """A decoding graph as the search walks it.
+    """A decoding graph with scaled scores, as the search reads it.
 
     Args:
         graph: the decoding graph.
@@ -133,7 +133,7 @@ class SearchGraph:
         self.final_score = graph.final_score * options.graph_scale
         self.epsilon: ArcSet | None = None
         if options.graph_scale <= 0:
-            # 0 * -inf is NaN, and a state that is not final must remain so.
+            # 0 * -inf is NaN and a negative scale gives +inf, but non-final states must remain non-final.
             self.final_score = self.final_score.masked_fill(graph.final_score == -torch.inf, -torch.inf)
         if graph.has_epsilons:
             reads = graph.token_id >= 0

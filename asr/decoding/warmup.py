@@ -1,8 +1,8 @@
 """Compiles the loops of a search ahead of time, so that neither users nor measurements wait for the compiler.
 
-numba compiles a loop when it is first called and keeps the machine code on disk, beside the source or, where that
-folder is read-only, in the user's cache folder. A short search over made-up log-probabilities calls all loops that a
-real one needs: it compiles them the first time on a machine, and loads them in every later process.
+numba compiles a loop when it is first called and caches the machine code on disk, beside the source or, if that folder
+is read-only, in the user's cache folder. A short search over synthetic log-probabilities calls all loops that a real
+search needs: it compiles them the first time on a machine, and loads them in every later process.
 
 Shapes: N utterances, T frames, C tokens.
 """
@@ -16,25 +16,25 @@ from asr.bundle import Bundle
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import has_package
 
-# Frames of each made-up utterance: enough for words, and for several calls of the compiled search.
+# Frames of each synthetic utterance: enough for words, and for several calls of the compiled search.
 _NUM_FRAMES = (48, 20)
 
-# Logit of the token on the made-up path, above standard normal noise on all.
+# Added to the logit of the token on the path; all logits have standard normal noise.
 _PEAK = 9.0
 
 
-# What has been warmed up in this process.
+# Combinations that have been warmed up in this process.
 _WARM: set[tuple[object, ...]] = set()
 
 
 def needs_warm_up(bundle: Bundle, mode: str, device: torch.device, kind: tuple[object, ...]) -> bool:
-    """Whether a search has not been warmed up in this process; True once for each combination.
+    """Whether a search still needs a warm-up in this process; returns True once for each combination.
 
     Args:
-        bundle: what is decoded with.
-        mode: of the bundle.
-        device: only loops for the CPU are compiled ahead.
-        kind: what else decides which loops run, such as the decoder.
+        bundle: the bundle to decode with.
+        mode: its mode.
+        device: device of the search; only loops for the CPU are compiled ahead of time.
+        kind: everything else that determines which loops run, such as the decoder.
     """
     if device.type != "cpu" or not has_package("numba"):
         return False

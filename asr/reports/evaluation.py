@@ -1,13 +1,13 @@
-"""Evaluations as files: what `asr evaluate --details NAME.json` writes and `asr report` reads.
+"""Evaluations as files, which `asr evaluate --details NAME.json` writes and `asr report` reads.
 
 A file is one JSON object:
-  format, version   what it is
-  system            how it was recognized: bundle, mode, decoder, lm_fusion, options; empty where words came from a file
+  format, version   identify the file format
+  system            the recognizer: bundle, mode, decoder, lm_fusion, options; empty if words came from a file
   summary           the figures of `asr evaluate --json`
-  scoring           `shortest` or `sclite`: the rules by which words were aligned
+  scoring           `shortest` or `sclite`: the alignment rules
   utterances        each with id, reference, words, duration, seconds, audio, error; see `Utterance`
   cache             counts of the language model's caches after each batch, with the seconds of audio until then
-  lattices          for a few utterances the words of their lattices; see `asr.reports.word_graph`
+  lattices          for a few utterances, the words of their lattices; see `asr.reports.word_graph`
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SHORTEST, SCLITE = "shortest", "sclite"
 
 @dataclass(frozen=True)
 class HeardWord:
-    """A recognized word; times are in seconds, and like the confidence None where they are not known."""
+    """A recognized word; times are in seconds. Times and confidence are None if unknown."""
 
     text: str
     start: float | None = None
@@ -43,7 +43,7 @@ class HeardWord:
 
 @dataclass(frozen=True)
 class Clip:
-    """Where an utterance can be heard: `begin` to `end` seconds of a file, to its end where `end` is None."""
+    """The audio of an utterance: `begin` to `end` seconds of a file, or to its end if `end` is None."""
 
     path: str
     begin: float = 0.0
@@ -94,13 +94,13 @@ class Evaluation:
     lattices: Mapping[str, WordGraph] = field(default_factory=dict)
 
     def pairs(self, utterance: Utterance) -> list[tuple[str, str]]:
-        """The alignment of an utterance: (reference word, hypothesis word), `GAP` for none."""
+        """The alignment of an utterance as (reference word, hypothesis word), `GAP` for a missing word."""
         align_words = nist.align if self.scoring == SCLITE else align
         return align_words(utterance.reference, utterance.hypothesis)
 
     @property
     def real_time_factor(self) -> float | None:
-        """Seconds of computing for each second of audio, None where it is not known."""
+        """Computing time divided by the duration of the audio; None if unknown."""
         return number_of(self.summary, "real_time_factor") or None
 
     def save(self, path: str | Path) -> None:
@@ -127,7 +127,7 @@ class Evaluation:
 
     @classmethod
     def load(cls, path: str | Path) -> Evaluation:
-        """Reads a file of `save`.
+        """Reads a file written by `save`.
 
         Raises:
             AsrError: it is missing, is something else, or is of another version.
@@ -136,11 +136,11 @@ class Evaluation:
         try:
             content = parse_json(read_text(path, "evaluation"))
         except ValueError as error:
-            raise AsrError(f"{path}: this is no evaluation; {advice}.") from error
+            raise AsrError(f"{path}: this is not an evaluation; {advice}.") from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise AsrError(f"{path}: this is no evaluation; {advice}.")
+            raise AsrError(f"{path}: this is not an evaluation; {advice}.")
         if content.get("version") != VERSION:
-            raise AsrError(f"{path}: it has version {content.get('version')}, not {VERSION}; {advice} anew.")
+            raise AsrError(f"{path}: it has version {content.get('version')}, not {VERSION}; {advice} again.")
         try:
             return cls(
                 Path(path).stem,
@@ -159,7 +159,7 @@ class Evaluation:
 
 
 def number_of(values: Mapping[str, Any], name: str) -> float | None:
-    """A finite number among JSON values, or None."""
+    """The JSON value if it is a finite number, else None."""
     value = values.get(name)
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
@@ -175,7 +175,7 @@ def count_pairs(pairs: Sequence[tuple[str, str]]) -> ErrorCounts:
 
 
 def heard_words(record: Mapping[str, Any], hypothesis: Sequence[str]) -> tuple[HeardWord, ...]:
-    """The words of a hypothesis with times and confidences, where a record of `asr transcribe` has them.
+    """The words of a hypothesis, with times and confidences if a record of `asr transcribe` has them.
 
     Args:
         record: a line of JSON; may lack everything.
@@ -219,7 +219,7 @@ def _counts(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _record(utterance: Utterance) -> dict[str, Any]:
-    """An utterance as JSON values, without what is not known: that makes the file a third smaller."""
+    """An utterance as JSON values without unknown ones, which makes the file a third smaller."""
     record = asdict(utterance) | {"words": [_given(asdict(word)) for word in utterance.words]}
     return {key: value for key, value in _given(record).items() if value not in ("", {})}
 

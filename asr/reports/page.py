@@ -1,4 +1,4 @@
-"""One HTML file about one or several evaluations of a test set. It needs nothing else: no network, font or library.
+"""Self-contained HTML report on one or several evaluations of a test set, without network, fonts or libraries.
 
 The page is complete without its script, which sorts and filters. What comes from transcripts, names and options is
 escaped, and the page's content security policy lets nothing run but its own script.

@@ -1,4 +1,4 @@
-"""An utterance as a picture: its spectrogram, the reference and the words that were heard over it, and its lattice."""
+"""Draws an utterance: its spectrogram, reference, recognized words and lattice."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def picture(
     Args:
         samples: (L,) at 16 kHz; without them there is no spectrogram.
         duration: in seconds.
-        words: what was heard; those without times are left out.
+        words: the recognized words; those without times are left out.
         wrong: for each of them whether it is an error.
         graph: the words of its lattice.
     """

@@ -25,7 +25,7 @@ _MOST_CACHE_POINTS = 25
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], label: str) -> str:
-    """A table of escaped cells, which scrolls where it is too wide."""
+    """An HTML table of cells that are already escaped; it scrolls if it is too wide."""
     titles = "".join(f'<th scope="col">{cell}</th>' for cell in head)
     lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     return (
@@ -80,7 +80,7 @@ def _interval(summary: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 def _options(evaluations: Sequence[Evaluation]) -> str:
-    """What the systems do not have in common; of a single one, all of it."""
+    """The options in which systems differ; for a single system, all of them."""
     known = [_settings(one) for one in evaluations]
     names = [name for name in dict.fromkeys(name for one in known for name in one) if name != "made_by"]
     if len(evaluations) > 1:
@@ -106,7 +106,7 @@ def _settings(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def curve_section(evaluations: Sequence[Evaluation]) -> str:
-    """Word error rates against time; systems that differ in beams and the like alone are one line."""
+    """Word error rates against time; systems that differ only in beams and similar options form one line."""
     groups: dict[tuple[str, ...], list[Point]] = {}
     for one in evaluations:
         rate, time = number_of(one.summary, "wer"), one.real_time_factor
@@ -148,7 +148,7 @@ def _group_names(groups: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def time_section(evaluations: Sequence[Evaluation]) -> str:
-    """A bar for each system: milliseconds of each stage for a second of audio."""
+    """A bar for each system: milliseconds of each stage per second of audio."""
     bars = {}
     for one in evaluations:
         seconds = one.summary.get("seconds")
@@ -213,7 +213,7 @@ def _calibration_point(one: ConfidenceBin) -> Point:
 
 
 def cache_section(evaluations: Sequence[Evaluation]) -> str:
-    """Shares of questions to the language model that its caches answered, over time."""
+    """Shares of language model queries that its caches answered, over time."""
     lines, rows = [], []
     shown = [one for one in evaluations if one.cache]
     for one in shown:
@@ -248,7 +248,7 @@ def cache_section(evaluations: Sequence[Evaluation]) -> str:
 
 
 def _steps(cache: Sequence[Mapping[str, float]]) -> list[tuple[Mapping[str, float], Mapping[str, float]]]:
-    """Pairs of counts from the beginning on, with about equally many questions between them."""
+    """Pairs of consecutive counts, with about equally many queries between the two of each pair."""
     least = cache[-1]["num_queries"] / _MOST_CACHE_POINTS
     kept: list[Mapping[str, float]] = [dict.fromkeys(cache[0], 0.0)]
     for counts in cache:

@@ -1,4 +1,4 @@
-"""The words of a lattice, few enough to be drawn: equal ones at about the same time are one, with their probabilities.
+"""The words of a lattice, reduced for drawing: equal words at about the same time are merged, with their probabilities.
 
 A lattice has a state for each frame and history, thousands for a sentence. What a reader wants to see is which words
 were possible, when, how probable each was, and which followed which.

@@ -30,8 +30,8 @@ def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("[]", "is no evaluation"),
-        ("{", "is no evaluation"),
+        ("[]", "is not an evaluation"),
+        ("{", "is not an evaluation"),
         ({"version": 9}, "has version 9, not 1"),
         ({"utterances": [{"id": "a"}]}, "a field that is missing or wrong .KeyError: 'words'"),
         ({"utterances": 3}, "a field that is missing or wrong"),
