@@ -60,7 +60,7 @@ class CTCDecodingConfig:
             raise AsrError(f"decoding: lm_fusion is {self.lm_fusion!r}; it must be lattice or search.")
         if not math.isfinite(self.lm_scale) or self.lm_scale < 0:
             raise AsrError(f"decoding: lm_scale is {self.lm_scale}; it must not be negative.")
-        if self.beam_size < 1 or int(self.beam_size) != self.beam_size:
+        if not self.beam_size >= 1 or self.beam_size % 1 != 0:
             raise AsrError(f"decoding: beam_size is {self.beam_size}; it must be a whole number of 1 or more.")
         if not self.token_min_log_prob <= 0:
             raise AsrError(f"decoding: token_min_log_prob is {self.token_min_log_prob}; it must not be above 0.")

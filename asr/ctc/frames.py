@@ -58,13 +58,13 @@ def as_frames(
     if isinstance(log_probs, (list, tuple)) and log_probs and not _is_nested_numbers(log_probs):
         log_probs, lengths = _padded([_as_tensor(each) for each in log_probs], lengths)
     log_prob = _as_tensor(log_probs).detach()
+    shape = tuple(log_prob.shape)
     is_single = log_prob.dim() == 2
     if is_single:
         log_prob = log_prob.unsqueeze(0)
     if log_prob.dim() != 3:
         raise AsrError(
-            f"the log-probabilities have the shape {tuple(log_probs.shape)}; give (utterances, frames, tokens) or "
-            "(frames, tokens)."
+            f"the log-probabilities have the shape {shape}; give (utterances, frames, tokens) or (frames, tokens)."
         )
     num_frames = _lengths(lengths, *log_prob.shape[:2])
     if log_prob.shape[2] != len(tokens):

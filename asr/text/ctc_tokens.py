@@ -234,10 +234,10 @@ def _symbols_of(symbols: Sequence[str] | Mapping[str, int] | str | Path, name: s
     if isinstance(symbols, (str, Path)):
         symbols = _read_symbols(Path(symbols))
     if isinstance(symbols, Mapping):
-        ordered = sorted(symbols.items(), key=lambda item: item[1])
-        if [column for _, column in ordered] != list(range(len(ordered))):
+        columns = symbols.values()
+        if not all(isinstance(column, int) for column in columns) or sorted(columns) != list(range(len(symbols))):
             raise AsrError(f"{name}: the tokens' ids are not 0, 1, 2, ... without gaps; give one token per column.")
-        return [symbol for symbol, _ in ordered]
+        symbols = sorted(symbols, key=symbols.__getitem__)
     listed = list(symbols)
     if len(listed) < 2:
         raise AsrError(f"{name}: there are {len(listed)} tokens; a network has at least a blank and one symbol.")

@@ -62,6 +62,8 @@ def with_nan(where: tuple[int, int]) -> torch.Tensor:
         (log_probs(2, 5)[:, :, :2], None, "log_probs", "have 2 columns but there are 3 tokens"),
         (torch.zeros(2, 5, 4), None, "log_probs", "give blank=3"),
         (torch.zeros(3), None, "log_probs", "give (utterances, frames, tokens)"),
+        ([0.5, 0.5], None, "log_probs", "have the shape (2,); give"),
+        ([], None, "log_probs", "have the shape (0,); give"),
         (with_nan((1, 2)), None, "log_probs", "utterance 1, frame 2: the acoustic model gave NaN"),
         (with_nan((1, 2)), [5, 5], "logits", "utterance 1, frame 2: the acoustic model gave NaN"),
         (log_probs(2, 5), [5], "log_probs", "1 lengths for 2 utterances"),

@@ -104,6 +104,8 @@ def test_files(tmp_path: Path) -> None:
         (["<blk>", "A"], {"blank": "-"}, "blank '-' is not one of the 2 tokens"),
         (["<blk>", "A"], {"word_boundary": "|"}, "word boundary '|' is not one of the tokens"),
         ({"<blk>": 0, "A": 2}, {}, "not 0, 1, 2, ..."),
+        ({"<blk>": 0, "A": "x"}, {}, "not 0, 1, 2, ..."),
+        ({"<blk>": 0, "A": [1]}, {}, "not 0, 1, 2, ..."),
         (["<blk>"], {}, "there are 1 tokens"),
         (["<blk>", "A"], {"kind": "sounds"}, "no kind of tokens 'sounds'"),
     ],
