@@ -206,4 +206,4 @@ def _k2_words(labels: Any, num_arcs: int, path: str | Path) -> list[list[int]]:
         rises = all(one <= other for one, other in itertools.pairwise(begin))
         if len(begin) == num_arcs + 1 and begin[0] == 0 and begin[-1] == len(values) and rises:
             return [[one for one in values[begin[i] : begin[i + 1]] if one > 0] for i in range(num_arcs)]
-    raise AsrError(f"{path}: the words ('aux_labels') are not one number or a list for each arc.")
+    raise AsrError(f"{path}: the words ('aux_labels') must be one number or one list for each arc.")

@@ -1,8 +1,8 @@
-"""Networks of letters with a symbol between words: what that asks of a graph, and of the frames that it reads.
+"""Adapts graphs and log-probabilities to letter-based networks with a word boundary symbol.
 
-Lexicons spell a word with the boundary at its end. Networks write it as often as they like, before the first word too,
-and leave it out behind the last one: the graph reads any number of boundaries wherever one may stand, and one more
-frame in which it costs nothing ends an utterance.
+Lexicons spell a word with one boundary at its end. Networks may output several in a row, also before the first word,
+and may omit the last one. The graph therefore reads any number of boundaries wherever one is allowed, and each
+utterance gets an additional last frame that can only be read as a boundary, at no cost.
 
 Shapes: N utterances, T frames, C tokens.
 """
@@ -19,7 +19,7 @@ from asr.graph.fst import GraphArrays, Words
 
 
 def add_boundary_loops(graph: GraphArrays, boundary: int) -> GraphArrays:
-    """Lets the graph read any number of boundary labels at its start and behind each boundary; no epsilons in it."""
+    """Lets a graph without epsilons read any number of boundaries at its start and after each boundary."""
     after = graph.label == boundary
     states = np.unique(np.concatenate([[0], graph.dst_state[after]]))
     loops = np.zeros(len(states))
@@ -35,12 +35,12 @@ def add_boundary_loops(graph: GraphArrays, boundary: int) -> GraphArrays:
 
 
 def with_last_boundary(log_prob: Tensor, num_frames: Tensor, boundary: int | None) -> tuple[Tensor, Tensor]:
-    """One more frame for each utterance, in which nothing but the boundary can be read, at no cost.
+    """Appends a frame to each utterance in which only the boundary can be read, at no cost.
 
     Args:
         log_prob: (N, T, C) natural logs.
         num_frames: (N,) int64.
-        boundary: its column; None adds no frame.
+        boundary: column of the boundary; None adds no frame.
 
     Returns:
         log_prob (N, T + 1, C) and num_frames + 1.

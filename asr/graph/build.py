@@ -48,9 +48,9 @@ def build_grammar_transducer(
 
     Args:
         arrays: the model.
-        usable_words: ids of the words with a pronunciation; n-grams that end in other words get no arc.
+        usable_words: ids of words with a pronunciation; n-grams that end in other words get no arc.
         backoff_label: input label of the backoff arcs.
-        score_step: scores are rounded to multiples of it.
+        score_step: scores are rounded to multiples of this.
     """
     label = arrays.label.cpu().numpy()
     score = arrays.arc_score(torch.arange(len(label), device=arrays.label.device)).cpu().numpy()
@@ -89,10 +89,10 @@ _NO_SCORES: tuple[float, ...] = ()
 
 @dataclass(frozen=True)
 class LexiconTransducer:
-    """L and its input labels: 0 epsilon, 1 to P phones, P + 1 backoff, higher ones disambiguation symbols.
+    """L. Its input labels are 0 for epsilon, 1 to P for phones, P + 1 for backoff; disambiguation symbols are higher.
 
     Attributes:
-        transducer: the closure of L: any word may follow any other.
+        transducer: the closure of L: any word may follow any word.
         backoff_input: the backoff symbol's input label, P + 1.
         backoff_output: the backoff symbol's output label, above all word ids.
     """
@@ -111,16 +111,16 @@ def build_lexicon_transducer(
     score_step: float = 2.0**-14,
     pronunciation_scores: Mapping[int, Sequence[float]] | None = None,
 ) -> LexiconTransducer:
-    """Builds L. A word is output at its first phone, so that composition adds the language model's score there.
+    """Builds L. Words are output at their first phone, so that composition adds the language model's score there.
 
     Args:
         pronunciations: the pronunciations of each word id; phones are numbered from 1.
         num_phones: P.
         num_words: size of the vocabulary.
-        silence: phone that may occur at the start and after each word; None for no silence.
+        silence: the phone that may occur at the start and after each word; None for no silence.
         silence_probability: its probability at each of these places.
-        score_step: scores are multiples of it.
-        pronunciation_scores: for some word ids the score of each pronunciation; 0 for all others.
+        score_step: scores are rounded to multiples of this.
+        pronunciation_scores: word id -> the score of each of its pronunciations; words that are not listed have 0.
     """
     backoff_input, backoff_output = num_phones + 1, num_words
     markers = _disambiguation(pronunciations)
@@ -183,7 +183,7 @@ def build_lexicon_transducer(
 
 
 def _disambiguation(pronunciations: Mapping[int, Sequence[Sequence[int]]]) -> dict[tuple[int, int], int]:
-    """(word, variant) -> disambiguation symbol, for pronunciations that equal another one or are its prefix."""
+    """(word, variant) -> disambiguation symbol, for pronunciations that are equal to or a prefix of another one."""
     all_phones = [tuple(phones) for variants in pronunciations.values() for phones in variants]
     count = Counter(all_phones)
     beginnings = {phones[:length] for phones in count for length in range(1, len(phones))}
@@ -203,14 +203,14 @@ EXACT_STEP = 2.0**-14
 
 @dataclass
 class BuildReport:
-    """What became of lexicon and language model.
+    """Statistics of a graph that was built.
 
     Attributes:
         num_words: number of words that the graph can output.
-        words_without_pronunciation: words of the language model that the lexicon lacks; the graph cannot output them.
-        num_lexicon_words_outside_model: words of the lexicon that the language model does not list.
-        sizes: states and arcs after each step.
-        seconds: time of each step.
+        words_without_pronunciation: words of the language model that are not in the lexicon, and not in the graph.
+        num_lexicon_words_outside_model: number of words of the lexicon that are not in the language model.
+        sizes: step -> number of states and arcs after it.
+        seconds: step -> time it took.
     """
 
     num_words: int = 0
@@ -221,7 +221,7 @@ class BuildReport:
 
 
 class OptionalSilence(NamedTuple):
-    """A phone that may occur at the start and after each word, and its probability there."""
+    """A silence phone that may occur at the start and after each word, and its probability there."""
 
     phone: str
     probability: float = 0.5
@@ -243,13 +243,14 @@ def build_phone_graph(
         lexicon: pronunciations.
         language_model: the small n-gram model; its vocabulary becomes the graph's.
         tokens: the acoustic model's outputs.
-        topology: see `asr.graph.topology.TOPOLOGIES`, or the tied states of an acoustic model of left biphones; kept
-            with the result, applied when the graph is finished.
-        silence: between words; None where blanks stand for silence.
-        score_step: every score of the language model is rounded to a multiple of it, a power of two, so that all
-            further arithmetic is exact. With 2^-11 a score fits into 16 bits on disk and changes by at most 0.00025.
-        pronunciation_scores: word -> the score of each of its pronunciations, natural log; other words have 0.
-        progress: called with the name of each step as it begins.
+        topology: a name in `asr.graph.topology.TOPOLOGIES`, or the tied states of a left-biphone acoustic model. It is
+            stored with the result, and applied when the graph is finished.
+        silence: optional silence between words; None if blanks represent silence.
+        score_step: a power of two. Scores of the language model are rounded to multiples of it, so that all further
+            arithmetic is exact. With 2^-11, a score fits into 16 bits on disk and changes by at most 0.00025.
+        pronunciation_scores: word -> the score of each of its pronunciations, natural log; words that are not listed
+            have 0.
+        progress: called with the name of each step when it begins.
 
     Raises:
         AsrError: the tokens are not those of the tied states, or the lexicon has phones that are not tokens or shares
@@ -301,14 +302,14 @@ def build_phone_graph(
 def build_graph(
     lexicon: Lexicon, language_model: NgramLM, tokens: TokenTable, topology: str | TiedStates = "ctc", **options: Any
 ) -> DecodingGraph:
-    """Builds a finished graph; `options` are those of `build_phone_graph`."""
+    """Builds a graph and finishes it; `options` are those of `build_phone_graph`."""
     return build_phone_graph(lexicon, language_model, tokens, topology, **options)[0].finish()
 
 
 def _pronunciations(
     lexicon: Lexicon, language_model: NgramLM, report: BuildReport, silence: OptionalSilence | None
 ) -> tuple[list[tuple[int, list[tuple[str, ...]]]], list[str]]:
-    """The words that are in both model and lexicon with their pronunciations, and the phones, sorted."""
+    """The words in both language model and lexicon, with their pronunciations, and all phones, sorted."""
     vocabulary, arrays = language_model.vocabulary, language_model.arrays
     # The arcs of state 0 come first, and its arc w is the unigram of word w.
     unigram = torch.arange(len(vocabulary), device=arrays.label.device)
@@ -340,8 +341,8 @@ def _composed(lexicon_part: LexiconTransducer, grammar: Transducer, score_step: 
             raise AsrError("the decoding graph is empty: no sentence of the language model can be pronounced.")
     with clock.step("determinization"):
         if kaldifst.determinize_star(fst):
-            raise AsrError("The decoding graph cannot be determinized; check the lexicon for very long pronunciations.")
-    with clock.step("minimisation"):
+            raise AsrError("the decoding graph cannot be determinized; check the lexicon for very long pronunciations.")
+    with clock.step("minimization"):
         # The scores are multiples of the step already, so rounding to it changes nothing.
         kaldifst.minimize_encoded(fst, delta=score_step)
         kaldifst.connect(fst)
@@ -349,7 +350,7 @@ def _composed(lexicon_part: LexiconTransducer, grammar: Transducer, score_step: 
 
 
 def _phone_arrays(transducer: Transducer, num_phones: int) -> GraphArrays:
-    """Renumbers labels from 0, turns backoff and disambiguation symbols into epsilons, makes the start state 0."""
+    """Numbers labels from 0, replaces backoff and disambiguation symbols by epsilons, makes the start state 0."""
     label = transducer.input_label - 1
     label[label >= num_phones] = INPUT_EPSILON
     num_states = len(transducer.final_score)
@@ -368,7 +369,7 @@ def _phone_arrays(transducer: Transducer, num_phones: int) -> GraphArrays:
 
 
 class _Clock:
-    """Measures and announces the steps."""
+    """Reports the steps and measures their times."""
 
     def __init__(self, report: BuildReport, progress: Callable[[str], None]) -> None:
         self._report = report

@@ -1,7 +1,7 @@
-"""C and H for left biphones: which column a phone reads behind another, composed with a graph of phones.
+"""C and H for left biphones: the columns of each phone after each other phone, composed with a graph of phones.
 
-A phone's first frame reads one column, its further frames, if any, another (the topology of lattice-free MMI, Povey et
-al. 2016). The columns of different contexts may be tied (`TiedStates`).
+A phone reads one column in its first frame and another in any further frames (the topology of lattice-free MMI, Povey
+et al. 2016). Different contexts may share columns (`TiedStates`).
 
 Shapes: P phones, silence first; C columns of the acoustic model; S states and A arcs of the graph of phones.
 """
@@ -23,20 +23,20 @@ from asr.text.normalize import read_text
 from asr.text.symbols import BLANK, TokenTable
 
 BIPHONE_TOPOLOGY = "chain-biphone"
-TIED_STATES = "tied_states"  # the field of a graph's or a checkpoint's description
+TIED_STATES = "tied_states"  # the field's name in the metadata of graphs and checkpoints
 ENTRY, LOOP = 0, 1
 
 
 @dataclass(frozen=True)
 class TiedStates:
-    """Which column each phone reads behind each other phone.
+    """The columns that each phone reads after each other phone.
 
-    Columns other than 0 belong to one phone each; column 0, the blank of other models, is silence.
+    Each column belongs to one phone. Column 0, the blank of other models, belongs to silence.
 
     Attributes:
         phones: silence first.
-        entry: (P, P) int64, [phone before, phone]: the column of the phone's first frame.
-        loop: (P, P) int64, of its further frames.
+        entry: (P, P) int64, [previous phone, phone] -> column of the phone's first frame.
+        loop: (P, P) int64, [previous phone, phone] -> column of its further frames.
     """
 
     phones: tuple[str, ...]
@@ -49,7 +49,7 @@ class TiedStates:
         return int(max(self.entry.max(), self.loop.max())) + 1
 
     def column_names(self) -> list[str]:
-        """A name for each column, such as `AA_1_3` for the fourth column of the first frame of AA; column 0 first."""
+        """The name of each column, such as `AA_1_3` for the fourth of the columns for the first frame of AA."""
         names = [BLANK] * self.num_columns
         for phone_idx, phone in enumerate(self.phones):
             for state, table in ((ENTRY, self.entry), (LOOP, self.loop)):
@@ -59,7 +59,7 @@ class TiedStates:
         return names
 
     def phone_of_column(self) -> npt.NDArray[np.int64]:
-        """The phone that a column belongs to, (C,)."""
+        """The phone that each column belongs to, (C,)."""
         phone = np.zeros(self.num_columns, dtype=np.int64)
         everyone = np.broadcast_to(np.arange(len(self.phones)), self.entry.shape)
         phone[self.entry] = everyone
@@ -71,19 +71,19 @@ class TiedStates:
         """Reads the JSON that training wrote.
 
         Raises:
-            AsrError: the file cannot be read or does not hold tied states.
+            AsrError: the file cannot be read or does not contain tied states.
         """
         try:
             return cls.from_json(parse_json(read_text(path, "tied states")))
         except ValueError as error:
-            raise AsrError(f"{path}: no tied states can be read there ({error}).") from error
+            raise AsrError(f"{path}: the file does not contain tied states ({error}).") from error
 
     def phones_of_runs(self, runs: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-        """Phones of a path: (phone, first frame, frame after the last) each.
+        """Converts the columns of a path to phones: (phone, first frame, frame after the last) for each.
 
         Args:
-            runs: of equal columns other than 0: (column, first frame, frame after the last) each. An entry column in
-                two frames running is a phone of one frame, twice.
+            runs: (column, first frame, frame after the last) of each run of equal columns other than 0. An entry column
+                in two consecutive frames means that a phone of one frame occurs twice.
         """
         owner = self.phone_of_column()
         entries = set(self.entry.flatten().tolist())
@@ -99,38 +99,40 @@ class TiedStates:
         return phones
 
     def tied_from(self, other: TiedStates, count: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """What each column is made of in other tied states of the same phones.
+        """Expresses each column as a mixture of the columns of other tied states with the same phones.
 
         Args:
-            other: with C' columns.
-            count: (P, P), how often a phone [phone before, phone] was seen.
+            other: tied states with C' columns.
+            count: (P, P), how often each [previous phone, phone] occurred.
 
         Returns:
-            (C, C'), rows that sum to 1: the share of the column's occurrences that the other column covers.
+            (C, C'), rows sum to 1: the share of the column's occurrences that belongs to each column of `other`.
         """
         share = np.zeros((self.num_columns, other.num_columns))
         for own_table, other_table in ((self.entry, other.entry), (self.loop, other.loop)):
-            # A context that was never seen counts a little, so that no column is made of nothing.
+            # Contexts that never occurred count a little, so that no row sums to 0.
             np.add.at(share, (own_table, other_table), count + 1e-3)
         normalized: npt.NDArray[np.float64] = share / share.sum(1, keepdims=True)
         return normalized
 
     def require_tokens(self, tokens: TokenTable) -> None:
-        """Refuses an acoustic model with other columns.
+        """Checks that an acoustic model has these columns.
 
         Raises:
-            AsrError: the names of the columns are others.
+            AsrError: its tokens are not the names of these columns.
         """
         if tuple(self.column_names()) != tokens.tokens:
-            raise AsrError(f"{tokens.name}: the tokens are not those of the tied states; take those of one training.")
+            raise AsrError(
+                f"{tokens.name}: the tokens are not those of the tied states; use both from the same training."
+            )
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values for `from_json`."""
+        """Converts to JSON values, for `from_json`."""
         return {"phones": list(self.phones), "entry": self.entry.tolist(), "loop": self.loop.tolist()}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> TiedStates:
-        """From `to_json`.
+        """The inverse of `to_json`.
 
         Raises:
             AsrError: a table is missing or does not fit the phones, or phones share a column.
@@ -154,14 +156,14 @@ class TiedStates:
 
 
 def compose_biphones(states: TiedStates, phones: Sequence[str], graph: GraphArrays) -> GraphArrays:
-    """H and C composed with a graph of phones: a graph that reads one column a frame.
+    """Composes H and C with a graph of phones; the result reads one column per frame.
 
-    A state of the result is a state of the graph together with the loop column of the phone that led there, which says
-    the phone as well: contexts whose columns are tied share their states. In front of the first phone stands silence.
+    A state of the result is a state of the graph together with the loop column of the phone that led there. The column
+    determines the phone, and contexts with the same column share states. The first phone has silence as its context.
 
     Args:
         states: the columns.
-        phones: of the graph's labels 0, 1, ...
+        phones: the phones of the graph's labels 0, 1, ...
         graph: labels are phones; no input epsilons.
 
     Raises:
@@ -169,15 +171,17 @@ def compose_biphones(states: TiedStates, phones: Sequence[str], graph: GraphArra
     """
     missing = [phone for phone in phones if phone not in states.phones]
     if missing:
-        raise AsrError(f"The acoustic model's tied states lack the phone {missing[0]!r}; take its own lexicon.")
+        raise AsrError(
+            f"the acoustic model's tied states lack the phone {missing[0]!r}; use the lexicon of its training."
+        )
     label = np.array([states.phones.index(phone) for phone in phones], dtype=np.int64)[graph.label]
     num_phones, num_columns, num_states = len(states.phones), states.num_columns, graph.num_states
     src_state = graph.src_state().astype(np.int64)
-    # Which phones lead to each state; silence to the start.
+    # The phones that lead to each state; for the start, silence.
     arrival = np.unique(np.append(graph.dst_state.astype(np.int64) * num_phones + label, 0))
     arrival_state, arrival_phone = np.divmod(arrival, num_phones)
     arrival_begin = np.searchsorted(arrival_state, np.arange(num_states + 1))
-    # Each arc behind each phone that may come before it.
+    # Each arc after each phone that may precede it.
     position, arc = expand(arrival_begin[src_state], np.diff(arrival_begin)[src_state])
     loop_column = states.loop[arrival_phone[position], label[arc]]
     node = np.unique(graph.dst_state[arc].astype(np.int64) * num_columns + loop_column)
@@ -194,7 +198,7 @@ def compose_biphones(states: TiedStates, phones: Sequence[str], graph: GraphArra
     target = graph.dst_state[arc].astype(np.int64) * num_columns + states.loop[before, label[arc]]
     dst = np.searchsorted(node, target) + 1
     own = np.arange(1, len(node) + 1)
-    unscored = graph.num_arcs  # stands for an arc without score and words
+    unscored = graph.num_arcs  # index of an arc without score and words, appended below
     arcs = np.concatenate((arc, np.full(len(node), unscored)))
     words = Words(np.append(graph.word_begin, graph.word_begin[-1]), graph.word_id).take(arcs)
     return GraphArrays.from_arcs(

@@ -1,7 +1,7 @@
-"""The decoding graph that decoders load: tensors, the tokens that it reads and the words that it outputs.
+"""The decoding graph that decoders load: its tensors, the tokens that it reads and the words that it outputs.
 
-On disk, a graph is stored as a graph of phones with backoff epsilons, in small integers. Loading removes the epsilons
-and composes the topology, which gives the graph of frames that the search needs and that is several times larger.
+Files contain a compact graph of phones with backoff epsilons, in small integers. Loading removes the epsilons and
+composes the topology. The result, the graph of frames that the search needs, is several times larger.
 
 Shapes: S states, A arcs, K arcs with words, W words.
 """
@@ -37,8 +37,8 @@ def finish(graph: GraphArrays, phones: Sequence[str], meta: Mapping[str, Any], t
 
     Args:
         graph: the graph of phones.
-        phones: what its labels stand for.
-        meta: of the graph; holds `topology` and, for left biphones, `tied_states`.
+        phones: the phones of its labels.
+        meta: metadata of the graph: `topology` and, for left biphones, `tied_states`.
         tokens: output symbols of the acoustic model.
 
     Raises:
@@ -54,11 +54,12 @@ def finish(graph: GraphArrays, phones: Sequence[str], meta: Mapping[str, Any], t
 
 
 def pack(graph: GraphArrays, score_step: float) -> dict[str, Tensor]:
-    """Stores a graph in small integers, without loss since scores are multiples of `score_step`.
+    """Packs a graph into small integers; this is lossless because scores are multiples of `score_step`.
 
     Returns:
-        arc_count (S,), label (A,), dst_state (A,), score (A,) in steps; for arcs with words word_arc (K,), the distance
-        from the previous such arc, and word_count (K,); word_id (W,); final_state (F,) and final_score (F,).
+        arc_count (S,), label (A,), dst_state (A,), score (A,) in steps; word_arc (K,) and word_count (K,)
+        of arcs with words, where word_arc is the distance from the previous such arc; word_id (W,); final_state (F,)
+        and final_score (F,) in steps.
     """
     counts = np.diff(graph.word_begin)
     with_words = np.flatnonzero(counts)
@@ -129,7 +130,7 @@ def _steps(score: np.ndarray, score_step: float) -> np.ndarray:  # type: ignore[
 
 
 def _smallest(values: np.ndarray) -> Tensor:  # type: ignore[type-arg]
-    """The values in the smallest integer type that they fit."""
+    """Converts values to the smallest integer type that can hold them."""
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
     types = (np.uint8, np.int8, np.int16, np.int32)
     dtype = next(each for each in types if np.iinfo(each).min <= low <= high <= np.iinfo(each).max)
@@ -148,13 +149,13 @@ TENSOR_DTYPES = {
 
 
 def require_valid_tensors(tensors: Mapping[str, Tensor], num_tokens: int, num_words: int, name: str) -> None:
-    """Checks a graph's tensors (see `DecodingGraph` for what they are).
+    """Checks a graph's tensors; `DecodingGraph` describes them.
 
     Args:
-        tensors: by name, all of `TENSOR_DTYPES`.
-        num_tokens: columns of the acoustic model.
+        tensors: name -> tensor, for all names in `TENSOR_DTYPES`.
+        num_tokens: number of columns of the acoustic model.
         num_words: size of the vocabulary.
-        name: where the graph is from, for error messages.
+        name: source of the graph, for error messages.
 
     Raises:
         AsrError: a tensor has the wrong type or size, an index is out of range, or no path can end.
@@ -168,7 +169,7 @@ def require_valid_tensors(tensors: Mapping[str, Tensor], num_tokens: int, num_wo
             )
     num_states, num_arcs = tensors["final_score"].numel(), tensors["dst_state"].numel()
     if num_states == 0:
-        raise AsrError(f"{name}: the graph has no state; build it again.")
+        raise AsrError(f"{name}: the graph has no states; build it again.")
     sizes = {"arc_begin": num_states + 1, "token_id": num_arcs, "score": num_arcs, "word_begin": num_arcs + 1}
     for tensor_name, size in sizes.items():
         found = tensors[tensor_name].numel()
@@ -187,7 +188,7 @@ def require_valid_tensors(tensors: Mapping[str, Tensor], num_tokens: int, num_wo
 
 def _require_offsets(name: str, tensor_name: str, offsets: Tensor, total: int) -> None:
     if int(offsets[0]) != 0 or int(offsets[-1]) != total or bool((offsets[1:] < offsets[:-1]).any()):
-        raise AsrError(f"{name}: the field {tensor_name!r} does not rise from 0 to {total}; build the graph again.")
+        raise AsrError(f"{name}: the field {tensor_name!r} does not increase from 0 to {total}; build the graph again.")
 
 
 def _require_range(name: str, tensor_name: str, ids: Tensor, low: int, end: int) -> None:
@@ -212,16 +213,16 @@ class DecodingGraph:
 
     Args:
         arc_begin: (S + 1,) int64; the arcs of state s are `arc_begin[s] : arc_begin[s + 1]`.
-        dst_state: (A,) int32, where an arc leads.
-        token_id: (A,) int32, the column of the acoustic model's `log_prob` for an arc; 0 is the blank, and -1, only in
-            graphs with `has_epsilons`, is an input epsilon.
+        dst_state: (A,) int32, the destination state of each arc.
+        token_id: (A,) int32, the token that each arc reads, a column of the acoustic model's `log_prob`. 0 is the
+            blank; -1 is an input epsilon, only in graphs with `has_epsilons`.
         score: (A,) float32, natural log, higher is better.
         word_begin: (A + 1,) int64; the words of arc a are `word_id[word_begin[a] : word_begin[a + 1]]`.
-        word_id: (W,) int32, ids of `vocabulary`; an arc has any number of words.
-        final_score: (S,) float32, -inf where a path may not end.
+        word_id: (W,) int32, ids of `vocabulary`; an arc may have any number of words.
+        final_score: (S,) float32, -inf for states that are not final.
         tokens: output symbols of the acoustic model.
         vocabulary: the words.
-        meta: how the graph was built: topology, order of its language model and so on; JSON values only.
+        meta: metadata as JSON values: topology, order of the language model and so on.
     """
 
     arc_begin: Tensor
@@ -249,7 +250,7 @@ class DecodingGraph:
 
     @property
     def has_epsilons(self) -> bool:
-        """Whether an arc has an input epsilon."""
+        """Whether any arc has an input epsilon."""
         return bool(self.token_id.eq(INPUT_EPSILON).any())
 
     @property
@@ -266,7 +267,7 @@ class DecodingGraph:
         return replace(self, **{name: getattr(self, name).to(device) for name in TENSOR_DTYPES})
 
     def remove_epsilons(self) -> DecodingGraph:
-        """An equivalent graph without input epsilons, as k2 needs it."""
+        """An equivalent graph without input epsilons, as k2 requires."""
         values = {name: getattr(self, name).cpu().numpy() for name in TENSOR_DTYPES}
         arrays = remove_epsilons(GraphArrays(label=values.pop("token_id"), **values))
         return graph_from_arrays(arrays, self.tokens, self.vocabulary, self.meta).to(self.device)
@@ -284,7 +285,7 @@ class DecodingGraph:
             difference = f"it has {len(ours)} tokens, the acoustic model has {len(theirs)}"
         else:
             column = next(i for i, (our, their) in enumerate(zip(ours, theirs, strict=True)) if our != their)
-            difference = f"token {column} is {ours[column]!r} for it and {theirs[column]!r} for the acoustic model"
+            difference = f"token {column} is {ours[column]!r} in the graph and {theirs[column]!r} in the acoustic model"
         raise AsrError(
             f"the decoding graph was built for other tokens: {difference}; build it again with the tokens "
             "of this model."
@@ -300,7 +301,7 @@ class DecodingGraph:
         require_valid_tensors(tensors, len(self.tokens), len(self.vocabulary), name)
 
     def save(self, path: str | Path) -> None:
-        """Writes the finished graph to a safetensors file with a JSON header; `PhoneGraph.save` writes much less."""
+        """Writes a safetensors file with a JSON header; the files of `PhoneGraph.save` are much smaller."""
         tensors = {name: getattr(self, name).cpu().contiguous() for name in TENSOR_DTYPES}
         write_graph_file(path, "frames", tensors, self.tokens, self.vocabulary, self.meta)
 
@@ -309,9 +310,9 @@ class DecodingGraph:
         """Reads a graph and checks it.
 
         Args:
-            path: what `save` or `PhoneGraph.save` wrote.
-            tokens: the acoustic model's tokens, if the graph shall fit them.
-            verify: whether to compare the file with its checksum.
+            path: a file that `save` or `PhoneGraph.save` wrote.
+            tokens: the acoustic model's tokens, to check that the graph fits them; None skips this check.
+            verify: whether to check the file's checksum.
 
         Raises:
             AsrError: the file is missing, damaged, not a graph, of another version, or built for other tokens.
@@ -321,7 +322,7 @@ class DecodingGraph:
             graph = cls._assembled(header, tensors, str(path))
         except AsrError:
             raise
-        except Exception as error:  # header and tensors may be anything
+        except Exception as error:  # a damaged file may have any header and tensors
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise AsrError(
                 f"{path}: the parts of the graph do not fit each other ({reason}); build it again."
@@ -351,14 +352,14 @@ class DecodingGraph:
 def graph_from_arrays(
     arrays: GraphArrays, tokens: TokenTable, vocabulary: Vocabulary, meta: dict[str, Any]
 ) -> DecodingGraph:
-    """A graph from NumPy arrays whose labels are token ids, checked."""
+    """Builds a graph from NumPy arrays whose labels are token ids, and checks it."""
     graph = DecodingGraph(**tensors_of(arrays), tokens=tokens, vocabulary=vocabulary, meta=meta)
     graph.validate()
     return graph
 
 
 def tensors_of(arrays: GraphArrays) -> dict[str, Tensor]:
-    """The tensors of `DecodingGraph`."""
+    """Converts NumPy arrays to the tensors of a `DecodingGraph`."""
     renamed = {"token_id": arrays.label}
     return {
         name: torch.from_numpy(np.ascontiguousarray(renamed.get(name, getattr(arrays, name, None))))
@@ -382,7 +383,7 @@ def write_graph_file(
     text = json.dumps({**header, **(extra_header or {})}, ensure_ascii=False)
     tensors = {**tensors, "words": words}
     metadata = {"header": text, _CHECKSUM: checksum_of_tensors(text, tensors)}
-    with open_atomic(Path(path)) as file:  # `save_file` lets only the owner read it
+    with open_atomic(Path(path)) as file:  # files of `save_file` are readable by their owner only
         file.write(save(tensors, metadata))
 
 
@@ -425,11 +426,11 @@ class PhoneGraph:
     """A determinized and minimized graph from phones to words, with backoff epsilons.
 
     Args:
-        arrays: the graph; labels are numbers of `phones`, -1 is epsilon.
+        arrays: the graph; labels are indices of `phones`, or -1 for epsilon.
         phones: the phones of the lexicon.
         tokens: output symbols of the acoustic model.
         vocabulary: the words.
-        meta: how it was built; `topology`, `score_step` and, for left biphones, `tied_states` are needed to finish it.
+        meta: metadata; `topology`, `score_step` and, for left biphones, `tied_states` are needed to finish the graph.
     """
 
     arrays: GraphArrays
@@ -439,7 +440,7 @@ class PhoneGraph:
     meta: dict[str, Any]
 
     def finish(self) -> DecodingGraph:
-        """The graph that decoders search: without epsilons, composed with the topology."""
+        """Removes epsilons and composes the topology, which gives the graph that decoders search."""
         arrays = finish(self.arrays, self.phones, self.meta, self.tokens)
         return graph_from_arrays(arrays, self.tokens, self.vocabulary, self.meta)
 

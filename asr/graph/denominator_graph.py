@@ -1,6 +1,6 @@
 """The denominator graph of lattice-free MMI as arrays and as a file.
 
-Training makes one (`asr.models.denominator`), and a bundle that has one can adapt its acoustic model to a speaker
+Training creates it (`asr.models.denominator`). A bundle that contains one can adapt its acoustic model to a speaker
 (`asr.models.adaptation`).
 
 Shapes: S states, A arcs.
@@ -25,16 +25,16 @@ FloatArray = npt.NDArray[np.float32]
 
 
 class DenominatorGraph(NamedTuple):
-    """A hidden Markov model whose states read one column on arrival and another, or the same, while they last.
+    """A hidden Markov model whose states read one column in their first frame, and one in all further frames.
 
     Attributes:
-        entry: (S,) int64, the column read by every arc that leads to a state from another.
-        loop: (S,) int64, the column read by the arc from a state to itself.
-        stay: (S,) float32, the probability of that arc.
-        begin: (S + 1,) int64; the arcs to state s from others are `begin[s] : begin[s + 1]`.
-        source: (A,) int64, where an arc comes from.
-        probability: (A,) float32.
-        initial: (S,) float32, the state in front of a piece's first frame; sums to 1.
+        entry: (S,) int64, the column that arcs to a state from other states read.
+        loop: (S,) int64, the column that a state's self-loop reads.
+        stay: (S,) float32, the probability of the self-loop.
+        begin: (S + 1,) int64; the arcs to state s from other states are `begin[s] : begin[s + 1]`.
+        source: (A,) int64, the source state of each arc.
+        probability: (A,) float32, of each arc.
+        initial: (S,) float32, the probability of each state before a segment's first frame; sums to 1.
     """
 
     entry: npt.NDArray[np.int64]
@@ -51,12 +51,12 @@ class DenominatorGraph(NamedTuple):
         return len(self.initial)
 
     def target(self) -> npt.NDArray[np.int64]:
-        """Where each arc leads, (A,)."""
+        """The destination state of each arc, (A,)."""
         return np.repeat(np.arange(self.num_states), np.diff(self.begin))
 
     @property
     def num_columns(self) -> int:
-        """The least number of columns that the acoustic model must have."""
+        """The minimum number of columns of the acoustic model."""
         return int(max(self.entry.max(), self.loop.max())) + 1
 
     def save(self, path: Path) -> None:
@@ -71,7 +71,7 @@ class DenominatorGraph(NamedTuple):
         Raises:
             AsrError: it cannot be read, does not match its checksum, or its arrays do not fit each other.
         """
-        expected = None  # an archive of numpy has checksums of its own, files of earlier versions have none
+        expected = None  # NumPy archives have their own checksums; files of earlier versions have none
         try:
             if path.suffix == ".npz":
                 with np.load(path, allow_pickle=False) as archive:
@@ -84,10 +84,12 @@ class DenominatorGraph(NamedTuple):
             reason = graph._misfit()
             if not reason and expected is not None and expected != graph._checksum():
                 reason = "it does not match its checksum, so it is damaged"
-        except Exception as error:  # a damaged archive raises whatever its reader stumbles over
+        except Exception as error:  # readers of a damaged archive may raise anything
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         if reason:
-            raise AsrError(f"{path}: no denominator graph can be read there ({reason}); take 'asr chain's.")
+            raise AsrError(
+                f"{path}: the file is not a valid denominator graph ({reason}); use one that `asr chain` wrote."
+            )
         return graph
 
     def _tensors(self) -> dict[str, torch.Tensor]:
@@ -97,23 +99,23 @@ class DenominatorGraph(NamedTuple):
         return checksum_of_tensors("", self._tensors())
 
     def _misfit(self) -> str:
-        """Why the arrays cannot be a graph; compiled loops trust them. Empty if they can."""
+        """Why the arrays are not a valid graph, or an empty string if they are; compiled loops do not check them."""
         for name, array in self._asdict().items():
             wanted = np.float32 if name in ("stay", "probability", "initial") else np.int64
             if array.ndim != 1 or array.dtype != wanted:
-                return f"{name} is not a row of {np.dtype(wanted)}"
+                return f"{name} is not a one-dimensional array of {np.dtype(wanted)}"
         num_states, num_arcs = len(self.initial), len(self.source)
         if not num_states or any(len(each) != num_states for each in (self.entry, self.loop, self.stay)):
-            return "its states differ in number"
+            return "its arrays have different numbers of states"
         if len(self.begin) != num_states + 1 or len(self.probability) != num_arcs:
-            return "its arcs differ in number"
+            return "its arrays have different numbers of arcs"
         if self.begin[0] != 0 or self.begin[-1] != num_arcs or (np.diff(self.begin) < 0).any():
-            return "begin is not in order"
+            return "begin does not increase"
         if num_arcs and not (self.source.min() >= 0 and self.source.max() < num_states):
-            return "an arc comes from no state"
+            return "the source of an arc is not a state"
         if min(self.entry.min(), self.loop.min()) < 0:
             return "a column is negative"
         scores = np.concatenate((self.stay, self.probability, self.initial))
         if not np.isfinite(scores).all() or scores.min() < 0.0 or scores.max() > 1.0 + 1e-3:
-            return "a probability is none"
+            return "a probability is not between 0 and 1"
         return ""

@@ -1,8 +1,8 @@
 """Exact removal of input epsilons, by extending the arcs that lead to them.
 
-An arc to a state with epsilons gets one more copy for each state that epsilons reach from there. The usual method, in
-which a state gets the arcs of the states that its epsilons reach, multiplies the size of a backoff model's graph: each
-history would get the first phones of all words. Histories have few incoming and many outgoing arcs.
+An arc to a state with epsilons is copied for each state that epsilons reach from there. The usual method instead copies
+the arcs that leave those states to the state with the epsilons. In the graph of a backoff model, that would give each
+history the first phones of all words. Histories have few incoming and many outgoing arcs.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from asr.graph.fst import INPUT_EPSILON, GraphArrays, Words, expand, offsets
 
 
 def remove_epsilons(graph: GraphArrays) -> GraphArrays:
-    """An equivalent graph without input epsilons, of the states that a path from start to end may visit.
+    """An equivalent graph without input epsilons and without states that are on no path from start to end.
 
-    The best score of every (labels, words) pair is unchanged; of arcs alike in all but score the best is kept.
+    The best score of every (labels, words) pair is unchanged. Of arcs that differ only in score, the best is kept.
 
     Raises:
-        AsrError: epsilons form a cycle, or the epsilons alone write words and end.
+        AsrError: epsilons form a cycle, a path of epsilons alone outputs words, or no path reaches a final state.
     """
     if not graph.has_epsilons:
         return trim(graph)
@@ -61,7 +61,7 @@ def trim(graph: GraphArrays) -> GraphArrays:
 
 @dataclass(frozen=True)
 class _Paths:
-    """Arcs, or the start, followed by epsilons: number of the arc, state reached, score and words so far."""
+    """Paths of one arc (or the start) and epsilons: index of the arc, state reached, score and words so far."""
 
     root: npt.NDArray[np.int64]
     state: npt.NDArray[np.int32]
@@ -114,7 +114,7 @@ class _Epsilons:
 
 
 def _without_start_epsilons(graph: GraphArrays) -> GraphArrays:
-    """Gives the start state the arcs of all states that it reaches by epsilons; no arc leads to the start."""
+    """Copies to the start state the arcs of all states that epsilons reach from it."""
     epsilons = _Epsilons.of(graph)
     start = np.zeros(1, dtype=np.int64)
     paths = [_Paths(start, start.astype(np.int32), np.zeros(1, dtype=np.float32), Words.empty(1))]
@@ -147,13 +147,13 @@ def _without_start_epsilons(graph: GraphArrays) -> GraphArrays:
 
 def _refuse_cycle(num_steps: int, graph: GraphArrays) -> None:
     if num_steps > graph.num_states:
-        raise AsrError("the decoding graph has a cycle of epsilons; remove it first.")
+        raise AsrError("the decoding graph has a cycle of input epsilons; remove it first.")
 
 
 def _best(src_state: npt.NDArray[np.int32], label: npt.NDArray[np.int32], paths: _Paths) -> npt.NDArray[np.int64]:
     """Indices of the best path for each (source, label, end, words), in order."""
     ends = src_state.astype(np.int64) << 32 | paths.state
-    # Few pairs of states have more than one arc: a sort finds them, and only these are compared further.
+    # Few pairs of states have several arcs. Sorting finds these pairs, and only their labels and words are compared.
     by_ends = np.argsort(ends, kind="stable")
     is_repeat = np.zeros(len(ends) + 1, dtype=bool)
     is_repeat[1:-1] = ends[by_ends[1:]] == ends[by_ends[:-1]]
@@ -170,7 +170,7 @@ def _best(src_state: npt.NDArray[np.int32], label: npt.NDArray[np.int32], paths:
 def _reached(
     seeds: npt.NDArray[np.int64], src: npt.NDArray[np.int32], dst: npt.NDArray[np.int32], num_states: int
 ) -> npt.NDArray[np.bool_]:
-    """Which states the arcs src -> dst reach from the seeds, by breadth-first search, (S,)."""
+    """Which states can be reached from the seeds over arcs src -> dst, (S,); breadth-first search."""
     by_src = np.argsort(src, kind="stable")
     dst = dst[by_src]
     begin = offsets(np.bincount(src, minlength=num_states))

@@ -1,6 +1,6 @@
-"""Graphs as plain arrays: transducers to compose, the graph between the steps of building, and conversion to OpenFst.
+"""Graphs as plain arrays: transducers for composition, graphs during building, and conversion to and from OpenFst.
 
-Arrays are converted to OpenFst and back through its file format for constant transducers, without a Python loop.
+The conversion goes through OpenFst's file format for constant transducers, and needs no Python loop over arcs.
 
 Shapes: S states, A arcs, W words on all arcs together, Q requested arcs.
 """
@@ -32,7 +32,7 @@ class Transducer:
         output_label: (A,) int32, 0 for epsilon.
         score: (A,) float32, natural log, higher is better.
         dst_state: (A,) int32.
-        final_score: (S,) float32, -inf where a path may not end.
+        final_score: (S,) float32, -inf for states that are not final.
     """
 
     start: int
@@ -71,7 +71,7 @@ class Transducer:
 
 
 def round_scores(score: npt.NDArray[Any], step: float) -> npt.NDArray[np.float32]:
-    """Scores as multiples of `step`, a power of two: their sums and differences in float32 are then exact.
+    """Rounds scores to multiples of `step`, a power of two, so that their sums and differences in float32 are exact.
 
     Determinization moves scores along paths; with exact sums, equal continuations stay equal and can be merged.
     """
@@ -144,7 +144,7 @@ class GraphArrays:
 
     @property
     def has_epsilons(self) -> bool:
-        """Whether an arc has an input epsilon."""
+        """Whether any arc has an input epsilon."""
         return bool((self.label == INPUT_EPSILON).any())
 
     def src_state(self) -> npt.NDArray[np.int32]:
@@ -152,7 +152,7 @@ class GraphArrays:
         return np.repeat(np.arange(self.num_states, dtype=np.int32), np.diff(self.arc_begin))
 
     def take_states(self, states: npt.NDArray[Any]) -> GraphArrays:
-        """The subgraph of some states, renumbered in the given order; arcs to other states are dropped."""
+        """The subgraph of the given states, renumbered in this order; arcs to other states are dropped."""
         number = np.full(self.num_states, -1, dtype=np.int32)
         number[states] = np.arange(len(states), dtype=np.int32)
         position, owner = expand(self.arc_begin[states], np.diff(self.arc_begin)[states])
@@ -182,12 +182,12 @@ class Words:
 
     @classmethod
     def single(cls, word_id: npt.NDArray[Any]) -> Words:
-        """Lists of at most one word; 0 stands for no word."""
+        """Builds lists of at most one word; 0 means no word."""
         return cls(offsets(word_id != 0), word_id[word_id != 0].astype(np.int32))
 
     @classmethod
     def empty(cls, num_lists: int) -> Words:
-        """Empty lists."""
+        """Builds empty lists."""
         return cls(np.zeros(num_lists + 1, dtype=np.int64), np.zeros(0, dtype=np.int32))
 
     def __len__(self) -> int:
@@ -206,7 +206,7 @@ class Words:
         return Words(offsets(counts), self.word_id[position])
 
     def joined_with(self, other: Words) -> Words:
-        """Appends to each list the list of the same number of `other`."""
+        """Appends to each list the list of `other` with the same index."""
         counts = np.stack([self.counts, other.counts], axis=1)
         begin = offsets(counts.sum(axis=1))
         word_id = np.empty(int(begin[-1]), dtype=np.int32)
@@ -233,20 +233,20 @@ class Words:
 
 
 def offsets(counts: npt.NDArray[Any]) -> IntArray:
-    """The begin of each run, and the end of the last: (A,) to (A + 1,)."""
+    """Counts (A,) -> where each run begins, and where the last one ends (A + 1,)."""
     begin = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(counts, out=begin[1:])
     return begin
 
 
 def expand(begin: npt.NDArray[Any], counts: npt.NDArray[Any]) -> tuple[IntArray, IntArray]:
-    """Positions `begin[q]` to `begin[q] + counts[q] - 1` of each run q in turn, and the run that each belongs to."""
+    """The positions `begin[q]` to `begin[q] + counts[q] - 1` of all runs q in order, and the run of each position."""
     owner = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
     return begin[owner] + _ranks(counts), owner
 
 
 def _ranks(counts: npt.NDArray[Any]) -> IntArray:
-    """The positions 0, 1, ... within each run."""
+    """The indices 0, 1, ... within each run, for all runs in order."""
     ends = np.cumsum(counts, dtype=np.int64)
     return np.arange(ends[-1] if len(ends) else 0, dtype=np.int64) - np.repeat(ends - counts, counts)
 
@@ -267,7 +267,7 @@ _ARC = np.dtype([("input", "<i4"), ("output", "<i4"), ("weight", "<f4"), ("dst",
 
 
 def import_kaldifst() -> Any:
-    """Imports kaldifst, which only building graphs needs.
+    """Imports kaldifst, which is needed only to build graphs.
 
     Raises:
         AsrError: it is not installed.
@@ -280,7 +280,7 @@ def import_kaldifst() -> Any:
 
 
 def to_openfst(transducer: Transducer) -> Any:
-    """A `kaldifst.StdVectorFst` in the tropical semiring, whose weights are negated scores."""
+    """Converts to a `kaldifst.StdVectorFst` in the tropical semiring, whose weights are negated scores."""
     num_states, num_arcs = len(transducer.final_score), len(transducer.dst_state)
     counts = np.diff(transducer.arc_begin)
     states = np.empty(num_states, dtype=_STATE)
@@ -312,7 +312,7 @@ def from_openfst(fst: Any) -> Transducer:
         kaldifst.StdConstFst(fst).write(str(path))
         content = path.read_bytes()
     position = struct.calcsize("<i")
-    for _ in range(2):  # the types of transducer and arc
+    for _ in range(2):  # skips the types of transducer and arc
         (length,) = struct.unpack_from("<i", content, position)
         position += 4 + length
     _, _, _, start, num_states, num_arcs = struct.unpack_from("<iiQqqq", content, position)

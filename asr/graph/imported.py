@@ -1,9 +1,9 @@
-"""Decoding graphs of others: HLG.pt of icefall, HLG.fst of sherpa-onnx, TLG.fst of WeNet and EESEN, HCLG.fst of Kaldi.
+"""Imports decoding graphs of other toolkits: HLG.pt (icefall), HLG.fst (sherpa-onnx), TLG.fst (WeNet, EESEN), HCLG.fst
+(Kaldi).
 
-Such a graph reads the outputs of a network and writes words. Two files say what its numbers mean: words.txt, and
-tokens.txt with the outputs of a CTC network. In k2 a label is the column of the output. In OpenFst 0 is epsilon, so
-that a label is the column plus 1. An HCLG graph reads transition ids; the transition model says which output (pdf) each
-of them is.
+Such a graph reads outputs of a network and outputs words. Its ids are defined in words.txt and, for a CTC network's
+outputs, in tokens.txt. In k2, a label is a column of the network's output. In OpenFst, 0 is epsilon, so a label is the
+column plus 1. An HCLG graph reads transition ids; the transition model maps them to outputs (pdfs).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from asr.text.symbols import BLANK, EPSILON_ID, SPECIAL_WORDS, UNK_ID, TokenTabl
 from asr.torch_archive import load_tensors
 
 TOPOLOGY = "imported"
-"""`meta["topology"]`: what the states of such a graph stand for is not known."""
+"""`meta["topology"]` of imported graphs, whose topology is unknown."""
 
 _FINAL_LABEL = -1  # of k2
 _NO_WORDS = ("<eps>", "<s>", "</s>")
@@ -39,34 +39,37 @@ _BLANKS = ("<blk>", "<blank>", "<ctc_blank>")
 
 
 def import_graph(path: str | Path, words: str | Path, tokens: str | Path) -> DecodingGraph:
-    """A graph that k2 or OpenFst wrote.
+    """Imports a graph that k2 or OpenFst wrote.
 
     Args:
-        path: HLG.pt, a `torch.save` of k2's `Fsa.as_dict()`, or a binary file of OpenFst. No code runs from it.
+        path: HLG.pt, written by `torch.save` of k2's `Fsa.as_dict()`, or a binary OpenFst file. No code in it is run.
         words: words.txt, `word id` on each line.
-        tokens: tokens.txt, `token id` on each line: the outputs of the network, perhaps with `<eps>` before them and
-            disambiguation symbols behind them. For a graph of transition ids Kaldi's model (final.mdl) or what
-            `show-transitions` prints; the outputs are then called `pdf_0` (here `<blk>`), `pdf_1` and so on.
+        tokens: tokens.txt, `token id` on each line: the outputs of the network, optionally with `<eps>` before and
+            disambiguation symbols after them. For a graph of transition ids, Kaldi's model (final.mdl) or the output
+            of `show-transitions`; the outputs are then named `<blk>` (pdf 0), `pdf_1`, `pdf_2` and so on.
 
     Raises:
-        AsrError: a file cannot be read, or they do not fit each other.
+        AsrError: a file cannot be read, or the files do not fit each other.
     """
     vocabulary, word_of = _vocabulary(words)
     table, entry = _outputs(tokens)
     arrays = _read(Path(path))
     ids = arrays.word_id
     if len(ids) and int(ids.max()) >= len(word_of):
-        raise AsrError(f"{words}: there is no word {int(ids.max())}, which {path} writes; give its own words.txt.")
+        raise AsrError(
+            f"{words}: there is no word {int(ids.max())}, which {path} outputs; give the words.txt of this graph."
+        )
     known = word_of[ids]
     if (known < 0).any():
         raise AsrError(
-            f"{words}: there is no word {int(ids[known < 0][0])}, which {path} writes; give its own words.txt."
+            f"{words}: there is no word {int(ids[known < 0][0])}, which {path} outputs; "
+            "give the words.txt of this graph."
         )
     if len(arrays.label) and int(arrays.label.max()) >= len(entry):
         raise AsrError(
-            f"{path}: the graph reads output {int(arrays.label.max())}, but {tokens} has the outputs 0 to "
-            f"{len(entry) - 1}; give the tokens of its network. A graph of Kaldi's transition ids (HCLG.fst) needs its "
-            "final.mdl instead, or what 'show-transitions phones.txt final.mdl' prints."
+            f"{path}: the graph reads output {int(arrays.label.max())}, but {tokens} has outputs 0 to "
+            f"{len(entry) - 1}; give the tokens of the graph's network. A graph of Kaldi's transition ids (HCLG.fst) "
+            "needs its final.mdl instead, or the output of 'show-transitions phones.txt final.mdl'."
         )
     label = np.where(arrays.label == INPUT_EPSILON, INPUT_EPSILON, entry[np.maximum(arrays.label, 0)]).astype(np.int32)
     spoken = known != EPSILON_ID
@@ -90,7 +93,7 @@ def import_graph(path: str | Path, words: str | Path, tokens: str | Path) -> Dec
 
 
 def _vocabulary(path: str | Path) -> tuple[Vocabulary, npt.NDArray[np.int64]]:
-    """The words, and for each id of the file ours: 0 for symbols that are not spoken, -1 for none."""
+    """The vocabulary, and the word id of each id in the file: 0 for symbols that are not words, -1 for unused ids."""
     listed = _symbols(path, "word")
     spoken = [word for word in listed if word not in SPECIAL_WORDS and not _DISAMBIGUATION.match(word)]
     vocabulary = Vocabulary(spoken, name=str(path))
@@ -103,7 +106,7 @@ def _vocabulary(path: str | Path) -> tuple[Vocabulary, npt.NDArray[np.int64]]:
 
 
 def _outputs(path: str | Path) -> tuple[TokenTable, npt.NDArray[np.int32]]:
-    """The outputs, and the one that each label of the graph stands for, counted from 0."""
+    """The network's outputs, and the output of each label of the graph; labels are counted from 0."""
     if is_transition_model(path):
         pdfs = read_transition_pdfs(path)[1:]
         names = [BLANK, *(f"pdf_{column}" for column in range(1, int(pdfs.max()) + 1))]
@@ -116,7 +119,7 @@ def _outputs(path: str | Path) -> tuple[TokenTable, npt.NDArray[np.int32]]:
 
 
 def _tokens(path: str | Path) -> CTCTokens:
-    """The network's outputs; an `<eps>` that stands before a blank is none."""
+    """The network's outputs, without an `<eps>` that precedes the blank."""
     listed = {token: number for token, number in _symbols(path, "token").items() if not _DISAMBIGUATION.match(token)}
     ordered = sorted(listed, key=lambda token: listed[token])
     begins_with_epsilon = ordered[:1] == ["<eps>"] and ordered[1:2] and ordered[1] in _BLANKS
@@ -124,7 +127,7 @@ def _tokens(path: str | Path) -> CTCTokens:
         del listed[ordered.pop(0)]
     first = int(bool(begins_with_epsilon))
     if [listed[token] for token in ordered] != list(range(first, first + len(ordered))):
-        raise AsrError(f"{path}: the ids of the tokens are not {first}, {first + 1}, {first + 2}, ... without gaps.")
+        raise AsrError(f"{path}: the token ids must be {first}, {first + 1}, {first + 2}, ... without gaps.")
     tokens = CTCTokens(ordered)
     tokens.name = tokens.table.name = str(path)
     return tokens
@@ -147,7 +150,7 @@ def _symbols(path: str | Path, what: str) -> dict[str, int]:
 
 
 def _read(path: Path) -> GraphArrays:
-    """The graph with columns of the network as labels, -1 for epsilon, and the file's word ids."""
+    """Reads a graph; labels are columns of the network's output or -1 for epsilon, word ids are those of the file."""
     try:
         with path.open("rb") as file:
             head = file.read(4)
@@ -156,7 +159,7 @@ def _read(path: Path) -> GraphArrays:
     if head == b"PK\x03\x04":
         return _read_k2(path)
     if not is_openfst(head):
-        raise AsrError(f"{path}: this is neither HLG.pt of k2 nor a binary transducer of OpenFst.")
+        raise AsrError(f"{path}: this is neither an HLG.pt file of k2 nor a binary OpenFst file.")
     fst = read_openfst(path)
     if len(fst.input_label) and min(int(fst.input_label.min()), int(fst.output_label.min())) < 0:
         raise AsrError(f"{path}: the transducer has labels below 0; the file is damaged.")
@@ -168,14 +171,14 @@ def _read(path: Path) -> GraphArrays:
 
 
 def _read_k2(path: Path) -> GraphArrays:
-    """k2's final arcs, which have the label -1 and all lead to the last state, become final scores."""
+    """Reads a k2 graph. Its final arcs, which have the label -1 and lead to the last state, become final scores."""
     try:
         content = load_tensors(path, states_of=["_k2.ragged RaggedTensor", "k2.symbol_table SymbolTable"])
     except (OSError, UnpicklingError) as error:
-        raise AsrError(f"{path}: this is no graph of k2, or it is damaged ({error}).") from error
+        raise AsrError(f"{path}: this is not a k2 graph, or it is damaged ({error}).") from error
     arcs = content.get("arcs") if isinstance(content, dict) else None
     if not isinstance(arcs, torch.Tensor) or arcs.dtype != torch.int32 or arcs.dim() != 2 or arcs.shape[1] != 4:
-        raise AsrError(f"{path}: this is no graph of k2: it has no 'arcs' of four integers each.")
+        raise AsrError(f"{path}: this is not a k2 graph: it has no 'arcs' of four integers each.")
     if not len(arcs):
         raise AsrError(f"{path}: the graph is empty.")
     values = arcs.numpy()
@@ -185,11 +188,11 @@ def _read_k2(path: Path) -> GraphArrays:
     if min(int(src_state.min()), int(dst_state.min())) < 0 or int(label.min()) < _FINAL_LABEL or np.isnan(score).any():
         raise AsrError(f"{path}: a state, a label or a score is out of range; the file is damaged.")
     if num_states > len(arcs) + 1:
-        raise AsrError(f"{path}: there are states without arcs; the file is damaged.")
+        raise AsrError(f"{path}: some states have no arcs; the file is damaged.")
     words = _k2_words(content.get("aux_labels"), len(arcs), path)
     ends = label == _FINAL_LABEL
     if words.counts[ends].any():
-        raise AsrError(f"{path}: words stand on final arcs, which no graph for a search has.")
+        raise AsrError(f"{path}: final arcs have words, which a decoding graph does not allow.")
     final_score = np.full(num_states, -np.inf, dtype=np.float32)
     np.maximum.at(final_score, src_state[ends], score[ends])
     inner = np.flatnonzero(~ends & (score > -np.inf))
@@ -199,7 +202,7 @@ def _read_k2(path: Path) -> GraphArrays:
 
 
 def _k2_words(labels: Any, num_arcs: int, path: Path) -> Words:
-    """The words of each arc, from a tensor, or from a ragged one's state (row_splits, "row_ids1", values)."""
+    """The words of each arc, from a tensor, or from the state of a ragged tensor: (row_splits, "row_ids1", values)."""
     if isinstance(labels, torch.Tensor) and labels.shape == (num_arcs,) and not labels.is_floating_point():
         return Words.single(np.maximum(labels.numpy(), 0))
     state = getattr(labels, "state", None)
@@ -209,4 +212,4 @@ def _k2_words(labels: Any, num_arcs: int, path: Path) -> Words:
         if len(begin) == num_arcs + 1 and begin[0] == 0 and begin[-1] == len(values) and rises:
             owner = np.repeat(np.arange(num_arcs), np.diff(begin))[values > 0]
             return Words(offsets(np.bincount(owner, minlength=num_arcs)), values[values > 0].astype(np.int32))
-    raise AsrError(f"{path}: the words ('aux_labels') are not one number or a list for each arc.")
+    raise AsrError(f"{path}: the words ('aux_labels') must be one number or one list for each arc.")

@@ -1,7 +1,7 @@
-"""Transducers of OpenFst read from its binary files, without OpenFst: types `vector` and `const`, 32-bit weights.
+"""Reads binary OpenFst files without OpenFst: transducers of the types `vector` and `const` with 32-bit weights.
 
-The layout is that of OpenFst's `fst.cc`, `vector-fst.h` and `const-fst.h`: a header, perhaps two symbol tables, then
-states and arcs. Nothing in a file is trusted: all sizes are compared with what is there.
+The layout is that of OpenFst's `fst.cc`, `vector-fst.h` and `const-fst.h`: a header, optionally two symbol tables, then
+states and arcs. Files are not trusted: all sizes are checked against the length of the file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from asr.graph.fst import Transducer, offsets
 MAGIC = 2125659606
 _SYMBOLS_MAGIC = 2125658996
 _HAS_INPUT_SYMBOLS, _HAS_OUTPUT_SYMBOLS, _IS_ALIGNED = 1, 2, 4
-_ALIGNED_VERSION = 1  # of constant transducers; later versions say so in a flag
+_ALIGNED_VERSION = 1  # constant transducers of this version are always aligned; later versions have a flag
 _ALIGNMENT = 16
 _STATE = np.dtype([("final", "<f4"), ("pos", "<u4"), ("num", "<u4"), ("num_in_eps", "<u4"), ("num_out_eps", "<u4")])
 _ARC = np.dtype([("input", "<i4"), ("output", "<i4"), ("weight", "<f4"), ("dst", "<i4")])
@@ -27,12 +27,12 @@ _LONGEST_NAME = 1 << 16
 
 
 def is_openfst(head: bytes) -> bool:
-    """Whether a file begins like one of OpenFst."""
+    """Whether the first bytes of a file are those of an OpenFst file."""
     return head[:4] == struct.pack("<i", MAGIC)
 
 
 def read_openfst(path: str | Path) -> Transducer:
-    """A transducer in the tropical or log semiring; scores are its negated weights.
+    """Reads a transducer in the tropical or log semiring; scores are negated weights.
 
     Raises:
         AsrError: the file cannot be read, is cut short, or has another type of transducer or weight.
@@ -42,13 +42,13 @@ def read_openfst(path: str | Path) -> Transducer:
     except OSError as error:
         raise AsrError(f"{path}: the transducer cannot be read ({error.strerror}).") from error
     if not is_openfst(content):
-        raise AsrError(f"{path}: this is no binary file of OpenFst.")
+        raise AsrError(f"{path}: this is not a binary OpenFst file.")
     reader = OpenFstReader(content, 0, str(path))
     kind, arc_type, version, flags, start, num_states, num_arcs = reader.header()
     if kind not in ("vector", "const") or arc_type not in ("standard", "log"):
         raise AsrError(
-            f"{path}: this is a transducer of the type {kind!r} with arcs {arc_type!r}; convert it by "
-            "`fstconvert --fst_type=const`, with weights of the type standard."
+            f"{path}: this is a transducer of type {kind!r} with arcs of type {arc_type!r}; convert it with "
+            "`fstconvert --fst_type=const`, with weights of type standard."
         )
     if kind == "const":
         is_aligned = version == _ALIGNED_VERSION or bool(flags & _IS_ALIGNED)
@@ -56,9 +56,9 @@ def read_openfst(path: str | Path) -> Transducer:
     else:
         final, counts, arcs = _vector(reader, num_states)
     if not 0 <= start < len(final):
-        raise AsrError(f"{path}: the transducer is empty, it has no start state.")
+        raise AsrError(f"{path}: the transducer is empty: it has no start state.")
     if len(arcs) and not 0 <= int(arcs["dst"].min()) <= int(arcs["dst"].max()) < len(final):
-        raise AsrError(f"{path}: an arc leads to a state that is not there; the file is damaged.")
+        raise AsrError(f"{path}: an arc leads to a state that does not exist; the file is damaged.")
     if np.isnan(arcs["weight"]).any() or np.isnan(final).any() or (arcs["weight"] == -np.inf).any():
         raise AsrError(f"{path}: a weight is not a number; the file is damaged.")
     possible = arcs["weight"] < np.inf
@@ -76,7 +76,7 @@ def read_openfst(path: str | Path) -> Transducer:
 
 
 class OpenFstHeader(NamedTuple):
-    """What stands before the states: the types of transducer and arc, and sizes; -1 states where that is not known."""
+    """A transducer's header: types of transducer and arc, and sizes; num_states is -1 if unknown."""
 
     kind: str
     arc_type: str
@@ -88,7 +88,7 @@ class OpenFstHeader(NamedTuple):
 
 
 class OpenFstReader:
-    """Values of a file one after the other."""
+    """Reads the values of a file in order."""
 
     def __init__(self, content: bytes, position: int, name: str) -> None:
         self.content, self.position, self.name = content, position, name
@@ -98,25 +98,25 @@ class OpenFstReader:
         return struct.unpack_from(form, self.content, begin)
 
     def advance(self, num_bytes: int) -> int:
-        """Where the next bytes begin."""
+        """Skips bytes, and returns where they begin."""
         begin, end = self.position, self.position + num_bytes
         if num_bytes < 0 or end > len(self.content):
-            raise AsrError(f"{self.name}: the file of OpenFst is cut short or damaged; copy it again.")
+            raise AsrError(f"{self.name}: the OpenFst file is cut short or damaged; copy it again.")
         self.position = end
         return begin
 
     def text(self) -> str:
         (length,) = self.values("<i")
         if length > _LONGEST_NAME:
-            raise AsrError(f"{self.name}: the file of OpenFst is damaged: a name has {length} bytes.")
+            raise AsrError(f"{self.name}: the OpenFst file is damaged: a name has {length} bytes.")
         begin = self.advance(length)
         return self.content[begin : begin + length].decode("utf-8", "replace")
 
     def header(self) -> OpenFstHeader:
-        """The header of a transducer and its symbol tables, which are left out."""
+        """Reads the header of a transducer, and skips its symbol tables."""
         (magic,) = self.values("<i")
         if magic != MAGIC:
-            raise AsrError(f"{self.name}: expected a transducer of OpenFst; the file is damaged.")
+            raise AsrError(f"{self.name}: expected an OpenFst transducer; the file is damaged.")
         kind, arc_type = self.text(), self.text()
         version, flags, _, start, num_states, num_arcs = self.values("<iiQqqq")
         for flag in (_HAS_INPUT_SYMBOLS, _HAS_OUTPUT_SYMBOLS):
@@ -125,10 +125,10 @@ class OpenFstReader:
         return OpenFstHeader(kind, arc_type, version, flags, start, num_states, num_arcs)
 
     def skip_symbols(self) -> None:
-        """A symbol table: what labels mean is said by words.txt and tokens.txt."""
+        """Skips a symbol table; words.txt and tokens.txt define the labels instead."""
         (magic,) = self.values("<i")
         if magic != _SYMBOLS_MAGIC:
-            raise AsrError(f"{self.name}: the file of OpenFst is damaged where its symbol table should be.")
+            raise AsrError(f"{self.name}: the OpenFst file is damaged: its symbol table is missing.")
         self.text()
         _, size = self.values("<qq")
         for _ in range(size):
@@ -147,7 +147,7 @@ _Parts = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[Any]]
 
 
 def _const(reader: OpenFstReader, num_states: int, num_arcs: int, is_aligned: bool) -> _Parts:
-    """States with their arcs behind all of them."""
+    """Reads all states, then all arcs."""
     if is_aligned:
         reader.align()
     states = reader.array(_STATE, num_states)
@@ -161,7 +161,7 @@ def _const(reader: OpenFstReader, num_states: int, num_arcs: int, is_aligned: bo
 
 
 def _vector(reader: OpenFstReader, num_states: int) -> _Parts:
-    """Each state with its arcs; a stream does not know the number of states in advance and has -1."""
+    """Reads each state followed by its arcs; num_states is -1 in a stream, which ends with the file."""
     final, counts, begins = list[float](), list[int](), list[int]()
     while (len(final) < num_states) if num_states >= 0 else (reader.position < len(reader.content)):
         weight, count = reader.values("<fq")

@@ -1,4 +1,4 @@
-"""H: how many frames a phone may take, and the composition of H with a graph of phones."""
+"""H, the topology of phones: their states and frames, and its composition with a graph of phones."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Topology:
     """A left-to-right model of a phone, in which each state has a token and a self-loop.
 
     Attributes:
-        name: what users write.
-        states_per_phone: number of states; each has a token of its own.
+        name: its name in options.
+        states_per_phone: number of states; each has its own token.
         has_blank: whether blanks may occur between phones, at the start and at the end.
-        repeat_needs_blank: whether a blank must separate two equal phones in a row.
+        repeat_needs_blank: whether a blank must separate two equal consecutive phones.
     """
 
     name: str
@@ -63,10 +63,10 @@ TOPOLOGIES = {
 
 
 def topology_named(name: str) -> Topology:
-    """The topology with a name.
+    """The topology with the given name.
 
     Raises:
-        AsrError: there is none.
+        AsrError: there is no such topology.
     """
     try:
         return TOPOLOGIES[name]
@@ -75,10 +75,10 @@ def topology_named(name: str) -> Topology:
 
 
 def compose_topology(topology: Topology, token_id: npt.NDArray[np.int32], graph: GraphArrays) -> GraphArrays:
-    """Composes H with a graph of phones; the result has one token on each arc, for one frame.
+    """Composes H with a graph of phones; each arc of the result reads one token, in one frame.
 
     A state of the result is a state of the graph together with what was read last: nothing or a blank, or state k of
-    the phone p on the arc to it. Only those pairs (p, graph state) exist that have an arc.
+    the phone p on an arc to that state. A pair (p, graph state) exists only if there is such an arc.
 
     Args:
         topology: H.
@@ -89,7 +89,7 @@ def compose_topology(topology: Topology, token_id: npt.NDArray[np.int32], graph:
     key, entered = np.unique(graph.dst_state.astype(np.int64) * num_phones + graph.label, return_inverse=True)
     pair_state, phone = np.divmod(key, num_phones)
     num_pairs, num_states = len(key), graph.num_states
-    # The copy of state s after a blank (without blanks only that of the start) comes before the pairs with s.
+    # The copy of state s after a blank is numbered before the pairs with s; without blanks, only the start has a copy.
     has_copy = np.ones(num_states, dtype=bool) if topology.has_blank else np.arange(num_states) == 0
     copies_before = np.cumsum(has_copy) - has_copy
     pair_number = copies_before[pair_state] + has_copy[pair_state] + np.arange(num_pairs) * per_phone

@@ -1,8 +1,8 @@
-"""Kaldi's transition model: which output of the network (pdf) each transition id stands for.
+"""Kaldi's transition model: the output of the network (pdf) of each transition id, the labels of HCLG graphs.
 
-An HCLG graph reads transition ids. A file of these kinds says what they are: a model (`final.mdl`, binary or text), of
-which no more than the transition model at its beginning is read, or what `show-transitions phones.txt final.mdl`
-prints. The layout is that of Kaldi's `hmm-topology.cc` and `transition-model.cc`.
+It is read from a model (`final.mdl`, binary or text), of which only the transition model at its beginning is read, or
+from the output of `show-transitions phones.txt final.mdl`. The layout is that of Kaldi's `hmm-topology.cc` and
+`transition-model.cc`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Topology = tuple[list[int], list[list[list[int]]]]  # phone -> entry (-1 for no
 
 
 def is_transition_model(path: str | Path) -> bool:
-    """Whether a file begins as one of those that `read_transition_pdfs` reads."""
+    """Whether a file begins like those that `read_transition_pdfs` reads."""
     try:
         with Path(path).open("rb") as file:
             head = file.read(64)
@@ -42,10 +42,10 @@ def read_transition_pdfs(path: str | Path) -> npt.NDArray[np.int32]:
     """The pdf of each transition id.
 
     Args:
-        path: a model of Kaldi, or the output of `show-transitions`.
+        path: a Kaldi model, or the output of `show-transitions`.
 
     Returns:
-        (I + 1,) the network's column of each transition id from 1 to I; -1 at 0.
+        (I + 1,) int32, the network's column for each transition id from 1 to I; -1 at index 0.
 
     Raises:
         AsrError: the file cannot be read or is damaged.
@@ -62,8 +62,8 @@ def read_transition_pdfs(path: str | Path) -> npt.NDArray[np.int32]:
             pdfs = _pdfs(fields)
         except (ValueError, IndexError, struct.error) as error:
             raise AsrError(
-                f"{path}: this is no transition model of Kaldi, or it is damaged; give final.mdl, or what "
-                "'show-transitions phones.txt final.mdl' prints."
+                f"{path}: this is not a Kaldi transition model, or it is damaged; give final.mdl, or the output of "
+                "'show-transitions phones.txt final.mdl'."
             ) from error
     if not pdfs or min(pdfs) < 0:
         raise AsrError(f"{path}: the transition model has no transitions, or an output below 0; the file is damaged.")
@@ -71,7 +71,7 @@ def read_transition_pdfs(path: str | Path) -> npt.NDArray[np.int32]:
 
 
 def _shown(text: str, path: str | Path) -> list[int]:
-    """From what `show-transitions` prints."""
+    """Parses the output of `show-transitions`."""
     pdfs: list[int] = []
     forward = again = -1
     for number, line in enumerate(text.splitlines(), start=1):
@@ -80,7 +80,7 @@ def _shown(text: str, path: str | Path) -> list[int]:
             forward, again = (int(one), int(one)) if one is not None else (int(forward_pdf), int(loop_pdf))
         elif transition := _TRANSITION.match(line):
             if int(transition[1]) != len(pdfs) + 1:
-                raise AsrError(f"{path}:{number}: expected the transition id {len(pdfs) + 1}; the file is cut.")
+                raise AsrError(f"{path}:{number}: expected the transition id {len(pdfs) + 1}; the file is incomplete.")
             pdfs.append(again if transition[2] == "self-loop" else forward)
         elif line.strip():
             raise AsrError(f"{path}:{number}: {line.strip()[:60]!r} is not what show-transitions prints.")
@@ -88,7 +88,7 @@ def _shown(text: str, path: str | Path) -> list[int]:
 
 
 class _TextFields:
-    """The fields of a model in text form, one after the other."""
+    """Reads the fields of a model in text form in order."""
 
     def __init__(self, content: bytes) -> None:
         self._fields = content.decode("utf-8", "replace").split()
@@ -128,7 +128,7 @@ class _TextFields:
 
 
 class _BinaryFields:
-    """The fields of a model in binary form."""
+    """Reads the fields of a model in binary form in order."""
 
     def __init__(self, content: bytes) -> None:
         self._content, self._position = content, len(_BINARY)
@@ -139,7 +139,7 @@ class _BinaryFields:
         return self._content[begin:end].decode("ascii")
 
     def _value(self, form: str) -> int:
-        """A number of four bytes behind its size."""
+        """Reads a byte with the number's size, which must be 4, and the number."""
         size, value = struct.unpack_from("<b" + form, self._content, self._position)
         if size != 4:
             raise ValueError
@@ -158,10 +158,10 @@ class _BinaryFields:
         return list(values)
 
     def topology(self) -> _Topology:
-        self._integers()  # the phones, which the entries name once more
+        self._integers()  # the phones, which `entry_of` covers
         entry_of = self._integers()
         num_entries = self.integer()
-        has_two_classes = num_entries == -1  # one for the way on, one for the self-loop
+        has_two_classes = num_entries == -1  # a forward class and a self-loop class
         if has_two_classes:
             num_entries = self.integer()
         entries = []
@@ -182,7 +182,7 @@ class _BinaryFields:
 
 
 def _pdfs(fields: _TextFields | _BinaryFields) -> list[int]:
-    """The pdfs of all transition ids, in order."""
+    """Reads a transition model -> the pdfs of all transition ids, in order."""
     _expect(fields.token(), "<TransitionModel>")
     _expect(fields.token(), "<Topology>")
     entry_of, entries = fields.topology()

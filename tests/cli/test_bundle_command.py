@@ -109,7 +109,10 @@ def test_wrong_parts_are_one_sentence(parts, capsys):
         ({"acoustic-model": parts / "none.ckpt"}, "none.ckpt: no Lightning checkpoint can be read there"),
         ({"acoustic-model": parts / "rnn"}, "bundle.json is missing"),
         # As many tokens, but others.
-        ({"acoustic-model": parts / "other.ckpt"}, "was built for other tokens: token 1 is 'K' for it and 'A' for the"),
+        (
+            {"acoustic-model": parts / "other.ckpt"},
+            "was built for other tokens: token 1 is 'K' in the graph and 'A' in the",
+        ),
     ):
         assert main(arguments(parts, parts / "out", **changes)) == 2
         error = capsys.readouterr().err

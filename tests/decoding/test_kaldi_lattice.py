@@ -108,7 +108,7 @@ def test_a_binary_archive_is_rescored(tmp_path: Path, capsys: pytest.CaptureFixt
     [
         (b"utt " + binary()[:-3], "cut short or damaged"),
         (b"utt " + binary() + b"second", "expected the name of an utterance"),
-        (b"utt " + binary() + b"no second", "expected a transducer of OpenFst"),
+        (b"utt " + binary() + b"no second", "expected an OpenFst transducer"),
         (b"utt " + binary("standard"), "no lattice but a transducer of the type 'vector' with arcs 'standard'"),
         (b"utt " + binary(fst="const"), "no lattice but a transducer of the type 'const'"),
         (b"utt " + binary(arcs=[(0, None, 0, float("nan"), 0.0, ())]), "a weight is not a number"),

@@ -201,7 +201,7 @@ def test_a_lattice_of_k2(folder: Path) -> None:
     assert lattice.final == {2: (0.0, -0.5)}
     assert lattice.time == pytest.approx({0: 0.0, 1: 0.04, 2: 0.08})
     torch.save({"arcs": k2_arcs()}, folder / "bad.pt")
-    with pytest.raises(AsrError, match=r"the words .* are not one number or a list"):
+    with pytest.raises(AsrError, match=r"the words .* must be one number or one list"):
         read_k2_lattices(folder / "bad.pt", NUMBERED, 0.04)
 
 

@@ -45,7 +45,7 @@ def test_other_tokens_are_refused(graph: DecodingGraph, tmp_path: Path) -> None:
     graph.save(tmp_path / "graph.safetensors")
     with pytest.raises(AsrError, match="has 3 tokens, the acoustic model has 2"):
         DecodingGraph.load(tmp_path / "graph.safetensors", TokenTable(["x"]))
-    with pytest.raises(AsrError, match="token 2 is 'y' for it and 'z'"):
+    with pytest.raises(AsrError, match="token 2 is 'y' in the graph and 'z'"):
         graph.require_tokens(TokenTable(["x", "z"]))
 
 
@@ -102,7 +102,7 @@ def test_other_version_and_missing_field_are_refused(graph: DecodingGraph, tmp_p
         ("score", lambda t: t[1:], "'score' has"),
         ("score", lambda t: t.double(), "torch.float64"),
         ("final_score", lambda t: torch.full_like(t, -math.inf), "no state is final"),
-        ("arc_begin", lambda t: t.flip(0), "'arc_begin' does not rise"),
+        ("arc_begin", lambda t: t.flip(0), "'arc_begin' does not increase"),
     ],
 )
 def test_damaged_tensors_are_refused(graph: DecodingGraph, name: str, change: Change, message: str) -> None:

@@ -88,9 +88,9 @@ def test_the_output_of_each_transition(form, is_chain: bool, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (as_binary(False)[:120], "no transition model of Kaldi, or it is damaged; give final.mdl"),
-        (as_text(True)[:-80], "no transition model of Kaldi, or it is damaged"),
-        (as_text(False).replace(b"2 0 3\n", b"9 0 3\n"), "no transition model of Kaldi, or it is damaged"),
+        (as_binary(False)[:120], "not a Kaldi transition model, or it is damaged; give final.mdl"),
+        (as_text(True)[:-80], "not a Kaldi transition model, or it is damaged"),
+        (as_text(False).replace(b"2 0 3\n", b"9 0 3\n"), "not a Kaldi transition model, or it is damaged"),
         (as_text(False).replace(b"2 0 3\n", b"2 0 -3\n"), "an output below 0"),
         (as_shown(False).replace(b"Transition-id = 2 ", b"Transition-id = 3 "), ":3: expected the transition id 2"),
         (as_shown(False) + b"more\n", "'more' is not what show-transitions prints"),

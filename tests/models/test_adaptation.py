@@ -141,7 +141,7 @@ def test_arrays_that_are_no_graph_are_refused(tmp_path: Path, field: str, damage
     else:
         del arrays[field]
     (tmp_path / "graph.safetensors").write_bytes(save(arrays))
-    with pytest.raises(AsrError, match=r"graph.safetensors: no denominator graph can be read there"):
+    with pytest.raises(AsrError, match=r"graph.safetensors: the file is not a valid denominator graph"):
         DenominatorGraph.load(tmp_path / "graph.safetensors")
 
 
@@ -150,7 +150,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path, name: str) -> None:
     for content in (None, b"", b"PK\x03\x04", b"\x08\0\0\0\0\0\0\0{}      "):
         if content is not None:
             (tmp_path / name).write_bytes(content)
-        with pytest.raises(AsrError, match="no denominator graph can be read there"):
+        with pytest.raises(AsrError, match="the file is not a valid denominator graph"):
             DenominatorGraph.load(tmp_path / name)
 
 

@@ -83,7 +83,7 @@ def test_a_graph_that_no_search_could_follow_is_refused(bundle, name, position, 
     recognizer = Recognizer(bundle, "ngram")
     state = copy.deepcopy(recognizer.state_dict())
     state[f"graph.{name}"][position] = value
-    with pytest.raises(AsrError, match="the decoding graph that is to be loaded"):
+    with pytest.raises(AsrError, match="the decoding graph to be loaded"):
         recognizer.load_state_dict(state)
     assert texts(recognizer) == SENTENCES
 
