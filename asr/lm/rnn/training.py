@@ -20,7 +20,6 @@ from asr.lm.rnn.export import load_network
 from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.lm.rnn.optim import AdamWithSparseRows
-from asr.lm.rnn.widen import widened
 from asr.serialization import read_checkpoint
 from asr.text.symbols import SPECIAL_WORDS, Vocabulary
 
@@ -32,7 +31,7 @@ class LitRNNLM(pl.LightningModule):
         vocabulary: word list, one word per line.
         network: the network's shape.
         init_from: where to start from, with a new schedule: a checkpoint, with its optimizer's state, or an exported
-            folder, whose network may be narrower. Then let the rates rise slowly (`warmup_steps`).
+            folder; then let the rates rise slowly (`warmup_steps`).
         lr: Adam's learning rate for the recurrent layers.
         sparse_lr: Adagrad's learning rate for word vectors, biases and n-gram features.
         warmup_steps: the rates rise linearly over these batches.
@@ -96,10 +95,7 @@ class LitRNNLM(pl.LightningModule):
         counts = torch.from_numpy(data.train_tokens.unigram_counts(len(data.vocabulary)))
         self.network.output.set_unigram(counts, reset_bias=self.init_from is None)
         if self.init_from is not None and Path(self.init_from).is_dir():
-            network = load_network(self.init_from)
-            if network.config.hidden_size < self.network.config.hidden_size:
-                network = widened(network, self.network.config.hidden_size)
-            self.network.load_state_dict(network.state_dict())
+            self.network.load_state_dict(load_network(self.init_from).state_dict())
         elif self.init_from is not None:
             self.load_state_dict(read_checkpoint(self.init_from)["state_dict"])
 
