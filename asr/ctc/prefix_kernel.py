@@ -1,11 +1,11 @@
-"""Prefix beam search as loops, for `jit`; uncompiled the same functions run in plain Python.
+"""Prefix beam search (Hannun et al. 2014) as loops for `jit`; uncompiled, the same functions run in plain Python.
 
-A hypothesis is a prefix (a node of a tree of characters) together with what was read last: a token, or the blank. Its
-score is the sum over all its paths. A frame extends every hypothesis by every token that is likely enough, joins what
-is equal, asks the language model about prefixes that are new, and keeps the best (Hannun et al. 2014).
+A hypothesis is a prefix (a node of a tree of characters) together with the last symbol read: a token, or the blank. Its
+score is the sum over all its paths. Each frame extends all hypotheses by all sufficiently likely tokens, merges equal
+hypotheses, queries the language model for new prefixes, and keeps the best hypotheses.
 
-Characters are numbers; 0 is the boundary between words, which closes a word and begins none, so that several in a row
-are one. Where words are not told apart each token is a character of its own, and each is a word to the language model.
+Characters are numbers; 0 is the word boundary, which ends a word, so that several in a row count as one. Without word
+boundaries, each token is a character of its own and a word of the language model.
 
 Shapes: K hypotheses, S slots, C tokens, A new prefixes of a frame, P prefixes.
 """
@@ -20,40 +20,40 @@ import numpy as np
 from asr.kernels.jit import kernel
 from asr.kernels.lookup import look_up
 
-_int64: Any = np.int64  # untyped: to mypy, numpy 1's integers are not of the type int
+_int64: Any = np.int64  # untyped, because to mypy, NumPy 1's integers are not of type int
 
 BOUNDARY = 0
 FREE = -1
 _FIRST_MULTIPLIER = 0x1E3779B97F4A7C15
 _SECOND_MULTIPLIER = 0x3F58476D1CE4E5B9
-# Of a hypothesis' sum so little may be left out: exp(-5) of what is about to be pruned.
+# Paths this far below the pruning threshold are ignored: they add at most exp(-5) of a score at the threshold.
 _MARGIN = 5.0
-# What `advance` says.
+# Values that `advance` returns.
 DONE, NEEDS_ROOM, ASKS = 0, 1, 2
-# Places in `Prefixes.count`.
+# Indices of `Prefixes.count`.
 NUM_PREFIXES, NUM_ALIVE, FRAME, NUM_ASKED, FIRST_NEW, NUM_SLOTS, ROOM_WANTED, CHUNK_BEGIN = range(8)
 
 
 class Prefixes(NamedTuple):
-    """The tree of characters, and which of its nodes are alive. P is room, not use; `count` says how much is used.
+    """The tree of characters, and its active hypotheses. P, K, S and A are capacities; `count` has the numbers in use.
 
     Attributes:
-        count: (8,) int64, see `NUM_PREFIXES` and its like.
+        count: (8,) int64, indexed by `NUM_PREFIXES` and the constants beside it.
         parent, char: (P,) int32.
-        context: (P,) int64, the language model's.
-        lm_score: (P,) float64, of all words so far, unscaled.
-        bonus: (P,) float64, everything that is added to the acoustic score and stays.
-        guess: (P,) float64, what is added for the word that is not complete.
-        place: (P,) int32, node of the words' trie: 0 at a word's begin, -1 outside of it.
-        length: (P,) int32, characters of the word so far.
-        begin, end, peak: (P,) int32, int32, float64: frames in which the character stands, and how probable it was.
-        table: (H,) int32 prefixes by (parent, char), -1 where free; H is a power of two.
-        node, last, score: (K,) int32, int32, float64, the hypotheses alive.
-        asked, asked_context, asked_word: (A,) who needs an answer, a slot or ~prefix, and of what.
-        slot_node, slot_last, slot_score: (S,) hypotheses of the frame that is read; a node that is not there yet is
-            ~parent, and has its own in the next.
-        slot_context, slot_lm_score, slot_bonus, slot_guess, slot_place, slot_length: (S,) as of prefixes.
-        slot_table: (2^n,) int64, slots by (node, last), with the frame that they are of.
+        context: (P,) int64, of the language model.
+        lm_score: (P,) float64, language model score of all words so far, unscaled.
+        bonus: (P,) float64, everything that is permanently added to the acoustic score.
+        guess: (P,) float64, temporarily added for the incomplete word.
+        place: (P,) int32, node of the word trie: 0 at the beginning of a word, -1 outside the trie.
+        length: (P,) int32, number of characters of the incomplete word.
+        begin, end, peak: (P,) int32, int32, float64: frames of the character, and the score of its best path.
+        table: (H,) int32, hash table of prefixes by (parent, char), -1 where free; H is a power of two.
+        node, last, score: (K,) int32, int32, float64, the active hypotheses.
+        asked, asked_context, asked_word: (A,) queries to the language model, each for a slot or a ~prefix.
+        slot_node, slot_last, slot_score: (S,) hypotheses of the current frame. A node that does not exist yet is
+            ~parent; it is created if the hypothesis survives.
+        slot_context, slot_lm_score, slot_bonus, slot_guess, slot_place, slot_length: (S,) as for prefixes.
+        slot_table: (2^n,) int64, hash table of slots by (node, last), tagged with the frame that they belong to.
     """
 
     count: Any
@@ -88,27 +88,28 @@ class Prefixes(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What tokens are, and how a word is scored.
+    """The tokens, the word trie, and how words are scored.
 
     Attributes:
         char_begin, char: (C + 1,), (...) the characters of each token.
-        word_of: (number of characters,) int64: where words are not told apart, the word that a character is.
-        has_words: whether words are told apart.
-        trie_begin, trie_char, trie_next: the words' trie: a node's arcs `trie_begin[n] : trie_begin[n + 1]`, sorted.
-        trie_word: (nodes,) int64, the language model's word that ends at a node, <unk>'s where it has none.
-        trie_end: (nodes,) float64, what is added where a word ends at a node.
-        trie_guess: (nodes,) float64, what is added while a word stands at a node.
-        outside_end: added where a word ends outside the trie.
-        outside_guess: added while it stands there.
-        most_inside, most_at_end: what a token adds at most besides a language model's score, a boundary and another.
-        long_word: words longer than this get `outside_guess` in proportion to their length.
-        unk: the language model's word for what is outside the trie.
-        has_lm: whether a language model is asked.
+        word_of: (number of characters,) int64, the word of each character; used only without word boundaries.
+        has_words: whether there are word boundaries.
+        trie_begin, trie_char, trie_next: word trie; the arcs of node n are `trie_begin[n] : trie_begin[n + 1]`, sorted.
+        trie_word: (nodes,) int64, the language model's word that ends at each node; <unk> where none does.
+        trie_end: (nodes,) float64, added if a word ends at the node.
+        trie_guess: (nodes,) float64, added while an incomplete word is at the node.
+        outside_end: added if a word ends outside the trie.
+        outside_guess: added while an incomplete word is outside the trie.
+        most_inside, most_at_end: the most that a token can add apart from the language model score; `most_at_end` is
+            for tokens that begin with a boundary.
+        long_word: for longer words, `outside_guess` grows in proportion to their length.
+        unk: the language model's id for words outside the trie.
+        has_lm: whether there is a language model.
         lm_scale: weight of its scores.
         insertion: added for each word.
-        beam: what falls this far behind the best is dropped.
-        beam_size: so many hypotheses survive at most.
-        token_min: tokens below this are not followed, a frame's best excepted.
+        beam: hypotheses this far below the best one are pruned.
+        beam_size: maximum number of hypotheses that survive a frame.
+        token_min: tokens with lower log-probabilities are ignored, except for the best token of a frame.
     """
 
     char_begin: Any
@@ -137,13 +138,11 @@ class Rules(NamedTuple):
 
 @kernel(fastmath=False)
 def advance(log_prob: Any, prefixes: Prefixes, rules: Rules) -> int:
-    """Reads frames, log_prob (T, C), of which the first is `count[CHUNK_BEGIN]` and the next one `count[FRAME]`.
-
-    It stops when all are read, room is needed or words are asked for.
+    """Searches frames, log_prob (T, C). The first one has the number `count[CHUNK_BEGIN]`, the next one `count[FRAME]`.
 
     Returns:
-        `DONE`; `NEEDS_ROOM`: the arrays must hold `count[ROOM_WANTED]` more prefixes and slots; or `ASKS`: the answers
-        go to `settle`.
+        `DONE`; `NEEDS_ROOM`: the arrays must have room for `count[ROOM_WANTED]` more prefixes and slots; or `ASKS`: the
+        caller must pass the language model's scores to `settle`.
     """
     count = prefixes.count
     while count[FRAME] - count[CHUNK_BEGIN] < len(log_prob):
@@ -157,7 +156,7 @@ def advance(log_prob: Any, prefixes: Prefixes, rules: Rules) -> int:
 
 @kernel(fastmath=False)
 def advance_with_tables(log_prob: Any, prefixes: Prefixes, rules: Rules, tables: Any) -> int:
-    """The same with a language model whose tables always answer (`LanguageModel.lookup_tables`)."""
+    """As `advance`, with a language model whose tables answer all queries (`LanguageModel.lookup_tables`)."""
     count = prefixes.count
     while count[FRAME] - count[CHUNK_BEGIN] < len(log_prob):
         if not expand(log_prob, prefixes, rules):
@@ -171,8 +170,8 @@ def advance_with_tables(log_prob: Any, prefixes: Prefixes, rules: Rules, tables:
 
 
 def expand(log_prob: Any, prefixes: Prefixes, rules: Rules) -> bool:
-    """Extends all hypotheses by the next frame's tokens; False where there is no room for what may come of it."""
-    # Fields are fetched once: in compiled loops each look at one of a tuple's arrays counts references.
+    """Extends all hypotheses by the next frame's tokens; returns False if the arrays may be too small."""
+    # Fields are read once, because in compiled loops each access to a tuple's array costs reference counting.
     count, row = prefixes.count, log_prob[prefixes.count[FRAME] - prefixes.count[CHUNK_BEGIN]]
     alive_node, alive_last, alive_score = prefixes.node, prefixes.last, prefixes.score
     parent, char_of, table, length_of, place_of = (
@@ -202,14 +201,14 @@ def expand(log_prob: Any, prefixes: Prefixes, rules: Rules) -> bool:
             num_chars += char_begin[token + 1] - char_begin[token]
     num_alive = count[NUM_ALIVE]
     wanted = num_alive * max(num_allowed, num_chars)
-    # Half of a table stays free, so that looking up ends.
+    # Half of each hash table stays free, so that probing ends.
     is_full = count[NUM_PREFIXES] + wanted > min(len(parent), len(table) // 2)
     if is_full or num_alive * num_allowed > min(len(slot_node), len(slot_table) // 2):
         count[ROOM_WANTED] = max(wanted, num_alive * num_allowed)
         return False
     count[NUM_ASKED], count[FIRST_NEW] = 0, count[NUM_PREFIXES]
     frame, stamp, num_slots = count[FRAME], _int64(count[FRAME] + 1) << 32, _int64(0)
-    # What begins far below this bound, whatever its own word adds to it, cannot survive, nor add to what does.
+    # Extensions far below this bound cannot survive, nor add noticeably to hypotheses that do.
     bound = -np.inf
     for i in range(num_alive):
         stay = row[0]
@@ -250,7 +249,7 @@ def expand(log_prob: Any, prefixes: Prefixes, rules: Rules) -> bool:
                     peak_of[child] = added
                     begin_of[child], end_of[child] = frame, frame + 1
                 continue
-            # A child that is not there yet is made only if it survives the frame.
+            # A new child gets a node only if it survives the frame.
             slot = _add(~node, token, added, stamp, num_slots, slot_table, slot_node, slot_last, slot_score)
             if slot < num_slots:
                 continue
@@ -273,7 +272,7 @@ def expand(log_prob: Any, prefixes: Prefixes, rules: Rules) -> bool:
 
 @kernel(fastmath=False)
 def settle(answer: Any, following: Any, prefixes: Prefixes, rules: Rules) -> None:
-    """Takes in the answers for what was asked, (A,) and (A,), and keeps the best hypotheses of the frame."""
+    """Adds the language model's scores (A,) and next contexts (A,), and keeps the best hypotheses of the frame."""
     count = prefixes.count
     num_asked = count[NUM_ASKED]
     asked = 0
@@ -320,7 +319,7 @@ def settle(answer: Any, following: Any, prefixes: Prefixes, rules: Rules) -> Non
     num_ties = num_inside
     if num_inside > rules.beam_size:
         threshold = _kth_best(inside[:num_inside], rules.beam_size)
-        # Of equally good ones the first come stay.
+        # Of hypotheses at the threshold, the first ones stay.
         num_ties = rules.beam_size
         for slot in range(num):
             if rank[slot] > threshold:
@@ -342,7 +341,7 @@ def settle(answer: Any, following: Any, prefixes: Prefixes, rules: Rules) -> Non
 
 
 def _kth_best(value: Any, k: int) -> float:
-    """The k-th largest of some values (S,), which are reordered: quickselect."""
+    """The k-th largest of some values (S,), by quickselect, which reorders them."""
     low, high = 0, len(value) - 1
     while low < high:
         pivot = value[(low + high) >> 1]
@@ -367,7 +366,7 @@ def _kth_best(value: Any, k: int) -> float:
 
 @kernel(fastmath=False)
 def fill_table(prefixes: Prefixes) -> None:
-    """Enters all prefixes but the first into the table, which is free all over."""
+    """Enters all prefixes except the first into the table, which must be empty."""
     parent, char_of, table = prefixes.parent, prefixes.char, prefixes.table
     for prefix in range(1, prefixes.count[NUM_PREFIXES]):
         table[_place(_int64(parent[prefix]), _int64(char_of[prefix]), table, parent, char_of)] = prefix
@@ -377,11 +376,11 @@ def _add(
     node: int, last: int, score: float, stamp: int, num_slots: int,
     slot_table: Any, slot_node: Any, slot_last: Any, slot_score: Any,
 ) -> int:  # fmt: skip
-    """Adds a path's score to the frame's hypothesis (node, last); its slot, `num_slots` where it is new."""
+    """Adds a path's score to the frame's hypothesis (node, last) -> its slot, which is `num_slots` if it is new."""
     mask = len(slot_table) - 1
     key = (_int64(node) * _FIRST_MULTIPLIER) ^ (_int64(last) * _SECOND_MULTIPLIER)
     place = (key ^ (key >> 29)) & mask
-    # Slots of earlier frames, which have another stamp, count as free.
+    # Entries of earlier frames have another stamp and count as free.
     while (slot_table[place] >> 32) << 32 == stamp:
         slot = slot_table[place] - stamp
         if slot_node[slot] == node and slot_last[slot] == last:
@@ -398,7 +397,7 @@ def _add(
 
 
 def _take_in(slot: int, prefixes: Prefixes, rules: Rules) -> int:
-    """Makes the node of a slot that has survived."""
+    """Creates the node of a slot that has survived."""
     count = prefixes.count
     parent = ~_int64(prefixes.slot_node[slot])
     char = rules.char[rules.char_begin[prefixes.slot_last[slot]]]
@@ -415,7 +414,7 @@ def _take_in(slot: int, prefixes: Prefixes, rules: Rules) -> int:
 
 
 def _child(node: int, char: int, prefixes: Prefixes, rules: Rules) -> int:
-    """The prefix with one more character, made where it is new; its bonus is its own alone until `settle`."""
+    """The prefix with one more character, created if it is new; `settle` adds the parent's bonus to its own."""
     if rules.has_words and char == BOUNDARY and prefixes.length[node] == 0:
         return node
     table_place = _place(node, char, prefixes.table, prefixes.parent, prefixes.char)
@@ -436,7 +435,7 @@ def _child(node: int, char: int, prefixes: Prefixes, rules: Rules) -> int:
 
 
 def _place(node: int, char: int, table: Any, parent: Any, char_of: Any) -> int:
-    """Where in the table the prefix (node, char) stands or would stand."""
+    """The place in the table of the prefix (node, char), or where it would be inserted."""
     mask = len(table) - 1
     key = (_int64(node) * _FIRST_MULTIPLIER) ^ (_int64(char) * _SECOND_MULTIPLIER)
     place = (key ^ (key >> 29)) & mask
@@ -452,8 +451,10 @@ def _ask(who: int, context: int, word: int, prefixes: Prefixes) -> None:
 
 
 def _extended(place: int, length: int, char: int, rules: Rules) -> tuple[int, int, float, float, int]:
-    """What one more character makes of a word: its place in the trie, its length, what is added for good and while it
-    lasts, and the word that the language model is asked about, -1 for none."""
+    """Extends a word by a character -> place in the trie, length, additions to bonus and guess, and the word to query.
+
+    The word is -1 if the language model need not be queried.
+    """
     trie_node = _int64(place)
     if not rules.has_words:
         return _int64(0), _int64(0), rules.insertion, 0.0, _int64(rules.word_of[char])
@@ -471,7 +472,7 @@ def _extended(place: int, length: int, char: int, rules: Rules) -> tuple[int, in
 
 
 def _trie_step(trie_node: int, char: int, trie_begin: Any, trie_char: Any, trie_next: Any) -> int:
-    """The trie's node behind a character; -1 where there is none."""
+    """The child of a trie node for a character, or -1 if there is none."""
     low, end = _int64(trie_begin[trie_node]), _int64(trie_begin[trie_node + 1])
     high = end
     while low < high:

@@ -1,6 +1,6 @@
-"""What numba's loops take and give, as named tuples of arrays.
+"""Arguments and results of the numba loops, as named tuples of arrays.
 
-Shapes: N streams, K tokens, A candidates, Q candidates with words, R back-pointers, L losing arcs, B frames, S states,
+Shapes: N streams, K tokens, A candidates, Q candidates with words, R backpointers, L losing arcs, B frames, S states,
 E arcs.
 """
 
@@ -34,7 +34,7 @@ class ArcArrays(NamedTuple):
 
 
 class TokenArrays(NamedTuple):
-    """Active tokens (K,), those of a stream side by side."""
+    """Active tokens (K,), grouped by stream."""
 
     stream: Any
     state: Any
@@ -45,15 +45,15 @@ class TokenArrays(NamedTuple):
 
 
 class Frames(NamedTuple):
-    """The frames of streams; `num_read` and `score_offset` are changed in place.
+    """Frames of all streams; `num_read` and `score_offset` are changed in place.
 
     Attributes:
-        log_prob: of all streams and frames, flat.
-        num_columns: from one frame of a stream to the next.
-        max_frames: from one stream to the next.
-        num_frames: (N,) how many frames are the stream's.
-        num_read: (N,) how many of them have been read.
-        score_offset: (N,) float64, what relative scores lack.
+        log_prob: scaled log-probabilities of all streams and frames, flattened.
+        num_columns: number of columns of a frame.
+        max_frames: number of frames of a stream, padding included.
+        num_frames: (N,) number of valid frames of each stream.
+        num_read: (N,) number of frames that have been read.
+        score_offset: (N,) float64, added to relative scores to give absolute ones.
     """
 
     log_prob: Any
@@ -65,7 +65,7 @@ class Frames(NamedTuple):
 
 
 class Pruning(NamedTuple):
-    """Beams, float32, and how many tokens of a stream survive a frame at least and at most (0: no limit)."""
+    """Beams, float32, and the minimum and maximum number of tokens that survive a frame (maximum 0: no limit)."""
 
     beam: Any
     skip_beam: Any
@@ -74,7 +74,7 @@ class Pruning(NamedTuple):
 
 
 class CandidateArrays(NamedTuple):
-    """Tokens extended by arcs (A,): the token's position, the arc, and the score, relative to the stream's best."""
+    """Tokens extended over arcs (A,): the token's index, the arc, and the score relative to the stream's best."""
 
     source: Any
     arc: Any
@@ -82,15 +82,15 @@ class CandidateArrays(NamedTuple):
 
 
 class LatticeArcs(NamedTuple):
-    """What a lattice needs beside back-pointers, see `LatticeRecords.add_frames`; the arrays have room for more.
+    """Records for a lattice, see `LatticeRecords.add_frames`; the arrays may be longer than what is in use.
 
     Attributes:
-        margin: float32; arcs that lose by no more belong to the lattice. Below 0 no lattice is kept.
-        count: (1,) how many losing arcs there are.
-        utt_idx, num_read: (R,) of the back-pointers, the stream and the frames read.
-        lm_score: (R,) float64, what the language model gave the words of each back-pointer's arc.
-        src, dst, arc, score_gap: (L,) of the losing arcs.
-        losing_lm_score: (L,) float64, as `lm_score`.
+        margin: float32, losing arcs with a score gap up to this are kept; below 0, no lattice is kept.
+        count: (1,) number of losing arcs.
+        utt_idx, num_read: (R,) stream of each backpointer, and number of frames read.
+        lm_score: (R,) float64, language model score of the words of each backpointer's arc.
+        src, dst, arc, score_gap: (L,) the losing arcs.
+        losing_lm_score: (L,) float64, language model score of the words of each losing arc.
     """
 
     margin: Any
@@ -106,14 +106,14 @@ class LatticeArcs(NamedTuple):
 
 
 class Backpointers(NamedTuple):
-    """Back-pointers made so far; the arrays have room for more.
+    """The backpointers created so far; the arrays may be longer than what is in use.
 
     Attributes:
-        first: the number of the first one.
-        count: (2,) how many back-pointers and how many frames there are.
-        previous, arc: (R,) the back-pointer before each, and its arc.
-        frame_begin: (B,) the number of each frame's first one.
-        lattice: what is kept for a lattice.
+        first: number of the first backpointer.
+        count: (2,) number of backpointers, and number of frames.
+        previous, arc: (R,) the previous backpointer and the arc of each.
+        frame_begin: (B,) number of the first backpointer of each frame.
+        lattice: records for a lattice.
     """
 
     first: int
@@ -125,7 +125,7 @@ class Backpointers(NamedTuple):
 
 
 def arc_arrays(arcs: ArcSet) -> ArcArrays:
-    """Arcs on a CPU as arrays."""
+    """Converts arcs on the CPU to arrays."""
     words = arcs.words
     return ArcArrays(
         begin=arcs.arc_begin.numpy(),
@@ -139,13 +139,13 @@ def arc_arrays(arcs: ArcSet) -> ArcArrays:
 
 
 def token_arrays(tokens: ActiveTokens) -> TokenArrays:
-    """Tokens on a CPU as arrays."""
+    """Converts tokens on the CPU to arrays."""
     parts = (tokens.stream, tokens.state, tokens.context_idx, tokens.score, tokens.lm_score, tokens.backpointer)
     return TokenArrays(*(part.numpy() for part in parts))
 
 
 def active_tokens(tokens: TokenArrays) -> ActiveTokens:
-    """The way back from `token_arrays`."""
+    """The inverse of `token_arrays`."""
     return ActiveTokens(*map(torch.from_numpy, tokens))
 
 
@@ -156,7 +156,7 @@ def pruning_of(options: DecodingOptions) -> Pruning:
 
 
 def no_backpointers(sink: SearchSink) -> Backpointers:
-    """None yet."""
+    """Empty arrays, to which a search appends."""
     none, no_scores = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float64)
     margin = np.float32(_NO_LATTICE if sink.lattice is None else sink.lattice.margin)
     losing = none, none, none, no_scores.astype(np.float32), no_scores
@@ -165,7 +165,7 @@ def no_backpointers(sink: SearchSink) -> Backpointers:
 
 
 def hand_over(made: Backpointers, arcs: ArcSet, sink: SearchSink) -> None:
-    """Gives the sink the back-pointers and losing arcs that have been made."""
+    """Passes backpointers and losing arcs to the sink."""
     num, num_frames = made.count.tolist()
     previous, arc = torch.from_numpy(made.previous[:num]), torch.from_numpy(made.arc[:num])
     sink.backtrace.add_blocks(previous, arcs.arc_of(arc), made.frame_begin[:num_frames].tolist())
@@ -179,7 +179,7 @@ def hand_over(made: Backpointers, arcs: ArcSet, sink: SearchSink) -> None:
 
 @kernel(fastmath=False)
 def extend(tokens: Any, candidates: Any, arcs: Any) -> Any:
-    """The candidates as tokens (A,), their words not scored yet, each with the back-pointer of the token it extends."""
+    """Candidates as tokens (A,) without the scores of their words, with the backpointers of the tokens they extend."""
     num, source = len(candidates.arc), candidates.source
     stream, state, context = (
         np.empty(num, dtype=np.int64),
@@ -196,16 +196,16 @@ def extend(tokens: Any, candidates: Any, arcs: Any) -> Any:
 
 @kernel(fastmath=False)
 def add_frame(made: Any, tokens: Any, candidates: Any, extended: Any, survivors: Any, beam: Any, num_read: Any) -> Any:
-    """Appends the back-pointers of one frame, and its losing arcs where a lattice is kept.
+    """Appends the backpointers of one frame, and its losing arcs if a lattice is kept.
 
     Args:
-        made: `Backpointers`; the tuple returned replaces it.
-        tokens: before the frame.
-        candidates: what they became over arcs.
-        extended: the candidates as `TokenArrays` (A,), each with the back-pointer of the token that it extends.
+        made: `Backpointers`; replaced by the returned tuple.
+        tokens: tokens before the frame.
+        candidates: their extensions over arcs.
+        extended: the candidates as `TokenArrays` (A,), each with the backpointer of the token that it extends.
         survivors: winner (A,) and kept (K',), see `asr.decoding.tokens.Survivors`.
         beam: the search beam, float32.
-        num_read: (N,) the frames that each stream has read, this one included.
+        num_read: (N,) number of frames that each stream has read, this one included.
 
     Returns:
         The tokens after the frame, and `made`.
@@ -248,15 +248,15 @@ def add_frame(made: Any, tokens: Any, candidates: Any, extended: Any, survivors:
 def add_losing_arcs(
     lattice: Any, tokens: Any, candidates: Any, extended: Any, survivors: Any, after: Any, beam: Any
 ) -> Any:
-    """Appends the losing arcs of one frame, as `asr.decoding.lattice.LatticeRecords.add` chooses them.
+    """Appends the losing arcs of one frame, chosen as by `asr.decoding.lattice.LatticeRecords.add`.
 
     Args:
-        lattice: `LatticeArcs`; the tuple returned replaces it.
-        tokens, candidates, extended, survivors, beam: as of `add_frame`.
-        after: the tokens after the frame.
+        lattice: `LatticeArcs`; replaced by the returned tuple.
+        tokens, candidates, extended, survivors, beam: as for `add_frame`.
+        after: tokens after the frame.
     """
     winner, kept = survivors
-    # What falls behind the search beam is dropped, unless min_active_states let worse tokens survive.
+    # Arcs outside the search beam are dropped, unless min_active_states let worse tokens survive.
     lowest = np.full(after.stream.max() + 1 if len(kept) else 0, -beam, dtype=np.float32)
     number = np.full(len(winner), _NONE, dtype=np.int64)
     for k in range(len(kept)):
@@ -292,7 +292,7 @@ def add_losing_arcs(
 
 @kernel(fastmath=False)
 def ensure_capacity(array: Any, size: int) -> Any:
-    """The array, or a larger one that begins with it."""
+    """The array if it has `size` entries, else a larger array that begins with it."""
     if size <= len(array):
         return array
     larger = np.empty(2 * size, dtype=array.dtype)
@@ -302,7 +302,7 @@ def ensure_capacity(array: Any, size: int) -> Any:
 
 @kernel(fastmath=False)
 def append(array: Any, num: int, values: Any) -> Any:
-    """The first `num` entries of an array and these behind them, perhaps in a larger array."""
+    """Writes values after the first `num` entries of an array, in a larger array if necessary."""
     array = ensure_capacity(array, num + len(values))
     array[num : num + len(values)] = values
     return array
@@ -310,7 +310,7 @@ def append(array: Any, num: int, values: Any) -> Any:
 
 @kernel(fastmath=False)
 def append_tokens(tokens: Any, num: int, more: Any) -> Any:
-    """As `append` for each array of the tokens."""
+    """Does `append` for each array of the tokens."""
     return TokenArrays(
         append(tokens.stream, num, more.stream),
         append(tokens.state, num, more.state),
@@ -323,7 +323,7 @@ def append_tokens(tokens: Any, num: int, more: Any) -> Any:
 
 @kernel(fastmath=False)
 def slice_tokens(tokens: Any, begin: int, end: int) -> Any:
-    """Some tokens in a row."""
+    """The tokens from `begin` to `end`."""
     return TokenArrays(
         tokens.stream[begin:end],
         tokens.state[begin:end],
@@ -336,7 +336,7 @@ def slice_tokens(tokens: Any, begin: int, end: int) -> Any:
 
 @kernel(fastmath=False)
 def stream_end(stream: Any, begin: int) -> int:
-    """Where the tokens of the stream that stands at `begin` end."""
+    """Where the tokens of the stream end that begin at `begin`."""
     end = begin
     while end < len(stream) and stream[end] == stream[begin]:
         end += 1

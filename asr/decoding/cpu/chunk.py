@@ -1,9 +1,9 @@
-"""The search without a language model, many frames of a stream in one call of a numba loop.
+"""The search without a language model, for many frames of a stream in one call of a numba loop.
 
-Back-pointers and losing arcs are made only when the frames of a call have been searched: then it is known which
-candidates lie on a path that survives. Most do not.
+Backpointers and losing arcs are created only after the frames of a call have been searched. By then it is known which
+candidates are on a surviving path; most are not.
 
-Shapes: T frames, K tokens, A candidates and P tokens of all frames, R back-pointers, L losing arcs, S states.
+Shapes: T frames, K tokens, A candidates and P tokens of all frames, R backpointers, L losing arcs, S states.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class StreamFrames(NamedTuple):
     """Frames of one stream.
 
     Attributes:
-        log_prob: flat, and `begin` (T,) where each frame begins in it.
-        score_offset: (1,) float64, what relative scores lack; changed in place.
-        final_score: (S,) what ending scores if the stream ends with these frames, else (0,). Then, if a path may end,
-            only those stay that may and are at most `margin` worse than the best of them.
-        margin: arcs that lose by no more belong to the lattice; below 0 no lattice is kept.
+        log_prob: scaled log-probabilities, flattened; `begin` (T,) is where each frame begins in it.
+        score_offset: (1,) float64, added to relative scores to give absolute ones; changed in place.
+        final_score: (S,) added to the scores of the last tokens to choose those that stay: if any sum is finite, the
+            tokens within `margin` of the best; otherwise all. With (0,), all stay.
+        margin: losing arcs with a score gap up to this belong to the lattice; below 0, no lattice is kept.
     """
 
     log_prob: Any
@@ -52,13 +52,13 @@ class StreamFrames(NamedTuple):
 
 
 class CandidateStore(NamedTuple):
-    """The candidates and tokens of all frames of a call. The arrays grow and are kept for the next call.
+    """The candidates and tokens of all frames of a call. The arrays grow and are reused by the next call.
 
     Attributes:
-        source, arc: (A,) int32, the position of the token before in its frame, and the arc.
-        ranking: (2 A,) int32. A winner's entry 2i names the candidate that lost to it last, that one's entry the next,
-            and so on to -1; entry 2i + 1 is the candidate's own score as a float32. They are read together.
-        winner: (P,) int32, the candidate, by its position in its frame, that each token was.
+        source, arc: (A,) int32, index of the previous token in its frame, and the arc.
+        ranking: (2 A,) int32. Entries 2i form linked lists that end with -1: from a winner to the candidates of its
+            frame that lost to it. Entry 2i + 1 is the score of candidate i, a float32. Both are read together.
+        winner: (P,) int32, index in its frame of the candidate that became each token.
     """
 
     source: Any
@@ -68,7 +68,7 @@ class CandidateStore(NamedTuple):
 
 
 class History(NamedTuple):
-    """Where frames stand in a `CandidateStore`.
+    """The positions of frames in a `CandidateStore`.
 
     Attributes:
         candidate_begin: (T + 1,) where the candidates of each frame begin.
@@ -88,19 +88,19 @@ def search_frames(
     """Searches the frames of one stream.
 
     Args:
-        tokens: `StreamTokens` before.
-        arcs: of the graph.
+        tokens: `StreamTokens` before the first frame.
+        arcs: arcs of the graph.
         frames: `StreamFrames`.
         pruning: beam and limits.
         table: (S,) int32, all -1 before and after.
         store: a `CandidateStore` of any size.
-        first: the number of the first back-pointer to be made.
+        first: number of the first new backpointer.
 
     Returns:
-        The tokens after the last frame.
-        Back-pointers: previous and arc (R,), the number of each frame's first one (T,), and the frames read at each
-        (R,). They are those on paths to a token after the last frame that lose by no more than `margin` on the way.
-        Losing arcs: the back-pointer before each, the one that it lost, its arc, and its score gap (L,).
+        The tokens after the last frame that stay.
+        Backpointers: previous and arc (R,), number of each frame's first one (T,), and number of frames read at each
+        (R,); only those on paths to these tokens that lose at most `margin`.
+        Losing arcs: backpointer before the arc, backpointer that the arc lost to, arc, and score gap (L,).
         The store, whose arrays may have grown.
     """
     state, score = tokens.state, tokens.score
@@ -130,7 +130,7 @@ def search_frames(
                 if best > -np.inf:
                     frames.score_offset[0] += best
                 break
-            # There are fewer than min_active: what was left out may survive after all.
+            # With fewer than min_active tokens, candidates that were left out may survive.
             margin = wider(margin)
         state, score = np.empty(len(kept), dtype=np.int64), np.empty(len(kept), dtype=np.float32)
         winner = ensure_capacity(winner, first_token + len(kept))
@@ -165,6 +165,7 @@ def rank_by_state(state: Any, score: Any, ranking: Any, table: Any) -> Any:
         if other < 0:
             table[state[i]], ranking[2 * i] = i, _NONE
         elif score[i] > score[other]:
+            # The previous winner and those that lost to it become the new winner's list.
             table[state[i]], ranking[2 * i] = i, other
         else:
             ranking[2 * i], ranking[2 * other] = ranking[2 * other], i
@@ -179,7 +180,7 @@ def rank_by_state(state: Any, score: Any, ranking: Any, table: Any) -> Any:
 
 @kernel(fastmath=False)
 def ending_tokens(state: Any, score: Any, frames: Any, loss: Any) -> Any:
-    """The last tokens (K,) that stay; fills in their loss (K,), which remains infinite for all others."""
+    """The indices of the last tokens (K,) that stay; sets their loss (K,), which remains infinite for all others."""
     best = np.float32(-np.inf)
     for k in range(len(state) if len(frames.final_score) else 0):
         best = max(best, score[k] + frames.final_score[state[k]])
@@ -195,16 +196,16 @@ def ending_tokens(state: Any, score: Any, frames: Any, loss: Any) -> Any:
 
 @kernel(fastmath=False)
 def trace_back(store: Any, history: Any, margin: Any, loss: Any) -> tuple[Any, Any]:
-    """Follows the last tokens back to the first frame.
+    """Traces the last tokens back to the first frame.
 
     Args:
-        store, history: of the search.
-        margin: the most that a path may lose.
-        loss: (P,) float32, finite for the last tokens that stay; becomes that of the best path on from each token.
+        store, history: results of the search.
+        margin: maximum loss of a path.
+        loss: (P,) float32, finite for the last tokens that stay; set to the loss of the best path from each token on.
 
     Returns:
-        The tokens on paths within the margin (R,), latest first; each losing arc as the position of its candidate,
-        shifted up 32 bits, with the token that won (L,), earliest first.
+        The tokens on paths within the margin (R,), latest first; the losing arcs (L,), earliest first. Each of these is
+        the index of its candidate in the upper 32 bits, and the winning token in the lower ones.
     """
     score = store.ranking.view(np.float32)
     on_paths, num_tokens = np.empty(len(loss), dtype=np.int32), 0
@@ -237,12 +238,12 @@ def trace_back(store: Any, history: Any, margin: Any, loss: Any) -> tuple[Any, A
 def number_paths(
     store: Any, history: Any, on_paths: Any, losing: Any, backpointer: Any, first: int
 ) -> tuple[Any, Any, Any]:
-    """Back-pointers and losing arcs as `search_frames` returns them, and each token's back-pointer (P,).
+    """Backpointers and losing arcs as `search_frames` returns them, and the backpointer of each token (P,).
 
     Args:
-        store, history, on_paths, losing: as of `trace_back`.
+        store, history, on_paths, losing: as for `trace_back`.
         backpointer: (K,) of the tokens before the first frame.
-        first: the number of the first back-pointer to be made.
+        first: number of the first new backpointer.
     """
     score = store.ranking.view(np.float32)
     previous, arc = np.empty(len(on_paths), dtype=np.int64), np.empty(len(on_paths), dtype=np.int64)
@@ -275,12 +276,12 @@ _NO_SCORES = np.zeros(0, dtype=np.float32)
 
 
 class NumbaChunkSearch:
-    """`ChunkBackend` without a language model or arcs that read nothing; the same paths as frame by frame.
+    """A `ChunkBackend` without a language model; it finds the same paths as a search frame by frame.
 
     Args:
-        graph: on the CPU, without arcs that read nothing.
+        graph: on the CPU, without input epsilons.
         options: beams and limits.
-        frames_per_call: after this many frames of a stream, tokens that lead nowhere are forgotten.
+        frames_per_call: number of frames of a stream after which tokens on no surviving path are dropped.
     """
 
     def __init__(self, graph: Searchable, options: DecodingOptions, frames_per_call: int = 256) -> None:
@@ -313,7 +314,7 @@ class NumbaChunkSearch:
     def _search_some(
         self, stream: int, tokens: ActiveTokens, chunk: Chunk, frame_begin: Tensor, num_before: int, sink: SearchSink
     ) -> ActiveTokens:
-        """Some frames (T,) of one stream, which begin at these places of the log-probabilities."""
+        """Searches some frames of one stream, which begin at frame_begin (T,) in the flattened log-probabilities."""
         backtrace, lattice = sink.backtrace, sink.lattice
         final_score = _NO_SCORES
         if lattice is not None and num_before + len(frame_begin) == int(chunk.num_frames[stream]):

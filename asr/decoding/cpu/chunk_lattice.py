@@ -1,6 +1,6 @@
-"""What a search of a chunk of frames has left, as a graph for the language model to go over, by a numba loop.
+"""Builds the lattice of a chunk of frames, which the language model then rescores, with a numba loop.
 
-Shapes: N streams, T frames, R back-pointers, L losing arcs, S states, A arcs.
+Shapes: N streams, T frames, R backpointers, L losing arcs, S states, A arcs.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from asr.kernels.jit import kernel
 
 
 class ChunkRecords(NamedTuple):
-    """Back-pointers (R,) and losing arcs (L,) of a chunk, see `LatticeRecords.add_frames`.
+    """Backpointers (R,) and losing arcs (L,) of a chunk, see `LatticeRecords.add_frames`.
 
-    Back-pointers of frame 0 are the tokens with which the chunk began; all others come after those that lead to them.
+    Backpointers of frame 0 are the tokens before the chunk. All others come after those that lead to them.
 
     Attributes:
-        previous, arc: of the back-pointers; neither counts at frame 0.
-        utt_idx, frame: their streams, and the frames of the chunk read.
+        previous, arc: of the backpointers; unused at frame 0.
+        utt_idx, frame: streams of the backpointers, and number of frames of the chunk read.
         src, dst, losing_arc, score_gap: of the losing arcs.
-        loss: (R,) float32, by how much the best path through each loses against the stream's best.
+        loss: (R,) float32, how far the best path through each backpointer is below the stream's best path.
     """
 
     previous: Any
@@ -39,21 +39,21 @@ class ChunkRecords(NamedTuple):
 def connect_chunk(
     records: Any, last_frame: Any, margin: Any, arc_score: Any, arc_token: Any, log_prob: Any, score: Any
 ) -> tuple[Any, Any, Any, Any, Any, Any]:
-    """The states and arcs of a chunk that are within the margin, scores pushed.
+    """The states and arcs of a chunk that are within the margin, with pushed scores.
 
-    A path that ends at a state has the score of its best way on by the scores of the search, which goes on behind
+    With pushed scores, a path to a state has the score of its best continuation in the search, which extends beyond
     `last_frame`.
 
     Args:
         records: `ChunkRecords`.
-        last_frame: (N,) frames of the chunk that belong to the graph.
-        margin: float32, the most that a path may lose.
-        arc_score, arc_token: of the arcs that were searched.
-        log_prob: (N, T, C) float32, as they were searched, scaled.
-        score: (R,) float64, known at frame 0; filled in for all states.
+        last_frame: (N,) number of frames that belong to the graph.
+        margin: float32, maximum loss of a path.
+        arc_score, arc_token: scores and tokens of the arcs that were searched.
+        log_prob: (N, T, C) float32, scaled, as in the search.
+        score: (R,) float64, given at frame 0; filled in for all states.
 
     Returns:
-        number (R,): the state of each back-pointer, -1 for none; backpointer (S,): the reverse.
+        number (R,): the state of each backpointer, -1 for none; backpointer (S,): the inverse.
         arc_begin (S + 1,), dst_state (A,), pushed score (A,) float32 and searched arc (A,) of the graph.
     """
     number, num_states = np.full(len(records.previous), -1, dtype=np.int64), 0
@@ -68,7 +68,7 @@ def connect_chunk(
             arc = records.arc[own]
             read = np.float64(arc_score[arc]) + np.float64(log_prob[utt_idx, frame - 1, arc_token[arc]])
             score[own] = score[records.previous[own]] + read
-    # First how many arcs leave each state, then the arcs.
+    # The first pass counts the arcs that leave each state, the second one writes them.
     place = np.zeros(num_states + 1, dtype=np.int64)
     dst_state, arc_of = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int64)
     pushed, arc_begin = np.empty(0, dtype=np.float32), place

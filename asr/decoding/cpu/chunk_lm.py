@@ -1,7 +1,8 @@
-"""The search with a language model, whole chunks by numba loops.
+"""The search with a language model, for whole chunks, with numba loops.
 
-A stream runs on by itself to its next frame that has words, so that frames without words cost no call of their own and
-all streams ask the language model together, whatever frame each has come to. Uncompiled the loops are slow oracles.
+Each stream advances by itself to its next frame with words. Frames without words thus need no call of their own, and
+all streams query the language model together even if they are at different frames. Uncompiled, the loops are slow
+oracles.
 
 Shapes: N streams, K tokens, A candidates, Q candidates with words.
 """
@@ -40,7 +41,7 @@ from asr.lm.interface import LanguageModel
 
 
 class WordQueries(NamedTuple):
-    """The candidates with words (Q,): their positions among all, their histories, and their first words."""
+    """The candidates with words (Q,): their indices among all candidates, their histories, and their first words."""
 
     position: Any
     history: Any
@@ -48,7 +49,7 @@ class WordQueries(NamedTuple):
 
 
 class WordScores(NamedTuple):
-    """The answers (Q,): the candidates' positions, the language model's scores of their words, the next histories."""
+    """Results of queries (Q,): the candidates' indices, the scores of their words, and the next histories."""
 
     position: Any
     log_prob: Any
@@ -57,17 +58,17 @@ class WordScores(NamedTuple):
 
 @kernel(fastmath=False)
 def advance_until_words(tokens: Any, arcs: Any, frames: Any, pruning: Any, made: Any) -> tuple[Any, Any, Any, Any]:
-    """Runs each stream to its next frame that has words inside the beam, which is expanded only, or to its end.
+    """Advances each stream to its end, or to its next frame with words inside the beam, which is only expanded.
 
     Args:
         tokens: `TokenArrays` before.
-        arcs: of the graph.
+        arcs: arcs of the graph.
         frames: `Frames`, changed in place.
         pruning: beams and limits.
-        made: `Backpointers`, to which those of the frames without words are added.
+        made: `Backpointers`, to which those of the frames without words are appended.
 
     Returns:
-        The tokens where streams have stopped; the candidates of the frames with words; their queries; `made`.
+        The tokens where streams stopped; the candidates of the frames with words; their queries; `made`.
     """
     none = np.empty(0, dtype=np.int64)
     stopped, num_tokens = slice_tokens(tokens, 0, 0), 0
@@ -99,17 +100,17 @@ def advance_until_words(tokens: Any, arcs: Any, frames: Any, pruning: Any, made:
 def advance_with_lookup(
     tokens: Any, arcs: Any, frames: Any, pruning: Any, lm_scale: Any, tables: Any, made: Any, enough: int
 ) -> tuple[Any, Any, Any, bool]:
-    """Runs each stream as far as the language model's tables answer.
+    """Advances each stream until the language model's tables cannot answer a query.
 
     Args:
-        tokens, arcs, frames, pruning, made: as of `advance_until_words`.
+        tokens, arcs, frames, pruning, made: as for `advance_until_words`.
         lm_scale: float32.
-        tables: the language model's, for `look_up`.
-        enough: stop when about this many back-pointers have been made.
+        tables: tables of the language model, for `look_up`.
+        enough: stop after about this many backpointers.
 
     Returns:
-        The tokens where streams have stopped; the histories (Q',) that must be expanded first, of streams that stand
-        before the frame which asks them; `made`; and whether all frames have been read.
+        The tokens where streams stopped; the histories (Q',) that must be expanded before their streams can search the
+        next frame; `made`; and whether all frames have been read.
     """
     stopped, num_tokens = slice_tokens(tokens, 0, 0), 0
     pending, num_pending = np.empty(0, dtype=np.int64), 0
@@ -125,7 +126,7 @@ def advance_with_lookup(
                 break
             scores, unknown = look_words_up(queries, candidates.arc[queries.position], arcs, tables)
             if len(unknown):
-                # The frame is expanded again when its histories have been.
+                # Undoes the frame, which is expanded again when its histories have been expanded.
                 frames.score_offset[stream] = offset_before
                 frames.num_read[stream] -= 1
                 pending = append(pending, num_pending, unknown)
@@ -142,11 +143,11 @@ def advance_with_lookup(
 
 @kernel(fastmath=False)
 def advance_stream(tokens: Any, arcs: Any, frames: Any, pruning: Any, made: Any) -> tuple[Any, Any, Any, Any]:
-    """As `advance_until_words` for one stream.
+    """As `advance_until_words`, for one stream.
 
     Returns:
-        The tokens where the stream has stopped; the candidates of the frame with words, none at the stream's end;
-        `made`; and what `score_offset` was before that frame.
+        The tokens where the stream stopped; the candidates of the frame with words, none at the stream's end; `made`;
+        and `score_offset` before that frame.
     """
     empty = np.empty(0, dtype=np.int64)
     nothing = CandidateArrays(empty, empty, tokens.score[:0])
@@ -194,9 +195,9 @@ def word_queries(tokens: Any, candidates: Any, arcs: Any) -> Any:
 
 @kernel(fastmath=False)
 def look_words_up(queries: Any, arc: Any, arcs: Any, tables: Any) -> tuple[Any, Any]:
-    """The scores of all words of the queries' arcs (Q,), and the histories (Q',) that must be expanded first, or none.
+    """The scores of all words of the queries' arcs (Q,), and the histories (Q',) that must be expanded first.
 
-    Where there are such histories, the scores are not all known.
+    The scores are valid only if there are no such histories.
     """
     num = len(arc)
     log_prob, following = np.empty(num, dtype=np.float32), np.empty(num, dtype=np.int64)
@@ -205,7 +206,7 @@ def look_words_up(queries: Any, arc: Any, arcs: Any, tables: Any) -> tuple[Any, 
     more, context, word = (np.empty(num, dtype=np.int64), np.empty(num, dtype=np.int64), np.empty(num, dtype=np.int64))
     position = 1
     while True:
-        # Arcs with several words: all j-th words together.
+        # The j-th words of all arcs are looked up together.
         num_more = 0
         for i in range(num):
             if arcs.num_words[arc[i]] > position:
@@ -230,14 +231,14 @@ def finish_frame(
     """Adds the language model's scores, recombines and prunes.
 
     Args:
-        tokens: before the frame.
-        candidates: of the frame; scores are changed in place.
+        tokens: tokens before the frame.
+        candidates: candidates of the frame; their scores are changed in place.
         scores: `WordScores`.
         lm_scale: float32.
-        arcs: of the graph.
-        frames: `Frames`, of which this one has been read; the score offsets are changed in place.
+        arcs: arcs of the graph.
+        frames: `Frames`, whose `num_read` includes this frame; the score offsets are changed in place.
         pruning: beams and limits.
-        made: `Backpointers`, to which those of the frame are added.
+        made: `Backpointers`, to which those of the frame are appended.
 
     Returns:
         The tokens after the frame, and `made`.
@@ -260,21 +261,21 @@ _TURNS_BETWEEN_COLLECTIONS = 16
 
 
 class NumbaChunkSearchWithLM:
-    """`ChunkBackend` with a language model, without a limit on contexts, where each arc reads a frame.
+    """A `ChunkBackend` with a language model, without input epsilons or a limit on contexts.
 
-    Where streams have stopped at frames with words, either
+    Words are scored in one of two ways:
 
-    * one call of `lm.score` scores the words of all streams, or
-    * the loop looks words up in the language model's tables, and stops only where the model must first expand a history
-      (run its hidden layer). Then one call of `lm.expand` expands what all streams wait for, and with it the histories
-      of all tokens, which over a lattice are asked for soon.
+    * Streams stop at frames with words, and one call of `lm.score` scores the words of all streams.
+    * The loop looks words up in the language model's tables, and stops only if the model must first expand a history
+      (run its hidden layer). One call of `lm.expand` then expands the histories that all streams wait for, and also
+      those of all tokens, which a search over a lattice needs soon.
 
     Args:
-        graph: on the CPU, without arcs that read nothing.
+        graph: on the CPU, without input epsilons.
         options: beams and scales.
         lm: the language model.
         looks_up: whether the loop looks words up, as long as the model has tables.
-        backpointers_per_call: after this many back-pointers a lookup loop stops, so that they can be collected.
+        backpointers_per_call: number of backpointers after which a lookup loop stops, so that they can be collected.
     """
 
     def __init__(
@@ -309,10 +310,10 @@ class NumbaChunkSearchWithLM:
         )
         finished, turn, looks_up = [ActiveTokens.empty(tokens.state.device)], 0, self._looks_up
         while len(tokens):
-            # A model that has come to its limit of memory has no tables any more.
+            # A model that has reached its memory limit no longer has tables.
             tables = self._lm.lookup_tables() if looks_up else None
             looks_up = tables is not None
-            # A lookup loop tells the model by `expand` which contexts are held.
+            # With lookup, `expand` tells the model which contexts are in use.
             if sink.backtrace.is_due or (not looks_up and turn % _TURNS_BETWEEN_COLLECTIONS == 0):
                 sink.collect([*finished, tokens])
             if looks_up:
@@ -328,7 +329,7 @@ class NumbaChunkSearchWithLM:
     def _score_next_words(
         self, tokens: ActiveTokens, frames: Frames, sink: SearchSink
     ) -> tuple[ActiveTokens, ActiveTokens]:
-        """Runs each stream over its next frame with words -> tokens after it, and those of streams without one."""
+        """Advances streams past their next frame with words -> tokens after it, and tokens of streams without one."""
         before, candidates, queries, made = self._advance_until_words(
             token_arrays(tokens), self._arcs, frames, self._pruning, no_backpointers(sink)
         )
@@ -352,7 +353,7 @@ class NumbaChunkSearchWithLM:
     def _look_words_up(
         self, tokens: ActiveTokens, frames: Frames, tables: Any, sink: SearchSink
     ) -> tuple[ActiveTokens, bool]:
-        """Runs all streams as far as the tables answer -> the tokens there, and whether no frames are left."""
+        """Advances all streams as far as the tables answer -> the tokens there, and whether no frames are left."""
         after, pending, made, is_over = self._advance_with_lookup(
             *(token_arrays(tokens), self._arcs, frames, self._pruning, self._lm_scale, tables),
             *(no_backpointers(sink), self._backpointers_per_call),

@@ -1,7 +1,7 @@
-"""One frame of the search by numba's loops: expand, recombine, prune.
+"""One frame of the search with numba loops: expand, recombine, prune.
 
-On a CPU they are several times faster than `TorchFrameBackend`, and give the same tokens bit for bit: what falls behind
-the best candidate so far is dropped at once, and each survivor is written once.
+On a CPU, they are several times faster than `TorchFrameBackend`, and give the same tokens bit for bit. Candidates that
+are outside the beam of the best one so far are dropped at once, and each survivor is written once.
 
 Shapes: N streams, K tokens, A candidates, W winners among them, S states.
 """
@@ -23,12 +23,12 @@ from asr.decoding.search_graph import Searchable
 from asr.decoding.tokens import ActiveTokens, Candidates, Expansion, Survivors
 from asr.kernels.jit import Intrinsic, jit_required, kernel
 
-# Wider ones are tried up to here, and then all.
+# After this margin, the next one is infinite.
 _WIDEST_MARGIN = 50.0
-# Arcs that are looked at together, and tokens ahead of them whose arcs are asked for.
+# Number of arcs that are compared together, and of tokens by which prefetching is ahead.
 _BLOCK, _AHEAD = 16, 4
 _LOWEST = np.finfo(np.float32).min
-# Without a language model several candidates may recombine into one; with too few winners the next margin is tried.
+# Without a language model, several candidates may recombine into one; with too few winners, the margin is widened.
 _CANDIDATES_PER_WINNER = 2
 
 lowest_bit: Any = Intrinsic("asr.kernels.intrinsics", "lowest_bit")
@@ -46,7 +46,7 @@ class FrameArrays(NamedTuple):
 
 @kernel(fastmath=False)
 def count_arcs(state: Any, arcs: Any) -> Any:
-    """How many arcs leave these states (K,), each counted as often as it stands there."""
+    """How many arcs leave these states (K,); states that occur several times count several times."""
     total = 0
     for token in range(len(state)):
         total += arcs.begin[state[token] + 1] - arcs.begin[state[token]]
@@ -61,18 +61,18 @@ def expand_stream(
 
     Args:
         state, score: (K,) of the tokens.
-        arcs: of the graph.
-        log_prob: (C,) or more, where the stream's frame begins.
-        pruning: with a language model, only what it is to be asked about stays.
-        margin: the beam or more; what is further behind the best may be left out, as long as there is enough else.
-        has_lm: whether a language model takes part.
-        out: takes the candidates; has room for all arcs.
+        arcs: arcs of the graph.
+        log_prob: (C,) or more; the stream's frame comes first.
+        pruning: beams and limits; with a language model, candidates are pruned before it is queried.
+        margin: at least the beam; candidates further below the best may be left out if enough others remain.
+        has_lm: whether there is a language model.
+        out: receives the candidates; must have room for all arcs.
 
     Returns:
-        How many candidates there are, the best score before it was subtracted from all, and whether any that is
-        possible may have been left out.
+        The number of candidates, the best score, which has been subtracted from all, and whether any possible
+        candidate may have been left out.
     """
-    # The successors of the best token tell at once what is not worth writing down.
+    # The best successor of the best token is a first lower bound on the best score.
     leader = 0
     for token in range(len(state)):
         if score[token] > score[leader]:
@@ -119,7 +119,7 @@ def expand_stream(
         if num_inside >= (pruning.min_active if has_lm else _CANDIDATES_PER_WINNER * pruning.min_active):
             break
         margin = wider(margin)
-    # Those behind the margin that were found before the best one are not all that there are.
+    # Candidates outside the margin, found before the best one, are incomplete unless nothing was left out.
     num, num_found = 0, num
     for i in range(num_found):
         relative = out.score[i] - best
@@ -132,13 +132,13 @@ def expand_stream(
 
 @kernel(fastmath=False)
 def wider(margin: Any) -> Any:
-    """The margin to be tried next."""
+    """The next wider margin."""
     return np.float32(1.5 * margin + 0.5 if margin < _WIDEST_MARGIN else np.inf)
 
 
 @kernel(fastmath=False)
 def prune_before_words(out: Any, num: int, arcs: Any, pruning: Any) -> Any:
-    """Moves to the front of `num` candidates those that the language model is asked about -> how many."""
+    """Moves the candidates that survive the pruning before language model queries to the front -> their number."""
     kept = 0
     for i in range(num):
         if out.score[i] >= -pruning.skip_beam or arcs.num_words[out.arc[i]] == 0:
@@ -158,7 +158,7 @@ _NUM_BUCKETS = 2048
 
 @kernel(fastmath=False)
 def kth_best(value: Any, k: int) -> Any:
-    """The k-th largest of finite numbers, 1 <= k <= their number, by buckets within the bucket that holds it."""
+    """The k-th largest of finite numbers, 1 <= k <= their number, by repeated bucketing."""
     while True:
         low, high = value[0], value[0]
         for i in range(len(value)):
@@ -184,7 +184,7 @@ def kth_best(value: Any, k: int) -> Any:
 
 @kernel(fastmath=False)
 def pruning_threshold(score: Any, beam: Any, min_active: int, max_active: int) -> Any:
-    """The worst score that survives among finite scores of one stream; max_active 0 is no limit."""
+    """The lowest score that survives, for finite scores of one stream; max_active 0 means no limit."""
     threshold = -beam
     num_inside = 0
     for i in range(len(score)):
@@ -201,7 +201,7 @@ def pruning_threshold(score: Any, beam: Any, min_active: int, max_active: int) -
 
 @kernel(fastmath=False)
 def normalize_scores(stream: Any, score: Any, score_offset: Any) -> None:
-    """Subtracts from scores (A,) the best of their stream, which is added to score_offset (N,); both in place."""
+    """Subtracts the best score of each stream from its scores (A,), and adds it to score_offset (N,); both in place."""
     best = np.full(len(score_offset), -np.inf, dtype=np.float32)
     for i in range(len(score)):
         best[stream[i]] = max(best[stream[i]], score[i])
@@ -215,7 +215,7 @@ def normalize_scores(stream: Any, score: Any, score_offset: Any) -> None:
 
 @kernel(fastmath=False)
 def context_slot(table: Any, state: Any, context: Any, i: int) -> Any:
-    """The slot of candidate i in a table of candidates with different (state, context): open addressing, -1 is free."""
+    """The slot of candidate i in a hash table by (state, context), with open addressing; -1 is free."""
     mask = len(table) - 1
     slot = (np.int64(state[i]) * HASH_MULTIPLIERS[0]) ^ (context[i] * HASH_MULTIPLIERS[1])
     slot = (slot ^ (slot >> 29)) & mask
@@ -226,12 +226,12 @@ def context_slot(table: Any, state: Any, context: Any, i: int) -> Any:
 
 @kernel(fastmath=False)
 def recombine(state: Any, context: Any, score: Any, table: Any, winner: Any) -> None:
-    """Fills winner (A,): the best candidate of the same state and context in one stream, of equal scores the first.
+    """Fills winner (A,): the best candidate of one stream with the same state and context, the first of equal ones.
 
     Args:
         state, score: (A,).
         context: (A,), or (0,) without a language model.
-        table: (S,) int32, all -1 before and after; not used with a language model.
+        table: (S,) int32, all -1 before and after; unused with a language model.
         winner: (A,) int64.
     """
     num, has_context = len(state), len(context) > 0
@@ -259,10 +259,10 @@ def recombine(state: Any, context: Any, score: Any, table: Any, winner: Any) -> 
 
 @kernel(fastmath=False)
 def resolve_winners(winner: Any) -> None:
-    """Leads each candidate (A,), in place, from the one that it lost to to the one that won in the end.
+    """Replaces the candidate that each one (A,) lost to by the final winner, in place.
 
-    A candidate that was overtaken points forward; one that came too late points back to one that may have been
-    overtaken since.
+    A candidate that was overtaken points forward. One that lost on arrival points back, to a candidate that may have
+    been overtaken later.
     """
     for i in range(len(winner) - 1, -1, -1):
         if winner[i] > i:
@@ -274,10 +274,10 @@ def resolve_winners(winner: Any) -> None:
 
 @kernel(fastmath=False)
 def prune_winners(kept: Any, score: Any, pruning: Any) -> Any:
-    """Prunes the winners of one stream -> those which survive, ascending.
+    """Prunes the winners of one stream -> those that survive, ascending.
 
     Args:
-        kept: (W,) positions of the winners; overwritten.
+        kept: (W,) indices of the winners; overwritten.
         score: (A,) of all candidates, finite for winners.
         pruning: beam and limits.
     """
@@ -294,10 +294,10 @@ def prune_winners(kept: Any, score: Any, pruning: Any) -> Any:
 
 @kernel(fastmath=False)
 def keep_stream(state: Any, context: Any, score: Any, table: Any, pruning: Any, winner: Any) -> tuple[Any, int]:
-    """Recombines and prunes the candidates of one stream; arguments as of `recombine`.
+    """Recombines and prunes the candidates of one stream; arguments as for `recombine`.
 
     Returns:
-        The winners which survive, ascending, and how many winners there are.
+        The winners that survive, ascending, and the number of winners.
     """
     recombine(state, context, score, table, winner)
     kept, num_winners = np.empty(len(state), dtype=np.int64), 0
@@ -311,7 +311,7 @@ def keep_stream(state: Any, context: Any, score: Any, table: Any, pruning: Any, 
 def expand_frame(
     stream: Any, state: Any, score: Any, arcs: Any, frame: Any, pruning: Any, margin: Any, has_lm: bool
 ) -> tuple[Any, Any, Any, Any, Any]:
-    """`FrameBackend.expand`; stream, state, score (K,), `frame` as `FrameArrays`, otherwise as of `expand_stream`.
+    """`FrameBackend.expand`; stream, state, score (K,), `frame` is a `FrameArrays`, the rest as for `expand_stream`.
 
     Returns:
         source, arc, stream, score (A,) and is_complete (N,), see `Expansion`.
@@ -345,10 +345,10 @@ def keep_frame(
     """`FrameBackend.recombine_and_prune`.
 
     Args:
-        stream, state, score: (A,) the candidates, those of a stream side by side.
+        stream, state, score: (A,) the candidates, grouped by stream.
         context: (A,), or (0,) without a language model.
         is_complete: (N,) see `Candidates`.
-        table: as of `recombine`.
+        table: as for `recombine`.
         pruning: beam and limits.
 
     Returns:
@@ -376,12 +376,12 @@ _NO_TABLE = np.zeros(0, dtype=np.int32)
 
 
 class NumbaFrameBackend:
-    """`FrameBackend` by numba's loops.
+    """A `FrameBackend` with numba loops.
 
     Args:
         graph: on the CPU.
         options: beams and limits.
-        has_lm: whether a language model takes part.
+        has_lm: whether there is a language model.
     """
 
     def __init__(self, graph: Searchable, options: DecodingOptions, has_lm: bool) -> None:

@@ -1,6 +1,6 @@
-"""Lattices by numba loops: what paths lose, what stays, building and pruning. Uncompiled they are slow oracles.
+"""Numba loops for lattices: losses of paths, selection, building and pruning. Uncompiled, they are slow oracles.
 
-Shapes: N utterances, T frames, C tokens, R back-pointers, L losing arcs, S states, A arcs.
+Shapes: N utterances, T frames, C tokens, R backpointers, L losing arcs, S states, A arcs.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from asr.kernels.jit import kernel
 
 
 class LatticeBackpointers(NamedTuple):
-    """The back-pointers of a search (R,), those of a frame of an utterance side by side.
+    """The backpointers of a search (R,); those of a frame of an utterance are adjacent.
 
     Attributes:
-        previous: the back-pointer before, -1 at a start.
+        previous: the previous backpointer, -1 at a start.
         utt_idx: the utterance.
-        frame: the frames read.
+        frame: number of frames read.
     """
 
     previous: Any
@@ -30,9 +30,9 @@ class LosingArcs(NamedTuple):
     """Arcs that lost in recombination (L,), in the order of the frames.
 
     Attributes:
-        src: the back-pointer before the arc, -1 at a start.
-        dst: the back-pointer to which it lost.
-        score_gap: by how much it lost.
+        src: the backpointer before the arc, -1 at a start.
+        dst: the backpointer that the arc lost to.
+        score_gap: how far it was below the winner.
     """
 
     src: Any
@@ -42,12 +42,12 @@ class LosingArcs(NamedTuple):
 
 @kernel(fastmath=False)
 def add_losses(backpointers: Any, losing: Any, loss: Any) -> None:
-    """How much the best path through each back-pointer loses against the best path of all.
+    """Computes how far the best path through each backpointer is below the best path of all.
 
     Args:
         backpointers: `LatticeBackpointers`; those of a frame come after all that lead to them.
         losing: `LosingArcs`.
-        loss: (R,) float32, that of ending at a back-pointer, infinite where a path may not end; lowered in place.
+        loss: (R,) float32, the loss of ending at each backpointer, infinite where no path may end; lowered in place.
     """
     previous, frame = backpointers.previous, backpointers.frame
     end, arc = len(previous), len(losing.dst) - 1
@@ -68,19 +68,19 @@ def add_losses(backpointers: Any, losing: Any, loss: Any) -> None:
 
 @kernel(fastmath=False)
 def kept_within(margin: float, backpointers: Any, losing: Any, loss: Any, num_utts: int) -> Any:
-    """The back-pointers and losing arcs on paths that lose by no more than `margin`, as states and arcs of a lattice.
+    """The backpointers and losing arcs on paths that lose at most `margin`, as states and arcs of a lattice.
 
     Args:
-        margin: the most that a path may lose.
-        backpointers, losing: as of `add_losses`.
+        margin: maximum loss of a path.
+        backpointers, losing: as for `add_losses`.
         loss: (R,) as `add_losses` leaves it.
-        num_utts: the start states of this many utterances come before all other states.
+        num_utts: number of utterances, whose start states come before all other states.
 
     Returns:
-        backpointer (R',), losing arc (L',): those that stay, ascending.
-        state (R',): the back-pointers again, by frame; number (R + 1,): the state of each, from num_utts on, -1 where
-        it does not stay and in the spare last entry.
-        src_state, dst_state (R' + L',): of the arcs, those of the back-pointers first.
+        backpointer (R',), losing arc (L',): those that are kept, ascending.
+        state (R',): the same backpointers by frame; number (R + 1,): the state of each backpointer, from num_utts on,
+        or -1 if it is not kept; the additional last entry is -1.
+        src_state, dst_state (R' + L',): of the arcs, those of the backpointers first.
     """
     previous, frame = backpointers.previous, backpointers.frame
     kept, kept_losing = np.empty(len(loss), dtype=np.int64), np.empty(len(losing.dst), dtype=np.int64)
@@ -116,7 +116,7 @@ def kept_within(margin: float, backpointers: Any, losing: Any, loss: Any, num_ut
 
 @kernel(fastmath=False)
 def order_by_source(src_state: Any, num_states: int) -> Any:
-    """A stable sort of arcs by the state that they leave: their order (A,), and arc_begin (S + 1,)."""
+    """Sorts arcs stably by source state -> their order (A,), and arc_begin (S + 1,)."""
     arc_begin = np.zeros(num_states + 1, dtype=np.int64)
     for state in src_state:
         arc_begin[state + 1] += 1
@@ -130,7 +130,7 @@ def order_by_source(src_state: Any, num_states: int) -> Any:
 
 @kernel(fastmath=False)
 def spread_forward(arc_begin: Any, dst_state: Any, arc_total: Any, score: Any) -> None:
-    """Raises the score of each state (S,) to the best over the arcs that lead to it, states in the order of frames."""
+    """Raises the score of each state (S,) to the best over its incoming arcs; states are ordered by frame."""
     for state in range(len(score)):
         for arc in range(arc_begin[state], arc_begin[state + 1]):
             score[dst_state[arc]] = max(score[dst_state[arc]], score[state] + arc_total[arc])
@@ -138,7 +138,7 @@ def spread_forward(arc_begin: Any, dst_state: Any, arc_total: Any, score: Any) -
 
 @kernel(fastmath=False)
 def spread_backward(arc_begin: Any, dst_state: Any, arc_total: Any, score: Any) -> None:
-    """Raises the score of each state (S,) to the best over the arcs that leave it, states in the order of frames."""
+    """Raises the score of each state (S,) to the best over its outgoing arcs; states are ordered by frame."""
     for state in range(len(score) - 1, -1, -1):
         for arc in range(arc_begin[state], arc_begin[state + 1]):
             score[state] = max(score[state], score[dst_state[arc]] + arc_total[arc])
@@ -148,13 +148,13 @@ def spread_backward(arc_begin: Any, dst_state: Any, arc_total: Any, score: Any) 
 def sum_over_paths(
     arc_begin: Any, dst_state: Any, arc_total: Any, start_state: Any, ahead: Any, posterior: Any
 ) -> None:
-    """The share of each arc in the paths of its utterance, as probabilities.
+    """Computes the posterior probability of each arc.
 
     Args:
-        arc_begin, dst_state, arc_total: (S + 1,), (A,) and (A,), states in the order of frames.
+        arc_begin, dst_state, arc_total: (S + 1,), (A,) and (A,); states are ordered by frame.
         start_state: (N,).
-        ahead: (S,) the score of ending at each state; becomes that of all ways to an end.
-        posterior: (A,) becomes the result.
+        ahead: (S,) the score of ending at each state; replaced by the summed score of all paths to an end.
+        posterior: (A,) receives the result.
     """
     for state in range(len(ahead) - 1, -1, -1):
         best = ahead[state]
@@ -180,11 +180,11 @@ def build_pruned(parts: Any, graph: Any, log_prob: Any, scales: Any, beam: float
 
     Args:
         parts: frame, utt_idx, start_state, src_state, dst_state, arc, lm_score, final_graph_score and final_lm_score,
-            as of `LatticeParts`; what belongs to states is overwritten.
+            as in `LatticeParts`; arrays of states are overwritten.
         graph: token_id, score, word_begin and word_id of the decoding graph.
         log_prob: (N, T, C) unscaled.
         scales: am_scale, graph_scale, lm_scale and word_insertion_penalty.
-        beam: arcs are dropped whose best path loses by more.
+        beam: arcs are pruned if the best path through them is further below the best path.
 
     Returns:
         The fields of `Lattice`, in their order.
@@ -197,7 +197,7 @@ def build_pruned(parts: Any, graph: Any, log_prob: Any, scales: Any, beam: float
     arc_token, am_score = np.empty(len(arc), dtype=token_id.dtype), np.empty(len(arc), dtype=np.float32)
     graph_score, total = np.empty(len(arc), dtype=np.float32), np.empty(len(arc), dtype=np.float64)
     first_word, num_words = np.empty(len(arc), dtype=np.int64), np.empty(len(arc), dtype=np.int64)
-    # Nothing here waits for what is loaded there.
+    # A loop of its own: no computation waits for these scattered loads.
     for i in range(len(arc)):
         arc_token[i], graph_score[i] = token_id[arc[i]], score[arc[i]]
         first_word[i], num_words[i] = word_begin[arc[i]], word_begin[arc[i] + 1] - word_begin[arc[i]]
@@ -214,7 +214,7 @@ def build_pruned(parts: Any, graph: Any, log_prob: Any, scales: Any, beam: float
             backward[state] = final + lm_scale * np.float64(final_lm_score[state])
     spread_backward(arc_begin, dst_state, total, backward)
     limit = backward[start_state] - beam
-    # Rounding must not cost the best path its arcs.
+    # Slack, so that rounding does not prune arcs of the best path.
     limit = limit - 1e-6 * np.maximum(np.abs(limit), 1.0)
     is_start, number, num_kept = np.zeros(len(frame), dtype=np.bool_), np.full(len(frame), -1), 0
     is_start[start_state] = True
@@ -223,7 +223,7 @@ def build_pruned(parts: Any, graph: Any, log_prob: Any, scales: Any, beam: float
         if is_start[state] or (through >= limit[utt_idx[state]] and through > -np.inf):
             number[state] = num_kept
             num_kept += 1
-    # What stays moves up.
+    # Moves the arcs that are kept to the front.
     num_arcs, total_words = 0, 0
     new_begin, new_word_begin = np.zeros(num_kept + 1, dtype=np.int64), np.zeros(len(arc) + 1, dtype=np.int64)
     for i in range(len(arc)):

@@ -1,8 +1,8 @@
-"""The search over a lattice with a language model whose tables answer every query, as one numba loop.
+"""The search over a lattice with a language model whose tables answer all queries, as one numba loop.
 
-All utterances go through a frame together, so that their words are looked up together: many queries of an n-gram model
-that no cache holds are answered in the time of one. Scores are rounded as in `asr.decoding.frame`, and of equal scores
-the same path stays. Uncompiled the loop is a slow oracle.
+All utterances advance frame by frame together, so that their words are looked up together. Cache misses in the tables
+of an n-gram model then overlap. Scores are rounded and ties resolved as in `asr.decoding.frame`. Uncompiled, the loop
+is a slow oracle.
 
 Shapes: N utterances, K tokens, A candidates, Q of them with words.
 """
@@ -43,13 +43,13 @@ def search_lattice(
     """Follows all paths inside the beam to the utterances' last frames.
 
     Args:
-        tokens: `TokenArrays` before.
-        arcs: of the lattice; they hold all scores.
-        num_frames: (N,) of each utterance.
+        tokens: `TokenArrays` before the first frame.
+        arcs: arcs of the lattice, which contain all scores.
+        num_frames: (N,) number of frames of each utterance.
         score_offset: (N,) float64, changed in place.
         pruning: beam and limits.
         lm_scale: float32.
-        tables: the language model's, for `look_up`, which always answers.
+        tables: tables of the language model, for `look_up`; they answer all queries.
         made: `Backpointers`.
 
     Returns:
@@ -86,7 +86,7 @@ def search_lattice(
 
 @kernel(fastmath=False)
 def expand_inside_beam(tokens: Any, arcs: Any, score_offset: Any, pruning: Any) -> Any:
-    """The candidates inside the beams, relative to the best of their utterance, which is added to score_offset (N,)."""
+    """The candidates inside the beams, relative to each utterance's best score, which is added to score_offset (N,)."""
     room = count_arcs(tokens.state, arcs)
     source, arc = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64)
     score = np.empty(room, dtype=np.float32)
@@ -113,7 +113,7 @@ def expand_inside_beam(tokens: Any, arcs: Any, score_offset: Any, pruning: Any) 
 
 @kernel(fastmath=False)
 def score_all_words(position: Any, arc: Any, context: Any, arcs: Any, tables: Any) -> Any:
-    """The scores of all words of candidates at position (Q,), float32; context (A,) moves behind the words."""
+    """The scores of all words of the candidates at `position` (Q,), float32; context (A,) is updated in place."""
     total = np.zeros(len(position), dtype=np.float32)
     asked, word_idx = np.arange(len(position)), 0
     while len(asked):
@@ -141,7 +141,7 @@ def score_all_words(position: Any, arc: Any, context: Any, arcs: Any, tables: An
 def keep_all_streams(extended: Any, table: Any, pruning: Any) -> tuple[Any, Any]:
     """Recombines and prunes the candidates of a frame, given as tokens (A,): winner (A,) and kept (K',).
 
-    Utterances share no states, so that one table (at least 2 A) does for all; it is -1 before and after.
+    Utterances share no states, so one hash table of at least 2 A slots serves all; it is -1 before and after.
     """
     stream, state, context, score = extended.stream, extended.state, extended.context, extended.score
     winner = np.arange(len(state))
@@ -194,10 +194,10 @@ def join_tokens(one: Any, other: Any) -> Any:
 
 
 class NumbaLatticeSearch:
-    """`ChunkBackend` over a lattice, with a language model whose tables always answer.
+    """A `ChunkBackend` over a lattice, with a language model whose tables answer all queries.
 
     Args:
-        graph: on the CPU, all its scores on the arcs.
+        graph: on the CPU, with all scores on its arcs.
         options: beams and scales.
         lm: the language model.
     """
@@ -211,7 +211,7 @@ class NumbaLatticeSearch:
         self._lm_scale = np.float32(options.lm_scale)
 
     def search(self, tokens: ActiveTokens, chunk: Chunk, sink: SearchSink) -> ActiveTokens:
-        """As `ChunkBackend.search`; the log-probabilities must be zeros, and are not read."""
+        """As `ChunkBackend.search`; the log-probabilities must be 0, and are not read."""
         tables = self._lm.lookup_tables()
         assert tables is not None and tables.always_answers
         if not len(tokens):

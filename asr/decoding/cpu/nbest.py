@@ -1,8 +1,8 @@
-"""The best distinct sentences of a lattice, one after the other, as a loop for `jit`. Uncompiled it is a slow oracle.
+"""The best distinct sentences of a lattice, in order, as a loop for `jit`. Uncompiled, it is a slow oracle.
 
-This is the search for the n best strings of Mohri and Riley (2002): the lattice is determinized over its words while a
-best-first search asks for it. A node is a word prefix with every state that the prefix can lead to. Scores of the best
-way to the end are known beforehand, so that each complete sentence that is taken from the heap is the next best one.
+This is the n-best-strings search of Mohri and Riley (2002): a best-first search determinizes the lattice over its words
+on demand. A node is a word prefix with all states that it can lead to. The score of the best path from each state to an
+end is known beforehand, so that each complete sentence taken from the heap is the next best one.
 
 Shapes: S states, A arcs, E pool entries, K sentences.
 """
@@ -19,17 +19,17 @@ from asr.kernels.jit import kernel
 
 
 class SentenceLattice(NamedTuple):
-    """A lattice of one utterance whose arcs have one word each or none; states come before those they lead to.
+    """A lattice of one utterance whose arcs have at most one word; states come before those that they lead to.
 
-    States behind the first word of an arc that had several have no other arcs, and may stand anywhere.
+    Exceptions are the states inside an arc that had several words: they have one arc each, and may be anywhere.
 
     Attributes:
         arc_begin: (S + 1,) int64.
         dst_state: (A,) int64.
         word: (A,) int64, -1 for none.
         arc_total: (A,) float64, scaled scores.
-        final_total: (S,) float64, -inf where a path may not end.
-        ahead: (S,) float64, the best score from the state to an end, -inf where there is none.
+        final_total: (S,) float64, -inf for states that are not final.
+        ahead: (S,) float64, the best score from the state to an end, -inf if it leads to none.
     """
 
     arc_begin: Any
@@ -41,7 +41,7 @@ class SentenceLattice(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """Ways into states (E,), with room for more: the state, the entry before it, the arc taken and the score so far."""
+    """Paths to states (E,), with room for more: the state, the previous entry, the last arc and the score so far."""
 
     state: Any
     before: Any
@@ -54,16 +54,16 @@ def best_sentences(lattice: SentenceLattice, start_state: int, num_sentences: in
     """The best sentences, best first.
 
     Returns:
-        total (K,) float64, and the arcs of each one's best path: path_begin (K + 1,), arc (path_begin[K],), int64.
+        total (K,) float64, and the arcs of the best path of each: path_begin (K + 1,), arc (path_begin[K],), int64.
     """
     arc_begin, dst_state, arc_word, arc_total, final_total, ahead = lattice
     entries = Entries(np.empty(64, np.int64), np.empty(64, np.int64), np.empty(64, np.int64), np.empty(64))
     state, before, arc_in, score = entries
     state[0], before[0], arc_in[0], score[0], num_entries = start_state, -1, -1, 0.0, 1
-    # A node is a range of entries with different states; its second place is -1 if the sentence ends at the first.
+    # A node is a range of entries with different states; an end of -1 marks a sentence that ends at the first entry.
     node_begin, node_end = [0], [1]
     heap = [(-ahead[start_state], 0)]
-    # Each node ahead of the search leads to a sentence of its own with its score: the best ones bound the n-th best.
+    # Each open node leads to another sentence with its score, so the best scores bound that of the n-th sentence.
     bounds = [ahead[start_state]]
     entry_of = np.full(len(arc_begin) - 1, -1, np.int64)
     found, found_total = [0 for _ in range(0)], [0.0 for _ in range(0)]
@@ -73,10 +73,10 @@ def best_sentences(lattice: SentenceLattice, start_state: int, num_sentences: in
             found.append(node_begin[node])
             found_total.append(-negative)
             continue
-        # Rounding must not cost a sentence that is as good as the bound.
+        # Slack, so that rounding does not drop a sentence that is as good as the bound.
         floor = bounds[0] - 1e-9 * (1.0 + abs(bounds[0])) if len(bounds) == num_sentences else -np.inf
         best_end, end_entry = -np.inf, -1
-        steps = [(0, 0, 0, 0) for _ in range(0)]  # word, state behind it, entry before it, arc
+        steps = [(0, 0, 0, 0) for _ in range(0)]  # word, state after it, entry before it, arc
         waiting = [0 for _ in range(0)]
         for entry in range(node_begin[node], node_end[node]):
             entry_of[state[entry]] = entry
@@ -117,7 +117,7 @@ def best_sentences(lattice: SentenceLattice, start_state: int, num_sentences: in
                 i += 1
                 reached = score[entry] + arc_total[arc]
                 if num_entries > first and state[num_entries - 1] == dst:
-                    # Steps of a word are in the order of their states.
+                    # The steps of a word are sorted by state, so equal states are adjacent.
                     if reached > score[num_entries - 1]:
                         other = num_entries - 1
                         score[other], before[other], arc_in[other] = reached, entry, arc
@@ -128,7 +128,7 @@ def best_sentences(lattice: SentenceLattice, start_state: int, num_sentences: in
                     state[other], score[other], before[other], arc_in[other] = dst, reached, entry, arc
                 best = max(best, reached + ahead[dst])
             children.append((best, first, num_entries))
-        # The best child goes on with the sentence that stood for its parent; each other one adds a sentence.
+        # The best child continues the sentence that its parent counted as; each other child adds a sentence.
         best_child = 0
         for i in range(len(children)):
             if children[i][0] > children[best_child][0]:
@@ -160,7 +160,7 @@ def best_sentences(lattice: SentenceLattice, start_state: int, num_sentences: in
 
 @kernel(fastmath=False)
 def with_room(entries: Any, size: int) -> Any:
-    """The entries, in larger arrays if there are not so many places."""
+    """The entries, in larger arrays if they have room for fewer than `size`."""
     if size <= len(entries.state):
         return entries
     return Entries(
