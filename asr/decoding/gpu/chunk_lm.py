@@ -1,9 +1,9 @@
-"""Whole chunks with a language model inside the search, where the host waits once a frame for the search itself.
+"""The search of whole chunks with a language model, in which the host waits for the device once per frame.
 
-Frame by frame, the host would wait twice: for the number of candidates, and for the number of tokens that survive. Here
-the survivors of a frame lie in arrays as long as its candidates, and only the device knows how many they are: the host
-reads that together with the number of the next frame's candidates, and appends the back-pointers then. So it is with
-what a lattice needs.
+A search frame by frame waits twice: for the number of candidates, and for the number of survivors. Here, the survivors
+of a frame are in arrays as long as those of its candidates, and at first only the device knows their number. The host
+reads it together with the number of the next frame's candidates, and only then appends backpointers and the records of
+a lattice. Queries to the language model may wait as well.
 
 Shapes: N streams, T frames, C tokens, K room for active tokens, A candidates.
 """
@@ -28,13 +28,13 @@ from asr.lm.interface import LanguageModel
 
 
 class _LatticeFrame(NamedTuple):
-    """What a lattice needs of a frame, (A,) each, as much of it as counts first.
+    """The records of a frame for a lattice, (A,) each, with valid entries first.
 
     Attributes:
-        lm_score: float64, the language model's share of the survivors' arcs.
-        src: of the losing arcs, the back-pointer before.
-        dst: the survivor that each lost to, by its number among them.
-        arc, score_gap, losing_lm_score: theirs.
+        lm_score: float64, language model scores of the survivors' arcs.
+        src: the backpointer before each losing arc.
+        dst: the survivor that each losing arc lost to, as an index among the survivors.
+        arc, score_gap, losing_lm_score: of the losing arcs.
     """
 
     lm_score: Tensor
@@ -50,11 +50,11 @@ class _Counted:
     """Tokens whose number only the device knows.
 
     Args:
-        tokens: (K,), those that count first.
-        counts: (1,) int64, how many count; with a lattice (2,), and how many losing arcs.
-        graph_arc: (K,) the arcs that they took; `tokens.backpointer` is that before the arc. None where the tokens have
-            back-pointers of their own.
-        lattice: of the frame that they come from, where one is kept.
+        tokens: (K,), valid ones first.
+        counts: (1,) int64, the number of valid tokens; with a lattice (2,), then also the number of losing arcs.
+        graph_arc: (K,) the last arc of each token, if `tokens.backpointer` is still the backpointer before that arc;
+            None if the tokens have their own backpointers.
+        lattice: records of the frame for a lattice, if one is kept.
     """
 
     tokens: ActiveTokens
@@ -63,7 +63,7 @@ class _Counted:
     lattice: _LatticeFrame | None = None
 
     def first(self, counts: list[int], sink: SearchSink) -> ActiveTokens:
-        """The tokens that count, with back-pointers of their own; to be called once."""
+        """The valid tokens, with their own backpointers, which are added to the sink; to be called once."""
         num = counts[0]
         parts = (getattr(self.tokens, field.name)[:num] for field in fields(ActiveTokens))
         tokens = ActiveTokens(*parts)
@@ -79,13 +79,13 @@ class _Counted:
 
 
 class TritonChunkSearchWithLM:
-    """`ChunkBackend` with a language model, without input epsilons or a limit on contexts.
+    """A `ChunkBackend` with a language model, without input epsilons or a limit on contexts.
 
     Args:
         graph: on the device of the search.
         options: scales.
         lm: the language model.
-        frames: runs the kernels; made for the same graph, with a language model.
+        frames: runs the kernels; created for the same graph, with a language model.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class TritonChunkSearchWithLM:
         return ActiveTokens.join([*finished, alive.first(alive.counts.tolist(), sink)])
 
     def _advance(self, alive: _Counted, frame: Frame, sink: SearchSink) -> _Counted | None:
-        """Tokens before a frame -> tokens after it; None where there were none."""
+        """Tokens before a frame -> tokens after it, or None if there were none."""
         expansion, counts = self._frames.expand_counted(alive.tokens, alive.counts, frame)
         tokens = alive.first(counts, sink)
         if not len(tokens):
@@ -150,7 +150,7 @@ def _lattice_frame(
     graph_arc: Tensor,
     survivors: CountedSurvivors,
 ) -> tuple[_LatticeFrame, Tensor]:
-    """What a lattice needs of a frame, and the number of its losing arcs, (1,) int64."""
+    """The records of a frame for a lattice, and the number of its losing arcs, (1,) int64."""
     assert candidates.lm_score is not None
     winner = survivors.winner.long()
     losing, num_losing = counted_positions(lattice.losing(candidates, winner, survivors.survives))
@@ -173,7 +173,7 @@ def _counted(tokens: ActiveTokens) -> _Counted:
 
 
 def _parted(alive: _Counted, num_frames: Tensor, frame: int, sink: SearchSink) -> tuple[ActiveTokens, ActiveTokens]:
-    """Tokens of streams (N,) that go on, and of those that end before this frame."""
+    """Splits tokens into those of streams that continue, and those of streams that end before this frame."""
     counts = torch.arange(len(alive.tokens), device=alive.counts.device) < alive.counts[0]
     goes_on = num_frames.index_select(0, alive.tokens.stream) > frame
     *own, num_going = torch.cat([alive.counts, (counts & goes_on).sum(0, keepdim=True)]).tolist()

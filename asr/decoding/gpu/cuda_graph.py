@@ -1,11 +1,11 @@
-"""The search without a language model as a fixed list of kernels per frame, which a CUDA graph can hold.
+"""The search without a language model, as a fixed sequence of kernels per frame that a CUDA graph can capture.
 
-Whole frames run in buffers of a fixed size, and nothing waits for the device. What does not fit is left out and counted
-as needed. The host reads the counts after some frames; where the buffers were too small it runs these frames again in
-larger ones.
+Frames run in buffers of a fixed size, and the host does not wait for the device. Entries that do not fit are dropped,
+but counted. The host reads the counts after several frames, and if the buffers were too small, it repeats these frames
+with larger ones.
 
 Shapes: N streams, T frames, C tokens, K active tokens, D tokens of streams that have ended, A candidates,
-R back-pointers. For buffers these are capacities.
+R backpointers. For buffers, these are capacities.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from asr.kernels.hash_table import marked_positions
 
 @dataclass(frozen=True)
 class BufferSizes:
-    """Capacities: streams N, frames T, columns C, paths K, ended D, arcs A, records R, losing arcs L."""
+    """Capacities: streams N, frames T, columns C, paths K, ended paths D, arcs A, records R, losing arcs L."""
 
     streams: int
     frames: int
@@ -50,18 +50,18 @@ class FrameBuffers:
         arcs: the graph's arcs that read a frame.
         limits: beams and limits.
         sizes: capacities.
-        keeps_all: whether no candidate that is possible is left out.
-        margin: losing arcs that lose by no more are kept; None keeps none.
+        keeps_all: whether to keep all possible candidates before recombination.
+        margin: losing arcs with a score gap up to this are kept; None keeps none.
 
     Attributes:
         log_prob: (N, T, C) float32, scaled log-probabilities; filled by the caller.
-        num_frames: (N,) int64, frames of each stream, descending; filled by the caller.
-        score_offset: (N,) float64, what relative scores lack.
-        paths: stream, state (int32), score (float32), backpointer (int64), (K + D,) each; ended ones from K on.
+        num_frames: (N,) int64, number of frames of each stream, descending; filled by the caller.
+        score_offset: (N,) float64, added to relative scores to give absolute ones.
+        paths: stream, state (int32), score (float32), backpointer (int64), (K + D,) each; ended paths from K on.
         counts: (NUM_COUNTS,) int64, see `kernels.NUM_COUNTS`.
         record_begin: (T,) int64, where each frame's records begin.
-        previous, record_arc: (R,) int64, the back-pointers.
-        record_stream: (R,) int32, their streams, where losing arcs are kept.
+        previous, record_arc: (R,) int64, the backpointers.
+        record_stream: (R,) int32, their streams, if losing arcs are kept.
         losing: the losing arcs, or None.
     """
 
@@ -96,17 +96,17 @@ class FrameBuffers:
         self._tile_count, self._tile_end = zeros(num_tiles, torch.int64), zeros(num_tiles, torch.int64)
 
     def count(self, which: int) -> Tensor:
-        """One of the counts, (1,)."""
+        """A view of one of the counts, (1,)."""
         return self.counts[which : which + 1]
 
     def clear(self) -> None:
-        """Empties all tables, whatever a frame that failed has left in them."""
+        """Empties all tables, whatever a failed frame has left in them."""
         self.counts.zero_()
         self._expansion.empty()
         self._recombined.empty()
 
     def read(self) -> None:
-        """Searches the frame that the counts name, and advances them to the next one."""
+        """Searches the frame with the number in the counts, and advances the counts to the next one."""
         sizes, limits, found, ended = self.sizes, self._limits, self._expansion, self._recombined
         current = self.count(kernels.FRAME.value)
         found.run(
@@ -155,12 +155,12 @@ _capturing = threading.Lock()
 
 
 class FrameReplay:
-    """Runs the kernels of a frame again and again: as a CUDA graph, one launch per frame, or one by one.
+    """Runs the kernels of frames repeatedly: as a CUDA graph with one launch per frame, or one by one.
 
     Args:
-        buffers: without tokens in them; they must not be replaced.
-        capture: whether to capture a CUDA graph; on a GPU only. If that fails, there is a warning, and the kernels are
-            launched one by one, with the same results.
+        buffers: buffers without tokens, whose tensors must not be replaced.
+        capture: whether to capture a CUDA graph; ignored without a GPU. If capturing fails, there is a warning, and the
+            kernels are launched one by one, with the same results.
     """
 
     def __init__(self, buffers: FrameBuffers, capture: bool) -> None:
@@ -169,10 +169,11 @@ class FrameReplay:
         if capture and buffers.counts.is_cuda:
             try:
                 self._graph = self._captured()
-            except Exception as error:  # torch, the driver and Triton's compiler raise what they like
+            except Exception as error:  # torch, the driver and Triton's compiler raise various types
                 buffers.clear()
                 warnings.warn(
-                    f"no CUDA graph could be made of a frame, kernels are launched one by one: {error}", stacklevel=2
+                    f"a frame could not be captured as a CUDA graph; its kernels are launched one by one: {error}",
+                    stacklevel=2,
                 )
 
     def read(self, num_frames: int) -> None:
@@ -188,7 +189,7 @@ class FrameReplay:
         current, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)
         graph = torch.cuda.CUDAGraph()
         with _capturing:
-            # Kernels are compiled and loaded at their first launch, which must not fall into the capture.
+            # Kernels are compiled and loaded at their first launch, which must not happen during the capture.
             stream.wait_stream(current)
             with torch.cuda.stream(stream):
                 self._buffers.read()
@@ -200,19 +201,19 @@ class FrameReplay:
 
 
 class CudaGraphSearch:
-    """`ChunkBackend` without a language model or input epsilons; the host seldom waits for the device.
+    """A `ChunkBackend` without a language model or input epsilons, in which the host rarely waits for the device.
 
-    After `frames_per_call` frames the host reads the counts. Where the buffers were too small, it makes larger ones and
-    runs these frames again, from a copy of the tokens before them.
+    After `frames_per_call` frames, the host reads the counts. If the buffers were too small, it creates larger ones and
+    repeats these frames, from a copy of the tokens before them.
 
     Args:
         graph: on the device of the search, without input epsilons.
         limits: beams and limits.
-        capture: whether frames are captured as CUDA graphs, on a GPU.
-        frames_per_call: after this many frames the host reads the counts.
-        initial_capacity: of the buffers, `FIRST_CAPACITY` if None; they grow.
-        margin: `asr.decoding.lattice.lattice_margin` where a lattice is kept, which is one of whole utterances; else
-            None.
+        capture: whether to capture frames as CUDA graphs; ignored without a GPU.
+        frames_per_call: number of frames after which the host reads the counts.
+        initial_capacity: first capacity of the buffers, `FIRST_CAPACITY` if None; they grow.
+        margin: `asr.decoding.lattice.lattice_margin` if a lattice, which is one of whole utterances, is kept; None
+            otherwise.
     """
 
     def __init__(
@@ -280,7 +281,7 @@ class CudaGraphSearch:
         return ActiveTokens.join([unread, ended])
 
     def _read_at_once(self, alive: ActiveTokens, chunk: Chunk, backtrace: Backtrace) -> tuple[list[int], FrameBuffers]:
-        """A few frames -> the counts after them, and the buffers, where everything but the back-pointers still is."""
+        """Searches a few frames -> the counts, and the buffers, which still hold everything except the backpointers."""
         log_prob, _, score_offset = chunk
         sizes, keeps_all = replace(self._sizes, columns=log_prob.shape[2]), False
         sizes = _ensure_capacity(sizes, streams=len(score_offset), paths=len(alive))
@@ -288,7 +289,7 @@ class CudaGraphSearch:
             buffers, replay = self._buffers_of(sizes, keeps_all)
             self._fill(buffers, alive, chunk, backtrace.num_records)
             replay.read(log_prob.shape[1])
-            # Only here the host waits.
+            # The only place where the host waits.
             counts = torch.cat([buffers.counts, buffers.record_begin]).tolist()
             counts, record_begin = counts[: kernels.NUM_COUNTS], counts[kernels.NUM_COUNTS :]
             enough = _ensure_capacity(
@@ -320,7 +321,7 @@ class CudaGraphSearch:
         num_losing: int,
         order: Tensor,
     ) -> None:
-        """Hands over what the lattice needs of some frames and their back-pointers; order (N,) names the streams."""
+        """Adds the records of some frames to the lattice; order (N,) maps the sorted streams to the original ones."""
         losing = buffers.losing
         assert losing is not None, "the search was made without a margin"
         utt_idx = order.index_select(0, buffers.record_stream[: len(records)].long())
@@ -335,7 +336,7 @@ class CudaGraphSearch:
     def _buffers_of(self, sizes: BufferSizes, keeps_all: bool) -> tuple[FrameBuffers, FrameReplay]:
         key = (sizes, keeps_all)
         if key not in self._buffers:
-            # Smaller ones are no longer needed.
+            # Buffers of smaller sizes are no longer needed.
             self._buffers = {old: both for old, both in self._buffers.items() if old[0] == sizes}
             buffers = FrameBuffers(self._arcs, self._limits, sizes, keeps_all, self._margin)
             self._buffers[key] = (buffers, FrameReplay(buffers, self._capture))
@@ -358,7 +359,7 @@ class CudaGraphSearch:
 
 
 def _ensure_capacity(sizes: BufferSizes, **needed: int) -> BufferSizes:
-    """Sizes that hold this many of each; what grows becomes a power of two with room to spare."""
+    """Sizes with room for these numbers; those that grow become powers of two, with room to spare."""
     grown = {
         name: triton.next_power_of_2(number if name == "streams" else 2 * number)
         for name, number in needed.items()

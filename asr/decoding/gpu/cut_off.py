@@ -1,9 +1,9 @@
-"""The worst score that survives in each stream, by radix selection over all programs at once.
+"""The lowest score that survives in each stream, by radix selection in which all programs take part.
 
-Four rounds settle eight bits each of the score that is looked for, highest bits first. In a round every tile counts,
-for each of its streams that needs it, how many scores that agree in the bits settled so far have each value of the
-next eight. The counts of all rounds stay until the end: each program finds from those of earlier rounds what they have
-settled, so that no program waits for another one, and tiles without such a stream end at once.
+Each of four rounds determines eight bits of that score, highest bits first. In a round, each tile computes a histogram
+for each of its streams that needs one: of the scores that agree in the bits known so far, how many have each value of
+the next eight bits. The histograms are kept until the end. Each program derives the known bits from those of earlier
+rounds, so that no program waits for another one, and tiles without such a stream end at once.
 
 Shapes: A candidates, N streams, G tiles, B lanes of a tile.
 """
@@ -29,7 +29,7 @@ def _wanted(
     min_active: tl.tensor,
     max_active: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """How many of a stream are to survive, and whether there are so many that the worst of them must be looked for."""
+    """How many scores of a stream are to survive, and whether the lowest of them must be searched for."""
     inside = tl.load(num_inside + stream)
     available = tl.load(range_end + stream) - tl.load(range_begin + stream)
     wanted = tl.where(inside < min_active, min_active, max_active).to(tl.int32)
@@ -40,7 +40,7 @@ def _wanted(
 def _settled(
     histogram: tl.tensor, num_streams: tl.tensor, stream: tl.tensor, wanted: tl.tensor, NUM_ROUNDS: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The highest bits of a stream's score of this rank after some rounds, and its rank among those that share them."""
+    """The bits known after some rounds of the score of rank `wanted`, and its rank among scores with these bits."""
     prefix = wanted * 0
     for earlier in tl.static_range(NUM_ROUNDS):
         row = (earlier * num_streams + stream) * _NUM_BUCKETS
@@ -67,15 +67,15 @@ def count_buckets(
     ROUND: tl.constexpr,
     B: tl.constexpr,
 ) -> None:
-    """One round: adds to histogram[ROUND] how many scores have each value of their next eight bits.
+    """One round: adds to histogram[ROUND] the numbers of scores with each value of the next eight bits.
 
     Args:
-        score: (A,) float32, at most 0, -inf where impossible: their magnitudes are ordered as integers.
+        score: (A,) float32, at most 0, -inf if impossible. The bits of their magnitudes are ordered like integers.
         stream: (A,) ascending; total (1,), capacity A.
-        num_inside, range_begin, range_end: (N,) int32, how many are inside the beam, and where each stream stands.
-        histogram: (4, N, 256) int32, those of earlier rounds filled, this one's 0.
+        num_inside, range_begin, range_end: (N,) int32, number inside the beam, and range of positions of each stream.
+        histogram: (4, N, 256) int32; earlier rounds are filled, this one is 0.
         num_streams: N.
-        min_active, max_active: how many survive at least, and at most.
+        min_active, max_active: minimum and maximum number that survive.
     """
     num = tl.minimum(tl.load(total), capacity)
     first = tl.program_id(0).to(tl.int64) * B
@@ -94,7 +94,7 @@ def count_buckets(
             is_counted = is_valid & (streams == own) & (((bits >> 8) >> (24 - 8 * ROUND)) == prefix)
             count = tl.histogram(tl.where(is_counted, (bits >> (24 - 8 * ROUND)) & 0xFF, 0), _NUM_BUCKETS)
             bucket = tl.arange(0, _NUM_BUCKETS)
-            # Lanes that do not count stood in the first bucket.
+            # Lanes that do not count are in the first bucket.
             count -= tl.where(bucket == 0, B - tl.sum(is_counted.to(tl.int32), 0), 0)
             row = (ROUND * num_streams + own) * _NUM_BUCKETS
             tl.atomic_add(histogram + row + bucket, count, mask=count > 0, sem="relaxed")
@@ -114,13 +114,13 @@ def pruning_threshold(
     max_active: tl.tensor,
     IS_LIMITED: tl.constexpr,
 ) -> None:
-    """threshold (N,) float32: the worst score that survives, -inf where all that are possible do; a program a stream.
+    """threshold (N,) float32: the lowest score that survives, -inf if all possible ones do; one program per stream.
 
     Args:
-        num_inside, range_begin, range_end, histogram, num_streams, min_active, max_active: as of `count_buckets`; what
-            is not 0 in the histogram becomes 0 again.
-        beam: candidates worse than the best by more are dropped.
-        IS_LIMITED: whether any stream may have too few or too many inside the beam.
+        num_inside, range_begin, range_end, histogram, num_streams, min_active, max_active: as for `count_buckets`; the
+            histogram is reset to 0.
+        beam: candidates further below the best are dropped.
+        IS_LIMITED: whether any stream may have too few or too many candidates inside the beam.
     """
     stream = tl.program_id(0)
     worst = -beam
@@ -140,16 +140,16 @@ def pruning_threshold(
 
 
 class CutOff:
-    """Pruning thresholds in fixed buffers. Nothing here waits for the device.
+    """Pruning thresholds in fixed buffers; the host does not wait for the device.
 
     Args:
         num_scores: A.
         num_streams: N.
-        block: B, on a GPU at least the number of a program's threads, 128.
-        device: where.
+        block: B; on a GPU, at least the number of threads of a program, 128.
+        device: device of the buffers.
 
     Attributes:
-        threshold: (N,) float32, the worst score that survives in each stream.
+        threshold: (N,) float32, the lowest score that survives in each stream.
     """
 
     def __init__(self, num_scores: int, num_streams: int, block: int, device: torch.device) -> None:
@@ -160,7 +160,7 @@ class CutOff:
         self.threshold = torch.zeros(num_streams, device=device)
 
     def empty(self) -> None:
-        """Forgets what a run has left that failed."""
+        """Clears what a failed run has left."""
         self._histogram.zero_()
 
     def run(
@@ -169,11 +169,11 @@ class CutOff:
         """Fills `threshold`.
 
         Args:
-            scores: score (A,) float32, at most 0, stream (A,) ascending, and how many there are, (1,) int64.
-            by_stream: (3, N) int32, how many of each stream are inside the beam, where it begins and where it ends.
-            beam: candidates worse than the best by more are dropped.
-            min_active: at least this many survive.
-            max_active: at most this many survive, except for ties.
+            scores: score (A,) float32, at most 0, stream (A,) ascending, and their number, (1,) int64.
+            by_stream: (3, N) int32, number inside the beam, begin and end of each stream.
+            beam: candidates further below the best are dropped.
+            min_active: minimum number that survive.
+            max_active: maximum number that survive, except for ties.
         """
         is_limited = min_active > 0 or max_active < self._num_scores
         for each in range(_NUM_ROUNDS.value if is_limited else 0):

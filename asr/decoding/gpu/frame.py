@@ -1,4 +1,4 @@
-"""One frame of the search by Triton kernels: `TritonFrameBackend`, and the kernels of its two halves in fixed buffers.
+"""One frame of the search with Triton kernels: `TritonFrameBackend`, and its two halves in fixed buffers.
 
 Shapes are capacities: K tokens, A candidates, N streams, G tiles, M slots of the hash table.
 """
@@ -23,22 +23,22 @@ from asr.kernels.hash_table import marked_positions
 
 NO_LIMIT = 0x7FFFFFFF
 
-# Without a language model several candidates may recombine into one: some are left out only where this many times
-# `min_active_states` are inside the beam.
+# Without a language model, several candidates may recombine into one. Therefore, candidates are left out only if at
+# least this many times `min_active_states` are inside the beam.
 _CANDIDATES_PER_WINNER = 8
 
 FIRST_CAPACITY = 1 << 12
-"""Tokens and candidates that searches have room for at first."""
+"""Initial capacity for tokens and candidates."""
 
 
 class FrameLimits:
-    """The beams and limits of a frame as the kernels take them.
+    """The beams and limits of a frame, in the form that kernels take.
 
     Args:
         options: beams and limits.
-        has_lm: whether a language model takes part.
+        has_lm: whether there is a language model.
         device: where the search runs.
-        block: candidates of one program; on a GPU at least the number of its threads, 128.
+        block: number of candidates per program; on a GPU, at least its number of threads, 128.
     """
 
     def __init__(self, options: DecodingOptions, has_lm: bool, device: torch.device, block: int = 256) -> None:
@@ -58,13 +58,13 @@ class FrameLimits:
 
 
 class ArcExpansion:
-    """Buffers for a frame's candidates, and the kernels that fill them. Nothing here waits for the device.
+    """Buffers for a frame's candidates, and the kernels that fill them; the host does not wait for the device.
 
     Args:
         arcs: the graph's arcs that read a frame.
-        limits: beams.
+        limits: beams and limits.
         num_paths: K.
-        num_arcs: A, the most arcs that leave all tokens together.
+        num_arcs: A, the maximum total number of arcs that leave the tokens' states.
         num_streams: N.
     """
 
@@ -88,12 +88,12 @@ class ArcExpansion:
         self.best, self.num_inside = self._by_stream[0], self._by_stream[1]
         self._cut_off = CutOff(num_arcs, num_streams, limits.selection_block, device)
         self.threshold = self._cut_off.threshold
-        # A second row counts those with words, about which a language model is asked.
+        # The second row counts candidates with words, which the language model must score.
         num_rows = 2 if limits.has_lm else 1
         self._tile_count = torch.zeros(num_rows, self.num_tiles, dtype=torch.int64, device=device)
         self._tile_end = torch.zeros_like(self._tile_count)
         self.with_words = zeros(num_arcs if limits.has_lm else 0, torch.int64)
-        # Those that are kept.
+        # The candidates that are kept.
         self.source, self.arc, self.stream, self.state = (zeros(num_arcs, torch.int32) for _ in range(4))
         self.score, self.backpointer = zeros(num_arcs, torch.float32), zeros(num_arcs, torch.int64)
         self.needed, self.num_kept, self.num_with_words = (
@@ -116,17 +116,17 @@ class ArcExpansion:
         num_columns: int,
         keeps_all: bool = False,
     ) -> None:
-        """Fills source, arc, stream, state, score, backpointer (A,) up to num_kept (1,), in order; score is relative.
+        """Fills source, arc, stream, state, score, backpointer (A,) up to num_kept (1,), in order; scores are relative.
 
-        With a language model, also with_words (A,) up to num_with_words (1,), where those with words are.
+        With a language model, also fills with_words (A,) up to num_with_words (1,): indices of candidates with words.
 
         Args:
             paths: stream, state, score, backpointer (K,) of the tokens, streams ascending.
-            num_paths: (1,) int64, how many tokens there are.
-            log_prob: flat; frame_begin (N,) int64, where each stream's frame 0 begins in it.
-            frame: (1,) int64, the frame to search; num_columns from one to the next.
-            keeps_all: leave out only what is impossible. Otherwise, with a language model, exactly what it is to be
-                asked about stays; without one, streams with enough candidates inside the beam drop what is outside.
+            num_paths: (1,) int64, number of tokens.
+            log_prob: flattened; frame_begin (N,) int64, where each stream's frame 0 begins in it.
+            frame: (1,) int64, the frame to search; frames are num_columns apart.
+            keeps_all: whether to drop only impossible candidates. Otherwise, with a language model, exactly the pruning
+                before its queries is done; without one, streams with enough candidates inside the beam drop the others.
         """
         arcs, limits, block = self._arcs, self._limits, self._limits.block
         stream, state, score, backpointer = paths
@@ -177,13 +177,13 @@ class ArcExpansion:
 
 
 class Recombination:
-    """Recombination and pruning thresholds in fixed buffers. Nothing here waits for the device.
+    """Recombination and pruning thresholds in fixed buffers; the host does not wait for the device.
 
     Args:
-        limits: beams.
+        limits: beams and limits.
         num_candidates: A.
         num_streams: N.
-        device: where.
+        device: device of the buffers.
     """
 
     def __init__(self, limits: FrameLimits, num_candidates: int, num_streams: int, device: torch.device) -> None:
@@ -209,11 +209,11 @@ class Recombination:
     def run(
         self, stream: Tensor, state: Tensor, context_idx: Tensor | None, score: Tensor, num_candidates: Tensor
     ) -> None:
-        """Fills winner (A,), value (A,), which is -inf where a candidate lost, num_inside (N,) and threshold (N,).
+        """Fills winner (A,), value (A,), which is -inf for candidates that lost, num_inside (N,) and threshold (N,).
 
         Args:
             stream, state, context_idx, score: (A,), streams ascending.
-            num_candidates: (1,) int64, how many there are.
+            num_candidates: (1,) int64, number of candidates.
         """
         limits = self._limits
         block, grid = limits.block, (triton.cdiv(self.num_candidates, limits.block),)
@@ -236,13 +236,13 @@ class Recombination:
 
 
 class CountedSurvivors(NamedTuple):
-    """`Survivors` that only the device has counted.
+    """`Survivors` whose number only the device knows.
 
     Attributes:
-        winner: (A,) int32, the position of the candidate that each lost to, its own where it won.
-        survives: (A,) bool, which survive.
-        position: (A,) int64, where they are, ascending; behind them 0.
-        num: (1,) int64, how many they are.
+        winner: (A,) int32, the index of the candidate that each lost to, or its own if it won.
+        survives: (A,) bool, whether each candidate survives.
+        position: (A,) int64, indices of the survivors, ascending, then 0.
+        num: (1,) int64, number of survivors.
     """
 
     winner: Tensor
@@ -252,23 +252,22 @@ class CountedSurvivors(NamedTuple):
 
 
 def counted_positions(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Where a mask (A,) bool is true, ascending and then 0, (A,) int64, and how often, (1,), on its device."""
+    """Indices where a mask (A,) bool is true, ascending, then 0, (A,) int64; and their number, (1,), on its device."""
     end = mask.cumsum(0)
     place = torch.where(mask, end - 1, len(mask))
     position = torch.zeros(len(mask) + 1, dtype=torch.int64, device=mask.device)
     position.scatter_(0, place, torch.arange(len(mask), device=mask.device))
-    # Not the last prefix sum: without candidates there is none.
+    # Not the last prefix sum, which does not exist without candidates.
     return position[:-1], mask.sum(0, keepdim=True)
 
 
 class TritonFrameBackend:
-    """`FrameBackend` by Triton's kernels; the host reads one number in each of its two methods.
+    """A `FrameBackend` with Triton kernels; the host waits once in each of its two methods.
 
     Args:
         graph: on the device of the search.
-        limits: beams.
-        initial_capacity: tokens and candidates that there is room for at first, `FIRST_CAPACITY` if None; it grows by
-            doubling.
+        limits: beams and limits.
+        initial_capacity: first capacity for tokens and candidates, `FIRST_CAPACITY` if None; it grows as needed.
     """
 
     def __init__(self, graph: Searchable, limits: FrameLimits, initial_capacity: int | None = None) -> None:
@@ -296,12 +295,12 @@ class TritonFrameBackend:
     def expand_counted(
         self, tokens: ActiveTokens, counts: Tensor, frame: Frame, prune: bool = True
     ) -> tuple[Expansion, list[int]]:
-        """As `expand` for the first of some tokens.
+        """As `expand`, for tokens of which only the first ones are valid.
 
         Args:
             tokens: (K,).
-            counts: int64, first how many of them count, and whatever else the host wants to know.
-            frame, prune: as of `expand`.
+            counts: int64, first the number of valid tokens, then any other values that the host needs.
+            frame, prune: as for `expand`.
 
         Returns:
             The candidates, and `counts` on the host.
@@ -340,16 +339,16 @@ class TritonFrameBackend:
         return Survivors(found.winner[: len(stays)].long(), marked_positions(stays, num), bool(enough))
 
     def num_inside(self, num_streams: int) -> Tensor:
-        """How many winners of each stream the last recombination has found inside the beam, (N,) int64."""
+        """The number of winners of each stream inside the beam after the last recombination, (N,) int64."""
         return self._recombination.num_inside[:num_streams].long()
 
     def survivors_counted(self, candidates: Candidates) -> CountedSurvivors:
-        """Recombines and prunes with a language model, and the host waits for nothing."""
+        """Recombines and prunes with a language model, without waiting for the device."""
         found, stays = self._recombined(candidates)
         return CountedSurvivors(found.winner[: len(stays)], stays, *counted_positions(stays))
 
     def _recombined(self, candidates: Candidates) -> tuple[Recombination, Tensor]:
-        """The buffers after recombination, and which candidates survive (A,)."""
+        """The buffers after recombination, and whether each candidate survives (A,)."""
         stream, num_streams = candidates.stream, len(candidates.is_complete)
         num, found = len(stream), self._recombination
         if num > found.num_candidates or num_streams > found.num_streams:

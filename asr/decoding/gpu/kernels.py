@@ -1,20 +1,20 @@
 """Triton kernels of the search: expansion, recombination, compaction.
 
-* Expansion: every token goes on over every arc that leaves its state, one lane per candidate. Lanes find their token in
-  the prefix sums of the numbers of arcs, so that states with many arcs hold up nobody.
-* Recombination: a hash table without stored keys. A slot holds the position of some candidate, whose key is its own.
-  A lane that finds a slot empty takes it by compare-and-swap; one that finds another key goes on to the next slot.
-  Which of several equal candidates takes a slot is left to chance, but not which one wins it: that is the smallest
-  (score, position), packed into 64 bits.
-* Pruning: `asr.decoding.gpu.cut_off` finds the worst score that survives in each stream.
-* Compaction: survivors move together in their order. Each tile counts its own; prefix sums of the counts say where
-  they go. Streams stand longest first, so that of all survivors those whose stream goes on come first. The others move
-  behind the room for tokens, to where tokens of ended streams wait.
-* Numbers for each stream are gathered from tiles in which streams stand in order: all lanes of a stream are reduced
-  first, so that a stream costs a tile one atomic operation.
+* Expansion: each token is extended over each arc that leaves its state, one lane per candidate. Lanes find their token
+  by binary search in the prefix sums of the numbers of arcs, so that the work of states with many arcs is spread.
+* Recombination: a hash table without stored keys. A slot holds the index of a candidate, which has the slot's key. A
+  lane takes an empty slot by compare-and-swap; if the slot has another key, it tries the next one. Which of several
+  equal candidates takes a slot depends on timing, but the winner does not: it is the one with the smallest (negated
+  score, index), packed into 64 bits.
+* Pruning: `asr.decoding.gpu.cut_off` finds the lowest score that survives in each stream.
+* Compaction: survivors are moved together in order. Each tile counts its survivors; prefix sums of the counts give
+  their places. Streams are sorted by length, longest first, so that survivors of streams that continue come first.
+  The others are moved to the places of ended streams, after the capacity for active tokens.
+* Values per stream are reduced over the lanes of a tile first. Streams are in order, so that a tile needs one atomic
+  operation for each of its streams.
 
 Shapes: A candidates, K tokens, D tokens of ended streams, N streams, B lanes of a tile, G tiles, M slots,
-R back-pointers.
+R backpointers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import triton.language as tl
 def _stays(
     score: tl.tensor, stream: tl.tensor, threshold: tl.tensor, position: tl.tensor, is_valid: tl.tensor
 ) -> tl.tensor:
-    """Which lanes are possible and not below their stream's threshold."""
+    """Whether each lane's candidate is possible and not below its stream's threshold."""
     value = tl.load(score + position, mask=is_valid, other=float("-inf"))
     own = tl.load(stream + position, mask=is_valid, other=0)
     return is_valid & (value > float("-inf")) & (value >= tl.load(threshold + own, mask=is_valid, other=0.0))
@@ -35,7 +35,7 @@ def _stays(
 
 @triton.jit
 def _has_words(arc: tl.tensor, num_words: tl.tensor, position: tl.tensor, is_valid: tl.tensor) -> tl.tensor:
-    """Which lanes stand on arcs with words."""
+    """Whether each lane's arc has words."""
     own_arc = tl.load(arc + position, mask=is_valid, other=0)
     return is_valid & (tl.load(num_words + own_arc, mask=is_valid, other=0) > 0)
 
@@ -57,14 +57,15 @@ def count_stays(
     HAS_WORDS: tl.constexpr,
     B: tl.constexpr,
 ) -> None:
-    """Counts the candidates that stay, and with HAS_WORDS those among them whose arcs have words.
+    """Counts the candidates that stay, and with HAS_WORDS also those of them with words.
 
     Args:
         score, stream: (A,), threshold (N,), total (1,), capacity A.
-        tile_count: (G,) int64, how many of each tile stay; written. With HAS_WORDS (2, G), how many have words behind.
+        tile_count: (G,) int64, number of each tile that stay; written. With HAS_WORDS (2, G), the second row is the
+            number of these with words.
         arc, num_words: (A,) int32, and of the graph's arcs; used only if HAS_WORDS.
         num_frames: (N,) int64 of the streams; frame: (1,) int64, the current one.
-        num_going: (1,) int64, raised by those whose stream goes on. These three are used only if HAS_ENDS.
+        num_going: (1,) int64, increased by the number whose stream continues. These three are used only if HAS_ENDS.
     """
     tile = tl.program_id(0)
     num = tl.minimum(tl.load(total), capacity)
@@ -109,16 +110,16 @@ def gather_candidates(
     HAS_WORDS: tl.constexpr,
     B: tl.constexpr,
 ) -> None:
-    """Copies the candidates that stay, with the state that they lead to and the back-pointer that they go on from.
+    """Copies the candidates that stay, with their destination state and the backpointer that they extend.
 
     Args:
         source, arc, stream, score: (A,) all candidates; threshold (N,), total (1,), capacity A.
-        tile_count, tile_end: (G,) int64, how many stay of each tile, and prefix sums of it, the tile included; with
-            HAS_WORDS (2, G), the same of those with words behind.
+        tile_count, tile_end: (G,) int64, number of each tile that stay, and inclusive prefix sums; with HAS_WORDS
+            (2, G), the second row is for those with words.
         dst_state, num_words: of the graph's arcs.
-        path_record: (K,) of the paths.
+        path_record: (K,) backpointers of the paths.
         kept_*: (A,) written.
-        with_words: (A,) int64, where among those that stay are those with words; written if HAS_WORDS.
+        with_words: (A,) int64, indices of those with words among those that stay; written if HAS_WORDS.
     """
     tile = tl.program_id(0)
     num = tl.minimum(tl.load(total), capacity)
@@ -182,8 +183,8 @@ MOST_LOSING = tl.constexpr(12)
 
 
 NUM_COUNTS = 13
-"""Length of the counts, int64, whose entries are numbered above: how many there are of each, and the most that was
-needed. The buffer for back-pointers holds those from FIRST_RECORD to NUM_RECORDS."""
+"""Length of the counts, int64, whose indices are above: current numbers (NUM_), and the maximum numbers needed (MOST_).
+The buffer for backpointers holds those from FIRST_RECORD to NUM_RECORDS."""
 
 
 @triton.jit
@@ -214,16 +215,16 @@ def compact_tokens(
     KEEPS_LATTICE: tl.constexpr,
     B: tl.constexpr,
 ) -> None:
-    """Writes the surviving tokens and their back-pointers.
+    """Writes the surviving tokens and their backpointers.
 
     Args:
         stream, state, value, record, arc: (A,) of the candidates; value is -inf for those that lost.
         threshold: (N,), total (1,), capacity A, tile_count and tile_end (G,), as for `gather_candidates`.
         num_frames: (N,) int64, descending.
-        counts: see above.
+        counts: see NUM_COUNTS.
         path_*: (K + D,), written.
         previous, record_arc: (R,) int64, written.
-        record_stream: (R,) int32, the stream of each back-pointer, and number (A,) int64, the back-pointer of each
+        record_stream: (R,) int32, the stream of each backpointer, and number (A,) int64, the backpointer of each
             survivor; written only if KEEPS_LATTICE.
     """
     tile = tl.program_id(0)
@@ -267,12 +268,12 @@ def end_frame(
     ended_capacity: tl.tensor,
     record_capacity: tl.tensor,
 ) -> None:
-    """Brings the counts up to date; one program.
+    """Updates the counts after a frame; one program.
 
     Args:
-        counts: see NUM_COUNTS; what does not fit is left out and counted as needed.
+        counts: see NUM_COUNTS; entries that do not fit are dropped, but counted as needed.
         record_begin: (T,) int64, where each frame's records begin; written for this frame.
-        arcs_end: (num_places,) int64, prefix sums of the numbers of arcs.
+        arcs_end: (num_places,) int64, prefix sums of the numbers of arcs of the paths.
         tile_end: (num_tiles,) int64, prefix sums of the numbers of paths that stay.
     """
     num_arcs = tl.load(arcs_end + num_places - 1)
@@ -304,7 +305,7 @@ _NO_STREAM = tl.constexpr(2147483647)
 
 @triton.jit
 def ordered(score: tl.tensor) -> tl.tensor:
-    """float32 -> int32 in the same order; atomic operations know integers best."""
+    """float32 -> int32 in the same order, because atomic maxima need integers."""
     bits = score.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
@@ -317,7 +318,7 @@ def unordered(key: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def raise_to_max(best: tl.tensor, stream: tl.tensor, key: tl.tensor, is_valid: tl.tensor) -> None:
-    """best (N,) int32 is raised to the largest key (B,) int32 of each stream (B,) ascending."""
+    """Raises best (N,) int32 to the largest key (B,) int32 of each stream; stream (B,) is ascending."""
     own = tl.min(tl.where(is_valid, stream, _NO_STREAM), 0)
     last = tl.max(tl.where(is_valid, stream, -1), 0)
     while own <= last:
@@ -327,7 +328,7 @@ def raise_to_max(best: tl.tensor, stream: tl.tensor, key: tl.tensor, is_valid: t
 
 @triton.jit
 def add_count(count: tl.tensor, stream: tl.tensor, is_counted: tl.tensor) -> None:
-    """count (N,) int32 grows by the counted lanes (B,) of each stream (B,) ascending."""
+    """Adds the number of counted lanes (B,) of each stream to count (N,) int32; stream (B,) is ascending."""
     own = tl.min(tl.where(is_counted, stream, _NO_STREAM), 0)
     last = tl.max(tl.where(is_counted, stream, -1), 0)
     while own <= last:
@@ -344,13 +345,13 @@ def mark_range(
     position: tl.tensor,
     total: tl.tensor,
 ) -> None:
-    """Notes where each stream begins and ends among all positions.
+    """Stores where each stream begins and ends.
 
     Args:
-        range_begin, range_end: (N,) int32, 0 for a stream that does not occur.
-        stream: (B,) of each position, ascending; before (B,) of the position before it, -1 at the first.
+        range_begin, range_end: (N,) int32, written; unchanged for streams that do not occur.
+        stream: (B,) stream at each position, ascending; before (B,) at the previous position, -1 at the first.
         position: (B,).
-        total: how many there are.
+        total: number of positions.
     """
     is_valid = position < total
     differs = is_valid & (stream != before)
@@ -368,7 +369,7 @@ def count_arcs(
     capacity: tl.tensor,
     B: tl.constexpr,
 ) -> None:
-    """num_arcs (K,) int64 of the paths' states (K,), 0 behind the last path; num_paths (1,)."""
+    """Writes num_arcs (K,) int64 of the paths' states (K,), 0 after the last path; num_paths (1,)."""
     path = tl.program_id(0) * B + tl.arange(0, B)
     is_path = path < tl.load(num_paths)
     own = tl.load(state + path, mask=is_path, other=0)
@@ -400,19 +401,19 @@ def expand_arcs(
     NUM_STEPS: tl.constexpr,
     B: tl.constexpr,
 ) -> None:
-    """Writes the candidates and the best score of each stream.
+    """Writes the candidates, and the best score of each stream.
 
     Args:
         path_stream, path_state, path_score: (K,).
-        arcs_end: (K,) int64, prefix sums of the paths' numbers of arcs, the path itself included.
+        arcs_end: (K,) int64, inclusive prefix sums of the paths' numbers of arcs.
         num_places: K.
         arc_begin, token_id, arc_score: the graph's arcs.
-        log_prob, frame_begin: flat, and where each stream's frame 0 begins in it (N,) int64.
-        frame: (1,) int64, the frame that is read, and num_columns from one to the next.
+        log_prob, frame_begin: flattened, and where each stream's frame 0 begins in it (N,) int64.
+        frame: (1,) int64, the frame that is read; frames are num_columns apart.
         source, arc, stream: (A,) int32 and score (A,) float32, written.
         best: (N,) int32, raised to `ordered` best scores.
-        capacity: A; candidates behind it are left out.
-        NUM_STEPS: 2 to this power is above K.
+        capacity: A; further candidates are dropped.
+        NUM_STEPS: steps of the binary search; 2 to this power is greater than K.
     """
     total = tl.minimum(tl.load(arcs_end + num_places - 1), capacity)
     first = tl.program_id(0).to(tl.int64) * B
@@ -420,6 +421,7 @@ def expand_arcs(
         return
     position = first + tl.arange(0, B)
     is_valid = position < total
+    # Binary search: the number of paths whose arcs all come before this position.
     path = tl.zeros([B], tl.int32)
     for step in tl.static_range(NUM_STEPS):
         probe = path + (1 << (NUM_STEPS - 1 - step))
@@ -459,7 +461,7 @@ def normalize_scores(
     skip_beam: tl.tensor,
     B: tl.constexpr,
 ) -> None:
-    """Makes scores relative to the best of their stream, in place, and counts who is inside the beam.
+    """Makes scores relative to the best of their stream, in place, and counts candidates inside the beam.
 
     Args:
         stream, arc, score: (A,) the candidates.
@@ -496,14 +498,14 @@ def shift_offsets(
     num_streams: tl.tensor,
     B: tl.constexpr,
 ) -> None:
-    """Adds the best of each stream to its offset, and notes whether candidates that were left out may be missed.
+    """Adds the best score of each stream to its offset, and finds out whether dropped candidates were needed.
 
     Args:
-        best: (N,) int32, `ordered`, of the candidates.
+        best: (N,) int32, `ordered` best scores of the candidates.
         offset: (N,) float64, changed in place.
-        num_inside: (N,) int32, how many are inside the beam after recombination.
-        threshold: (N,) float32, what candidates had to reach; -inf where none were left out.
-        is_short: (1,) int64, set to 1 where a stream has fewer than min_active of them and some were left out.
+        num_inside: (N,) int32, number of winners inside the beam after recombination.
+        threshold: (N,) float32, lowest score of candidates that were kept; -inf if none were dropped.
+        is_short: (1,) int64, set to 1 if a stream has fewer than min_active of them and some were dropped.
     """
     stream = tl.program_id(0) * B + tl.arange(0, B)
     is_valid = stream < num_streams
@@ -537,21 +539,21 @@ def insert(
     HAS_CONTEXT: tl.constexpr,
     B: tl.constexpr,
 ) -> None:
-    """Gives each candidate its slot.
+    """Assigns a slot to each candidate.
 
     Args:
         stream, state, context_idx, score: (A,); context_idx is not read unless HAS_CONTEXT.
-        num_candidates: (1,), and capacity, A: what is behind it is left out.
+        num_candidates: (1,), and capacity, A; further candidates are ignored.
         owner: (M,) int32, EMPTY, and best (M,) int64, UNBEATEN; filled.
         slot: (A,) int32, written.
         last_slot: M - 1; M is a power of 2.
-        B: at least the threads of a program.
+        B: at least the number of threads of a program.
     """
     total = tl.minimum(tl.load(num_candidates), capacity)
     first = tl.program_id(0) * B
     if first >= total:
         return
-    # Lanes behind the last candidate do what the last one does: it changes nothing.
+    # Lanes after the last candidate repeat it, which changes nothing.
     position = tl.minimum(first + tl.arange(0, B), total - 1).to(tl.int32)
     own_stream, own_state = tl.load(stream + position), tl.load(state + position)
     mixed = own_state.to(tl.int64) * 0x1E3779B97F4A7C15 + own_stream.to(tl.int64) * 0x3F58476D1CE4E5B9
@@ -563,7 +565,7 @@ def insert(
     own_slot = ((mixed >> 24) & last_slot).to(tl.int32)
     is_pending = tl.full([B], 1, tl.int1)
     while tl.max(is_pending.to(tl.int32), 0) > 0:
-        # A lane that is done finds its slot taken, and leaves it so.
+        # A lane that is done finds its slot taken, and leaves it unchanged.
         holder = tl.atomic_cas(owner + own_slot, tl.full([B], EMPTY, tl.int32), position, sem="relaxed")
         other = tl.where(holder < 0, position, holder)
         is_equal = (tl.load(stream + other) == own_stream) & (tl.load(state + other) == own_state)
@@ -592,12 +594,12 @@ def resolve(
     beam: tl.tensor,
     B: tl.constexpr,
 ) -> None:
-    """The winner of each candidate, and how many winners of each stream are inside the beam.
+    """Finds the winner of each candidate, and counts the winners of each stream inside the beam.
 
     Args:
         stream, score: (A,); num_candidates (1,), capacity A.
         best, slot: as `insert` left them.
-        winner: (A,) int32, the position of the winner, written.
+        winner: (A,) int32, index of the winner, written.
         value: (A,) float32, written: the scores of winners, -inf for all others.
         num_inside, range_begin, range_end: (N,) int32, all 0, filled.
     """

@@ -1,6 +1,6 @@
-"""Arcs that lost in recombination, for lattices: kernels that keep them in buffers of a fixed size.
+"""Kernels that store arcs that lost in recombination, which lattices need, in buffers of a fixed size.
 
-They are those of `asr.decoding.lattice.LatticeRecords`, in the same order. Nothing here waits for the device.
+The arcs are those of `asr.decoding.lattice.LatticeRecords`, in the same order. The host does not wait for the device.
 
 Shapes: A candidates, N streams, G tiles, B lanes of a tile, L losing arcs.
 """
@@ -26,7 +26,7 @@ def find_worst(
     worst: tl.tensor,
     B: tl.constexpr,
 ) -> None:
-    """worst (N,) int32 is raised to the largest `ordered` negated score of each stream's survivors.
+    """Raises worst (N,) int32 to the largest `ordered` negated score of each stream's survivors.
 
     Args:
         value, stream: (A,) of the candidates; value is -inf for those that lost. threshold (N,).
@@ -58,13 +58,13 @@ def _loses(
     position: tl.tensor,
     is_valid: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Which lanes lost to a survivor by so little that a lattice needs their arcs, to whom, and by how much."""
+    """Whether each lane lost to a survivor and belongs to the lattice, the survivor, and the score gap."""
     own = tl.load(score + position, mask=is_valid, other=float("-inf"))
     own_stream = tl.load(stream + position, mask=is_valid, other=0)
     own_winner = tl.load(winner + position, mask=is_valid, other=0)
     best = tl.load(value + own_winner, mask=is_valid, other=float("-inf"))
     survives = (best > float("-inf")) & (best >= tl.load(threshold + own_stream, mask=is_valid, other=0.0))
-    # What falls behind the search beam is dropped here as everywhere, unless min_active kept worse ones.
+    # Arcs outside the search beam are dropped, unless min_active let worse tokens survive.
     lowest = tl.minimum(-beam, -unordered(tl.load(worst + own_stream, mask=is_valid, other=0)))
     gap = tl.where(survives, best, 0.0) - own
     return is_valid & survives & (own_winner != position) & (gap <= margin) & (own >= lowest), own_winner, gap
@@ -85,12 +85,12 @@ def count_losing(
     tile_count: tl.tensor,
     B: tl.constexpr,
 ) -> None:
-    """tile_count (G,) int64: how many candidates of each tile belong to the lattice though they lost.
+    """Writes tile_count (G,) int64: the number of losing candidates of each tile that belong to the lattice.
 
     Args:
         score, value, stream, winner: (A,), as recombination leaves them; threshold (N,).
         worst: (N,), as `find_worst` leaves it.
-        beam, margin: of the search, and the most by which an arc of the lattice may lose.
+        beam, margin: the search beam, and the maximum score gap of a losing arc.
         total: (1,), capacity A.
     """
     tile = tl.program_id(0)
@@ -130,15 +130,15 @@ def write_losing(
     num_places: tl.tensor,
     B: tl.constexpr,
 ) -> None:
-    """Writes the losing arcs of a frame behind those of the frames before.
+    """Writes the losing arcs of a frame after those of earlier frames.
 
     Args:
-        score to tile_count: as of `count_losing`; tile_end (G,) int64, prefix sums of tile_count.
-        record, arc: (A,) the back-pointer that each candidate goes on from, and its arc.
-        number: (A,) int64, the back-pointer of each survivor.
+        score to tile_count: as for `count_losing`; tile_end (G,) int64, inclusive prefix sums of tile_count.
+        record, arc: (A,) the backpointer that each candidate extends, and its arc.
+        number: (A,) int64, the backpointer of each survivor.
         counts: see `kernels.NUM_COUNTS`.
         src, dst, losing_arc: (L,) int64 and score_gap (L,) float32, written.
-        num_places: L; what does not fit is left out.
+        num_places: L; arcs that do not fit are dropped.
     """
     tile = tl.program_id(0)
     num = tl.minimum(tl.load(total), capacity)
@@ -159,23 +159,23 @@ def write_losing(
 
 @triton.jit(do_not_specialize=["num_tiles"])
 def end_losing(counts: tl.tensor, tile_end: tl.tensor, num_tiles: tl.tensor, num_places: tl.tensor) -> None:
-    """Brings the counts of losing arcs up to date after a frame; one program."""
+    """Updates the counts of losing arcs after a frame; one program."""
     needed = tl.load(counts + NUM_LOSING) + tl.load(tile_end + num_tiles - 1)
     tl.store(counts + MOST_LOSING, tl.maximum(tl.load(counts + MOST_LOSING), needed))
     tl.store(counts + NUM_LOSING, tl.minimum(needed, num_places))
 
 
 class LosingArcBuffers:
-    """The losing arcs of some frames.
+    """Buffers for the losing arcs of several frames.
 
     Args:
-        limits: of the search.
-        margin: the most by which an arc may lose.
-        found: the candidates.
+        limits: beams and limits.
+        margin: maximum score gap of a losing arc.
+        found: buffers of the candidates.
         num_losing: L.
 
     Attributes:
-        number: (A,) int64, the back-pointer of each survivor of a frame; filled by the caller.
+        number: (A,) int64, the backpointer of each survivor of a frame; filled by the caller.
         src, dst, arc: (L,) int64, score_gap (L,) float32; see `LatticeRecords.add_frames`.
     """
 
@@ -195,7 +195,7 @@ class LosingArcBuffers:
         self._tile_count, self._tile_end = zeros(found.num_tiles), zeros(found.num_tiles)
 
     def run(self, found: ArcExpansion, recombined: Recombination, counts: Tensor) -> None:
-        """Adds those of the frame that has just been recombined, and counts them in `counts` (NUM_COUNTS,)."""
+        """Adds the losing arcs of the frame that has just been recombined, and updates `counts` (NUM_COUNTS,)."""
         limits, grid = self._limits, (found.num_tiles,)
         counted = (found.num_kept, found.num_arcs)
         self._worst.fill_(LOWEST.value)

@@ -1,6 +1,6 @@
-"""Traces the best paths of all streams back in one launch, one lane for each stream.
+"""Traces back the best paths of all streams in one launch, with one lane per stream.
 
-Shapes: N streams, R back-pointers, T blocks of back-pointers, B lanes of a program.
+Shapes: N streams, R backpointers, T blocks of backpointers, B lanes of a program.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Few lanes: each waits for its own chain of loads, and many programs wait side by side.
+# Few lanes: each waits for its own chain of loads, and programs can wait in parallel.
 _LANES = 128
 
 
@@ -24,7 +24,7 @@ def trace_back(
     table: tl.tensor,
     B: tl.constexpr,
 ) -> None:
-    """Fills table (T, N) int64, -1 before, from its last row on with the arcs that lead to backpointer (N,)."""
+    """Fills table (T, N) int64, initially -1, from its last row up with the arcs that lead to backpointer (N,)."""
     stream = tl.program_id(0) * B + tl.arange(0, B)
     own = tl.load(backpointer + stream, mask=stream < num_streams, other=-1)
     row = num_blocks - 1
@@ -40,7 +40,7 @@ def arcs_of_paths(backpointer: Tensor, previous: Tensor, arc: Tensor, num_blocks
 
     Args:
         previous, arc: (R,) int64.
-        num_blocks: no path has more arcs.
+        num_blocks: T, the maximum number of arcs of a path.
     """
     table = torch.full((num_blocks, len(backpointer)), -1, dtype=torch.int64, device=arc.device)
     if num_blocks and len(backpointer):
