@@ -1,11 +1,11 @@
-"""One pass in chunks: the language model goes over the lattice while it grows, and decides how the search goes on.
+"""One-pass decoding in chunks: the language model rescores the lattice as it grows, which guides the further search.
 
-The search by the graph's own scores runs over a chunk of frames and some frames more, to see what comes of its paths.
-The language model then goes over the lattice of the chunk alone, as `asr.decoding.rescoring` does over a whole one.
-What it leaves, word histories at states of the graph with their scores, is where the next chunk begins: paths that it
-dislikes are not followed any more, and the search compares all others by its scores, too.
+A search with the graph's own scores processes a chunk of frames and some further frames, to see how its paths continue.
+The language model then rescores the lattice of the chunk alone, as `asr.decoding.rescoring` does for whole lattices.
+The next chunk begins with the result: word histories at states of the graph, with their scores. Paths that the language
+model has pruned are thus not followed further, and the search compares the others by its scores, too.
 
-Shapes: N utterances, T frames, C tokens, K active tokens, F tokens at the front, B states there, R backpointers.
+Shapes: N utterances, T frames, C tokens, K active tokens, F tokens and B states at the front, R backpointers.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from asr.lm.interface import LanguageModel
 
 
 class ChunkGraph:
-    """The lattice of a chunk, as a search walks it: all its scores are pushed, and any path may end.
+    """The lattice of a chunk as a graph to search; all its scores are pushed, and all states are final.
 
     Args:
-        words: of the decoding graph's arcs, `word_begin` and `word_id`.
-        connected: arc_begin (S + 1,), dst_state, pushed score and the decoding graph's arc (A,).
+        words: `word_begin` and `word_id` of the decoding graph.
+        connected: arc_begin (S + 1,), and dst_state, pushed score and decoding graph arc, (A,) each.
     """
 
     is_pushed = True
@@ -56,13 +56,13 @@ class ChunkGraph:
 
 
 class Front(NamedTuple):
-    """Where a chunk begins.
+    """The tokens with which a chunk begins.
 
     Attributes:
-        tokens: (F,) word histories at states of the graph, best scores 0.
-        state_idx: (F,) which of the (stream, state) pairs each is at.
-        stream, state: (B,) these pairs.
-        score: (B,) float32, that of the best token of each.
+        tokens: (F,) word histories at states of the graph; the best score of each stream is 0.
+        state_idx: (F,) index of the (stream, state) pair of each token.
+        stream, state: (B,) the pairs.
+        score: (B,) float32, best score of the tokens of each pair.
     """
 
     tokens: ActiveTokens
@@ -73,7 +73,7 @@ class Front(NamedTuple):
 
     @classmethod
     def of(cls, tokens: ActiveTokens, num_states: int) -> Front:
-        """The front of these tokens."""
+        """Builds the front of some tokens."""
         pair, state_idx = torch.unique(tokens.stream * num_states + tokens.state, return_inverse=True)
         score = best_score(tokens.score, state_idx, len(pair))
         return cls(tokens, state_idx, pair // num_states, pair % num_states, score)
@@ -84,9 +84,9 @@ class Span(NamedTuple):
 
     Attributes:
         first: the chunk's first frame.
-        num_rescored: (N,) int64 the frames from there that the language model takes.
-        num_searched: (N,) int64 the frames that are searched.
-        is_end: (N,) bool, whether they are the utterance's last.
+        num_rescored: (N,) int64, number of frames from there that the language model rescores.
+        num_searched: (N,) int64, number of frames from there that are searched.
+        is_end: (N,) bool, whether these include the utterance's last frame.
     """
 
     first: int
@@ -96,7 +96,7 @@ class Span(NamedTuple):
 
     @classmethod
     def at(cls, first: int, num_frames: Tensor, options: DecodingOptions) -> Span:
-        """The chunk that begins at a frame; the last one takes all that is left."""
+        """The chunk that begins at a frame; the last one has all remaining frames."""
         left = (num_frames - first).clamp(min=0)
         is_end = left <= options.chunk_frames + options.lookahead_frames
         searched = left.clamp(max=options.chunk_frames + options.lookahead_frames)
@@ -104,15 +104,15 @@ class Span(NamedTuple):
 
 
 class ChunkedSearch:
-    """The search of some utterances; used once.
+    """The search of some utterances, to be used once.
 
     Args:
-        graph: the decoding graph, on the CPU, without arcs that read nothing.
-        search_graph: the same, prepared.
-        options: beams and scales. `output_beam` bounds the lattice of each chunk, `context_beam` the histories.
+        graph: the decoding graph, on the CPU, without input epsilons.
+        search_graph: the same graph, prepared for the search.
+        options: beams and scales. `output_beam` limits the lattice of each chunk, `context_beam` the histories.
         lm: the language model.
-        first: backend of the search by the graph's own scores, made for lattices.
-        make_backend: makes the backends of the language model's searches.
+        first: backend of the search with the graph's own scores, created for lattices.
+        make_backend: creates the backends of the searches with the language model.
         keep_lattice: whether to keep a lattice of all frames.
     """
 
@@ -138,7 +138,7 @@ class ChunkedSearch:
         self.records: LatticeRecords | None = None
 
     def search(self, log_prob: Tensor, num_frames: Tensor) -> tuple[ActiveTokens, Tensor]:
-        """log_prob (N, T, C), num_frames (N,) int64 -> the last tokens, and their streams' score offsets (N,)."""
+        """Searches log_prob (N, T, C), num_frames (N,) int64 -> the last tokens, and their streams' offsets (N,)."""
         num_utts = len(num_frames)
         if self._keep_lattice and num_utts:
             self.records = LatticeRecords(num_utts, self._bounds)
@@ -158,7 +158,7 @@ class ChunkedSearch:
     def _search_chunk(
         self, tokens: ActiveTokens, log_prob: Tensor, span: Span, score_offset: Tensor, held: Tensor
     ) -> ActiveTokens:
-        """Tokens before a chunk -> tokens after it; score_offset (N,) is changed in place, held (H,) contexts stay."""
+        """Tokens before a chunk -> tokens after it; changes score_offset (N,) in place, keeps contexts held (H,)."""
         front = Front.of(tokens, self._graph.num_states)
         log_prob = log_prob[:, span.first : span.first + int(span.num_searched.max())].contiguous()
         records = self._search_ahead(front, log_prob, span)
@@ -173,14 +173,14 @@ class ChunkedSearch:
         number, backpointer, *connected = map(torch.from_numpy, found)
         graph = ChunkGraph(self._words, *connected)
         loss, state_score = torch.from_numpy(records.loss)[backpointer], torch.from_numpy(score)[backpointer]
-        # What a token is worse than the best one at its state, it is worse than the best path through there.
+        # A token is as far below the best path through its state as it is below the best token of the state.
         state = number[front.state_idx]
         begins = (state >= 0).nonzero().squeeze(1)
         tokens, state = tokens.select(begins), state[begins]
         tokens.score = tokens.score - front.score[front.state_idx[begins]] - loss[state]
         tokens.state = state
         tokens, offset = self._rescore(graph, tokens, span, held)
-        # From the score of the best way on to the score so far.
+        # Undoes the pushing: from scores of complete paths to scores so far.
         so_far = tokens.score.double() + offset[tokens.stream] + state_score[tokens.state] + loss[tokens.state]
         # The states after the last frame: those of the front if no frame was read.
         last = backpointer[tokens.state]
@@ -192,7 +192,7 @@ class ChunkedSearch:
         return tokens
 
     def _search_ahead(self, front: Front, log_prob: Tensor, span: Span) -> ChunkRecords:
-        """Searches the chunk and the frames behind it by the graph's own scores."""
+        """Searches the chunk and the frames after it with the graph's own scores."""
         num_utts, device = len(span.is_end), log_prob.device
         backtrace, records = Backtrace(device, collects=False), LatticeRecords(num_utts, self._options)
         nothing = torch.zeros_like(front.state)
@@ -211,11 +211,11 @@ class ChunkedSearch:
         return ChunkRecords(previous, arc, utt_idx, frame, src, dst, losing_arc, score_gap, loss)
 
     def _losses(self, tokens: ActiveTokens, span: Span, num_records: int) -> NDArray[np.float32]:
-        """By how much each last backpointer loses against the best of its stream, (R,), infinite for all others."""
+        """How far each last backpointer is below the best of its stream, (R,); infinite for all others."""
         final = torch.where(span.is_end[tokens.stream], self._graph.final_score[tokens.state], 0.0)
         total, num_utts = tokens.score + final, len(span.is_end)
         best = best_score(total, tokens.stream, num_utts)
-        # Where no path may end, none is complete.
+        # If no path reaches a final state, all count as unfinished.
         unfinished = best[tokens.stream] == -math.inf
         total = torch.where(unfinished, tokens.score, total)
         best = best_score(total, tokens.stream, num_utts)
@@ -226,7 +226,7 @@ class ChunkedSearch:
     def _rescore(
         self, graph: ChunkGraph, tokens: ActiveTokens, span: Span, held: Tensor
     ) -> tuple[ActiveTokens, Tensor]:
-        """The language model's search over a chunk: tokens after it, and what is to be added to their scores, (N,)."""
+        """Searches a chunk with the language model -> tokens after it, and the offsets of their scores, (N,)."""
         num_utts = len(span.is_end)
         before = torch.zeros(num_utts, dtype=torch.float64)
         tokens = replace(tokens, score=normalize_scores(tokens.score, tokens.stream, before))

@@ -1,6 +1,6 @@
-"""The decoder by k2's pruned intersection; a language model rescores its lattice on the fly.
+"""The decoder with k2's pruned intersection; a language model rescores its lattices.
 
-Decoding graphs are turned into k2's FSAs here, and its lattices into ours.
+This module also converts decoding graphs to k2's FSAs, and k2's lattices to `Lattice`.
 
 Shapes: N utterances, T frames, C tokens, S lattice states, A lattice arcs.
 """
@@ -28,23 +28,23 @@ FINAL_LABEL = -1
 """The label of k2's final arcs."""
 
 NO_ARC = -1
-"""The attribute `arc_idx` of arcs that the graph does not have."""
+"""The attribute `arc_idx` of arcs that are not in the graph."""
 
 WIDEST_BEAM = 1e10
-"""What k2 takes for no beam at all."""
+"""A beam so wide that k2 prunes nothing."""
 
 
 def lattice_from_k2(fsas: Any, order: list[int], graph: DecodingGraph, log_prob: Tensor) -> tuple[Lattice, list[int]]:
-    """k2's lattices as one of ours. k2's final arcs go; acoustic and graph scores are looked up again, each by itself.
+    """Converts k2's lattices to one `Lattice`, without k2's final arcs; acoustic and graph scores are looked up again.
 
     Args:
         fsas: FsaVec of `intersect_dense_pruned`, with the attributes `arc_idx` and `frame`.
-        order: for each of its FSAs the utterance.
+        order: the utterance of each FSA.
         graph: the graph that was searched.
         log_prob: (N, T, C) of all utterances, unscaled.
 
     Returns:
-        the lattice of all utterances with a complete path, and which utterances these are.
+        The lattice of all utterances with a complete path, and the indices of these utterances.
     """
     device = log_prob.device
     values = fsas.arcs.values().to(torch.int64)
@@ -54,7 +54,7 @@ def lattice_from_k2(fsas: Any, order: list[int], graph: DecodingGraph, log_prob:
     dst_state = src_state + values[:, 1] - values[:, 0]
     is_final = values[:, 2] == FINAL_LABEL
     inner = (~is_final).nonzero().squeeze(1)
-    # The arcs around a state tell its frame. k2's own final states go.
+    # A state's frame follows from the arcs that lead to it. k2's own final states are dropped.
     frame = torch.zeros(num_states, dtype=torch.int64, device=device)
     frame[dst_state[inner]] = fsas.frame[inner].to(torch.int64) + 1
     graph_state = torch.full((num_states,), graph.start_state, dtype=torch.int64, device=device)
@@ -64,7 +64,7 @@ def lattice_from_k2(fsas: Any, order: list[int], graph: DecodingGraph, log_prob:
     stays[dst_state[is_final]] = False
     final_score = torch.full((num_states,), -torch.inf, device=device)
     ends = src_state[is_final]
-    # The online intersecter lets every state end. Only those count that are final in the graph.
+    # With the online intersecter, every state is final. Only those that are final in the graph count.
     ends = ends[graph.final_score[graph_state[ends]] > -torch.inf]
     final_score[ends] = graph.final_score[graph_state[ends]]
     num_of_fsa = state_begin[1:] - state_begin[:-1]
@@ -96,27 +96,27 @@ def lattice_from_k2(fsas: Any, order: list[int], graph: DecodingGraph, log_prob:
 
 
 def import_k2() -> Any:
-    """The k2 module.
+    """Imports k2.
 
     Raises:
-        AsrError: it does not import.
+        AsrError: it cannot be imported.
     """
     try:
         import k2
     except (ImportError, OSError, AttributeError) as error:
-        raise AsrError(f"k2 does not import here ({error}); `asr doctor` says how to install it.") from error
+        raise AsrError(f"k2 cannot be imported ({error}); `asr doctor` says how to install it.") from error
     return k2
 
 
 def to_k2(graph: DecodingGraph) -> Any:
-    """A `k2.Fsa` that reads tokens, one a frame, on the graph's device.
+    """Converts a graph to a `k2.Fsa` on the same device, which reads one token per frame.
 
-    It has one state more than the graph: k2's only final state, to which each state that may end has an arc with the
-    label -1 and the final score. Attributes of its arcs: `arc_idx`, the graph's arc, and `dst_state`, the
-    graph state that it leads to; both are -1 on final arcs.
+    It has one more state than the graph, k2's only final state. Each final state of the graph has an arc to it with the
+    label -1 and the final score. Attributes of arcs are `arc_idx`, the graph's arc, and `dst_state`, the graph state
+    that it leads to; both are -1 on final arcs.
 
     Raises:
-        AsrError: the graph has input epsilons, which k2 would read as blanks, or k2 is not there.
+        AsrError: the graph has input epsilons, which k2 would read as blanks, or k2 cannot be imported.
     """
     k2 = import_k2()
     if graph.has_epsilons:
@@ -125,7 +125,7 @@ def to_k2(graph: DecodingGraph) -> Any:
     ends = torch.nonzero(torch.isfinite(graph.final_score))[:, 0].to(torch.int32)
     num_ends, num_arcs = ends.numel(), graph.num_arcs
     src_state = torch.cat([graph.src_state(), ends])
-    # Within a state its final arc comes last; the stable sort keeps all else in order.
+    # The final arc of a state comes last; the stable sort keeps the order of the others.
     order = torch.sort(src_state, stable=True).indices
 
     def both(of_arcs: torch.Tensor, of_ends: torch.Tensor) -> torch.Tensor:
@@ -148,9 +148,9 @@ def to_k2(graph: DecodingGraph) -> Any:
 
 
 def k2_works(device: torch.device) -> bool:
-    """Whether k2 imports and intersects a graph of two states on a device.
+    """Whether k2 can be imported, and can intersect a graph of two states on a device.
 
-    A k2 that was built for another torch may fail at import, or only when it is used.
+    A k2 that was built for another torch may fail on import, or only when it is used.
     """
     try:
         k2 = import_k2()
@@ -158,25 +158,25 @@ def k2_works(device: torch.device) -> bool:
         frames = k2.DenseFsaVec(torch.zeros(1, 1, 2, device=device), torch.tensor([[0, 0, 1]], dtype=torch.int32))
         lattice = k2.intersect_dense_pruned(k2.create_fsa_vec([k2.Fsa(arcs)]), frames, 10.0, 10.0, 1, 10)
         return bool(lattice.num_arcs == 2)
-    except Exception:  # there is no saying what a mismatched build raises
+    except Exception:  # a mismatched build may raise anything
         return False
 
 
 def require_k2(graph: DecodingGraph) -> Any:
-    """The k2 module.
+    """Imports k2 for a graph.
 
     Raises:
-        AsrError: it does not import, or the graph has arcs that read nothing.
+        AsrError: k2 cannot be imported, or the graph has input epsilons.
     """
     if graph.has_epsilons:
         raise AsrError(
-            "The graph has arcs that read no frame, which k2 would read as blanks; build the graph without input "
-            "epsilons, or use the decoder token-passing."
+            "the graph has input epsilons, which k2 would read as blanks; build it without input epsilons, or use the "
+            "decoder token-passing."
         )
     try:
         return import_k2()
     except AsrError as error:
-        raise AsrError(f"The decoder k2 cannot be used: {error} Or use the decoder token-passing.") from error
+        raise AsrError(f"the decoder k2 cannot be used: {error} Or use the decoder token-passing.") from error
 
 
 class K2Decoder:
@@ -185,12 +185,12 @@ class K2Decoder:
     Args:
         graph: decoding graph without input epsilons, on the device of the search.
         options: beams and scales.
-        keep_lattice: whether results carry a lattice; with a language model its states are split by word history, and
-            it has the language model's scores.
-        inputs: what `decode` is given, a key of `asr.decoding.log_probs.INPUTS`.
+        keep_lattice: whether results have a lattice. With a language model, its states are split by word history, and
+            it contains the language model's scores.
+        inputs: kind of the input of `decode`, a key of `asr.decoding.log_probs.INPUTS`.
 
     Raises:
-        AsrError: k2 does not import, the graph has input epsilons, or there are no such inputs.
+        AsrError: k2 cannot be imported, the graph has input epsilons, or `inputs` is not a key of `INPUTS`.
     """
 
     def __init__(
@@ -215,15 +215,15 @@ class K2Decoder:
     def decode(
         self, log_prob: Tensor, num_frames: Tensor | None = None, lm: LanguageModel | None = None
     ) -> list[DecodeResult]:
-        """log_prob (N, T, C) natural log, num_frames (N,) int64 -> one result an utterance, in order.
+        """Decodes log_prob (N, T, C), natural logs, num_frames (N,) int64 -> one result per utterance, in order.
 
-        Without `num_frames` all utterances have T frames. No gradient is kept.
+        Without `num_frames`, all utterances have T frames. No gradient is kept.
 
-        An utterance whose lattice reaches no final state is decoded by token passing, which finds the best unfinished
+        Utterances whose lattice reaches no final state are decoded by token passing, which finds the best unfinished
         path.
 
         Raises:
-            AsrError: the log-probabilities have NaN in them or another width than the graph's tokens.
+            AsrError: the log-probabilities contain NaN or +inf, or their width is not the graph's number of tokens.
         """
         log_prob, num_frames = whole(log_prob, num_frames)
         lm = self._mapper.mapped(lm)
@@ -256,7 +256,7 @@ class K2Decoder:
         return [result for result in results if result is not None]
 
     def _search(self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel | None) -> list[LatticePath | None]:
-        """The best path of each utterance, None where it has no complete one."""
+        """The best complete path of each utterance, or None if it has none."""
         fsas, order = self._intersect(log_prob, num_frames)
         found: list[LatticePath | None] = [None] * len(num_frames)
         if lm is not None:
@@ -276,7 +276,7 @@ class K2Decoder:
         return found
 
     def _intersect(self, log_prob: Tensor, num_frames: Tensor) -> tuple[Any, list[int]]:
-        """The lattices as k2 gives them, and whose each is: k2 wants long utterances first."""
+        """k2's lattices, and the utterance of each; k2 requires long utterances first."""
         order = torch.sort(num_frames, descending=True, stable=True).indices.cpu()
         segments = torch.stack([order, torch.zeros_like(order), num_frames.cpu()[order]], dim=1).to(torch.int32)
         options = self.options
@@ -292,14 +292,14 @@ class K2Decoder:
         return fsas, order.tolist()
 
     def _best_paths(self, fsas: Any, order: list[int]) -> list[tuple[Tensor | None, float]]:
-        """The graph arcs of each utterance's best path, and its total; None where it has no complete path."""
+        """The graph arcs of each utterance's best path, None if it has no complete path, and its total score."""
         paths = self._k2.shortest_path(fsas, use_double_scores=True)
         begin = paths.arcs.row_splits(2)[paths.arcs.row_splits(1).long()].tolist()
         best: list[tuple[Tensor | None, float]] = [(None, 0.0)] * len(order)
         for position, utt_idx in enumerate(order):
             first, last = begin[position], begin[position + 1]
             if last > first:
-                # The last arc is k2's own, to its final state.
+                # The last arc is k2's own final arc.
                 graph_arc = paths.arc_idx[first : last - 1].to(torch.int64)
                 best[utt_idx] = (graph_arc, float(paths.scores[first:last].sum(dtype=torch.float64)))
         return best

@@ -1,18 +1,18 @@
-"""k2's pruned intersection fed in chunks, and the rescoring of its growing lattice for partial results.
+"""k2's pruned intersection in chunks, and rescoring of its growing lattice for partial results.
 
-`OnlineDenseIntersecter` of k2 1.23.4 drops states without a final arc at each chunk boundary, and prunes there by
-`output_beam` against the best path. Here every state has a final arc: where the graph has none, one marked as partial,
-with the score 0 while the stream goes on and -1e10 at its end. Nothing is pruned at boundaries; the final lattice is.
-So results do not depend on the chunks, unless the search beam is so narrow that complete paths are lost: then chunks
-find a few more.
+At each chunk boundary, `OnlineDenseIntersecter` of k2 1.23.4 drops states without a final arc, and prunes by
+`output_beam` against the best path. Here, every state has a final arc. States that are not final in the graph get a
+partial one, with the score 0 while the stream continues and -1e10 at its end. Nothing is pruned at boundaries, only in
+the final lattice. Results therefore do not depend on the chunks, unless the search beam is so narrow that complete
+paths are lost; with chunks, a few more of them are found.
 
-The intersecter returns the lattice of the whole utterance at each chunk, so that cost and memory grow with its length
+The intersecter returns the lattice of the whole utterance for each chunk, so time and memory grow with its length
 (0.64 s of audio took 0.02 s after 3 s of speech and 0.07 s after 15 s on AN4's graph). The endpoint rules' `longest`
-bounds them. `asr.decoding.online` does not have this growth. Later versions of k2 have an argument `allow_partial`,
-whose default is what 1.23.4 does; they are not tested.
+limits them. `asr.decoding.online` does not have this growth. Later versions of k2 have an argument `allow_partial`,
+whose default is the behavior of 1.23.4; they are not tested.
 
-Lattice states are named by (frame, graph state), whatever numbers k2 gives them in the next chunk's lattice. So the
-rescoring goes on where it stopped: only new frames are rescored.
+Lattice states are identified by (frame, graph state), because k2 may renumber them in the next chunk's lattice. The
+rescoring can thus continue where it stopped, so that only new frames are rescored.
 
 Shapes: N streams of a call, T frames of a chunk, C tokens, S lattice states, A lattice arcs.
 """
@@ -50,10 +50,10 @@ from asr.lm.interface import LanguageModel
 
 
 def state_frames(fsa: Any) -> Tensor:
-    """How many frames are read before each state of a lattice of one utterance, (S,) int64; k2's own end has 0.
+    """The number of frames read before each state of a lattice of one utterance, (S,) int64; 0 for k2's final state.
 
-    States come in the order of frames, so that those of a frame end with the last that an arc of the frame before
-    leads to.
+    States are ordered by frame, so the last state of a frame is the last one that an arc from the previous frame leads
+    to.
     """
     values = fsa.arcs.values().cpu().numpy()
     arc_begin = fsa.arcs.row_splits(2).cpu().numpy()
@@ -70,7 +70,7 @@ def state_frames(fsa: Any) -> Tensor:
 
 @dataclass(eq=False)
 class _NewFrames:
-    """The part of a lattice that was not there before, as the token search walks it."""
+    """The new part of a lattice, as a graph for the token search."""
 
     num_states: int
     emitting: ArcSet
@@ -83,9 +83,9 @@ class _NewFrames:
 class OnlineLatticeRescorer:
     """The best path through a growing lattice under a language model.
 
-    Each chunk's part of the lattice is pruned by `output_beam` against the best path so far before its words are
-    scored. What later frames would have pruned is still followed, so that this is for partial results; the final one
-    comes from the final lattice, most of whose words the language model then knows already.
+    Each chunk's part of the lattice is pruned by `output_beam` against the best path so far, before its words are
+    scored. Paths that later frames would prune are still followed, so this is only for partial results. The final
+    result comes from the final lattice; by then the language model has already scored most of its words.
 
     Args:
         graph: the decoding graph.
@@ -103,12 +103,12 @@ class OnlineLatticeRescorer:
         self._tokens = ActiveTokens.initial(one, one, one if lm is None else lm.start(1))
         self._score_offset = torch.zeros(1, dtype=torch.float64, device=graph.device)
         self._num_frames = 0
-        # The best score of any way to each graph state at the last frame, without the language model.
+        # The best score of all paths to each graph state at the last frame, without the language model.
         self._ahead_state = one
         self._ahead = torch.zeros(1, dtype=torch.float64, device=graph.device)
 
     def extend(self, fsa: Any) -> None:
-        """Follows the frames that are new in k2's lattice (one FSA, with the attribute `arc_idx`)."""
+        """Searches the new frames of k2's lattice (one FSA, with the attribute `arc_idx`)."""
         frame = state_frames(fsa)
         values = fsa.arcs.values().to(torch.int64)
         arc = ((values[:, 2] != FINAL_LABEL) & (frame[values[:, 0]] >= self._num_frames)).nonzero().squeeze(1)
@@ -118,7 +118,7 @@ class OnlineLatticeRescorer:
         entering = (values[:, 2] != FINAL_LABEL).nonzero().squeeze(1)
         graph_arc = fsa.arc_idx.to(torch.int64)
         graph_state[values[entering, 1]] = self._graph.dst_state[graph_arc[entering]].to(torch.int64)
-        # From here on states are numbered from the first of the last known frame.
+        # From here on, states are counted from the first state of the last known frame.
         first = int(torch.searchsorted(frame[:-1], self._num_frames))
         src_state, dst_state = values[arc, 0] - first, values[arc, 1] - first
         frame, graph_state = frame[first:-1] - self._num_frames, graph_state[first:-1]
@@ -133,11 +133,11 @@ class OnlineLatticeRescorer:
 
     @property
     def held(self) -> Tensor:
-        """The language model's contexts that it goes on from, (K,)."""
+        """The language model contexts of the active tokens, (K,)."""
         return self._tokens.context_idx
 
     def best(self) -> tuple[Tensor, float, float] | None:
-        """Graph arcs (L,), total and language model score of the best unfinished path; None where none is alive."""
+        """Graph arcs (L,), total and language model score of the best unfinished path; None without active tokens."""
         if not len(self._tokens):
             return None
         best = int(self._tokens.score.argmax())
@@ -147,7 +147,7 @@ class OnlineLatticeRescorer:
     def _pruned(
         self, frame: Tensor, graph_state: Tensor, src_state: Tensor, dst_state: Tensor, score: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The arcs (A',) within the beam, and the best score to each state (S,)."""
+        """The arcs (A',) within the beam, and the best score of the paths to each state (S,)."""
         ahead = torch.full((len(frame),), -torch.inf, dtype=torch.float64, device=score.device)
         starts = (frame == 0).nonzero().squeeze(1)
         known, order = self._ahead_state.sort()
@@ -188,7 +188,7 @@ class OnlineLatticeRescorer:
         return _NewFrames(num_states, emitting, no_end, no_end)
 
     def _follow(self, part: _NewFrames, start_state: Tensor, num_frames: int) -> None:
-        """Moves the tokens over the new frames; the states of the first one are named by graph states (S',)."""
+        """Advances the tokens over the new frames; start_state (S',) are the graph states at the first frame."""
         known, order = start_state.sort()
         place = torch.searchsorted(known, self._tokens.state).clamp(max=len(known) - 1)
         stays = (known[place] == self._tokens.state).nonzero().squeeze(1)
@@ -207,16 +207,16 @@ _NOT_AN_END = -1e10
 
 @dataclass
 class _Stream:
-    """What a stream has read.
+    """State of a stream.
 
     Args:
         follower: the search for partial results.
-        state: k2's, None before the first chunk.
-        log_prob: kept frames, (T, C) each; the last one is held back, for k2 must know when it is the last.
-        num_given: of these, how many k2 has had.
+        state: k2's state; None before the first chunk.
+        log_prob: kept frames, (T, C) each. k2 gets the last one only at the end, because it must know that it is last.
+        num_given: number of these frames that k2 has processed.
         frames: their numbers before skipping.
-        num_frames: read in all.
-        after_blank: whether the last was skipped or would have been.
+        num_frames: total number of frames read.
+        after_blank: as for `skip_blanks`.
     """
 
     follower: OnlineLatticeRescorer
@@ -229,18 +229,18 @@ class _Stream:
 
 
 class K2StreamingDecoder:
-    """As `asr.decoding.online.StreamingDecoder`, with k2 searching and the language model behind it.
+    """As `asr.decoding.online.StreamingDecoder`, but k2 does the search, and a language model rescores its lattice.
 
     Args:
-        graph: decoding graph without arcs that read nothing.
+        graph: decoding graph without input epsilons.
         options: beams and scales.
         lm: language model that rescores the growing lattice, or None.
-        endpoint_rules: when a speaker has finished; `longest` bounds cost and memory, too.
-        keep_lattice: whether final results carry a lattice.
-        inputs: what `advance` is given, a key of `asr.decoding.log_probs.INPUTS`.
+        endpoint_rules: rules for when a speaker has finished; `longest` also limits time and memory.
+        keep_lattice: whether final results have a lattice.
+        inputs: kind of the input of `advance`, a key of `asr.decoding.log_probs.INPUTS`.
 
     Raises:
-        AsrError: k2 is not there, the graph has arcs that read nothing, or there are no such inputs.
+        AsrError: k2 cannot be imported, the graph has input epsilons, or `inputs` is not a key of `INPUTS`.
     """
 
     def __init__(
@@ -266,7 +266,7 @@ class K2StreamingDecoder:
         final_score = prepared.final_score.masked_fill(is_partial, 0.0)
         fsa = to_k2(replace(graph, score=prepared.emitting.score, final_score=final_score))
         self._fsa = k2.create_fsa_vec([fsa])
-        # k2 keeps no copy: a score that is changed here is changed for the intersecter.
+        # k2 keeps no copy, so changes of scores here affect the intersecter.
         self._arcs = self._fsa.arcs.values()
         self._partial = ((self._arcs[:, 2] == -1) & is_partial[self._arcs[:, 0].long()]).nonzero().squeeze(1)
         self._intersecter = k2.OnlineDenseIntersecter(
@@ -280,7 +280,7 @@ class K2StreamingDecoder:
         self._streams: dict[int, _Stream] = {}
 
     def start(self, num_streams: int = 1) -> list[int]:
-        """Opens streams and gives their numbers."""
+        """Opens streams and returns their numbers."""
         streams: list[int] = []
         while len(streams) < num_streams:
             number = next(number for number in range(len(self._streams) + 1) if number not in self._streams)
@@ -289,10 +289,10 @@ class K2StreamingDecoder:
         return streams
 
     def advance(self, streams: Sequence[int], log_prob: Tensor, num_frames: Tensor) -> None:
-        """Reads a chunk of each of some open streams; arguments as of `StreamingDecoder.advance`.
+        """Reads one chunk for each of some open streams; arguments as for `StreamingDecoder.advance`.
 
         Raises:
-            AsrError: a stream is not open or stands twice, or the log-probabilities are bad.
+            AsrError: a stream is not open or occurs twice, or the log-probabilities are invalid.
         """
         check_chunks(streams, num_frames)
         opened = [self._open(stream) for stream in streams]
@@ -305,7 +305,7 @@ class K2StreamingDecoder:
                 one.follower.extend(self._intersect(one, num_ready))
 
     def partial(self, stream: int) -> Hypothesis | None:
-        """The best path so far; None where nothing is alive. The last frame is not in it yet."""
+        """The best path so far, without the last frame; None without active tokens."""
         found = self._open(stream).follower.best()
         if found is None:
             return None
@@ -314,7 +314,7 @@ class K2StreamingDecoder:
         return hypothesis_of_path(self.graph, self.options, arc, total, 0.0, lm_score, frame_of)
 
     def num_settled_words(self, stream: int) -> int:
-        """None is certain before the end."""
+        """Always 0, because no word is certain before the end."""
         self._open(stream)
         return 0
 
@@ -328,7 +328,7 @@ class K2StreamingDecoder:
         return self._rules.apply(len(path.word_ids) > 0, one.num_frames - path.spoken_end, one.num_frames)
 
     def finalize(self, stream: int) -> DecodeResult:
-        """Ends a stream: its best complete path, or the best unfinished one where none is complete."""
+        """Ends a stream -> its best complete path, or the best unfinished one if none is complete."""
         one = self._open(stream)
         del self._streams[stream]
         frame_of = self._frame_of(one)
@@ -340,7 +340,7 @@ class K2StreamingDecoder:
         empty = torch.zeros(0, len(self.graph.tokens), device=self.graph.device)
         log_prob = torch.cat([empty, *one.log_prob])
         found = self._fallback.search(log_prob[None], torch.tensor([num_kept]), self._lm, held=self._held())
-        # What was to be skipped is gone already: nothing more has been.
+        # Blanks have been skipped already, so the fallback has skipped no more frames.
         return replace(found, original_frame=None if frame_of is None else frame_of[None].cpu()).result(0)
 
     def _open(self, stream: int) -> _Stream:
@@ -349,7 +349,7 @@ class K2StreamingDecoder:
         return self._streams[stream]
 
     def _take(self, one: _Stream, log_prob: Tensor) -> None:
-        """Remembers a chunk (T, C), what is to be skipped left out."""
+        """Stores a chunk (T, C), without the frames to be skipped."""
         num_frames = len(log_prob)
         if self.options.blank_skip_threshold is not None:
             after_blank = torch.tensor([one.after_blank], device=log_prob.device)
@@ -366,7 +366,7 @@ class K2StreamingDecoder:
         return torch.cat(one.frames) if one.frames else None
 
     def _intersect(self, one: _Stream, end: int) -> Any:
-        """Gives k2 the frames up to `end`; returns its lattice of all."""
+        """Passes the frames up to `end` to k2 -> its lattice of all frames."""
         log_prob = torch.cat(one.log_prob)
         chunk = log_prob[None, one.num_given : end] * self.options.am_scale
         segment = torch.tensor([[0, 0, end - one.num_given]], dtype=torch.int32)
@@ -375,7 +375,7 @@ class K2StreamingDecoder:
         return fsa
 
     def _final_lattice(self, one: _Stream) -> Lattice | None:
-        """The pruned lattice of the stream, whose last frame k2 gets now."""
+        """Passes the last frame to k2 -> the pruned lattice of the stream."""
         scores = self._arcs[self._partial, 3].clone()
         self._arcs[self._partial, 3] = torch.tensor([_NOT_AN_END]).view(torch.int32).to(scores.device)
         try:
@@ -389,12 +389,12 @@ class K2StreamingDecoder:
         return prune(lattice, self.options, self.options.output_beam) if used else None
 
     def _held(self) -> Tensor | None:
-        """The contexts that streams go on from."""
+        """The contexts in use by open streams."""
         held = [one.follower.held for one in self._streams.values()]
         return torch.cat(held) if held else None
 
     def _best(self, one: _Stream) -> LatticePath | None:
-        """The best complete path of the stream, whose last frame k2 gets now."""
+        """Passes the last frame to k2 -> the best complete path of the stream."""
         lattice = self._final_lattice(one)
         if lattice is None:
             return None
