@@ -1,7 +1,7 @@
-"""Reads archives of Kaldi's lattices, binary and text, compact and not.
+"""Reads archives of Kaldi lattices, binary and text, compact and not.
 
-The layout of binary ones is that of OpenFst's `vector-fst.h` with the weights of Kaldi's `lattice-weight.h`: graph cost
-and acoustic cost, and in compact lattices the transition ids that an arc reads.
+The layout of binary lattices is that of OpenFst's `vector-fst.h`, with weights as in Kaldi's `lattice-weight.h`: graph
+cost and acoustic cost, and in compact lattices also the transition ids that an arc reads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _COMPACT, _PLAIN = "compactlattice44", "lattice44"
 
 
 class _Arc(NamedTuple):
-    """An arc as the file has it, or with `dst` None the end in a state; costs are negated logs."""
+    """An arc of a file, or a final state if `dst` is None; costs are negated natural logs."""
 
     where: str
     src: int
@@ -33,20 +33,20 @@ class _Arc(NamedTuple):
 
 
 def is_binary_lattice(head: bytes) -> bool:
-    """Whether a file begins like a binary lattice, or an archive of them."""
+    """Whether a file begins like a binary lattice or an archive of binary lattices."""
     return head.startswith(_BINARY_MARK) or head.partition(b" ")[2].startswith(_BINARY_MARK)
 
 
 def read_kaldi_archive(path: str | Path, words: Mapping[int, str], frame_seconds: float) -> Iterator[WordLattice]:
-    """The lattices of an archive of Kaldi, compact or not.
+    """Reads the lattices of a Kaldi archive, compact or not.
 
     Args:
-        path: the archive, binary (`lat.1.gz`) or as `lattice-copy ark:lat.1 ark,t:lat.txt` writes it.
+        path: the archive, binary (`lat.1.gz`) or text, as `lattice-copy ark:lat.1 ark,t:lat.txt` writes it.
         words: id -> word.
-        frame_seconds: between two frames of the acoustic model.
+        frame_seconds: duration of a frame of the acoustic model.
 
     Raises:
-        AsrError: the file cannot be read, or has something else than lattices in it.
+        AsrError: the file cannot be read, or contains anything other than lattices.
     """
     path = Path(path)
     with open_text(path, "lattice archive") as file:
@@ -63,13 +63,13 @@ def read_kaldi_archive(path: str | Path, words: Mapping[int, str], frame_seconds
 
 
 def _text(path: Path) -> Iterator[tuple[str, int, list[_Arc]]]:
-    """Name, start state and arcs of each lattice in text."""
+    """Reads the name, start state and arcs of each text lattice."""
     name, arcs = "", list[_Arc]()
     for number, line in enumerate([*read_text(path, "lattice archive").splitlines(), ""], start=1):
         fields = line.split()
         if fields and not name:
             if len(fields) > 1:
-                raise AsrError(f"{path}:{number}: here the name of an utterance stands alone, not {line.strip()!r}.")
+                raise AsrError(f"{path}:{number}: expected the name of an utterance, not {line.strip()!r}.")
             name = fields[0]
         elif fields:
             arcs.append(_text_arc(f"{path}:{number}", fields))
@@ -79,26 +79,26 @@ def _text(path: Path) -> Iterator[tuple[str, int, list[_Arc]]]:
 
 
 def _text_arc(where: str, fields: Sequence[str]) -> _Arc:
-    # Compact lattices have `graph,acoustic,1_2_3`; plain ones have the transition id beside the word.
+    # Compact lattices have `graph,acoustic,1_2_3`; others have the transition id before the word.
     is_arc = len(fields) >= 3
     is_compact = len(fields) < 5 and (len(fields) < 4 or "," in fields[3])
     has_weight = len(fields) in (2, 5) or (len(fields) == 4 and is_compact)
     weight = fields[-1] if has_weight else "0,0"
     costs = (*weight.split(","), "", "")[:3]
     if len(fields) > 5 or not fields[0].isdigit() or (is_arc and not fields[1].isdigit()):
-        raise AsrError(f"{where}: {' '.join(fields)!r} is no arc and no final state of a lattice.")
+        raise AsrError(f"{where}: {' '.join(fields)!r} is neither an arc nor a final state of a lattice.")
     graph_cost, am_cost = (finite_number(cost or "0", where) for cost in costs[:2])
     if not is_arc:
         return _Arc(where, int(fields[0]), None, 0, graph_cost, am_cost, 0)
     label = fields[2] if is_compact else fields[3]
     if not label.isdigit():
-        raise AsrError(f"{where}: there is no word {label} in the list of words.")
+        raise AsrError(f"{where}: there is no word {label} in the word list.")
     num_frames = len([one for one in costs[2].split("_") if one]) if is_compact else int(fields[2] != "0")
     return _Arc(where, int(fields[0]), int(fields[1]), int(label), graph_cost, am_cost, num_frames)
 
 
 def _binary(path: Path, content: bytes) -> Iterator[tuple[str, int, list[_Arc]]]:
-    """Name, start state and arcs of each binary lattice."""
+    """Reads the name, start state and arcs of each binary lattice."""
     if content.startswith(_BINARY_MARK):
         yield (path.name.partition(".")[0], *_binary_lattice(OpenFstReader(content, 0, str(path))))
         return
@@ -114,11 +114,11 @@ def _binary(path: Path, content: bytes) -> Iterator[tuple[str, int, list[_Arc]]]
 
 
 def _binary_lattice(reader: OpenFstReader) -> tuple[int, list[_Arc]]:
-    """Start state and arcs of one lattice."""
+    """Reads the start state and arcs of one binary lattice."""
     header = reader.header()
     if header.kind != "vector" or header.arc_type not in (_COMPACT, _PLAIN):
         raise AsrError(
-            f"{reader.name}: this is no lattice but a transducer of the type {header.kind!r} with arcs "
+            f"{reader.name}: this is not a lattice but a transducer of type {header.kind!r} with arcs of type "
             f"{header.arc_type!r}; 'lattice-copy ark:... ark,t:...' writes lattices as text."
         )
     is_compact = header.arc_type == _COMPACT
@@ -133,14 +133,14 @@ def _binary_lattice(reader: OpenFstReader) -> tuple[int, list[_Arc]]:
             graph_cost, am_cost, num_frames = _weight(reader, is_compact)
             (dst,) = reader.values("<i")
             if not 0 <= dst < header.num_states:
-                raise AsrError(f"{reader.name}: an arc leads to a state that is not there; the file is damaged.")
+                raise AsrError(f"{reader.name}: an arc leads to a state that does not exist; the file is damaged.")
             num_read = num_frames if is_compact else int(label != 0)
             arcs.append(_Arc(reader.name, state, dst, word_id, graph_cost, am_cost, num_read))
     return header.start, arcs
 
 
 def _weight(reader: OpenFstReader, is_compact: bool) -> tuple[float, float, int]:
-    """Graph cost, acoustic cost and the number of transition ids."""
+    """Reads a weight -> graph cost, acoustic cost and number of transition ids."""
     graph_cost, am_cost = reader.values("<ff")
     if math.isnan(graph_cost) or math.isnan(am_cost) or -math.inf in (graph_cost, am_cost):
         raise AsrError(f"{reader.name}: a weight is not a number; the file is damaged.")
@@ -164,9 +164,9 @@ def _lattice(
             final[src] = (-arc.am_cost, -arc.graph_cost)
             continue
         if arc.word_id not in words:
-            raise AsrError(f"{arc.where}: there is no word {arc.word_id} in the list of words.")
+            raise AsrError(f"{arc.where}: there is no word {arc.word_id} in the word list.")
         if not math.isfinite(arc.graph_cost + arc.am_cost):
-            continue  # of no path
+            continue  # no path uses the arc
         dst = state_of.setdefault(arc.dst, len(state_of))
         found.append(WordArc(src, dst, words[arc.word_id], -arc.am_cost, -arc.graph_cost))
         frames.append(arc.num_frames)
@@ -174,7 +174,7 @@ def _lattice(
 
 
 def state_times(arcs: Sequence[WordArc], frames: Sequence[int], frame_seconds: float) -> dict[int, float]:
-    """The seconds at each state, where the arcs say how many frames they read."""
+    """State -> seconds, from the number of frames that each arc reads; empty if none reads any."""
     if not any(frames):
         return {}
     out: dict[int, list[tuple[int, int]]] = {}
@@ -191,10 +191,10 @@ def state_times(arcs: Sequence[WordArc], frames: Sequence[int], frame_seconds: f
 
 
 def finite_number(text: str, where: str) -> float:
-    """A number in a line of text.
+    """Converts text to a finite number.
 
     Raises:
-        AsrError: it is none, or not finite.
+        AsrError: it is not a number, or not finite.
     """
     try:
         value = float(text)

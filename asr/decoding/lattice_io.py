@@ -1,20 +1,20 @@
 """Lattices in the formats of other programs: HTK's SLF, Kaldi's compact lattices, k2's FSAs.
 
-Other programs know links with at most one word, which read one frame or none; an arc of ours reads a frame and has any
-number of words. When writing, all words but the last get links of their own that come first and read nothing. When
-reading, links that read nothing are followed until one reads a frame.
+In these formats, a link has at most one word; in a `Lattice`, an arc reads a frame and has any number of words. When an
+arc is written, all its words except the last get separate links before it that read no frame. When a file is read,
+links that read no frame are merged with the next link that reads one.
 
-SLF: nodes have times, links have words and scores: `a` the acoustic score, `r` the graph's (HTK's place for
-pronunciations), `l` the language model's; natural logs, unscaled. The header has the weights `acscale`, `prscale`,
-`lmscale` and `wdpenalty`, so that HTK's total is ours. `d` gives a link's token and its seconds, `v` the decoding
+SLF: nodes have times, links have words and scores, in unscaled natural logs: `a` is the acoustic score, `r` the graph's
+(HTK's field for pronunciation scores), `l` the language model's. The header has the weights `acscale`, `prscale`,
+`lmscale` and `wdpenalty`, so that HTK computes the same total. `d` is a link's token and its seconds, `v` the decoding
 graph's arc.
 
 Kaldi's text archives: one line per arc, `from to word graph_cost,acoustic_cost,transition_ids`; one line per final
-state; an empty line after each utterance. Costs are negative scores. Here a word is its id in the vocabulary (0 is
-nothing, as in Kaldi's words.txt), a transition id is the acoustic token plus 1, and an arc has one or none. Of Kaldi's
-two costs the acoustic one is unscaled, and the graph cost holds the scaled scores of graph and language model and the
-word insertion penalty. So Kaldi's tools find the same paths with `--acoustic-scale` set to `am_scale`; how the graph
-cost was made up is not kept.
+state; an empty line after each utterance. Costs are negated scores. A word is written as its id in the vocabulary (0
+for none, as in Kaldi's words.txt), and a transition id is the acoustic token plus 1; an arc has at most one. The
+acoustic cost is unscaled. The graph cost is the sum of the scaled scores of graph and language model and the word
+insertion penalty; its parts are not stored. Kaldi's tools find the same paths with `--acoustic-scale` set to
+`am_scale`.
 
 Shapes: S states, A arcs, W words.
 """
@@ -48,21 +48,21 @@ NO_TOKEN = -1
 NO_ARC = -1
 
 
-# A small file may describe many links: a long silence, or many paths through links that read nothing.
+# A small file may describe many links: a long silence, or many paths over links that read no frame.
 _MAX_LINKS = 1_000_000
 _MAX_SCORE = 1e30
 
 
 @dataclass(frozen=True)
 class Link:
-    """An arc with one word or none.
+    """An arc with at most one word.
 
     Args:
-        src_state, dst_state: numbers of states.
-        word_id: `EPSILON_ID` for none.
-        token_id: the acoustic token of its frame, `NO_TOKEN` where it reads no frame.
+        src_state, dst_state: source and destination state.
+        word_id: the word; `EPSILON_ID` for none.
+        token_id: the acoustic token of its frame; `NO_TOKEN` if it reads no frame.
         am_score, graph_score, lm_score: natural logs, unscaled.
-        graph_arc: of the decoding graph, `NO_ARC` where that is not known.
+        graph_arc: the arc of the decoding graph; `NO_ARC` if unknown.
     """
 
     src_state: int
@@ -77,12 +77,12 @@ class Link:
 
 @dataclass
 class LatticeLinks:
-    """A lattice of one utterance. States are numbered by frame, the start is state 0, no link leads backwards.
+    """A lattice of one utterance. States are ordered by frame, the start is state 0, and no link leads backward.
 
     Args:
-        frame: for each state the frames read before it.
-        links: sorted by the state that they leave.
-        final: state -> graph and language model score of ending there.
+        frame: number of frames read before each state.
+        links: sorted by source state.
+        final: final state -> its graph and language model score.
     """
 
     frame: list[int]
@@ -91,7 +91,7 @@ class LatticeLinks:
 
 
 def links_of(lattice: Lattice) -> LatticeLinks:
-    """Spreads the words of a lattice of one utterance over links."""
+    """Converts a lattice of one utterance to links with at most one word each."""
     src_state, dst_state = lattice.src_state().tolist(), lattice.dst_state.tolist()
     token_id, graph_arc = lattice.token_id.tolist(), lattice.graph_arc.tolist()
     scores = list(zip(lattice.am_score.tolist(), lattice.graph_score.tolist(), lattice.lm_score.tolist(), strict=True))
@@ -116,7 +116,7 @@ def links_of(lattice: Lattice) -> LatticeLinks:
 
 
 def _sorted(frame: Sequence[int], links: Sequence[Link], final: dict[int, tuple[float, float]]) -> LatticeLinks:
-    """States in the order of frames; of a frame, first those that were there, then those that were added."""
+    """Orders states by frame; in each frame, the lattice's states come before those added for words."""
     order = sorted(range(len(frame)), key=lambda state: (frame[state], state))
     number = [0] * len(order)
     for new, old in enumerate(order):
@@ -130,7 +130,7 @@ def _sorted(frame: Sequence[int], links: Sequence[Link], final: dict[int, tuple[
 
 @dataclass(frozen=True)
 class _Way:
-    """Links up to and including the first that reads a frame."""
+    """A path of links of which only the last reads a frame, merged into one link."""
 
     link: Link
     words: tuple[int, ...]
@@ -139,17 +139,18 @@ class _Way:
 def lattice_from_links(
     num_states: int, start: int, links: Sequence[Link], final: dict[int, tuple[float, float]], name: str
 ) -> Lattice:
-    """The lattice of one utterance.
+    """Builds the lattice of one utterance.
 
     Args:
         num_states: S.
-        start: the first state.
+        start: the start state.
         links: in any order.
-        final: state -> graph and language model score of ending there.
-        name: of the file, for errors.
+        final: final state -> its graph and language model score.
+        name: name of the file, for error messages.
 
     Raises:
-        AsrError: it has a cycle, no end, ways of different lengths to one state, or words after the last frame.
+        AsrError: there is a cycle, no reachable final state, a state reached by paths with different numbers of frames,
+            or a word after the last frame.
     """
     out: list[list[Link]] = [[] for _ in range(num_states)]
     for link in links:
@@ -168,12 +169,12 @@ def lattice_from_links(
             num_ways += len(ways[link.dst_state])
             if num_ways > _MAX_LINKS:
                 raise AsrError(
-                    f"{name}: links that read no frame make more than {_MAX_LINKS} paths; prune the lattice."
+                    f"{name}: links that read no frame form more than {_MAX_LINKS} paths; prune the lattice."
                 )
             ways[state] += [_Way(_after(link, way.link), words + way.words) for way in ways[link.dst_state]]
             if link.dst_state in ends:
                 if words:
-                    raise AsrError(f"{name}: there is a word after the last frame, which no lattice of ours can hold.")
+                    raise AsrError(f"{name}: there is a word after the last frame, which is not supported.")
                 graph_score, lm_score = ends[link.dst_state]
                 reached = (graph_score + link.graph_score + link.am_score, lm_score + link.lm_score)
                 ends[state] = max(ends.get(state, reached), reached, key=sum)
@@ -184,7 +185,7 @@ def lattice_from_links(
             if frame.setdefault(way.link.dst_state, after) != after:
                 raise AsrError(
                     f"{name}: state {way.link.dst_state} is reached after {frame[way.link.dst_state]} frames and after "
-                    f"{after}; in a lattice over time every way to a state has as many frames."
+                    f"{after}; all paths to a state must have the same number of frames."
                 )
     states = sorted(frame, key=lambda state: frame[state])
     if not any(state in ends for state in states):
@@ -193,7 +194,7 @@ def lattice_from_links(
 
 
 def _after(first: Link, second: Link) -> Link:
-    """A link that reads nothing and the one after it, joined."""
+    """Merges a link that reads no frame with the one after it."""
     return replace(
         second,
         src_state=first.src_state,
@@ -204,7 +205,7 @@ def _after(first: Link, second: Link) -> Link:
 
 
 def _topological(out: list[list[Link]], start: int, name: str) -> list[int]:
-    """The states that can be reached, each before those that follow it."""
+    """The states that can be reached, in topological order."""
     order: list[int] = []
     mark: dict[int, int] = {}  # 1 entered, 2 left
     stack = [(start, 0)]
@@ -218,7 +219,7 @@ def _topological(out: list[list[Link]], start: int, name: str) -> list[int]:
             stack.append((state, position + 1))
             dst_state = out[state][position].dst_state
             if mark.get(dst_state) == 1:
-                raise AsrError(f"{name}: the lattice goes round in a cycle through state {dst_state}.")
+                raise AsrError(f"{name}: the lattice has a cycle through state {dst_state}.")
             if dst_state not in mark:
                 stack.append((dst_state, 0))
         else:
@@ -282,12 +283,12 @@ def write_slf(
     """Writes the lattice of one utterance.
 
     Args:
-        file: open for writing.
-        utterance: its name.
-        lattice: of one utterance.
-        vocabulary, tokens: those of the decoding graph.
+        file: a file open for writing.
+        utterance: name of the utterance.
+        lattice: a lattice of one utterance.
+        vocabulary, tokens: of the decoding graph.
         options: scales, for the header.
-        frame_seconds: between two frames of the lattice.
+        frame_seconds: duration of a frame of the lattice.
     """
     links = links_of(lattice)
     end = len(links.frame)
@@ -318,17 +319,17 @@ def write_slf(
 def read_slf(
     path: str | Path, vocabulary: Vocabulary, tokens: TokenTable, frame_seconds: float | None = None
 ) -> Lattice:
-    """The lattice of one utterance, from here or from another program.
+    """Reads the lattice of one utterance, written by `write_slf` or another program.
 
-    Links without `d` have as many frames as lie between their nodes' times, of blank, and all scores on the first.
+    A link without `d` becomes blank frames, as many as fit between its nodes' times, with all scores on the first.
 
     Args:
         path: the file, plain, .gz or .xz.
-        vocabulary, tokens: what its words and tokens are called.
-        frame_seconds: between two frames; what the file itself tells if None.
+        vocabulary, tokens: the known words and tokens.
+        frame_seconds: duration of a frame; None reads it from the file, or takes 0.01 if it is not there.
 
     Raises:
-        AsrError: the file cannot be read or is no lattice, or has a word or token that is not known.
+        AsrError: the file cannot be read, is not a lattice, or has an unknown word or token.
     """
     path = Path(path)
     text = read_text(path, "lattice")
@@ -350,24 +351,24 @@ def read_slf(
         elif fields:
             header.update(fields)
         else:
-            raise AsrError(f"{where}: {line.strip()!r} is no field of a lattice (name=value).")
+            raise AsrError(f"{where}: {line.strip()!r} is not a field of a lattice (name=value).")
     if not nodes or "N" not in header:
         raise AsrError(
-            f"{path}: this is no HTK lattice; it has no nodes (I=...) or does not tell their number (N=...)."
+            f"{path}: this is not an HTK lattice: it has no nodes (I=...), or their number (N=...) is missing."
         )
     if len(nodes) != int(_number(header["N"], str(path))) or len(rows) != int(_number(header.get("L", "0"), str(path))):
         raise AsrError(
-            f"{path}: the header tells of {header['N']} nodes and {header.get('L', '0')} links, there are {len(nodes)} "
-            f"and {len(rows)}; the file is cut short."
+            f"{path}: the header announces {header['N']} nodes and {header.get('L', '0')} links, but there are "
+            f"{len(nodes)} and {len(rows)}; the file is cut short."
         )
     base = _number(header.get("base", str(math.e)), str(path))
     if base <= 0:
-        raise AsrError(f"{path}: the header's base of logarithms is {base:g}; it must be above 0.")
+        raise AsrError(f"{path}: the base of logarithms in the header is {base:g}; it must be above 0.")
     return _Reader(path, vocabulary, tokens, frame_seconds, math.log(base)).lattice(nodes, rows)
 
 
 class _Reader:
-    """Links of the file to links of ours."""
+    """Converts the links of a file to `Link`s."""
 
     def __init__(
         self, path: Path, vocabulary: Vocabulary, tokens: TokenTable, frame_seconds: float, log_base: float
@@ -386,7 +387,7 @@ class _Reader:
         has_entry, has_exit = set[int](), set[int]()
         for where, row in rows:
             if row.get("S") not in number or row.get("E") not in number:
-                raise AsrError(f"{where}: a link leads from a node (S=) to a node (E=) of the file.")
+                raise AsrError(f"{where}: a link must lead from a node (S=) to a node (E=) of the file.")
             src_state, dst_state = number[row["S"]], number[row["E"]]
             has_exit.add(src_state)
             has_entry.add(dst_state)
@@ -394,7 +395,7 @@ class _Reader:
         starts = [state for state in range(len(nodes)) if state not in has_entry]
         ends = [state for state in range(len(nodes)) if state not in has_exit]
         if len(starts) != 1 or len(ends) != 1:
-            raise AsrError(f"{self._path}: a lattice has one first and one last node, not {len(starts)}, {len(ends)}.")
+            raise AsrError(f"{self._path}: there are {len(starts)} first and {len(ends)} last nodes, not one of each.")
         return lattice_from_links(self._num_states, starts[0], self._links, {ends[0]: (0.0, 0.0)}, str(self._path))
 
     def _add(
@@ -443,7 +444,7 @@ class _Reader:
         for part in filter(None, row["d"].split(":")):
             token, *rest = part.split(",")
             if token not in self._token_id or not rest:
-                raise AsrError(f"{where}: {part!r} is no token of the acoustic model with its seconds.")
+                raise AsrError(f"{where}: {part!r} is not a token of the acoustic model with its seconds.")
             num_frames = max(1, self._num_frames(where, _number(rest[0], where)))
             if len(frames) + num_frames > _MAX_LINKS:
                 raise AsrError(f"{where}: the link is longer than {_MAX_LINKS} frames; the file is damaged.")
@@ -460,14 +461,14 @@ def _number(text: str, where: str) -> float:
     try:
         number = float(text)
     except ValueError as error:
-        raise AsrError(f"{where}: {text!r} is no number.") from error
+        raise AsrError(f"{where}: {text!r} is not a number.") from error
     if not abs(number) <= _MAX_SCORE:
-        raise AsrError(f"{where}: {text!r} is not a finite number of a usual size.")
+        raise AsrError(f"{where}: {text!r} is infinite, not a number, or too large.")
     return number
 
 
 def write_kaldi_lattice(file: TextIO, utterance: str, lattice: Lattice, options: DecodingOptions) -> None:
-    """Appends the lattice of one utterance to an archive; the utterance's name has no white space."""
+    """Appends the lattice of one utterance to an archive; the utterance's name must not contain white space."""
     links = links_of(lattice)
     lines = [utterance + " "]
     by_state: dict[int, list[str]] = {}
@@ -480,20 +481,20 @@ def write_kaldi_lattice(file: TextIO, utterance: str, lattice: Lattice, options:
     for state, (graph_score, lm_score) in links.final.items():
         score = options.graph_scale * graph_score + options.lm_scale * lm_score
         by_state.setdefault(state, []).append(f"{state}\t{-score:.9g},0,")
-    # The state of the first line is Kaldi's start state.
+    # In Kaldi, the state in the first line is the start state.
     lines += [line for state in sorted(by_state) for line in by_state[state]]
     file.write("\n".join(lines) + "\n\n")
 
 
 def read_kaldi_lattices(path: str | Path, num_words: int) -> Iterator[tuple[str, Lattice]]:
-    """The utterances of an archive and their lattices. What the file does not hold is 0, or -1 for graph arcs.
+    """Reads the utterances of an archive and their lattices. Missing values are 0, or -1 for graph arcs.
 
     Args:
-        path: a text archive of compact lattices, from here or from Kaldi, plain, .gz or .xz.
-        num_words: size of the vocabulary that the words' ids number.
+        path: a text archive of compact lattices, of `write_kaldi_lattice` or Kaldi, plain, .gz or .xz.
+        num_words: size of the vocabulary of the word ids.
 
     Raises:
-        AsrError: the file cannot be read, or something in it is no lattice; the line is named.
+        AsrError: the file cannot be read, or a line is not part of a lattice; the message names the line.
     """
     path = Path(path)
     lines = read_text(path, "lattices").splitlines()
@@ -503,7 +504,7 @@ def read_kaldi_lattices(path: str | Path, num_words: int) -> Iterator[tuple[str,
         fields = line.split()
         if fields and utterance is None:
             if len(fields) > 1:
-                raise AsrError(f"{path}:{number}: here stands an utterance's name alone, not {line.strip()!r}.")
+                raise AsrError(f"{path}:{number}: expected the name of an utterance, not {line.strip()!r}.")
             utterance, first, rows = fields[0], number, []
         elif fields:
             rows.append((number, fields))
@@ -532,7 +533,9 @@ def _parsed(rows: Sequence[tuple[int, list[str]]], name: str, path: Path, num_wo
                 graph_cost, am_cost, tokens = _weight(fields[1] if len(fields) == 2 else "0,0,")
                 final[state] = (-graph_cost - am_cost, 0.0)
                 if tokens:
-                    raise AsrError(f"{path}:{number}: frames on a final state; run lattice-align-words or the like.")
+                    raise AsrError(
+                        f"{path}:{number}: a final state has frames; run lattice-align-words or a similar tool."
+                    )
                 continue
             if len(fields) not in (3, 4):
                 raise ValueError(fields)
@@ -540,8 +543,8 @@ def _parsed(rows: Sequence[tuple[int, list[str]]], name: str, path: Path, num_wo
             graph_cost, am_cost, tokens = _weight(fields[3] if len(fields) == 4 else "0,0,")
         except (ValueError, IndexError) as error:
             raise AsrError(
-                f"{path}:{number}: {' '.join(fields)!r} is no arc 'from to word graph,acoustic,transitions' and no "
-                "final state of a compact lattice."
+                f"{path}:{number}: {' '.join(fields)!r} is neither an arc 'from to word graph,acoustic,transitions' "
+                "nor a final state of a compact lattice."
             ) from error
         if not 0 <= word_id < num_words:
             raise AsrError(f"{path}:{number}: there is no word {word_id} in a vocabulary of {num_words}.")
@@ -551,7 +554,7 @@ def _parsed(rows: Sequence[tuple[int, list[str]]], name: str, path: Path, num_wo
         if len(tokens) > 1:
             extra.append((len(links) - 1, dst_state, tokens[1:], number))
     num_states = len(state_of)
-    # A word of several frames becomes several arcs, with all its scores on the first.
+    # An arc of several frames becomes several arcs, with all scores on the first.
     for position, dst_state, tokens, _ in extra:
         link = links[position]
         links[position] = Link(link.src_state, num_states, link.word_id, link.token_id, link.am_score, link.graph_score)
@@ -579,18 +582,18 @@ _SCORES = ("am_score", "graph_score", "lm_score")
 
 
 def lattice_to_k2(lattice: Lattice, options: DecodingOptions) -> Any:
-    """A `k2.Fsa` of a lattice of one utterance, states in the order of frames.
+    """Converts a lattice of one utterance to a `k2.Fsa`, with states ordered by frame.
 
-    Labels are acoustic tokens, `scores` the scaled totals. Attributes of its arcs: `am_score`, `graph_score`,
+    Labels are acoustic tokens, `scores` are the scaled totals. Attributes of arcs are `am_score`, `graph_score`,
     `lm_score`, unscaled; `graph_arc`, -1 on final arcs; `aux_labels`, ragged, the words.
 
     Raises:
-        AsrError: k2 is not there.
+        AsrError: k2 cannot be imported.
     """
     k2 = import_k2()
     ends = (lattice.final_graph_score > -torch.inf).nonzero().squeeze(1)
     src_state = torch.cat([lattice.src_state(), ends])
-    # k2 wants each state's arcs together, final ones last.
+    # k2 requires the arcs of a state to be adjacent, with its final arc last.
     order = torch.sort(src_state, stable=True).indices
     num_ends = len(ends)
     final_state = torch.full((num_ends,), lattice.num_states)
@@ -614,14 +617,14 @@ def lattice_to_k2(lattice: Lattice, options: DecodingOptions) -> Any:
 
 
 def lattice_from_k2_fsa(fsa: Any, name: str = "FSA") -> Lattice:
-    """The lattice of a `k2.Fsa` as `lattice_to_k2` makes it.
+    """Converts a `k2.Fsa` of `lattice_to_k2` back to a lattice.
 
     Raises:
-        AsrError: it has not all these attributes, or they contradict each other.
+        AsrError: an attribute is missing, or the arcs are not those of a lattice.
     """
     missing = [attribute for attribute in (*_SCORES, "graph_arc", "aux_labels") if not hasattr(fsa, attribute)]
     if missing:
-        raise AsrError(f"{name}: the FSA lacks the attribute {missing[0]!r}; take one that `lattice_to_k2` made.")
+        raise AsrError(f"{name}: the FSA lacks the attribute {missing[0]!r}; use one that `lattice_to_k2` created.")
     attributes = {attribute: getattr(fsa, attribute) for attribute in (*_SCORES, "graph_arc")}
     return _lattice_of_arcs(fsa.arcs.values(), attributes, fsa.aux_labels.tolist(), name)
 
@@ -629,13 +632,13 @@ def lattice_from_k2_fsa(fsa: Any, name: str = "FSA") -> Lattice:
 def _lattice_of_arcs(
     arcs: torch.Tensor, attributes: Mapping[str, torch.Tensor], words: Sequence[Sequence[int]], name: str
 ) -> Lattice:
-    """arcs (A, 4) as k2 has them, attributes (A,) each, the words of each arc -> a lattice of one utterance."""
+    """k2's arcs (A, 4), attributes (A,) each, and the words of each arc -> a lattice of one utterance."""
     values = arcs[:, :3].long()
     is_final = values[:, 2] == _FINAL_LABEL
     inner, ends = (~is_final).nonzero().squeeze(1), is_final.nonzero().squeeze(1)
     num_states = int(values[:, :2].max()) if len(values) else 0
     src_state, dst_state, label = values.unbind(1)
-    # States come in the order of frames, and the final one comes last.
+    # States are ordered by frame, and the final one comes last.
     is_sound = len(ends) > 0 and bool((src_state >= 0).all() and (src_state[1:] >= src_state[:-1]).all())
     is_sound = is_sound and bool((dst_state > src_state).all() and (dst_state[ends] == num_states).all())
     is_sound = is_sound and bool((dst_state[inner] < num_states).all() and (label[inner] >= 0).all())
@@ -643,7 +646,7 @@ def _lattice_of_arcs(
     is_sound = is_sound and all(bool(attributes[score].isfinite().all()) for score in _SCORES)
     is_sound = is_sound and all(word >= 0 for row in words for word in row)
     if not is_sound:
-        raise AsrError(f"{name}: the arcs are not those of a lattice; take one that `lattice_to_k2` made.")
+        raise AsrError(f"{name}: the arcs are not those of a lattice; use one that `lattice_to_k2` created.")
     counts = torch.bincount(values[inner, 0], minlength=num_states)
     frame = torch.zeros(num_states, dtype=torch.int64)
     for src, dst in values[inner, :2].tolist():
@@ -673,9 +676,9 @@ def save_k2_lattice(path: str | Path, lattice: Lattice, options: DecodingOptions
     """Writes a file for `k2.Fsa.from_dict(torch.load(path))`.
 
     Raises:
-        AsrError: the file cannot be written; an earlier one is as it was.
+        AsrError: the file cannot be written; an existing file is left unchanged.
     """
-    file = io.BytesIO()  # torch's own writer of files may end the process where a disk is full
+    file = io.BytesIO()  # torch's file writer may end the process if the disk is full
     torch.save(lattice_to_k2(lattice, options).as_dict(), file)
     with open_atomic(Path(path)) as whole:
         whole.write(file.getbuffer())
@@ -685,23 +688,23 @@ def load_k2_lattice(path: str | Path) -> Lattice:
     """Reads what `save_k2_lattice` wrote, without k2, and without running code from the file.
 
     Raises:
-        AsrError: the file cannot be read, is damaged, or holds something else.
+        AsrError: the file cannot be read, is damaged, or is not such a lattice.
     """
     try:
         content = load_tensors(path, states_of=["_k2.ragged RaggedTensor"])
     except (OSError, UnpicklingError) as error:
-        raise AsrError(f"{path}: this is no k2 lattice, or it is damaged ({error}).") from error
+        raise AsrError(f"{path}: this is not a k2 lattice, or it is damaged ({error}).") from error
     names = ("arcs", *_SCORES, "graph_arc", "aux_labels")
     missing = [name for name in names if not isinstance(content, dict) or name not in content]
     if missing:
-        raise AsrError(f"{path}: this is no k2 lattice; it lacks the attribute {missing[0]!r}.")
+        raise AsrError(f"{path}: this is not a k2 lattice: it lacks the attribute {missing[0]!r}.")
     arcs, attributes = content["arcs"], {name: content[name] for name in names[1:-1]}
     dtypes = {**dict.fromkeys(_SCORES, torch.float32), "graph_arc": torch.int32}
     if not _is_tensor(arcs, torch.int32, 2) or arcs.shape[1] != 4 or not len(arcs):
-        raise AsrError(f"{path}: this is no k2 lattice; its arcs are not four integers each.")
+        raise AsrError(f"{path}: this is not a k2 lattice: its arcs are not four integers each.")
     for name, value in attributes.items():
         if not _is_tensor(value, dtypes[name], 1) or len(value) != len(arcs):
-            raise AsrError(f"{path}: the attribute {name!r} does not have a {dtypes[name]} for each arc.")
+            raise AsrError(f"{path}: the attribute {name!r} must have one {dtypes[name]} for each arc.")
     return _lattice_of_arcs(arcs, attributes, _ragged_rows(content["aux_labels"], len(arcs), path), str(path))
 
 
@@ -717,4 +720,4 @@ def _ragged_rows(words: Any, num_rows: int, path: str | Path) -> list[list[int]]
         rises = all(first <= second for first, second in itertools.pairwise(begin))
         if len(begin) == num_rows + 1 and begin[0] == 0 and begin[-1] == len(values) and rises:
             return [values[first:end] for first, end in itertools.pairwise(begin)]
-    raise AsrError(f"{path}: the words ('aux_labels') are not a list for each arc.")
+    raise AsrError(f"{path}: the words ('aux_labels') must be one list for each arc.")

@@ -1,4 +1,4 @@
-"""Reads n-best lists that other recognizers wrote: JSON Lines, text, Kaldi's archives, and SRILM's three formats."""
+"""Reads n-best lists of other recognizers: JSON Lines, text, Kaldi's archives, and SRILM's three formats."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from asr.text.documents import parse_json
 from asr.text.normalize import READING_ERRORS, open_text, read_text, unreadable
 
 _DECIPHER = re.compile(r"NBestList([12])\.0\s*")
-# SRILM's bytelogs are logarithms to the base 1.0001, divided by 1024.
+# SRILM's bytelogs are logarithms to base 1.0001, divided by 1024.
 _BYTELOG = 1024.0 * math.log(1.0001)
 _LOG_10 = math.log(10.0)
-_FRAME_SECONDS = 0.01  # of Decipher: `et` is where the last frame of a word begins
+_FRAME_SECONDS = 0.01  # of Decipher, where `et` is the time at which a word's last frame begins
 _SCORED_WORD = re.compile(r"(\S+) +\( +st: +(\S+) +et: +(\S+) +g: +(\S+) +a: +(\S+) +\) *")
 _PAUSES = ("-pau-", "<s>", "</s>")
 
-# The files of a folder of Kaldi's, as `nbest-to-linear` and the scripts that call it name them. Of the graph costs the
-# first that is there counts; costs with and without a language model are also kept as two files, which belong together.
-_WORDS = ("words_text", "words", "text")  # beside the first two, `text` is the reference
+# The files of a Kaldi folder, as `nbest-to-linear` and the scripts that call it name them. The first graph costs that
+# exist are used. They may be in two files, `lmwt.nolm` and `lmwt.lmonly`, which are then summed.
+_WORDS = ("words_text", "words", "text")  # with one of the first two, `text` is the reference
 _AM_COSTS = ("ac_cost", "acwt")
 _GRAPH_COSTS = (("lm_cost",), ("lmwt.withlm",), ("lmwt.nolm", "lmwt.lmonly"), ("lmwt.lmonly",), ("lmwt.nolm",))
 
@@ -38,14 +38,14 @@ def read_n_best(path: str | Path) -> dict[str, list[Candidate]]:
     | --- | --- | --- |
     | JSON Lines | `{"id": ..., "nbest": [{"text": ..., "score": ...}, ...]}` | or `scores`: `am`, `lm` |
     | text | `id<TAB>words`, `id<TAB>score<TAB>words` | natural logs, or none |
-    | SRILM | `am lm num_words words` | logs to the base of 10 |
-    | Decipher 1, with the line `NBestList1.0` first | `(score) words` | bytelogs, both models together |
+    | SRILM | `am lm num_words words` | logs to base 10 |
+    | Decipher 1, with the line `NBestList1.0` first | `(score) words` | bytelogs, sum of both models |
     | Decipher 2, `NBestList2.0` | `(score) word ( st: 0.1 et: 0.3 g: -10 a: -900 ) ...` | bytelogs, and times |
 
-    A file of SRILM has one utterance, which is named like the file.
+    A file of SRILM or Decipher has one utterance, which is named after the file.
 
     Raises:
-        AsrError: the file cannot be read, or a line is not of these formats.
+        AsrError: the file cannot be read, or a line has none of these formats.
     """
     path = Path(path)
     lines = [(f"{path}:{number}", line) for number, line in enumerate(_lines(path), start=1) if line.strip()]
@@ -75,19 +75,19 @@ def read_n_best(path: str | Path) -> dict[str, list[Candidate]]:
 
 
 def read_n_best_folder(folder: str | Path, words: Mapping[int, str] | None = None) -> dict[str, list[Candidate]]:
-    """The n-best lists of a folder of Kaldi or of SRILM.
+    """Reads the n-best lists of a folder of Kaldi or SRILM.
 
-    Kaldi's `nbest-to-linear` writes one archive of words and two of costs, text or binary; sentence `utt-3` is the
-    third of the utterance `utt`. They are found by the names that Kaldi's scripts give them: `words_text`, `text` or
-    `words`; `ac_cost` or `acwt`; `lm_cost`, `lmwt.withlm`, or `lmwt.nolm` and `lmwt.lmonly`, whose sum that is.
-    SRILM's folders have a file for each utterance.
+    Kaldi's `nbest-to-linear` writes an archive of words and two of costs, text or binary; sentence `utt-3` is the third
+    of the utterance `utt`. The files must have the names that Kaldi's scripts use: `words_text`, `words` or `text`;
+    `ac_cost` or `acwt`; `lm_cost`, `lmwt.withlm`, or `lmwt.nolm` and `lmwt.lmonly`, which are summed. SRILM's folders
+    have one file per utterance.
 
     Args:
-        folder: the folder; its files may be packed.
-        words: id -> word, for words that are numbers.
+        folder: the folder; its files may be compressed.
+        words: id -> word, for words that are written as ids.
 
     Raises:
-        AsrError: a file cannot be read or lacks a sentence, or there are none.
+        AsrError: a file cannot be read or lacks a sentence, or there are no n-best lists.
     """
     folder = Path(folder)
     files = {_without_packing(path.name): path for path in sorted(folder.iterdir()) if path.is_file()}
@@ -101,8 +101,8 @@ def read_n_best_folder(folder: str | Path, words: Mapping[int, str] | None = Non
                 raise AsrError(f"{path}: the utterance {name!r} occurs twice in the folder.")
     if not lists:
         raise AsrError(
-            f"{folder}: there are no n-best lists in this folder; Kaldi's are words_text, ac_cost and lm_cost, SRILM's "
-            "a file for each utterance."
+            f"{folder}: there are no n-best lists in this folder; Kaldi's files are words_text, ac_cost and lm_cost, "
+            "SRILM has one file for each utterance."
         )
     return lists
 
@@ -118,10 +118,10 @@ def _kaldi_lists(
         name, _, number = key.rpartition("-")
         where = f"{spoken}: {key}"
         if not name or not number.isdecimal():
-            raise AsrError(f"{where}: a sentence of a list has its number at the end of its name, as in 'utt-1'.")
+            raise AsrError(f"{where}: the name of a sentence must end with its number, as in 'utt-1'.")
         if spoken.name.startswith("words") and not spoken.name.startswith("words_text"):
             if words is None:
-                raise AsrError(f"{spoken}: its words are numbers; give --words with the words.txt that they are from.")
+                raise AsrError(f"{spoken}: its words are numbers; give --words, the words.txt that defines them.")
             text = [_word(one, words, where) for one in text]
         am_score = 0.0 if am_costs is None else -_cost(am_costs, key, where)
         lm_score = -sum(_cost(costs, key, where) for costs in graph_costs)
@@ -132,7 +132,7 @@ def _kaldi_lists(
 
 def _word(number: str, words: Mapping[int, str], where: str) -> str:
     if not number.isdecimal() or int(number) not in words:
-        raise AsrError(f"{where}: there is no word {number} in the list of words.")
+        raise AsrError(f"{where}: there is no word {number} in the word list.")
     return words[int(number)]
 
 
@@ -152,7 +152,7 @@ def _costs(path: Path) -> dict[str, float]:
 
 
 def _archive(path: Path, binary: Callable[[bytes, int, str], tuple[list[str], int]]) -> Iterator[tuple[str, list[str]]]:
-    """Key and fields of each entry of an archive of Kaldi, binary or text."""
+    """Reads the key and fields of each entry of a Kaldi archive, binary or text."""
     with open_text(path, "archive") as file:
         try:
             content = file.read()
@@ -175,10 +175,10 @@ def _archive(path: Path, binary: Callable[[bytes, int, str], tuple[list[str], in
 
 
 def _integers(content: bytes, position: int, where: str) -> tuple[list[str], int]:
-    """A list of integers: the bytes of each, their number, and they themselves."""
+    """Reads a list of integers: the size of each in bytes, their number, and the integers."""
     (size, number) = _unpacked("<bi", content, position, where)
     if size != 4 or number < 0:
-        raise AsrError(f"{where}: this is no list of integers; the archive is damaged.")
+        raise AsrError(f"{where}: this is not a list of integers; the archive is damaged.")
     numbers = _unpacked(f"<{number}i", content, position + 5, where)
     return [str(one) for one in numbers], position + 5 + 4 * number
 
@@ -186,14 +186,14 @@ def _integers(content: bytes, position: int, where: str) -> tuple[list[str], int
 def _number(content: bytes, position: int, where: str) -> tuple[list[str], int]:
     (size,) = _unpacked("<b", content, position, where)
     if size not in (4, 8):
-        raise AsrError(f"{where}: this is no number; the archive is damaged.")
+        raise AsrError(f"{where}: this is not a number; the archive is damaged.")
     (number,) = _unpacked("<f" if size == 4 else "<d", content, position + 1, where)
     return [repr(number)], position + 1 + size
 
 
 def _unpacked(form: str, content: bytes, position: int, where: str) -> tuple[Any, ...]:
     if position + struct.calcsize(form) > len(content):
-        raise AsrError(f"{where}: the archive ends in the middle; it is cut short.")
+        raise AsrError(f"{where}: the archive ends within an entry; it is cut short.")
     return struct.unpack_from(form, content, position)
 
 
@@ -206,7 +206,7 @@ def _without_packing(name: str) -> str:
 
 
 def _name_of(path: Path) -> str:
-    """The utterance that a file of SRILM is named after."""
+    """The utterance of an SRILM file, from the file's name."""
     name = _without_packing(path.name)
     return name.removesuffix(".score").removesuffix(".nbest") or name
 
@@ -234,7 +234,7 @@ def _decipher_sentence(line: str, where: str) -> Candidate:
 
 
 def _timed_sentence(line: str, where: str) -> Candidate:
-    """A sentence with times and scores of words; tokens inside a word's time are its phones and states."""
+    """Reads a sentence with times and scores of words; entries within a word's time are its phones and states."""
     _, rest = _decipher_score(line, where)
     words: list[str] = []
     times: list[tuple[float, float]] = []
@@ -258,7 +258,7 @@ def _timed_sentence(line: str, where: str) -> Candidate:
 
 
 def _decipher_score(line: str, where: str) -> tuple[float, str]:
-    """The score at the beginning of a line, and the rest."""
+    """Splits a line into the score at its beginning and the rest."""
     match = re.match(r"\s*\(\s*([^\s()]+)\s*\)\s*", line)
     if match is None:
         raise AsrError(f"{where}: expected a score in parentheses, then words.")

@@ -1,7 +1,7 @@
-"""Lattices and n-best lists of other recognizers, rescored by any of our language models.
+"""Rescoring of lattices and n-best lists of other recognizers with any `LanguageModel`.
 
-Here a lattice is what all recognizers have in common: states, and arcs with a word or none, scores and perhaps times.
-Nothing is assumed about frames or tokens, and words that the language model does not know keep their spelling.
+These lattices have only what all recognizers have in common: states, and arcs with at most one word, scores and perhaps
+times. Nothing is assumed about frames or tokens. Out-of-vocabulary words keep their spelling.
 
 Shapes: Q queries to the language model.
 """
@@ -28,9 +28,9 @@ class WordArc(NamedTuple):
     """An arc of a `WordLattice`.
 
     Args:
-        src, dst: states.
-        word: its word, empty for none.
-        am_score, lm_score: of the other recognizer, natural logs, unscaled.
+        src, dst: source and destination state.
+        word: the word; empty for none.
+        am_score, lm_score: scores of the other recognizer, natural logs, unscaled.
     """
 
     src: int
@@ -45,13 +45,13 @@ class WordLattice:
     """The alternatives of one utterance.
 
     Args:
-        name: of the utterance.
-        num_states: S.
-        start: the first state.
+        name: name of the utterance.
+        num_states: number of states.
+        start: the start state.
         arcs: in any order.
-        final: state -> am_score and lm_score of ending there.
-        time: state -> seconds, where that is known.
-        scales: what the file says about the weights of `am_score` and `lm_score`, and the penalty for a word.
+        final: final state -> its am_score and lm_score.
+        time: state -> seconds, for states with known times.
+        scales: weights of `am_score` and `lm_score` and word insertion penalty, as given in the file.
     """
 
     name: str
@@ -68,9 +68,9 @@ class RescoringScales:
     """The weights of a total score.
 
     Args:
-        am_scale: of the other recognizer's acoustic scores, or of the score of an n-best list.
-        old_lm_scale: of its language model's scores.
-        lm_scale: of the new language model's.
+        am_scale: weight of the other recognizer's acoustic scores, or of the scores of an n-best list.
+        old_lm_scale: weight of its language model's scores.
+        lm_scale: weight of the new language model's scores.
         word_insertion_penalty: added for each word.
     """
 
@@ -81,7 +81,7 @@ class RescoringScales:
 
 
 class RescoredWord(NamedTuple):
-    """A word and its times in seconds, which are None where the lattice has none."""
+    """A word and its times in seconds, None if unknown."""
 
     text: str
     start: float | None = None
@@ -90,7 +90,7 @@ class RescoredWord(NamedTuple):
 
 @dataclass(frozen=True)
 class Rescored:
-    """A sentence with its scores: unscaled natural logs, and `total` as the scales weight them."""
+    """A sentence with its scores in unscaled natural logs, and their weighted `total`."""
 
     words: tuple[RescoredWord, ...]
     am_score: float
@@ -104,7 +104,7 @@ class Rescored:
 
 
 def word_ids(words: Sequence[str], vocabulary: Vocabulary) -> list[int]:
-    """Ids of words as they are spelled, else in upper case, else in lower case, else of `<unk>`."""
+    """The ids of words as spelled, else in upper case, else in lower case, else of `<unk>`."""
     forms = ((word, word.upper(), word.lower()) for word in words)
     return [vocabulary.id_of(next((form for form in spelled if form in vocabulary), spelled[0])) for spelled in forms]
 
@@ -113,9 +113,9 @@ class Candidate(NamedTuple):
     """A sentence of an n-best list.
 
     Args:
-        words: as they are spelled.
-        am_score, lm_score: of the other recognizer, natural logs; 0 where the list has none.
-        times: begin and end of each word in seconds; empty where the list has none.
+        words: the words as spelled in the list.
+        am_score, lm_score: scores of the other recognizer, natural logs; 0 if unknown.
+        times: begin and end of each word in seconds; empty if unknown.
     """
 
     words: tuple[str, ...]
@@ -125,7 +125,7 @@ class Candidate(NamedTuple):
 
 
 def rescore_list(candidates: Sequence[Candidate], lm: LanguageModel, scales: RescoringScales) -> list[Rescored]:
-    """The sentences of an n-best list, best first; equal ones stay in their order.
+    """Rescores an n-best list -> its sentences, best first; those with equal scores keep their order.
 
     Args:
         candidates: the list.
@@ -158,7 +158,7 @@ def _total(scores: tuple[float, float, float], num_words: int, scales: Rescoring
 
 
 class _Token(NamedTuple):
-    """The best way to a state with one history: its total, scores and the arcs behind it, last first."""
+    """The best path to a state with one history: total, scores, last arc and the token before that arc."""
 
     total: float
     scores: tuple[float, float, float]
@@ -173,19 +173,19 @@ def rescore_lattice(
     max_contexts: int = 64,
     beam: float = math.inf,
 ) -> Rescored | None:
-    """The best path of a lattice with the new language model's scores.
+    """Finds the best path of a lattice with the new language model's scores.
 
-    With neither limit the result is exact: the best of all paths, each scored word by word.
+    Without `max_contexts` and `beam` limits, the result is exact: the best of all paths.
 
     Args:
         lattice: the alternatives.
         lm: the new language model.
         scales: the weights.
-        max_contexts: the maximum number of histories that are followed from a state.
-        beam: histories that are this much worse than their state's best are dropped.
+        max_contexts: maximum number of histories that are followed from a state.
+        beam: histories this far below the best one of their state are pruned.
 
     Returns:
-        None if no final state can be reached.
+        The best sentence; None if no final state can be reached.
 
     Raises:
         AsrError: the lattice has a cycle.
@@ -245,7 +245,7 @@ def _pruned(tokens: dict[int, _Token], max_contexts: int, beam: float) -> list[t
 
 
 def _levels(lattice: WordLattice) -> list[list[int]]:
-    """States by the length of the longest way to them, so that all arcs lead to later levels."""
+    """Groups states by the length of the longest path to them, so that all arcs lead to later levels."""
     num_before = [0] * lattice.num_states
     out: dict[int, list[int]] = defaultdict(list)
     for arc in lattice.arcs:
@@ -264,12 +264,12 @@ def _levels(lattice: WordLattice) -> list[list[int]]:
                     following.append(dst)
         level = following
     if num_seen < lattice.num_states:
-        raise AsrError(f"{lattice.name}: the lattice has a cycle, so that it is none.")
+        raise AsrError(f"{lattice.name}: the lattice has a cycle.")
     return levels
 
 
 def _has_frames(lattice: WordLattice) -> bool:
-    """Whether each arc reads one frame or none, so that the arc that has a word is not as long as the word."""
+    """Whether each arc reads at most one frame, so that a word lasts longer than its arc."""
     time = lattice.time
     spans = [time[arc.dst] - time[arc.src] for arc in lattice.arcs if arc.src in time and arc.dst in time]
     read = [span for span in spans if span > 0]
@@ -278,7 +278,7 @@ def _has_frames(lattice: WordLattice) -> bool:
 
 
 def _spelled(token: _Token, lattice: WordLattice, scales: RescoringScales) -> Rescored:
-    """A sentence with its times: those of a word's arc; where arcs are frames, a word lasts until the next one."""
+    """A sentence with times. A word has the times of its arc, or lasts until the next one if arcs are frames."""
     words: list[RescoredWord] = []
     one: _Token | None = token
     has_frames = _has_frames(lattice)

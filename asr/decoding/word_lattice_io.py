@@ -1,6 +1,6 @@
-"""Reads lattices that other recognizers wrote: SLF and k2.
+"""Reads lattices of other recognizers: SLF and k2.
 
-Those of Kaldi are in `asr.decoding.kaldi_lattice`, n-best lists in `asr.decoding.nbest_io`.
+`asr.decoding.kaldi_lattice` reads Kaldi's lattices, `asr.decoding.nbest_io` n-best lists.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FINAL_LABEL = -1
 
 
 def read_word_ids(path: str | Path) -> dict[int, str]:
-    """Kaldi's `words.txt`: id -> word; empty for words that are not spoken.
+    """Reads Kaldi's `words.txt`: id -> word, which is empty for symbols that are not words.
 
     Raises:
         AsrError: the file cannot be read, or a line is not `word id`.
@@ -43,10 +43,10 @@ def read_word_ids(path: str | Path) -> dict[int, str]:
 
 
 def read_slf_lattice(path: str | Path) -> WordLattice:
-    """A lattice in HTK's format; scores may have any base, words may stand on nodes or on links.
+    """Reads a lattice in HTK's format. Scores may have any base, and words may be on nodes or links.
 
     Raises:
-        AsrError: the file cannot be read, or is no such lattice.
+        AsrError: the file cannot be read, or is not such a lattice.
     """
     path = Path(path)
     header: dict[str, str] = {}
@@ -63,17 +63,19 @@ def read_slf_lattice(path: str | Path) -> WordLattice:
         else:
             header.update(fields)
     if not nodes or not links:
-        raise AsrError(f"{path}: this is no lattice of HTK: it has no nodes (I=...) or no links (J=...).")
+        raise AsrError(f"{path}: this is not an HTK lattice: it has no nodes (I=...) or no links (J=...).")
     for kind, here in (("N", len(nodes)), ("L", len(links))):
         if kind in header and finite_number(header[kind], str(path)) != here:
-            raise AsrError(f"{path}: the header announces {kind}={header[kind]}, there are {here}; it is cut short.")
+            raise AsrError(
+                f"{path}: the header announces {kind}={header[kind]}, but there are {here}; the file is cut short."
+            )
     base = finite_number(header.get("base", repr(math.e)), str(path))
     log_base = math.log(base) if base > 0 else 1.0
     state_of = {name: state for state, name in enumerate(nodes)}
     arcs = []
     for where, link in links:
         if link.get("S") not in nodes or link.get("E") not in nodes:
-            raise AsrError(f"{where}: a link leads from a node (S=) to a node (E=) of the file.")
+            raise AsrError(f"{where}: a link must lead from a node (S=) to a node (E=) of the file.")
         am_score, graph_score, lm_score = (
             log_base * finite_number(link.get(name, "0"), where) for name in ("a", "r", "l")
         )
@@ -83,7 +85,7 @@ def read_slf_lattice(path: str | Path) -> WordLattice:
     entered, left = {arc.dst for arc in arcs}, {arc.src for arc in arcs}
     starts = [state for state in range(len(nodes)) if state not in entered]
     if len(starts) != 1:
-        raise AsrError(f"{path}: a lattice has one first node, not {len(starts)}.")
+        raise AsrError(f"{path}: the lattice must have one first node, not {len(starts)}.")
     time = {state_of[name]: finite_number(node["t"], str(path)) for name, node in nodes.items() if "t" in node}
     scales = [
         finite_number(header.get(name, default), str(path))
@@ -101,26 +103,26 @@ def read_slf_lattice(path: str | Path) -> WordLattice:
 
 
 def read_k2_lattices(path: str | Path, words: Mapping[int, str], frame_seconds: float) -> list[WordLattice]:
-    """Lattices of k2 or icefall: `torch.save(fsa.as_dict(), path)`, of one or of a vector. No code runs from the file.
+    """Reads lattices of k2 or icefall: an Fsa or FsaVec, saved by `torch.save(fsa.as_dict(), path)`. No code is run.
 
-    An arc's `scores` are its total; where there are `lm_scores`, these are its language model's share.
+    An arc's `scores` are its total, of which `lm_scores`, if any, are the language model's part.
 
     Args:
-        path: the file. Its only lattice is named like it; several are named `file-1`, `file-2`, and so on.
+        path: the file. A single lattice is named after it; several are named `file-1`, `file-2`, and so on.
         words: id -> word.
-        frame_seconds: between two frames of the acoustic model.
+        frame_seconds: duration of a frame of the acoustic model.
 
     Raises:
-        AsrError: the file cannot be read, or has something else in it.
+        AsrError: the file cannot be read, or contains something else.
     """
     path = Path(path)
     try:
         content = load_tensors(path, states_of=["_k2.ragged RaggedTensor"])
     except (OSError, UnpicklingError) as error:
-        raise AsrError(f"{path}: this is no k2 lattice, or it is damaged ({error}).") from error
+        raise AsrError(f"{path}: this is not a k2 lattice, or it is damaged ({error}).") from error
     arcs = content.get("arcs") if isinstance(content, dict) else None
     if not isinstance(arcs, torch.Tensor) or arcs.dtype != torch.int32:
-        raise AsrError(f"{path}: this is no k2 lattice; its arcs are not integers of 32 bits.")
+        raise AsrError(f"{path}: this is not a k2 lattice: its arcs are not 32-bit integers.")
     splits, arcs = _k2_parts(arcs, path)
     labels = _k2_words(content.get("aux_labels"), len(arcs), path)
     lm_score = content.get("lm_scores")
@@ -139,7 +141,7 @@ def read_k2_lattices(path: str | Path, words: Mapping[int, str], frame_seconds: 
 
 
 class _K2Arc(NamedTuple):
-    """An arc of k2: its total score, its language model's share, and its word ids."""
+    """An arc of k2: total score, the language model's part of it, and word ids."""
 
     src: int
     dst: int
@@ -152,8 +154,8 @@ class _K2Arc(NamedTuple):
 def _k2_parts(arcs: torch.Tensor, path: Path) -> tuple[list[int], torch.Tensor]:
     """Where the arcs of each lattice begin, with the end of the last one, and the arcs (A, 4).
 
-    One lattice is saved as (A, 4). A vector of them is flat: their number, 0, where the states of each begin, where the
-    arcs of each begin, and the arcs; states are counted anew in each.
+    One lattice is saved as (A, 4). A vector of lattices is flattened: their number, 0, where the states of each begin,
+    where the arcs of each begin, and the arcs. States are counted from 0 in each lattice.
     """
     if arcs.dim() == 2 and arcs.shape[1] == 4:
         return [0, len(arcs)], arcs
@@ -163,7 +165,7 @@ def _k2_parts(arcs: torch.Tensor, path: Path) -> tuple[list[int], torch.Tensor]:
         rises = all(one <= other for one, other in itertools.pairwise(splits))
         if int(arcs[1]) == 0 and splits[0] == 0 and rises and 4 * splits[-1] == len(rest):
             return splits, rest.reshape(-1, 4)
-    raise AsrError(f"{path}: this is no k2 lattice; its arcs are not four integers each.")
+    raise AsrError(f"{path}: this is not a k2 lattice: its arcs are not four integers each.")
 
 
 def _k2_lattice(
@@ -173,17 +175,17 @@ def _k2_lattice(
     final: dict[int, tuple[float, float]] = {}
     frames: list[int] = []
     num_states = max((max(arc.src, arc.dst) for arc in arcs), default=0) + 1
-    if num_states > 2 * len(arcs) + 1:  # arrays have a place for each
-        raise AsrError(f"{path}: this is no k2 lattice; it has {num_states} states, but {len(arcs)} arcs only.")
+    if num_states > 2 * len(arcs) + 1:  # a damaged file must not make arrays of states huge
+        raise AsrError(f"{path}: this is not a k2 lattice: it has {num_states} states, but only {len(arcs)} arcs.")
     for src, dst, label, score, old, ids in arcs:
         if min(src, dst) < 0 or not math.isfinite(score) or not math.isfinite(old):
-            raise AsrError(f"{path}: this is no k2 lattice; a state or a score is not a number of a usual size.")
+            raise AsrError(f"{path}: this is not a k2 lattice: a state is negative, or a score is not finite.")
         if label == _FINAL_LABEL:
             final[src] = max(final.get(src, (score - old, old)), (score - old, old), key=sum)
             continue
         unknown = [one for one in ids if one not in words]
         if unknown:
-            raise AsrError(f"{path}: there is no word {unknown[0]} in the list of words.")
+            raise AsrError(f"{path}: there is no word {unknown[0]} in the word list.")
         spoken = [words[one] for one in ids if words[one]] or [""]
         for position, word in enumerate(spoken):
             is_first, is_last = position == 0, position == len(spoken) - 1
@@ -197,7 +199,7 @@ def _k2_lattice(
 
 
 def _k2_words(labels: Any, num_arcs: int, path: str | Path) -> list[list[int]]:
-    """The word ids of each arc, from a tensor, or from a ragged one's state (row_splits, "row_ids1", values)."""
+    """The word ids of each arc, from a tensor, or from a ragged tensor's state: (row_splits, "row_ids1", values)."""
     if isinstance(labels, torch.Tensor) and labels.shape == (num_arcs,):
         return [[label] if label > 0 else [] for label in labels.tolist()]
     state = getattr(labels, "state", None)

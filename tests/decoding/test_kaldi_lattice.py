@@ -109,10 +109,10 @@ def test_a_binary_archive_is_rescored(tmp_path: Path, capsys: pytest.CaptureFixt
         (b"utt " + binary()[:-3], "cut short or damaged"),
         (b"utt " + binary() + b"second", "expected the name of an utterance"),
         (b"utt " + binary() + b"no second", "expected an OpenFst transducer"),
-        (b"utt " + binary("standard"), "no lattice but a transducer of the type 'vector' with arcs 'standard'"),
-        (b"utt " + binary(fst="const"), "no lattice but a transducer of the type 'const'"),
+        (b"utt " + binary("standard"), "not a lattice but a transducer of type 'vector' with arcs of type 'standard'"),
+        (b"utt " + binary(fst="const"), "not a lattice but a transducer of type 'const'"),
         (b"utt " + binary(arcs=[(0, None, 0, float("nan"), 0.0, ())]), "a weight is not a number"),
-        (b"utt " + binary(arcs=[(0, 1, 7, 0.0, 0.0, ())]), "no word 7 in the list"),
+        (b"utt " + binary(arcs=[(0, 1, 7, 0.0, 0.0, ())]), "no word 7 in the word list"),
         (b"utt " + binary(arcs=[(0, None, 0, float("inf"), 0.0, ())]), "the lattice is empty"),
     ],
 )

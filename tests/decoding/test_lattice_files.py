@@ -143,7 +143,7 @@ def test_k2_keeps_everything(tmp_path_factory: pytest.TempPathFactory, seed: int
     best = max(all_sentences(lattice, OPTIONS).values())
     assert float(fsa.get_tot_scores(True, False)) == pytest.approx(best, abs=1e-3)
     path.write_bytes(b"nothing")
-    with pytest.raises(AsrError, match=r"a\.pt: this is no k2 lattice"):
+    with pytest.raises(AsrError, match=r"a\.pt: this is not a k2 lattice"):
         load_k2_lattice(path)
 
 
@@ -153,7 +153,7 @@ def test_code_in_a_k2_lattice_does_not_run(tmp_path) -> None:
 
     path = tmp_path / "a.pt"
     torch.save({"arcs": HarmfulPickle(tmp_path / "made")}, path)
-    with pytest.raises(AsrError, match=r"a\.pt: this is no k2 lattice.*posix mkdir has no place"):
+    with pytest.raises(AsrError, match=r"a\.pt: this is not a k2 lattice.*posix mkdir has no place"):
         load_k2_lattice(path)
     assert not (tmp_path / "made").exists()
 
@@ -182,16 +182,16 @@ def test_slf_with_times_alone(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("0 1 5 1,1,1\n", "lat.txt:1: here stands an utterance's name alone"),
+        ("0 1 5 1,1,1\n", "lat.txt:1: expected the name of an utterance"),
         ("utt\n\n", "lat.txt:1: the lattice is empty"),
-        ("utt\n0 1 5 1,1\n1 0,0,\n", "lat.txt:2: '0 1 5 1,1' is no arc"),
-        ("utt\n0 1 five 1,1,1\n1 0,0,\n", "is no arc"),
+        ("utt\n0 1 5 1,1\n1 0,0,\n", "lat.txt:2: '0 1 5 1,1' is neither an arc"),
+        ("utt\n0 1 five 1,1,1\n1 0,0,\n", "is neither an arc"),
         ("utt\n0 1 99 1,1,1\n1 0,0,\n", "lat.txt:2: there is no word 99 in a vocabulary of 9"),
         ("utt\n0 1 5 1,1,1\n", "no final state can be reached"),
-        ("utt\n0 1 5 1,1,1\n1 0 5 1,1,1\n1 0,0,\n", "goes round in a cycle"),
+        ("utt\n0 1 5 1,1,1\n1 0 5 1,1,1\n1 0,0,\n", "has a cycle"),
         ("utt\n0 1 5 1,1,1\n0 2 0 1,1,1\n2 1 0 1,1,1\n1 0,0,\n", "state 1 is reached after"),
         ("utt\n0 1 0 1,1,1\n1 2 5 1,1,\n2 0,0,\n", "a word after the last frame"),
-        ("utt\n0 1 0 1,1,1\n1 0,0,1_2\n", "frames on a final state"),
+        ("utt\n0 1 0 1,1,1\n1 0,0,1_2\n", "a final state has frames"),
     ],
 )
 def test_bad_kaldi_lattices_are_one_sentence(tmp_path, content: str, message: str) -> None:
@@ -206,14 +206,14 @@ def test_bad_kaldi_lattices_are_one_sentence(tmp_path, content: str, message: st
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("words\n", "a.slf:1: 'words' is no field"),
-        ("VERSION=1.0\n", "this is no HTK lattice"),
-        ("N=2 L=2\nI=0\nI=1 t=0.01\nJ=0 S=0 E=1\n", "the header tells of 2 nodes and 2 links"),
-        ("N=2 L=1\nI=0\nI=1 t=0.01\nJ=0 S=0 E=7\n", "a.slf:4: a link leads from a node"),
+        ("words\n", "a.slf:1: 'words' is not a field"),
+        ("VERSION=1.0\n", "this is not an HTK lattice"),
+        ("N=2 L=2\nI=0\nI=1 t=0.01\nJ=0 S=0 E=1\n", "the header announces 2 nodes and 2 links"),
+        ("N=2 L=1\nI=0\nI=1 t=0.01\nJ=0 S=0 E=7\n", "a.slf:4: a link must lead from a node"),
         ("N=2 L=1\nI=0\nI=1 t=0.01\nJ=0 S=0 E=1 W=xyz\n", "the word 'xyz' is not in the vocabulary"),
-        ("N=2 L=1\nI=0\nI=1 t=0.01\nJ=0 S=0 E=1 a=much\n", "'much' is no number"),
-        ("N=2 L=1\nI=0\nI=1 t=0.01\nJ=0 S=0 E=1 d=:q,0.01:\n", "'q,0.01' is no token"),
-        ("N=3 L=1\nI=0\nI=1 t=0.01\nI=2\nJ=0 S=0 E=1\n", "one first and one last node, not 2, 2"),
+        ("N=2 L=1\nI=0\nI=1 t=0.01\nJ=0 S=0 E=1 a=much\n", "'much' is not a number"),
+        ("N=2 L=1\nI=0\nI=1 t=0.01\nJ=0 S=0 E=1 d=:q,0.01:\n", "'q,0.01' is not a token"),
+        ("N=3 L=1\nI=0\nI=1 t=0.01\nI=2\nJ=0 S=0 E=1\n", "there are 2 first and 2 last nodes"),
     ],
 )
 def test_bad_slf_is_one_sentence(tmp_path, content: str, message: str) -> None:

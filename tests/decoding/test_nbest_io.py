@@ -138,17 +138,17 @@ def test_binary_archives_of_kaldi(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("words", b"u 1 2\n", r"words: u: a sentence of a list has its number at the end"),
-        ("words", b"u-x-1 1 9\n", r"words: u-x-1: there is no word 9 in the list of words"),
-        ("words", b"u-x-1 PAT\n", r"words: u-x-1: there is no word PAT in the list of words"),
+        ("words", b"u 1 2\n", r"words: u: the name of a sentence must end with its number"),
+        ("words", b"u-x-1 1 9\n", r"words: u-x-1: there is no word 9 in the word list"),
+        ("words", b"u-x-1 PAT\n", r"words: u-x-1: there is no word PAT in the word list"),
         ("words", b"u-x-3 1\n", r"words: u-x-3: this sentence has no cost; the files .* do not belong together"),
-        ("words", integers(u_x_1=[1, 2])[:-3], r"words: u-x-1: the archive ends in the middle"),
-        ("words", b"u-x-1 \0B\4\xff\xff\xff\xff", r"words: u-x-1: this is no list of integers"),
+        ("words", integers(u_x_1=[1, 2])[:-3], r"words: u-x-1: the archive ends within an entry"),
+        ("words", b"u-x-1 \0B\4\xff\xff\xff\xff", r"words: u-x-1: this is not a list of integers"),
         ("words", integers(u_x_1=[1]) + b"?", r"words: byte \d+: expected the name of a sentence"),
         ("acwt", b"u-x-1 10 11\n", r"acwt: u-x-1: expected one cost"),
         ("acwt", b"u-x-1 nan\n", r"acwt: u-x-1: 'nan' is not a finite number"),
         ("acwt", floats(u_x_1=math.inf), r"acwt: u-x-1: 'inf' is not a finite number"),
-        ("acwt", b"u-x-1 \0B\3abc", r"acwt: u-x-1: this is no number"),
+        ("acwt", b"u-x-1 \0B\3abc", r"acwt: u-x-1: this is not a number"),
     ],
 )
 def test_wrong_folders_are_one_sentence(folder: Path, name: str, content: bytes, message: str) -> None:

@@ -220,7 +220,7 @@ def test_a_vector_of_lattices_of_k2(folder: Path) -> None:
         wrong = head.clone()
         wrong[place] = value
         torch.save({"arcs": torch.cat([wrong, arcs.flatten()]), "aux_labels": words}, folder / "bad.pt")
-        with pytest.raises(AsrError, match="no k2 lattice; its arcs are not four integers each"):
+        with pytest.raises(AsrError, match="not a k2 lattice: its arcs are not four integers each"):
             read_k2_lattices(folder / "bad.pt", NUMBERED, 0.04)
 
 
@@ -229,7 +229,7 @@ def test_a_few_arcs_stand_for_no_billion_states(folder: Path) -> None:
         arcs = k2_arcs()
         arcs[2, 1] = state
         torch.save({"arcs": arcs, "aux_labels": torch.tensor([1, 2, 0, -1], dtype=torch.int32)}, folder / "bad.pt")
-        with pytest.raises(AsrError, match=rf"no k2 lattice; it has {state + 1} states, but 4 arcs only"):
+        with pytest.raises(AsrError, match=rf"not a k2 lattice: it has {state + 1} states, but only 4 arcs"):
             read_k2_lattices(folder / "bad.pt", NUMBERED, 0.04)
 
 
@@ -270,10 +270,10 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.slf", SLF.replace("L=4", "L=9"), "the header announces L=9, there are 4"),
+        ("a.slf", SLF.replace("L=4", "L=9"), "the header announces L=9, but there are 4"),
         ("a.slf", SLF.replace("a=-1.5", "a=x"), "a.slf:10: 'x' is not a finite number"),
-        ("a.slf", SLF.replace("E=2", "E=7"), "a.slf:10: a link leads from a node"),
-        ("lat", KALDI.replace("1\t3\t3", "1\t3\t9"), "lat:4: there is no word 9 in the list of words"),
+        ("a.slf", SLF.replace("E=2", "E=7"), "a.slf:10: a link must lead from a node"),
+        ("lat", KALDI.replace("1\t3\t3", "1\t3\t9"), "lat:4: there is no word 9 in the word list"),
         ("lat", KALDI.replace("1.5,10.0", "1.5,nan"), "lat:2: 'nan' is not a finite number"),
         ("list", "u1\tx\tPAT\n", "list:1: 'x' is not a finite number"),
         ("list", "u1 PAT\n", "list:1: expected 'id<TAB>words'"),
