@@ -1,7 +1,6 @@
-"""Charts as SVG text, drawn to be read on a phone: few ticks, large letters, colours of the page's style sheet.
+"""Charts as SVG text that are legible on a phone: few ticks, large letters, colors of the page's style sheet.
 
-Colours are the classes `c0` to `c7`, so that a chart follows the page into its dark form. Everything that comes from a
-user is escaped.
+Colors are the classes `c0` to `c7`, so that charts follow the page's dark mode. All text from users is escaped.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 80.0, 24.0, 12.0, 46.0
 
 
 class Point(NamedTuple):
-    """A point of a line; `low` to `high` is its interval, if it has one."""
+    """A point of a line; `low` to `high` is its confidence interval, if any."""
 
     x: float
     y: float
@@ -29,7 +28,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Line:
-    """Points that belong together; without `is_joined` they are drawn without a line between them."""
+    """A series of points, joined by a line if `is_joined`."""
 
     name: str
     points: Sequence[Point]
@@ -41,10 +40,10 @@ class Axis:
     """An axis from `low` to `high`.
 
     Args:
-        title: with the unit.
+        title: title, with the unit.
         low, high: the ends.
-        is_log: whether equal ratios have equal distances; `low` is above 0 then.
-        format_tick: how a number is written.
+        is_log: whether the axis is logarithmic; `low` must then be above 0.
+        format_tick: formats the number at a tick.
     """
 
     title: str
@@ -54,7 +53,7 @@ class Axis:
     format_tick: Callable[[float], str] = "{:g}".format
 
     def place(self, value: float) -> float:
-        """Where a value lies, 0 to 1 from end to end; values outside are put at the ends."""
+        """The position of a value from 0 to 1; values outside the axis are put at its ends."""
         low, high, value = (
             (math.log(end) for end in (self.low, self.high, max(value, self.low)))
             if self.is_log
@@ -82,7 +81,7 @@ class Axis:
 def axis_around(
     title: str, values: Iterable[float], is_log: bool = False, format_tick: Callable[[float], str] = "{:g}".format
 ) -> Axis:
-    """An axis that holds all values, with some room."""
+    """An axis that covers all values, with some space at the ends."""
     found = [value for value in values if math.isfinite(value)]
     low, high = min(found, default=0.0), max(found, default=1.0)
     if is_log:
@@ -93,7 +92,7 @@ def axis_around(
 
 
 def line_chart(title: str, x_axis: Axis, y_axis: Axis, lines: Sequence[Line]) -> str:
-    """Lines with points; an interval is a bar through its point. The legend has their names, if there are several."""
+    """Draws lines with points, intervals as bars through the points, and a legend if there are several lines."""
     width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 
     def at(x: float, y: float) -> tuple[float, float]:
@@ -135,7 +134,7 @@ def _frame(x_axis: Axis, y_axis: Axis, at: Callable[[float, float], tuple[float,
 
 
 def calibration_chart(title: str, lines: Sequence[Line]) -> str:
-    """Shares of right words against confidences; on the diagonal they are equal."""
+    """Draws shares of correct words against confidences; on the diagonal, both are equal."""
     percent = Axis("confidence", 0.0, 1.0, format_tick=lambda value: f"{value:.0%}")
     right = Axis("right words", 0.0, 1.0, format_tick=lambda value: f"{value:.0%}")
     chart = line_chart(title, percent, right, lines)
@@ -145,12 +144,12 @@ def calibration_chart(title: str, lines: Sequence[Line]) -> str:
 
 
 def stacked_bars(title: str, bars: Mapping[str, Mapping[str, float]], unit: str) -> str:
-    """A bar for each name, made of parts; below it a legend of the parts.
+    """Draws a stacked bar for each name, and a legend of the parts below.
 
     Args:
-        title: for readers who do not see it.
+        title: text for screen readers.
         bars: name -> part -> length.
-        unit: of the lengths.
+        unit: unit of the lengths.
     """
     parts = list(dict.fromkeys(part for bar in bars.values() for part in bar))
     longest = max((sum(bar.values()) for bar in bars.values()), default=0.0) or 1.0
@@ -172,13 +171,13 @@ def stacked_bars(title: str, bars: Mapping[str, Mapping[str, float]], unit: str)
 
 
 def svg(title: str, width: float, height: float, parts: Iterable[str]) -> str:
-    """A drawing that fills the width it is given."""
+    """An SVG drawing that fills the available width."""
     head = f'<svg viewBox="0 0 {width:g} {height:g}" role="img"><title>{escape(title)}</title>'
     return head + "".join(parts) + "</svg>"
 
 
 def legend(names: Sequence[str]) -> str:
-    """Names with their colours."""
+    """An HTML list of names with their colors."""
     items = (
         f'<li><span class="key c{number % NUM_COLORS}"></span>{escape(name)}</li>' for number, name in enumerate(names)
     )

@@ -1,4 +1,4 @@
-"""The audio of utterances, small enough for a page: 16 kHz, mono, MP3 where libsndfile writes it, else FLAC."""
+"""The audio of utterances, small enough for a page: 16 kHz, mono, MP3 if libsndfile can write it, else FLAC."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _MIME = {"MP3": "audio/mpeg", "FLAC": "audio/flac"}
 
 @dataclass
 class Clips:
-    """Audio of utterances: within the page, or in files beside it.
+    """Audio of utterances, in the page or in separate files.
 
     Attributes:
         embedded: utterance -> MIME type and content.
         linked: utterance -> address of its file, relative to the page.
-        num_bytes: of what is embedded.
-        problem: why the first of those without audio has none, empty if all have it.
+        num_bytes: size of the embedded audio.
+        problem: the first error in reading or encoding audio; empty if there was none.
     """
 
     embedded: dict[str, tuple[str, bytes]] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Clips:
 
 
 class ClipReader:
-    """Reads the samples of clips; of a long recording with many clips, once as long as these follow each other."""
+    """Reads the samples of clips. Consecutive clips of one recording read it only once."""
 
     def __init__(self) -> None:
         self._path = ""
@@ -55,7 +55,7 @@ class ClipReader:
 
 
 def encode(samples: Tensor) -> tuple[str, bytes]:
-    """The MIME type and content of an audio file of samples (L,)."""
+    """Encodes samples (L,) as an audio file -> its MIME type and content."""
     kind = "MP3" if "MP3" in soundfile.available_formats() else "FLAC"
     file = io.BytesIO()
     soundfile.write(file, samples.clamp(-1.0, 1.0).numpy(), RATE, format=kind)
@@ -65,13 +65,13 @@ def encode(samples: Tensor) -> tuple[str, bytes]:
 def collect_clips(
     utterances: Sequence[Utterance], num_embedded: int, max_bytes: int, folder: Path | None = None
 ) -> Clips:
-    """The audio of utterances.
+    """Collects the audio of utterances.
 
     Args:
-        utterances: in the order of their importance.
-        num_embedded: how many are embedded at most.
-        max_bytes: how large these may be together, as they stand in a page.
-        folder: where the audio of the others is written, made where it is missing; None for none.
+        utterances: most important ones first.
+        num_embedded: maximum number of utterances whose audio is embedded.
+        max_bytes: maximum total size of embedded audio, in base64.
+        folder: folder for the audio of the others, created if missing; None to leave their audio out.
 
     Raises:
         AsrError: the folder cannot be written.
@@ -103,7 +103,7 @@ def collect_clips(
 
 
 def file_names(ids: Sequence[str]) -> Mapping[str, str]:
-    """Names of files for utterances, of letters that mean nothing to a shell, a browser or a file system."""
+    """Unique file names for utterances, of characters that are safe in shells, browsers and file systems."""
     taken: set[str] = set()
     names = {}
     for one in ids:

@@ -1,7 +1,7 @@
-"""Self-contained HTML report on one or several evaluations of a test set, without network, fonts or libraries.
+"""A self-contained HTML report on one or more evaluations of a test set, which needs no network, fonts or libraries.
 
-The page is complete without its script, which sorts and filters. What comes from transcripts, names and options is
-escaped, and the page's content security policy lets nothing run but its own script.
+The page is complete without its script, which only sorts and filters. Text from transcripts, names and options is
+escaped, and the page's content security policy allows only its own script.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from asr.reports.sections import cache_section, calibration_section, curve_secti
 _MOST_CONFUSIONS = 20
 _LOW_CONFIDENCE = 0.5
 _LONGEST_PICTURE = 15.0  # seconds
-# Sections that stand side by side where there is room.
+# Sections that are shown side by side if there is room.
 _HALF = dict.fromkeys(("curves", "time", "confidence", "cache"), ' class="half"')
 
 
 @dataclass(frozen=True)
 class PageOptions:
-    """What a page has.
+    """The contents of a page.
 
     Args:
-        title: its heading.
-        num_embedded: the audio of how many utterances it holds, those with the most errors first.
-        max_bytes: of audio in the page.
-        clip_folder: where the audio of all others goes, a folder beside the page; None for nowhere.
-        num_compared: systems whose transcripts are shown; all systems are in tables and curves.
-        num_pictures: utterances that are drawn.
+        title: heading of the page.
+        num_embedded: number of utterances with embedded audio, those with the most errors first.
+        max_bytes: maximum size of embedded audio.
+        clip_folder: folder next to the page for the audio of all other utterances; None to leave it out.
+        num_compared: number of systems whose transcripts are shown; tables and curves have all systems.
+        num_pictures: number of utterances that are drawn.
     """
 
     title: str = "Evaluation"
@@ -58,7 +58,7 @@ class Page(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """An utterance as the systems heard it, first system first, with the alignments."""
+    """The results of all systems for an utterance, with alignments."""
 
     position: int
     heard: list[Utterance]
@@ -70,13 +70,15 @@ class _Row(NamedTuple):
 
 
 def make_page(evaluations: Sequence[Evaluation], options: PageOptions) -> Page:
-    """The page about evaluations of one test set; the first is the one that is looked at closely.
+    """Creates a page about evaluations of one test set; details are shown for the first one.
 
     Raises:
-        AsrError: there is none, they have other utterances or references, or audio cannot be written.
+        AsrError: there are no evaluations, their utterances or references differ, or audio cannot be written.
     """
     if not evaluations:
-        raise AsrError("there is no evaluation to report on; give a file of 'asr evaluate --details NAME.json'.")
+        raise AsrError(
+            "there is no evaluation to report on; give a file that 'asr evaluate --details NAME.json' wrote."
+        )
     for other in evaluations[1:]:
         _require_same_references(evaluations[0], other)
     compared = list(evaluations[: options.num_compared])
@@ -129,12 +131,12 @@ def _summary(evaluation: Evaluation, clips: Clips) -> str:
     if clips.embedded:
         parts.append(f"audio of {len(clips.embedded):,} within this page ({clips.num_bytes / 1e6:.1f} MB)")
     if clips.linked:
-        parts.append(f"audio of {len(clips.linked):,} in files beside it")
+        parts.append(f"audio of {len(clips.linked):,} in separate files")
     return ", ".join(parts)
 
 
 def _confusions_section(rows: Sequence[_Row]) -> tuple[str, dict[tuple[str, str], int]]:
-    """Three tables of the first system's errors, and a number for each pair in them."""
+    """Three tables of the first system's errors, and the number of each pair in them."""
     counts = Counter(pair for row in rows for pair in row.pairs[0] if pair[0] != pair[1])
     kinds = {
         "Substituted": [pair for pair in counts if GAP not in pair],
@@ -159,12 +161,12 @@ def _confusions_section(rows: Sequence[_Row]) -> tuple[str, dict[tuple[str, str]
             )
     if not tables:
         return "", numbers
-    note = "<p class='soft'>Of the first system. A pair shows the utterances that have it.</p>"
+    note = "<p class='soft'>Errors of the first system. Select a pair to show the utterances that contain it.</p>"
     return f'{note}<div class="grid">{"".join(tables)}</div>', numbers
 
 
 def _pictures_section(evaluations: Sequence[Evaluation], rows: Sequence[_Row], most: int) -> str:
-    """Utterances with lattices if there are any, else short ones with the most errors."""
+    """Draws short utterances with the most errors, only those with lattices if there are any."""
     graphs = next((one.lattices for one in evaluations if one.lattices), {})
     source = next((number for number, one in enumerate(evaluations) if one.lattices), 0)
     if source >= len(rows[0].heard if rows else ()):
@@ -191,14 +193,12 @@ def _pictures_section(evaluations: Sequence[Evaluation], rows: Sequence[_Row], m
     if not parts:
         return ""
     lattice = (
-        " Below are the words of the lattice, the more probable ones higher and stronger; "
+        " Below are the words of the lattice, more probable ones higher and more opaque; "
         "lines lead to the words that may follow."
         if graphs
         else ""
     )
-    note = (
-        f"Mel spectrogram, and under it the words where {escape(evaluations[source].name)} found them, errors in red."
-    )
+    note = f"Mel spectrogram, with the words that {escape(evaluations[source].name)} recognized below, errors in red."
     return f'<p class="soft">{note}{lattice}</p>' + "".join(parts)
 
 

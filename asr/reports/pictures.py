@@ -19,18 +19,20 @@ from asr.reports.clips import RATE
 from asr.reports.evaluation import HeardWord
 from asr.reports.word_graph import END, START, WordGraph
 
-_SECOND = 150.0  # units of width
+_SECOND = 150.0  # width of a second
 _LANE = 30.0
 _SPECTROGRAM = 130.0
 _SLACK = 0.08  # seconds that words in a lane may overlap
-# Dark blue to pale yellow, of which every step is lighter than the one before: legible in grey, too.
+# Dark blue to pale yellow; each step is lighter than the one before, so that it is legible in gray, too.
 _ANCHORS = ((13, 8, 60), (84, 15, 109), (159, 42, 99), (212, 72, 66), (245, 125, 21), (250, 193, 39), (252, 255, 190))
 
 
 def png(values: NDArray[np.uint8], palette: Sequence[tuple[int, int, int]]) -> bytes:
-    """A picture of numbers (height, width) of a palette of at most 256 colours."""
+    """Encodes indices (height, width) into a palette of at most 256 colors as a PNG."""
     height, width = values.shape
-    rows = np.concatenate([np.zeros((height, 1), np.uint8), values], axis=1)  # each row begins with its filter: none
+    rows = np.concatenate(
+        [np.zeros((height, 1), np.uint8), values], axis=1
+    )  # each row begins with its filter type, 0 for none
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
@@ -44,11 +46,11 @@ def png(values: NDArray[np.uint8], palette: Sequence[tuple[int, int, int]]) -> b
 
 
 def spectrogram(samples: Tensor) -> bytes:
-    """A PNG of the log mel energies of samples (L,) at 16 kHz: 10 ms a column, low frequencies below."""
+    """A PNG of the log mel energies of samples (L,) at 16 kHz, 10 ms per column, low frequencies at the bottom."""
     energy = Fbank(sampling_rate=RATE)(samples[None], torch.tensor([len(samples)]))[0][0]
     low, high = (float(energy.quantile(share)) for share in (0.05, 0.995))
     scaled = ((energy - low) / max(high - low, 1e-3)).clamp(0.0, 1.0)
-    # 64 colours compress to half of what 256 take.
+    # With 64 colors, the file is half as large as with 256.
     return png((scaled.T.flip(0) * 63).round().byte().numpy(), _palette(64))
 
 
@@ -61,14 +63,14 @@ def _palette(size: int) -> list[tuple[int, int, int]]:
 def picture(
     samples: Tensor | None, duration: float, words: Sequence[HeardWord], wrong: Sequence[bool], graph: WordGraph | None
 ) -> str:
-    """The drawing of an utterance, as wide as it is long.
+    """Draws an utterance; the width is proportional to its duration.
 
     Args:
-        samples: (L,) at 16 kHz; without them there is no spectrogram.
-        duration: in seconds.
+        samples: (L,) at 16 kHz; None to draw no spectrogram.
+        duration: duration in seconds.
         words: the recognized words; those without times are left out.
-        wrong: for each of them whether it is an error.
-        graph: the words of its lattice.
+        wrong: whether each recognized word is an error.
+        graph: the words of its lattice, or None.
     """
     width = max(duration * _SECOND, _SECOND)
     parts, y = list[str](), 0.0
@@ -92,7 +94,7 @@ def picture(
     y = _time_axis(parts, duration, y)
     if graph is not None:
         y = _lattice(parts, graph, duration, y + 8)
-    return svg("spectrogram with the words that were heard, and the words of the lattice", width, y, parts).replace(
+    return svg("spectrogram with the recognized words, and the words of the lattice", width, y, parts).replace(
         "<svg ", f'<svg width="{width:.0f}" height="{y:.0f}" ', 1
     )
 
@@ -100,7 +102,7 @@ def picture(
 def _box(text: str, x: float, y: float, width: float, kind: str, opacity: float, hint: str) -> str:
     width = max(width - 2, 6.0)
     shown = f"<title>{escape(hint)}</title>" if hint else ""
-    # Words that are too long for their boxes are squeezed, not cut.
+    # Words that are too long for their boxes are compressed, not cut off.
     fit = f' textLength="{width - 4:.1f}" lengthAdjust="spacingAndGlyphs"' if len(text) * 8.0 > width - 4 else ""
     return (
         f'<g class="{kind}">{shown}<rect x="{x + 1:.1f}" y="{y:.1f}" width="{width:.1f}" height="{_LANE - 6}" rx="4" '
@@ -119,7 +121,7 @@ def _time_axis(parts: list[str], duration: float, y: float) -> float:
 
 
 def _lattice(parts: list[str], graph: WordGraph, duration: float, top: float) -> float:
-    """Words as boxes in lanes, the most probable above; lines join those that follow each other."""
+    """Draws words as boxes in lanes, the most probable ones on top, with lines between consecutive words."""
     lanes: list[list[tuple[float, float]]] = []
     lane_of: dict[int, int] = {}
     for number in sorted(range(len(graph.words)), key=lambda one: -graph.words[one].probability):
@@ -149,6 +151,6 @@ def _lattice(parts: list[str], graph: WordGraph, duration: float, top: float) ->
 
 
 def _span(graph: WordGraph, number: int, duration: float) -> tuple[float, float]:
-    """Where a word is drawn: to the begin of the next, but no longer than a word may be."""
+    """The span in which a word is drawn: up to the next word, within limits that depend on its length."""
     word = graph.words[number]
     return word.start, max(min(word.end, duration, word.start + 0.2 + 0.1 * len(word.text)), word.start + 0.1)

@@ -1,4 +1,4 @@
-"""The parts of a report that compare systems: tables and curves of errors, time, confidences and caches."""
+"""The sections of a report that compare systems: errors, time, confidences and caches, as tables and curves."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def systems_section(evaluations: Sequence[Evaluation]) -> str:
 
 
 def _counts(evaluation: Evaluation) -> list[Any]:
-    """The errors of each utterance, in an order that all systems share."""
+    """The error counts of each utterance, in the same order for all systems."""
     ordered = sorted(evaluation.utterances, key=lambda one: one.id)
     return [count_pairs(evaluation.pairs(one)) for one in ordered]
 
@@ -124,7 +124,7 @@ def curve_section(evaluations: Sequence[Evaluation]) -> str:
     rates = [end for point in points for end in (point.y, point.low, point.high) if end is not None]
     chart = line_chart(
         "word error rate against the real-time factor",
-        axis_around("seconds of computing for a second of audio", times, is_log=max(times) > 2 * min(times)),
+        axis_around("seconds of computation per second of audio", times, is_log=max(times) > 2 * min(times)),
         axis_around(
             "word error rate",
             rates,
@@ -132,12 +132,12 @@ def curve_section(evaluations: Sequence[Evaluation]) -> str:
         ),
         [Line(name, sorted(each)) for name, each in zip(_group_names(list(groups)), groups.values(), strict=True)],
     )
-    note = "Down and to the left is better. Bars are 95 % intervals; times are comparable if one idle machine ran all."
+    note = "Down and to the left is better. Bars are 95 % intervals; compare times only if one idle machine ran all."
     return f'{chart}<p class="soft">{note}</p>'
 
 
 def _group_names(groups: Sequence[tuple[str, ...]]) -> list[str]:
-    """Names of what differs between groups."""
+    """A name for each group, of the options in which the groups differ."""
     longest = max(map(len, groups))
     differs = [position for position in range(longest) if len({group[position : position + 1] for group in groups}) > 1]
     names = []
@@ -148,7 +148,7 @@ def _group_names(groups: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def time_section(evaluations: Sequence[Evaluation]) -> str:
-    """A bar for each system: milliseconds of each stage per second of audio."""
+    """A bar for each system, with the milliseconds of each stage per second of audio."""
     bars = {}
     for one in evaluations:
         seconds = one.summary.get("seconds")
@@ -158,11 +158,11 @@ def time_section(evaluations: Sequence[Evaluation]) -> str:
         total = sum(stages.values())
         if factor and total > 0:
             bars[one.name] = {stage: 1000 * factor * value / total for stage, value in stages.items()}
-    return stacked_bars("time of each stage", bars, "ms for a second of audio") if bars else ""
+    return stacked_bars("time of each stage", bars, "ms per second of audio") if bars else ""
 
 
 def calibration_section(evaluations: Sequence[Evaluation]) -> str:
-    """Whether words of a confidence of 80 % are right in 80 % of the cases."""
+    """How well confidences match shares of correct words, as a chart and a table."""
     lines, rows = [], []
     for one in evaluations:
         marked = [
@@ -190,16 +190,16 @@ def calibration_section(evaluations: Sequence[Evaluation]) -> str:
         return ""
     head = ["system", "mean confidence", "right words", "calibration error", "normalized cross-entropy"]
     note = (
-        "A point stands for the words of a tenth of the range. On the dashed line confidences are true: below it the "
-        "recognizer is too sure. The calibration error is the mean distance from the line (0 is best). The normalized "
-        "cross-entropy is 1 at best, and 0 where confidences tell no more than the share of right words."
+        "Each point represents the words in a tenth of the range. On the dashed line, confidences are correct; below "
+        "it, they are too high. The calibration error is the mean distance from the line (0 is best). The normalized "
+        "cross-entropy is at most 1, and 0 if confidences say no more than the share of right words."
     )
     chart = calibration_chart("share of right words against confidence", lines)
     return f'{chart}{table(head, rows, "confidences")}<p class="soft">{note}</p>'
 
 
 def _said(evaluation: Evaluation, utterance: Any) -> list[str]:
-    """For each recognized word what was said."""
+    """The reference word aligned with each recognized word."""
     return [said for said, heard in evaluation.pairs(utterance) if heard != GAP]
 
 
@@ -213,7 +213,7 @@ def _calibration_point(one: ConfidenceBin) -> Point:
 
 
 def cache_section(evaluations: Sequence[Evaluation]) -> str:
-    """Shares of language model queries that its caches answered, over time."""
+    """The share of language model queries that its caches answered, over time."""
     lines, rows = [], []
     shown = [one for one in evaluations if one.cache]
     for one in shown:
@@ -240,15 +240,15 @@ def cache_section(evaluations: Sequence[Evaluation]) -> str:
         )
     if not lines:
         return ""
-    percent = Axis("of the scores asked for", 0.0, 1.0, format_tick=lambda value: f"{value:.0%}")
+    percent = Axis("share of queries", 0.0, 1.0, format_tick=lambda value: f"{value:.0%}")
     minutes = axis_around("minutes of audio", [0.0, *(point.x for line in lines for point in line.points)])
-    head = ["system", "scores asked for", "stored scores", "without hidden layer", "histories held", "memory"]
-    chart = line_chart("share of scores that the caches answered, over time", minutes, percent, lines)
+    head = ["system", "queries", "stored scores", "without hidden layer", "stored histories", "memory"]
+    chart = line_chart("share of queries that the caches answered, over time", minutes, percent, lines)
     return chart + table(head, rows, "caches")
 
 
 def _steps(cache: Sequence[Mapping[str, float]]) -> list[tuple[Mapping[str, float], Mapping[str, float]]]:
-    """Pairs of consecutive counts, with about equally many queries between the two of each pair."""
+    """Pairs of consecutive counts, with about the same number of queries between the two of each pair."""
     least = cache[-1]["num_queries"] / _MOST_CACHE_POINTS
     kept: list[Mapping[str, float]] = [dict.fromkeys(cache[0], 0.0)]
     for counts in cache:

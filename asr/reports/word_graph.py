@@ -1,7 +1,7 @@
-"""The words of a lattice, reduced for drawing: equal words at about the same time are merged, with their probabilities.
+"""The words of a lattice, simplified for drawing: equal words at about the same time are merged.
 
-A lattice has a state for each frame and history, thousands for a sentence. What a reader wants to see is which words
-were possible, when, how probable each was, and which followed which.
+A lattice has a state for each frame and history, thousands per sentence. A drawing should show which words were
+possible, when, how probable each was, and which word could follow which.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ START, END = -1, -2
 
 
 class GraphWord(NamedTuple):
-    """A word of a `WordGraph`: from `start` to `end` seconds, with its posterior probability."""
+    """A word of a `WordGraph` with its times in seconds and its posterior probability."""
 
     text: str
     start: float
@@ -32,7 +32,7 @@ class GraphWord(NamedTuple):
 
 
 class Follows(NamedTuple):
-    """Word `dst` follows word `src` with a probability; `START` and `END` stand for the utterance's ends."""
+    """Word `dst` follows word `src`, with the joint probability; `START` and `END` are the ends of the utterance."""
 
     src: int
     dst: int
@@ -41,7 +41,7 @@ class Follows(NamedTuple):
 
 @dataclass(frozen=True)
 class WordGraph:
-    """The words of a lattice, in the order of their times, and which follows which."""
+    """The words of a lattice, ordered by time, and which word follows which."""
 
     words: tuple[GraphWord, ...]
     links: tuple[Follows, ...]
@@ -51,12 +51,12 @@ class WordGraph:
         """The inverse of `dataclasses.asdict`.
 
         Raises:
-            KeyError, TypeError, ValueError: it is something else.
+            KeyError, TypeError, ValueError: the value is not a word graph.
         """
         words = tuple(GraphWord(str(text), float(a), float(b), float(p)) for text, a, b, p in value["words"])
         links = tuple(Follows(int(src), int(dst), float(p)) for src, dst, p in value["links"])
         if any(not END <= end < len(words) for link in links for end in link[:2]):
-            raise ValueError("a word follows one that is not there")
+            raise ValueError("a word follows one that does not exist")
         return cls(words, links)
 
 
@@ -69,16 +69,16 @@ def word_graph(
     frames_apart: int = 5,
     least_probability: float = 0.01,
 ) -> WordGraph:
-    """The words of a lattice.
+    """Reduces a lattice to a word graph.
 
     Args:
-        lattice: of one utterance.
-        vocabulary: of its decoding graph.
-        options: scales of the parts of a score; probabilities are tempered by the acoustic scale, as confidences are.
-        frame_seconds: between two frames.
-        original_frame: (T,) int64, the original frame of each of the lattice's, where frames were skipped.
-        frames_apart: equal words that begin up to this many frames apart are one.
-        least_probability: less probable words are left out, and the links to them.
+        lattice: a lattice of one utterance.
+        vocabulary: vocabulary of its decoding graph.
+        options: scales of scores; as for confidences, probabilities are tempered by the acoustic scale.
+        frame_seconds: duration of a frame.
+        original_frame: (T,) int64, the original frame of each frame of the lattice; None if no frames were skipped.
+        frames_apart: equal words that begin up to this many frames apart are merged.
+        least_probability: less probable words and links are left out.
     """
     posterior = arc_posteriors(lattice, options, 1.0 / options.am_scale)
     frame = lattice.frame
@@ -93,7 +93,7 @@ def word_graph(
         for number in range(first, last)
     ]
     word_id = lattice.word_id.tolist()
-    # The most probable begin of each word takes in those around it.
+    # The most probable occurrence of each word absorbs those near it.
     events.sort(key=lambda event: -event[0])
     clusters: dict[int, list[int]] = defaultdict(list)
     center, cluster_of = list[int](), dict[int, int]()
@@ -134,7 +134,7 @@ def word_graph(
 def _flow(
     lattice: Lattice, mass: list[float], begin: list[int], cluster_of: Mapping[int, int]
 ) -> dict[tuple[int, int], float]:
-    """How probable it is that one word follows another: exact, since what follows depends on the state alone."""
+    """The joint probability of each pair of consecutive words; exact, as continuations depend only on the state."""
     here: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     here[int(lattice.start_state[0])][START] = 1.0
     flow: dict[tuple[int, int], float] = defaultdict(float)

@@ -35,7 +35,7 @@ def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
         ({"version": 9}, "has version 9, not 1"),
         ({"utterances": [{"id": "a"}]}, "a field that is missing or wrong .KeyError: 'words'"),
         ({"utterances": 3}, "a field that is missing or wrong"),
-        ({"lattices": {"a": {"words": [], "links": [[0, 7, 1.0]]}}}, "a word follows one that is not there"),
+        ({"lattices": {"a": {"words": [], "links": [[0, 7, 1.0]]}}}, "a word follows one that does not exist"),
     ],
 )
 def test_other_files_are_refused_in_one_sentence(tmp_path: Path, change: object, message: str) -> None:
