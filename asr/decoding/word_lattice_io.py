@@ -175,7 +175,7 @@ def _k2_lattice(
     final: dict[int, tuple[float, float]] = {}
     frames: list[int] = []
     num_states = max((max(arc.src, arc.dst) for arc in arcs), default=0) + 1
-    if num_states > 2 * len(arcs) + 1:  # a damaged file must not make arrays of states huge
+    if num_states > 2 * len(arcs) + 1:  # a damaged file must not cause huge arrays
         raise AsrError(f"{path}: this is not a k2 lattice: it has {num_states} states, but only {len(arcs)} arcs.")
     for src, dst, label, score, old, ids in arcs:
         if min(src, dst) < 0 or not math.isfinite(score) or not math.isfinite(old):

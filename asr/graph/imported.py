@@ -1,5 +1,4 @@
-"""Imports decoding graphs of other toolkits: HLG.pt (icefall), HLG.fst (sherpa-onnx), TLG.fst (WeNet, EESEN), HCLG.fst
-(Kaldi).
+"""Imports decoding graphs of icefall (HLG.pt), sherpa-onnx (HLG.fst), WeNet, EESEN (TLG.fst) and Kaldi (HCLG.fst).
 
 Such a graph reads outputs of a network and outputs words. Its ids are defined in words.txt and, for a CTC network's
 outputs, in tokens.txt. In k2, a label is a column of the network's output. In OpenFst, 0 is epsilon, so a label is the

@@ -1,1 +1,1 @@
-"""The search by numba loops on a CPU."""
+"""The search with numba loops on a CPU."""

@@ -119,7 +119,7 @@ def expand_stream(
         if num_inside >= (pruning.min_active if has_lm else _CANDIDATES_PER_WINNER * pruning.min_active):
             break
         margin = wider(margin)
-    # Candidates outside the margin, found before the best one, are incomplete unless nothing was left out.
+    # If candidates were left out, those outside the margin are only some of all such candidates; all are dropped.
     num, num_found = 0, num
     for i in range(num_found):
         relative = out.score[i] - best

@@ -1,1 +1,1 @@
-"""The search by Triton kernels on a GPU."""
+"""The search with Triton kernels on a GPU."""

@@ -103,7 +103,7 @@ class ArcExpansion:
         )
 
     def empty(self) -> None:
-        """Empties the tables; every run leaves them so unless it fails."""
+        """Empties the tables, which a run leaves empty unless it fails."""
         self._cut_off.empty()
 
     def run(
@@ -201,7 +201,7 @@ class Recombination:
         self.threshold = self._cut_off.threshold
 
     def empty(self) -> None:
-        """Empties the tables; every run leaves them so unless it fails."""
+        """Empties the tables, which a run leaves empty unless it fails."""
         self._cut_off.empty()
         self._owner.fill_(kernels.EMPTY.value)
         self._best.fill_(kernels.UNBEATEN.value)

@@ -573,6 +573,7 @@ def insert(
             is_equal &= tl.load(context_idx + other) == own_context
         is_pending = is_pending & (is_equal == 0)
         own_slot = tl.where(is_pending, (own_slot + 1) & last_slot, own_slot).to(tl.int32)
+    # Scores are at most 0, so the smallest magnitude is the best score.
     bits = tl.load(score + position).to(tl.int32, bitcast=True) & 0x7FFFFFFF
     tl.atomic_min(best + own_slot, (bits.to(tl.int64) << 32) | position.to(tl.int64), sem="relaxed")
     tl.store(slot + position, own_slot)
