@@ -361,10 +361,7 @@ def read_slf(
             f"{path}: the header announces {header['N']} nodes and {header.get('L', '0')} links, but there are "
             f"{len(nodes)} and {len(rows)}; the file is cut short."
         )
-    base = _number(header.get("base", str(math.e)), str(path))
-    if base <= 0:
-        raise AsrError(f"{path}: the base of logarithms in the header is {base:g}; it must be above 0.")
-    return _Reader(path, vocabulary, tokens, frame_seconds, math.log(base)).lattice(nodes, rows)
+    return _Reader(path, vocabulary, tokens, frame_seconds, log_of_base(header, path)).lattice(nodes, rows)
 
 
 class _Reader:
@@ -455,6 +452,18 @@ class _Reader:
         if seconds / self._frame_seconds > _MAX_LINKS:
             raise AsrError(f"{where}: the link is {seconds:g} s long; the file is damaged.")
         return max(0, round(seconds / self._frame_seconds))
+
+
+def log_of_base(header: Mapping[str, str], path: str | Path) -> float:
+    """Factor from the scores of an SLF file to natural logs: the log of the header's base, which is e if not given.
+
+    Raises:
+        AsrError: the base is not a number above 0 other than 1. HTK writes 0 for scores that are no logarithms.
+    """
+    base = _number(header.get("base", str(math.e)), str(path))
+    if base <= 0 or base == 1:
+        raise AsrError(f"{path}: the base of logarithms in the header is {base:g}; it must be above 0, and not 1.")
+    return math.log(base)
 
 
 def _number(text: str, where: str) -> float:

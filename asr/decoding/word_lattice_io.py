@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from asr.decoding.kaldi_lattice import finite_number, state_times
+from asr.decoding.lattice_io import log_of_base
 from asr.decoding.word_lattice import WordArc, WordLattice
 from asr.errors import AsrError
 from asr.text.normalize import read_text
@@ -69,8 +70,7 @@ def read_slf_lattice(path: str | Path) -> WordLattice:
             raise AsrError(
                 f"{path}: the header announces {kind}={header[kind]}, but there are {here}; the file is cut short."
             )
-    base = finite_number(header.get("base", repr(math.e)), str(path))
-    log_base = math.log(base) if base > 0 else 1.0
+    log_base = log_of_base(header, path)
     state_of = {name: state for state, name in enumerate(nodes)}
     arcs = []
     for where, link in links:

@@ -172,6 +172,13 @@ def test_a_lattice_of_htk(folder: Path) -> None:
     assert lattice.time == {0: 0.0, 1: 0.25, 2: 0.25, 3: 0.8}
 
 
+@pytest.mark.parametrize("base", ["0", "-2", "1", "ten"])
+def test_a_base_without_logarithms_is_refused(folder: Path, base: str) -> None:
+    (folder / "talk.slf").write_text(SLF.replace("base=10", f"base={base}"))
+    with pytest.raises(AsrError, match=r"base of logarithms|'ten' is not a number"):
+        read_slf_lattice(folder / "talk.slf")
+
+
 def test_lattices_of_kaldi_compact_and_not(folder: Path) -> None:
     compact, plain = read_kaldi_archive(folder / "lat.txt", NUMBERED, 0.03)
     assert compact.arcs[0] == WordArc(0, 1, "PAT", -10.0, -1.5) and compact.arcs[3].word == ""
