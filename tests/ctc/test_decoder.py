@@ -217,7 +217,7 @@ def test_spelled_lexicon_leaves_out_what_cannot_be_spelled() -> None:
         ({"words": ["AB", "BA"]}, "which are in lower case"),
         ({"words": ["xyz"]}, "none of the 1 words ('xyz', ...) can be spelled"),
         ({"words": []}, "there is no word in it"),
-        ({"words": ["a b"]}, "'a b' is no word"),
+        ({"words": ["a b"]}, "'a b' is not a word"),
         ({"lexicon": {"ab": "a c |"}}, "1 symbols of its spellings are not tokens of the network (c)"),
         ({"words": ["ab"], "token_lm": uniform_ngram(["a"])}, "token_lm cannot be combined with a word list"),
         ({"spell_unknown": True}, "spell_unknown adds words to a list"),

@@ -106,7 +106,7 @@ def expand_stream(
                     if reached > best:
                         best = reached
                         floor = np.float32(best - margin - ROUNDING_SLACK)
-        left_out = left_out and floor > -np.inf
+        left_out = left_out and bool(floor > -np.inf)
         if not left_out:
             break
         num_inside = 0
