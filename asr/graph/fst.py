@@ -88,6 +88,8 @@ INPUT_EPSILON = -1
 class GraphArrays:
     """Arcs sorted by source state; state 0 is the start. The fields are those of `DecodingGraph`.
 
+    The search is fastest if the arcs of each state are sorted by score, the best first, as `from_arcs` sorts them.
+
     Attributes:
         arc_begin: (S + 1,) int64.
         dst_state: (A,) int32.
@@ -116,8 +118,8 @@ class GraphArrays:
         words: Words,
         final_score: npt.NDArray[Any],
     ) -> GraphArrays:
-        """Sorts arcs by source state; arcs of the same state keep their order."""
-        order = np.argsort(src_state, kind="stable")
+        """Sorts arcs by source state, then by score, the best first; arcs with the same score keep their order."""
+        order = np.lexsort((-score, src_state))
         words = words.take(order)
         return cls(
             offsets(np.bincount(src_state, minlength=len(final_score))),

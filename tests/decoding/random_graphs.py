@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -68,3 +70,18 @@ def random_log_prob(seed: int, num_utts: int, num_frames: int, num_tokens: int =
     """(N, T, C) log-probabilities."""
     generator = torch.Generator().manual_seed(seed)
     return (sharpness * torch.randn(num_utts, num_frames, num_tokens, generator=generator)).log_softmax(2)
+
+
+def sorted_by_score(graph: DecodingGraph) -> DecodingGraph:
+    """The same graph with the arcs of each state sorted by score, the best first."""
+    order = torch.from_numpy(np.lexsort((-graph.score.numpy(), graph.src_state().numpy())))
+    counts = graph.word_begin.diff()[order]
+    words = [graph.word_id[graph.word_begin[arc] : graph.word_begin[arc + 1]] for arc in order.tolist()]
+    return replace(
+        graph,
+        dst_state=graph.dst_state[order],
+        token_id=graph.token_id[order],
+        score=graph.score[order],
+        word_begin=torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]),
+        word_id=torch.cat(words),
+    )

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from asr.decoding.backend import Backend
 from asr.decoding.backtrace import Backtrace
+from asr.decoding.cpu.arrays import arc_arrays, largest_excess
 from asr.decoding.frame import TorchFrameBackend
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.search_graph import Searchable, SearchGraph
@@ -30,7 +32,7 @@ from asr.lm.interface import LanguageModel
 from asr.lm.ngram.estimate import estimate_kneser_ney
 from asr.lm.ngram.model import NgramLM
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
-from tests.decoding.random_graphs import random_graph, random_log_prob
+from tests.decoding.random_graphs import random_graph, random_log_prob, sorted_by_score
 from tests.reference.ngram_oracle import toy_sentences
 from tests.reference.table_lm import TableLM
 
@@ -38,6 +40,7 @@ NUM_FRAMES = torch.tensor([5, 0, 11, 11, 1])
 GRAPH = random_graph(3, num_states=40, num_arcs=200)
 # 200 arcs leave each state, of which sharp frames make few likely.
 WIDE_GRAPH = random_graph(3, num_states=8, num_arcs=1600, num_tokens=60)
+SORTED_GRAPH = sorted_by_score(WIDE_GRAPH)
 
 
 @pytest.mark.slow
@@ -81,17 +84,28 @@ def test_loops(frames_per_call: int, beam: float, limits: tuple[int, int], monke
     _check_same_paths(made, beam, limits, monkeypatch)
 
 
+@pytest.mark.parametrize("graph", [WIDE_GRAPH, SORTED_GRAPH], ids=["any order", "sorted"])
 @pytest.mark.parametrize("has_lm", [False, True])
 @pytest.mark.parametrize(
     ("beam", "limits"), [(4.0, (0, 50)), (4.0, (6, 8)), (0.3, (7, 8)), (float("inf"), (0, 10**6)), (1.0, (40, 60))]
 )
 def test_loops_over_states_with_many_arcs(
-    beam: float, limits: tuple[int, int], has_lm: bool, monkeypatch: pytest.MonkeyPatch
+    graph: DecodingGraph, beam: float, limits: tuple[int, int], has_lm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("numba")
-    lm = TableLM(WIDE_GRAPH.vocabulary, num_history_words=2) if has_lm else None
+    lm = TableLM(graph.vocabulary, num_history_words=2) if has_lm else None
     backend: BackendFactory = functools.partial(select_backend, name="numba")
-    _check_same_paths(backend, beam, limits, monkeypatch, lm, graph=WIDE_GRAPH, sharpness=6.0)
+    _check_same_paths(backend, beam, limits, monkeypatch, lm, graph=graph, sharpness=6.0)
+
+
+def test_the_excess_is_how_much_later_arcs_are_better() -> None:
+    pytest.importorskip("numba")
+    state_0, state_1 = [-1.0, -3.0, -2.5], [0.0, -4.0, -7.0]
+    scores = np.array([*state_0, *state_1], dtype=np.float32)
+    assert largest_excess(np.array([0, 3, 3, 6]), scores) == 0.5
+    assert largest_excess(np.array([0, 2, 3, 6]), scores) == 0.0
+    searched = SearchGraph(SORTED_GRAPH, DecodingOptions())
+    assert arc_arrays(searched.emitting).excess == 0.0
 
 
 def _numba_with_lm(looks_up: bool) -> BackendFactory:

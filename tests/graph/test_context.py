@@ -132,3 +132,15 @@ def test_states_tied_anew_share_what_their_contexts_had() -> None:
     share = after.tied_from(before, np.array([[5.0, 30.0], [7.0, 10.0]]))
     np.testing.assert_allclose(share, [[1, 0, 0, 0], [0, 0.75, 0.25, 0], [0, 0, 0, 1], [0, 0, 0, 1]], atol=1e-4)
     np.testing.assert_allclose(before.tied_from(before, np.zeros((2, 2))), np.eye(4))
+
+
+def test_the_best_arcs_of_a_state_come_first() -> None:
+    graph = GraphArrays.from_arcs(
+        np.array([1, 0, 1, 1]), np.array([0, 1, 2, 0]), np.array([0, 1, 2, 1]), np.array([-2.0, -5.0, -0.5, -2.0]),
+        Words(np.array([0, 1, 1, 3, 3]), np.array([7, 8, 9], dtype=np.int32)), np.array([0.0, 0.0, 0.0]),
+    )  # fmt: skip
+    assert graph.arc_begin.tolist() == [0, 1, 4, 4]
+    assert graph.score.tolist() == [-5.0, -0.5, -2.0, -2.0]
+    assert graph.label.tolist() == [1, 2, 0, 1]  # equal scores keep their order
+    assert graph.word_id.tolist() == [8, 9, 7]
+    assert graph.word_begin.tolist() == [0, 0, 2, 3, 3]

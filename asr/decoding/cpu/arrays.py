@@ -15,14 +15,22 @@ from asr.decoding.backend import SearchSink
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.search_graph import ArcSet
 from asr.decoding.tokens import ActiveTokens
-from asr.kernels.jit import kernel
+from asr.kernels.jit import jit_required, kernel
 
 _NONE = -1
 _NO_LATTICE = -1.0
 
 
 class ArcArrays(NamedTuple):
-    """The arcs of a graph that read a frame: `begin` (S + 1,), all others (E,), `word_begin` (E + 1,), `word` (W,)."""
+    """The arcs of a graph that read a frame.
+
+    Attributes:
+        begin: (S + 1,) where the arcs of each state begin.
+        token, score, num_words, dst: (E,).
+        word_begin, word: (E + 1,) and (W,) the words of the arcs.
+        excess: float32, by how much an arc's score may exceed that of an earlier arc of its state. It is 0 if the arcs
+            of each state are sorted by score.
+    """
 
     begin: Any
     token: Any
@@ -31,6 +39,7 @@ class ArcArrays(NamedTuple):
     word_begin: Any
     word: Any
     dst: Any
+    excess: Any
 
 
 class TokenArrays(NamedTuple):
@@ -49,6 +58,7 @@ class Frames(NamedTuple):
 
     Attributes:
         log_prob: scaled log-probabilities of all streams and frames, flattened.
+        peak: (N, T) the highest log-probability of each frame.
         num_columns: number of columns of a frame.
         max_frames: number of frames of a stream, padding included.
         num_frames: (N,) number of valid frames of each stream.
@@ -57,6 +67,7 @@ class Frames(NamedTuple):
     """
 
     log_prob: Any
+    peak: Any
     num_columns: int
     max_frames: int
     num_frames: Any
@@ -127,15 +138,29 @@ class Backpointers(NamedTuple):
 def arc_arrays(arcs: ArcSet) -> ArcArrays:
     """Converts arcs on the CPU to arrays."""
     words = arcs.words
+    begin, score = arcs.arc_begin.numpy(), arcs.score.numpy()
     return ArcArrays(
-        begin=arcs.arc_begin.numpy(),
+        begin=begin,
         token=arcs.token_id.numpy(),
-        score=arcs.score.numpy(),
+        score=score,
         num_words=words.num_words.numpy(),
         word_begin=words.word_begin.numpy(),
         word=words.word_id.numpy(),
         dst=arcs.dst_state.numpy(),
+        excess=jit_required(largest_excess)(begin, score),
     )
+
+
+@kernel(fastmath=False)
+def largest_excess(begin: Any, score: Any) -> Any:
+    """The `excess` of arcs with these scores (E,); infinite if a score is."""
+    largest = np.float32(0.0)
+    for state in range(len(begin) - 1):
+        lowest = np.float32(np.inf)
+        for arc in range(begin[state], begin[state + 1]):
+            largest = max(largest, score[arc] - lowest)
+            lowest = min(lowest, score[arc])
+    return largest
 
 
 def token_arrays(tokens: ActiveTokens) -> TokenArrays:

@@ -38,6 +38,7 @@ class StreamFrames(NamedTuple):
 
     Attributes:
         log_prob: scaled log-probabilities, flattened; `begin` (T,) is where each frame begins in it.
+        peak: (T,) float32, the highest log-probability of each frame.
         score_offset: (1,) float64, added to relative scores to give absolute ones; changed in place.
         final_score: (S,) added to the scores of the last tokens to choose those that stay: if any sum is finite, the
             tokens within `margin` of the best; otherwise all. With (0,), all stay.
@@ -46,6 +47,7 @@ class StreamFrames(NamedTuple):
 
     log_prob: Any
     begin: Any
+    peak: Any
     score_offset: Any
     final_score: Any
     margin: Any
@@ -120,7 +122,9 @@ def search_frames(
             ranking, value = ensure_capacity(ranking, 2 * (begin + room)), ensure_capacity(value, room)
             out = CandidateArrays(source[begin:], arc[begin:], value)
             log_prob = frames.log_prob[frames.begin[frame] :]
-            num, best, left_out = expand_stream(state, score, arcs, log_prob, pruning, margin, False, out)
+            num, best, left_out = expand_stream(
+                state, score, arcs, log_prob, frames.peak[frame], pruning, margin, False, out
+            )
             end, new_state = begin + num, np.empty(num, dtype=np.int32)
             for i in range(num):
                 new_state[i] = arcs.dst[arc[begin + i]]
@@ -299,6 +303,7 @@ class NumbaChunkSearch:
         if not len(tokens):
             return tokens
         max_frames, num_columns = chunk.log_prob.shape[1:]
+        peak = chunk.log_prob.amax(2)
         streams, num_tokens = torch.unique_consecutive(tokens.stream, return_counts=True)
         parts = list(map(tokens.select, torch.arange(len(tokens)).split(num_tokens.tolist())))
         for position, stream in enumerate(streams.tolist()):
@@ -307,14 +312,26 @@ class NumbaChunkSearch:
             for num_before in range(0, len(frame_begin), self._frames_per_call):
                 if sink.backtrace.is_due:
                     sink.collect(parts)
-                some = frame_begin[num_before : num_before + self._frames_per_call]
-                parts[position] = self._search_some(stream, parts[position], chunk, some, num_before, sink)
+                some = slice(num_before, num_before + self._frames_per_call)
+                parts[position] = self._search_some(
+                    stream, parts[position], chunk, frame_begin[some], peak[stream, some], num_before, sink
+                )
         return ActiveTokens.join(parts)
 
     def _search_some(
-        self, stream: int, tokens: ActiveTokens, chunk: Chunk, frame_begin: Tensor, num_before: int, sink: SearchSink
+        self,
+        stream: int,
+        tokens: ActiveTokens,
+        chunk: Chunk,
+        frame_begin: Tensor,
+        peak: Tensor,
+        num_before: int,
+        sink: SearchSink,
     ) -> ActiveTokens:
-        """Searches some frames of one stream, which begin at frame_begin (T,) in the flattened log-probabilities."""
+        """Searches some frames of one stream.
+
+        They begin at frame_begin (T,) in the flattened log-probabilities; peak (T,) is the highest of each.
+        """
         backtrace, lattice = sink.backtrace, sink.lattice
         final_score = _NO_SCORES
         if lattice is not None and num_before + len(frame_begin) == int(chunk.num_frames[stream]):
@@ -323,6 +340,7 @@ class NumbaChunkSearch:
         frames = StreamFrames(
             chunk.log_prob.reshape(-1).numpy(),
             frame_begin.numpy(),
+            peak.numpy(),
             chunk.score_offset[stream : stream + 1].numpy(),
             final_score,
             np.float32(_NO_LATTICE if lattice is None else lattice.margin),

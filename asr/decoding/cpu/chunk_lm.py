@@ -159,7 +159,8 @@ def advance_stream(tokens: Any, arcs: Any, frames: Any, pruning: Any, made: Any)
         source, arc = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64)
         out = CandidateArrays(source, arc, np.empty(room, dtype=np.float32))
         log_prob = frames.log_prob[(own * frames.max_frames + frames.num_read[own]) * frames.num_columns :]
-        num, best, _ = expand_stream(tokens.state, tokens.score, arcs, log_prob, pruning, pruning.beam, True, out)
+        peak = frames.peak[own, frames.num_read[own]]
+        num, best, _ = expand_stream(tokens.state, tokens.score, arcs, log_prob, peak, pruning, pruning.beam, True, out)
         if best > -np.inf:
             frames.score_offset[own] += best
         frames.num_read[own] += 1
@@ -302,6 +303,7 @@ class NumbaChunkSearchWithLM:
         num_streams, max_frames, num_columns = chunk.log_prob.shape
         frames = Frames(
             chunk.log_prob.reshape(-1).numpy(),
+            chunk.log_prob.amax(2).numpy(),
             num_columns,
             max_frames,
             chunk.num_frames.numpy(),
