@@ -162,14 +162,14 @@ def _bits_one_by_one(
 
 @intrinsic
 def row_product(typingctx: Any, left: Any, i: Any, right: Any, j: Any) -> Any:
-    """left[i] . right[j] of two float32 arrays (N, K) and (M, K), rows contiguous."""
+    """left[i] . right[j], float32, of arrays (N, K) and (M, K) with contiguous rows; right is float32, left may be int8."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         lanes = 16 if has_instruction("avx512f") else 8
-        several = ir.VectorType(_FLOAT, lanes)
         rows = [_Rows(context, builder, signature.args[at], arguments[at]) for at in (0, 2)]
         size = rows[0].num_columns
         whole = builder.sub(size, builder.urem(size, _INT64(lanes)))
+        several = ir.VectorType(_FLOAT, lanes)
         total = cgutils.alloca_once_value(builder, ir.Constant(several, [0.0] * lanes))
         _add_products(builder, rows, arguments[1::2], total, several, (_INT64(0), whole, _INT64(lanes)))
         kind = ir.FunctionType(_FLOAT, [_FLOAT, several])
@@ -205,6 +205,7 @@ class _Rows:
         array = make_array(array_type)(context, builder, value)
         self._builder, self._data = builder, array.data
         self._stride = builder.sdiv(cgutils.unpack_tuple(builder, array.strides)[0], array.itemsize)
+        self._are_bytes = array_type.dtype == types.int8
         self.num_rows, self.num_columns = cgutils.unpack_tuple(builder, array.shape)
 
     def place(self, row: Any, column: Any, kind: Any) -> Any:
@@ -212,13 +213,19 @@ class _Rows:
         at = self._builder.add(self._builder.mul(self._stride, row), column)
         return self._builder.bitcast(self._builder.gep(self._data, [at]), kind.as_pointer())
 
+    def load(self, row: Any, column: Any, kind: Any) -> Any:
+        """One float, or a vector of floats, from float32 or int8."""
+        if not self._are_bytes:
+            return self._builder.load(self.place(row, column, kind), align=4)
+        byte = ir.IntType(8)
+        stored = ir.VectorType(byte, kind.count) if isinstance(kind, ir.VectorType) else byte
+        return self._builder.sitofp(self._builder.load(self.place(row, column, stored), align=1), kind)
+
 
 def _add_products(builder: Any, rows: list[_Rows], which: list[Any], total: Any, kind: Any, columns: Any) -> None:
     """Adds the product of one row of each of two arrays at columns (begin, end, step) to what total points to."""
     with cgutils.for_range_slice(builder, *columns) as (column, _):
-        factors = [
-            builder.load(array.place(row, column, kind), align=4) for array, row in zip(rows, which, strict=True)
-        ]
+        factors = [array.load(row, column, kind) for array, row in zip(rows, which, strict=True)]
         builder.store(_multiply_add(builder, builder.load(total), *factors), total)
 
 

@@ -36,6 +36,8 @@ PRECISIONS = {
 
 HIDDEN_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
+_LOOP_DTYPES = ("float32", "int8")
+
 
 @dataclass(frozen=True)
 class CacheOptions:
@@ -116,7 +118,9 @@ class CacheOptions:
     def allows_loops(self) -> bool:
         """Whether compiled loops can be used: they need cached scores and rows, and no approximation."""
         is_exact = self.recombination_length is None and self.history_precision is None
-        return self.compiled and is_exact and self.cache_scores and self.cache_hidden and self.hidden_dtype == "float32"
+        return (
+            self.compiled and is_exact and self.cache_scores and self.cache_hidden and self.hidden_dtype in _LOOP_DTYPES
+        )
 
 
 class Recombination:

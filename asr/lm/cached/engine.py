@@ -261,7 +261,7 @@ class CachedRNNLM(LanguageModel):
         # A device without a number is the current one; a tensor's device has the number.
         self.search_device = self.device if search_device is None else torch.empty(0, device=search_device).device
         self._counts = QueryStatistics()
-        self.hidden = HiddenStore(network.state_size, options.hidden_dtype, self.device)
+        self.hidden = HiddenStore(network.state_size, network.hidden_size, options.hidden_dtype, self.device)
         self.output = OutputCache(network, options, self.device)
         self.recombination: Recombination | None = None
         if options.recombination_length is not None:

@@ -46,7 +46,8 @@ class CachedLMTables(NamedTuple):
     Attributes:
         edges: the table's keys, its hash's multiplier and shift, and the edges' scores and nodes.
         parent, last_word, hidden_row: (nodes,) of the trie.
-        hidden: (rows, H) the input of the output layer.
+        hidden: (rows, H) the input of the output layer, float32 or int8.
+        scale: (rows,) float32, by which int8 rows are multiplied; (0,) for float32.
         counts: (NUM_COUNTS,) int64, see NODES.
         output: the arrays of the output layer's loop.
     """
@@ -56,6 +57,7 @@ class CachedLMTables(NamedTuple):
     last_word: Any
     hidden_row: Any
     hidden: Any
+    scale: Any
     counts: Any
     output: tuple[Any, ...]
 
@@ -154,7 +156,8 @@ def _ask_for(key: int, edges: Any) -> None:
 
 def _score_edges(first: int, new_slot: Any, tables: Any) -> None:
     """Scores the edges at new_slot (R,), which lead to nodes first, first + 1 ..., reading hidden rows in place."""
-    parent, last_word, hidden_row, hidden = tables.parent, tables.last_word, tables.hidden_row, tables.hidden
+    parent, last_word, hidden_row = tables.parent, tables.last_word, tables.hidden_row
+    hidden, scale = tables.hidden, tables.scale
     edge_score = tables.edges[3]
     rows, bias, weight, order, table_size, multipliers, log_z = tables.output
     for new in range(len(new_slot)):
@@ -164,7 +167,11 @@ def _score_edges(first: int, new_slot: Any, tables: Any) -> None:
             for i in range(0, len(following), FLOATS_OF_LINE):
                 prefetch(following, i)
         context, word = parent[node], np.int64(last_word[node])
-        total = bias[word] + row_product(hidden, np.int64(hidden_row[context]), rows, word)
+        row = np.int64(hidden_row[context])
+        product = row_product(hidden, row, rows, word)
+        if len(scale):
+            product *= scale[row]
+        total = bias[word] + product
         mixed = 0
         for age in range(order - 1):
             mixed = mixed_with(mixed, last_word[context], age, multipliers)
@@ -234,7 +241,7 @@ class NumbaEngine:
 
     def current_tables(self) -> CachedLMTables | None:
         """The arrays in their current state; None if no loop can compute a word's score."""
-        trie, state = self._expansion.trie, self._expansion.hidden.state
+        trie, state, scale = self._expansion.trie, self._expansion.hidden.state, self._expansion.hidden.scale
         grown = trie.edges.keys, trie.parent, state
         if self._current is None or any(now is not before for now, before in zip(grown, self._current[0], strict=True)):
             network = self._expansion.layer.networks[0]
@@ -242,11 +249,14 @@ class NumbaEngine:
             if output is None or jit(look_up_cached) is None:
                 return None
             hidden = state[:, network.state_size - network.hidden_size :]
+            own_scale = scale[:, -1] if state.dtype == torch.int8 else scale.new_empty(0)
             edges = *trie.edges.for_loop(), trie.edge_score.numpy(), trie.edge_node.numpy()
             parent, word, hidden_row = (column.numpy() for column in (trie.parent, trie.word, trie.hidden_row))
             self._current = (
                 grown,
-                CachedLMTables(edges, parent, word, hidden_row, hidden.numpy(), self._counts, output),
+                CachedLMTables(
+                    edges, parent, word, hidden_row, hidden.numpy(), own_scale.numpy(), self._counts, output
+                ),
             )
         return self._current[1]
 

@@ -27,29 +27,42 @@ _FIRST_ROWS = 16
 
 
 class HiddenStore:
-    """Rows of network states. int8 rows have one scale each, their largest magnitude over 127.
+    """Rows of network states.
+
+    int8 rows have a scale for the columns that the output layer reads and one for all others: the largest magnitude
+    among them over 127.
+
+    Args:
+        state_size: S.
+        output_size: how many columns, the last ones, the output layer reads.
+        dtype: one of `HIDDEN_DTYPES`.
+        device: where the rows are.
 
     Attributes:
         state: the stored rows, (capacity, S).
+        scale: (capacity, P) float32, for int8 rows; otherwise P is 0.
         last_used: the call that last read each row, int32 (capacity,); maintained by the engine if rows are limited.
     """
 
-    def __init__(self, state_size: int, dtype: str, device: torch.device) -> None:
+    def __init__(self, state_size: int, output_size: int, dtype: str, device: torch.device) -> None:
         self.state_size = state_size
         self.device = device
         self.dtype = HIDDEN_DTYPES[dtype]
         self.max_rows: int | None = None
+        begin = state_size - output_size
+        parts = (slice(0, begin), slice(begin, state_size)) if begin else (slice(0, state_size),)
+        self._parts = parts if self.dtype == torch.int8 else ()
         self.clear()
 
     def clear(self) -> None:
         self.rows = RowAllocator(_FIRST_ROWS, self.device, self.max_rows)
         self.state = torch.empty(_FIRST_ROWS, self.state_size, dtype=self.dtype, device=self.device)
         self.last_used = torch.zeros(_FIRST_ROWS, dtype=torch.int32, device=self.device)
-        self._scale = torch.empty(_FIRST_ROWS if self.dtype == torch.int8 else 0, device=self.device)
+        self.scale = torch.empty(_FIRST_ROWS, len(self._parts), device=self.device)
 
     @property
     def bytes_per_row(self) -> int:
-        return self.state_size * self.state.element_size() + (8 if self.dtype == torch.int8 else 4)
+        return self.state_size * self.state.element_size() + 4 * len(self._parts) + 4
 
     @property
     def num_bytes(self) -> int:
@@ -66,16 +79,27 @@ class HiddenStore:
 
     def write(self, row: Tensor, state: Tensor) -> None:
         """Overwrites rows (R,) with state (R, S) float32."""
-        if self.dtype == torch.int8:
-            scale = state.abs().amax(dim=1).div_(127).clamp_(min=1e-12)
-            self._scale[row] = scale
-            state = torch.round(state / scale.unsqueeze(1))
-        self.state.index_copy_(0, row, state.to(self.dtype))
+        if not self._parts:
+            self.state.index_copy_(0, row, state.to(self.dtype))
+            return
+        scale = torch.stack([state[:, part].abs().amax(1) for part in self._parts], dim=1).div_(127).clamp_(min=1e-12)
+        self.scale.index_copy_(0, row, scale)
+        stored = torch.empty(state.shape, dtype=torch.int8, device=state.device)
+        for number, part in enumerate(self._parts):
+            stored[:, part] = (state[:, part] / scale[:, number, None]).round_()
+        self.state.index_copy_(0, row, stored)
 
     def read(self, row: Tensor, first_column: int = 0) -> Tensor:
-        """Rows (R,) -> their states from first_column on, (R, S - first_column) float32."""
+        """Rows (R,) -> their states from first_column on, (R, S - first_column) float32.
+
+        `first_column` is 0 or the first that the output layer reads.
+        """
         state = self.state[:, first_column:].index_select(0, row).float()
-        return state.mul_(self._scale.index_select(0, row).unsqueeze(1)) if self.dtype == torch.int8 else state
+        for number, part in enumerate(self._parts):
+            if part.stop > first_column:
+                own = state[:, part.start - first_column : part.stop - first_column]
+                own.mul_(self.scale[:, number].index_select(0, row).unsqueeze(1))
+        return state
 
     def limit_rows(self, max_rows: int) -> None:
         """Lets the arrays grow beyond `max_rows` only if more rows are in use."""
@@ -86,11 +110,10 @@ class HiddenStore:
         kept = self.rows.is_used().nonzero().squeeze(1)
         self.rows = RowAllocator(max(capacity, kept.numel()), self.device, self.max_rows)
         row = self.rows.take(kept.numel())
-        for name in ("state", "last_used", "_scale"):
+        for name in ("state", "last_used", "scale"):
             old = getattr(self, name)
-            if old.shape[0]:
-                new = old.new_zeros(self.rows.capacity, *old.shape[1:])
-                setattr(self, name, new.index_copy_(0, row, old.index_select(0, kept)))
+            new = old.new_zeros(self.rows.capacity, *old.shape[1:])
+            setattr(self, name, new.index_copy_(0, row, old.index_select(0, kept)))
         return kept
 
     def reserve(self, num_new: int) -> None:
@@ -102,8 +125,7 @@ class HiddenStore:
         state[: self.rows.capacity] = self.state
         self.state = state
         self.last_used = torch.cat((self.last_used, self.last_used.new_zeros(added)))
-        if self.dtype == torch.int8:
-            self._scale = torch.cat((self._scale, self._scale.new_empty(added)))
+        self.scale = torch.cat((self.scale, self.scale.new_empty(added, len(self._parts))))
         self.rows.capacity = capacity
 
 

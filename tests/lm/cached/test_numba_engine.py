@@ -39,11 +39,21 @@ def asked_of_loop(engine, context_idx, word_id):
 
 
 @pytest.mark.parametrize("room", [1, 1024])
-@pytest.mark.parametrize("options", [{}, {"maxent_order": 0}, {"cell": "sigmoid"}, {"num_layers": 2}])
-def test_equal_to_the_engine_itself(room, options):
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        ("float32", {}),
+        ("float32", {"maxent_order": 0}),
+        ("float32", {"cell": "sigmoid"}),
+        ("float32", {"num_layers": 2}),
+        ("int8", {}),
+        ("int8", {"num_layers": 2}),
+    ],
+)
+def test_equal_to_the_engine_itself(room, dtype, options):
     made, generator = network(**options), torch.Generator().manual_seed(0)
-    plain = CachedRNNLM(made, CacheOptions(compiled=False))
-    lent, looped = (CachedRNNLM(made, CacheOptions(loop_room=room)) for _ in range(2))
+    plain = CachedRNNLM(made, CacheOptions(hidden_dtype=dtype, compiled=False))
+    lent, looped = (CachedRNNLM(made, CacheOptions(hidden_dtype=dtype, loop_room=room)) for _ in range(2))
     context_idx, seen = plain.start(40), []
     for _ in range(6):
         word_id = torch.randint(3, len(VOCABULARY), (40,), generator=generator)

@@ -9,7 +9,7 @@ from asr.errors import AsrError
 from asr.kernels.int8 import are_bytes_multiplied, byte_products, has_byte_products
 from asr.lm.cached.approximations import CacheOptions, QuantizedHistory, Recombination
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.cached.states import _packed, _unpacked
+from asr.lm.cached.states import HiddenStore, _packed, _unpacked
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.testing.plain_lm import PlainLM
 from asr.text.symbols import Vocabulary
@@ -124,6 +124,26 @@ def test_hidden_rows_may_be_kept_in_fewer_bytes(dtype, tolerance):
     error = (scores(engine, hypotheses) - plain_scores(network, hypotheses)).abs().max()
     assert (error > 1e-5) == (dtype != "float32")
     assert error < tolerance
+
+
+@pytest.mark.parametrize("output_size", [4, 10])
+def test_rows_of_bytes_have_a_scale_for_the_columns_of_the_output_layer(output_size):
+    store = HiddenStore(10, output_size, "int8", torch.device("cpu"))
+    state = torch.linspace(-0.5, 0.4, 10).repeat(20, 1)
+    state[:, 10 - output_size :] *= 100.0
+    state[7] = 0.0
+    row = store.append(state)  # more rows than there is room for at first
+    step = torch.empty(10)
+    step[: 10 - output_size] = 0.5 / 127
+    step[10 - output_size :] = state[0, 10 - output_size :].abs().max() / 127
+    assert torch.all((store.read(row) - state).abs() <= 0.5001 * step)
+    assert torch.equal(store.read(row, 10 - output_size), store.read(row)[:, 10 - output_size :])
+    assert torch.all(store.read(row[7:8]) == 0.0)
+    store.write(row[3:4], -state[:1])
+    store.rows.give_back(row[:3])
+    assert store.compact(18).tolist() == list(range(3, 20))
+    assert torch.all((store.read(torch.tensor([0, 4])) - torch.stack([-state[0], state[7]])).abs() <= 0.5001 * step)
+    assert store.bytes_per_row == 10 + 4 * len(store.scale[0]) + 4
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
