@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from asr.audio.cmvn import UtteranceCmvn
 from asr.errors import AsrError
 from asr.graph.context import ENTRY, LOOP, TiedStates
 from asr.graph.denominator_graph import DenominatorGraph
 from asr.models.chain_corpus import FRAME_SECONDS, Alignment, PreparedCorpus
 from asr.models.denominator import denominator_graph, phone_histories
+from asr.models.layers import UtteranceCmvn
 from asr.models.state_tying import ContextStatistics, grow_trees
 from asr.text.documents import parse_json
 
