@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from asr.audio.batches import Segment, open_recordings, segment_batches
+from asr.audio.segments import Segment, open_recordings, segment_batches
 from asr.bundle import Bundle
 from asr.decoding.build import (
     LanguageModels,

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.audio.resample import FeatureStream, ResampleStream, checked_rate
-from asr.audio.waveform import as_samples
+from asr.audio.segments import as_samples
 from asr.decoding.build import LanguageModels
 from asr.decoding.confidence import calibrated, only_words, spoken
 from asr.decoding.interface import DecodeResult, Hypothesis

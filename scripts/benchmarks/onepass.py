@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from asr.audio.io import read_audio
-from asr.audio.waveform import batches_of_similar_length
+from asr.audio.segments import batches_of_similar_length
 from asr.bundle import Bundle
 from asr.decoding.build import available_modes, build_decoder
 from asr.decoding.interface import DecodeResult
