@@ -97,9 +97,8 @@ def run(args: argparse.Namespace) -> int:
         0, or 1 if utterances were left out.
     """
     from asr.models.chain_corpus import Alignment, PreparedCorpus, write_corpus
-    from asr.models.chain_preparation import prepare_chain, usable_utterances
+    from asr.models.chain_preparation import prepare_chain, pronunciation_scores, usable_utterances
     from asr.models.hybrid_alignment import align_with_bundle, refine_alignment
-    from asr.models.pronunciations import pronunciation_scores
 
     prepared, states_folder = args.output / "prepared", args.output / "states"
     min_score = dict(_scores(args.min_score))
