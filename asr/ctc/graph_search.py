@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-from asr.ctc.config import CTCDecodingConfig
 from asr.ctc.frames import Frames
 from asr.ctc.graphs import WordGraph
-from asr.ctc.hypothesis import CTCHypothesis, CTCToken, CTCWord
+from asr.ctc.interface import CTCDecodingConfig, CTCHypothesis, CTCToken, CTCWord
 from asr.ctc.language_models import LentModels
 from asr.decoding.interface import DecodeResult, Hypothesis
 from asr.decoding.lattice import with_confidences

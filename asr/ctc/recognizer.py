@@ -12,7 +12,7 @@ from torch import Tensor
 
 from asr.audio.segments import at_rate, split_at_pauses
 from asr.ctc.decoder import CTCDecoder
-from asr.ctc.hypothesis import CTCHypothesis
+from asr.ctc.interface import CTCHypothesis
 from asr.errors import AsrError
 from asr.models.external import ExternalModel
 from asr.results import RecognitionResult, StageTimes, Word, joined
