@@ -14,7 +14,6 @@ from asr.errors import AsrError
 from asr.serialization import require_writable
 from asr.text.lexicon import Lexicon
 
-NAME = "chain"
 HELP = """\
 Prepares the training of an acoustic model by lattice-free MMI (TDNN-F, recipes/librispeech/am_tdnnf.yaml):
 
