@@ -14,7 +14,7 @@ from asr.decoding.nbest import n_best
 from asr.decoding.online import StreamingDecoder
 from asr.decoding.paths import WordAligner
 from asr.decoding.token_passing import TokenPassingDecoder
-from asr.graph.boundary import with_last_boundary
+from asr.graph.topology import with_last_boundary
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.symbols import UNK_ID
 

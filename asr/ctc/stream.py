@@ -16,7 +16,7 @@ from asr.ctc.interface import CTCHypothesis
 from asr.ctc.prefix_beam import read_chunks
 from asr.ctc.prefix_search import TokenSearch
 from asr.errors import AsrError
-from asr.graph.boundary import with_last_boundary
+from asr.graph.topology import with_last_boundary
 from asr.text.ctc_tokens import CTCTokens
 
 

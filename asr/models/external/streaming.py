@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from asr.audio.resample import FeatureStream
-from asr.graph.boundary import with_last_boundary
+from asr.graph.topology import with_last_boundary
 from asr.models.external.base import StreamingModel
 from asr.models.external.network import ExternalNetwork
 from asr.text.ctc_tokens import CTCTokens
