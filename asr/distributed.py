@@ -1,8 +1,9 @@
-"""Training in several processes: shares of batches, sums over all processes, and shared random numbers.
+"""Training in several processes or runs: shares of batches, sums over all processes, shared random numbers, resuming.
 
 A batch is split over the processes, each of which takes a share of its rows. Random numbers are drawn for the whole
 batch, with the same seed in all processes, and each process takes those of its own rows. Sums of losses are divided by
-counts of the whole batch. So several processes compute what one process does with the same batches.
+counts of the whole batch. So several processes compute what one process does with the same batches. A run that
+continues another asks for the epoch and the batch that come next.
 
 Shapes: N rows of this process, M rows of the whole batch.
 """
@@ -185,3 +186,21 @@ def draw_rows(draw: Callable[[int], Tensor], num_rows: int, dim: int = 0) -> Ten
     assert num_rows == len(rows.place), "a batch of other rows"
     drawn = draw(rows.num_all)
     return drawn.index_select(dim, rows.place.to(drawn.device))
+
+
+def epoch_to_draw(trainer: Any) -> int:
+    """The epoch whose batches a trainer takes next.
+
+    Lightning sets the epoch of samplers itself, but after a resume only when the first batch has already been drawn;
+    and a checkpoint written after an epoch's validation still counts as that epoch.
+    """
+    epochs = trainer.fit_loop.epoch_progress.current
+    is_over = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch and epochs.started > epochs.processed
+    return int(epochs.processed) + int(is_over)
+
+
+def batches_done(trainer: Any) -> int:
+    """Training batches of the current epoch that are done; 0 if all are, since those of the next epoch follow."""
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    # Not `completed`: checkpoints are written by a hook that runs before a batch counts as completed.
+    return 0 if progress.is_last_batch else int(progress.current.processed)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from asr.audio.batches import Segment, open_recordings, segment_batches
+from asr.audio.segments import Segment, open_recordings, segment_batches
 from asr.bundle import Bundle
 from asr.decoding.build import (
     LanguageModels,
@@ -36,14 +36,14 @@ from asr.decoding.build import (
 from asr.decoding.interface import Decoder, DecodeResult, DecodingOptions, Hypothesis
 from asr.decoding.nbest import n_best
 from asr.decoding.paths import WordAligner, can_align
-from asr.decoding.second_pass import SecondPass
+from asr.decoding.rescoring import SecondPass
 from asr.decoding.settings import Pass, refuse_unused, setting_options
 from asr.decoding.warmup import made_up_log_prob, needs_warm_up
 from asr.errors import AsrError
 from asr.graph.context import TIED_STATES, TiedStates
-from asr.graph.module import GraphModule
+from asr.graph.decoding_graph import GraphModule
 from asr.kernels.heap import limit_compiled_shapes, release_now_and_then
-from asr.kernels.int8 import byte_products
+from asr.kernels.linear import byte_products
 from asr.lm.interface import LanguageModel
 from asr.models.adaptation import RecognizedSpeech, SpeakerTransform, adapt, score_of_speaker
 from asr.models.interface import ACOUSTIC_PRECISIONS, ACOUSTIC_SECONDS, NormalizingNetwork, in_parts, moves_only
@@ -129,7 +129,7 @@ class ResourceOptions:
         cache_bytes: memory for the recurrent language model's caches; the least frequently used histories are evicted.
         lm_device_bytes: device memory for the tables of the large language models; the rest of the tables stays in
             host memory. None puts everything on the device.
-        acoustic_precision: precision of the acoustic model's matrix products on a CPU; see `asr.kernels.int8` for
+        acoustic_precision: precision of the acoustic model's matrix products on a CPU; see `asr.kernels.linear` for
             `auto`.
         lm_hidden_device, lm_output_device: where the recurrent language model runs its hidden and its output layer,
             such as `cuda` and `cpu`; histories are kept where the output layer is. None is the recognizer's device.

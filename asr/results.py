@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from asr.decoding.confidence import calibrated
+from asr.decoding.confidence import calibrated, only_words, spoken
 from asr.decoding.lattice import with_confidences
-from asr.decoding.rejection import only_words, spoken
 
 if TYPE_CHECKING:
     from asr.decoding.confidence import Calibration

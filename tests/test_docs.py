@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import pytest
 
-from asr.cli.main import COMMANDS
+from asr.cli.main import COMMANDS, command_named
 from asr.errors import AsrError
 
 ROOT = Path(__file__).parent.parent
@@ -237,9 +237,8 @@ def _parse(arguments: list[str]) -> None:
             if argument == "--config":
                 assert (ROOT / rest[position + 1]).is_file(), f"there is no recipe {rest[position + 1]}"
         return
-    module = importlib.import_module(COMMANDS[name][0])
     parser = _RefusingParser(prog=f"asr {name}")
-    module.add_arguments(parser)
+    command_named(name).add_arguments(parser)
     if "--help" not in rest:
         parser.parse_args(rest)
 

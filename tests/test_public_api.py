@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import asr
-from asr.audio.waveform import as_recordings
+from asr.audio.segments import as_recordings
 from asr.decoding.build import decoding_options
 from asr.testing.tones import RATE, tones
 from asr.text.symbols import Vocabulary

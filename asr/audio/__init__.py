@@ -1,1 +1,1 @@
-"""Audio files, resampling, filterbanks and normalization: the input of recognition."""
+"""Audio files, resampling and filterbanks: the input of recognition."""

@@ -1,1 +1,1 @@
-"""The `asr` command line: one module for each command."""
+"""The `asr` command line: one module for each command or group of commands."""

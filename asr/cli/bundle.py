@@ -1,17 +1,21 @@
-"""`asr bundle`: assembles trained parts into one folder, which `asr transcribe` and torch.hub load."""
+"""`asr bundle`: assembles, lists, fetches and describes bundles, which `asr transcribe` and torch.hub load."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from asr import hub
 from asr.audio.fbank import Fbank
-from asr.bundle import Bundle, read_rnn_lm
-from asr.cli.options import graph_notice
+from asr.bundle import FILE_NAME, Bundle, all_bundle_folders, bundle_folder, read_manifest, read_rnn_lm
+from asr.cli.main import Command
+from asr.cli.options import fetching, graph_notice
 from asr.ctc.bundles import bundle_with_acoustic_model
 from asr.decoding.build import OLD_MODES, chosen_mode, recognition_settings
 from asr.decoding.settings import MODES
@@ -21,15 +25,12 @@ from asr.graph.denominator_graph import DenominatorGraph
 from asr.lm.ngram.io import read_ngram_lm
 from asr.lm.ngram.model import NgramLM
 from asr.models.external.base import KINDS
-from asr.serialization import ModelSpec
+from asr.serialization import ModelSpec, atomic_folder, fingerprint_of_description
 from asr.text.documents import parse_yaml
 from asr.text.lexicon import Lexicon
 from asr.text.symbols import TokenTable
 
-NAME = "bundle"
-
-
-HELP = """Assembles trained parts into one folder: acoustic model, decoding graph and language models.
+BUNDLE_HELP = """Assembles trained parts into one folder: acoustic model, decoding graph and language models.
 
 'asr bundle list', 'asr bundle fetch' and 'asr bundle info' list, fetch and describe existing bundles.
 
@@ -46,7 +47,7 @@ model of any size (--ngram); phones need --lexicon. An ONNX file is copied into 
 of the transformers hub is only named in it."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_bundle_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("output", help="folder of the bundle; its name becomes the name of the bundle")
     parser.add_argument(
         "--acoustic-model",
@@ -83,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--full-precision", action="store_true", help="store weights as float32 instead of float16")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_bundle(args: argparse.Namespace) -> int:
     folder = Path(args.output)
     is_external = any(name.partition(":")[0] in KINDS for name in args.acoustic_model)
     bundle = _external(args, folder.name) if is_external else _assembled(args, folder.name)
@@ -92,8 +93,7 @@ def run(args: argparse.Namespace) -> int:
     _check_decoding(bundle)
     graph_file = Path(args.graph) if args.graph is not None else None
     bundle.save(folder, half_precision=not args.full_precision, graph_file=graph_file)
-    num_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-    print(json.dumps({"bundle": str(folder), "megabytes": round(num_bytes / 1e6, 1)}))
+    print(json.dumps({"bundle": str(folder), "megabytes": round(folder_bytes(folder) / 1e6, 1)}))
     return 0
 
 
@@ -209,3 +209,146 @@ def _text(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
         raise AsrError(f"{path}: the file cannot be read ({reason}).") from error
+
+
+LIST_HELP = """Lists the bundles on this machine: those of the checkout, and fetched ones.
+
+A bundle that is not listed is fetched on first use, or by 'asr bundle fetch'. Fetched bundles are in the folder that
+ASR_CACHE names, or else in asr/ in the user's cache folder; deleting a folder there deletes the bundle."""
+
+
+def add_list_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line instead of the table")
+
+
+def run_list(args: argparse.Namespace) -> int:
+    here = [(folder.name, folder) for folder in all_bundle_folders()] + hub.cached_bundles()
+    width = max((len(name) for name, _ in here), default=0) + 2
+    for name, folder in here:
+        num_bytes = folder_bytes(folder)
+        if args.json:
+            print(json.dumps({"name": name, "folder": str(folder), "megabytes": round(num_bytes / 1e6, 1)}))
+        else:
+            print(f"{name:<{width}}{num_bytes / 1e6:8.1f} MB  {folder}")
+    if not here:
+        print(
+            f"asr: there is no bundle on this machine; fetch one with 'asr bundle fetch' "
+            f"({', '.join(hub.KNOWN_BUNDLES)}, https://... or hf:owner/name).",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def folder_bytes(folder: Path) -> int:
+    """The bytes of all files of a bundle."""
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+
+
+FETCH_HELP = """Fetches a bundle, checks it, and prints its folder.
+
+Files that are already on this machine are not fetched again. After an interruption, repeat the command: it continues
+where the transfer stopped. All files are compared with the checksums in the bundle.
+
+environment:
+  ASR_CACHE     the folder for fetched bundles (default: asr/ in the user's cache folder)
+  ASR_BUNDLES   address of the folder that an4 and librispeech are fetched from
+  HF_TOKEN      access token for private repositories on the Hugging Face Hub
+  HF_ENDPOINT   address of another hub
+
+examples:
+  asr bundle fetch hf:owner/name
+  asr bundle fetch https://example.org/bundles/mine --output mine"""
+
+
+def add_fetch_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", help="https://..., hf:owner/name, hf:owner/name@revision, an4 or librispeech")
+    parser.add_argument("--output", metavar="FOLDER", help="copy the bundle to this folder as well")
+    parser.add_argument("--refresh", action="store_true", help="fetch the files that have changed at the source")
+
+
+def run_fetch(args: argparse.Namespace) -> int:
+    source = hub.source_of(args.bundle)
+    if source is not None and args.refresh:
+        with fetching(args.bundle) as report:
+            folder = hub.fetch(source, refresh=True, on_progress=report)
+    else:
+        with fetching(args.bundle) as report:
+            folder = bundle_folder(args.bundle, on_progress=report)
+    manifest = read_manifest(folder)
+    if args.output is not None:
+        output = Path(args.output)
+        if output.exists() and not (output / FILE_NAME).is_file() and any(output.iterdir() if output.is_dir() else [1]):
+            raise AsrError(f"{output}: this already exists and is not a bundle; name a new folder.")
+        with atomic_folder(output) as partial:
+            for name in (FILE_NAME, "card.md", *manifest["files"]):
+                if (folder / name).is_file():
+                    shutil.copyfile(folder / name, partial / name)
+        folder = output
+    print(folder)
+    return 0
+
+
+INFO_HELP = """Shows the contents of a bundle: parts, sizes, decoding options of each mode, and its card.
+
+The bundle is fetched if it is not on this machine. All files are compared with their checksums."""
+
+
+def add_info_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "bundle", nargs="?", help="folder, name, https://... or hf:owner/name (default: the preferred one)"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+
+
+def run_info(args: argparse.Namespace) -> int:
+    with fetching(str(args.bundle)) as report:
+        folder = bundle_folder(args.bundle, on_progress=report)
+    info = describe(folder)
+    if args.json:
+        print(json.dumps(info))
+        return 0
+    card = info.pop("card")
+    print(f"{info.pop('name')}  {info.pop('megabytes')} MB  {info.pop('folder')}")
+    for part, text in info["parts"].items():
+        print(f"  {part:<18}{text}")
+    for mode, options in info["decoding"].items():
+        print(f"  mode {mode:<13}{', '.join(f'{name} {value}' for name, value in options.items())}")
+    print(f"  {'fingerprint':<18}{info['fingerprint']}")
+    if card:
+        print(f"\n{card.strip()}")
+    return 0
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    """The contents of a bundle as JSON values; no model is loaded.
+
+    Raises:
+        AsrError: there is no bundle, or one of its files is damaged.
+    """
+    manifest = read_manifest(folder)
+    parts = {}
+    for part in ("features", "acoustic_model", "graph", "small_ngram", "large_ngram", "rnn_lm", "lexicon"):
+        if part not in manifest:
+            continue
+        entry = manifest[part]
+        sizes = [manifest["files"][entry[key]]["num_bytes"] for key in ("file", "words") if key in entry]
+        described = [str(entry["class"])] if "class" in entry else []
+        parts[part] = ", ".join(described + ([f"{sum(sizes) / 1e6:.1f} MB"] if sizes else []))
+    card = folder / "card.md"
+    return {
+        "name": manifest["name"],
+        "folder": str(folder),
+        "megabytes": round(folder_bytes(folder) / 1e6, 1),
+        "parts": parts,
+        "decoding": manifest["decoding"],
+        "fingerprint": fingerprint_of_description(manifest),
+        "card": card.read_text(encoding="utf-8", errors="replace") if card.is_file() else "",
+    }
+
+
+SUBCOMMANDS = {
+    "bundle": Command(BUNDLE_HELP, add_bundle_arguments, run_bundle),
+    "bundle list": Command(LIST_HELP, add_list_arguments, run_list),
+    "bundle fetch": Command(FETCH_HELP, add_fetch_arguments, run_fetch),
+    "bundle info": Command(INFO_HELP, add_info_arguments, run_info),
+}

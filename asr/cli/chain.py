@@ -14,7 +14,6 @@ from asr.errors import AsrError
 from asr.serialization import require_writable
 from asr.text.lexicon import Lexicon
 
-NAME = "chain"
 HELP = """\
 Prepares the training of an acoustic model by lattice-free MMI (TDNN-F, recipes/librispeech/am_tdnnf.yaml):
 
@@ -97,9 +96,8 @@ def run(args: argparse.Namespace) -> int:
         0, or 1 if utterances were left out.
     """
     from asr.models.chain_corpus import Alignment, PreparedCorpus, write_corpus
-    from asr.models.chain_preparation import prepare_chain, usable_utterances
+    from asr.models.chain_preparation import prepare_chain, pronunciation_scores, usable_utterances
     from asr.models.hybrid_alignment import align_with_bundle, refine_alignment
-    from asr.models.pronunciations import pronunciation_scores
 
     prepared, states_folder = args.output / "prepared", args.output / "states"
     min_score = dict(_scores(args.min_score))

@@ -20,8 +20,7 @@ from rich.progress import track
 
 from asr.bundle import Bundle, all_bundle_folders
 from asr.decoding.build import available_modes
-from asr.kernels.code_cache import built_for, cached_code, watch_compiler
-from asr.kernels.jit import has_package
+from asr.kernels.jit import built_for, cached_code, has_package, watch_compiler
 from asr.recognizer import Recognizer
 from asr.streaming import StreamingRecognizer
 from asr.text.documents import parse_json

@@ -99,9 +99,6 @@ def install_advice(
     ]
 
 
-NAME = "doctor"
-
-
 HELP = """Shows what is installed, what works, and what to install for the rest.
 
 Each line begins with 'ok', 'no' (an optional part is missing) or 'bad' (a required part does not work). The exit code

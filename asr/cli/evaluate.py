@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
 Transcripts = dict[str, tuple[str, ...]]
 
-NAME = "evaluate"
-
 
 HELP = """Scores transcripts against a reference, or recognizes the recordings of a manifest and scores them.
 

@@ -14,8 +14,6 @@ from asr.models.export_streaming import StreamChunks
 from asr.serialization import require_writable
 from asr.streaming import StreamingOptions
 
-NAME = "export"
-
 _CHUNK_OPTIONS = ("chunk_seconds", "right_seconds", "memory_seconds")
 
 

@@ -26,9 +26,6 @@ from asr.text.lexicon import Lexicon
 from asr.text.normalize import read_text
 from asr.text.symbols import SPECIAL_WORDS, TokenTable
 
-NAME = "graph"
-
-
 HELP = """\
 Compiles a lexicon and a small n-gram model (ARPA) into a decoding graph.
 

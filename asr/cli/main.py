@@ -1,4 +1,4 @@
-"""The `asr` command. Each subcommand is one module, imported only when it is called."""
+"""The `asr` command. Modules of subcommands are imported only when one is called."""
 
 from __future__ import annotations
 
@@ -7,21 +7,37 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
+from typing import NamedTuple
 
 from asr import __version__
 from asr.errors import AsrError
+
+
+class Command(NamedTuple):
+    """A command.
+
+    Attributes:
+        help: the description of `--help`.
+        add_arguments: adds its arguments to a parser.
+        run: runs it and returns the exit code.
+    """
+
+    help: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
 
 # Command of one word or two -> (module, what it does), in the order in which a newcomer needs them.
 COMMANDS: dict[str, tuple[str, str]] = {
     "transcribe": ("asr.cli.transcribe", "turn audio files or folders into words"),
     "doctor": ("asr.cli.doctor", "show what works on this machine, and what to install for the rest"),
     "prepare": ("asr.cli.prepare", "read a corpus (AN4, LibriSpeech, speechocean762, ...) and write manifests"),
-    "lm vocabulary": ("asr.cli.lm_vocabulary", "choose the vocabulary that graph and language models share"),
-    "lm ngram": ("asr.cli.lm_ngram", "estimate, prune or convert an n-gram language model"),
-    "lm rnn": ("asr.cli.lm_rnn", "export a trained recurrent language model, or measure one"),
-    "lm perplexity": ("asr.cli.lm_perplexity", "measure how well an n-gram model predicts a text"),
+    "lm vocabulary": ("asr.cli.lm", "choose the vocabulary that graph and language models share"),
+    "lm ngram": ("asr.cli.lm", "estimate, prune or convert an n-gram language model"),
+    "lm rnn": ("asr.cli.lm", "export a trained recurrent language model, or measure one"),
+    "lm perplexity": ("asr.cli.lm", "measure how well an n-gram model predicts a text"),
     "graph": ("asr.cli.graph", "compile lexicon and small n-gram into a decoding graph"),
     "chain": ("asr.cli.chain", "align corpora and prepare training by lattice-free MMI"),
     "fit": ("asr.cli.train", "train an acoustic or a language model from a YAML recipe"),
@@ -29,9 +45,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "test": ("asr.cli.train", "run the test of a recipe"),
     "predict": ("asr.cli.train", "run the prediction of a recipe"),
     "bundle": ("asr.cli.bundle", "assemble trained parts into a bundle, which transcribe and torch.hub load"),
-    "bundle list": ("asr.cli.bundle_list", "list the bundles on this machine"),
-    "bundle fetch": ("asr.cli.bundle_fetch", "fetch a bundle by name, https address or hf:owner/name"),
-    "bundle info": ("asr.cli.bundle_info", "show the contents of a bundle: parts, sizes, decoding options, card"),
+    "bundle list": ("asr.cli.bundle", "list the bundles on this machine"),
+    "bundle fetch": ("asr.cli.bundle", "fetch a bundle by name, https address or hf:owner/name"),
+    "bundle info": ("asr.cli.bundle", "show the contents of a bundle: parts, sizes, decoding options, card"),
     "calibrate": ("asr.cli.calibrate", "fit a bundle's word confidences on speech that it was not trained on"),
     "rescore": ("asr.cli.rescore", "rescore lattices and n-best lists of other recognizers"),
     "export": ("asr.cli.export", "write a bundle's acoustic model to an ONNX or TorchScript file"),
@@ -76,11 +92,24 @@ def _group_help(name: str, commands: Mapping[str, str]) -> str:
 _NEGATIVE_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
 
 
-def _command_parser(name: str, module: ModuleType) -> argparse.ArgumentParser:
+def command_named(name: str) -> Command:
+    """Imports a command. A module of several commands has them in `SUBCOMMANDS`, any other is itself the command.
+
+    Raises:
+        AsrError: a package that it needs is not installed.
+    """
+    module = _import_command(COMMANDS[name][0])
+    if hasattr(module, "SUBCOMMANDS"):
+        command: Command = module.SUBCOMMANDS[name]
+        return command
+    return Command(module.HELP, module.add_arguments, module.run)
+
+
+def _command_parser(name: str, command: Command) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=f"asr {name}", description=module.HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=f"asr {name}", description=command.help, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    module.add_arguments(parser)
+    command.add_arguments(parser)
     # argparse takes -1e-1 for an option.
     parser._negative_number_matcher = _NEGATIVE_NUMBER
     return parser
@@ -113,14 +142,14 @@ def run(arguments: Sequence[str]) -> int:
         return 0 if rest else 2
     if name not in COMMANDS:
         raise AsrError(f"asr: there is no command {' '.join(arguments[:2])!r}; there are: {', '.join(COMMANDS)}.")
-    module = _import_command(COMMANDS[name][0])
+    if COMMANDS[name][0] == "asr.cli.train":
+        # LightningCLI parses the whole command line itself, including the subcommand.
+        return int(_import_command("asr.cli.train").run([name, *rest]))
+    command = command_named(name)
     if group and not rest:
         print(_group_help(name, {name: COMMANDS[name][1], **group}), file=sys.stderr)
         return 2
-    if module.__name__ == "asr.cli.train":
-        # LightningCLI parses the whole command line itself, including the subcommand.
-        return int(module.run([name, *rest]))
-    return int(module.run(_command_parser(name, module).parse_args(rest)))
+    return command.run(_command_parser(name, command).parse_args(rest))
 
 
 _EXTRA_OF = dict.fromkeys(("pytorch_lightning", "jsonargparse", "lhotse", "tensorboard", "torchmetrics"), "train")

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from asr import hub
 from asr.bundle import Bundle, bundle_folder, local_bundle_folder
-from asr.cli.bundle_fetch import fetching
 from asr.ctc.bundles import bundle_with_acoustic_model, graph_cache
 from asr.decoding.build import DECODERS, OLD_FIRST_PASSES, OLD_MODES
 from asr.decoding.settings import MODES, OLD_NAMES, Pass, setting_options
@@ -243,6 +244,25 @@ def _bundle_with_acoustic_model(args: argparse.Namespace) -> Bundle:
             args.acoustic_model, base, args.ngram, args.lexicon, progress, graph=args.graph
         )
     return bundle.with_language_models(args.large_ngram, args.rnn_lm)
+
+
+@contextlib.contextmanager
+def fetching(name: str) -> Iterator[hub.Progress]:
+    """Shows a progress bar in bytes on stderr, or one line if stderr is no terminal; nothing if nothing is fetched."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = None
+
+        def report(done: int, total: int) -> None:
+            nonlocal task
+            if task is None:
+                task = progress.add_task(f"fetching {name}", total=total)
+                if not console.is_terminal:
+                    print(f"asr: fetching {name}, {total / 1e6:.1f} MB.", file=sys.stderr)
+            progress.update(task, completed=done)
+
+        yield report
 
 
 @contextlib.contextmanager

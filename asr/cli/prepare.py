@@ -14,9 +14,6 @@ from asr.datasets.corpora import CORPORA
 from asr.datasets.corpora.base import Corpus
 from asr.datasets.prepare import PartReport, copy_lexicon, prepare_part
 
-NAME = "prepare"
-
-
 HELP = """\
 Reads a corpus folder and writes manifests of lhotse cuts for training and testing.
 

@@ -14,9 +14,6 @@ from asr.reports.evaluation import Evaluation
 from asr.reports.page import PageOptions, make_page
 from asr.serialization import open_atomic, require_writable
 
-NAME = "report"
-
-
 HELP = """Makes one HTML page about evaluations of a test set, from the files of 'asr evaluate --details NAME.json'.
 
 The page needs only a browser: no network, and no other file unless --link-audio is given. It shows the error rates of

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from asr.bundle import Bundle, bundle_folder, local_bundle_folder, read_rnn_lm
-from asr.cli.bundle_fetch import fetching
+from asr.cli.options import fetching
 from asr.decoding.kaldi_lattice import is_binary_lattice, read_kaldi_archive
 from asr.decoding.nbest_io import read_n_best, read_n_best_folder
 from asr.decoding.word_lattice import (
@@ -32,9 +32,6 @@ from asr.results import Word
 from asr.serialization import require_writable, write_whole_text
 from asr.text.normalize import READING_ERRORS, open_text, unreadable
 from asr.transcripts import FORMATS, Transcript, format_transcript, plain_name
-
-NAME = "rescore"
-
 
 HELP = """Rescores lattices and n-best lists of other recognizers with one of our language models, and prints the words.
 

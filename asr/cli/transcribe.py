@@ -172,9 +172,6 @@ def _in_one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
 
 
-NAME = "transcribe"
-
-
 HELP = """Turns audio files into words: WAV, FLAC, MP3, OGG, ... of any sampling rate and length, mono or stereo.
 
 Recordings are audio files, folders of them, Kaldi's wav.scp (with segments in the same folder, if any), or a manifest

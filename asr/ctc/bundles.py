@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from asr.bundle import Bundle
-from asr.ctc.config import CTCDecodingConfig
 from asr.ctc.graphs import compile_graph, read_lexicon, spelled_lexicon
+from asr.ctc.interface import CTCDecodingConfig
 from asr.ctc.word_models import listed_words, read_ngram, uniform_ngram
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from asr.ctc.config import CTCDecodingConfig
 from asr.ctc.frames import FRAME_INPUTS, FrameInput, as_frames
 from asr.ctc.graph_search import GraphSearch
 from asr.ctc.graphs import SILENCES, WordGraph, compile_graph, read_lexicon, read_words, spelled_lexicon
-from asr.ctc.hypothesis import CTCHypothesis
+from asr.ctc.interface import CTCDecodingConfig, CTCHypothesis
 from asr.ctc.language_models import LentModels, is_ngram_file, model_maker
 from asr.ctc.prefix_search import TokenSearch
 from asr.ctc.spelled_words import SpellingModel

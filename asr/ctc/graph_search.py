@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-from asr.ctc.config import CTCDecodingConfig
 from asr.ctc.frames import Frames
 from asr.ctc.graphs import WordGraph
-from asr.ctc.hypothesis import CTCHypothesis, CTCToken, CTCWord
+from asr.ctc.interface import CTCDecodingConfig, CTCHypothesis, CTCToken, CTCWord
 from asr.ctc.language_models import LentModels
 from asr.decoding.interface import DecodeResult, Hypothesis
 from asr.decoding.lattice import with_confidences
@@ -15,7 +14,7 @@ from asr.decoding.nbest import n_best
 from asr.decoding.online import StreamingDecoder
 from asr.decoding.paths import WordAligner
 from asr.decoding.token_passing import TokenPassingDecoder
-from asr.graph.boundary import with_last_boundary
+from asr.graph.topology import with_last_boundary
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.symbols import UNK_ID
 

@@ -18,11 +18,10 @@ from asr.ctc.phones_to_letters import PhonesToLetters
 from asr.ctc.spelled_words import SPELLING, SpellingModel, splice_spellings
 from asr.ctc.word_models import graph_ngram, without_unknown_histories
 from asr.errors import AsrError
-from asr.graph.boundary import add_boundary_loops
 from asr.graph.build import OptionalSilence, build_phone_graph
 from asr.graph.decoding_graph import DecodingGraph, graph_from_arrays
 from asr.graph.epsilon_removal import remove_epsilons
-from asr.graph.topology import compose_topology, topology_named
+from asr.graph.topology import add_boundary_loops, compose_topology, topology_named
 from asr.lm.ngram.io import load_ngram_lm, save_ngram_lm
 from asr.lm.ngram.model import NgramLM
 from asr.serialization import atomic_path

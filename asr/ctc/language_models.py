@@ -1,17 +1,25 @@
-"""Language models for CTC search: loading them, and lending each to one search at a time."""
+"""Language models for CTC search: they are loaded, and each is lent to one search at a time.
+
+`StatefulModel` adapts models that score one word at a time in a given state, such as KenLM's and torchaudio's.
+
+Shapes: N streams, Q queries.
+"""
 
 from __future__ import annotations
 
+import importlib
+import math
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from asr.bundle import read_rnn_lm
-from asr.ctc.kenlm import KenLanguageModel
 from asr.ctc.word_models import is_kenlm_binary, read_ngram
 from asr.errors import AsrError
 from asr.lm.cached.approximations import CacheOptions
@@ -19,8 +27,106 @@ from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.io import MAGIC
 from asr.lm.ngram.model import NgramLM
+from asr.text.symbols import UNK_ID, Vocabulary
 
 _CACHE_BYTES = 1 << 30
+_LN_10 = math.log(10.0)
+
+
+class StatefulModel(LanguageModel):
+    """A language model that caches the score of each (state, word); contexts number the states seen so far, from 0.
+
+    Several times slower than models that score in batches. Several threads may query it.
+
+    Args:
+        vocabulary: the words of `word_id`.
+        first: the state before the first word.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, first: Any) -> None:
+        self._vocabulary = vocabulary
+        self._states: list[Any] = [first]
+        self._edges: dict[tuple[int, int], tuple[float, int]] = {}
+        self._lock = threading.Lock()
+
+    @abstractmethod
+    def after(self, state: Any, word_id: int) -> tuple[float, Any]:
+        """The score of a word in a state, natural log, and the state after it."""
+
+    @abstractmethod
+    def at_end(self, state: Any) -> float:
+        """The score of ending the sentence in a state, natural log."""
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The words of `word_id`."""
+        return self._vocabulary
+
+    def start(self, num_streams: int) -> Tensor:
+        """The context of the first state, (num_streams,)."""
+        return torch.zeros(num_streams, dtype=torch.int64)
+
+    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        """log P(word | history) and the next context, (Q,) each."""
+        with self._lock:
+            answers = [self._edge(*query) for query in zip(context_idx.tolist(), word_id.tolist(), strict=True)]
+        log_prob = torch.tensor([score for score, _ in answers], dtype=torch.float32)
+        return log_prob, torch.tensor([state for _, state in answers], dtype=torch.int64)
+
+    def final(self, context_idx: Tensor) -> Tensor:
+        """log P(</s> | history), (Q,)."""
+        with self._lock:
+            scores = [self.at_end(self._states[idx]) for idx in context_idx.tolist()]
+        return torch.tensor(scores, dtype=torch.float32)
+
+    def _edge(self, context_idx: int, word_id: int) -> tuple[float, int]:
+        known = self._edges.get((context_idx, word_id))
+        if known is None:
+            score, state = self.after(self._states[context_idx], word_id)
+            known = self._edges[context_idx, word_id] = float(score), len(self._states)
+            self._states.append(state)
+        return known
+
+
+class KenLanguageModel(StatefulModel):
+    """A language model queried through KenLM.
+
+    Several times slower than an ARPA file or our binary loaded as `NgramLM`, which scores in batches.
+
+    Args:
+        path: an ARPA file or a KenLM binary.
+        words: the words that may be queried.
+
+    Raises:
+        AsrError: the package is not installed, the file is not a model, or it has none of the words.
+    """
+
+    def __init__(self, path: str | Path, words: Sequence[str]) -> None:
+        try:
+            self._kenlm: Any = importlib.import_module("kenlm")
+        except ImportError as error:
+            raise AsrError(
+                f"{path}: a KenLM binary needs the package kenlm; `pip install kenlm`, or give the ARPA file."
+            ) from error
+        try:
+            self._model = self._kenlm.Model(str(path))
+        except (OSError, RuntimeError) as error:
+            raise AsrError(f"{path}: KenLM cannot read this model ({str(error).splitlines()[0]}).") from error
+        if not any(word in self._model for word in words):
+            raise AsrError(f"{path}: the model has none of the {len(words)} words; check their letter case.")
+        first = self._kenlm.State()
+        self._model.BeginSentenceWrite(first)
+        super().__init__(Vocabulary(words, name=str(path)), first)
+
+    def after(self, state: Any, word_id: int) -> tuple[float, Any]:
+        """Like `StatefulModel.after`."""
+        following = self._kenlm.State()
+        word = "<unk>" if word_id == UNK_ID else self.vocabulary.words[word_id]
+        return self._model.BaseScore(state, word, following) * _LN_10, following
+
+    def at_end(self, state: Any) -> float:
+        """Like `StatefulModel.at_end`."""
+        return float(self._model.BaseScore(state, "</s>", self._kenlm.State())) * _LN_10
 
 
 class LentModels:

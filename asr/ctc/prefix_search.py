@@ -10,10 +10,9 @@ import math
 import numpy as np
 import torch
 
-from asr.ctc.config import CTCDecodingConfig
 from asr.ctc.frames import Frames
 from asr.ctc.graph_search import no_hypothesis
-from asr.ctc.hypothesis import CTCHypothesis, CTCToken, CTCWord
+from asr.ctc.interface import CTCDecodingConfig, CTCHypothesis, CTCToken, CTCWord
 from asr.ctc.language_models import LentModels
 from asr.ctc.prefix_beam import Alive, PrefixBeam, read_chunks
 from asr.ctc.prefix_kernel import Rules

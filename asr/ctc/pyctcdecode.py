@@ -29,8 +29,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from asr.ctc.kenlm import KenLanguageModel
-from asr.ctc.language_models import LentModels, model_maker
+from asr.ctc.language_models import KenLanguageModel, LentModels, model_maker
 from asr.ctc.prefix_beam import Alive, PrefixBeam, ask, read_chunks
 from asr.ctc.prefix_kernel import BOUNDARY, Rules
 from asr.ctc.word_models import is_kenlm_binary, listed_words, read_ngram

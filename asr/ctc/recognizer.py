@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from asr.audio.waveform import at_rate, split_at_pauses
+from asr.audio.segments import at_rate, split_at_pauses
 from asr.ctc.decoder import CTCDecoder
-from asr.ctc.hypothesis import CTCHypothesis
+from asr.ctc.interface import CTCHypothesis
 from asr.errors import AsrError
 from asr.models.external import ExternalModel
 from asr.results import RecognitionResult, StageTimes, Word, joined

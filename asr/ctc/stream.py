@@ -12,11 +12,11 @@ import torch
 
 from asr.ctc.frames import FrameInput, as_frames
 from asr.ctc.graph_search import GraphSearch, no_hypothesis
-from asr.ctc.hypothesis import CTCHypothesis
+from asr.ctc.interface import CTCHypothesis
 from asr.ctc.prefix_beam import read_chunks
 from asr.ctc.prefix_search import TokenSearch
 from asr.errors import AsrError
-from asr.graph.boundary import with_last_boundary
+from asr.graph.topology import with_last_boundary
 from asr.text.ctc_tokens import CTCTokens
 
 

@@ -28,9 +28,8 @@ from torch import Tensor, nn
 
 from asr.ctc.decoder import CTCDecoder as WordDecoder
 from asr.ctc.graphs import read_lexicon, read_words
-from asr.ctc.hypothesis import CTCHypothesis as Found
-from asr.ctc.language_models import is_ngram_file
-from asr.ctc.stateful_models import StatefulModel
+from asr.ctc.interface import CTCHypothesis as Found
+from asr.ctc.language_models import StatefulModel, is_ngram_file
 from asr.ctc.stream import CTCStream
 from asr.ctc.word_models import is_kenlm_binary
 from asr.errors import AsrError

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from asr.errors import AsrError
 from asr.text.documents import parse_json
-from asr.text.tokenizer import Tokenizer
+from asr.text.lexicon import Tokenizer
 
 _log = logging.getLogger(__name__)
 

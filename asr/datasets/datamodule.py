@@ -24,11 +24,10 @@ from asr.datasets.dataset import (
     PlannedBatch,
     WaveformCache,
 )
-from asr.datasets.position import batches_done, epoch_to_draw
-from asr.distributed import current_share
+from asr.distributed import batches_done, current_share, epoch_to_draw
 from asr.errors import AsrError
+from asr.text.lexicon import Tokenizer
 from asr.text.symbols import TokenTable
-from asr.text.tokenizer import Tokenizer
 
 Split = Literal["train", "valid", "test"]
 

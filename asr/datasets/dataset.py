@@ -29,7 +29,7 @@ from asr.datasets.cuts import cut_text, cut_waveform
 from asr.distributed import Share, batch_rows, draw_from
 from asr.errors import AsrError
 from asr.serialization import atomic_path
-from asr.text.tokenizer import Tokenizer
+from asr.text.lexicon import Tokenizer
 
 _CONFIG_NAME = "fbank.json"
 

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from asr.decoding.backend import Backend
 from asr.decoding.backtrace import Backtrace
-from asr.decoding.cpu.chunk_lattice import ChunkRecords, connect_chunk
-from asr.decoding.cpu.lattice import LatticeBackpointers, LosingArcs, add_losses
+from asr.decoding.cpu.lattice import ChunkRecords, LatticeBackpointers, LosingArcs, add_losses, connect_chunk
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import LatticeRecords
 from asr.decoding.recombination import best_score, normalize_scores

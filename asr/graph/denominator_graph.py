@@ -1,7 +1,7 @@
 """The denominator graph of lattice-free MMI as arrays and as a file.
 
-Training creates it (`asr.models.denominator`). A bundle that contains one can adapt its acoustic model to a speaker
-(`asr.models.adaptation`).
+Training creates it (`asr.models.chain_preparation`). A bundle that contains one can adapt its acoustic model to a
+speaker (`asr.models.adaptation`).
 
 Shapes: S states, A arcs.
 """

@@ -2,14 +2,18 @@
 
 A compiled loop makes one pass where tensor operations make several. For each loop there is a version in tensor
 operations with the same results, up to rounding where sums are reordered (`fastmath`). numba is optional.
+
+numba keeps machine code on disk. `watch_compiler` notices what it still compiles, and `cached_code` finds the files.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -221,3 +225,52 @@ def jit_for(function: Callable[..., Any], tensor: Tensor) -> Callable[..., Any] 
     if tensor.device.type != "cpu" or tensor.dtype != torch.float32 or tensor.requires_grad:
         return None
     return jit(function)
+
+
+@contextlib.contextmanager
+def watch_compiler(on_compile: Callable[[int], None]) -> Iterator[None]:
+    """Within the block, calls `on_compile` with the number of functions so far whenever numba begins to compile one.
+
+    Functions loaded from numba's cache do not count. Without numba nothing is compiled.
+    """
+    if not has_package("numba"):
+        yield
+        return
+    from numba.core import event
+
+    class Counter(event.Listener):  # type: ignore[misc]
+        num_compiled = 0
+
+        def on_start(self, _: object) -> None:
+            self.num_compiled += 1
+            on_compile(self.num_compiled)
+
+        def on_end(self, _: object) -> None:
+            pass
+
+    counter = Counter()
+    event.register("numba:compile", counter)
+    try:
+        yield
+    finally:
+        event.unregister("numba:compile", counter)
+
+
+def cached_code() -> dict[str, Any]:
+    """Where numba keeps the machine code of what this process has compiled or loaded.
+
+    Returns:
+        `files`, the paths of numba's index files, and `sources`, each source file with its modification time in ns.
+    """
+    used = [compiled for compiled in CACHED_FUNCTIONS if compiled.signatures]
+    files = sorted({str(compiled._cache._cache_file._index_path) for compiled in used})
+    stamps = [stamp for compiled in used for stamp in compiled._cache._cache_file._source_stamp[1:]]
+    return {"files": files, "sources": {str(path): time_ns for path, time_ns in stamps}}
+
+
+def built_for() -> list[str]:
+    """What machine code depends on besides sources: versions of numba and Python, and the CPU; numba is needed."""
+    import numba
+    from llvmlite import binding
+
+    return [numba.__version__, binding.get_host_cpu_name(), sys.version.split()[0]]

@@ -21,7 +21,7 @@ import torch
 
 from asr.audio.fbank import Fbank
 from asr.audio.io import read_audio
-from asr.datasets.conditions import CONDITIONS, Condition
+from asr.datasets.augment import CONDITIONS, Condition
 from asr.datasets.corpora.base import Utterance
 from asr.errors import AsrError
 from asr.text.documents import parse_json

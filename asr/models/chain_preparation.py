@@ -1,31 +1,44 @@
-"""From aligned phones to what lattice-free MMI trains on: tied states and the denominator graph.
+"""From aligned phones to what lattice-free MMI trains on: tied states, the denominator graph, and pronunciations.
 
-Shapes: T output frames, F features, D dimensions of the frames that the trees are grown on.
+The denominator is a phone n-gram model without backing off, as a hidden Markov model. As in Povey et al. (2016), all
+histories of two phones are states, and so are those histories of three phones that tell most about the next phone. A
+state lists only the phones that followed it in training, which keeps the graph small. The probabilities of
+pronunciations are those with which alignments chose them (after Chen et al. 2015).
+
+Shapes: T output frames, F features, D dimensions of the frames that the trees are grown on, P phones, S states, A arcs.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from asr.audio.cmvn import UtteranceCmvn
 from asr.errors import AsrError
 from asr.graph.context import ENTRY, LOOP, TiedStates
 from asr.graph.denominator_graph import DenominatorGraph
-from asr.models.chain_corpus import FRAME_SECONDS, Alignment, PreparedCorpus
-from asr.models.denominator import denominator_graph, phone_histories
+from asr.models.chain_corpus import FRAME_SECONDS, SILENCE, Alignment, PreparedCorpus
+from asr.models.layers import UtteranceCmvn
 from asr.models.state_tying import ContextStatistics, grow_trees
 from asr.text.documents import parse_json
+from asr.text.lexicon import Lexicon, word_ends
 
 _CEPSTRA = 13
 STATES_FILE = "states.json"
 DENOMINATOR_FILE = "denominator.npz"
+
+History = tuple[int, ...]
+_BOUNDARY = 0  # silence precedes every utterance
+_STEPS = 100
+_RESTART = 1e-3
+_STAY = 0.5
+_PRIOR_COUNT = 2.0
 
 
 def usable_utterances(
@@ -84,6 +97,91 @@ def context_statistics(
     return statistics
 
 
+def _cosines(num_features: int) -> npt.NDArray[np.float32]:
+    """The discrete cosine transform from log energies to cepstra, (F, 13)."""
+    angle = math.pi / num_features * (np.arange(num_features) + 0.5)[:, None] * np.arange(_CEPSTRA)
+    return (np.cos(angle) * math.sqrt(2.0 / num_features)).astype(np.float32)
+
+
+def phone_histories(sequences: Iterable[Sequence[int]], num_long: int) -> dict[History, Counter[int]]:
+    """The states of the phone model: histories, which end in the phone being spoken, and counts of the next phones.
+
+    Args:
+        sequences: phones of the training utterances.
+        num_long: number of histories of three phones to keep.
+    """
+    padded: list[History] = [(_BOUNDARY, _BOUNDARY, *sequence) for sequence in sequences]
+    short: dict[History, Counter[int]] = defaultdict(Counter)
+    long: dict[History, Counter[int]] = defaultdict(Counter)
+    for sequence in padded:
+        for end in range(2, len(sequence)):
+            short[sequence[end - 2 : end]][sequence[end]] += 1
+            if end >= 3:
+                long[sequence[end - 3 : end]][sequence[end]] += 1
+    gains = {history: _gain(counts, short[history[1:]]) for history, counts in long.items()}
+    kept = set(sorted(gains, key=lambda history: (-gains[history], history))[:num_long])
+    counts: dict[History, Counter[int]] = defaultdict(Counter)
+    for sequence in padded:
+        history: History = sequence[:2]
+        for phone in sequence[2:]:
+            counts[history][phone] += 1
+            history = _next_history(history, phone, kept)
+        counts[history][-1] += 0  # the last history is a state even if nothing ever follows it
+        del counts[history][-1]
+    return dict(counts)
+
+
+def denominator_graph(histories: dict[History, Counter[int]], states: TiedStates) -> DenominatorGraph:
+    """The phone model with two HMM states for each phone, of which the first takes exactly one frame.
+
+    A state of the result is a history whose last phone has begun: an arc to itself reads the phone's loop column, an
+    arc to the next history the next phone's entry column.
+
+    Args:
+        histories: of `phone_histories`.
+        states: the columns.
+    """
+    number = {history: index for index, history in enumerate(sorted(histories))}
+    kept: set[History] = {history for history in histories if len(history) == 3}
+    arcs: list[tuple[int, int, float]] = []
+    for history, index in number.items():
+        total = sum(histories[history].values())
+        for following, count in histories[history].items():
+            arcs.append((number[_next_history(history, following, kept)], index, (1.0 - _STAY) * count / total))
+    target, source, probability = (np.array(values) for values in zip(*sorted(arcs), strict=True))
+    start = np.zeros(len(number))
+    start[number[(_BOUNDARY, _BOUNDARY)]] = 1.0
+    occupancy, mean = start, np.zeros(len(number))
+    for _ in range(_STEPS):
+        arriving = np.bincount(target, weights=occupancy[source] * probability, minlength=len(number))
+        occupancy = _STAY * occupancy + arriving
+        occupancy = occupancy / occupancy.sum() * (1 - _RESTART) + _RESTART * start
+        mean += occupancy / _STEPS
+    before, phone = np.array([history[-2:] for history in number]).T
+    return DenominatorGraph(
+        entry=states.entry[before, phone],
+        loop=states.loop[before, phone],
+        stay=np.full(len(number), _STAY, dtype=np.float32),
+        begin=np.searchsorted(target, np.arange(len(number) + 1)).astype(np.int64),
+        source=source.astype(np.int64),
+        probability=probability.astype(np.float32),
+        initial=(mean / mean.sum()).astype(np.float32),
+    )
+
+
+def _next_history(history: History, phone: int, kept: set[History]) -> History:
+    longer = (*history[-2:], phone)
+    return longer if longer in kept else longer[1:]
+
+
+def _gain(counts: Counter[int], shorter: Counter[int]) -> float:
+    """What a longer history adds to the log likelihood of the training phones."""
+    total, shorter_total = sum(counts.values()), sum(shorter.values())
+    return float(
+        sum(count * (np.log(count / total) - np.log(shorter[phone] / shorter_total)) for phone, count in counts.items())
+    )
+
+
 def prepare_chain(
     corpus: PreparedCorpus,
     alignment: Alignment,
@@ -125,7 +223,44 @@ def load_chain(folder: Path) -> tuple[TiedStates, DenominatorGraph]:
     return states, DenominatorGraph.load(folder / DENOMINATOR_FILE)
 
 
-def _cosines(num_features: int) -> npt.NDArray[np.float32]:
-    """The discrete cosine transform from log energies to cepstra, (F, 13)."""
-    angle = math.pi / num_features * (np.arange(num_features) + 0.5)[:, None] * np.arange(_CEPSTRA)
-    return (np.cos(angle) * math.sqrt(2.0 / num_features)).astype(np.float32)
+def pronunciation_scores(
+    corpus: PreparedCorpus, alignment: Alignment, utterances: Sequence[int], lexicon: Lexicon
+) -> dict[str, list[float]]:
+    """The log probability of each pronunciation, relative to the word's most probable one.
+
+    The probabilities of rare words are smoothed by the shares of first, second, ... pronunciations over all words.
+
+    Args:
+        corpus: the prepared corpus.
+        alignment: with the best pronunciation of each word.
+        utterances: the utterances to count.
+        lexicon: all pronunciations, the preferred one first.
+
+    Returns:
+        word -> scores (at most 0), in the lexicon's order; words with one pronunciation are left out.
+    """
+    number = {phone: index for index, phone in enumerate(alignment.phones)}
+    silence = number[SILENCE]
+    counts: dict[str, Counter[int]] = defaultdict(Counter)
+    by_rank: Counter[tuple[int, int]] = Counter()
+    for utterance in utterances:
+        words = corpus.utterances[utterance].text.split()
+        phones = [phone for phone in alignment.of(utterance)[0].tolist() if phone != silence]
+        variants = [[tuple(number[phone] for phone in each) for each in lexicon[word]] for word in words]
+        ends = word_ends(phones, variants)
+        if ends is None:
+            continue
+        for word, choices, begin, end in zip(words, variants, [0, *ends[:-1]], ends, strict=True):
+            spoken = tuple(phones[begin:end])
+            if spoken in choices:
+                counts[word][choices.index(spoken)] += 1
+                by_rank[len(choices), choices.index(spoken)] += 1
+    scores: dict[str, list[float]] = {}
+    for word, choices_of_word in lexicon.pronunciations.items():
+        size = len(choices_of_word)
+        if size == 1:
+            continue
+        prior = np.array([by_rank[size, rank] + 1.0 for rank in range(size)])
+        share = np.array([counts[word][rank] for rank in range(size)]) + _PRIOR_COUNT * prior / prior.sum()
+        scores[word] = np.log(share / share.max()).tolist()
+    return scores

@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from asr.audio.fbank import Fbank
 from asr.bundle import Bundle
 from asr.datasets.augment import SpecAugment
-from asr.datasets.position import batches_done, epoch_to_draw
-from asr.distributed import batch_rows, current_share, draw_from, prepare_wrapping, total
+from asr.distributed import batch_rows, batches_done, current_share, draw_from, epoch_to_draw, prepare_wrapping, total
 from asr.errors import AsrError
 from asr.graph.context import TIED_STATES, TiedStates
 from asr.models.chain_corpus import FRAME_SECONDS, Alignment, PreparedCorpus

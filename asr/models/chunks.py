@@ -13,11 +13,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from asr.audio.cmvn import UtteranceCmvn
 from asr.audio.fbank import Fbank
 from asr.datasets.augment import SpecAugment, VocalTractPerturbation
 from asr.distributed import WHOLE, Share, batch_rows, draw_from
 from asr.models.chain_corpus import FRAME_SECONDS, PreparedCorpus
+from asr.models.layers import UtteranceCmvn
 
 
 class Chunk(NamedTuple):

@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asr.distributed import draw_rows
-from asr.kernels.convolution import ChannelsLastConv2d
 from asr.kernels.linear import PackedLinear
 from asr.models.interface import NormalizingNetwork, valid_frames
-from asr.models.shared_batch import BatchDropout
+from asr.models.layers import BatchDropout, ChannelsLastConv2d
 
 
 def rotary_angles(num_frames: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:

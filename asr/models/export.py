@@ -23,13 +23,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asr.audio.cmvn import UtteranceCmvn
 from asr.bundle import Bundle
 from asr.errors import AsrError
 from asr.models.export_streaming import STATES, StreamChunks, StreamingTdnnf
 from asr.models.external import onnx, torchscript
 from asr.models.external.network import ExternalNetwork
-from asr.models.shared_batch import FrameNorm
+from asr.models.layers import FrameNorm, UtteranceCmvn
 from asr.models.tdnnf import Tdnnf
 from asr.serialization import atomic_path
 from asr.text.ctc_tokens import CTCTokens

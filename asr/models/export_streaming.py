@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from asr.audio.cmvn import STD_FLOOR
 from asr.models.interface import LOG_PROB_IN_NOISE
+from asr.models.layers import STD_FLOOR
 from asr.models.tdnnf import Tdnnf
 
 STATES = ("left_features", "num_left", "feature_sums", "feature_count", "has_begun", "in_pause")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from asr.audio.fbank import Splice
 from asr.kernels.linear import PackedLinear
 from asr.models.interface import NormalizingNetwork
-from asr.models.shared_batch import BatchDropout
+from asr.models.layers import BatchDropout
 
 
 class FeedForwardNetwork(NormalizingNetwork):

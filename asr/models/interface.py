@@ -11,8 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from asr.audio.cmvn import UtteranceCmvn
-from asr.audio.waveform import batches_of_similar_length
+from asr.audio.segments import batches_of_similar_length
+from asr.models.layers import UtteranceCmvn
 
 LOG_PROB_IN_NOISE = -20.0
 """Log-probability of all tokens except the blank as long as a stream has had only noise."""

@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asr.distributed import draw_rows
-from asr.kernels.convolution import ChannelsLastConv2d
 from asr.kernels.linear import PackedLinear
 from asr.models.interface import NormalizingNetwork
-from asr.models.shared_batch import FrameNorm
+from asr.models.layers import ChannelsLastConv2d, FrameNorm
 
 _BYPASS_SCALE = 0.66
 

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asr.audio.cmvn import STD_FLOOR
 from asr.errors import AsrError
 from asr.models.interface import LOG_PROB_IN_NOISE, AcousticNetwork, in_parts
+from asr.models.layers import STD_FLOOR
 
 
 class RunningNorm:

@@ -29,10 +29,9 @@ from asr.decoding.confidence import Calibration
 from asr.decoding.gpu import frame as gpu_frame
 from asr.decoding.token_search import TokenSearch
 from asr.recognizer import Recognizer
-from asr.testing.host_checks import HOST_MUTANTS
+from asr.testing.host_checks import HOST_MUTANTS, stream_hazards
 from asr.testing.kernel_checks import MUTANTS, interleavings, is_caught
 from asr.testing.simulated_gpu import simulated_gpu
-from asr.testing.stream_checks import stream_hazards
 from asr.testing.tones import RATE, tiny_bundle, tones
 from scripts.benchmarks.gpu_pack import packed_bytes
 

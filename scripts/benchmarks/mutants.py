@@ -44,7 +44,6 @@ TESTS = {
     "asr/decoding/chunks.py": ("tests/decoding/test_chunks.py",),
     "asr/decoding/nbest.py": ("tests/decoding/test_nbest.py", "tests/decoding/test_second_pass.py"),
     "asr/decoding/rescoring.py": ("tests/decoding/test_rescoring.py", "tests/decoding/test_second_pass.py"),
-    "asr/decoding/second_pass.py": ("tests/decoding/test_second_pass.py",),
 }
 """Module -> what should notice that it is broken."""
 

@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 from asr.audio.io import read_audio
-from asr.audio.waveform import batches_of_similar_length
+from asr.audio.segments import batches_of_similar_length
 from asr.bundle import Bundle
 from asr.decoding.build import available_modes, build_decoder
 from asr.decoding.interface import DecodeResult
-from asr.decoding.second_pass import SecondPass
+from asr.decoding.rescoring import SecondPass
 from asr.errors import AsrError
 from asr.lm.cached.statistics import QueryStatistics
 from asr.metrics import ErrorCounts, bootstrap_interval, count_errors, read_transcripts

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from asr.audio.io import read_audio
-from asr.audio.waveform import split_at_pauses
+from asr.audio.segments import split_at_pauses
 from asr.cli.options import add_recognizer_arguments, recognizer_from
 from asr.cli.recordings import audio_files
 from asr.decoding.build import build_decoder

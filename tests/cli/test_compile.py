@@ -16,7 +16,7 @@ from asr.cli import compile as compiling
 from asr.cli.main import main
 from asr.decoding.warmup import made_up_log_prob
 from asr.graph.decoding_graph import DecodingGraph
-from asr.kernels.code_cache import built_for, watch_compiler
+from asr.kernels.jit import built_for, watch_compiler
 
 pytest.importorskip("numba")
 
@@ -24,7 +24,7 @@ RECOGNIZE = """
 import json, sys, time
 import torch
 import asr
-from asr.kernels.code_cache import watch_compiler
+from asr.kernels.jit import watch_compiler
 from asr.testing.tones import TEXT, tones
 
 bundle, compiled, seconds = asr.Bundle.load(sys.argv[1]), [], {}

@@ -279,7 +279,7 @@ def test_kenlm_binary_is_told_what_to_do(tmp_path: Path) -> None:
 
 def test_scores_of_kenlm(word_model: NgramLM, arpa_file: Callable[[NgramLM], Path]) -> None:
     pytest.importorskip("kenlm")
-    from asr.ctc.kenlm import KenLanguageModel
+    from asr.ctc.language_models import KenLanguageModel
 
     theirs = KenLanguageModel(arpa_file(word_model), WORDS)
     context = theirs.start(1)

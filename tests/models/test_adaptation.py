@@ -15,7 +15,7 @@ from asr.errors import AsrError
 from asr.graph.context import TIED_STATES, TiedStates
 from asr.graph.denominator_graph import DenominatorGraph
 from asr.models.adaptation import RecognizedSpeech, SpeakerTransform, adapt, numerator_pieces, score_of_speaker
-from asr.models.denominator import denominator_graph, phone_histories
+from asr.models.chain_preparation import denominator_graph, phone_histories
 from asr.models.interface import NormalizingNetwork
 from asr.models.lfmmi import LfMmi
 from asr.models.tdnnf import Tdnnf

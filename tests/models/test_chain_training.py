@@ -19,8 +19,7 @@ from asr.datasets.corpora.base import Utterance
 from asr.errors import AsrError
 from asr.graph.context import TIED_STATES, TiedStates
 from asr.models.chain_corpus import Alignment, PreparedCorpus, write_corpus
-from asr.models.chain_preparation import prepare_chain, usable_utterances
-from asr.models.denominator import denominator_graph, phone_histories
+from asr.models.chain_preparation import denominator_graph, phone_histories, prepare_chain, usable_utterances
 from asr.text.lexicon import Lexicon
 from asr.text.symbols import TokenTable
 

@@ -9,11 +9,11 @@ import pytest
 import soundfile
 import torch
 
-from asr.audio.cmvn import UtteranceCmvn
 from asr.audio.fbank import Fbank
 from asr.datasets.corpora.base import Utterance
 from asr.models.chain_corpus import Alignment, PreparedCorpus, write_corpus
 from asr.models.chunks import Chunk, ChunkLoader
+from asr.models.layers import UtteranceCmvn
 from asr.text.lexicon import Lexicon
 
 SECONDS = (2.0, 5.0, 0.5)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from asr.graph.context import TiedStates
-from asr.models.denominator import denominator_graph, phone_histories
+from asr.models.chain_preparation import denominator_graph, phone_histories
 from asr.models.lfmmi import LfMmi
 
 SEQUENCES = [[0, 1, 2, 1, 0], [0, 1, 2, 2, 0], [0, 2, 1, 2, 0]]

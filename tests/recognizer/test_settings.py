@@ -14,7 +14,7 @@ from asr.cli.options import add_recognizer_arguments, given_options, recognizer_
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.settings import MODES, setting_options
 from asr.errors import AsrError
-from asr.kernels.int8 import has_byte_products
+from asr.kernels.linear import has_byte_products
 from asr.options import options_of
 from asr.recognizer import Recognizer, ResourceOptions
 from asr.results import StageTimes

@@ -12,8 +12,7 @@ pytest.importorskip("triton")
 
 from asr.bundle import Bundle
 from asr.testing import host_checks
-from asr.testing.host_checks import HOST_MUTANTS, HostMutant
-from asr.testing.stream_checks import stream_hazards
+from asr.testing.host_checks import HOST_MUTANTS, HostMutant, stream_hazards
 
 pytestmark = [
     pytest.mark.slow,

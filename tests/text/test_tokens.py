@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asr.errors import AsrError
-from asr.text.lexicon import Lexicon
+from asr.text.lexicon import Lexicon, Tokenizer
 from asr.text.symbols import BLANK, TokenTable
-from asr.text.tokenizer import Tokenizer
 
 
 def test_blank_is_zero_and_may_be_given() -> None:

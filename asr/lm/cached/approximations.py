@@ -58,7 +58,7 @@ class CacheOptions:
         history_precision: approximation: "round-2", "round-1" or "sign". Two histories share a hidden row if their
             quantized previous states and their last words are equal. None shares no rows.
         hidden_products: numbers that the hidden layer multiplies: float32; or as an approximation int8, on a CPU that
-            has the instruction (`asr.kernels.int8`).
+            has the instruction (`asr.kernels.linear`).
         capacity_bytes: memory for histories, hidden rows and normalizers. Contexts are forgotten only if `retain` did
             not name them; hidden rows are computed again when needed, which costs time but changes no score. See
             `asr.lm.cached.eviction` for when the bound cannot be kept. None is unlimited.

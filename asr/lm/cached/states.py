@@ -17,7 +17,7 @@ from torch import Tensor
 
 from asr.errors import AsrError
 from asr.kernels.hash_table import first_of_each
-from asr.kernels.int8 import byte_products
+from asr.kernels.linear import byte_products
 from asr.lm.cached.approximations import HIDDEN_DTYPES, QuantizedHistory
 from asr.lm.cached.statistics import QueryStatistics, StageClock
 from asr.lm.cached.trie import START, HistoryTrie, RowAllocator

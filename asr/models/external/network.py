@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.errors import AsrError
-from asr.graph.boundary import with_last_boundary
+from asr.graph.topology import with_last_boundary
 from asr.models.external.base import ExternalModel, load_acoustic_model
 from asr.serialization import ModelSpec, OwnFormat
 from asr.text.ctc_tokens import CTCTokens

@@ -27,8 +27,8 @@ from torch import Tensor
 from asr.audio.fbank import INT16_SCALE, Fbank
 from asr.errors import AsrError
 from asr.models.external.base import ExternalModel, StreamingModel, frames_by_share, package
-from asr.models.external.chunks import ChunkedStream, whole_in_chunks
 from asr.models.external.nemo_features import NemoFeatures
+from asr.models.external.streaming import ChunkedStream, whole_in_chunks
 from asr.serialization import sha256_of_file
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.documents import parse_json

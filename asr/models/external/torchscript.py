@@ -17,7 +17,7 @@ from torch import Tensor
 from asr.audio.fbank import Fbank
 from asr.errors import AsrError
 from asr.models.external.base import ExternalModel, StreamingModel, frames_by_share
-from asr.models.external.chunks import ChunkedStream, whole_in_chunks
+from asr.models.external.streaming import ChunkedStream, whole_in_chunks
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.documents import parse_json
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from asr.ctc import CTCTokens
-from asr.graph.boundary import with_last_boundary
 from asr.graph.decoding_graph import DecodingGraph
+from asr.graph.topology import with_last_boundary
 from asr.testing.kaldi_search import KaldiSearch
 
 _LN_10 = math.log(10.0)

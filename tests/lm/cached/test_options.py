@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asr.errors import AsrError
-from asr.kernels.int8 import are_bytes_multiplied, byte_products, has_byte_products
+from asr.kernels.linear import are_bytes_multiplied, byte_products, has_byte_products
 from asr.lm.cached.approximations import CacheOptions, QuantizedHistory, Recombination
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.cached.states import HiddenStore, _packed, _unpacked

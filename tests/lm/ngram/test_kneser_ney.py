@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from asr.cli import lm_ngram, lm_perplexity, lm_vocabulary
 from asr.cli.main import run
 from asr.errors import AsrError
 from asr.lm.corpus import read_word_stream
@@ -140,7 +139,6 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert results[0]["words"] == 3
     with pytest.raises(AsrError, match="there is nothing to write"):
         run(command)
-    assert {lm_ngram.NAME, lm_perplexity.NAME, lm_vocabulary.NAME} == {"lm ngram", "lm perplexity", "lm vocabulary"}
 
 
 @pytest.mark.parametrize(

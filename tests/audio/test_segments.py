@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asr.audio.waveform import as_recordings, segments_at_pauses, split_at_pauses
+from asr.audio.segments import as_recordings, segments_at_pauses, split_at_pauses
 from asr.errors import AsrError
 
 RATE = 1000
@@ -59,7 +59,7 @@ def test_checks_of_samples_need_no_memory() -> None:
     program = """
 import resource
 import torch
-from asr.audio.waveform import as_recordings
+from asr.audio.segments import as_recordings
 as_recordings(torch.zeros(1000))
 recording = torch.full((20_000_000,), 0.5)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

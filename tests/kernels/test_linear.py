@@ -1,19 +1,115 @@
-"""Products of bytes against rounded numbers that torch multiplies, and what chooses them."""
+"""Packed linear layers against plain ones: float32, weights in float16, and products of bytes."""
 
 from __future__ import annotations
 
+import copy
 import threading
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
 
 from asr.kernels import linear
-from asr.kernels.int8 import Int8Weights, are_bytes_multiplied, byte_products, has_byte_products, rounded_rows
-from asr.kernels.linear import PackedLinear
+from asr.kernels.jit import has_package
+from asr.kernels.linear import (
+    Int8Weights,
+    PackedLinear,
+    PackedWeights,
+    are_bytes_multiplied,
+    byte_products,
+    float16_weights,
+    has_byte_products,
+    rounded_rows,
+)
 
+needs_numba = pytest.mark.skipif(not has_package("numba"), reason="needs numba")
 needs_instruction = pytest.mark.skipif(not has_byte_products(), reason="needs numba and AVX-512 VNNI")
+
+
+@pytest.mark.parametrize("shape", [(7,), (1, 7), (2, 3, 7), (400, 7), (2, 0, 7)])
+def test_equal_to_the_plain_layer(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    layer, plain = PackedLinear(7, 5), nn.Linear(7, 5)
+    plain.load_state_dict(layer.state_dict())
+    inputs = torch.randn(shape)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(inputs), plain(inputs))
+    assert layer(inputs).requires_grad
+
+
+def test_changed_weights_count_and_a_copy_has_its_own() -> None:
+    torch.manual_seed(0)
+    layer, inputs = PackedLinear(7, 5), torch.randn(10, 7)
+    with torch.no_grad():
+        before = layer(inputs).clone()
+        other = copy.deepcopy(layer)
+        layer.weight.mul_(2.0)
+        torch.testing.assert_close(layer(inputs), nn.functional.linear(inputs, layer.weight, layer.bias))
+        assert not torch.allclose(layer(inputs), before)
+        torch.testing.assert_close(other(inputs), before)
+
+
+def test_weights_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        layer, inputs = PackedLinear(7, 5), torch.randn(10, 7)
+        torch.testing.assert_close(layer(inputs), nn.functional.linear(inputs, layer.weight, layer.bias))
+
+
+@needs_numba
+@settings(max_examples=30, deadline=None)
+@given(
+    num_rows=st.integers(0, 20), num_inputs=st.integers(1, 70), num_outputs=st.integers(1, 100),
+    seed=st.integers(0, 10**6), is_strided=st.booleans(),
+)  # fmt: skip
+def test_equal_to_the_plain_product(
+    num_rows: int, num_inputs: int, num_outputs: int, seed: int, is_strided: bool
+) -> None:
+    torch.manual_seed(seed)
+    weight, bias = torch.randn(num_outputs, num_inputs).half().float(), torch.randn(num_outputs)
+    product = float16_weights(weight, bias)
+    if product is None:
+        pytest.skip("the processor has no instruction that widens float16")
+    inputs = torch.randn(num_rows, 2 * num_inputs)[:, ::2] if is_strided else torch.randn(num_rows, num_inputs)
+    torch.testing.assert_close(product(inputs), F.linear(inputs, weight, bias))
+
+
+@needs_numba
+def test_small_and_large_weights_are_widened_exactly() -> None:
+    weight = torch.tensor([[6e-8, -65504.0, 0.0], [2.0**-14, 1.0, -0.0]])
+    product = float16_weights(weight.half().float(), torch.zeros(2))
+    if product is None:
+        pytest.skip("the processor has no instruction that widens float16")
+    assert torch.equal(product(torch.eye(3)), weight.half().float().t())
+
+
+@needs_numba
+def test_other_weights_are_left_to_others() -> None:
+    assert float16_weights(torch.tensor([[1.0 + 2.0**-12]]), torch.zeros(1)) is None
+    assert float16_weights(torch.tensor([[1e6]]), torch.zeros(1)) is None
+
+
+@needs_numba
+def test_few_rows_take_it_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def recorded(weight: torch.Tensor, bias: torch.Tensor) -> linear._Product:
+        product = float16_weights(weight, bias) or (lambda inputs: F.linear(inputs, weight, bias))
+        return lambda inputs, rectifies: (asked.append(len(inputs)), product(inputs))[1]
+
+    monkeypatch.setattr(linear, "float16_weights", recorded)
+    fixed, weight, bias = PackedWeights(), torch.randn(5, 7).half().float(), torch.randn(5)
+    before = torch.get_num_threads()
+    try:
+        for num_threads, num_rows in ((1, 8), (2, 9), (1, linear.MAX_LOOP_ROWS + 1), (1, 1), (1, 3)):
+            torch.set_num_threads(num_threads)
+            inputs = torch.randn(num_rows, 7)
+            torch.testing.assert_close(fixed(inputs, weight, bias), F.linear(inputs, weight, bias))
+    finally:
+        torch.set_num_threads(before)
+    assert asked == [8, 3]
 
 
 def rounded_product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,178 @@
+"""Augmentation: noise at the ratio that was asked for, acoustic conditions, and warped vocal tracts against a loop."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from asr.audio.fbank import Fbank
+from asr.datasets.augment import (
+    CONDITIONS,
+    NoiseMixer,
+    VocalTractPerturbation,
+    add_noise,
+    coloured_noise,
+    through_telephone,
+    with_noise,
+)
+from asr.errors import AsrError
+from tests.datasets.toy_corpora import write_audio
+
+
+@pytest.mark.parametrize("snr_db", [-5.0, 0.0, 12.5])
+def test_the_ratio_is_exact(snr_db: float) -> None:
+    torch.manual_seed(0)
+    speech, noise = torch.randn(4000), 0.01 * torch.randn(4000)
+    added = add_noise(speech, noise, snr_db) - speech
+    assert 10 * torch.log10(speech.square().mean() / added.square().mean()).item() == pytest.approx(snr_db, abs=1e-3)
+
+
+def test_silence_stays_finite() -> None:
+    assert torch.equal(add_noise(torch.zeros(10), torch.randn(10), 10.0), torch.zeros(10))
+    assert torch.equal(add_noise(torch.ones(10), torch.zeros(10), 10.0), torch.ones(10))
+
+
+def test_files_shorter_and_longer_than_speech_at_any_rate(tmp_path: Path) -> None:
+    write_audio(tmp_path / "a" / "short.wav", 0.1, 44100)
+    write_audio(tmp_path / "long.flac", 2.0, channels=2)
+    mixer = NoiseMixer(tmp_path, probability=1.0, min_snr_db=5.0, max_snr_db=15.0)
+    assert len(mixer.files) == 2
+    speech = torch.randn(8000)
+    ratios = []
+    for _ in range(20):
+        added = mixer(speech) - speech
+        ratios.append(10 * torch.log10(speech.square().mean() / added.square().mean()).item())
+    assert all(4.99 < ratio < 15.01 for ratio in ratios) and max(ratios) - min(ratios) > 3
+    assert torch.equal(NoiseMixer(tmp_path, probability=0.0)(speech), speech)
+
+
+def test_a_bad_noise_file_is_left_out_and_the_last_one_raises(tmp_path: Path) -> None:
+    soundfile.write(str(tmp_path / "nan.wav"), np.full(100, np.nan), 16000, subtype="FLOAT")
+    with pytest.raises(AsrError, match=r"nan\.wav"):
+        NoiseMixer(tmp_path, probability=1.0)(torch.randn(100))
+    write_audio(tmp_path / "good.wav")
+    mixer = NoiseMixer(tmp_path, probability=1.0)
+    speech = torch.randn(8000)
+    assert all(not torch.equal(mixer(speech), speech) for _ in range(10))
+    assert [path.name for path in mixer.files] == ["good.wav"]
+
+
+def test_a_folder_without_noise(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(AsrError, match="missing or has no audio"):
+            NoiseMixer(folder)
+
+
+SECOND = 16000
+
+
+def chirp() -> torch.Tensor:
+    """(L,) two seconds from 100 Hz to 7 kHz."""
+    time = torch.arange(2 * SECOND) / SECOND
+    return 0.3 * torch.sin(2 * math.pi * (100 * time + 0.25 * 6900 * time.square()))
+
+
+def power(waveform: torch.Tensor, low: float, high: float) -> float:
+    spectrum = torch.fft.rfft(waveform).abs().square()
+    hertz = torch.linspace(0, SECOND / 2, len(spectrum))
+    return float(spectrum[(hertz >= low) & (hertz < high)].sum()) / len(waveform)
+
+
+def test_a_telephone_carries_half_of_the_band() -> None:
+    waveform = chirp()
+    heard = through_telephone(waveform, torch.Generator())
+    assert heard.shape == waveform.shape
+    assert power(heard, 4100, 8000) < 0.01 * power(waveform, 4100, 8000)
+    assert power(heard, 300, 3000) == pytest.approx(power(waveform, 300, 3000), rel=0.02)
+    # Eight bits of mu-law are heard: a signal-to-noise ratio of about 38 dB.
+    first = slice(SECOND // 10, SECOND // 2)
+    error = float((heard - waveform)[first].square().mean() / waveform[first].square().mean())
+    assert 1e-5 < error < 1e-3
+
+
+def test_noise_has_the_stated_ratio_and_a_wandering_level() -> None:
+    waveform, generator = chirp(), torch.Generator().manual_seed(3)
+    ratios = []
+    for _ in range(40):
+        noise = with_noise(waveform, generator) - waveform
+        ratios.append(10 * math.log10(float(waveform.square().mean() / noise.square().mean())))
+    assert 4.99 <= min(ratios) < 8 and 17 < max(ratios) <= 20.01
+    levels = [float(part.square().mean()) for part in coloured_noise(10 * SECOND, 0.0, generator).split(SECOND // 4)]
+    assert max(levels) > 1.5 * min(levels)
+
+
+@pytest.mark.parametrize(("slope", "ratio"), [(0.0, 1.0), (-1.0, 0.25)])
+def test_the_colour_of_noise(slope: float, ratio: float) -> None:
+    noise = coloured_noise(20 * SECOND, slope, torch.Generator().manual_seed(1))
+    # Bands of one width: an octave higher, power falls by 2 ** (2 * slope).
+    assert power(noise, 4000, 4400) / power(noise, 2000, 2200) / 2 == pytest.approx(ratio, rel=0.1)
+
+
+def test_conditions_keep_length_and_repeat_with_the_generator() -> None:
+    waveform = chirp()
+    for name, condition in CONDITIONS.items():
+        first, again = (condition.apply(waveform, torch.Generator().manual_seed(5)) for _ in range(2))
+        assert torch.equal(first, again), name
+        assert len(first) == pytest.approx(len(waveform) / condition.speed, abs=2), name
+    assert next(iter(CONDITIONS)) == "1" and torch.equal(CONDITIONS["1"].apply(waveform, torch.Generator()), waveform)
+
+
+LOW, HIGH, BINS = 20.0, 7600.0, 40
+FBANK = Fbank(BINS, low_freq=LOW, high_freq=HIGH)
+
+
+def mel(frequency: float) -> float:
+    return 1127.0 * math.log(1.0 + frequency / 700.0)
+
+
+def warped(bands: list[float], factor: float) -> list[float]:
+    """One frame, filter by filter: Jaitly and Hinton's piecewise linear map, read off between neighbouring filters."""
+    step = (mel(HIGH) - mel(LOW)) / (BINS + 1)
+    bend = 0.8 * HIGH * min(factor, 1.0)
+    result = []
+    for i in range(BINS):
+        frequency = 700.0 * math.expm1((mel(LOW) + (i + 1) * step) / 1127.0)
+        if frequency <= bend:
+            source = frequency / factor
+        else:
+            source = HIGH - (HIGH - bend / factor) / (HIGH - bend) * (HIGH - frequency)
+        position = min(max((mel(source) - mel(LOW)) / step - 1.0, 0.0), BINS - 1.0)
+        below = min(int(position), BINS - 2)
+        result.append(bands[below] + (position - below) * (bands[below + 1] - bands[below]))
+    return result
+
+
+@pytest.mark.parametrize("energy", [0, 1])
+def test_equals_the_loop_and_leaves_the_energy(energy: int) -> None:
+    torch.manual_seed(0)
+    features = torch.randn(3, 5, BINS + energy)
+    factor = torch.tensor([0.9, 1.0, 1.1])
+    result = VocalTractPerturbation(0.1, FBANK).warp(features, factor)
+    assert torch.equal(result[..., :energy], features[..., :energy])
+    for row in range(3):
+        for frame in range(5):
+            expected = warped(features[row, frame, energy:].tolist(), float(factor[row]))
+            torch.testing.assert_close(result[row, frame, energy:], torch.tensor(expected), atol=2e-4, rtol=1e-4)
+
+
+def test_a_shorter_tract_moves_a_peak_up() -> None:
+    features = torch.zeros(2, 1, BINS)
+    features[:, :, 20] = 1.0
+    up, down = VocalTractPerturbation(0.1, FBANK).warp(features, torch.tensor([1.1, 0.9]))[:, 0].argmax(1)
+    assert down < 20 < up
+
+
+def test_draws_within_bounds_and_only_in_training() -> None:
+    torch.manual_seed(0)
+    perturbation = VocalTractPerturbation(0.1, FBANK)
+    features = perturbation.frequency.expand(200, 1, BINS)
+    ratio = features[:, 0, 15] / perturbation(features)[:, 0, 15]
+    assert 0.89 < float(ratio.min()) < 0.92
+    assert 1.08 < float(ratio.max()) < 1.11
+    assert torch.equal(perturbation.eval()(features), features)
+    assert torch.equal(VocalTractPerturbation(0.0, FBANK)(features), features)
