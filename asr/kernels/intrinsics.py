@@ -162,7 +162,7 @@ def _bits_one_by_one(
 
 @intrinsic
 def row_product(typingctx: Any, left: Any, i: Any, right: Any, j: Any) -> Any:
-    """left[i] . right[j], float32, of arrays (N, K) and (M, K) with contiguous rows; right is float32, left may be int8."""
+    """left[i] . right[j] as float32, of (N, K) float32 or int8 and (M, K) float32, rows contiguous."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         lanes = 16 if has_instruction("avx512f") else 8
