@@ -224,6 +224,16 @@ def test_a_piece_without_a_path_pulls_at_nothing() -> None:
     assert not gradient.any()
 
 
+def test_a_piece_whose_scores_are_no_numbers_counts_nothing() -> None:
+    score = scores()
+    whole = LfMmi(tiny_graph(), LEAK, 0.5).parts(score, tiny_pieces())
+    score[1, 1, 2] = torch.nan
+    parts = LfMmi(tiny_graph(), LEAK, 0.5).parts(score, tiny_pieces())
+    for value, before in ((parts.loss, whole.loss), (parts.mmi, whole.mmi), (parts.accuracy, whole.accuracy)):
+        assert float(value[1]) == 0.0
+        torch.testing.assert_close(value[[0, 2, 3]], before[[0, 2, 3]])
+
+
 def test_steps_along_the_gradient_raise_the_expected_accuracy() -> None:
     objective = LfMmi(tiny_graph(), LEAK, 1.0)
     score = scores(1, 3)
