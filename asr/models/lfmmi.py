@@ -202,14 +202,13 @@ class LfMmi:
         correct = accuracy.detach().permute(1, 2, 0).contiguous().float()
         posterior = torch.zeros(num_frames, num_columns, num_pieces)
         gradient = torch.zeros(num_frames, num_columns, num_pieces)
-        value = torch.zeros(num_pieces, dtype=torch.float64)
-        expected = torch.zeros(num_pieces, dtype=torch.float64)
+        totals = torch.zeros(2, num_pieces, dtype=torch.float64)
         loop = jit(_expected_accuracy) or _expected_accuracy
         loop(
             probability.numpy(), correct.numpy(), self.graph, self._outgoing, np.float32(self.leak),
-            posterior.numpy(), gradient.numpy(), value.numpy(), expected.numpy(),
+            posterior.numpy(), gradient.numpy(), totals.numpy(),
         )  # fmt: skip
-        return ExpectedAccuracy(value + shift, posterior.permute(2, 0, 1), expected, gradient.permute(2, 0, 1))
+        return ExpectedAccuracy(totals[0] + shift, posterior.permute(2, 0, 1), totals[1], gradient.permute(2, 0, 1))
 
     def numerator(self, score: Tensor, pieces: Sequence[NumeratorPiece]) -> tuple[Tensor, Tensor]:
         """Like `denominator`, over the paths of each piece's own phones; -inf and gradient 0 if there is no path."""
@@ -390,16 +389,16 @@ def _expected_accuracy(
     leak: np.float32,
     posterior: FloatArray,
     gradient: FloatArray,
-    value: npt.NDArray[np.float64],
-    expected: npt.NDArray[np.float64],
+    totals: npt.NDArray[np.float64],
 ) -> None:
     """`_denominator` with a second sum beside each sum over paths: that of probability times accuracy.
 
     The accuracy of a path is that of its frames so far on the way forward, and of its frames to come on the way back.
     The latter begins at minus the expected accuracy of the whole piece, so both add up to a path's difference from it.
 
-    `accuracy` is (T, C, N), `gradient` too; `expected` is (N,).
+    `accuracy` is (T, C, N), `gradient` too; `totals` is (2, N), the log sums and the expected accuracies.
     """
+    value, expected = totals[0], totals[1]
     entry, loop, stay, initial = graph.entry, graph.loop, graph.stay, graph.initial
     num_frames, _, num_pieces = probability.shape
     num_states = initial.shape[0]
