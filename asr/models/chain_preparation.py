@@ -20,8 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from asr.bundle import FILE_NAME as BUNDLE_FILE
+from asr.bundle import Bundle
 from asr.errors import AsrError
-from asr.graph.context import ENTRY, LOOP, TiedStates
+from asr.graph.context import ENTRY, LOOP, TIED_STATES, TiedStates
 from asr.graph.denominator_graph import DenominatorGraph
 from asr.models.chain_corpus import FRAME_SECONDS, SILENCE, Alignment, PreparedCorpus
 from asr.models.layers import UtteranceCmvn
@@ -211,11 +213,24 @@ def prepare_chain(
 
 
 def load_chain(folder: Path) -> tuple[TiedStates, DenominatorGraph]:
-    """Reads what `prepare_chain` wrote.
+    """Reads what `prepare_chain` wrote, or takes tied states and denominator from a bundle.
+
+    With those of a bundle, the trained network fits the bundle's decoding graph.
+
+    Args:
+        folder: of `prepare_chain`, or of a bundle.
 
     Raises:
-        AsrError: a file is missing or damaged.
+        AsrError: a file is missing or damaged, or the bundle has no tied states or no denominator.
     """
+    if (folder / BUNDLE_FILE).is_file():
+        bundle = Bundle.load(folder)
+        saved = bundle.graph.meta.get(TIED_STATES)
+        if saved is None or bundle.denominator is None:
+            raise AsrError(
+                f"{folder}: the bundle has no tied states or no denominator graph; use one of LF-MMI training."
+            )
+        return TiedStates.from_json(saved), bundle.denominator
     for name in (STATES_FILE, DENOMINATOR_FILE):
         if not (folder / name).is_file():
             raise AsrError(f"{folder / name}: there is no such file; prepare the training first.")

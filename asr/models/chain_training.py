@@ -1,4 +1,4 @@
-"""Training of a network by lattice-free MMI with Lightning."""
+"""Training of a network by lattice-free MMI and lattice-free sMBR with Lightning."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ChainDataModule(pl.LightningDataModule):
     Args:
         corpus: a prepared folder.
         alignment: a file in it.
-        chain: the folder with tied states and denominator graph.
+        chain: the folder with tied states and denominator graph, or a bundle whose decoding graph the network will fit.
         held_out: speakers for validation.
         train_on_held_out: whether to train on them as well, for a final run after everything has been tuned.
         min_score: corpus -> lowest alignment score of an utterance to train on.
@@ -182,6 +182,9 @@ class NormalizedAverage(WeightAverage):
 class LitChainModel(pl.LightningModule):
     """Trains a TDNN-F by lattice-free MMI with cross-entropy regularization (Povey et al. 2016, 2018).
 
+    With `smbr_weight`, part of the objective is lattice-free sMBR (Kanda et al. 2018). It is meant for a network that
+    MMI has trained: start from that one with `initial_checkpoint` and a low learning rate.
+
     Args:
         network: with an auxiliary branch; `num_tokens` must be the number of tied states.
         peak_lr: learning rate after the warm-up.
@@ -200,6 +203,12 @@ class LitChainModel(pl.LightningModule):
         initial_checkpoint: start from the averaged weights of this checkpoint, or from the network of this bundle. If
             its states are tied in another way, each output begins as the mean of the outputs that it is made of
             (`TiedStates.tied_from`).
+        smbr_weight: weight of lattice-free sMBR, between 0 and 1; MMI has the rest. The cross-entropy and the squared
+            scores keep their weights.
+        silence_accuracy: what a correct frame of silence counts in sMBR, between 0 and 1; that of another phone is 1.
+
+    Raises:
+        AsrError: a weight is not between 0 and 1, or the network has no auxiliary branch.
     """
 
     def __init__(
@@ -218,8 +227,13 @@ class LitChainModel(pl.LightningModule):
         average_decay: float = 0.998,
         total_steps: int | None = None,
         initial_checkpoint: str | None = None,
+        smbr_weight: float = 0.0,
+        silence_accuracy: float = 1.0,
     ) -> None:
         super().__init__()
+        for name, weight in (("smbr_weight", smbr_weight), ("silence_accuracy", silence_accuracy)):
+            if not 0.0 <= weight <= 1.0:
+                raise AsrError(f"LitChainModel: {name} is {weight}; give a number between 0 and 1.")
         if network.auxiliary is None:
             raise AsrError("LitChainModel: the network needs has_auxiliary: true.")
         self.network = network
@@ -230,9 +244,10 @@ class LitChainModel(pl.LightningModule):
         self.dropout = dropout
         self.total_steps = total_steps
         self.initial_checkpoint = initial_checkpoint
+        self.smbr_weight, self.silence_accuracy = smbr_weight, silence_accuracy
         self._objective: LfMmi | None = None
-        # Sums of the current validation: objective, cross-entropy and frames.
-        self._validation_sums = torch.zeros(3, dtype=torch.float64)
+        # Sums of the current validation: MMI, cross-entropy, accuracy and frames.
+        self._validation_sums = torch.zeros(4, dtype=torch.float64)
 
     def setup(self, stage: str) -> None:
         """Checks that the network fits the data, and opens the loaders."""
@@ -244,7 +259,9 @@ class LitChainModel(pl.LightningModule):
                 f"{data.states.num_columns} and {data.corpus.num_features}; set num_tokens and num_features."
             )
         data.open(self.network)
-        self._objective = LfMmi(data.graph, self.leak)
+        column_accuracy = np.ones(data.states.num_columns, dtype=np.float32)
+        column_accuracy[data.states.phone_of_column() == 0] = self.silence_accuracy
+        self._objective = LfMmi(data.graph, self.leak, self.smbr_weight, column_accuracy)
         if self.initial_checkpoint is not None and stage == "fit":
             weights = self._initial_weights(self.initial_checkpoint)
             self.network.load_state_dict(weights)
@@ -265,19 +282,27 @@ class LitChainModel(pl.LightningModule):
             score = self.network.branch(hidden).float()
             auxiliary = self.network.auxiliary(hidden).float()
         num_frames = batch.num_all * batch.num_outputs
-        mmi, xent = self._sums(score, auxiliary, batch, data.train_chunks)
-        shown = total(torch.stack([mmi.detach(), xent.detach()])) / num_frames
-        self.log_dict({"mmi": shown[0], "xent": shown[1]}, prog_bar=True, on_step=True, on_epoch=False, batch_size=1)
-        loss = mmi + self.xent_weight * xent + 0.5 * self.score_l2 * score.square().sum()
+        objective, xent, shown = self._sums(score, auxiliary, batch, data.train_chunks)
+        self.log_dict(self._named(total(shown) / num_frames), prog_bar=True, on_step=True, on_epoch=False, batch_size=1)
+        loss = objective + self.xent_weight * xent + 0.5 * self.score_l2 * score.square().sum()
         return loss * (current_share().num / num_frames)
 
-    def _sums(self, score: Tensor, auxiliary: Tensor, batch: ChunkBatch, chunks: ChunkLoader) -> tuple[Tensor, Tensor]:
-        """Objective and cross-entropy, summed over the frames of this process."""
+    def _sums(
+        self, score: Tensor, auxiliary: Tensor, batch: ChunkBatch, chunks: ChunkLoader
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Sums over the frames of this process: objective, cross-entropy, and what to log (see `_named`)."""
         assert self._objective is not None
         if not batch.chunks:
-            return score.sum(), auxiliary.sum()
-        loss, posterior = self._objective(score, self._data().pieces(batch, chunks, self.tolerance))
-        return loss.sum(), -(posterior * F.log_softmax(auxiliary, dim=2)).sum()
+            return score.sum(), auxiliary.sum(), score.new_zeros(3)
+        pieces = self._data().pieces(batch, chunks, self.tolerance)
+        loss, mmi, accuracy, posterior = self._objective.parts(score, pieces)
+        xent = -(posterior * F.log_softmax(auxiliary, dim=2)).sum()
+        return loss.sum(), xent, torch.stack([mmi.sum(), xent.detach(), accuracy.sum()])
+
+    def _named(self, means: Tensor, prefix: str = "") -> dict[str, Tensor]:
+        """What to log of the means per frame of MMI, cross-entropy and accuracy, (3,)."""
+        names = ("mmi", "xent", "accuracy") if self.smbr_weight else ("mmi", "xent")
+        return {prefix + name: mean for name, mean in zip(names, means.float(), strict=False)}
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clips gradients; a step whose gradient is not finite is skipped."""
@@ -304,21 +329,21 @@ class LitChainModel(pl.LightningModule):
         assert data.valid_chunks is not None
         network: Any = self.average.network
         hidden = network.encode(batch.features)
-        mmi, xent = self._sums(
+        *_, shown = self._sums(
             network.branch(hidden).float(), network.auxiliary(hidden).float(), batch, data.valid_chunks
         )
-        num_frames = torch.tensor(len(batch.chunks) * batch.num_outputs)
-        self._validation_sums += torch.stack([value.double().cpu() for value in (mmi, xent, num_frames)])
+        num_frames = torch.tensor([len(batch.chunks) * batch.num_outputs])
+        self._validation_sums += torch.cat([shown.double().cpu(), num_frames])
 
     def on_validation_epoch_start(self) -> None:
         """Resets the sums."""
         self._validation_sums.zero_()
 
     def on_validation_epoch_end(self) -> None:
-        """Logs the objective and the cross-entropy per frame, over all processes' batches."""
-        mmi, xent, num_frames = total(self._validation_sums).tolist()
-        if num_frames:
-            self.log_dict({"val_mmi": mmi / num_frames, "val_xent": xent / num_frames}, prog_bar=True)
+        """Logs the parts of the objective per frame, over all processes' batches."""
+        sums = total(self._validation_sums)
+        if sums[3]:
+            self.log_dict(self._named(sums[:3] / sums[3], "val_"), prog_bar=True)
 
     def configure_optimizers(self) -> Any:
         """AdamW with a short warm-up and an exponential decay."""

@@ -1,8 +1,13 @@
-"""Lattice-free MMI (Povey et al. 2016): the transcript's paths against all paths of a phone language model.
+"""Lattice-free MMI (Povey et al. 2016) and lattice-free sMBR (Kanda et al. 2018).
 
-The numerator sums over all ways to spread the phones of a piece over its frames, each phone near its position in an
-alignment. The denominator sums over all paths of a graph of HMM states. Both are exact forward-backward passes in
-compiled loops; without numba the same loops run in the interpreter.
+MMI compares the transcript's paths with all paths of a phone language model. The numerator sums over all ways to spread
+the phones of a piece over its frames, each phone near its position in an alignment. The denominator sums over all paths
+of a graph of HMM states. Both are exact forward-backward passes in compiled loops; without numba the same loops run in
+the interpreter.
+
+State-level minimum Bayes risk (sMBR; Gibson and Hain 2006, Kingsbury 2009, Veselý et al. 2013) maximizes the expected
+number of correct frames instead. The expectation is over all paths of the denominator. A frame of a path is correct to
+the degree of the numerator's posterior of the column that the path reads.
 
 Shapes: N pieces of equal length, T frames, C columns, S states, A arcs, P phones of a piece.
 """
@@ -17,6 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from asr.errors import AsrError
 from asr.graph.denominator_graph import DenominatorGraph, FloatArray
 from asr.kernels.jit import jit
 
@@ -35,6 +41,39 @@ class _OutgoingArcs(NamedTuple):
     begin: npt.NDArray[np.int64]
     target: npt.NDArray[np.int64]
     probability: FloatArray
+
+
+class ExpectedAccuracy(NamedTuple):
+    """What a forward-backward pass over all paths finds for each piece.
+
+    Attributes:
+        value: (N,) float64, the log sum over all paths.
+        posterior: (N, T, C), its gradient: the columns' posteriors.
+        accuracy: (N,) float64, the expected accuracy of a path, summed over its frames.
+        gradient: (N, T, C), the gradient of `accuracy`: a column's posterior times the difference between the mean
+            accuracy of the paths that read it in this frame and that of all paths.
+    """
+
+    value: Tensor
+    posterior: Tensor
+    accuracy: Tensor
+    gradient: Tensor
+
+
+class ObjectiveOfPieces(NamedTuple):
+    """The objective and its parts.
+
+    Attributes:
+        loss: (N,) float32, to minimize; the only part with a gradient.
+        mmi: (N,) float32, denominator minus numerator.
+        accuracy: (N,) float32, the expected accuracy summed over frames, or 0 if sMBR has no weight.
+        posterior: (N, T, C), the numerator's posteriors.
+    """
+
+    loss: Tensor
+    mmi: Tensor
+    accuracy: Tensor
+    posterior: Tensor
 
 
 class NumeratorPiece(NamedTuple):
@@ -95,11 +134,35 @@ class LfMmi:
     Args:
         graph: the denominator.
         leak: probability, in each frame, of a jump to a state drawn from `graph.initial` (the leaky HMM).
+        smbr_weight: weight of sMBR, between 0 and 1; MMI has the rest.
+        column_accuracy: (C,), what a correct frame of each column counts in sMBR; None for 1. Kanda et al. (2018) treat
+            silence with special care: if its frames count, networks may learn to delete words.
+
+    Raises:
+        AsrError: the weight is not between 0 and 1, or `column_accuracy` does not fit the graph.
     """
 
-    def __init__(self, graph: DenominatorGraph, leak: float = 0.1) -> None:
+    def __init__(
+        self,
+        graph: DenominatorGraph,
+        leak: float = 0.1,
+        smbr_weight: float = 0.0,
+        column_accuracy: npt.NDArray[np.float32] | None = None,
+    ) -> None:
+        if not 0.0 <= smbr_weight <= 1.0:
+            raise AsrError(f"smbr_weight is {smbr_weight}; give a number between 0 (MMI only) and 1 (sMBR only).")
+        if column_accuracy is not None and (
+            column_accuracy.ndim != 1
+            or len(column_accuracy) < graph.num_columns
+            or not np.isfinite(column_accuracy).all()
+        ):
+            raise AsrError(
+                f"column_accuracy must have a finite number for each of the {graph.num_columns} columns of the graph."
+            )
         self.graph = graph
         self.leak = leak
+        self.smbr_weight = smbr_weight
+        self._column_accuracy = None if column_accuracy is None else torch.from_numpy(column_accuracy).float()
         order = np.argsort(graph.source, kind="stable")
         self._outgoing = _OutgoingArcs(
             np.searchsorted(graph.source[order], np.arange(graph.num_states + 1)).astype(np.int64),
@@ -114,15 +177,38 @@ class LfMmi:
             score: (N, T, C) natural logs, normalized or not.
         """
         num_pieces, num_frames, num_columns = score.shape
-        # Pieces last: the inner loops of the recursion run over them.
-        shift = score.detach().amax(2, keepdim=True)
-        probability = (score.detach() - shift).clamp(min=-_HIGHEST * 2).exp().permute(1, 2, 0).contiguous().float()
+        probability, shift = _probability(score)
         posterior = torch.zeros(num_frames, num_columns, num_pieces)
         value = torch.zeros(num_pieces, dtype=torch.float64)
         loop = jit(_denominator) or _denominator
         leak = np.float32(self.leak)
         loop(probability.numpy(), self.graph, self._outgoing, leak, posterior.numpy(), value.numpy())
-        return value + shift.double().sum((1, 2)), posterior.permute(2, 0, 1)
+        return value + shift, posterior.permute(2, 0, 1)
+
+    def expected_accuracy(self, score: Tensor, accuracy: Tensor) -> ExpectedAccuracy:
+        """The denominator, and the expected accuracy over its paths.
+
+        Args:
+            score: (N, T, C) natural logs, normalized or not.
+            accuracy: (N, T, C), what a path that reads a column in a frame counts there.
+
+        Raises:
+            AsrError: the shapes differ.
+        """
+        if accuracy.shape != score.shape:
+            raise AsrError(f"The accuracies' shape {(*accuracy.shape,)} is not that of the scores, {(*score.shape,)}.")
+        num_pieces, num_frames, num_columns = score.shape
+        probability, shift = _probability(score)
+        correct = accuracy.detach().permute(1, 2, 0).contiguous().float()
+        posterior = torch.zeros(num_frames, num_columns, num_pieces)
+        gradient = torch.zeros(num_frames, num_columns, num_pieces)
+        totals = torch.zeros(2, num_pieces, dtype=torch.float64)
+        loop = jit(_expected_accuracy) or _expected_accuracy
+        loop(
+            probability.numpy(), correct.numpy(), self.graph, self._outgoing, np.float32(self.leak),
+            posterior.numpy(), gradient.numpy(), totals.numpy(),
+        )  # fmt: skip
+        return ExpectedAccuracy(totals[0] + shift, posterior.permute(2, 0, 1), totals[1], gradient.permute(2, 0, 1))
 
     def numerator(self, score: Tensor, pieces: Sequence[NumeratorPiece]) -> tuple[Tensor, Tensor]:
         """Like `denominator`, over the paths of each piece's own phones; -inf and gradient 0 if there is no path."""
@@ -135,7 +221,7 @@ class LfMmi:
         return value, posterior
 
     def __call__(self, score: Tensor, pieces: Sequence[NumeratorPiece]) -> tuple[Tensor, Tensor]:
-        """The loss of each piece, denominator minus numerator, (N,) float32, and the numerator's posteriors (N, T, C).
+        """The loss of each piece, (N,) float32, and the numerator's posteriors (N, T, C).
 
         A piece without a path for its phones has loss 0 and gradient 0.
 
@@ -143,27 +229,69 @@ class LfMmi:
             score: (N, T, C), the network's.
             pieces: their phones.
         """
-        loss: Tensor
-        loss, posterior = _LossOfPieces.apply(score, self, pieces)
-        return loss, posterior
+        objective = self.parts(score, pieces)
+        return objective.loss, objective.posterior
+
+    def parts(self, score: Tensor, pieces: Sequence[NumeratorPiece]) -> ObjectiveOfPieces:
+        """Like `__call__`, with MMI and sMBR apart.
+
+        The loss is (1 - smbr_weight) * (denominator - numerator) - smbr_weight * expected accuracy. The accuracies are
+        constants: the gradient does not go through the numerator's posteriors that they are made of.
+        """
+        return ObjectiveOfPieces(*_LossOfPieces.apply(score, self, pieces))
+
+    def accuracy_of(self, numerator_posterior: Tensor) -> Tensor:
+        """What each column counts in each frame if a path reads it: (N, T, C) posteriors to (N, T, C).
+
+        Raises:
+            AsrError: `column_accuracy` has another number of columns.
+        """
+        if self._column_accuracy is None:
+            return numerator_posterior
+        if len(self._column_accuracy) != numerator_posterior.shape[2]:
+            raise AsrError(
+                f"column_accuracy has {len(self._column_accuracy)} columns, the scores {numerator_posterior.shape[2]}."
+            )
+        return numerator_posterior * self._column_accuracy
 
 
 class _LossOfPieces(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, score: Tensor, objective: LfMmi, pieces: Sequence[NumeratorPiece]) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, score: Tensor, objective: LfMmi, pieces: Sequence[NumeratorPiece]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         numerator, numerator_posterior = objective.numerator(score, pieces)
-        denominator, denominator_posterior = objective.denominator(score)
+        weight = objective.smbr_weight
+        if weight:
+            accuracy_of_columns = objective.accuracy_of(numerator_posterior)
+            denominator, posterior, accuracy, slope = objective.expected_accuracy(score, accuracy_of_columns)
+            gradient = (1.0 - weight) * (posterior - numerator_posterior) - weight * slope
+        else:
+            denominator, posterior = objective.denominator(score)
+            accuracy = torch.zeros_like(denominator)
+            gradient = posterior - numerator_posterior
         found = torch.isfinite(numerator) & torch.isfinite(denominator)
-        gradient = (denominator_posterior - numerator_posterior) * found[:, None, None]
-        ctx.save_for_backward(gradient)
-        ctx.mark_non_differentiable(numerator_posterior)
-        loss = torch.where(found, denominator - numerator, torch.zeros_like(denominator))
-        return loss.float(), numerator_posterior
+        nothing = torch.zeros_like(denominator)
+        mmi = torch.where(found, denominator - numerator, nothing)
+        accuracy = torch.where(found, accuracy, nothing)
+        loss = (1.0 - weight) * mmi - weight * accuracy if weight else mmi
+        ctx.save_for_backward(gradient * found[:, None, None])
+        loss, mmi, accuracy = loss.float(), mmi.float(), accuracy.float()
+        ctx.mark_non_differentiable(mmi, accuracy, numerator_posterior)
+        return loss, mmi, accuracy, numerator_posterior
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = ctx.saved_tensors
         return gradient * grad[:, None, None], None, None
+
+
+def _probability(score: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores (N, T, C) as probabilities up to a factor for each frame, (T, C, N), and the sum of its logs, (N,)."""
+    # Pieces last: the inner loops of the recursion run over them.
+    shift = score.detach().amax(2, keepdim=True)
+    probability = (score.detach() - shift).clamp(min=-_HIGHEST * 2).exp().permute(1, 2, 0).contiguous().float()
+    return probability, shift.double().sum((1, 2))
 
 
 def _denominator(
@@ -251,6 +379,145 @@ def _denominator(
             behind, before = backward[state], earlier[state]
             for piece in range(num_pieces):
                 behind[piece] += before[piece]
+
+
+def _expected_accuracy(
+    probability: FloatArray,
+    accuracy: FloatArray,
+    graph: DenominatorGraph,
+    outgoing: _OutgoingArcs,
+    leak: np.float32,
+    posterior: FloatArray,
+    gradient: FloatArray,
+    totals: npt.NDArray[np.float64],
+) -> None:
+    """`_denominator` with a second sum beside each sum over paths: that of probability times accuracy.
+
+    The accuracy of a path is that of its frames so far on the way forward, and of its frames to come on the way back.
+    The latter begins at minus the expected accuracy of the whole piece, so both add up to a path's difference from it.
+
+    `accuracy` is (T, C, N), `gradient` too; `totals` is (2, N), the log sums and the expected accuracies.
+    """
+    value, expected = totals[0], totals[1]
+    entry, loop, stay, initial = graph.entry, graph.loop, graph.stay, graph.initial
+    num_frames, _, num_pieces = probability.shape
+    num_states = initial.shape[0]
+    forward = np.empty((num_frames + 1, num_states, num_pieces), dtype=np.float32)
+    arriving = np.empty((num_frames, num_states, num_pieces), dtype=np.float32)
+    forward_correct = np.empty((num_frames + 1, num_states, num_pieces), dtype=np.float32)
+    arriving_correct = np.empty((num_frames, num_states, num_pieces), dtype=np.float32)
+    scale = np.empty((num_frames, num_pieces), dtype=np.float32)
+    total = np.empty(num_pieces, dtype=np.float32)
+    total_correct = np.empty(num_pieces, dtype=np.float32)
+    for state in range(num_states):
+        forward[0, state, :] = initial[state]
+        forward_correct[0, state, :] = 0.0
+    for frame in range(num_frames):
+        now, following, arrivals, frame_probability = (
+            forward[frame], forward[frame + 1], arriving[frame], probability[frame],
+        )  # fmt: skip
+        now_correct, following_correct, arrivals_correct, frame_accuracy = (
+            forward_correct[frame], forward_correct[frame + 1], arriving_correct[frame], accuracy[frame],
+        )  # fmt: skip
+        _weighted_sums(graph.begin, graph.source, graph.probability, now, arrivals)
+        _weighted_sums(graph.begin, graph.source, graph.probability, now_correct, arrivals_correct)
+        total[:] = 0.0
+        total_correct[:] = 0.0
+        for state in range(num_states):
+            reached, first, again = following[state], frame_probability[entry[state]], frame_probability[loop[state]]
+            reached_correct, gain_first, gain_again = (
+                following_correct[state], frame_accuracy[entry[state]], frame_accuracy[loop[state]],
+            )  # fmt: skip
+            arrived, stayed, remain = arrivals[state], now[state], stay[state]
+            arrived_correct, stayed_correct = arrivals_correct[state], now_correct[state]
+            for piece in range(num_pieces):
+                on_arrival, on_loop = first[piece], remain * again[piece]
+                reached[piece] = arrived[piece] * on_arrival + stayed[piece] * on_loop
+                reached_correct[piece] = (arrived_correct[piece] + gain_first[piece] * arrived[piece]) * on_arrival + (
+                    stayed_correct[piece] + gain_again[piece] * stayed[piece]
+                ) * on_loop
+            for piece in range(num_pieces):
+                total[piece] += reached[piece]
+                total_correct[piece] += reached_correct[piece]
+        for piece in range(num_pieces):
+            total[piece] = max(total[piece], np.float32(1e-30))
+            scale[frame, piece] = np.float32(1.0) / total[piece]
+            total_correct[piece] *= scale[frame, piece]
+            value[piece] += np.log(np.float64(total[piece]))
+        for state in range(num_states):
+            leaked, reached, factor = leak * initial[state], following[state], scale[frame]
+            reached_correct = following_correct[state]
+            for piece in range(num_pieces):
+                reached[piece] = reached[piece] * factor[piece] + leaked
+                reached_correct[piece] = reached_correct[piece] * factor[piece] + leaked * total_correct[piece]
+    # Every state may be the last one.
+    total[:] = 0.0
+    total_correct[:] = 0.0
+    for state in range(num_states):
+        for piece in range(num_pieces):
+            total[piece] += forward[num_frames, state, piece]
+            total_correct[piece] += forward_correct[num_frames, state, piece]
+    backward = np.empty((num_states, num_pieces), dtype=np.float32)
+    entered = np.empty((num_states, num_pieces), dtype=np.float32)
+    earlier = np.empty((num_states, num_pieces), dtype=np.float32)
+    backward_correct = np.empty((num_states, num_pieces), dtype=np.float32)
+    entered_correct = np.empty((num_states, num_pieces), dtype=np.float32)
+    earlier_correct = np.empty((num_states, num_pieces), dtype=np.float32)
+    for piece in range(num_pieces):
+        value[piece] += np.log(np.float64(total[piece]))
+        expected[piece] = total_correct[piece] / total[piece]
+    for state in range(num_states):
+        for piece in range(num_pieces):
+            backward[state, piece] = np.float32(1.0) / total[piece]
+            backward_correct[state, piece] = -np.float32(expected[piece]) / total[piece]
+    for frame in range(num_frames - 1, -1, -1):
+        now, arrivals, frame_probability, occupied = (
+            forward[frame], arriving[frame], probability[frame], posterior[frame],
+        )  # fmt: skip
+        now_correct, arrivals_correct, frame_accuracy, pulled = (
+            forward_correct[frame], arriving_correct[frame], accuracy[frame], gradient[frame],
+        )  # fmt: skip
+        total[:] = 0.0
+        total_correct[:] = 0.0
+        for state in range(num_states):
+            behind, behind_correct, share = backward[state], backward_correct[state], initial[state]
+            for piece in range(num_pieces):
+                total[piece] += share * behind[piece]
+                total_correct[piece] += share * behind_correct[piece]
+        for piece in range(num_pieces):
+            total[piece] *= leak
+            total_correct[piece] *= leak
+        for state in range(num_states):
+            first, again, remain = frame_probability[entry[state]], frame_probability[loop[state]], stay[state]
+            gain_first, gain_again = frame_accuracy[entry[state]], frame_accuracy[loop[state]]
+            behind, before, factor = backward[state], entered[state], scale[frame]
+            behind_correct, before_correct = backward_correct[state], entered_correct[state]
+            # Backward through the leak, which passes a share of every state on to all states, and the frame's scale.
+            for piece in range(num_pieces):
+                path = (behind[piece] + total[piece]) * factor[piece]
+                path_correct = (behind_correct[piece] + total_correct[piece]) * factor[piece]
+                before[piece] = first[piece] * path
+                before_correct[piece] = first[piece] * (path_correct + gain_first[piece] * path)
+                behind[piece] = remain * again[piece] * path
+                behind_correct[piece] = remain * again[piece] * (path_correct + gain_again[piece] * path)
+            by_entry, by_loop = occupied[entry[state]], occupied[loop[state]]
+            pull_entry, pull_loop = pulled[entry[state]], pulled[loop[state]]
+            arrived, stayed = arrivals[state], now[state]
+            arrived_correct, stayed_correct = arrivals_correct[state], now_correct[state]
+            for piece in range(num_pieces):
+                by_entry[piece] += before[piece] * arrived[piece]
+                pull_entry[piece] += before[piece] * arrived_correct[piece] + before_correct[piece] * arrived[piece]
+            for piece in range(num_pieces):
+                by_loop[piece] += behind[piece] * stayed[piece]
+                pull_loop[piece] += behind[piece] * stayed_correct[piece] + behind_correct[piece] * stayed[piece]
+        _weighted_sums(outgoing.begin, outgoing.target, outgoing.probability, entered, earlier)
+        _weighted_sums(outgoing.begin, outgoing.target, outgoing.probability, entered_correct, earlier_correct)
+        for state in range(num_states):
+            behind, before = backward[state], earlier[state]
+            behind_correct, before_correct = backward_correct[state], earlier_correct[state]
+            for piece in range(num_pieces):
+                behind[piece] += before[piece]
+                behind_correct[piece] += before_correct[piece]
 
 
 def _weighted_sums(

@@ -19,7 +19,13 @@ from asr.datasets.corpora.base import Utterance
 from asr.errors import AsrError
 from asr.graph.context import TIED_STATES, TiedStates
 from asr.models.chain_corpus import Alignment, PreparedCorpus, write_corpus
-from asr.models.chain_preparation import denominator_graph, phone_histories, prepare_chain, usable_utterances
+from asr.models.chain_preparation import (
+    denominator_graph,
+    load_chain,
+    phone_histories,
+    prepare_chain,
+    usable_utterances,
+)
 from asr.text.lexicon import Lexicon
 from asr.text.symbols import TokenTable
 
@@ -63,6 +69,7 @@ def fit(
     max_epochs: int,
     initial_checkpoint: str | None = None,
     chain: Path | None = None,
+    **options: float,
 ) -> object:
     from asr.models.chain_training import ChainDataModule, LitChainModel
     from asr.models.tdnnf import Tdnnf
@@ -79,8 +86,9 @@ def fit(
         fbank=Fbank(num_mel_bins=20),
     )
     model = LitChainModel(
-        network, peak_lr=5e-3, final_lr=5e-3, average_decay=0.5, dropout=0.0, initial_checkpoint=initial_checkpoint
-    )
+        network, peak_lr=5e-3, final_lr=5e-3, average_decay=0.5, dropout=0.0, initial_checkpoint=initial_checkpoint,
+        **options,
+    )  # fmt: skip
     trainer = pl.Trainer(
         max_epochs=max_epochs, accelerator="cpu", devices=1, logger=False, enable_progress_bar=False,
         enable_model_summary=False, enable_checkpointing=False, use_distributed_sampler=False, num_sanity_val_steps=0,
@@ -100,12 +108,8 @@ def states(folder: Path) -> TiedStates:
 
 
 def test_a_training_starts_from_the_network_of_a_bundle(folder: Path, states: TiedStates, tmp_path: Path) -> None:
-    from asr.models.tdnnf import Tdnnf
-
-    torch.manual_seed(1)
-    network = Tdnnf(**NETWORK, num_tokens=states.num_columns)  # type: ignore[arg-type]
-    graph = SimpleNamespace(meta={TIED_STATES: states.to_json()}, tokens=TokenTable(states.column_names()))
-    bundle = SimpleNamespace(acoustic_model=SimpleNamespace(network=network), graph=graph)
+    bundle = bundle_of(folder, states)
+    network = bundle.acoustic_model.network
     with mock.patch.object(Bundle, "load", lambda path: bundle):
         model = fit(folder, states, 0, str(tmp_path)).lightning_module  # type: ignore[attr-defined]
     for name, value in network.state_dict().items():
@@ -114,6 +118,68 @@ def test_a_training_starts_from_the_network_of_a_bundle(folder: Path, states: Ti
     auxiliary = model.network.auxiliary.state_dict()
     torch.testing.assert_close(auxiliary, model.average.network.auxiliary.state_dict())
     assert auxiliary["expand.weight"].std() > 0
+
+
+def bundle_of(folder: Path, states: TiedStates) -> SimpleNamespace:
+    """What training takes from a bundle: network, tied states and denominator."""
+    from asr.models.tdnnf import Tdnnf
+
+    torch.manual_seed(1)
+    network = Tdnnf(**NETWORK, num_tokens=states.num_columns)  # type: ignore[arg-type]
+    graph = SimpleNamespace(meta={TIED_STATES: states.to_json()}, tokens=TokenTable(states.column_names()))
+    _, denominator = load_chain(folder / "states")
+    return SimpleNamespace(acoustic_model=SimpleNamespace(network=network), graph=graph, denominator=denominator)
+
+
+def test_a_training_uses_the_tied_states_and_the_denominator_of_a_bundle(
+    folder: Path, states: TiedStates, tmp_path: Path
+) -> None:
+    (tmp_path / "bundle.json").touch()
+    bundle = bundle_of(folder, states)
+    with mock.patch.object(Bundle, "load", lambda path: bundle):
+        found, denominator = load_chain(tmp_path)
+    assert found.to_json() == states.to_json() and denominator is bundle.denominator
+    for lacking in (
+        SimpleNamespace(graph=bundle.graph, denominator=None),
+        SimpleNamespace(graph=SimpleNamespace(meta={}), denominator=bundle.denominator),
+    ):
+        with (
+            mock.patch.object(Bundle, "load", lambda path, lacking=lacking: lacking),
+            pytest.raises(AsrError, match="the bundle has no tied states or no denominator graph"),
+        ):
+            load_chain(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("silence_accuracy", [0.0, 1.0])
+def test_smbr_raises_the_expected_accuracy_of_speakers_set_aside(
+    folder: Path, states: TiedStates, tmp_path: Path, silence_accuracy: float
+) -> None:
+    options = {"smbr_weight": 0.9, "silence_accuracy": silence_accuracy}
+    fit(folder, states, 2).save_checkpoint(tmp_path / "first.ckpt")  # type: ignore[attr-defined]
+    early = fit(folder, states, 1, str(tmp_path / "first.ckpt"), **options).callback_metrics  # type: ignore[attr-defined]
+    later = fit(folder, states, 15, str(tmp_path / "first.ckpt"), **options).callback_metrics  # type: ignore[attr-defined]
+    assert later["val_accuracy"] > early["val_accuracy"] + 0.05
+    # Silence is a quarter of the frames.
+    assert 0.4 < later["val_accuracy"] < (0.8 if silence_accuracy == 0.0 else 1.0)
+
+
+def test_mmi_alone_logs_no_accuracy_and_trains_as_before(folder: Path, states: TiedStates) -> None:
+    plain = fit(folder, states, 1)
+    ignored = fit(folder, states, 1, smbr_weight=0.0, silence_accuracy=0.5)
+    assert "val_mmi" in plain.callback_metrics and "val_accuracy" not in plain.callback_metrics  # type: ignore[attr-defined]
+    for name, value in plain.lightning_module.state_dict().items():  # type: ignore[attr-defined]
+        assert torch.equal(ignored.lightning_module.state_dict()[name], value), name  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("option", ["smbr_weight", "silence_accuracy"])
+def test_weights_of_smbr_must_be_shares(option: str) -> None:
+    from asr.models.chain_training import LitChainModel
+    from asr.models.tdnnf import Tdnnf
+
+    network = Tdnnf(**NETWORK, num_tokens=9, has_auxiliary=True)  # type: ignore[arg-type]
+    with pytest.raises(AsrError, match=rf"{option} is 1\.5; give a number between 0 and 1\."):
+        LitChainModel(network, **{option: 1.5})  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
