@@ -64,7 +64,9 @@ TESTS = {
     "asr/decoding/lattice.py": (*_LATTICES, "tests/decoding/test_nbest.py", "tests/decoding/test_rescoring.py"),
     "asr/decoding/confidence.py": ("tests/decoding/test_confidence.py", "tests/decoding/test_nbest.py"),
     "asr/decoding/chunks.py": ("tests/decoding/test_chunks.py",),
-    "asr/decoding/nbest.py": ("tests/decoding/test_nbest.py", "tests/decoding/test_second_pass.py"),
+    "asr/decoding/nbest.py": (
+        "tests/decoding/test_nbest.py", "tests/decoding/test_second_pass.py", "tests/lm/rnn/test_few_words.py",
+    ),
     "asr/decoding/rescoring.py": (
         "tests/decoding/test_rescoring.py", "tests/decoding/test_second_pass.py", "tests/decoding/test_selection.py",
     ),

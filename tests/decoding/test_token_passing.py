@@ -176,6 +176,23 @@ def test_so_many_partial_paths_survive_beside_epsilons() -> None:
         assert (best.total if best is not None else None) == total
 
 
+def test_what_epsilons_earn_before_the_first_frame_counts() -> None:
+    """An arc that reads nothing gains 2 at the start, and one that reads a frame loses 0.5."""
+    graph = DecodingGraph(
+        arc_begin=torch.tensor([0, 1, 2, 2]),
+        dst_state=torch.tensor([1, 2]).int(),
+        token_id=torch.tensor([-1, 1]).int(),
+        score=torch.tensor([2.0, -0.5]),
+        word_begin=torch.zeros(3, dtype=torch.int64),
+        word_id=torch.zeros(0, dtype=torch.int32),
+        final_score=torch.tensor([-math.inf, -math.inf, 0.0]),
+        tokens=TokenTable(["<blk>", "a"]),
+        vocabulary=Vocabulary(["w"]),
+    )
+    best = TokenPassingDecoder(graph, inputs="scores").decode(torch.zeros(1, 1, 2), torch.tensor([1]))[0].best
+    assert best is not None and best.total == pytest.approx(1.5)
+
+
 def test_a_backend_is_reused_only_after_the_results_have_been_read(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba")
     first_pass, num_idle = TokenPassingDecoder(random_graph(0)), []

@@ -240,3 +240,10 @@ def test_pruned_maxent_keeps_the_largest() -> None:
     assert dense[kept].abs().min() >= dense[~kept].abs().max()
     torch.testing.assert_close(again.weight.detach()[kept], dense[kept])
     assert again.state_dict().keys() == state.keys()
+
+
+def test_features_need_an_order_of_two_and_a_table() -> None:
+    assert HashedMaxEnt(5, 2, 1).weight.shape == (6,)
+    for order, table_size in ((1, 8), (2, 0)):
+        with pytest.raises(ValueError, match="an order of at least 2 and a table"):
+            HashedMaxEnt(5, order, table_size)
