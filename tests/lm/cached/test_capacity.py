@@ -324,6 +324,21 @@ def test_room_is_made_for_a_single_history():
     assert network.num_normalizers == 2
 
 
+def test_paths_of_a_tree_take_32_numbers_a_history():
+    class Tree(ToyNetwork):
+        cacheable_terms = "tree"
+
+    cache = OutputCache(Tree(), CacheOptions(), torch.device("cpu"))
+    table = cache.num_bytes
+    assert cache.bytes_of_history == 4 * 32
+    for num, held in ((4, 4), (9, 9), (6, 9)):
+        cache.reserve(num)
+        assert cache.num_bytes == table + held * 4 * 32
+    unused = OutputCache(Tree(), CacheOptions(cache_tree_paths=False), torch.device("cpu"))
+    unused.reserve(4)
+    assert (unused.bytes_of_history, unused.num_bytes) == (0, table)
+
+
 def test_numbers_beyond_a_trim_are_gone():
     rows = RowAllocator(8, torch.device("cpu"))
     rows.take(7)
