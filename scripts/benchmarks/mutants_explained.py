@@ -52,5 +52,41 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
     "asr/decoding/token_search.py": {
         ("row_of = torch.full_like(self._score_offset, -1, dtype=torch.int64)", "1 -> 2"): _ANY_NEGATIVE,
     },
+    "asr/lm/cached/approximations.py": {
+        ("mixed = ((words + 1) * self._factor).sum(1)", "1 -> 2"): _HASH,
+        ("key = (mixed ^ (mixed >> 31)) & (2**63 - 1)", "1 -> 2"): _HASH,
+        ("return (mixed ^ (mixed >> 31)) & (2**63 - 1)", "1 -> 2"): _HASH,
+        ("return (mixed ^ (mixed >> 31)) & (2**63 - 1)", "31 -> 32"): _HASH,
+        (
+            "self._factor = (torch.randint(-bound, bound, (num_columns + 1,), generator=generator) * 2 + 1).to(device)",
+            "2 -> 3",
+        ): _HASH,
+    },
+    "asr/lm/cached/engine.py": {
+        (
+            "is_outside = (word_id >= num_words) | (context_idx < 0) | (context_idx >= num_nodes)",
+            "(word_id >= num_words) | (context_idx < 0) -> (word_id >= num_words) & (context_idx < 0)",
+        ): _GPU,
+        (
+            "lacks_row = torch.zeros(num_nodes + 1, dtype=torch.bool, device=key.device)",
+            "num_nodes + 1 -> num_nodes - 1",
+        ): _GPU,
+    },
+    "asr/lm/cached/eviction.py": {
+        (
+            "if self._num_held() + missing.numel() <= self.limits.max_edges:",
+            "self._num_held() + missing.numel() <= self.limits.max_edges -> "
+            "self._num_held() + missing.numel() < self.limits.max_edges",
+        ): _SHORTCUT,
+    },
+    "asr/lm/cached/outputs.py": {
+        ("if self.cache_history and added > 0:", "added > 0 -> added >= 0"): _SHORTCUT,
+    },
+    "asr/lm/cached/states.py": {
+        (
+            "known, state = levels[-1][:0], torch.empty(0, self.hidden.state_size, device=self.hidden.device)",
+            "0 -> 1",
+        ): "the parents of the oldest level have rows, so that nothing is looked up",
+    },
 }
 """Module -> (text of the line, change) -> why the change has no effect on results."""
