@@ -233,6 +233,36 @@ def test_where_live_contexts_alone_pass_the_bound_they_take_what_they_need_and_n
     assert counts.bytes_held <= 50_000
 
 
+@pytest.mark.parametrize("asks_again", [False, True])
+def test_more_edges_between_live_contexts_than_contexts(asks_again):
+    """Many live contexts widen the table; then 30 are left, with an edge from each to each.
+
+    These are more edges than the contexts need slots, so their scores are forgotten, or kept where the same call asks
+    for them.
+    """
+    engine = CachedRNNLM(ToyNetwork(num_words=700), CacheOptions(capacity_bytes=1, recombination_length=1))
+    engine.retain(engine.start(1))
+    _, context = engine.score(engine.start(600), torch.arange(3, 603))
+    engine.retain(context)
+    engine.score(context[:440], torch.arange(3, 443))
+    live = context[:30]
+    engine.retain(live)
+    known = live.repeat_interleave(30), torch.arange(3, 33).repeat(30)
+    expected, following = engine.score(*known)
+    num_evictions = engine.statistics().num_evictions
+    engine.retain(live)
+    new = live.repeat_interleave(5), torch.arange(500, 650)
+    queries = [torch.cat(pair) for pair in zip(known, new, strict=True)] if asks_again else new
+    log_prob, next_idx = engine.score(*queries)
+    assert engine.statistics().num_evictions > num_evictions
+    assert bool((log_prob < 0.0).all())
+    if asks_again:
+        assert torch.equal(log_prob[:900], expected) and torch.equal(next_idx[:900], following)
+    log_prob, next_idx = engine.score(*known)
+    assert torch.equal(next_idx, following)
+    torch.testing.assert_close(log_prob, expected, rtol=0, atol=1e-5)
+
+
 def test_group_normalizers_stay_within_what_they_may_take():
     network = ToyClassNetwork(num_words=60)
     engine = CachedRNNLM(network, CacheOptions(capacity_bytes=1))
