@@ -41,6 +41,12 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
             "1.0 - expected -> 1.0 + expected",
         ): "shorter steps to the same optimum",
     },
+    "asr/decoding/frame.py": {
+        (
+            "def expand(self, tokens: ActiveTokens, frame: Frame, *, prune: bool = True) -> Expansion:",
+            "True -> False",
+        ): "the reference has no fast way that the argument could turn off",
+    },
     "asr/decoding/rescoring.py": {
         ("min_active_states=0,", "0 -> 1"): "the best partial path survives any beam",
         (
@@ -51,6 +57,19 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
     },
     "asr/decoding/token_search.py": {
         ("row_of = torch.full_like(self._score_offset, -1, dtype=torch.int64)", "1 -> 2"): _ANY_NEGATIVE,
+    },
+    "asr/lm/combine.py": {
+        (
+            "if self.num_oov_words > 1:",
+            "self.num_oov_words > 1 -> self.num_oov_words >= 1",
+        ): "the logarithm of one word's share is 0",
+    },
+    "asr/lm/contexts.py": {
+        (
+            "most = min(int(MAX_LOAD * self._table.num_slots) - self._table.count, len(self._free))",
+            "int(MAX_LOAD * self._table.num_slots) - self._table.count -> "
+            "int(MAX_LOAD * self._table.num_slots) + self._table.count",
+        ): "numbers, which double from fewer, run out no later than slots",
     },
     "asr/lm/cached/approximations.py": {
         ("mixed = ((words + 1) * self._factor).sum(1)", "1 -> 2"): _HASH,
