@@ -47,6 +47,12 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
             "True -> False",
         ): "the reference has no fast way that the argument could turn off",
     },
+    "asr/decoding/lattice.py": {
+        (
+            "lost = [ending.final_total.max() - ending.final_total for ending in endings if len(ending.final)]",
+            "ending.final_total.max -> ending.final_total.min",
+        ): "more partial paths than needed are kept; the lattice is pruned afterwards",
+    },
     "asr/decoding/rescoring.py": {
         ("min_active_states=0,", "0 -> 1"): "the best partial path survives any beam",
         (
