@@ -274,3 +274,15 @@ def test_a_batch_and_sentences_side_by_side_equal_the_network_word_by_word(num_l
     hidden, _ = network.hidden_packed(*network.input_gates(read), sizes, None)
     expected = torch.cat([row[:size] for row, size in zip(rows, sizes, strict=True)])
     torch.testing.assert_close(hidden, expected, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("looped", [True, False])
+def test_only_the_rows_of_a_batch_have_gradients(looped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The optimizer updates these alone."""
+    if not looped:
+        monkeypatch.setattr("asr.lm.rnn.outputs.nce.jit_for", lambda function, tensor: None)
+    network = _network("nce", 3)
+    network.output.loss(*_queries(network, 8), torch.Generator().manual_seed(9)).backward()
+    assert isinstance(network.output, NceOutput) and network.maxent is not None
+    for weight in (network.output.rows.weight, network.output.bias.weight, network.maxent.weight):
+        assert weight.grad is not None and weight.grad.is_sparse
