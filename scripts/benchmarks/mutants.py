@@ -2,17 +2,20 @@
 
     scripts/bench mutants                     # 40 mutants; some minutes per hundred, two at a time
     scripts/bench mutants --modules asr/lm/cached/eviction.py --number 20 --seed 1
+    scripts/bench mutants --per-module 20 --jobs 1 --fast
 
 A mutant has another comparison, operation, number or truth value, `max` instead of `min`, or one statement less. It
 works on a copy of the checkout. Loops compiled by numba are skipped, because their tests compare them with the same
 code uncompiled and each mutant would have to be compiled. The share of mutants killed by tests is stored for
-`scripts/bench onepass --quick`. Survivors are listed; each is a missing test or a change without effect.
+`scripts/bench onepass --quick`. Survivors are listed; each is a missing test or a change without effect. The latter are
+explained in `scripts.benchmarks.mutants_explained`; they are not run, and the share is of the others.
 """
 
 from __future__ import annotations
 
 import ast
 import copy
+import itertools
 import json
 import os
 import random
@@ -20,6 +23,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,9 +32,16 @@ from typing import Any
 
 from asr.errors import AsrError
 from scripts.benchmarks.inputs import ROOT, argument_parser, cache_folder
-from scripts.benchmarks.report import provenance
+from scripts.benchmarks.mutants_explained import EXPLAINED
+from scripts.benchmarks.report import provenance, table
 
 _CACHED = ("tests/lm/cached",)
+_OUTPUTS = (
+    "tests/lm/rnn/test_output_layers.py", "tests/lm/rnn/test_few_words.py", "tests/lm/rnn/test_training.py",
+    "tests/lm/rnn/test_measure.py",
+)  # fmt: skip
+_SEARCH = ("tests/decoding/test_token_passing.py", "tests/decoding/test_online.py")
+_LATTICES = ("tests/decoding/test_word_lattice.py", "tests/decoding/test_lattice_records.py")
 TESTS = {
     "asr/lm/cached/approximations.py": (*_CACHED, "tests/recognizer/test_settings.py"),
     "asr/lm/cached/engine.py": _CACHED,
@@ -38,13 +49,28 @@ TESTS = {
     "asr/lm/cached/outputs.py": _CACHED,
     "asr/lm/cached/states.py": _CACHED,
     "asr/lm/cached/trie.py": _CACHED,
-    "asr/lm/rnn/maxent.py": ("tests/lm/rnn",),
-    "asr/lm/rnn/model.py": ("tests/lm/rnn",),
-    "asr/lm/rnn/outputs/nce.py": ("tests/lm/rnn",),
+    "asr/lm/rnn/maxent.py": (*_OUTPUTS, "tests/lm/rnn/test_huffman.py"),
+    "asr/lm/rnn/model.py": (*_OUTPUTS, "tests/lm/rnn"),
+    "asr/lm/rnn/outputs/nce.py": (*_OUTPUTS, "tests/lm/rnn/test_log_z.py"),
+    "asr/lm/combine.py": ("tests/lm/test_combine.py", "tests/lm/cached/test_retain.py"),
+    "asr/lm/contexts.py": ("tests/lm/test_contexts.py", "tests/lm/test_combine.py", "tests/lm/cached/test_retain.py"),
+    "asr/decoding/frame.py": (
+        *_SEARCH, "tests/decoding/test_recombination.py", "tests/decoding/test_selection.py",
+        "tests/decoding/test_frame_backends.py",
+    ),
+    "asr/decoding/token_search.py": (*_SEARCH, "tests/decoding/test_rescoring.py"),
+    "asr/decoding/backtrace.py": (*_SEARCH, *_LATTICES),
+    "asr/decoding/paths.py": ("tests/decoding/test_nbest.py", "tests/decoding/test_word_alignment.py", *_SEARCH),
+    "asr/decoding/lattice.py": (*_LATTICES, "tests/decoding/test_nbest.py", "tests/decoding/test_rescoring.py"),
+    "asr/decoding/confidence.py": ("tests/decoding/test_confidence.py", "tests/decoding/test_nbest.py"),
     "asr/decoding/chunks.py": ("tests/decoding/test_chunks.py",),
-    "asr/decoding/nbest.py": ("tests/decoding/test_nbest.py", "tests/decoding/test_second_pass.py"),
-    "asr/decoding/rescoring.py": ("tests/decoding/test_rescoring.py", "tests/decoding/test_second_pass.py"),
-}
+    "asr/decoding/nbest.py": (
+        "tests/decoding/test_nbest.py", "tests/decoding/test_second_pass.py", "tests/lm/rnn/test_few_words.py",
+    ),
+    "asr/decoding/rescoring.py": (
+        "tests/decoding/test_rescoring.py", "tests/decoding/test_second_pass.py", "tests/decoding/test_selection.py",
+    ),
+}  # fmt: skip
 """Module -> what should notice that it is broken."""
 
 _COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -56,17 +82,23 @@ _CALCULATED: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.LShift: ast.RShift, ast.RShift: ast.LShift,
 }  # fmt: skip
 _NAMES = {"min": "max", "max": "min", "amin": "amax", "amax": "amin", "argmin": "argmax", "argmax": "argmin"}
-_TIMEOUT = 900.0
+_FIRST_TIMEOUT = 900
+_TIMEOUT = 240
+"""Seconds; without a mutant, loops may have to be compiled."""
+_NOTHING_SELECTED = 5
+"""Exit status of pytest."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change of a module: its path, which node of the syntax tree is changed and how, the line, and both texts."""
+    """A change of a module: its path, which node of the syntax tree is changed and how, the line's number and text, and
+    the node's text before and after."""
 
     module: str
     place: int
     kind: int
     line: int
+    text: str
     change: str
 
     def source(self) -> str:
@@ -78,22 +110,42 @@ class Mutant:
 
 def mutants_of(module: str) -> list[Mutant]:
     """All mutants of a module."""
-    tree = ast.parse((ROOT / module).read_text(encoding="utf-8"))
-    annotations = {id(part) for node in ast.walk(tree) for one in _annotations(node) for part in ast.walk(one)}
+    source = (ROOT / module).read_text(encoding="utf-8")
+    tree, lines = ast.parse(source), source.splitlines()
+    left_out = {id(part) for node in ast.walk(tree) for one in _without_effect(node) for part in ast.walk(one)}
     found = []
     for place, node in enumerate(ast.walk(tree)):
-        if id(node) in annotations:
+        if id(node) in left_out:
             continue
         for kind in range(_num_changes(node)):
             broken = copy.deepcopy(node)
             if _change(broken, kind):
-                before, after = (ast.unparse(_part(one, kind)) for one in (node, broken))
-                found.append(Mutant(module, place, kind, getattr(node, "lineno", 0), f"{before}  ->  {after}"))
+                part = _part(node, kind)
+                before, after = (ast.unparse(one).partition("\n")[0] for one in (part, _part(broken, kind)))
+                line: int = part.lineno  # type: ignore[attr-defined]
+                found.append(Mutant(module, place, kind, line, lines[line - 1].strip(), f"{before} -> {after}"))
     return found
 
 
-def _annotations(node: ast.AST) -> list[ast.AST]:
-    """The type annotations at a node, which are never run."""
+def explanation(mutant: Mutant) -> str | None:
+    """Why the mutant is not expected to fail a test; None if it is."""
+    return EXPLAINED.get(mutant.module, {}).get((mutant.text, mutant.change))
+
+
+def _without_effect(node: ast.AST) -> list[ast.AST]:
+    """The parts of a node that change nothing or cannot be tested here.
+
+    Type annotations are not run, `zip(strict=)` and `dataclass(frozen=, eq=)` only catch mistakes, and functions with
+    arguments of type `Any` are loops for numba.
+    """
+    if isinstance(node, ast.keyword) and node.arg in ("strict", "frozen", "eq"):
+        return [node.value]
+    if isinstance(node, ast.Module):
+        functions = [one for one in node.body if isinstance(one, ast.FunctionDef)]
+        kinds = {id(one): [arg.annotation for arg in one.args.args] for one in functions}
+        return [
+            one for one in functions if any(isinstance(kind, ast.Name) and kind.id == "Any" for kind in kinds[id(one)])
+        ]
     found = (getattr(node, name, None) for name in ("annotation", "returns"))
     return [one for one in found if isinstance(one, ast.AST)]
 
@@ -139,62 +191,100 @@ def _change(node: ast.AST, kind: int) -> bool:
     return True
 
 
+# Forks once per order, so that libraries are imported once and nothing of a mutant stays. An order is a time limit in
+# seconds, a selection by marks and tests; the answer is the exit status, negative for a signal.
+_TEST_SERVER = """
+import json, os, signal, sys
+import hypothesis, numpy, pytest, torch
+try:
+    import numba
+except ImportError:
+    pass
+for order in sys.stdin:
+    seconds, marked, *tests = json.loads(order)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(seconds)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        os._exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-m", marked, *tests]))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
 class Copies:
-    """Copies of the checkout, one for each job.
+    """Copies of the checkout, one for each job, each with a process that runs tests in it.
 
     Args:
         folder: where to put them.
         number: of jobs.
+        fast: whether slow tests are left out.
     """
 
-    def __init__(self, folder: Path, number: int) -> None:
-        self._free = [folder / str(job) for job in range(number)]
-        for target in self._free:
+    def __init__(self, folder: Path, number: int, fast: bool) -> None:
+        self._marked = ("not slow",) if fast else ("not slow", "slow")
+        self._free = []
+        for target in (folder / str(job) for job in range(number)):
             for name in ("asr", "tests", "scripts", "recipes"):
                 # With their times, so that what numba has compiled stays valid.
                 shutil.copytree(ROOT / name, target / name)
             for name in ("pyproject.toml", "hubconf.py"):
                 if (ROOT / name).is_file():
                     shutil.copy2(ROOT / name, target / name)
+            # CI: Hypothesis draws the same examples for every mutant.
+            environment = {**os.environ, "PYTHONPATH": str(target), "OMP_NUM_THREADS": "1", "CI": "1"}
+            server = subprocess.Popen(
+                [sys.executable, "-c", _TEST_SERVER], cwd=target, env=environment, text=True, stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )  # fmt: skip
+            self._free.append((target, server))
+        self._servers = [server for _, server in self._free]
+        self._changes = itertools.count(1)
+
+    def close(self) -> None:
+        for server in self._servers:
+            server.communicate()
 
     def killed(self, mutant: Mutant | None, module: str) -> bool:
-        """Whether tests fail with the mutant, or without any."""
-        folder = self._free.pop()
+        """Whether tests fail with the mutant, or without any; slow ones run after the others."""
+        folder, server = self._free.pop()
+        assert server.stdin is not None
+        assert server.stdout is not None
         path = folder / module
         try:
             if mutant is not None:
                 path.write_text(mutant.source(), encoding="utf-8")
-            command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-            environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
-            try:
-                done = subprocess.run(
-                    [*command, *TESTS[module]], cwd=folder, env=environment, capture_output=True, timeout=_TIMEOUT,
-                    check=False,
-                )  # fmt: skip
-            except subprocess.TimeoutExpired:
-                return True  # it hangs
-            return done.returncode != 0
+                # Python takes a file of the same size and second for unchanged.
+                change = next(self._changes)
+                os.utime(path, (change, change))
+            seconds = _FIRST_TIMEOUT if mutant is None else _TIMEOUT
+            for marked in self._marked:
+                print(json.dumps([seconds, marked, *TESTS[module]]), file=server.stdin, flush=True)
+                if int(server.stdout.readline()) not in (0, _NOTHING_SELECTED):
+                    return True
+            return False
         finally:
             shutil.copy2(ROOT / module, path)
-            self._free.append(folder)
+            self._free.append((folder, server))
 
 
-def run(mutants: Sequence[Mutant], num_jobs: int) -> Iterator[tuple[Mutant, bool]]:
+def run(mutants: Sequence[Mutant], num_jobs: int, fast: bool) -> Iterator[tuple[Mutant, bool]]:
     """Each mutant, and whether the tests killed it.
 
     Raises:
         AsrError: the tests fail without any mutant.
     """
+    modules = list(dict.fromkeys(mutant.module for mutant in mutants))
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(num_jobs) as pool:
-        copies = Copies(Path(folder), num_jobs)
-        for module, fails in zip(
-            dict.fromkeys(mutant.module for mutant in mutants),
-            pool.map(lambda module: copies.killed(None, module), dict.fromkeys(one.module for one in mutants)),
-            strict=True,
-        ):
-            if fails:
-                raise AsrError(f"the tests of {module} fail without a mutant; fix them first.")
-        yield from zip(mutants, pool.map(lambda mutant: copies.killed(mutant, mutant.module), mutants), strict=True)
+        copies = Copies(Path(folder), num_jobs, fast)
+        try:
+            for module, fails in zip(modules, pool.map(lambda one: copies.killed(None, one), modules), strict=True):
+                if fails:
+                    raise AsrError(f"the tests of {module} fail without a mutant; fix them first.")
+            yield from zip(mutants, pool.map(lambda one: copies.killed(one, one.module), mutants), strict=True)
+        finally:
+            copies.close()
 
 
 def recorded() -> dict[str, Any]:
@@ -210,19 +300,36 @@ def main(argv: Sequence[str]) -> int:
     parser = argument_parser("mutants", __doc__)
     parser.add_argument("--modules", nargs="+", choices=list(TESTS), default=list(TESTS), metavar="FILE")
     parser.add_argument("--number", type=int, default=40, help="number of mutants, drawn at random (default: 40)")
+    parser.add_argument("--per-module", type=int, metavar="NUMBER", help="draw this many of each module instead")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw (default: 0)")
     parser.add_argument("--jobs", type=int, default=2, help="number of mutants at a time (default: 2)")
+    parser.add_argument("--fast", action="store_true", help="leave out slow tests, like scripts/test --fast")
     args = parser.parse_args(argv)
-    everything = [mutant for module in args.modules for mutant in mutants_of(module)]
-    chosen = random.Random(args.seed).sample(everything, min(args.number, len(everything)))
-    num_killed = 0
-    for mutant, is_killed in run(chosen, args.jobs):
-        num_killed += is_killed
+    groups = [mutants_of(module) for module in args.modules]
+    if args.per_module is None:
+        groups = [list(itertools.chain(*groups))]
+    drawn = [
+        mutant
+        for group in groups
+        for mutant in random.Random(args.seed).sample(group, min(args.per_module or args.number, len(group)))
+    ]
+    chosen = [mutant for mutant in drawn if explanation(mutant) is None]
+    killed: Counter[str] = Counter()
+    for mutant, is_killed in run(chosen, args.jobs, args.fast):
+        killed[mutant.module] += is_killed
         if not is_killed:
-            print(f"survived: {mutant.module}:{mutant.line}: {mutant.change.splitlines()[0]}", flush=True)
+            print(f"survived: {mutant.module}:{mutant.line}: {mutant.text}: {mutant.change}", flush=True)
+    all_drawn, tried = (Counter(mutant.module for mutant in some) for some in (drawn, chosen))
+    rows = [
+        {"module": module, "drawn": all_drawn[module], "explained": all_drawn[module] - tried[module],
+         "killed": killed[module], "survived": tried[module] - killed[module]}
+        for module in all_drawn
+    ]  # fmt: skip
+    table("Mutants", rows)
     found = {
-        "mutants_killed_share": num_killed / max(1, len(chosen)),
+        "mutants_killed_share": killed.total() / max(1, len(chosen)),
         "mutants": len(chosen),
+        "mutants_explained": len(drawn) - len(chosen),
         "mutants_from": provenance(["mutants", *argv]),
     }
     cache_folder().mkdir(parents=True, exist_ok=True)

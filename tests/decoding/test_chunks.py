@@ -136,6 +136,18 @@ def test_what_the_language_model_likes_survives_the_next_chunk(
     assert best.total == pytest.approx(-1.0 if word == "one" else -9.0)
 
 
+@pytest.mark.parametrize("chunk_frames", [1, 2])
+def test_chunks_change_no_score_of_any_sentence(chunk_frames: int) -> None:
+    """Histories in states of different scores begin each chunk."""
+    options = replace(OPEN, chunk_frames=chunk_frames, lookahead_frames=1)
+    ours, exact = (decoded(2, options, fusion, "torch", slice(0, 2)) for fusion in ("chunks", "search"))
+    require_same(ours, exact)
+    for one, other in zip(ours, exact, strict=True):
+        assert one.lattice is not None and other.lattice is not None
+        found, expected = all_sentences(one.lattice, OPEN), all_sentences(other.lattice, OPEN)
+        assert len(expected) > 5 and found == pytest.approx(expected, abs=1e-3)
+
+
 @pytest.mark.parametrize("keep_lattice", [False, True])
 def test_nothing_to_decode(keep_lattice: bool) -> None:
     graph = random_graph(3)

@@ -61,6 +61,48 @@ def test_a_calibration_survives_being_written_and_is_constant_beyond_its_knots()
     assert read.probabilities(beyond) == pytest.approx(read.probabilities(at_last))
 
 
+def test_features_are_log_odds_of_each_word_and_of_the_mean() -> None:
+    """Odds of 1:3 and 3:1, whose mean is even; nothing is quite sure."""
+    found = confidence_features(np.array([[0.25, 0.5], [0.75, 1.0]]))
+    np.testing.assert_allclose(found, [[np.log(1 / 3), 0.0, 0.0], [np.log(3.0), np.log(9999.0), 0.0]], atol=1e-9)
+    assert confidence_features(np.zeros((1, 2))) == pytest.approx(-np.log(9999.0))
+    assert confidence_features(np.zeros((0, 2))).shape == (0, len(FEATURES))
+
+
+def test_probabilities_follow_from_the_bias_and_lines_between_knots() -> None:
+    told = Calibration(np.log(3.0), {"flat_posterior": [0.0, 2.0]}, {"flat_posterior": [0.0, np.log(4.0)]})
+    features = np.array([[9.0, -5.0, 9.0], [9.0, 0.0, 9.0], [9.0, 1.0, 9.0], [9.0, 7.0, 9.0]])
+    np.testing.assert_allclose(told.probabilities(features), [3 / 4, 3 / 4, 6 / 7, 12 / 13])
+
+
+def test_no_other_values_at_the_knots_are_more_likely() -> None:
+    """The likelihood with the penalties on steps between knots and on values; every value is moved both ways."""
+    features, is_right = simulated(300, 5)
+    penalty = 2.0
+    fitted = fit_calibration(features, is_right, penalty)
+
+    def cost(told: Calibration) -> float:
+        probability = told.probabilities(features)
+        likelihood = np.log(np.where(is_right, probability, 1 - probability)).sum()
+        values = [np.array(told.values[name]) for name in FEATURES]
+        rough = sum(penalty * (np.diff(one) ** 2).sum() + 1e-2 * (one**2).sum() for one in values)
+        return float(rough / 2 - likelihood)
+
+    least = cost(fitted)
+    for step in (-0.01, 0.01):
+        assert cost(replace(fitted, bias=fitted.bias + step)) > least
+        for name in FEATURES:
+            for place in range(len(fitted.values[name])):
+                values = list(fitted.values[name])
+                values[place] += step
+                assert cost(replace(fitted, values={**fitted.values, name: values})) > least
+    assert all(len(fitted.knots[name]) == len(fitted.values[name]) == 6 for name in FEATURES[:2])
+    first, _, _, middle, _, last = fitted.knots["posterior"]
+    assert middle == pytest.approx(np.median(features[:, 0]), abs=1e-3)
+    assert (features[:, 0] < first).mean() == pytest.approx(0.02, abs=0.004)
+    assert (features[:, 0] > last).mean() == pytest.approx(0.02, abs=0.004)
+
+
 @pytest.mark.parametrize(
     "record",
     [

@@ -86,6 +86,13 @@ def test_prefix_tree_equals_sentence_by_sentence(sentences: list[list[int]]) -> 
     assert together.tolist() == pytest.approx([word_by_word(sentence, network) for sentence in sentences], abs=1e-4)
 
 
+def test_two_levels_of_a_tree_are_held_at_a_time() -> None:
+    """Levels of 1, 2 and 3 prefixes; an empty tree has the root alone."""
+    assert PrefixTree([[4, 5], [4, 6], [7], [7, 5]]).most_held == 2 + 3
+    assert PrefixTree([[4, 5], [6, 5], [7, 5], [7, 5, 4]]).most_held == 3 + 3
+    assert PrefixTree([]).most_held == PrefixTree([[]]).most_held == 1
+
+
 def word_by_word(sentence: list[int], network: ToyNetwork) -> float:
     """The score of a sentence, `</s>` included, by a step of the network for each word and nothing else."""
     state, history, total = network.initial_state().unsqueeze(0), [BOS_ID, EPSILON_ID], 0.0

@@ -71,6 +71,20 @@ def test_collected_back_pointers_tell_the_same_paths(monkeypatch: pytest.MonkeyP
         same(one, other)
 
 
+def test_paths_traced_together_are_those_traced_one_by_one() -> None:
+    """Frames with 2, 2 and 1 backpointers: 0 and 1 begin, 2 and 3 follow 1, and 4 follows 2; the last path is empty."""
+    backtrace = backtrace_module.Backtrace(torch.device("cpu"))
+    for previous, arc in (([-1, -1], [5, 6]), ([1, 1], [7, 8]), ([2], [9])):
+        backtrace.add(torch.tensor(previous), torch.tensor(arc))
+    expected = [[6, 7, 9], [6, 8], [5], []]
+    asked = torch.tensor([4, 3, 0, -1])
+    assert [path.tolist() for path in backtrace.paths(asked)] == expected
+    assert [path.tolist() for path in backtrace.paths_together(asked)] == expected
+    # 0 and 3 go; 1, 2 and 4 are numbered anew.
+    assert backtrace.collect(torch.tensor([4, -1])).tolist() == [2, -1]
+    assert [path.tolist() for path in backtrace.paths_together(torch.tensor([2, 0, -1]))] == [[6, 7, 9], [6], []]
+
+
 def test_partial_results_and_stream_numbers() -> None:
     graph = random_graph(3, num_states=20, num_arcs=80)
     decoder = StreamingDecoder(graph)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice, best_path, join, prune
 from asr.decoding.paths import hypothesis_of_path
-from asr.decoding.rescoring import rescore_lattice
+from asr.decoding.rescoring import LatticeGraph, rescore_lattice
 from asr.decoding.selection import select_backend
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.lm.combine import Difference, RemappedLM
@@ -46,7 +46,7 @@ def test_equals_scoring_every_path(seed: int) -> None:
     lattices, lm, first_pass = lattices_of(seed)
     for lattice, path in zip(lattices, rescore_lattice(join(lattices), OPTIONS, lm), strict=True):
         totals = all_sentences(lattice, OPTIONS, lm)
-        assert path is not None
+        assert path is not None and path.lattice is None
         best_words = max(totals, key=lambda words: totals[words])
         assert path.total == pytest.approx(totals[best_words], abs=1e-4)
         hypothesis = hypothesis_of_path(
@@ -135,6 +135,30 @@ def test_the_loop_over_a_lattice_finds_what_the_token_search_finds(
             assert torch.equal(found.graph_arc, expected.graph_arc)
             assert (found.total, found.lm_score) == (expected.total, expected.lm_score)
             assert found.final_graph_score == expected.final_graph_score
+
+
+def test_scores_stay_numbers_where_no_end_is_reachable() -> None:
+    """State 0 leads to the end 3, and over state 1 to state 2, where no path may end."""
+    lattice = Lattice(
+        frame=torch.tensor([0, 1, 2, 2]),
+        utt_idx=torch.zeros(4, dtype=torch.int64),
+        start_state=torch.tensor([0]),
+        arc_begin=torch.tensor([0, 2, 3, 3, 3]),
+        dst_state=torch.tensor([1, 3, 2]),
+        graph_arc=torch.arange(3),
+        token_id=torch.ones(3, dtype=torch.int32),
+        am_score=torch.tensor([-1.0, -4.0, -2.0]),
+        graph_score=torch.zeros(3),
+        lm_score=torch.zeros(3),
+        word_begin=torch.zeros(4, dtype=torch.int64),
+        word_id=torch.zeros(0, dtype=torch.int64),
+        final_graph_score=torch.tensor([-math.inf, -math.inf, -math.inf, -0.5]),
+        final_lm_score=torch.zeros(4),
+    )
+    graph = LatticeGraph(lattice, DecodingOptions())
+    assert graph.start_score.tolist() == [-4.5]
+    assert graph.emitting.score.tolist() == [-math.inf, 0.0, -math.inf]
+    assert graph.final_score.tolist() == [-math.inf, -math.inf, -math.inf, 0.0]
 
 
 @settings(max_examples=8)

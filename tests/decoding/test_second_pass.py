@@ -75,3 +75,18 @@ def test_a_list_is_as_long_as_asked_and_an_unfinished_path_stays() -> None:
     assert over_lattice.rescored(without, None, lm) == without
     kept = over_lattice.rescored(decoded, None, lm)[0].lattice
     assert kept is not None and bool((kept.lm_score != 0).any())
+
+
+def test_the_whole_weight_on_the_second_model_spares_the_first() -> None:
+    class Unasked(TableLM):
+        """Must not be asked."""
+
+        score = final = None  # type: ignore[assignment]
+
+    graph = random_graph(3, final_prob=1.0)
+    lm = TableLM(graph.vocabulary, 3)
+    log_prob, num_frames = random_log_prob(3, 1, 5), torch.tensor([5])
+    decoded = TokenPassingDecoder(graph, OPTIONS, keep_lattice=True).decode(log_prob, num_frames, None)
+    models = LanguageModelOptions(second_pass="lattice", second_pass_weight=1.0)
+    again = SecondPass(graph, OPTIONS, models, keeps_lattice=False)
+    assert again.rescored(decoded, Unasked(graph.vocabulary), lm) == again.rescored(decoded, None, lm)

@@ -176,6 +176,28 @@ def test_so_many_partial_paths_survive_beside_epsilons() -> None:
         assert (best.total if best is not None else None) == total
 
 
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+def test_what_epsilons_earn_before_the_first_frame_counts(backend: str) -> None:
+    """An arc that reads nothing gains 2 and has a word; one that reads a frame loses 0.5 and has another."""
+    graph = DecodingGraph(
+        arc_begin=torch.tensor([0, 1, 2, 2]),
+        dst_state=torch.tensor([1, 2]).int(),
+        token_id=torch.tensor([-1, 1]).int(),
+        score=torch.tensor([2.0, -0.5]),
+        word_begin=torch.arange(3),
+        word_id=torch.tensor([4, 5]).int(),
+        final_score=torch.tensor([-math.inf, -math.inf, 0.0]),
+        tokens=TokenTable(["<blk>", "a"]),
+        vocabulary=Vocabulary(["v", "w"]),
+    )
+    decoder, lm = TokenPassingDecoder(graph, backend=backend, inputs="scores"), TableLM(graph.vocabulary)
+    for model, lm_score in ((None, 0.0), (lm, lm.score_sentence((4, 5)))):
+        best = decoder.decode(torch.zeros(1, 1, 2), torch.tensor([1]), model)[0].best
+        assert best is not None and best.words == ("v", "w")
+        assert best.lm_score == pytest.approx(lm_score)
+        assert best.total == pytest.approx(1.5 + DecodingOptions().lm_scale * lm_score)
+
+
 def test_a_backend_is_reused_only_after_the_results_have_been_read(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba")
     first_pass, num_idle = TokenPassingDecoder(random_graph(0)), []

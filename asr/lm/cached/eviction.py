@@ -253,13 +253,7 @@ class Capacity:
         found = trie.edge_node.index_select(0, trie.edges.find(key)[0].clamp_(min=0)).long()
         is_given = (trie.last_given >= self._marked_at) & trie.nodes.is_used()
         live = torch.cat((self._live, is_given.nonzero().squeeze(1), key >> 32, found))
-        self._evict(live, num_new)
-        if trie.edges.count + num_new > self.limits.max_edges:
-            # If several edges lead to a node, scores of existing edges are forgotten, too.
-            slot, _ = trie.edges.find(key)
-            is_gone = torch.ones(trie.edges.num_slots, dtype=torch.bool, device=trie.device)
-            is_gone[slot[slot >= 0]] = False
-            trie.remove_edges(is_gone)
+        self._evict(live, key, num_new)
         self.counts.seconds_evict += self.clock.now() - begin
 
     def _num_held(self) -> int:
@@ -267,8 +261,11 @@ class Capacity:
         trie = self.expansion.trie
         return max(trie.edges.count, trie.num_nodes - START - 1)
 
-    def _evict(self, live: Tensor, num_new: int) -> None:
-        """Forgets enough nodes that are neither live nor close ancestors of live ones, to make room for new ones."""
+    def _evict(self, live: Tensor, key: Tensor, num_new: int) -> None:
+        """Forgets enough nodes that are neither live nor close ancestors of live ones, to make room for new ones.
+
+        The edges of key (Q,), of which num_new are new, lead from and to live nodes.
+        """
         trie = self.expansion.trie
         is_kept = with_ancestors(trie, live, self.kept_levels)
         self._pin(trunk_ends(trie, is_kept))
@@ -278,18 +275,19 @@ class Capacity:
         num_most = max(self._num_held() + num_new - most, trie.num_nodes - most // 2)
         is_evicted = least_used(trie, is_kept, num_most)
         remove_nodes(trie, is_evicted)
-        if self._num_held() + num_new > most:
-            # Nodes whose ancestors were cut off may have no edge of their own.
-            others = trie.nodes.is_used() & ~is_kept
-            remove_nodes(trie, others)
-            is_evicted |= others
+        if trie.edges.count + num_new > most:
+            # If several edges lead to a node, scores of existing edges are forgotten, too.
+            slot, _ = trie.edges.find(key)
+            is_gone = torch.ones(trie.edges.num_slots, dtype=torch.bool, device=trie.device)
+            is_gone[slot[slot >= 0]] = False
+            trie.remove_edges(is_gone)
         if self.recombination is not None:
             self.recombination.forget(is_evicted)
         if self.sharing is not None:
             # If rows are shared, normalizers are stored by node.
             self.output.forget(is_evicted)
         self._free_rows()
-        self._fit(num_needed, trie.num_nodes + num_new)
+        self._fit(max(num_needed, trie.edges.count + num_new), trie.num_nodes + num_new)
         self.counts.num_evictions += 1
         self.counts.num_evicted_contexts += int(is_evicted.sum())
 

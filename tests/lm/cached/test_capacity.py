@@ -5,10 +5,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asr.kernels.hash_table import HashTable
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.cached.eviction import ByteCosts, Limits, least_used
-from asr.lm.cached.trie import START, HistoryTrie
+from asr.lm.cached.eviction import ByteCosts, Limits, drop_rows, least_used
+from asr.lm.cached.outputs import OutputCache
+from asr.lm.cached.states import HiddenStore
+from asr.lm.cached.trie import BEFORE_START, START, HistoryTrie, RowAllocator
 from asr.testing.plain_lm import PlainLM
 from tests.reference.toy_network import ToyClassNetwork, ToyNetwork, ToyNormalizedNetwork
 
@@ -230,6 +233,36 @@ def test_where_live_contexts_alone_pass_the_bound_they_take_what_they_need_and_n
     assert counts.bytes_held <= 50_000
 
 
+@pytest.mark.parametrize("asks_again", [False, True])
+def test_more_edges_between_live_contexts_than_contexts(asks_again):
+    """Many live contexts widen the table; then 30 are left, with an edge from each to each.
+
+    These are more edges than the contexts need slots, so their scores are forgotten, or kept where the same call asks
+    for them.
+    """
+    engine = CachedRNNLM(ToyNetwork(num_words=700), CacheOptions(capacity_bytes=1, recombination_length=1))
+    engine.retain(engine.start(1))
+    _, context = engine.score(engine.start(600), torch.arange(3, 603))
+    engine.retain(context)
+    engine.score(context[:440], torch.arange(3, 443))
+    live = context[:30]
+    engine.retain(live)
+    known = live.repeat_interleave(30), torch.arange(3, 33).repeat(30)
+    expected, following = engine.score(*known)
+    num_evictions = engine.statistics().num_evictions
+    engine.retain(live)
+    new = live.repeat_interleave(5), torch.arange(500, 650)
+    queries = [torch.cat(pair) for pair in zip(known, new, strict=True)] if asks_again else new
+    log_prob, next_idx = engine.score(*queries)
+    assert engine.statistics().num_evictions > num_evictions
+    assert bool((log_prob < 0.0).all())
+    if asks_again:
+        assert torch.equal(log_prob[:900], expected) and torch.equal(next_idx[:900], following)
+    log_prob, next_idx = engine.score(*known)
+    assert torch.equal(next_idx, following)
+    torch.testing.assert_close(log_prob, expected, rtol=0, atol=1e-5)
+
+
 def test_group_normalizers_stay_within_what_they_may_take():
     network = ToyClassNetwork(num_words=60)
     engine = CachedRNNLM(network, CacheOptions(capacity_bytes=1))
@@ -240,3 +273,142 @@ def test_group_normalizers_stay_within_what_they_may_take():
         assert log_prob[7].item() == pytest.approx(plain.last_log_prob([*range(3, word), 10]), abs=1e-5)
         context = next_idx[word - 3 : word - 2]
     assert engine.output._group_normalizer.num_bytes <= 256 * engine.hidden.max_rows
+
+
+ALL_OPTIONS = [
+    {},
+    {"hidden_dtype": "int8"},
+    {"hidden_dtype": "float16"},
+    {"history_precision": "sign"},
+    {"recombination_length": 2},
+    {"recombination_length": 2, "recombination": "best"},
+]
+
+
+def bytes_of_arrays(part):
+    """The bytes of all tensors and tables that belong to a part of an engine, apart from lists of free numbers."""
+    total = 0
+    for name, value in vars(part).items():
+        if isinstance(value, HashTable):
+            total += value.keys.nbytes + value.values.nbytes
+        elif isinstance(value, torch.Tensor) and name not in ("edge_score", "edge_node", "_factor"):
+            total += value.nbytes
+    return total
+
+
+@pytest.mark.parametrize("options", ALL_OPTIONS, ids=str)
+@pytest.mark.parametrize("network_class", [ToyNetwork, ToyNormalizedNetwork, ToyClassNetwork])
+def test_bytes_held_are_those_of_the_arrays(network_class, options):
+    engine = CachedRNNLM(network_class(), CacheOptions(**options))
+    beam_search_unchecked(engine, 12)
+    parts = [engine.trie, engine.hidden, engine.output, engine.recombination, engine.sharing]
+    expected = sum(bytes_of_arrays(part) for part in parts if part is not None)
+    assert engine.statistics().bytes_held == expected > 8_000
+
+
+def beam_search_unchecked(engine, num_steps):
+    generator = torch.Generator().manual_seed(0)
+    context = engine.start(10)
+    for _ in range(num_steps):
+        _, context = engine.score(context, torch.randint(3, 24, (10,), generator=generator))
+
+
+def test_the_costs_of_slots_nodes_and_rows():
+    """Rows of 8 + 1 numbers and the call that used them last; 4 bytes a normalizer, 256 for a history's groups."""
+
+    def costs(network_class, **options):
+        return CachedRNNLM(network_class(), CacheOptions(capacity_bytes=10**6, **options)).capacity.costs
+
+    assert costs(ToyNetwork) == ByteCosts(16, 20, 4 * 9 + 4)
+    assert costs(ToyNetwork, hidden_dtype="int8") == ByteCosts(16, 20, 9 + 4 + 4)
+    assert costs(ToyNormalizedNetwork) == ByteCosts(16, 20, 4 * 9 + 4 + 4)
+    assert costs(ToyClassNetwork) == ByteCosts(16, 20, 4 * 9 + 4 + 4 + 256)
+    # Normalizers belong to nodes where histories share rows, which a table with four slots a row finds.
+    assert costs(ToyNormalizedNetwork, history_precision="sign") == ByteCosts(16, 20 + 4, 4 * 9 + 4 + 4 * 16)
+    assert costs(ToyNetwork, recombination_length=2) == ByteCosts(2 * 16, 20, 4 * 9 + 4)
+    assert costs(ToyNetwork, recombination_length=2, recombination="best") == ByteCosts(2 * 16, 20 + 8, 4 * 9 + 4)
+
+
+def test_groups_of_a_bounded_cache_are_kept_as_long_as_they_fit():
+    """8 histories of 256 bytes are 128 slots of 16, of which half are filled: 8 histories with 5 classes each fit."""
+    network = ToyClassNetwork()
+    cache = OutputCache(network, CacheOptions(), torch.device("cpu"))
+    cache.limit_groups(8)
+    cache.reserve(8)
+    row, word_id = torch.arange(8).repeat_interleave(5), torch.arange(3, 8).repeat(8)
+    hidden, history = torch.randn(8, network.hidden_size)[row], torch.full((40, 2), 4)
+    expected = network.log_prob(hidden, history, word_id)
+    for _ in range(2):
+        assert torch.allclose(cache.score(row, hidden, history, word_id), expected, atol=1e-5)
+        assert cache.num_group_normalizers == network.num_group_normalizers == 40
+    assert cache.num_history_normalizers == network.num_normalizers == 8
+
+
+def test_room_is_made_for_a_single_history():
+    network = ToyNormalizedNetwork()
+    cache = OutputCache(network, CacheOptions(), torch.device("cpu"))
+    for num in (1, 2, 2):
+        cache.reserve(num)
+        row = torch.tensor([num - 1])
+        cache.score(row, torch.randn(1, network.hidden_size), torch.full((1, 2), 4), torch.tensor([5]))
+    assert network.num_normalizers == 2
+
+
+def test_paths_of_a_tree_take_32_numbers_a_history():
+    class Tree(ToyNetwork):
+        cacheable_terms = "tree"
+
+    cache = OutputCache(Tree(), CacheOptions(), torch.device("cpu"))
+    table = cache.num_bytes
+    assert cache.bytes_of_history == 4 * 32
+    for num, held in ((4, 4), (9, 9), (6, 9)):
+        cache.reserve(num)
+        assert cache.num_bytes == table + held * 4 * 32
+    unused = OutputCache(Tree(), CacheOptions(cache_tree_paths=False), torch.device("cpu"))
+    unused.reserve(4)
+    assert (unused.bytes_of_history, unused.num_bytes) == (0, table)
+
+
+def test_numbers_beyond_a_trim_are_gone():
+    rows = RowAllocator(8, torch.device("cpu"))
+    rows.take(7)
+    rows.give_back(torch.tensor([6, 2, 4, 5]))
+    rows.trim(4)
+    assert (rows.num_used, rows.num_free, rows.is_used().tolist()) == (3, 1, [True, True, False, True])
+    assert rows.take(1).tolist() == [2]
+    assert rows.num_free == 0
+    with pytest.raises(IndexError, match="1 rows asked for, 0 of 4 free"):
+        rows.take(1)
+
+
+def test_numbers_double_up_to_the_limit_and_pass_it_only_for_what_is_used():
+    rows = RowAllocator(8, torch.device("cpu"), limit=12)
+    assert rows.capacity_for(8) == 8
+    assert rows.capacity_for(9) == 12
+    assert rows.capacity_for(13) == 13
+    rows.take(5)
+    assert rows.capacity_for(3) == 8
+    assert rows.capacity_for(8) == 13
+    rows.limit = None
+    assert rows.capacity_for(4) == 16
+
+
+def test_rows_that_were_used_last_and_those_without_a_parent_stay():
+    """Rows 0 and 1 are those of the two first nodes; node 2 is needed now, and 5 was used after 3 and 4."""
+    device = torch.device("cpu")
+    trie, hidden = HistoryTrie(device), HiddenStore(3, "float32", device)
+    node = trie.new_nodes(torch.full((4,), START), torch.arange(5, 9))
+    row = hidden.append(torch.zeros(6, 3))
+    trie.hidden_row[torch.cat([torch.tensor([BEFORE_START, START]), node])] = row.int()
+    hidden.last_used[:6] = torch.tensor([0, 9, 1, 2, 3, 4], dtype=torch.int32)
+
+    def held():
+        return (trie.hidden_row[:6] >= 0).nonzero().squeeze(1).tolist()
+
+    drop_rows(trie, hidden, node[:1], 6)
+    assert held() == [0, 1, 2, 3, 4, 5]
+    drop_rows(trie, hidden, node[:1], 4)
+    assert held() == [0, 1, 2, 5]
+    hidden.rows.give_back(torch.tensor([3, 4]))
+    drop_rows(trie, hidden, node[:1], 0)
+    assert held() == [0, 2]

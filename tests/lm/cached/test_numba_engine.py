@@ -81,6 +81,9 @@ def test_equal_to_the_engine_itself(room, dtype, options):
     for name in ("num_calls", "num_queries", "num_edge_hits"):
         assert getattr(counts, name) == getattr(of_calls, name)
     assert own.hit_ratio == pytest.approx(1.0 - own.num_edges / own.num_queries)
+    for name in ("seconds_find", "seconds_hidden", "seconds_output"):
+        assert 0.0 < getattr(counts, name) < counts.seconds_total
+    assert min(own.seconds_total, of_calls.seconds_total) > 0.0
     lent.reset()
     assert asked_of_loop(lent, *seen[0])[2] >= 1
 

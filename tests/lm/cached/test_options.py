@@ -1,5 +1,7 @@
 """What may be turned off changes no score; what approximates does so as told."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,6 +12,7 @@ from asr.kernels.linear import are_bytes_multiplied, byte_products, has_byte_pro
 from asr.lm.cached.approximations import CacheOptions, QuantizedHistory, Recombination
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.cached.states import HiddenStore, _packed, _unpacked
+from asr.lm.cached.trie import START, HistoryTrie
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.testing.plain_lm import PlainLM
 from asr.text.symbols import Vocabulary
@@ -277,6 +280,26 @@ def test_sharing_and_capacity_together_keep_the_books():
         assert set(rows[rows >= 0].tolist()) == set(engine.hidden.rows.is_used().nonzero().squeeze(1).tolist())
 
 
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_hidden_layer_elsewhere_is_sent_one_block_and_sends_one_back(num_workers):
+    class Elsewhere(ToyNetwork):
+        """A network on a device by another name."""
+
+        def initial_state(self):
+            return SimpleNamespace(device=torch.device("cpu", 0))
+
+    network = ToyNetwork()
+    hypotheses = torch.randint(3, 24, (20, 4), generator=torch.Generator().manual_seed(0)).tolist()
+    engine = CachedRNNLM(network, hidden_networks=[Elsewhere() for _ in range(num_workers)])
+    assert torch.allclose(scores(engine, hypotheses), plain_scores(network, hypotheses), atol=1e-5)
+    counts = engine.statistics()
+    assert counts.num_transfers == 2 * counts.num_hidden_calls > 0
+    # Of each row 9 numbers and a word go, and 9 numbers come.
+    assert counts.bytes_moved == 4 * counts.num_hidden_rows * (9 + 1 + 9)
+    assert counts.seconds_transfer > 0.0
+    assert num_workers > 1 or counts.seconds_transfer < counts.seconds_hidden < counts.seconds_total
+
+
 def test_packed_block_carries_states_and_words():
     state, word_id = torch.randn(3, 5), torch.tensor([0, 7, 2_000_000_000])
     back, words = _unpacked(_packed(state, word_id))
@@ -320,6 +343,31 @@ def test_a_forgotten_node_has_no_best_history():
     assert recombination.better(node, torch.tensor([-2.0]), 2, 4).tolist() == [0]
     # A node that comes later has none either.
     assert recombination.better(torch.tensor([9]), torch.tensor([-3.0]), 3, 10).tolist() == [0]
+
+
+@pytest.mark.parametrize("freed", range(4))
+def test_keys_of_freed_rows_are_forgotten_and_no_others(freed):
+    sharing = QuantizedHistory("sign", 2, torch.device("cpu"))
+    key = sharing.key(torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]]), torch.full((4,), 7))
+    sharing.store(key, torch.arange(4))
+    row, missing = sharing.find(key)
+    assert row.tolist() == [0, 1, 2, 3] and missing is None
+    sharing.forget(torch.arange(4) == freed)
+    row, missing = sharing.find(key)
+    assert missing.tolist() == [freed]
+    assert all(row[own] == own for own in range(4) if own != freed)
+
+
+@pytest.mark.parametrize("evicted", range(2, 5))
+def test_histories_of_evicted_nodes_are_forgotten_and_no_others(evicted):
+    """Words 5, 6 and 7 after `<s>` have nodes 2, 3 and 4; of these, one gets another node when it comes again."""
+    trie = HistoryTrie(torch.device("cpu"))
+    recombination = Recombination(1, "first", 50, torch.device("cpu"))
+    start, word_id = torch.full((3,), START), torch.tensor([5, 6, 7])
+    assert recombination.nodes(trie, start, word_id).tolist() == [2, 3, 4]
+    recombination.forget(torch.arange(5) == evicted)
+    expected = [5 if node == evicted else node for node in (2, 3, 4)]
+    assert recombination.nodes(trie, start, word_id).tolist() == expected
 
 
 def test_sign_shares_only_between_states_of_the_same_signs():

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from asr.kernels.jit import jit_for
+from asr.lm.rnn.data import TokenBatch
 from asr.lm.rnn.maxent import HashedMaxEnt, add_score_range
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.lm.rnn.output_numba import add_word_scores
@@ -240,3 +241,48 @@ def test_pruned_maxent_keeps_the_largest() -> None:
     assert dense[kept].abs().min() >= dense[~kept].abs().max()
     torch.testing.assert_close(again.weight.detach()[kept], dense[kept])
     assert again.state_dict().keys() == state.keys()
+
+
+def test_features_need_an_order_of_two_and_a_table() -> None:
+    assert HashedMaxEnt(5, 2, 1).weight.shape == (6,)
+    for order, table_size in ((1, 8), (2, 0)):
+        with pytest.raises(ValueError, match="an order of at least 2 and a table"):
+            HashedMaxEnt(5, order, table_size)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+@torch.no_grad()
+def test_a_batch_and_sentences_side_by_side_equal_the_network_word_by_word(num_layers: int) -> None:
+    """Three sentences of 3 words, of which the first 3, 2 and 1 are read side by side."""
+    network = _network("class", 3, num_layers=num_layers).eval()
+    words = torch.tensor([[1, 7, 9, 5], [1, 8, 8, 6], [1, 4, 7, 3]])
+    state, history, rows, losses = network.initial_state().repeat(3, 1), torch.zeros(3, 2).long(), [], []
+    histories = []
+    for position in range(3):
+        history = torch.stack([words[:, position], history[:, 0]], dim=1)
+        state = network.step(state, words[:, position])
+        rows.append(state[:, -network.hidden_size :])
+        losses.append(-network.log_prob(rows[-1], history, words[:, position + 1]).sum())
+        histories.append(history)
+    is_start = torch.zeros(3, 3, dtype=torch.bool)
+    is_start[:, 0] = True
+    batch = TokenBatch(words[:, :-1], words[:, 1:], torch.stack(histories, dim=1), is_start, True)
+    loss, _ = network(batch, None, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(loss, torch.stack(losses).sum())
+    sizes = [3, 2, 1]
+    read = torch.cat([words[:size, position] for position, size in enumerate(sizes)])
+    hidden, _ = network.hidden_packed(*network.input_gates(read), sizes, None)
+    expected = torch.cat([row[:size] for row, size in zip(rows, sizes, strict=True)])
+    torch.testing.assert_close(hidden, expected, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("looped", [True, False])
+def test_only_the_rows_of_a_batch_have_gradients(looped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The optimizer updates these alone."""
+    if not looped:
+        monkeypatch.setattr("asr.lm.rnn.outputs.nce.jit_for", lambda function, tensor: None)
+    network = _network("nce", 3)
+    network.output.loss(*_queries(network, 8), torch.Generator().manual_seed(9)).backward()
+    assert isinstance(network.output, NceOutput) and network.maxent is not None
+    for weight in (network.output.rows.weight, network.output.bias.weight, network.maxent.weight):
+        assert weight.grad is not None and weight.grad.is_sparse

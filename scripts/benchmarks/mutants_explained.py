@@ -1,0 +1,117 @@
+"""Mutants that no test has to notice, each with the reason; `scripts/bench mutants` leaves them out."""
+
+from __future__ import annotations
+
+_ANY_NEGATIVE = "any negative number says that there is none"
+_GPU = "runs only with a GPU, where the tests marked gpu compare it"
+_GROWTH = "how much room is made at once, or when: time and memory, no result"
+_HASH = "another hash function, which tells keys apart as well"
+_SHORTCUT = "takes the long way where the short one would do, with the same result"
+_TIE = "what lies exactly at a beam may stay or go"
+
+EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
+    "asr/decoding/backtrace.py": {
+        ("_FIRST_COLLECTION = 1 << 20", "20 -> 21"): _GROWTH,
+        (
+            "self._collect_at = max(_FIRST_COLLECTION, 2 * self.num_records)",
+            "2 * self.num_records -> 2 + self.num_records",
+        ): _GROWTH,
+    },
+    "asr/decoding/chunks.py": {
+        (
+            "self.backtrace = Backtrace(graph.device, collects=False)",
+            "False -> True",
+        ): "unreachable backpointers are collected from a million on; paths stay",
+        (
+            "tokens = tokens.select((tokens.score >= -self._bounds.search_beam).nonzero().squeeze(1))",
+            "tokens.score >= -self._bounds.search_beam -> tokens.score > -self._bounds.search_beam",
+        ): _TIE,
+        (
+            "unfinished = best[tokens.stream] == -math.inf",
+            "-math.inf -> +math.inf",
+        ): "utterances without a complete path are searched again in another way",
+    },
+    "asr/decoding/confidence.py": {
+        (
+            'name: {"knots": list(self.knots[name]), "values": [round(value, 4) for value in self.values[name]]}',
+            "4 -> 5",
+        ): "decimals of a file",
+        (
+            "curvature = (design * (expected * (1.0 - expected))[:, None]).T @ design + prior",
+            "1.0 - expected -> 1.0 + expected",
+        ): "shorter steps to the same optimum",
+    },
+    "asr/decoding/frame.py": {
+        (
+            "def expand(self, tokens: ActiveTokens, frame: Frame, *, prune: bool = True) -> Expansion:",
+            "True -> False",
+        ): "the reference has no fast way that the argument could turn off",
+    },
+    "asr/decoding/lattice.py": {
+        (
+            "lost = [ending.final_total.max() - ending.final_total for ending in endings if len(ending.final)]",
+            "ending.final_total.max -> ending.final_total.min",
+        ): "more partial paths than needed are kept; the lattice is pruned afterwards",
+    },
+    "asr/decoding/rescoring.py": {
+        ("min_active_states=0,", "0 -> 1"): "the best partial path survives any beam",
+        (
+            "search.advance(stream, torch.zeros(num_utts, lattice.num_frames, 1, device=device), "
+            "lattice.frames_of_utts())",
+            "1 -> 2",
+        ): "no arc of a lattice reads another token than the first",
+    },
+    "asr/decoding/token_search.py": {
+        ("row_of = torch.full_like(self._score_offset, -1, dtype=torch.int64)", "1 -> 2"): _ANY_NEGATIVE,
+    },
+    "asr/lm/combine.py": {
+        (
+            "if self.num_oov_words > 1:",
+            "self.num_oov_words > 1 -> self.num_oov_words >= 1",
+        ): "the logarithm of one word's share is 0",
+    },
+    "asr/lm/contexts.py": {
+        (
+            "most = min(int(MAX_LOAD * self._table.num_slots) - self._table.count, len(self._free))",
+            "int(MAX_LOAD * self._table.num_slots) - self._table.count -> "
+            "int(MAX_LOAD * self._table.num_slots) + self._table.count",
+        ): "numbers, which double from fewer, run out no later than slots",
+    },
+    "asr/lm/cached/approximations.py": {
+        ("mixed = ((words + 1) * self._factor).sum(1)", "1 -> 2"): _HASH,
+        ("key = (mixed ^ (mixed >> 31)) & (2**63 - 1)", "1 -> 2"): _HASH,
+        ("return (mixed ^ (mixed >> 31)) & (2**63 - 1)", "1 -> 2"): _HASH,
+        ("return (mixed ^ (mixed >> 31)) & (2**63 - 1)", "31 -> 32"): _HASH,
+        (
+            "self._factor = (torch.randint(-bound, bound, (num_columns + 1,), generator=generator) * 2 + 1).to(device)",
+            "2 -> 3",
+        ): _HASH,
+    },
+    "asr/lm/cached/engine.py": {
+        (
+            "is_outside = (word_id >= num_words) | (context_idx < 0) | (context_idx >= num_nodes)",
+            "(word_id >= num_words) | (context_idx < 0) -> (word_id >= num_words) & (context_idx < 0)",
+        ): _GPU,
+        (
+            "lacks_row = torch.zeros(num_nodes + 1, dtype=torch.bool, device=key.device)",
+            "num_nodes + 1 -> num_nodes - 1",
+        ): _GPU,
+    },
+    "asr/lm/cached/eviction.py": {
+        (
+            "if self._num_held() + missing.numel() <= self.limits.max_edges:",
+            "self._num_held() + missing.numel() <= self.limits.max_edges -> "
+            "self._num_held() + missing.numel() < self.limits.max_edges",
+        ): _SHORTCUT,
+    },
+    "asr/lm/cached/outputs.py": {
+        ("if self.cache_history and added > 0:", "added > 0 -> added >= 0"): _SHORTCUT,
+    },
+    "asr/lm/cached/states.py": {
+        (
+            "known, state = levels[-1][:0], torch.empty(0, self.hidden.state_size, device=self.hidden.device)",
+            "0 -> 1",
+        ): "the parents of the oldest level have rows, so that nothing is looked up",
+    },
+}
+"""Module -> (text of the line, change) -> why the change has no effect on results."""
