@@ -320,7 +320,7 @@ def test_the_costs_of_slots_nodes_and_rows():
         return CachedRNNLM(network_class(), CacheOptions(capacity_bytes=10**6, **options)).capacity.costs
 
     assert costs(ToyNetwork) == ByteCosts(16, 20, 4 * 9 + 4)
-    assert costs(ToyNetwork, hidden_dtype="int8") == ByteCosts(16, 20, 9 + 4 + 4)
+    assert costs(ToyNetwork, hidden_dtype="int8") == ByteCosts(16, 20, 9 + 2 * 4 + 4)
     assert costs(ToyNormalizedNetwork) == ByteCosts(16, 20, 4 * 9 + 4 + 4)
     assert costs(ToyClassNetwork) == ByteCosts(16, 20, 4 * 9 + 4 + 4 + 256)
     # Normalizers belong to nodes where histories share rows, which a table with four slots a row finds.
@@ -396,7 +396,7 @@ def test_numbers_double_up_to_the_limit_and_pass_it_only_for_what_is_used():
 def test_rows_that_were_used_last_and_those_without_a_parent_stay():
     """Rows 0 and 1 are those of the two first nodes; node 2 is needed now, and 5 was used after 3 and 4."""
     device = torch.device("cpu")
-    trie, hidden = HistoryTrie(device), HiddenStore(3, "float32", device)
+    trie, hidden = HistoryTrie(device), HiddenStore(3, 3, "float32", device)
     node = trie.new_nodes(torch.full((4,), START), torch.arange(5, 9))
     row = hidden.append(torch.zeros(6, 3))
     trie.hidden_row[torch.cat([torch.tensor([BEFORE_START, START]), node])] = row.int()
