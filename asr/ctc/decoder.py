@@ -71,7 +71,7 @@ class CTCDecoder:
         lm_weight: weight of `lm` in its linear interpolation with `ngram`, 0 to 1; 1 if there is no `ngram`.
         token_lm: a language model of tokens, in the forms of `ngram` or `lm`. Not together with a word list, unless
             words outside it are spelled (`spell_unknown`).
-        blank, word_boundary, kind, piece_model: see `CTCTokens`.
+        blank, word_boundary, kind, piece_model, num_spellings: see `CTCTokens`.
         spell_unknown: whether out-of-vocabulary words may be found, spelled in letters or pieces, wherever the n-gram
             model allows `<unk>`; phones are converted to letters with a model estimated from the lexicon.
         spelling_penalty: natural log, added to each spelled word.
@@ -103,6 +103,7 @@ class CTCDecoder:
         word_boundary: str | None = None,
         kind: TokenKind | None = None,
         piece_model: str | Path | PieceModel | None = None,
+        num_spellings: int = 1,
         spell_unknown: bool = False,
         spelling_penalty: float = 0.0,
         frame_shift: float | None = None,
@@ -117,7 +118,14 @@ class CTCDecoder:
         **settings: Any,
     ) -> None:
         if not isinstance(tokens, CTCTokens):
-            tokens = CTCTokens(tokens, blank=blank, word_boundary=word_boundary, kind=kind, piece_model=piece_model)
+            tokens = CTCTokens(
+                tokens,
+                blank=blank,
+                word_boundary=word_boundary,
+                kind=kind,
+                piece_model=piece_model,
+                num_spellings=num_spellings,
+            )
         self.tokens = tokens
         self.config = _config_of(config, settings)
         self.device = torch.device(device)

@@ -7,7 +7,8 @@ one has the prefix `##` (WordPiece). `phones`: anything else; words need a lexic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
@@ -50,6 +51,8 @@ class CTCTokens:
         kind: `letters`, `pieces` or `phones`; None infers it from the symbols.
         piece_model: a SentencePiece model, as a file or loaded, to spell words; without it, a word is spelled with as
             few pieces as possible.
+        num_spellings: how many ways to write a word the search may find, at most. More than 1 helps networks of pieces
+            that are not sure how to write a word; graphs grow accordingly.
 
     Attributes:
         symbols: one per column.
@@ -61,8 +64,8 @@ class CTCTokens:
         name: the source of the symbols, for messages.
 
     Raises:
-        AsrError: a symbol occurs twice, the blank is not found or contradicts the symbols, a file cannot be read, or
-            the SentencePiece model has pieces that are not symbols.
+        AsrError: `num_spellings` is below 1, a symbol occurs twice, the blank is not found or contradicts the symbols,
+            a file cannot be read, or the SentencePiece model has pieces that are not symbols.
     """
 
     def __init__(
@@ -73,7 +76,11 @@ class CTCTokens:
         word_boundary: str | None = None,
         kind: TokenKind | None = None,
         piece_model: str | Path | PieceModel | None = None,
+        num_spellings: int = 1,
     ) -> None:
+        if isinstance(num_spellings, bool) or not isinstance(num_spellings, int) or num_spellings < 1:
+            raise AsrError(f"num_spellings is {num_spellings!r}; a word has 1 spelling or more.")
+        self.num_spellings = num_spellings
         self.name = str(symbols) if isinstance(symbols, (str, Path)) else "tokens"
         listed = _symbols_of(symbols, self.name)
         self.blank_id = _blank_column(listed, blank, self.name)
@@ -131,18 +138,25 @@ class CTCTokens:
     def spell(self, word: str) -> list[tuple[str, ...]]:
         """The spellings of a word in these symbols, including the boundary after it; empty if it has none.
 
+        There are at most `num_spellings`: first that of the SentencePiece model, if there is one, then those with the
+        fewest symbols.
+
         Raises:
             AsrError: the symbols are phones, for which a lexicon is needed.
         """
         if self.kind == "phones":
             raise AsrError(f"{self.name}: words cannot be spelled in these tokens, which are phones; give a lexicon.")
+        spellings: list[tuple[str, ...]] = []
         if self.piece_model is not None:
             pieces = tuple(self.piece_model.encode(word, out_type=str))
-            return [pieces] if all(piece in self._text_symbols for piece in pieces) else []
-        pieces = self._fewest_pieces(word)
-        if not pieces:
-            return []
-        return [(*pieces, _as_entry(self.word_boundary)) if self.word_boundary is not None else pieces]
+            if not all(piece in self._text_symbols for piece in pieces):
+                return []
+            spellings.append(pieces)
+        if len(spellings) < self.num_spellings:
+            others = (pieces for pieces in self._segmentations(word) if pieces not in spellings)
+            spellings.extend(itertools.islice(others, self.num_spellings - len(spellings)))
+        end = () if self.word_boundary is None else (_as_entry(self.word_boundary),)
+        return [(*pieces, *end) for pieces in spellings]
 
     def group(self, entries: Sequence[int]) -> list[tuple[int, int]]:
         """Splits a sequence of entries of `table` into words -> (first position, position after the last) each.
@@ -164,21 +178,37 @@ class CTCTokens:
         # A lone `▁` is a boundary, not a word.
         return [span for span in words if any(self.text_of(entries[at]) for at in range(*span))]
 
-    def _fewest_pieces(self, word: str) -> tuple[str, ...]:
-        """The spelling with the fewest symbols, with the longest first symbol among equals; () if there is none."""
+    def _segmentations(self, word: str) -> Iterator[tuple[str, ...]]:
+        """All ways to write a word in symbols: fewer symbols come first, and among equally many, longer first ones."""
         prefix = PIECE_PREFIX if self.kind == "pieces" and not self.uses_continuations else ""
         text = prefix + word
-        best: list[tuple[str, ...] | None] = [None] * len(text) + [()]
-        for begin in range(len(text) - 1, -1, -1):
+        num = len(text)
+        if not num:
+            return
+        # The symbols that may follow at each place, the longest first, and the bounds on how many lead to the end.
+        symbols: list[list[tuple[int, str]]] = [[] for _ in range(num)]
+        fewest, most = [num + 1] * num + [0], [-1] * num + [0]
+        for begin in range(num - 1, -1, -1):
             mark = CONTINUATION_PREFIX if self.uses_continuations and begin else ""
-            for end in range(min(len(text), begin + self._longest), begin, -1):
-                rest, piece = best[end], mark + text[begin:end]
-                if rest is None or piece not in self._text_symbols or piece == self.word_boundary:
+            for end in range(min(num, begin + self._longest), begin, -1):
+                symbol = mark + text[begin:end]
+                if most[end] < 0 or symbol not in self._text_symbols or symbol == self.word_boundary:
                     continue
-                found = best[begin]
-                if found is None or len(rest) + 1 < len(found):
-                    best[begin] = (piece, *rest)
-        return best[0] or ()
+                symbols[begin].append((end, symbol))
+                fewest[begin] = min(fewest[begin], 1 + fewest[end])
+                most[begin] = max(most[begin], 1 + most[end])
+
+        def complete(begin: int, left: int) -> Iterator[tuple[str, ...]]:
+            if begin == num:
+                yield ()
+                return
+            for end, symbol in symbols[begin]:
+                if fewest[end] < left <= most[end] + 1:
+                    for rest in complete(end, left - 1):
+                        yield (symbol, *rest)
+
+        for length in range(fewest[0], most[0] + 1):
+            yield from complete(0, length)
 
     def _boundary(self, word_boundary: str | None) -> str | None:
         if word_boundary is not None and word_boundary not in ("", *self.symbols):

@@ -28,13 +28,14 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from asr.bundle import Bundle, bundle_folder
-from asr.ctc import CTCDecoder
+from asr.ctc import CTCDecoder, CTCTokens
 from asr.ctc.graphs import spelled_lexicon
 from asr.ctc.word_models import listed_words, trie_of
 from asr.graph.decoding_graph import DecodingGraph
@@ -87,6 +88,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--no-neural", action="store_true", help="without the recurrent language model")
     parser.add_argument("--networks", nargs="+", default=(), metavar="BUNDLE", help="bundles with CTC networks")
     parser.add_argument(
+        "--num-spellings", type=int, default=1, help="ways to write a word in pieces, at most (default: %(default)s)"
+    )
+    parser.add_argument(
         "--record", action="store_true", help="store their outputs next to this module, replacing earlier ones"
     )
     parser.add_argument(
@@ -103,6 +107,9 @@ def main(arguments: list[str]) -> int:
     results: dict[str, Any] = {}
     for kind in options.kinds:
         workload = workloads[kind].first(num_utts)
+        if kind == "pieces" and options.num_spellings > 1:
+            several = CTCTokens(workload.tokens.symbols, kind=kind, num_spellings=options.num_spellings)
+            workload = replace(workload, tokens=several)
         results[kind] = measure(kind, bundle, workload, options.quick, not options.no_neural)
         if options.spelled:
             results[kind]["spelled"] = measure_spelled(kind, bundle, workload)

@@ -305,3 +305,13 @@ def test_graphs_are_kept_in_a_folder(tmp_path: Path, word_model: NgramLM, monkey
     monkeypatch.undo()
     CTCDecoder(SYMBOLS, ngram=word_model, words=["a", "b"], warm_up=False, graph_folder=tmp_path / "graphs")
     assert len(list((tmp_path / "graphs").glob("*.safetensors"))) == 2
+
+
+def test_a_word_may_be_found_in_a_spelling_of_more_pieces() -> None:
+    symbols = ["<blk>", "▁ab", "▁a", "b", "▁c"]
+    log_probs = torch.full((4, 5), -8.0).scatter(1, torch.tensor([[2], [3], [0], [0]]), 0.0).log_softmax(1)
+    for num_spellings, text, pieces in ((1, "", ()), (2, "ab", ("▁a", "b"))):
+        decoder = CTCDecoder(symbols, words=["ab", "c"], num_spellings=num_spellings, warm_up=False, **OPEN)
+        (best,) = decoder(log_probs)
+        assert best.text == text  # no words are better than one that the frames do not spell
+        assert tuple(token.text for token in best.tokens) == pieces

@@ -55,6 +55,41 @@ def test_pieces_are_spelled_by_as_few_as_possible() -> None:
     assert tokens.group(entries) == [(0, 3), (3, 5), (6, 7)]
 
 
+def all_segmentations(text: str, symbols: set[str]) -> list[tuple[str, ...]]:
+    """Every way to write a text in symbols, by trying every first symbol."""
+    if not text:
+        return [()]
+    return [
+        (text[:end], *rest)
+        for end in range(len(text), 0, -1)
+        if text[:end] in symbols
+        for rest in all_segmentations(text[end:], symbols)
+    ]
+
+
+def test_several_spellings_of_a_word() -> None:
+    """Those with fewer pieces come first; of these, those with longer first pieces."""
+    symbols = ["<blk>", "▁", "▁a", "▁ab", "a", "b", "ab", "ba", "c"]
+    for word in ("ab", "abab", "abbaab", "baba", "acab", ""):
+        every = sorted(all_segmentations("▁" + word, set(symbols)), key=len) if word else [("▁",)]
+        for num in (1, 3, 1000):
+            assert CTCTokens(symbols, num_spellings=num).spell(word) == every[:num]
+    assert CTCTokens(LETTERS, num_spellings=5).spell("NOT") == [("N", "O", "T", "|")]
+    for wrong in (0, -1, 1.5, True):
+        with pytest.raises(AsrError, match=f"num_spellings is {wrong!r}"):
+            CTCTokens(symbols, num_spellings=wrong)  # type: ignore[arg-type]
+
+
+def test_the_spelling_of_the_piece_model_comes_first() -> None:
+    class Model:
+        def encode(self, text: str, out_type: type[str]) -> list[str]:
+            return ["▁", *text]
+
+    symbols = ["<blk>", "▁", "▁a", "a", "b", "ab"]
+    spell = CTCTokens(symbols, piece_model=Model(), num_spellings=3).spell
+    assert spell("ab") == [("▁", "a", "b"), ("▁a", "b"), ("▁", "ab")]
+
+
 def test_wordpieces_with_continuation_marks() -> None:
     tokens = CTCTokens(["[PAD]", "the", "##re", "##r", "th", "##e"])
     assert tokens.spell("there") == [("the", "##re")]

@@ -285,14 +285,18 @@ ALL_OPTIONS = [
 ]
 
 
+def num_bytes(tensor):
+    return tensor.numel() * tensor.element_size()
+
+
 def bytes_of_arrays(part):
     """The bytes of all tensors and tables that belong to a part of an engine, apart from lists of free numbers."""
     total = 0
     for name, value in vars(part).items():
         if isinstance(value, HashTable):
-            total += value.keys.nbytes + value.values.nbytes
+            total += num_bytes(value.keys) + num_bytes(value.values)
         elif isinstance(value, torch.Tensor) and name not in ("edge_score", "edge_node", "_factor"):
-            total += value.nbytes
+            total += num_bytes(value)
     return total
 
 
