@@ -144,7 +144,8 @@ def test_a_constant_a_frame_changes_no_loss() -> None:
     torch.testing.assert_close(loss, shifted, atol=1e-3, rtol=1e-4)
 
 
-def test_a_piece_without_a_path_pulls_at_nothing() -> None:
+@pytest.mark.parametrize("smbr_weight", [0.0, 1.0])
+def test_a_piece_without_a_path_pulls_at_nothing(smbr_weight: float) -> None:
     too_many = NumeratorPiece(
         entry=np.array([1, 3, 1]),
         loop=np.array([2, 4, 2]),
@@ -154,7 +155,7 @@ def test_a_piece_without_a_path_pulls_at_nothing() -> None:
         may_end=np.array([False, False, True]),
     )
     score = scores(1, 2).requires_grad_()
-    loss, _ = LfMmi(tiny_graph(), LEAK)(score, [too_many])
+    loss, _ = LfMmi(tiny_graph(), LEAK, smbr_weight)(score, [too_many])
     assert loss.tolist() == [0.0]
     (gradient,) = torch.autograd.grad(loss.sum(), score)
     assert not gradient.any()
