@@ -174,6 +174,7 @@ def compose_biphones(states: TiedStates, phones: Sequence[str], graph: GraphArra
         raise AsrError(
             f"the acoustic model's tied states lack the phone {missing[0]!r}; use the lexicon of its training."
         )
+    graph = graph.best_first()  # the result keeps this order, for the search
     label = np.array([states.phones.index(phone) for phone in phones], dtype=np.int64)[graph.label]
     num_phones, num_columns, num_states = len(states.phones), states.num_columns, graph.num_states
     src_state = graph.src_state().astype(np.int64)
@@ -199,12 +200,13 @@ def compose_biphones(states: TiedStates, phones: Sequence[str], graph: GraphArra
     dst = np.searchsorted(node, target) + 1
     own = np.arange(1, len(node) + 1)
     unscored = graph.num_arcs  # index of an arc without score and words, appended below
-    arcs = np.concatenate((arc, np.full(len(node), unscored)))
+    # The loops have the score 0, the best one.
+    arcs = np.concatenate((np.full(len(node), unscored), arc))
     words = Words(np.append(graph.word_begin, graph.word_begin[-1]), graph.word_id).take(arcs)
     return GraphArrays.from_arcs(
-        np.concatenate((src, own)),
-        np.concatenate((dst, own)),
-        np.concatenate((states.entry[before, label[arc]], node_column)),
+        np.concatenate((own, src)),
+        np.concatenate((own, dst)),
+        np.concatenate((node_column, states.entry[before, label[arc]])),
         np.append(graph.score, np.float32(0.0))[arcs],
         words,
         np.concatenate((graph.final_score[:1], graph.final_score[node_state])),

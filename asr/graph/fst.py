@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,7 @@ INPUT_EPSILON = -1
 class GraphArrays:
     """Arcs sorted by source state; state 0 is the start. The fields are those of `DecodingGraph`.
 
-    The search is fastest if the arcs of each state are sorted by score, the best first, as `from_arcs` sorts them.
+    The search is fastest if the arcs of each state are sorted by score, the best first, see `best_first`.
 
     Attributes:
         arc_begin: (S + 1,) int64.
@@ -118,8 +118,8 @@ class GraphArrays:
         words: Words,
         final_score: npt.NDArray[Any],
     ) -> GraphArrays:
-        """Sorts arcs by source state, then by score, the best first; arcs with the same score keep their order."""
-        order = np.lexsort((-score, src_state))
+        """Sorts arcs by source state; arcs of the same state keep their order."""
+        order = np.argsort(src_state, kind="stable")
         words = words.take(order)
         return cls(
             offsets(np.bincount(src_state, minlength=len(final_score))),
@@ -129,6 +129,19 @@ class GraphArrays:
             words.begin,
             words.word_id,
             final_score.astype(np.float32),
+        )
+
+    def best_first(self) -> GraphArrays:
+        """The same graph with the arcs of each state sorted by score, the best first; equal scores keep their order."""
+        order = np.lexsort((-self.score, self.src_state()))
+        words = self.words.take(order)
+        return replace(
+            self,
+            dst_state=self.dst_state[order],
+            label=self.label[order],
+            score=self.score[order],
+            word_begin=words.begin,
+            word_id=words.word_id,
         )
 
     @property

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from asr.errors import AsrError
 from asr.graph.context import TiedStates, compose_biphones
 from asr.graph.fst import GraphArrays, Words
+from asr.graph.topology import compose_topology, topology_named
 from asr.text.symbols import TokenTable
 
 PHONES = ("SIL", "a", "b")
@@ -138,9 +141,23 @@ def test_the_best_arcs_of_a_state_come_first() -> None:
     graph = GraphArrays.from_arcs(
         np.array([1, 0, 1, 1]), np.array([0, 1, 2, 0]), np.array([0, 1, 2, 1]), np.array([-2.0, -5.0, -0.5, -2.0]),
         Words(np.array([0, 1, 1, 3, 3]), np.array([7, 8, 9], dtype=np.int32)), np.array([0.0, 0.0, 0.0]),
-    )  # fmt: skip
+    ).best_first()  # fmt: skip
     assert graph.arc_begin.tolist() == [0, 1, 4, 4]
     assert graph.score.tolist() == [-5.0, -0.5, -2.0, -2.0]
     assert graph.label.tolist() == [1, 2, 0, 1]  # equal scores keep their order
     assert graph.word_id.tolist() == [8, 9, 7]
     assert graph.word_begin.tolist() == [0, 0, 2, 3, 3]
+
+
+@pytest.mark.parametrize("topology", ["biphones", "ctc"])
+def test_arcs_of_frames_are_sorted_too(topology: str) -> None:
+    graph = random_graph(0)
+    graph = replace(graph, score=-np.abs(graph.score))
+    composed = (
+        compose_biphones(tied_states(), PHONES, graph)
+        if topology == "biphones"
+        else compose_topology(topology_named("ctc"), np.array([[1], [2], [3]], dtype=np.int32), graph)
+    )
+    same_state = composed.src_state()[1:] == composed.src_state()[:-1]
+    assert same_state.any()
+    assert (np.diff(composed.score)[same_state] <= 0).all()

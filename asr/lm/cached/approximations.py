@@ -116,11 +116,9 @@ class CacheOptions:
 
     @property
     def allows_loops(self) -> bool:
-        """Whether compiled loops can be used: they need cached scores and rows, and no approximation."""
-        is_exact = self.recombination_length is None and self.history_precision is None
-        return (
-            self.compiled and is_exact and self.cache_scores and self.cache_hidden and self.hidden_dtype in _LOOP_DTYPES
-        )
+        """Whether compiled loops can be used: they need cached scores, and a row of its own for each history."""
+        has_own_rows = self.cache_hidden and self.recombination_length is None and self.history_precision is None
+        return self.compiled and self.cache_scores and has_own_rows and self.hidden_dtype in _LOOP_DTYPES
 
 
 class Recombination:
