@@ -24,6 +24,7 @@ from asr.graph.decoding_graph import DecodingGraph
 from asr.graph.denominator_graph import DenominatorGraph
 from asr.lm.ngram.io import read_ngram_lm
 from asr.lm.ngram.model import NgramLM
+from asr.models.ensemble import Ensemble
 from asr.models.external.base import KINDS
 from asr.serialization import ModelSpec, atomic_folder, fingerprint_of_description
 from asr.text.documents import parse_yaml
@@ -53,8 +54,8 @@ def add_bundle_arguments(parser: argparse.ArgumentParser) -> None:
         "--acoustic-model",
         required=True,
         nargs="+",
-        help="a checkpoint of 'asr fit' (several are averaged), the folder of another bundle, or KIND:NAME, a CTC "
-        "network from elsewhere",
+        help="a checkpoint of 'asr fit' (the weights of several are averaged), the folder of another bundle (the "
+        "scores of several TDNN-F are averaged), or KIND:NAME, a CTC network from elsewhere",
     )
     parser.add_argument("--recipe", help="the YAML file that the checkpoint was trained with")
     parser.add_argument("--graph", help="decoding graph of 'asr graph'")
@@ -164,16 +165,14 @@ class _Acoustics(NamedTuple):
 
 
 def _acoustics(paths: list[Path], recipe: str | None) -> _Acoustics:
-    """The acoustic model, and the decoding options of the bundle that it is from."""
+    """The acoustic model, and the decoding options of the first bundle that it is from."""
     if any(path.is_dir() for path in paths):
-        if len(paths) > 1:
-            raise AsrError(
-                "--acoustic-model: only checkpoints of 'asr fit' can be averaged; give these, or one bundle."
-            )
-        bundle = Bundle.load(paths[0])
-        return _Acoustics(
-            bundle.acoustic_model, bundle.features, bundle.graph.tokens, bundle.decoding, bundle.denominator
-        )
+        if not all(path.is_dir() for path in paths):
+            raise AsrError("--acoustic-model: give checkpoints or folders of bundles, not both.")
+        bundles = [Bundle.load(path) for path in paths]
+        first = bundles[0]
+        network = first.acoustic_model if len(bundles) == 1 else _ensemble(paths, bundles)
+        return _Acoustics(network, first.features, first.graph.tokens, first.decoding, first.denominator)
     if recipe is None:
         raise AsrError(f"{paths[0]}: a checkpoint needs --recipe, the YAML file that it was trained with.")
     from asr.models.checkpoint import network_from_checkpoint
@@ -183,6 +182,21 @@ def _acoustics(paths: list[Path], recipe: str | None) -> _Acoustics:
     # Dither is for training only.
     features = {name: value for name, value in fbank.get("init_args", {}).items() if name != "dither"}
     return _Acoustics(network, ModelSpec("Fbank", features, Fbank(**features)), tokens, {})
+
+
+def _ensemble(paths: list[Path], bundles: list[Bundle]) -> ModelSpec:
+    """The networks of several bundles as one."""
+    fits = [(bundle.features.arguments, bundle.graph.tokens.tokens) for bundle in bundles]
+    for path, fit in zip(paths, fits, strict=True):
+        if fit != fits[0]:
+            raise AsrError(
+                f"{path}: its network reads other features or has other tokens than that of {paths[0]}; give bundles "
+                "whose networks agree in both."
+            )
+    try:
+        return Ensemble.of([bundle.acoustic_model for bundle in bundles])
+    except ValueError as error:
+        raise AsrError(f"--acoustic-model: the networks cannot be one acoustic model: {error}.") from error
 
 
 def _ngram(path: str | None) -> NgramLM | None:

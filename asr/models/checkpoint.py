@@ -10,6 +10,7 @@ from torch import Tensor
 
 from asr.bundle import Bundle
 from asr.errors import AsrError
+from asr.models.ensemble import Ensemble
 from asr.serialization import ACOUSTIC_MODEL_CLASSES, ModelSpec, build_network, read_checkpoint, registered_name
 from asr.text.documents import parse_yaml
 from asr.text.symbols import TokenTable
@@ -65,7 +66,8 @@ def weights_and_tokens(source: str | Path) -> tuple[dict[str, Tensor], list[str]
     """The state dict of a trained network, and its tokens, blank first.
 
     Args:
-        source: a checkpoint of `asr fit`, whose averaged network is taken, or the folder of a bundle.
+        source: a checkpoint of `asr fit`, whose averaged network is taken, or the folder of a bundle. Of an ensemble,
+            the first member is taken.
 
     Raises:
         AsrError: the source is missing or of another kind.
@@ -74,7 +76,9 @@ def weights_and_tokens(source: str | Path) -> tuple[dict[str, Tensor], list[str]
         content = read_checkpoint(source)
         return _averaged_weights(content, source), _tokens(content, source)
     bundle = Bundle.load(source)
-    return bundle.acoustic_model.network.state_dict(), list(bundle.graph.tokens.tokens)
+    network = bundle.acoustic_model.network
+    trained = network.members[0] if isinstance(network, Ensemble) else network
+    return trained.state_dict(), list(bundle.graph.tokens.tokens)
 
 
 def _averaged_weights(content: dict[str, Any], checkpoint: str | Path) -> dict[str, Tensor]:

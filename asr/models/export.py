@@ -25,11 +25,11 @@ from torch import Tensor, nn
 
 from asr.bundle import Bundle
 from asr.errors import AsrError
-from asr.models.export_streaming import STATES, StreamChunks, StreamingTdnnf
+from asr.models.export_streaming import STATES, StreamChunks, StreamingNetwork
 from asr.models.external import onnx, torchscript
 from asr.models.external.network import ExternalNetwork
+from asr.models.interface import BoundedNetwork
 from asr.models.layers import FrameNorm, UtteranceCmvn
-from asr.models.tdnnf import Tdnnf
 from asr.serialization import atomic_path
 from asr.text.ctc_tokens import CTCTokens
 
@@ -67,7 +67,7 @@ def export_acoustic_model(
         raise AsrError(
             f"bundle {bundle.name}: its acoustic model is an external one already; there is nothing to export."
         )
-    if streaming is not None and not isinstance(bundle.acoustic_model.network, Tdnnf):
+    if streaming is not None and not isinstance(bundle.acoustic_model.network, BoundedNetwork):
         raise AsrError(
             f"bundle {bundle.name}: its network reads whole utterances; only a TDNN-F, whose context is bounded, can "
             "be exported for streams."
@@ -83,7 +83,7 @@ def export_acoustic_model(
     with atomic_path(Path(path)) as partial, warnings.catch_warnings():
         # Warnings that sizes become constants: the sizes of the network are constant.
         warnings.simplefilter("ignore")
-        stream = None if streaming is None else StreamingTdnnf(cast(Tdnnf, network), streaming)
+        stream = None if streaming is None else StreamingNetwork(cast(BoundedNetwork, network), streaming)
         states: tuple[Tensor, ...] = ()
         if stream is not None:
             states = stream.initial_states()

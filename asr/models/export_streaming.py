@@ -1,4 +1,4 @@
-"""A TDNN-F that keeps states between chunks, for export: it includes what `asr.streaming` does around the network.
+"""A network that keeps states between chunks, for export: it includes what `asr.streaming` does around the network.
 
 The states are the features before a chunk that its outputs depend on, the sums that normalize the features, and
 whether speech has begun. Log-probabilities equal those of a stream through the bundle itself.
@@ -13,9 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from asr.models.interface import LOG_PROB_IN_NOISE
+from asr.models.interface import LOG_PROB_IN_NOISE, BoundedNetwork
 from asr.models.layers import STD_FLOOR
-from asr.models.tdnnf import Tdnnf
 
 STATES = ("left_features", "num_left", "feature_sums", "feature_count", "has_begun", "in_pause")
 """Names of the states, which all begin as zeros. Those after a chunk have the prefix `new_`."""
@@ -37,7 +36,7 @@ class StreamChunks(NamedTuple):
     min_feature_std: float
 
 
-class StreamingTdnnf(nn.Module):
+class StreamingNetwork(nn.Module):
     """A network with the normalization of a stream's features, and the states that both need between calls.
 
     Args:
@@ -45,7 +44,7 @@ class StreamingTdnnf(nn.Module):
         chunks: sizes.
     """
 
-    def __init__(self, network: Tdnnf, chunks: StreamChunks) -> None:
+    def __init__(self, network: BoundedNetwork, chunks: StreamChunks) -> None:
         super().__init__()
         self.network = network
         self.chunks = chunks

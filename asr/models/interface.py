@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asr.audio.segments import batches_of_similar_length
@@ -82,6 +83,40 @@ class NormalizingNetwork(nn.Module):
     def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
         """Like `forward_all_layers`, for features that the caller has normalized, with zeros as padding."""
         raise NotImplementedError
+
+
+class BoundedNetwork(NormalizingNetwork):
+    """A `NormalizingNetwork` whose outputs depend on a bounded number of frames; it can run on pieces of a stream.
+
+    Inputs beyond an utterance's ends are zeros, which are the mean after normalization.
+    """
+
+    @property
+    def left_context(self) -> int:
+        """Feature frames before those of the first output that the network reads."""
+        raise NotImplementedError
+
+    @property
+    def right_context(self) -> int:
+        """Feature frames after those of the last output that the network reads."""
+        raise NotImplementedError
+
+    @property
+    def receptive_field(self) -> tuple[int, int]:
+        """See `NormalizingNetwork`."""
+        return self.left_context, self.right_context
+
+    def forward_in_context(self, features: Tensor) -> Tensor:
+        """Normalized features with their context, (N, left + factor T' + right, F) -> log-probabilities (N, T', C)."""
+        raise NotImplementedError
+
+    def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
+        """See `AcousticNetwork.forward_normalized`."""
+        factor = self.subsampling_factor
+        behind = -features.shape[1] % factor + self.right_context
+        log_prob = self.forward_in_context(F.pad(features, (0, 0, self.left_context, behind)))
+        num_outputs = torch.div(num_frames + factor - 1, factor, rounding_mode="floor")
+        return [log_prob], num_outputs
 
 
 class Objective(Protocol):

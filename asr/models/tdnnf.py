@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from asr.distributed import draw_rows
 from asr.kernels.linear import PackedLinear
-from asr.models.interface import NormalizingNetwork
+from asr.models.interface import BoundedNetwork
 from asr.models.layers import ChannelsLastConv2d, FrameNorm
 
 _BYPASS_SCALE = 0.66
@@ -155,11 +155,10 @@ class OutputBranch(nn.Module):
         return outputs
 
 
-class Tdnnf(NormalizingNetwork):
+class Tdnnf(BoundedNetwork):
     """Filterbanks in, a vector of HMM state scores every 30 ms out.
 
-    Its context is bounded: `context` output frames on each side. Inputs beyond an utterance's ends are zeros, which
-    are the mean after normalization.
+    Its context is bounded: `context` output frames on each side.
 
     The scores are normalized over the outputs of each frame. That changes neither lattice-free MMI nor the search.
 
@@ -198,18 +197,13 @@ class Tdnnf(NormalizingNetwork):
 
     @property
     def left_context(self) -> int:
-        """Feature frames before those of the first output that the network reads."""
+        """See `BoundedNetwork`."""
         return self.context * self.subsampling_factor + 2
 
     @property
     def right_context(self) -> int:
-        """Feature frames after those of the last output that the network reads."""
+        """See `BoundedNetwork`."""
         return self.context * self.subsampling_factor + 2
-
-    @property
-    def receptive_field(self) -> tuple[int, int]:
-        """See `NormalizingNetwork`."""
-        return self.left_context, self.right_context
 
     @classmethod
     def inference_arguments(cls, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -234,14 +228,6 @@ class Tdnnf(NormalizingNetwork):
         hidden: Tensor = self.prefinal(x)
         return hidden
 
-    def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
-        """See `AcousticNetwork.forward_normalized`."""
-        factor = self.subsampling_factor
-        behind = -features.shape[1] % factor + self.right_context
-        log_prob = self.forward_in_context(F.pad(features, (0, 0, self.left_context, behind)))
-        num_outputs = torch.div(num_frames + factor - 1, factor, rounding_mode="floor")
-        return [log_prob], num_outputs
-
     def forward_in_context(self, features: Tensor) -> Tensor:
-        """Normalized features with their context, (N, left + 3 T' + right, F) -> log-probabilities (N, T', C)."""
+        """See `BoundedNetwork`."""
         return F.log_softmax(self.branch(self.encode(self.as_weights(features))).float(), dim=-1)

@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asr.errors import AsrError
-from asr.models.interface import LOG_PROB_IN_NOISE, AcousticNetwork, in_parts
+from asr.models.interface import LOG_PROB_IN_NOISE, AcousticNetwork, BoundedNetwork, in_parts
 from asr.models.layers import STD_FLOOR
 
 
@@ -216,7 +215,7 @@ class ChunkedEncoder:
     """Runs windows of many streams through the acoustic model in one batch.
 
     Args:
-        network: the acoustic model. If it has `forward_in_context`, only a chunk's outputs are computed.
+        network: the acoustic model. Of a `BoundedNetwork`, only a chunk's outputs are computed.
         sizes: sizes of the windows. Left context beyond the network's receptive field is left out; right context also
             counts in the normalization, and is kept.
         max_frames: frames of features that the network reads at a time when it evaluates whole utterances, see
@@ -230,8 +229,7 @@ class ChunkedEncoder:
         if seen is not None:
             sizes = replace(sizes, left=min(sizes.left, -(-seen[0] // network.subsampling_factor)))
         self.sizes = sizes
-        self._receptive_field = seen
-        self._forward_in_context: Any = getattr(network, "forward_in_context", None)
+        self._bounded = network if isinstance(network, BoundedNetwork) else None
 
     def open(self, device: torch.device) -> WindowStream:
         """Opens a new stream."""
@@ -248,8 +246,8 @@ class ChunkedEncoder:
         if not any(map(len, windows)):
             nothing = windows[0].new_zeros(0, self._network.num_tokens)
             return [stream.accept(nothing) for stream in streams]
-        if self._forward_in_context is not None:
-            chunks = self._outputs_in_context(streams, windows)
+        if self._bounded is not None:
+            chunks = self._outputs_in_context(self._bounded, streams, windows)
         else:
             chunks = self._outputs(streams, windows)
         return [stream.accept(chunk) for stream, chunk in zip(streams, chunks, strict=True)]
@@ -288,11 +286,12 @@ class ChunkedEncoder:
             chunks.append(row[begin : begin + self.sizes.chunk if stream.is_whole else num])
         return chunks
 
-    def _outputs_in_context(self, streams: Sequence[WindowStream], windows: Sequence[Tensor]) -> list[Tensor]:
+    def _outputs_in_context(
+        self, network: BoundedNetwork, streams: Sequence[WindowStream], windows: Sequence[Tensor]
+    ) -> list[Tensor]:
         """The same, but only the chunks' outputs are computed; context beyond a stream's ends is zero."""
-        assert self._receptive_field is not None
-        left, right = self._receptive_field
-        factor = self._network.subsampling_factor
+        left, right = network.receptive_field
+        factor = network.subsampling_factor
         nums = [
             self.sizes.chunk if stream.is_whole else -(-(len(window) - stream.num_history) // factor)
             for stream, window in zip(streams, windows, strict=True)
@@ -304,5 +303,5 @@ class ChunkedEncoder:
             seen = window[max(0, begin) : stream.num_history + num * factor + right]
             before = max(0, -begin)
             rows.append(F.pad(seen, (0, 0, before, length - before - len(seen))))
-        outputs = self._forward_in_context(torch.stack(rows))
+        outputs = network.forward_in_context(torch.stack(rows))
         return [row[:num] for row, num in zip(outputs, nums, strict=True)]

@@ -15,9 +15,11 @@ from asr.audio.io import read_audio
 from asr.bundle import Bundle, bundle_folder
 from asr.cli.main import main
 from asr.errors import AsrError
+from asr.models.ensemble import Ensemble
 from asr.models.export import export_acoustic_model
-from asr.models.export_streaming import StreamChunks, StreamingTdnnf
+from asr.models.export_streaming import StreamChunks, StreamingNetwork
 from asr.models.external import load_acoustic_model, torchscript
+from asr.models.interface import BoundedNetwork
 from asr.models.tdnnf import Tdnnf
 from asr.models.windows import ChunkedEncoder, WindowSizes
 from asr.recognizer import Recognizer
@@ -58,7 +60,7 @@ def features_with_pauses(num_frames: int) -> Tensor:
     )
 
 
-def stream_of_bundle(network: Tdnnf, sizes: WindowSizes, features: Tensor) -> Tensor:
+def stream_of_bundle(network: BoundedNetwork, sizes: WindowSizes, features: Tensor) -> Tensor:
     encoder = ChunkedEncoder(network, sizes)
     stream = encoder.open(torch.device("cpu"))
     stream.push(features)
@@ -70,8 +72,8 @@ def stream_of_bundle(network: Tdnnf, sizes: WindowSizes, features: Tensor) -> Te
 
 
 @torch.no_grad()
-def stream_with_states(network: Tdnnf, chunks: StreamChunks, features: Tensor) -> Tensor:
-    module = StreamingTdnnf(network, chunks)
+def stream_with_states(network: BoundedNetwork, chunks: StreamChunks, features: Tensor) -> Tensor:
+    module = StreamingNetwork(network, chunks)
     states, found = module.initial_states(), []
     begin = 0
     while begin < len(features):
@@ -99,6 +101,16 @@ def test_states_do_what_windows_do(
     assert torch.allclose(found, wanted, atol=1e-4)
 
 
+def test_an_ensemble_does_so_too(network: Tdnnf) -> None:
+    deeper = Tdnnf(**ARGUMENTS | {"num_layers": 4})
+    specs = [ModelSpec("Tdnnf", ARGUMENTS, network), ModelSpec("Tdnnf", ARGUMENTS | {"num_layers": 4}, deeper)]
+    ensemble: Any = Ensemble.of(specs).network
+    features = features_with_pauses(90)
+    wanted = stream_of_bundle(ensemble, WindowSizes(4, 100, 6, 40, 0.7), features)
+    found = stream_with_states(ensemble, StreamChunks(4, 6, 40, 0.7), features)
+    assert torch.allclose(found, wanted, atol=1e-4)
+
+
 def test_the_cases_hold_noise_pauses_and_speech(network: Tdnnf) -> None:
     log_prob = stream_with_states(network, StreamChunks(4, 6, 40, 0.7), features_with_pauses(600))
     is_noise = (log_prob[:, 1:] == -20.0).all(1)
@@ -111,7 +123,7 @@ def test_the_cases_hold_noise_pauses_and_speech(network: Tdnnf) -> None:
 
 @torch.no_grad()
 def test_speech_that_has_begun_goes_on(network: Tdnnf) -> None:
-    module = StreamingTdnnf(network, StreamChunks(4, 6, 40, 0.7))
+    module = StreamingNetwork(network, StreamChunks(4, 6, 40, 0.7))
     quiet, num = 0.01 * features_with_pauses(30)[None], torch.tensor([module.num_frames])
     states = list(module.initial_states())
     is_noise = [bool((module(quiet, num, *states)[0][..., 1:] == -20.0).all())]

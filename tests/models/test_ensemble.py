@@ -1,0 +1,156 @@
+"""Ensembles: the mean of the members' scores, whole or in pieces, and how bundles hold them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from asr.bundle import Bundle
+from asr.cli.main import main
+from asr.models.checkpoint import weights_and_tokens
+from asr.models.ensemble import Ensemble
+from asr.models.tdnnf import Tdnnf
+from asr.models.windows import ChunkedEncoder, WindowSizes
+from asr.serialization import ModelSpec
+
+ARGUMENTS: dict[str, Any] = {
+    "num_features": 20,
+    "num_tokens": 5,
+    "dim": 12,
+    "bottleneck_dim": 4,
+    "num_layers": 2,
+    "prefinal_dim": 8,
+    "small_dim": 8,
+}
+
+
+def member(seed: int, **more: Any) -> ModelSpec:
+    torch.manual_seed(seed)
+    arguments = {**ARGUMENTS, **more}
+    network = Tdnnf(**arguments).eval()
+    torch.nn.init.normal_(network.branch.out.weight)
+    return ModelSpec("Tdnnf", arguments, network)
+
+
+@pytest.fixture
+def members() -> list[ModelSpec]:
+    """Networks of unequal depth, so that their contexts differ."""
+    return [member(0), member(1, num_layers=4), member(2)]
+
+
+def normalized_mean(members: list[ModelSpec], features: Tensor, num_frames: Tensor) -> Tensor:
+    """The geometric mean of the members' distributions, normalized again; each member reads the whole utterance."""
+    probability = [each.network(features, num_frames)[0].double().exp() for each in members]
+    product = torch.stack(probability).log().mean(0).exp()
+    return (product / product.sum(2, keepdim=True)).log().float()
+
+
+@torch.no_grad()
+def test_an_ensemble_scores_by_the_geometric_mean(members: list[ModelSpec]) -> None:
+    features, num_frames = torch.randn(2, 50, 20), torch.tensor([50, 31])
+    log_prob, num_outputs = Ensemble.of(members).network(features, num_frames)
+    assert num_outputs.tolist() == [17, 11]
+    wanted = normalized_mean(members, features, num_frames)
+    for row, num in enumerate(num_outputs.tolist()):
+        torch.testing.assert_close(log_prob[row, :num], wanted[row, :num], atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_one_member_is_the_network_itself(members: list[ModelSpec]) -> None:
+    features, num_frames = torch.randn(1, 40, 20), torch.tensor([40])
+    alone = members[1].network(features, num_frames)[0]
+    torch.testing.assert_close(Ensemble.of(members[1:2]).network(features, num_frames)[0], alone)
+
+
+@torch.no_grad()
+def test_pieces_of_a_stream_get_the_scores_of_the_whole(members: list[ModelSpec]) -> None:
+    network: Any = Ensemble.of(members).network
+    deepest: Any = members[1].network
+    assert network.receptive_field == deepest.receptive_field
+    features = torch.randn(61, 20)
+    encoder = ChunkedEncoder(network, WindowSizes(4, 100, 100, 1000, 0.0))
+    stream = encoder.open(torch.device("cpu"))
+    stream.push(features)
+    stream.close()
+    pieces: list[Tensor] = []
+    while stream.is_ready:
+        pieces += encoder.step([stream])
+    mean, std = features.mean(0), features.std(0, correction=0)
+    whole = network.forward_normalized(((features - mean) / std)[None], torch.tensor([61]))[0][-1][0]
+    torch.testing.assert_close(torch.cat(pieces), whole, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        (member(3, num_tokens=6), "differ"),
+        (member(3, num_features=21), "differ"),
+        (
+            ModelSpec("SplicedDnn", {"num_features": 20, "num_tokens": 5}, torch.nn.Identity()),
+            "all of bounded context",
+        ),
+    ],
+)
+def test_networks_that_do_not_fit_are_refused(members: list[ModelSpec], other: ModelSpec, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Ensemble.of([*members, other])
+
+
+def test_no_member_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs members"):
+        Ensemble([])
+
+
+def saved(bundle: Bundle, network: ModelSpec, folder: Path) -> str:
+    replace(bundle, acoustic_model=network).save(folder, half_precision=False)
+    return str(folder)
+
+
+@torch.no_grad()
+def test_bundles_become_one(
+    tiny_bundle_folder: Path, tmp_path: Path, members: list[ModelSpec], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = Bundle.load(tiny_bundle_folder)
+    paths = [saved(tiny, each, tmp_path / str(number)) for number, each in enumerate(members)]
+    command = ["bundle", str(tmp_path / "one"), "--graph", str(tiny_bundle_folder / "graph.safetensors")]
+    assert main([*command, "--full-precision", "--acoustic-model", *paths]) == 0
+    bundle = Bundle.load(tmp_path / "one")
+    assert bundle.acoustic_model.class_name == "Ensemble"
+    features, num_frames = torch.randn(1, 50, 20), torch.tensor([50])
+    log_prob = bundle.acoustic_model.network(features, num_frames)[0]
+    torch.testing.assert_close(log_prob, normalized_mean(members, features, num_frames), atol=1e-5, rtol=1e-5)
+
+    # Training starts from the first member.
+    weights, tokens = weights_and_tokens(tmp_path / "one")
+    assert tokens == list(tiny.graph.tokens.tokens)
+    torch.testing.assert_close(weights, dict(members[0].network.state_dict()))
+
+    # Its own network is no TDNN-F.
+    capsys.readouterr()
+    assert main([*command, "--acoustic-model", paths[0], str(tiny_bundle_folder)]) == 2
+    assert "all of bounded context" in capsys.readouterr().err
+
+
+def test_bundles_and_checkpoints_are_not_mixed(tiny_bundle_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph = str(tiny_bundle_folder / "graph.safetensors")
+    assert main(["bundle", "new", "--graph", graph, "--acoustic-model", str(tiny_bundle_folder), "last.ckpt"]) == 2
+    assert "not both" in capsys.readouterr().err
+
+
+def test_networks_of_other_features_are_refused(
+    tiny_bundle_folder: Path, tmp_path: Path, members: list[ModelSpec], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = Bundle.load(tiny_bundle_folder)
+    other = ModelSpec("Fbank", {**tiny.features.arguments, "low_freq": 40.0}, tiny.features.network)
+    paths = [
+        saved(replace(tiny, features=features), members[0], tmp_path / str(number))
+        for number, features in enumerate((tiny.features, other))
+    ]
+    graph = str(tiny_bundle_folder / "graph.safetensors")
+    assert main(["bundle", str(tmp_path / "new"), "--graph", graph, "--acoustic-model", *paths]) == 2
+    assert "other features" in capsys.readouterr().err
