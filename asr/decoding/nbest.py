@@ -58,15 +58,12 @@ def n_best(
         raise AsrError(f"the number of hypotheses is {num_hypotheses}; ask for at least 1.")
     lattice = lattice.to("cpu")
     arc_total, final_total = lattice.arc_total(options), lattice.final_total(options)
-    searched, arc_of = _one_word_an_arc(lattice, arc_total, final_total, best_to_end(lattice, arc_total, final_total))
+    searched = _one_word_an_arc(lattice, arc_total, final_total, best_to_end(lattice, arc_total, final_total))
     search = jit(best_sentences) or best_sentences
     total, *paths = search(searched, int(lattice.start_state[0]), num_hypotheses)
-    path_begin, searched_arc = map(torch.from_numpy, paths)
-    # Of the chain of arcs for an arc with several words, only the first counts.
-    arc = arc_of[searched_arc]
-    path = torch.repeat_interleave(path_begin[1:] - path_begin[:-1])[arc >= 0]
-    arc = arc[arc >= 0]
-    num_arcs = torch.bincount(path, minlength=len(total))
+    path_begin, arc = map(torch.from_numpy, paths)
+    num_arcs = path_begin[1:] - path_begin[:-1]
+    path = torch.repeat_interleave(num_arcs)
     # The start state, and then the state after each arc.
     state = torch.cat([lattice.start_state, lattice.dst_state[arc]])
     end_state = state[torch.where(num_arcs > 0, num_arcs.cumsum(0), 0)]
@@ -85,15 +82,10 @@ def n_best(
     )
 
 
-def _one_word_an_arc(
-    lattice: Lattice, arc_total: Tensor, final_total: Tensor, ahead: Tensor
-) -> tuple[SentenceLattice, Tensor]:
+def _one_word_an_arc(lattice: Lattice, arc_total: Tensor, final_total: Tensor, ahead: Tensor) -> SentenceLattice:
     """Converts a lattice so that each arc has at most one word.
 
     An arc with several words becomes a chain of arcs over new states, the first of which has its score.
-
-    Returns:
-        The lattice for `best_sentences`, and the original arc of each of its arcs, -1 for the rest of a chain.
     """
     num_words = lattice.num_words()
     extra = (num_words - 1).clamp(min=0)
@@ -118,8 +110,8 @@ def _one_word_an_arc(
         arc_begin = torch.cat([arc_begin, num_arcs + 1 + torch.arange(num_extra)])
         arc_total = torch.cat([arc_total, arc_total.new_zeros(num_extra)])
         final_total = torch.cat([final_total, torch.full((num_extra,), -torch.inf, dtype=torch.float64)])
-    arrays = (arc_begin, dst_state, word, arc_total, final_total, ahead)
-    return SentenceLattice(*(part.contiguous().numpy() for part in arrays)), arc_of
+    arrays = (arc_begin, dst_state, word, arc_total, final_total, ahead, arc_of)
+    return SentenceLattice(*(part.contiguous().numpy() for part in arrays))
 
 
 def for_words(network: StatefulNetwork, word_id: Tensor) -> StatefulNetwork:
