@@ -65,13 +65,14 @@ def n_best(
     num_arcs = path_begin[1:] - path_begin[:-1]
     path = torch.repeat_interleave(num_arcs)
     # The start state, and then the state after each arc.
-    state = torch.cat([lattice.start_state, lattice.dst_state[arc]])
+    state = torch.cat([lattice.start_state, lattice.dst_state.index_select(0, arc)])
     end_state = state[torch.where(num_arcs > 0, num_arcs.cumsum(0), 0)]
-    lm_score = torch.zeros(len(total), dtype=torch.float64).index_add_(0, path, lattice.lm_score[arc].double())
+    lm_score = torch.zeros(len(total), dtype=torch.float64)
+    lm_score.index_add_(0, path, lattice.lm_score.index_select(0, arc).double())
     return hypotheses_of_paths(
         graph.to("cpu"),
         options,
-        lattice.graph_arc[arc],
+        lattice.graph_arc.index_select(0, arc),
         num_arcs,
         PathScores(
             torch.from_numpy(total),

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -199,10 +200,14 @@ def hypotheses_of_paths(
     begin = num_arcs.cumsum(0) - num_arcs
     path = torch.repeat_interleave(num_arcs)
     position = torch.arange(len(arc))
-    frame = position - begin[path]
-    if frame_of is not None and len(frame_of):
-        frame = frame_of[frame.clamp(max=len(frame_of) - 1)]
-    token_id = graph.token_id[arc].to(torch.int64)
+
+    def frame(place: Tensor) -> Tensor:
+        own = place - begin.index_select(0, path.index_select(0, place))
+        if frame_of is None or not len(frame_of):
+            return own
+        return frame_of.index_select(0, own.clamp(max=len(frame_of) - 1))
+
+    token_id = graph.token_id.index_select(0, arc).to(torch.int64)
     owner, word = expand(graph.word_begin, arc)
     # A word ends with the last token that is not blank before the next word or the end of the path.
     next_owner = torch.cat([owner[1:], owner.new_full((1,), len(arc))])[: len(owner)]
@@ -210,32 +215,32 @@ def hypotheses_of_paths(
     last_spoken = torch.where(token_id > 0, position, torch.full_like(position, -1))
     last_spoken = last_spoken.cummax(0).values if len(arc) else last_spoken
     end = torch.where(next_owner > owner, last_spoken[next_owner - 1], owner)
-    start_frames, end_frames = frame[owner].tolist(), (frame[torch.maximum(owner, end)] + 1).tolist()
+    start_frames, end_frames = frame(owner).tolist(), (frame(torch.maximum(owner, end)) + 1).tolist()
     num_words = torch.bincount(path[owner], minlength=len(num_arcs)).tolist()
     # The path is part of the key, so that no run extends over two paths.
     _, run_length = torch.unique_consecutive(path * (len(graph.tokens) + 1) + token_id, return_counts=True)
-    run_begin = run_length.cumsum(0) - run_length
-    run_begin, run_last = (part[token_id[run_begin] > 0] for part in (run_begin, run_begin + run_length - 1))
-    runs = list(
-        zip(token_id[run_begin].tolist(), frame[run_begin].tolist(), (frame[run_last] + 1).tolist(), strict=True)
-    )
-    num_runs = torch.bincount(path[run_begin], minlength=len(num_arcs)).tolist()
-    graph_score = scores.final_score.index_add(0, path, graph.score[arc].double())
+    run_last = run_length.cumsum(0) - 1
+    spoken = (token_id.index_select(0, run_last) > 0).nonzero().squeeze(1)
+    run_last, run_length = run_last.index_select(0, spoken), run_length.index_select(0, spoken)
+    runs = _shared_runs(token_id.index_select(0, run_last), frame(run_last - run_length + 1), frame(run_last) + 1)
+    num_runs = torch.bincount(path.index_select(0, run_last), minlength=len(num_arcs)).tolist()
+    graph_score = scores.final_score.index_add(0, path, graph.score.index_select(0, arc).double())
     rest = options.graph_scale * graph_score + options.lm_scale * scores.lm_score
     rest = rest + options.word_insertion_penalty * torch.tensor(num_words, dtype=torch.float64)
     am_score = (scores.total - rest) / options.am_scale
-    word_ids, spelling = graph.word_id[word].tolist(), graph.vocabulary.words
+    word_ids = graph.word_id[word].tolist()
+    words = [graph.vocabulary.words[word_id] for word_id in word_ids]
     columns = (am_score, graph_score, scores.lm_score, scores.total)
     hypotheses: list[Hypothesis] = []
     first, first_run = 0, 0
-    for am, of_graph, lm, total, words, own_runs in zip(
+    for am, of_graph, lm, total, own_words, own_runs in zip(
         *(column.tolist() for column in columns), num_words, num_runs, strict=True
     ):
-        own = slice(first, first + words)
+        own = slice(first, first + own_words)
         hypotheses.append(
             Hypothesis(
                 word_ids=tuple(word_ids[own]),
-                words=tuple(spelling[word_id] for word_id in word_ids[own]),
+                words=tuple(words[own]),
                 am_score=am,
                 graph_score=of_graph,
                 lm_score=lm,
@@ -245,8 +250,18 @@ def hypotheses_of_paths(
                 phones=tuple(runs[first_run : first_run + own_runs]),
             )
         )
-        first, first_run = first + words, first_run + own_runs
+        first, first_run = first + own_words, first_run + own_runs
     return tuple(hypotheses)
+
+
+def _shared_runs(token: Tensor, begin: Tensor, end: Tensor) -> list[tuple[int, int, int]]:
+    """Runs (R,) as tuples. Equal runs are one object, as few differ, and making objects takes most of the time."""
+    base = int(end.max()) + 1 if len(end) else 1
+    distinct, number = torch.unique((token * base + begin) * base + end, return_inverse=True)
+    objects = np.empty(len(distinct), dtype=object)
+    objects[:] = [(key // base // base, key // base % base, key % base) for key in distinct.tolist()]
+    runs: list[tuple[int, int, int]] = objects[number.numpy()].tolist()
+    return runs
 
 
 def _runs(token_id: Tensor, first_frame: int, frame_of: Tensor | None) -> _Runs:

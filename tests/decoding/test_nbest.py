@@ -28,6 +28,7 @@ from asr.decoding.paths import PathScores, hypotheses_of_paths, hypothesis_of_pa
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
+from asr.kernels.jit import jit_required
 from asr.results import StageTimes, as_result
 from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID
 from tests.decoding.random_graphs import random_graph, random_log_prob
@@ -62,6 +63,97 @@ def test_n_best_are_the_best_sentences(seed: int, with_lm: bool, num: int) -> No
     assert found[0].word_ids == result.best.word_ids
     for name in ("am_score", "graph_score", "lm_score"):
         assert getattr(found[0], name) == pytest.approx(getattr(result.best, name), abs=1e-3), name
+
+
+def lattice_of_all_sorts(seed: int, num_frames: int = 5) -> Lattice:
+    """Few words and whole scores: many ties, ways to say a sentence, and prefixes that go on alike.
+
+    Arcs have up to three words, many none; any state may be an end, also the start; some are unreachable or dead ends.
+    """
+    generator = random.Random(seed)
+    frame = [0, *sorted(frame for frame in range(1, num_frames + 1) for _ in range(generator.randint(1, 4)))]
+    src, dst = [], []
+    for state, own in enumerate(frame):
+        following = [other for other, later in enumerate(frame) if later == own + 1]
+        chosen = [other for other in following for _ in range(generator.choice((0, 1, 1, 2)))]
+        src += [state] * len(chosen)
+        dst += chosen
+    words = [[generator.choice((4, 5)) for _ in range(generator.choice((0, 0, 0, 1, 1, 1, 2, 3)))] for _ in src]
+    final = [generator.choice((-math.inf, -math.inf, -1.0, 0.0)) for _ in frame]
+    num_words = torch.tensor([0, *map(len, words)])
+    return Lattice(
+        frame=torch.tensor(frame),
+        utt_idx=torch.zeros(len(frame), dtype=torch.int64),
+        start_state=torch.tensor([0]),
+        arc_begin=torch.tensor([sum(one < state for one in src) for state in range(len(frame) + 1)]),
+        dst_state=torch.tensor(dst, dtype=torch.int64),
+        graph_arc=torch.zeros(len(src), dtype=torch.int64),
+        token_id=torch.ones(len(src), dtype=torch.int32),
+        am_score=-torch.tensor([float(generator.randrange(4)) for _ in src]),
+        graph_score=torch.zeros(len(src)),
+        lm_score=torch.zeros(len(src)),
+        word_begin=num_words.cumsum(0),
+        word_id=torch.tensor([word for each in words for word in each], dtype=torch.int64),
+        final_graph_score=torch.tensor(final),
+        final_lm_score=torch.zeros(len(frame)),
+    )
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_any_lattice_gives_its_best_sentences_and_their_paths(is_compiled: bool) -> None:
+    if is_compiled:
+        pytest.importorskip("numba")
+    search = jit_required(best_sentences) if is_compiled else best_sentences
+    options, generator = DecodingOptions(), random.Random(0)
+    sizes, num_empty, num_cut = [], 0, 0
+    for seed in range(400):
+        lattice = lattice_of_all_sorts(seed)
+        best = all_sentences(lattice, options)
+        arc_total, final_total = lattice.arc_total(options), lattice.final_total(options)
+        searched = _one_word_an_arc(lattice, arc_total, final_total, best_to_end(lattice, arc_total, final_total))
+        num = generator.choice((1, 2, 5, 20, len(best) + 1))
+        total, path_begin, arc = search(searched, 0, num)
+        assert total.tolist() == pytest.approx(sorted(best.values(), reverse=True)[:num])
+        found = set()
+        for own, (begin, end) in zip(total, itertools.pairwise(path_begin.tolist()), strict=True):
+            state, words, reached = 0, [], 0.0
+            for one in arc[begin:end].tolist():
+                assert lattice.arc_begin[state] <= one < lattice.arc_begin[state + 1]
+                words += lattice.word_id[lattice.word_begin[one] : lattice.word_begin[one + 1]].tolist()
+                state, reached = int(lattice.dst_state[one]), reached + float(arc_total[one])
+            assert reached + float(final_total[state]) == pytest.approx(own) == pytest.approx(best[tuple(words)])
+            found.add(tuple(words))
+        assert len(found) == len(total) == min(num, len(best))
+        sizes.append(len(best))
+        num_empty += () in found
+        num_cut += num < len(best)
+    assert min(sizes) == 0 and max(sizes) > 100 and num_empty > 50 and num_cut > 100
+
+
+def test_prefixes_whose_states_differ_only_in_score_stay_apart() -> None:
+    """After A or B, states 1 and 2 in that order of score; after C, the other way round. D follows 1, and E 2."""
+    lattice = Lattice(
+        frame=torch.tensor([0, 1, 1, 2]),
+        utt_idx=torch.zeros(4, dtype=torch.int64),
+        start_state=torch.tensor([0]),
+        arc_begin=torch.tensor([0, 6, 7, 8, 8]),
+        dst_state=torch.tensor([1, 2, 1, 2, 1, 2, 3, 3]),
+        graph_arc=torch.zeros(8, dtype=torch.int64),
+        token_id=torch.ones(8, dtype=torch.int32),
+        am_score=-torch.tensor([1.0, 2.0, 1.5, 2.5, 4.0, 3.0, 0.0, 0.25]),
+        graph_score=torch.zeros(8),
+        lm_score=torch.zeros(8),
+        word_begin=torch.arange(9),
+        word_id=torch.tensor([4, 4, 5, 5, 6, 6, 7, 8]),
+        final_graph_score=torch.tensor([-math.inf, -math.inf, -math.inf, 0.0]),
+        final_lm_score=torch.zeros(4),
+    )
+    options = DecodingOptions()
+    total, final_total = lattice.arc_total(options), lattice.final_total(options)
+    searched = _one_word_an_arc(lattice, total, final_total, best_to_end(lattice, total, final_total))
+    found, _, arc = best_sentences(searched, 0, 10)
+    assert found.tolist() == [-1.0, -1.5, -2.25, -2.75, -3.25, -4.0]
+    assert arc.reshape(-1, 2).tolist() == [[0, 6], [2, 6], [1, 7], [3, 7], [5, 7], [4, 6]]
 
 
 def test_no_hypotheses_asked_for() -> None:

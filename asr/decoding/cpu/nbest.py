@@ -73,7 +73,7 @@ def best_sentences(lattice: SentenceLattice, start_state: int, num_sentences: in
     bounds = [0.0]
     entry_of, newest = np.full(len(lattice.ahead), -1, np.int64), np.full(len(lattice.ahead), -1, np.int64)
     found, found_loss = [0 for _ in range(0)], [0.0 for _ in range(0)]
-    while len(heap) and len(found) < num_sentences:
+    while len(heap) and len(found) < num_sentences and lattice.ahead[start_state] > -np.inf:
         loss, node = heapq.heappop(heap)
         _, own_set, _ = steps[nodes[node][0]]
         if own_set < 0:
@@ -137,7 +137,7 @@ def moves_from(begin: int, end: int, entries: Any, lattice: SentenceLattice, lim
         for arc in range(arc_begin[own_state], arc_begin[own_state + 1]):
             dst = dst_state[arc]
             reached = loss + (ahead[own_state] - (arc_total[arc] + ahead[dst]))
-            if not reached <= limit:
+            if reached > limit:
                 continue
             other = entry_of[dst]
             if arc_word[arc] >= 0:
