@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.decoding.cpu.nbest import best_sentences
+from asr.decoding.cpu.nbest import SentenceLattice, best_sentences
 from asr.decoding.interface import DecodeResult, DecodingOptions
 from asr.decoding.lattice import Lattice, arc_posteriors, best_to_end, with_confidences
 from asr.decoding.log_probs import skip_blanks
@@ -65,6 +65,38 @@ def test_n_best_are_the_best_sentences(seed: int, with_lm: bool, num: int) -> No
         assert getattr(found[0], name) == pytest.approx(getattr(result.best, name), abs=1e-3), name
 
 
+def small_lattice(
+    frame: list[int], arcs: list[tuple[int, int, list[int], float]], final: list[float] | None = None
+) -> Lattice:
+    """Arcs are (source, destination, words, score), sorted; without `final`, paths may end in the last state alone."""
+    if final is None:
+        final = [-math.inf] * (len(frame) - 1) + [0.0]
+    src, dst, words, score = zip(*arcs, strict=True) if arcs else ((), (), (), ())
+    return Lattice(
+        frame=torch.tensor(frame),
+        utt_idx=torch.zeros(len(frame), dtype=torch.int64),
+        start_state=torch.tensor([0]),
+        arc_begin=torch.tensor([sum(one < state for one in src) for state in range(len(frame) + 1)]),
+        dst_state=torch.tensor(dst, dtype=torch.int64),
+        graph_arc=torch.arange(len(arcs)),
+        token_id=torch.ones(len(arcs), dtype=torch.int32),
+        am_score=torch.tensor(score),
+        graph_score=torch.zeros(len(arcs)),
+        lm_score=torch.zeros(len(arcs)),
+        word_begin=torch.tensor([0, *map(len, words)]).cumsum(0),
+        word_id=torch.tensor([word for each in words for word in each], dtype=torch.int64),
+        final_graph_score=torch.tensor(final),
+        final_lm_score=torch.zeros(len(frame)),
+    )
+
+
+def searched(lattice: Lattice) -> SentenceLattice:
+    """As `n_best` makes it, all scales 1."""
+    options = DecodingOptions()
+    arc_total, final_total = lattice.arc_total(options), lattice.final_total(options)
+    return _one_word_an_arc(lattice, arc_total, final_total, best_to_end(lattice, arc_total, final_total))
+
+
 def lattice_of_all_sorts(seed: int, num_frames: int = 5) -> Lattice:
     """Few words and whole scores: many ties, ways to say a sentence, and prefixes that go on alike.
 
@@ -72,31 +104,13 @@ def lattice_of_all_sorts(seed: int, num_frames: int = 5) -> Lattice:
     """
     generator = random.Random(seed)
     frame = [0, *sorted(frame for frame in range(1, num_frames + 1) for _ in range(generator.randint(1, 4)))]
-    src, dst = [], []
+    arcs = []
     for state, own in enumerate(frame):
         following = [other for other, later in enumerate(frame) if later == own + 1]
-        chosen = [other for other in following for _ in range(generator.choice((0, 1, 1, 2)))]
-        src += [state] * len(chosen)
-        dst += chosen
-    words = [[generator.choice((4, 5)) for _ in range(generator.choice((0, 0, 0, 1, 1, 1, 2, 3)))] for _ in src]
-    final = [generator.choice((-math.inf, -math.inf, -1.0, 0.0)) for _ in frame]
-    num_words = torch.tensor([0, *map(len, words)])
-    return Lattice(
-        frame=torch.tensor(frame),
-        utt_idx=torch.zeros(len(frame), dtype=torch.int64),
-        start_state=torch.tensor([0]),
-        arc_begin=torch.tensor([sum(one < state for one in src) for state in range(len(frame) + 1)]),
-        dst_state=torch.tensor(dst, dtype=torch.int64),
-        graph_arc=torch.zeros(len(src), dtype=torch.int64),
-        token_id=torch.ones(len(src), dtype=torch.int32),
-        am_score=-torch.tensor([float(generator.randrange(4)) for _ in src]),
-        graph_score=torch.zeros(len(src)),
-        lm_score=torch.zeros(len(src)),
-        word_begin=num_words.cumsum(0),
-        word_id=torch.tensor([word for each in words for word in each], dtype=torch.int64),
-        final_graph_score=torch.tensor(final),
-        final_lm_score=torch.zeros(len(frame)),
-    )
+        for other in [other for other in following for _ in range(generator.choice((0, 1, 1, 2)))]:
+            words = [generator.choice((4, 5)) for _ in range(generator.choice((0, 0, 0, 1, 1, 1, 2, 3)))]
+            arcs.append((state, other, words, -float(generator.randrange(4))))
+    return small_lattice(frame, arcs, [generator.choice((-math.inf, -math.inf, -1.0, 0.0)) for _ in frame])
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
@@ -110,9 +124,8 @@ def test_any_lattice_gives_its_best_sentences_and_their_paths(is_compiled: bool)
         lattice = lattice_of_all_sorts(seed)
         best = all_sentences(lattice, options)
         arc_total, final_total = lattice.arc_total(options), lattice.final_total(options)
-        searched = _one_word_an_arc(lattice, arc_total, final_total, best_to_end(lattice, arc_total, final_total))
         num = generator.choice((1, 2, 5, 20, len(best) + 1))
-        total, path_begin, arc = search(searched, 0, num)
+        total, path_begin, arc = search(searched(lattice), 0, num)
         assert total.tolist() == pytest.approx(sorted(best.values(), reverse=True)[:num])
         found = set()
         for own, (begin, end) in zip(total, itertools.pairwise(path_begin.tolist()), strict=True):
@@ -131,29 +144,22 @@ def test_any_lattice_gives_its_best_sentences_and_their_paths(is_compiled: bool)
 
 
 def test_prefixes_whose_states_differ_only_in_score_stay_apart() -> None:
-    """After A or B, states 1 and 2 in that order of score; after C, the other way round. D follows 1, and E 2."""
-    lattice = Lattice(
-        frame=torch.tensor([0, 1, 1, 2]),
-        utt_idx=torch.zeros(4, dtype=torch.int64),
-        start_state=torch.tensor([0]),
-        arc_begin=torch.tensor([0, 6, 7, 8, 8]),
-        dst_state=torch.tensor([1, 2, 1, 2, 1, 2, 3, 3]),
-        graph_arc=torch.zeros(8, dtype=torch.int64),
-        token_id=torch.ones(8, dtype=torch.int32),
-        am_score=-torch.tensor([1.0, 2.0, 1.5, 2.5, 4.0, 3.0, 0.0, 0.25]),
-        graph_score=torch.zeros(8),
-        lm_score=torch.zeros(8),
-        word_begin=torch.arange(9),
-        word_id=torch.tensor([4, 4, 5, 5, 6, 6, 7, 8]),
-        final_graph_score=torch.tensor([-math.inf, -math.inf, -math.inf, 0.0]),
-        final_lm_score=torch.zeros(4),
-    )
-    options = DecodingOptions()
-    total, final_total = lattice.arc_total(options), lattice.final_total(options)
-    searched = _one_word_an_arc(lattice, total, final_total, best_to_end(lattice, total, final_total))
-    found, _, arc = best_sentences(searched, 0, 10)
+    """After A or B (4, 5), state 1 is better than 2; after C (6), the other way round. 7 follows 1, and 8 follows 2."""
+    scores = [(4, -1.0, -2.0), (5, -1.5, -2.5), (6, -4.0, -3.0)]
+    arcs = [(0, state + 1, [word], both[state]) for word, *both in scores for state in (0, 1)]
+    lattice = small_lattice([0, 1, 1, 2], [*arcs, (1, 3, [7], 0.0), (2, 3, [8], -0.25)])
+    found, _, arc = best_sentences(searched(lattice), 0, 10)
     assert found.tolist() == [-1.0, -1.5, -2.25, -2.75, -3.25, -4.0]
     assert arc.reshape(-1, 2).tolist() == [[0, 6], [2, 6], [1, 7], [3, 7], [5, 7], [4, 6]]
+
+
+def test_a_later_prefix_with_the_same_states_keeps_its_own_path() -> None:
+    """After A or B (4, 5), states 1 and 3, and the arc without words from 1 to 3 is better than the other way to 3."""
+    first, later = [(0, 1, [4], -1.0), (0, 1, [5], -1.5), (0, 2, [], 0.0)], [(2, 3, [4], -5.0), (2, 3, [5], -5.5)]
+    lattice = small_lattice([0, 1, 1, 2, 3], [*first, (1, 3, [], 0.0), *later, (3, 4, [6], 0.0)])
+    found, path_begin, arc = best_sentences(searched(lattice), 0, 10)
+    assert found.tolist() == [-1.0, -1.5] and path_begin.tolist() == [0, 3, 6]
+    assert arc.tolist() == [0, 3, 6, 1, 3, 6]
 
 
 def test_no_hypotheses_asked_for() -> None:
@@ -247,26 +253,8 @@ def test_many_paths_are_spelled_as_each_by_itself(frame_of: torch.Tensor | None)
 
 def test_arcs_with_several_words_are_one_sentence_however_they_are_cut() -> None:
     """A then B on two arcs, and A B on one: the same sentence, once, by its better path; A alone ends there, too."""
-    lattice = Lattice(
-        frame=torch.tensor([0, 1, 1, 2]),
-        utt_idx=torch.zeros(4, dtype=torch.int64),
-        start_state=torch.tensor([0]),
-        arc_begin=torch.tensor([0, 2, 3, 5, 5]),
-        dst_state=torch.tensor([1, 2, 3, 3, 3]),
-        graph_arc=torch.tensor([0, 1, 2, 3, 4]),
-        token_id=torch.ones(5, dtype=torch.int32),
-        am_score=torch.tensor([-1.0, -0.5, -1.0, -1.0, -3.0]),
-        graph_score=torch.zeros(5),
-        lm_score=torch.zeros(5),
-        word_begin=torch.tensor([0, 1, 3, 4, 4, 5]),
-        word_id=torch.tensor([4, 4, 5, 5, 6]),
-        final_graph_score=torch.tensor([-math.inf, -math.inf, -math.inf, 0.0]),
-        final_lm_score=torch.zeros(4),
-    )
-    options = DecodingOptions()
-    total, final_total = lattice.arc_total(options), lattice.final_total(options)
-    searched = _one_word_an_arc(lattice, total, final_total, best_to_end(lattice, total, final_total))
-    found, path_begin, arc = best_sentences(searched, 0, 10)
+    arcs = [(0, 1, [4], -1.0), (0, 2, [4, 5], -0.5), (1, 3, [5], -1.0), (2, 3, [], -1.0), (2, 3, [6], -3.0)]
+    found, path_begin, arc = best_sentences(searched(small_lattice([0, 1, 1, 2], arcs)), 0, 10)
     assert found.tolist() == pytest.approx([-1.5, -3.5])
     assert [arc[begin:end].tolist() for begin, end in itertools.pairwise(path_begin.tolist())] == [[1, 3], [1, 4]]
 
