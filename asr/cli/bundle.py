@@ -41,6 +41,7 @@ example:
   asr bundle checkpoints/an4 --acoustic-model exp/am/checkpoints/last.ckpt --recipe recipes/an4/am.yaml \\
       --graph graph.safetensors --small-ngram 3gram.arpa --rnn-lm exp/lm/checkpoints/last.ckpt --card card.md
   asr bundle mine --acoustic-model checkpoints/librispeech --graph my-words.safetensors --small-ngram my-words.arpa
+  asr bundle both --acoustic-model checkpoints/librispeech second --graph graph.safetensors --small-ngram 3gram.arpa
   asr bundle theirs --acoustic-model onnx:model.onnx --ngram 3gram.arpa --rnn-lm checkpoints/librispeech
 
 For an acoustic model from elsewhere (KIND:NAME, see 'asr transcribe --help'), the graph is compiled here from an n-gram

@@ -1,7 +1,7 @@
 """Several acoustic models as one: the mean of their frame scores.
 
 Networks that were trained alike, but from other initial weights, err in different places. The mean of their
-log-probabilities, normalized again, is the normalized product of their distributions (log-linear combination).
+log-probabilities, normalized again, is that of a product of experts (Hinton 2002), with equal exponents that sum to 1.
 
 Shapes: N utterances, T frames of features, F features, T' output frames, C tokens.
 """
