@@ -24,6 +24,7 @@ from asr.decoding.word_lattice import (
 )
 from asr.decoding.word_lattice_io import read_k2_lattices, read_slf_lattice, read_word_ids
 from asr.errors import AsrError
+from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import Interpolated, RemappedLM
 from asr.lm.interface import LanguageModel
@@ -32,6 +33,9 @@ from asr.results import Word
 from asr.serialization import require_writable, write_whole_text
 from asr.text.normalize import READING_ERRORS, open_text, unreadable
 from asr.transcripts import FORMATS, Transcript, format_transcript, plain_name
+
+# Memory for the recurrent model's histories.
+_CACHE_BYTES = 1 << 30
 
 HELP = """Rescores lattices and n-best lists of other recognizers with one of our language models, and prints the words.
 
@@ -114,6 +118,7 @@ def run(args: argparse.Namespace) -> int:
     lines = []
     for utterance in utterances:
         lines.append(_line(args, utterance, _rescored(args, utterance, lm)))
+        lm.retain(lm.start(0))  # no utterance refers to histories of an earlier one
     text = "".join(lines)
     if not args.output:
         sys.stdout.write(text)
@@ -192,7 +197,7 @@ def language_model(args: argparse.Namespace) -> LanguageModel:
             raise AsrError(f"bundle {bundle.name}: there is no large language model; give --rnn-lm or --ngram.")
     if network is None:
         return ngram  # type: ignore[no-any-return]
-    engine = CachedRNNLM(network)  # type: ignore[arg-type]
+    engine = CachedRNNLM(network, CacheOptions(capacity_bytes=_CACHE_BYTES))  # type: ignore[arg-type]
     if ngram is None:
         return engine
     mapped = ngram if ngram.vocabulary == engine.vocabulary else RemappedLM(ngram, engine.vocabulary)

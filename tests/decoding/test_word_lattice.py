@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import itertools
 import json
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from asr.cli import rescore
 from asr.cli.main import main
 from asr.decoding.kaldi_lattice import read_kaldi_archive
 from asr.decoding.word_lattice import (
@@ -28,6 +30,7 @@ from asr.decoding.word_lattice import (
 )
 from asr.decoding.word_lattice_io import read_k2_lattices, read_slf_lattice
 from asr.errors import AsrError
+from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.corpus import read_word_stream
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.estimate import estimate_kneser_ney
@@ -272,6 +275,32 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert records[3]["text"] == "pat two" and len(records[3]["nbest"]) == 2
     assert main(["rescore", inputs[0], *words, "--output-format", "ctm"]) == 0
     assert capsys.readouterr().out.splitlines()[1] == "talk 1 0.250 0.550 ZEBRA"
+
+
+def test_histories_of_earlier_utterances_are_forgotten(
+    folder: Path, tiny_bundle_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An archive may have thousands of utterances, so memory must not grow with their number."""
+    chooser = random.Random(0)
+    lists = [[" ".join(chooser.choices(WORDS[:6], k=8)) for _ in range(20)] for _ in range(60)]
+    (folder / "list").write_text("".join(f"u{n}\t{text}\n" for n, texts in enumerate(lists) for text in texts))
+    arguments = ["rescore", str(folder / "list"), "--rnn-lm", str(tiny_bundle_folder)]
+    language_model, engines = rescore.language_model, list[LanguageModel]()
+
+    def recorded(args: argparse.Namespace) -> LanguageModel:
+        engines.append(language_model(args))
+        return engines[-1]
+
+    monkeypatch.setattr(rescore, "language_model", recorded)
+    held, texts = list[int](), list[str]()
+    for capacity in (1 << 20, 1 << 30):
+        monkeypatch.setattr(rescore, "_CACHE_BYTES", capacity)
+        assert main(arguments) == 0
+        engine = engines.pop()
+        assert isinstance(engine, CachedRNNLM)
+        held.append(engine.statistics().num_contexts)
+        texts.append(capsys.readouterr().out)
+    assert held[0] < held[1] / 2 and texts[0] == texts[1]
 
 
 @pytest.mark.parametrize(
