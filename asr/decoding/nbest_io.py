@@ -42,7 +42,8 @@ def read_n_best(path: str | Path) -> dict[str, list[Candidate]]:
     | Decipher 1, with the line `NBestList1.0` first | `(score) words` | bytelogs, sum of both models |
     | Decipher 2, `NBestList2.0` | `(score) word ( st: 0.1 et: 0.3 g: -10 a: -900 ) ...` | bytelogs, and times |
 
-    A file of SRILM or Decipher has one utterance, which is named after the file.
+    A file of SRILM or Decipher has one utterance, which is named after the file. An object without `nbest` has one
+    sentence, its own `text`, or none if recognition failed (`error`).
 
     Raises:
         AsrError: the file cannot be read, or a line has none of these formats.
@@ -273,7 +274,9 @@ def _from_json(line: str, where: str) -> tuple[str, list[Candidate]]:
     try:
         record = parse_json(line)
         name = str(record["id"]) if "id" in record else Path(str(record["audio"])).stem
-        return name, [_candidate(entry) for entry in record.get("nbest", [])]
+        # `asr transcribe --nbest` writes no list where no complete sentence survived, only the words of the best path.
+        own = [] if "error" in record else [record]
+        return name, [_candidate(entry) for entry in record.get("nbest", own)]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise AsrError(
             f"{where}: expected an object with 'id' or 'audio' and 'nbest', a list of {{'text': ..., 'score': ...}}."

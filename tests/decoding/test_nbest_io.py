@@ -39,6 +39,24 @@ def test_lists_in_text_and_json(folder: Path) -> None:
     assert read_n_best(folder / "c") == {"u3": expected}
 
 
+def test_lines_of_transcribe_without_a_list_keep_their_words(folder: Path) -> None:
+    scores = {"am": -2.0, "graph": -1.0, "lm": -3.0, "total": -5.0}
+    records = [
+        {"audio": "x/whole.wav", "text": "KIT", "scores": scores, "nbest": [{"text": "PAT", "scores": scores}]},
+        {"audio": "x/best.wav", "text": "PAT KIT", "words": [], "scores": scores, "complete": False},
+        {"audio": "x/failed.wav", "error": "the audio is damaged"},
+    ]
+    (folder / "a").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert read_n_best(folder / "a") == {
+        "whole": [Candidate(("PAT",), -2.0, -4.0)],
+        "best": [Candidate(("PAT", "KIT"), -2.0, -4.0)],
+        "failed": [],
+    }
+    (folder / "b").write_text('{"id": "u"}\n')
+    with pytest.raises(AsrError, match=r"b:1: expected an object with 'id' or 'audio' and 'nbest'"):
+        read_n_best(folder / "b")
+
+
 SRILM = "-120.5 -7.25 2 PAT KIT\n-121 -6 1 <s> PAT -pau- </s>\n-119 -9 0\n"
 
 

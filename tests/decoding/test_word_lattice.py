@@ -277,6 +277,7 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines()[1] == "talk 1 0.250 0.550 ZEBRA"
 
 
+@pytest.mark.slow
 def test_histories_of_earlier_utterances_are_forgotten(
     folder: Path, tiny_bundle_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
