@@ -3,12 +3,13 @@
 sclite compares words in lower case. It finds the cheapest alignment with costs of 4 for a substitution and 3 for an
 insertion or a deletion, and breaks ties in favour of a substitution, then an insertion. References may have
 alternatives: `{ GONNA / GOING TO }`, where `@` is the empty word. A word of a CTM belongs to the first segment of the
-STM that does not end before the word's middle, or else to the last segment. Words in ignored segments are left out.
+STM that ends after the word's middle, or else to the last segment. Words in ignored segments are left out.
 """
 
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 import re
 from collections import defaultdict
@@ -151,25 +152,26 @@ def match_segments(
     Raises:
         AsrError: the CTM has a recording that is not in the STM.
     """
-    by_recording: dict[Recording, list[Segment]] = defaultdict(list)
-    for segment in segments:
-        by_recording[segment.recording.lower(), segment.channel.lower()].append(segment)
+    by_recording: dict[Recording, list[int]] = defaultdict(list)
+    for place, segment in enumerate(segments):
+        by_recording[segment.recording.lower(), segment.channel.lower()].append(place)
     unknown = [key for key in words if (key[0].lower(), key[1].lower()) not in by_recording]
     if unknown:
         raise AsrError(f"the recording {unknown[0][0]!r}, channel {unknown[0][1]}, is not in the reference (STM).")
-    heard: dict[Segment, list[str]] = {segment: [] for segment in segments}
+    heard: list[list[str]] = [[] for _ in segments]
     for (recording, channel), timed in words.items():
         own = by_recording[recording.lower(), channel.lower()]
-        ends = [segment.end for segment in own]
+        # Where speakers overlap, a segment may end before an earlier one.
+        ends = list(itertools.accumulate((segments[place].end for place in own), max))
         for word in timed:
-            heard[own[min(bisect.bisect_left(ends, word.middle), len(own) - 1)]].append(word.text)
+            heard[own[min(bisect.bisect_right(ends, word.middle), len(own) - 1)]].append(word.text)
     references, hypotheses = {}, {}
     number: dict[str, int] = defaultdict(int)
-    for segment in segments:
+    for segment, own_words in zip(segments, heard, strict=True):
         if not segment.is_ignored:
             name = f"{segment.speaker}-{number[segment.speaker]:03d}"
             number[segment.speaker] += 1
-            references[name], hypotheses[name] = segment.words, tuple(heard[segment])
+            references[name], hypotheses[name] = segment.words, tuple(own_words)
     return references, hypotheses
 
 

@@ -109,6 +109,24 @@ def test_words_belong_to_segments_as_for_sclite(files: Path) -> None:
     assert chosen["spk2-000"] == ("g", "i", "j", "k")
 
 
+def test_segments_that_overlap_or_are_equal_are_filled_in_their_order(files: Path) -> None:
+    """sclite takes the words before a segment's end for it, then goes on with the next segment."""
+    (files / "ref.stm").write_text(
+        "f 1 a 0 10 one two\nf 1 b 1 3 yes\nf 1 a 12 14 three\nf 1 c 20 22 x\nf 1 c 20 22 x\n"
+    )
+    (files / "hyp.ctm").write_text(
+        "f 1 1.5 0.2 one\nf 1 4 0.2 two\nf 1 9.75 0.5 end\nf 1 13 0.2 three\nf 1 21 0.2 x\n"
+    )
+    hypotheses = match_segments(read_stm(files / "ref.stm"), read_ctm(files / "hyp.ctm"))[1]
+    assert hypotheses == {
+        "a-000": ("one", "two"),
+        "b-000": (),
+        "a-001": ("end", "three"),
+        "c-000": ("x",),
+        "c-001": (),
+    }
+
+
 def evaluate(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, float]:
     assert main(["evaluate", *map(str, arguments), "--json"]) == 0
     found: dict[str, float] = json.loads(capsys.readouterr().out)
