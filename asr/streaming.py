@@ -491,10 +491,11 @@ class StreamingRecognizer:
         one.best = word_ids
         if hypothesis is not None and word_ids[:num_shown] != one.shown:
             one.shown = word_ids[:num_shown]
-            words = self._words(one, hypothesis)[:num_shown]
+            words = self._words(one, hypothesis, num_shown)
             begin, end = self._span(one)
             is_revised = self._second_look is not None and not self._second_look.keeps_words
-            yield StreamResult(number, False, "", begin, end, words, 0 if is_revised else min(num_settled, len(words)))
+            num_stable = 0 if is_revised else len(self._words(one, hypothesis, num_settled))
+            yield StreamResult(number, False, "", begin, end, words, num_stable)
 
     def _final(self, number: int, decoded: DecodeResult | None) -> Iterator[StreamResult]:
         """Yields the result of an utterance that has ended, unless `decoded` is None, and begins the next utterance."""
@@ -503,7 +504,7 @@ class StreamingRecognizer:
         if decoded is not None:
             release_now_and_then(end - begin)
             best, is_complete = decoded.best, decoded.reached_final
-            words = () if best is None else self._words(one, best)
+            words = () if best is None else self._words(one, best, len(best.words))
             scores = () if best is None else (best.am_score, best.graph_score, best.lm_score, best.total)
             notes = () if best is None else (notes_on(len(best.words) - len(words), words),)
             reason = "end" if one.windows.is_done else "pause"
@@ -521,11 +522,13 @@ class StreamingRecognizer:
         end = one.windows.num_outputs * self.frame_seconds
         return one.begin * self.frame_seconds, heard if one.windows.is_done else min(end, heard)
 
-    def _words(self, one: _Stream, hypothesis: Hypothesis) -> tuple[Word, ...]:
+    def _words(self, one: _Stream, hypothesis: Hypothesis, num_words: int) -> tuple[Word, ...]:
+        """Those of the first words of a hypothesis that are not noise; the words after them help to tell."""
         if self._recognizer.aligner is not None:
             hypothesis = self._recognizer.aligner.aligned(hypothesis)
         limit = self._recognizer.options.max_token_seconds
-        hypothesis = only_words(hypothesis, spoken(hypothesis, self.frame_seconds, limit))
+        is_spoken = spoken(hypothesis, self.frame_seconds, limit)
+        hypothesis = only_words(hypothesis, [stays and place < num_words for place, stays in enumerate(is_spoken)])
         return words_in_time(hypothesis, self.frame_seconds, one.num_samples / one.sampling_rate, one.begin)
 
 

@@ -114,9 +114,7 @@ def test_segments_that_overlap_or_are_equal_are_filled_in_their_order(files: Pat
     (files / "ref.stm").write_text(
         "f 1 a 0 10 one two\nf 1 b 1 3 yes\nf 1 a 12 14 three\nf 1 c 20 22 x\nf 1 c 20 22 x\n"
     )
-    (files / "hyp.ctm").write_text(
-        "f 1 1.5 0.2 one\nf 1 4 0.2 two\nf 1 9.75 0.5 end\nf 1 13 0.2 three\nf 1 21 0.2 x\n"
-    )
+    (files / "hyp.ctm").write_text("f 1 1.5 0.2 one\nf 1 4 0.2 two\nf 1 9.75 0.5 end\nf 1 13 0.2 three\nf 1 21 0.2 x\n")
     hypotheses = match_segments(read_stm(files / "ref.stm"), read_ctm(files / "hyp.ctm"))[1]
     assert hypotheses == {
         "a-000": ("one", "two"),

@@ -281,6 +281,28 @@ def test_partial_results_of_every_kind(recognizer):
             assert kind != "stable" or one.num_stable == len(one.words)
 
 
+@pytest.mark.parametrize("policy", ["agreed", "best", "stable"])
+def test_words_left_out_as_noise_let_no_later_words_in(tiny_bundle_folder, monkeypatch, policy):
+    """A partial result is that of a recognizer that takes nothing for noise, without the noise."""
+    sentence = tones(["KIT", "TO", "SICK", "TO", "SKIP"])
+    monkeypatch.setattr("asr.testing.tones._PHONE_SECONDS", 1.0)
+    quiet = 0.003 * torch.randn(RATE // 2, generator=torch.Generator().manual_seed(0))
+    waveform = torch.cat([tones(["TO"]), quiet, sentence])
+    options = StreamingOptions(**QUICK, **ENDLESS, partial_policy=policy)
+    found = []
+    for longest in (None, 0.13):
+        one = Recognizer.from_folder(
+            tiny_bundle_folder, mode="ngram", lexicon=Lexicon(PRONUNCIATIONS), options={"max_token_seconds": longest}
+        )
+        found.append(list(recognize_stream(one, waveform.split(1600), options=options)))
+    assert found[1][-1].notes == ("noise",) and len(found[1][-1].words) > 1
+    for everything, speech in zip(*found, strict=True):
+        assert [word for word in everything.words if word in speech.words] == list(speech.words)
+        stable = [word for word in everything.words[: everything.num_stable] if word in speech.words]
+        assert speech.num_stable == len(stable)
+    assert policy == "stable" or any(one.num_stable < len(one.words) for one in found[1])
+
+
 def test_a_lexicon_tells_exact_times(recognizer, tiny_bundle_folder):
     with_lexicon = Recognizer.from_folder(tiny_bundle_folder, decoder="token-passing", lexicon=Lexicon(PRONUNCIATIONS))
     waveform = tones(["SKIP", "PAT", "TWO"])
