@@ -18,7 +18,6 @@ from asr.results import Word
 _PAUSE_SECONDS = 0.8
 _MAX_CUE_SECONDS = 7.0
 _MAX_LINE_CHARACTERS = 42
-_MAX_CUE_LINES = 2
 # The minimum length of an interval.
 _LEAST_SECONDS = 0.001
 _CHANNEL = "1"
@@ -57,13 +56,13 @@ class Cue(NamedTuple):
         return " ".join(word.text for word in self.words)
 
 
-def cues(words: Sequence[Word], max_characters: int = _MAX_LINE_CHARACTERS * _MAX_CUE_LINES) -> Iterator[Cue]:
+def cues(words: Sequence[Word]) -> Iterator[Cue]:
     """Splits words into subtitles at pauses, and where a subtitle would get too long to read."""
     held: list[Word] = []
     for word in words:
         if held:
-            num_characters = sum(len(one.text) + 1 for one in held) + len(word.text)
-            is_long = num_characters > max_characters or word.end - held[0].start > _MAX_CUE_SECONDS
+            lines = _lines(" ".join(one.text for one in (*held, word))).split("\n")
+            is_long = max(map(len, lines)) > _MAX_LINE_CHARACTERS or word.end - held[0].start > _MAX_CUE_SECONDS
             if is_long or word.start - held[-1].end >= _PAUSE_SECONDS:
                 yield _cue(held)
                 held = []
@@ -78,15 +77,12 @@ def _cue(words: Sequence[Word]) -> Cue:
 
 
 def _lines(text: str) -> str:
-    """Breaks the text of a subtitle into lines of about equal length."""
-    words, lines = text.split(), [""]
-    width = max(_MAX_LINE_CHARACTERS, len(text) // _MAX_CUE_LINES) if len(text) > _MAX_LINE_CHARACTERS else len(text)
-    for word in words:
-        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
-            lines.append(word)
-        else:
-            lines[-1] = f"{lines[-1]} {word}".strip()
-    return "\n".join(lines)
+    """The text of a subtitle as one line, or as two of about equal length."""
+    breaks = [place for place, character in enumerate(text) if character == " "]
+    if len(text) <= _MAX_LINE_CHARACTERS or not breaks:
+        return text
+    middle = min(breaks, key=lambda place: max(place, len(text) - 1 - place))
+    return f"{text[:middle]}\n{text[middle + 1 :]}"
 
 
 def _clock(seconds: float, mark: str) -> str:
@@ -104,8 +100,8 @@ def _srt(transcript: Transcript) -> Iterator[str]:
 def _vtt(transcript: Transcript) -> Iterator[str]:
     yield "WEBVTT\n"
     for cue in cues(transcript.words):
-        text = cue.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-        yield f"{_clock(cue.begin, '.')} --> {_clock(cue.end, '.')}\n{_lines(text)}\n"
+        text = _lines(cue.text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+        yield f"{_clock(cue.begin, '.')} --> {_clock(cue.end, '.')}\n{text}\n"
 
 
 def _tsv(transcript: Transcript) -> Iterator[str]:

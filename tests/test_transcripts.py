@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 
 import pytest
@@ -68,14 +69,33 @@ def test_a_clock_rounds_over_minutes_and_hours() -> None:
     assert "00:01:00,000 --> 01:00:00,000" in format_transcript(late, "srt")
 
 
-def test_subtitles_are_short_enough_to_read() -> None:
-    words = [Word("WORDS", 0.3 * place, 0.3 * place + 0.3) for place in range(100)]
+@pytest.mark.parametrize("seed", range(20))
+def test_subtitles_are_short_enough_to_read(seed: int) -> None:
+    """Two lines of 42 characters and 7 seconds; characters that WebVTT writes longer do not count more."""
+    chooser = random.Random(seed)
+    texts = ["WORDS", "A", "UNDERSTANDING", "OF", "INTERNATIONAL", "R&B"]
+    words = [Word(chooser.choice(texts), 0.3 * place, 0.3 * place + 0.3) for place in range(100)]
     found = list(cues(words))
     assert [word for cue in found for word in cue.words] == words
-    assert max(len(cue.text) for cue in found) <= 84
     assert max(cue.end - cue.begin for cue in found) <= 7.0 + 1e-9
-    lines = format_transcript(Transcript("long", tuple(words), 30.0, {}), "srt").splitlines()
-    assert max(map(len, lines)) <= 45
+    talk = Transcript("long", tuple(words), 30.0, {})
+    shown = [part.split("\n")[2:] for part in format_transcript(talk, "srt").strip().split("\n\n")]
+    assert [" ".join(lines) for lines in shown] == [cue.text for cue in found]
+    assert all(len(lines) <= 2 and max(map(len, lines)) <= 42 for lines in shown)
+    # Where there are two lines, no other break would make the longer one shorter.
+    for lines in shown:
+        if len(lines) == 2:
+            all_words = " ".join(lines).split()
+            halves = [(all_words[:place], all_words[place:]) for place in range(1, len(all_words))]
+            longest = [max(len(" ".join(one)), len(" ".join(other))) for one, other in halves]
+            assert max(map(len, lines)) == min(longest)
+    vtt = [part.split("\n")[1:] for part in format_transcript(talk, "vtt").strip().split("\n\n")[1:]]
+    assert [[line.replace("&amp;", "&") for line in lines] for lines in vtt] == shown
+
+
+def test_a_word_longer_than_a_line_has_a_subtitle_of_its_own() -> None:
+    words = (Word("A", 0.0, 0.1), Word("B" * 90, 0.1, 1.0), Word("C", 1.0, 1.1))
+    assert [cue.text for cue in cues(words)] == ["A", "B" * 90, "C"]
 
 
 def test_names_are_unique_and_hold_no_white_space() -> None:
