@@ -115,7 +115,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --cuts, compute word confidences and keep some lattices for 'asr report', which takes time",
     )
     parser.add_argument(
-        "--output", help="write the recognition results to this file as JSON Lines; an existing file is replaced"
+        "--output",
+        help="with --cuts, write the recognition results to this file as JSON Lines; an existing file is replaced",
     )
     parser.add_argument(
         "--resume", action="store_true", help="continue where an interrupted run stopped (with --output)"
@@ -123,7 +124,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json",
         action="store_true",
-        help="print one JSON object instead of text; a rate is null if the reference has no words",
+        help="print one JSON object instead of text, or with --recipe a list of them; a rate is null if the reference "
+        "has no words",
     )
     add_recognizer_arguments(parser)
 
@@ -142,6 +144,8 @@ def run(args: argparse.Namespace) -> int:
         raise AsrError("--confidences needs --cuts; for transcripts, use 'asr transcribe --lattices'.")
     if args.adapt and not args.cuts:
         raise AsrError("--adapt needs --cuts, the recordings to recognize; give it.")
+    if (args.output or args.resume) and not args.cuts:
+        raise AsrError("--output and --resume are for the results of --cuts; give it, or redirect stdout.")
     is_sclite = args.scoring == "sclite" or any(is_nist(path) for path in read[:3] if path)
     other = _read_other(args) if args.compare else None
     extra: dict[str, Any] = {}

@@ -80,7 +80,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def run_recipe(args: argparse.Namespace) -> int:
-    """Recognizes each test set with each system, resuming an earlier run, and prints the table in Markdown.
+    """Recognizes each test set with each system, resuming an earlier run, and prints the table.
 
     For each test set, writes to the folder of `--output`: `SET/SYSTEM.json` (the input of `asr report`),
     `SET/SYSTEM.jsonl` (the recognition results) and `SET.html` (the report, with errors against time); also `table.md`
@@ -116,7 +116,7 @@ def run_recipe(args: argparse.Namespace) -> int:
         _write(folder / f"{set_name}.html", make_page(evaluations, PageOptions(title=set_name)).html)
     text = markdown(table)
     _write(folder / "table.md", text)
-    print(text, end="")
+    print(json.dumps(table, ensure_ascii=False) + "\n" if args.json else text, end="")
     return status
 
 

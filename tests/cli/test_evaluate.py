@@ -51,6 +51,8 @@ def test_details_and_another_system(tmp_path, transcripts, evaluate):
     [
         ([], "there is nothing to score"),
         (["hyp", "--cuts", "c.jsonl"], "--cuts has its own reference"),
+        (["hyp", "--reference", "ref", "--output", "out"], "--output and --resume are for the results of --cuts"),
+        (["hyp", "--reference", "ref", "--resume"], "--output and --resume are for the results of --cuts"),
         (["nowhere", "--reference", "nowhere"], "nowhere: the transcript file cannot be read"),
     ],
 )

@@ -31,6 +31,7 @@ def test_a_table_of_sets_by_systems(tmp_path, recipe, evaluate, tiny_bundle_fold
     assert lines[3].startswith("| GRU 1.0 | 0.00 (0.00 to 0.00); 0.") and lines[3].endswith(" % |")
     assert (folder / "table.md").read_text() == text
     small, gru = json.loads((folder / "table.json").read_text())
+    assert json.loads(evaluate(*arguments, "--json")[1]) == [small, gru]
     num_words = sum(len(line.split()) for line in TEXT[:3])
     assert (small["set"], small["system"], small["words"], small["hit_ratio"]) == ("tones", "small", num_words, None)
     assert 0 < gru["hit_ratio"] < 1 and 0 < gru["answered_without_hidden"] < 1
