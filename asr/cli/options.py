@@ -180,6 +180,26 @@ def given_options(args: argparse.Namespace, options: Mapping[str, Option]) -> di
     return {name: _bytes(options[name].flag, value) if options[name].unit else value for name, value in given.items()}
 
 
+def refuse_without(
+    needed: str, add_arguments: Callable[[argparse.ArgumentParser], None], args: argparse.Namespace
+) -> None:
+    """Refuses options that would have no effect because another one, `needed`, was not given.
+
+    Args:
+        needed: such as `--stream`.
+        add_arguments: adds `needed` and the options that need it to a parser.
+        args: the command line.
+
+    Raises:
+        AsrError: one of the options has another value than its default.
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    add_arguments(parser)
+    for name, default in vars(parser.parse_args([])).items():
+        if getattr(args, name) != default:
+            raise AsrError(f"--{name.replace('_', '-')} has no effect without {needed}; give both, or leave it out.")
+
+
 def _choices(choices: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {text}" for name, text in choices.items())
 

@@ -62,9 +62,10 @@ class Recordings:
         if reader is not None:
             self._readers[name] = reader
 
-    def shard(self, shard: Shard) -> list[str]:
-        """The names that belong to one of several jobs."""
-        return self.names[shard.index :: shard.number]
+
+_KALDI_SUFFIX, _CUT_SUFFIXES = ".scp", (".jsonl", ".jsonl.gz")
+LIST_SUFFIXES = (_KALDI_SUFFIX, *_CUT_SUFFIXES)
+"""Of files that list recordings."""
 
 
 def recordings(arguments: Sequence[str]) -> Recordings:
@@ -78,9 +79,9 @@ def recordings(arguments: Sequence[str]) -> Recordings:
     """
     found = Recordings()
     for argument in arguments:
-        if argument.endswith(".scp"):
+        if argument.endswith(_KALDI_SUFFIX):
             _add_kaldi(found, argument)
-        elif argument.endswith((".jsonl", ".jsonl.gz")):
+        elif argument.endswith(_CUT_SUFFIXES):
             _add_cuts(found, argument)
         else:
             _add_audio(found, argument)
@@ -153,3 +154,7 @@ class Shard:
         if match is None or not 1 <= int(match[1]) <= int(match[2]):
             raise AsrError(f"--shard {text}: give the number of this job and the number of jobs, such as 1/8 or 8/8.")
         return cls(int(match[1]) - 1, int(match[2]))
+
+    def of(self, names: Sequence[str]) -> list[str]:
+        """The names that belong to this job."""
+        return list(names[self.index :: self.number])

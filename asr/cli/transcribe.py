@@ -19,7 +19,7 @@ from torch import Tensor
 
 from asr.audio.io import AudioFile
 from asr.cli.compile import compiling_notice
-from asr.cli.options import add_recognizer_arguments, describe, recognizer_from, recognizer_inputs
+from asr.cli.options import add_recognizer_arguments, describe, recognizer_from, recognizer_inputs, refuse_without
 from asr.cli.output import (
     LatticeWriter,
     ResultsFile,
@@ -31,7 +31,7 @@ from asr.cli.output import (
     print_line,
     print_record,
 )
-from asr.cli.recordings import Recordings, Shard, audio_files, recordings
+from asr.cli.recordings import LIST_SUFFIXES, Recordings, Shard, audio_files, recordings
 from asr.cli.stream import STANDARD_INPUT, add_stream_arguments, run_streams
 from asr.errors import AsrError
 from asr.models.adaptation import SpeakerTransform
@@ -263,6 +263,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.nbest < 1:
         raise AsrError(f"--nbest {args.nbest}: give 1 or more.")
+    if not args.stream:
+        refuse_without("--stream", add_stream_arguments, args)
+    if args.lattices is None:
+        refuse_without("--lattices", add_lattice_arguments, args)
     if args.nbest > 1 and args.stream:
         raise AsrError("--nbest and --stream exclude each other; transcribe the recording afterwards.")
     formats = _formats(args)
@@ -326,7 +330,7 @@ def _require_output(
 
 
 def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile | TranscriptFolder | None) -> int:
-    names = found.shard(Shard.parse(args.shard))
+    names = Shard.parse(args.shard).of(found.names)
     done = output.done if output is not None else ()
     todo = [name for name in names if name not in done]
     if len(todo) < len(names):
@@ -375,8 +379,14 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
 
 
 def _run_streams(args: argparse.Namespace) -> int:
+    if lists := [name for name in args.audio if name.endswith(LIST_SUFFIXES)]:
+        raise AsrError(
+            f"{lists[0]}: --stream reads audio files, folders of them and standard input (-), but no lists of "
+            "recordings; name the files, or leave out --stream."
+        )
     named = audio_files([name for name in args.audio if name != STANDARD_INPUT])
-    names = [*map(str, named), *(name for name in args.audio if name == STANDARD_INPUT)]
+    inputs = [*map(str, named), *(name for name in args.audio if name == STANDARD_INPUT)]
+    names = Shard.parse(args.shard).of(inputs)
     _require_output(args, named)
     if args.output is None:
         return 1 if run_streams(args, recognizer_from(args), names, None) else 0

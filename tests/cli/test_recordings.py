@@ -84,7 +84,7 @@ def test_wrong_segments_are_one_sentence(data: Path, line: str) -> None:
 
 def test_shards_share_the_recordings() -> None:
     names = [str(place) for place in range(10)]
-    parts = [names[shard.index :: shard.number] for shard in (Shard.parse(f"{i}/3") for i in (1, 2, 3))]
+    parts = [Shard.parse(f"{i}/3").of(names) for i in (1, 2, 3)]
     assert sorted(name for part in parts for name in part) == names and {len(part) for part in parts} == {3, 4}
     for wrong in ("0/3", "4/3", "3", "1/0", "a/b", "-1/2"):
         with pytest.raises(AsrError, match=r"--shard .*: give the number of this job and the number of jobs"):
@@ -121,6 +121,11 @@ def test_formats_are_written_and_resumed(data: Path, tmp_path: Path, tiny_bundle
         (["--output-dir", "words", "--output", "words"], "--output and --output-dir exclude each other"),
         (["--output-format", "srt", "--stream"], "--output-format and --stream exclude each other"),
         (["--shard", "3/2"], "--shard 3/2"),
+        (["--stream"], "wav.scp: --stream reads audio files, folders of them and standard input (-), but no lists"),
+        (["--partials", "best"], "--partials has no effect without --stream"),
+        (["--chunk-seconds", "0.3"], "--chunk-seconds has no effect without --stream"),
+        (["--lattice-format", "kaldi"], "--lattice-format has no effect without --lattices"),
+        (["--no-lattice-gzip"], "--lattice-gzip has no effect without --lattices"),
     ],
 )
 def test_wrong_requests_are_one_sentence(data: Path, options: list[str], message: str, capsys) -> None:

@@ -66,6 +66,14 @@ def test_many_files_at_once_and_bad_ones_among_them(tmp_path, transcribe):
     assert "real-time factor" in errors
 
 
+def test_streams_are_shared_by_jobs(tmp_path, transcribe):
+    for index in range(3):
+        soundfile.write(tmp_path / f"{index}.wav", tones(WORDS).numpy(), RATE)
+    for shard, expected in {"1/2": ["0.wav", "2.wav"], "2/2": ["1.wav"]}.items():
+        lines = transcribe(tmp_path, "--shard", shard)[1]
+        assert [line.split(" ")[0].rsplit("/")[-1] for line in lines] == expected
+
+
 def test_silence_and_nothing(transcribe):
     silent = torch.zeros(RATE).short().numpy().tobytes()
     for content in (b"", silent):
