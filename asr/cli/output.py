@@ -194,6 +194,7 @@ class TranscriptFolder:
             here = {entry.name for entry in os.scandir(folder)}
         except OSError as error:
             raise AsrError(f"{folder}: transcripts cannot be written there ({error.strerror}).") from error
+        self._has_transcripts = any(name.endswith(tuple(SUFFIXES.values())) for name in here)
         suffixes = [SUFFIXES[kind] for kind in formats]
         self.done = {
             name: stem for name, stem in names.items() if all(f"{stem}{suffix}" in here for suffix in suffixes)
@@ -206,7 +207,7 @@ class TranscriptFolder:
             AsrError: the existing files are from another recognizer, or the folder cannot be written.
         """
         path = self._folder / _MAKER_FILE
-        if self.done and path.is_file():
+        if self._has_transcripts and path.is_file():
             other = path.read_text(encoding="utf-8", errors="replace").strip()
             if other != maker:
                 raise AsrError(

@@ -11,11 +11,12 @@ import soundfile
 import torch
 
 from asr.cli.main import main
-from asr.cli.output import ResultsFile
+from asr.cli.output import ResultsFile, TranscriptFolder
 from asr.cli.recordings import Shard, recordings
 from asr.datasets.kaldi import read_wav_scp
 from asr.errors import AsrError
 from asr.testing.tones import RATE, tones
+from asr.transcripts import Transcript
 
 
 def write(path: Path, words: list[str]) -> Path:
@@ -108,6 +109,20 @@ def test_formats_are_written_and_resumed(data: Path, tmp_path: Path, tiny_bundle
     assert [line.split()[4] for line in (output / "rec1.ctm").read_text().splitlines()] == ["PAT", "TWO"]
     assert main([*folder, "--search-beam", "9"]) == 2
     assert "its files were made by" in capsys.readouterr().err
+
+
+def test_a_folder_has_the_transcripts_of_one_recognizer(tmp_path: Path) -> None:
+    """Also those of other recordings and formats than an earlier run wrote: a later run may name all of them."""
+    names = {"x/a.wav": "a", "x/b.wav": "b"}
+    first = TranscriptFolder(tmp_path, ("txt",), {"x/a.wav": "a"})
+    first.require_maker("one")
+    first.add("x/a.wav", Transcript("a", (), 0.0, {}))
+    for formats, files in ((("txt",), {"x/b.wav": "b"}), (("srt",), names)):
+        with pytest.raises(AsrError, match="its files were made by 'one', not by 'other'; choose another --output-dir"):
+            TranscriptFolder(tmp_path, formats, files).require_maker("other")
+        TranscriptFolder(tmp_path, formats, files).require_maker("one")
+    (tmp_path / "a.txt").unlink()
+    TranscriptFolder(tmp_path, ("txt",), names).require_maker("other")
 
 
 @pytest.mark.parametrize(
