@@ -233,13 +233,15 @@ _MAKER_FILE = ".made_by"
 
 
 def maker_of(recognizer: Recognizer, kind: str = "") -> str:
-    """A name for a recognizer that depends on everything that affects its words, but not on batches or resources."""
+    """A name for a recognizer that depends on everything that affects its words, but not on batches or memory."""
     decides = {
         "bundle": recognizer.bundle.fingerprint,
         "options": {name: asdict(part) for name, part in recognizer.settings.parts().items()},
         "final_options": asdict(recognizer.final_options),
         "decoder": [recognizer.decoder_name, recognizer.lm_fusion],
         "max_segment_seconds": recognizer.resources.max_segment_seconds,
+        "acoustic_precision": recognizer.resources.acoustic_precision,
+        "has_confidences": recognizer.calibration is not None,  # by which words in noise are left out
         "kind": kind,
     }
     digest = hashlib.sha256(json.dumps(decides, sort_keys=True, default=str).encode()).hexdigest()[:12]

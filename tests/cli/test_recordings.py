@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import soundfile
 import torch
 
+from asr.bundle import Bundle
 from asr.cli.main import main
-from asr.cli.output import ResultsFile, TranscriptFolder
+from asr.cli.output import ResultsFile, TranscriptFolder, maker_of
 from asr.cli.recordings import Shard, recordings
 from asr.datasets.kaldi import read_wav_scp
 from asr.errors import AsrError
+from asr.recognizer import Recognizer, ResourceOptions
 from asr.testing.tones import RATE, tones
 from asr.transcripts import Transcript
 
@@ -123,6 +127,22 @@ def test_a_folder_has_the_transcripts_of_one_recognizer(tmp_path: Path) -> None:
         TranscriptFolder(tmp_path, formats, files).require_maker("one")
     (tmp_path / "a.txt").unlink()
     TranscriptFolder(tmp_path, ("txt",), names).require_maker("other")
+
+
+def test_a_recognizer_has_another_name_if_its_words_may_differ(tiny_bundle_folder: Path) -> None:
+    calibration = {"ngram": {"bias": -5.0, "terms": {}}}  # no word is probable
+    bundle = replace(Bundle.load(tiny_bundle_folder), confidence=calibration)
+
+    def made(**resources: Any) -> Recognizer:
+        return Recognizer(bundle, "ngram", options={"max_token_seconds": 1.0}, resources=ResourceOptions(**resources))
+
+    confident = made()
+    confident.calibration = None
+    waveform = tones(["KIT", "TWO"])
+    assert [one([waveform])[0].text for one in (made(), confident)] == ["", "KIT TWO"]
+    others = [made(), made(max_segment_seconds=5.0), made(acoustic_precision="float32"), confident]
+    assert len({maker_of(one) for one in others}) == 4
+    assert maker_of(made(batch_seconds=3.0, num_workers=1)) == maker_of(made())
 
 
 @pytest.mark.parametrize(
