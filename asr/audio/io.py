@@ -259,7 +259,7 @@ def _decode(path: Path) -> tuple[int, Iterator[_Block]]:
     with _as_asr_error(path):
         if _is_media(path):
             rate, blocks = open_media(path)
-            return checked_rate(rate), _checked(path, _gathered(blocks), -1)
+            return checked_rate(rate), _checked(path, _gathered(blocks, _BLOCK_VALUES // 4), -1)
         file = _open(path)
         rate = checked_rate(int(file.samplerate))
         return rate, _checked(path, _file_blocks(path, file), file.frames, is_cut_short(file))
@@ -276,17 +276,20 @@ def _file_blocks(path: Path, file: _SequentialFile) -> Iterator[_Block]:
             yield piece.numpy()[:, None]
 
 
-def _gathered(blocks: Iterator[_Block]) -> Iterator[_Block]:
-    """Larger blocks: FFmpeg's have only some hundreds of samples, which would make resampling many times slower."""
-    held, num_values = list[_Block](), 0
-    for block in blocks:
-        held.append(block)
-        num_values += block.size
-        if num_values >= _BLOCK_VALUES // 4:
-            yield np.concatenate(held)
-            held, num_values = [], 0
-    if held:
-        yield np.concatenate(held)
+def _gathered(blocks: Iterator[_Block], num_samples: int) -> Iterator[_Block]:
+    """Blocks of at least so many samples: FFmpeg's have some hundreds, which makes resampling many times slower."""
+    held, num_held = list[_Block](), 0
+    try:
+        for block in blocks:
+            held.append(block)
+            num_held += len(block)
+            if num_held >= num_samples:
+                yield np.concatenate(held)
+                held, num_held = [], 0
+    except AsrError:
+        yield from held  # what came before the damage
+        raise
+    yield from held
 
 
 def _checked(path: Path, blocks: Iterator[_Block], announced: int, cut_short: bool = False) -> Iterator[_Block]:
@@ -424,7 +427,7 @@ def file_pieces(path: str | Path, seconds: float) -> tuple[int, Iterator[Tensor]
     """Reads a file piece by piece.
 
     Returns:
-        the sampling rate, and pieces (L,) float32 of at most `seconds`, with channels averaged.
+        the sampling rate, and pieces (L,) float32 of about `seconds`, with channels averaged.
 
     Raises:
         AsrError: the file is missing or cannot be decoded; during iteration, if it is damaged further on.
@@ -432,8 +435,8 @@ def file_pieces(path: str | Path, seconds: float) -> tuple[int, Iterator[Tensor]
     path = Path(path)
     if _is_media(path):
         rate, blocks = open_media(path)
-        checked_rate(rate)
-        return rate, (torch.from_numpy(block.mean(axis=1)) for block in blocks)
+        pieces = _gathered(blocks, int(seconds * checked_rate(rate)))
+        return rate, (torch.from_numpy(piece.mean(axis=1)) for piece in pieces)
     file = _open(path)
     rate = int(file.samplerate)
     if file.format in ("WAV", "WAVEX") and file.frames == 0:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -65,6 +68,24 @@ def test_containers_are_decoded(encode, name: str, codec: str, channels: int) ->
     rate, pieces = file_pieces(path, 0.1)
     assert abs(sum(map(len, pieces)) / rate - 0.5) < 0.1
     assert path in find_audio_files(path.parent)
+
+
+def test_pieces_are_as_long_as_wanted_and_end_at_damage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """FFmpeg's blocks have some hundreds of samples; a stream that took each on its own would cost twice as much."""
+    samples = tone()[: 47 * 160]
+
+    def blocks() -> Iterator[np.ndarray[Any, Any]]:
+        yield from samples.reshape(47, 160, 1).numpy()
+        raise AsrError("it is damaged")
+
+    (tmp_path / "a.m4a").write_bytes(AAC_HEAD)
+    monkeypatch.setattr("asr.audio.io.open_media", lambda path: (RATE, blocks()))
+    rate, pieces = file_pieces(tmp_path / "a.m4a", 0.1)
+    found = []
+    with pytest.raises(AsrError, match="it is damaged"):
+        found.extend(pieces)
+    assert rate == RATE and torch.equal(torch.cat(found), samples)
+    assert [len(piece) for piece in found[:4]] == [1600] * 4
 
 
 def test_lossless_sound_is_exact(encode) -> None:
