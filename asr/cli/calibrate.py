@@ -74,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
     modes = args.modes or available_modes(bundle)
     cuts = [cut for cut in read_cuts([args.cuts]) if not args.speakers or _speaker(cut) in args.speakers]
     if not cuts:
-        raise AsrError(f"{args.cuts}: there are no utterances of the speakers {', '.join(args.speakers)}.")
+        whose = f" of the speakers {', '.join(args.speakers)}" if args.speakers else ""
+        raise AsrError(f"{args.cuts}: there are no utterances{whose}.")
     speech = [(_speaker(cut), tuple(cut_text(cut).split()), cut_waveform(cut, bundle.sampling_rate)) for cut in cuts]
     report: dict[str, Any] = {}
     calibrations = manifest.setdefault("confidence", {})

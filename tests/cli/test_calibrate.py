@@ -11,7 +11,7 @@ import pytest
 import soundfile
 
 from asr.bundle import Bundle
-from asr.cli.main import main
+from asr.cli.main import main, run
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
 from asr.testing.tones import RATE, TEXT, tones
@@ -63,8 +63,10 @@ def test_confidences_become_the_share_of_right_words(
     assert Recognizer(Bundle.load(folder), mode="ngram").calibration.as_dict() == recognizer.calibration.as_dict()
 
 
-def test_speakers_who_are_not_there_are_refused(manifest: Path, tiny_bundle_folder: Path) -> None:
+def test_speakers_who_are_not_there_are_refused(manifest: Path, tiny_bundle_folder: Path, tmp_path: Path) -> None:
+    command = ["calibrate", str(tiny_bundle_folder), "--cuts"]
     with pytest.raises(AsrError, match="no utterances of the speakers nobody"):
-        from asr.cli.main import run
-
-        run(["calibrate", str(tiny_bundle_folder), "--cuts", str(manifest), "--speakers", "nobody"])
+        run([*command, str(manifest), "--speakers", "nobody"])
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(AsrError, match=r"empty\.jsonl: there are no utterances\."):
+        run([*command, str(tmp_path / "empty.jsonl")])
