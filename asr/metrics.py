@@ -281,7 +281,8 @@ def read_transcripts(path: str | Path) -> dict[str, tuple[str, ...]]:
 
     JSON Lines need `text` (a string, or a list of words) and one of `id`, `cut_id`, `utterance`, `audio`; for an
     `audio` path, the id is the file name without its suffix. A line with an `error` field and without `text` counts as
-    an empty transcript, and is ignored if another line has the words of the same utterance.
+    an empty transcript, and is ignored if another line has the words of the same utterance. The final results of a
+    stream are joined; partial ones are ignored.
 
     Returns:
         utterance id -> words.
@@ -291,27 +292,40 @@ def read_transcripts(path: str | Path) -> dict[str, tuple[str, ...]]:
     """
     transcripts: dict[str, tuple[str, ...]] = {}
     failed: dict[str, tuple[str, ...]] = {}
+    complete = set[str]()
     for line_number, line in enumerate(read_text(path, "transcript file").split("\n"), start=1):
         if not line.strip():
             continue
         is_json = line.lstrip()[0] == "{"
-        utt_id, words = _from_json(line, f"{path}:{line_number}") if is_json else _from_kaldi(line)
+        utt_id, words, goes_on = _from_json(line, f"{path}:{line_number}") if is_json else _from_kaldi(line)
         if words is None:
             failed[utt_id] = ()
-        elif utt_id in transcripts:
+            continue
+        if utt_id in complete:
             raise AsrError(f"{path}:{line_number}: the utterance {utt_id!r} occurs twice; keep one of the two lines.")
-        else:
-            transcripts[utt_id] = words
+        transcripts[utt_id] = transcripts.get(utt_id, ()) + words
+        if not goes_on:
+            complete.add(utt_id)
     return failed | transcripts
 
 
-def _from_kaldi(line: str) -> tuple[str, tuple[str, ...]]:
+def is_partial(record: Mapping[str, Any]) -> bool:
+    """Whether a line of JSON is a partial result of a stream, whose words come again in a final one."""
+    return record.get("type") == "partial"
+
+
+def stream_goes_on(record: Mapping[str, Any]) -> bool:
+    """Whether a line of JSON is a result of a stream, but not its last one."""
+    return is_partial(record) or (record.get("type") == "final" and record.get("reason") == "pause")
+
+
+def _from_kaldi(line: str) -> tuple[str, tuple[str, ...], bool]:
     utt_id, *words = line.split()
-    return utt_id, tuple(words)
+    return utt_id, tuple(words), False
 
 
-def _from_json(line: str, where: str) -> tuple[str, tuple[str, ...] | None]:
-    """The id and the words; None where recognition failed."""
+def _from_json(line: str, where: str) -> tuple[str, tuple[str, ...] | None, bool]:
+    """The id, the words, and whether more words of the same stream follow; None where recognition failed."""
     try:
         record: dict[str, Any] = parse_json(line)
     except ValueError as error:
@@ -325,10 +339,13 @@ def _from_json(line: str, where: str) -> tuple[str, tuple[str, ...] | None]:
     words = record.get("text")
     if "text" not in record:
         if record.get("error"):
-            return utt_id, None
+            return utt_id, None, False
         raise AsrError(f"{where}: the object has no field 'text'.")
+    goes_on = stream_goes_on(record)
+    if is_partial(record):
+        return utt_id, (), goes_on
     if isinstance(words, str):
-        return utt_id, tuple(words.split())
+        return utt_id, tuple(words.split()), goes_on
     if not isinstance(words, list):
         raise AsrError(f"{where}: the field 'text' is {json.dumps(words)}; it must be a string or a list of words.")
-    return utt_id, tuple(map(str, words))
+    return utt_id, tuple(map(str, words)), goes_on

@@ -23,9 +23,11 @@ from asr.metrics import (
     count_errors,
     format_alignment,
     format_confusions,
+    is_partial,
     probability_of_improvement,
     read_transcripts,
     score_transcripts,
+    stream_goes_on,
 )
 from asr.nist import (
     TimedWord,
@@ -228,6 +230,7 @@ def _read_other(args: argparse.Namespace) -> Transcripts:
 def _timed_words(path: str, channels: Mapping[str, str]) -> dict[tuple[str, str], list[TimedWord]]:
     """The words of JSON Lines of `asr transcribe`, by recording and its channel in the reference."""
     found: dict[tuple[str, str], list[TimedWord]] = {}
+    complete = set[str]()
     for number, line in enumerate(read_text(path, "transcript file").splitlines(), start=1):
         if not line.strip():
             continue
@@ -238,14 +241,19 @@ def _timed_words(path: str, channels: Mapping[str, str]) -> dict[tuple[str, str]
             name = Path(str(record["audio"])).stem
             words = [
                 TimedWord(str(word["word"]), float(word["start"]), float(word["end"]) - float(word["start"]))
-                for word in record["words"]
+                for word in ([] if is_partial(record) else record["words"])
             ]
         except (ValueError, KeyError, TypeError) as error:
             raise AsrError(
                 f"{path}:{number}: an STM reference needs words with times; give a CTM, or JSON Lines of "
                 "'asr transcribe'."
             ) from error
-        found[name, channels.get(name, "1")] = sorted(words, key=lambda word: word.begin)
+        recording = name, channels.get(name, "1")
+        if name in complete:
+            raise AsrError(f"{path}:{number}: the recording {name!r} occurs twice; keep one of the two lines.")
+        found[recording] = sorted([*found.get(recording, ()), *words], key=lambda word: word.begin)
+        if not stream_goes_on(record):
+            complete.add(name)
     return found
 
 

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from asr.cli.main import main
 from asr.errors import AsrError
 from asr.metrics import read_transcripts
 
@@ -44,6 +45,43 @@ def test_a_line_of_a_failure_gives_way_to_a_later_one(tmp_path):
     lines += [{"id": "u1", "text": "HELLO"}, {"id": "u2", "error": "empty"}]
     (tmp_path / "text").write_text("\n".join(map(json.dumps, lines)))
     assert read_transcripts(tmp_path / "text") == {"u1": ("HELLO",), "u2": ()}
+
+
+STREAM = [
+    {"audio": "x/f.wav", "type": "partial", "text": "one", "words": [{"word": "one", "start": 0.5, "end": 0.75}]},
+    {
+        "audio": "x/f.wav",
+        "type": "final",
+        "text": "one two",
+        "words": [{"word": "one", "start": 0.5, "end": 0.75}, {"word": "two", "start": 1.0, "end": 1.5}],
+        "reason": "pause",
+    },
+    {"audio": "x/g.wav", "type": "final", "text": "", "words": [], "reason": "end"},
+    {
+        "audio": "x/f.wav",
+        "type": "final",
+        "text": "three",
+        "words": [{"word": "three", "start": 3.0, "end": 3.5}],
+        "reason": "end",
+    },
+]
+
+
+def test_the_final_results_of_a_stream_are_one_transcript(tmp_path, capsys):
+    """The output of `asr transcribe --stream`, by its text and by the times of its words."""
+    path = tmp_path / "stream.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in STREAM))
+    assert read_transcripts(path) == {"f": ("one", "two", "three"), "g": ()}
+    (tmp_path / "ref.stm").write_text("f 1 a 0 2 one two\nf 1 a 2 5 three\ng 1 a 0 1 four\n")
+    (tmp_path / "ref.txt").write_text("f one two three\ng four\n")
+    for reference in ("ref.stm", "ref.txt"):
+        assert main(["evaluate", str(path), "--reference", str(tmp_path / reference), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["words"], found["deletions"], found["insertions"], found["substitutions"]) == (4, 1, 0, 0)
+    path.write_text(path.read_text() + json.dumps(STREAM[0]) + "\n")  # of a second run
+    for reference in ("ref.stm", "ref.txt"):
+        assert main(["evaluate", str(path), "--reference", str(tmp_path / reference)]) == 2
+        assert "stream.jsonl:5: the" in (error := capsys.readouterr().err) and "'f' occurs twice" in error
 
 
 def test_files_of_other_systems_and_strange_names(tmp_path):
