@@ -107,6 +107,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.nbest < 1 or args.max_contexts < 1 or not 0 < args.frame_seconds < math.inf:
         raise AsrError("--nbest, --max-contexts and --frame-seconds must be above 0.")
+    if args.nbest > 1 and not args.jsonl:
+        raise AsrError("--nbest needs --jsonl: the further sentences are a JSON field.")
     if args.jsonl and args.output_format:
         raise AsrError("--jsonl and --output-format exclude each other; give one of them.")
     outputs = [Path(args.output)] if args.output else []

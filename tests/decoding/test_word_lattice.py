@@ -275,6 +275,8 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert records[3]["text"] == "pat two" and len(records[3]["nbest"]) == 2
     assert main(["rescore", inputs[0], *words, "--output-format", "ctm"]) == 0
     assert capsys.readouterr().out.splitlines()[1] == "talk 1 0.250 0.550 ZEBRA"
+    assert main(["rescore", *inputs, *words, "--nbest", "2"]) == 2
+    assert "--nbest needs --jsonl" in capsys.readouterr().err
 
 
 @pytest.mark.slow
