@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.server
 import json
 import os
@@ -148,6 +149,15 @@ def test_what_is_here_needs_no_server(server: Server) -> None:
     asked = len(server.requests)
     assert bundle_folder(name) == folder and len(server.requests) == asked
     assert hub.cached_bundles() == [(name, folder)]
+
+
+def test_a_cache_without_locks(server: Server, tiny_bundle_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))  # as on some network file systems
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    folder = bundle_folder(f"{server.address}/tones")
+    assert contents(folder).items() >= contents(tiny_bundle_folder).items()
 
 
 def test_a_server_without_ranges_begins_anew(server: Server, tiny_bundle_folder: Path) -> None:
