@@ -231,7 +231,7 @@ def _timed_words(path: str, channels: Mapping[str, str]) -> dict[tuple[str, str]
     """The words of JSON Lines of `asr transcribe`, by recording and its channel in the reference."""
     found: dict[tuple[str, str], list[TimedWord]] = {}
     complete = set[str]()
-    for number, line in enumerate(read_text(path, "transcript file").splitlines(), start=1):
+    for number, line in enumerate(read_text(path, "transcript file").split("\n"), start=1):
         if not line.strip():
             continue
         try:

@@ -78,7 +78,7 @@ class Details:
 def details_of_file(path: str | Path) -> Details:
     """What a file of transcripts contains besides the words: nothing, unless it is JSON Lines of `asr transcribe`."""
     found = Details()
-    for line in read_text(path, "transcript file").splitlines():
+    for line in read_text(path, "transcript file").split("\n"):
         try:
             record = parse_json(line) if line.lstrip().startswith("{") else None
         except ValueError:

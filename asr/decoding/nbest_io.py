@@ -199,7 +199,7 @@ def _unpacked(form: str, content: bytes, position: int, where: str) -> tuple[Any
 
 
 def _lines(path: Path) -> list[str]:
-    return read_text(path, "n-best list").splitlines()
+    return read_text(path, "n-best list").split("\n")
 
 
 def _without_packing(name: str) -> str:

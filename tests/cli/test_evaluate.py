@@ -201,8 +201,8 @@ def test_details_of_a_file_of_transcripts(tmp_path, transcripts, evaluate):
     soundfile.write(tmp_path / "a.wav", tones(TEXT[0].split()).numpy(), RATE)
     word = {"word": "one", "start": 0.5, "end": 1.0, "confidence": 0.9}
     rest = {"text": "one", "duration": 2.0, "words": [word], "seconds": {"search": 0.5}, "made_by": "x"}
-    lines = [{"audio": str(tmp_path / "a.wav"), **rest}, {"audio": "/nowhere/b.wav", **rest}]
-    hypothesis.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines = [{"audio": str(tmp_path / "a.wav"), **rest}, {"audio": "/no\u2028where/b.wav", **rest}]
+    hypothesis.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     assert evaluate(hypothesis, "--reference", reference, "--details", tmp_path / "d.json")[0] == 0
     record = json.loads((tmp_path / "d.json").read_text())
     assert record["summary"]["real_time_factor"] == 0.25 and record["summary"]["seconds"] == {"search": 1.0}

@@ -57,6 +57,16 @@ def test_lines_of_transcribe_without_a_list_keep_their_words(folder: Path) -> No
         read_n_best(folder / "b")
 
 
+def test_only_line_feeds_end_lines(folder: Path) -> None:
+    """JSON need not escape other characters that Python takes for ends of lines."""
+    (folder / "a").write_text('{"id": "u\u20281", "nbest": [{"text": "PAT\u0085KIT"}]}\n{"id": "u2", "nbest": []}\r\n')
+    assert read_n_best(folder / "a") == {"u\u20281": [Candidate(("PAT", "KIT"))], "u2": []}
+    (folder / "b").write_bytes(b"u1\t-3.5\tPAT KIT\r\nu2\t-1\t\r\n")
+    assert read_n_best(folder / "b") == {"u1": [Candidate(("PAT", "KIT"), -3.5)], "u2": [Candidate((), -1.0)]}
+    (folder / "c").write_bytes(b"NBestList1.0\r\n(0) PAT\r\n")
+    assert read_n_best(folder / "c") == {"c": [Candidate(("PAT",))]}
+
+
 SRILM = "-120.5 -7.25 2 PAT KIT\n-121 -6 1 <s> PAT -pau- </s>\n-119 -9 0\n"
 
 

@@ -56,7 +56,7 @@ STREAM = [
         "words": [{"word": "one", "start": 0.5, "end": 0.75}, {"word": "two", "start": 1.0, "end": 1.5}],
         "reason": "pause",
     },
-    {"audio": "x/g.wav", "type": "final", "text": "", "words": [], "reason": "end"},
+    {"audio": "x\u2028/g.wav", "type": "final", "text": "", "words": [], "reason": "end"},
     {
         "audio": "x/f.wav",
         "type": "final",
@@ -70,7 +70,7 @@ STREAM = [
 def test_the_final_results_of_a_stream_are_one_transcript(tmp_path, capsys):
     """The output of `asr transcribe --stream`, by its text and by the times of its words."""
     path = tmp_path / "stream.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in STREAM))
+    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in STREAM))
     assert read_transcripts(path) == {"f": ("one", "two", "three"), "g": ()}
     (tmp_path / "ref.stm").write_text("f 1 a 0 2 one two\nf 1 a 2 5 three\ng 1 a 0 1 four\n")
     (tmp_path / "ref.txt").write_text("f one two three\ng four\n")
